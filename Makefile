@@ -1,0 +1,62 @@
+# Every target does its own set-up in .venv and can be the first command on a fresh machine.
+# Nothing here needs root or a package manager; tests that want nginx skip where there is none.
+
+VENV ?= .venv
+# One version for everybody. On Linux without a GPU the small CPU build is enough:
+#   make test PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+TORCH ?= torch==2.13.0
+PIP_FLAGS ?=
+PYTEST_FLAGS ?= -q
+# The newest of these that is at least 3.11 makes the environment; PYTHON=... overrides.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
+	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	2>/dev/null && echo $$p && break; done)
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
+BENCHMARKS := importtime first_sample http tls small store busy memory link
+
+.PHONY: help test demo lint format bench clean
+.DEFAULT_GOAL := help
+
+help: ## This list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+test: $(VENV)/.test-ready ## All tests
+	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+demo: $(VENV)/.demo-ready ## Train a small model from shards streamed over HTTP
+	$(BIN)/wds-async demo
+
+lint: $(VENV)/.lint-ready ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.lint-ready ## Let ruff put the code in order
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.bench-ready ## All benchmarks, side by side with webdataset (half an hour; link needs root)
+	@for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name || exit 1; done
+
+clean: ## Remove the environment and everything that was built
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "wds_async needs Python 3.11 or newer; name one: make PYTHON=/path/to/python"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "no venv module? On Debian: apt-get install python3-venv"; exit 1; }
+
+# torch comes first and by its exact version, so that no later package can choose another.
+$(VENV)/.torch-ready: | $(BIN)/python
+	$(PIP) "$(TORCH)"
+	@touch $@
+
+$(VENV)/.%-ready: pyproject.toml $(VENV)/.torch-ready
+	$(PIP) "$(TORCH)" -e ".[$*]"
+	@touch $@
+
+$(VENV)/.lint-ready: pyproject.toml $(VENV)/.torch-ready
+	$(PIP) "$(TORCH)" -e ".[test,lint]"
+	@touch $@

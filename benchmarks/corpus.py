@@ -1,0 +1,78 @@
+"""Shards to read: image-like ones, tiny samples, and one big shard; written with Python's ``tarfile``."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Corpus", "image_like", "one_big", "tiny"]
+
+IMAGE_BYTES = 100_000
+SHARD_BYTES = 66_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """``names`` of the shards in their folder; ``samples`` and ``size_bytes`` of all of them together."""
+
+    names: tuple[str, ...]
+    samples: int
+    size_bytes: int
+
+
+def image_like(
+    root: Path, shards: int = 16, shard_bytes: int = SHARD_BYTES, *, distinct: bool = True, name: str = "images"
+) -> Corpus:
+    """Shards of ``shard_bytes`` with samples of jpg (about 100 KB of random bytes), cls and json.
+
+    With ``distinct=False`` all are hard links to one, where only the network counts, not the server's memory.
+    """
+    per_shard = max(1, shard_bytes // (IMAGE_BYTES + 3 * 1024))
+    pool = os.urandom(1 << 24)
+    rng = random.Random(0)
+    names = [f"{name}-{n:06d}.tar" for n in range(shards)]
+    for number, path in enumerate(root / n for n in names):
+        if number and not distinct:
+            os.link(root / names[0], path)
+            continue
+        with tarfile.open(path, "w") as archive:
+            for index in range(number * per_shard, (number + 1) * per_shard):
+                size = IMAGE_BYTES + rng.randrange(-2048, 2048)
+                at = rng.randrange(len(pool) - size)
+                _add(archive, f"{index:08d}.jpg", pool[at : at + size])
+                _add(archive, f"{index:08d}.cls", b"%d" % (index % 1000))
+                _add(archive, f"{index:08d}.json", b'{"index": %d, "label": "none"}' % index)
+    return _corpus(root, names, per_shard * shards)
+
+
+def tiny(root: Path, shards: int = 8, per_shard: int = 25_000) -> Corpus:
+    """Shards of samples with two fields that are together under 200 bytes."""
+    names = [f"tiny-{n:06d}.tar" for n in range(shards)]
+    for number, path in enumerate(root / n for n in names):
+        if number:
+            os.link(root / names[0], path)
+            continue
+        with tarfile.open(path, "w") as archive:
+            for index in range(per_shard):
+                _add(archive, f"{index:08d}.txt", b"a caption of sample %08d, " % index * 4)
+                _add(archive, f"{index:08d}.cls", b"%d" % (index % 1000))
+    return _corpus(root, names, per_shard * shards)
+
+
+def one_big(root: Path, size_bytes: int = 1_000_000_000) -> Corpus:
+    """One shard of ``size_bytes``."""
+    return image_like(root, 1, size_bytes, name="big")
+
+
+def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    archive.addfile(info, io.BytesIO(data))
+
+
+def _corpus(root: Path, names: list[str], samples: int) -> Corpus:
+    return Corpus(tuple(names), samples, sum((root / n).stat().st_size for n in names))

@@ -1,0 +1,289 @@
+"""An HTTP/1.1 server in this process whose every answer can be scripted down to the socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import random
+import socket
+import ssl
+import struct
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Iterable, Mapping
+from http import HTTPStatus
+from typing import Any
+
+from tests.servers.behaviour import BEFORE_HEAD, Answer, Behaviour, Request, answer
+
+__all__ = ["Origin"]
+
+_PIECE = 256 * 1024
+_RIGHT = Behaviour()
+
+
+class Origin:
+    """Serves ``files`` (path to bytes) with ranges, identities and keep-alive; use it as a context manager.
+
+    It runs on a loop and thread of its own. `behave` scripts faults; `requests`, `connections`, `most_in_flight`
+    and `most_connections` say what the clients did. ``latency_s`` delays every answer's head. ``seed`` drives
+    `Behaviour.probability`. Everything may be called from any thread.
+    """
+
+    def __init__(
+        self,
+        files: Mapping[str, bytes] | None = None,
+        *,
+        tls: ssl.SSLContext | None = None,
+        latency_s: float = 0.0,
+        seed: int = 0,
+        host: str = "127.0.0.1",
+    ) -> None:
+        self.files: dict[str, bytes] = dict(files or {})
+        self.requests: list[Request] = []
+        self.connections = 0
+        self.open_connections = 0
+        self.most_connections = 0
+        self.in_flight = 0
+        self.most_in_flight = 0
+        self.hang_up_at_once = False
+        """Close every new connection before reading from it."""
+        self.latency_s = latency_s
+        self._tls, self._host, self.port = tls, host, 0
+        self._rng = random.Random(seed)
+        self._script: list[tuple[Behaviour, list[int]]] = []
+        self._changed = threading.Condition()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._released = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # -- the test's side ----------------------------------------------------------------------------------
+
+    @property
+    def base(self) -> str:
+        """``http://127.0.0.1:port``, without a final slash; ``https://localhost:port`` with TLS."""
+        return f"https://localhost:{self.port}" if self._tls else f"http://{self._host}:{self.port}"
+
+    def url(self, path: str) -> str:
+        """The URL of ``path``."""
+        return f"{self.base}/{urllib.parse.quote(path.lstrip('/'))}"
+
+    def add(self, path: str, content: bytes) -> str:
+        """Serve ``content`` under ``path`` (or replace what is there) and return its URL."""
+        self.files["/" + path.lstrip("/")] = content
+        return self.url(path)
+
+    def behave(self, behaviour: Behaviour | None = None, /, **fields: Any) -> Behaviour:
+        """Script a behaviour, given whole or by its fields. The first one that takes a request has it."""
+        scripted = dataclasses.replace(behaviour or _RIGHT, **fields)
+        with self._changed:
+            self._script.append((scripted, [0]))
+        return scripted
+
+    def forget(self) -> None:
+        """Behave from now on, and forget the requests seen."""
+        with self._changed:
+            self._script.clear()
+            self.requests.clear()
+            self.most_in_flight, self.most_connections = self.in_flight, self.open_connections
+
+    def release(self) -> None:
+        """Let every stalled answer go on, now and in the future."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._released.set)
+
+    def wait_until(self, condition: Callable[[Origin], bool], timeout_s: float = 10.0) -> None:
+        """Return once ``condition(self)`` holds, looked at whenever something happened here."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: condition(self), timeout_s):
+                raise TimeoutError(f"not within {timeout_s} s; requests: {self.requests}")
+
+    def start(self) -> Origin:
+        """Listen on a free port."""
+        listening = socket.create_server((self._host, 0), backlog=512)
+        self.port = listening.getsockname()[1]
+        started = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(listening, started), name="origin", daemon=True)
+        self._thread.start()
+        started.wait()
+        return self
+
+    def stop(self) -> None:
+        """Close every connection and end the thread; harmless when it is not running."""
+        loop, self._loop = self._loop, None
+        if loop is not None and self._thread is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            self._thread.join()
+
+    def __enter__(self) -> Origin:
+        return self.start()
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    # -- the loop's side ----------------------------------------------------------------------------------
+
+    def _run(self, listening: socket.socket, started: threading.Event) -> None:
+        loop = asyncio.new_event_loop()
+        self._loop, self._released = loop, asyncio.Event()
+        server = loop.run_until_complete(asyncio.start_server(self._accept, sock=listening, ssl=self._tls))
+        loop.call_soon(started.set)
+        try:
+            loop.run_forever()
+        finally:
+            server.close()
+            loop.run_until_complete(self._end_connections())
+            loop.close()
+
+    async def _end_connections(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        # Aborted transports tell their protocols in a later turn of the loop.
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        with self._changed:
+            number, self.connections = self.connections, self.connections + 1
+            self.open_connections += 1
+            self.most_connections = max(self.most_connections, self.open_connections)
+            self._changed.notify_all()
+        try:
+            writer.transport.set_write_buffer_limits(0)
+            # asyncio does this only for sockets made with proto=IPPROTO_TCP, which create_server's are not.
+            writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            while not self.hang_up_at_once and (request := await self._read(reader, number)):
+                if not await self._handle(request, writer):
+                    break
+            writer.close()
+            await writer.wait_closed()
+        except (OSError, asyncio.CancelledError, asyncio.IncompleteReadError):
+            pass  # the client went away, or the server stops
+        finally:
+            writer.transport.abort()
+            self._tasks.discard(task)
+            with self._changed:
+                self.open_connections -= 1
+                self._changed.notify_all()
+
+    async def _read(self, reader: asyncio.StreamReader, connection: int) -> Request | None:
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        except asyncio.IncompleteReadError:
+            return None
+        first, *lines = head.rstrip("\r\n").split("\r\n")
+        method, target, _ = first.split(" ")
+        headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        await reader.readexactly(int(headers.get("content-length", 0)))
+        path = urllib.parse.unquote(urllib.parse.urlsplit(target).path)
+        with self._changed:
+            request = Request(len(self.requests), connection, method, target, path, headers)
+            self.requests.append(request)
+            self._changed.notify_all()
+        return request
+
+    def _choose(self, request: Request) -> Behaviour:
+        with self._changed:
+            for behaviour, seen in self._script:
+                if not behaviour.matches(request):
+                    continue
+                seen[0] += 1
+                taken = seen[0] - behaviour.skip
+                if taken < 1 or (behaviour.times is not None and taken > behaviour.times):
+                    continue
+                if behaviour.probability >= 1 or self._rng.random() < behaviour.probability:
+                    return behaviour
+        return _RIGHT
+
+    async def _handle(self, request: Request, writer: asyncio.StreamWriter) -> bool:
+        """Answer one request; False where the connection has to end."""
+        behaviour = self._choose(request)
+        with self._changed:
+            self.in_flight += 1
+            self.most_in_flight = max(self.most_in_flight, self.in_flight)
+            self._changed.notify_all()
+        try:
+            if behaviour.stall_after == BEFORE_HEAD:
+                await self._released.wait()
+            await asyncio.sleep(self.latency_s + behaviour.delay_s)
+            if behaviour.cut_after == BEFORE_HEAD:
+                await _cut(writer, behaviour.cut)
+                return False
+            made = answer(request, self.files.get(request.path), behaviour)
+            writer.write(_head(made))
+            if request.method != "HEAD":
+                await self._body(made, behaviour, writer)
+            return await self._ends_well(request, made, behaviour, writer)
+        finally:
+            with self._changed:
+                self.in_flight -= 1
+                self._changed.notify_all()
+
+    async def _ends_well(
+        self, request: Request, made: Answer, behaviour: Behaviour, writer: asyncio.StreamWriter
+    ) -> bool:
+        await writer.drain()
+        if behaviour.cut_after is not None:
+            await _cut(writer, behaviour.cut)
+            return False
+        wants_close = request.headers.get("connection", "").lower() == "close"
+        closes = "close" in (made.headers.get("connection"), made.framing)
+        return not (wants_close or closes or behaviour.hang_up != "no" or behaviour.length_error > 0)
+
+    async def _body(self, made: Answer, behaviour: Behaviour, writer: asyncio.StreamWriter) -> None:
+        view = memoryview(made.body)
+        if behaviour.cut_after is not None:
+            view = view[: behaviour.cut_after]
+        stops = [len(view)] if behaviour.stall_after is None else [behaviour.stall_after, len(view)]
+        sent = 0
+        for number, stop in enumerate(stops):
+            if number:
+                await writer.drain()
+                await self._released.wait()
+            for piece in _pieces(view[sent:stop], behaviour.rate_bytes_s):
+                if made.framing == "chunked":
+                    writer.write(b"%x\r\n" % len(piece) + bytes(piece) + b"\r\n")
+                else:
+                    writer.write(piece)
+                await writer.drain()
+                if behaviour.rate_bytes_s:
+                    await asyncio.sleep(len(piece) / behaviour.rate_bytes_s)
+            sent = max(sent, stop)
+        if made.framing == "chunked" and behaviour.cut_after is None:
+            writer.write(b"0\r\n\r\n")
+
+
+def _pieces(view: memoryview, rate_bytes_s: float | None) -> Iterable[memoryview]:
+    step = _PIECE if rate_bytes_s is None else max(1, min(_PIECE, int(rate_bytes_s / 100)))
+    return (view[at : at + step] for at in range(0, len(view), step))
+
+
+def _head(made: Answer) -> bytes:
+    phrase = HTTPStatus(made.status).phrase if made.status in HTTPStatus._value2member_map_ else "Unknown"
+    lines = [f"HTTP/1.1 {made.status} {phrase}", *(f"{k}: {v}" for k, v in made.headers.items())]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+async def _cut(writer: asyncio.StreamWriter, how: str) -> None:
+    """End the connection once the peer's kernel has everything: a RST throws away what is still on its way."""
+    sock: socket.socket = writer.get_extra_info("socket")
+    with contextlib.suppress(ImportError):
+        import fcntl
+        import termios
+
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            (unacknowledged,) = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))
+            if unacknowledged == 0:
+                break
+            await asyncio.sleep(0.001)
+    if how == "reset":
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()

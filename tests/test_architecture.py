@@ -1,0 +1,463 @@
+"""The house as ``docs/design.md`` draws it: floors, sizes, and which side effect lives in which room.
+
+Every rule is a function from a module's syntax tree to a list of complaints, and every rule is shown to complain
+about an offending example (`test_a_rule_can_fail`), because a rule that cannot fail holds nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import fnmatch
+import importlib
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = "wds_async"
+
+FLOORS: tuple[tuple[str, ...], ...] = (
+    ("errors", "config", "handlers", "retry"),
+    ("urls", "world", "redact", "rewrite", "pipes"),
+    ("storage", "storage.*"),
+    ("transfer", "transfer.*"),
+    ("shardcache", "shardcache.*"),
+    # tenbin is bytes and arrays like tar is bytes and members: decoding needs it as much as writing does.
+    ("tar", "tar.*", "tenbin"),
+    ("tariterators", "autodecode", "images", "unpickle", "filters", "shuffles", "shardlists", "mix", "cache",
+     "pipeline", "checkpoint", "progress"),
+    ("dataset", "loader", "asyncreader"),
+    ("writer",),
+    ("service", "service.*", "cli", "cli.*", "distributed", "distributed.*"),
+)  # fmt: skip
+"""Rooms by floor, the ground first. A module imports from its own floor and those below."""
+
+DOORS = ("__init__", "__main__", "compat", "gopen", "utils")
+"""Names for users; they hold no logic and nothing inside imports them."""
+
+MAX_MODULE_LINES = 400
+MAX_FUNCTION_LINES = 60
+
+ENVIRONMENT_ROOMS = ("config",)
+TORCH_ROOMS = ("world", "autodecode", "images", "unpickle", "filters", "pipeline", "dataset", "loader", "writer",
+               "cli.demo*")  # fmt: skip
+SUBPROCESS_ROOMS = ("storage.pipe",)
+PRINT_ROOMS = ("cli", "cli.*")
+ASYNC_ROOMS = ("storage.*", "transfer.*", "shardcache.*", "service.*", "asyncreader")
+FSSPEC_ROOMS = ("storage", "storage.*")
+
+FSSPEC_PACKAGES = {"fsspec", "gcsfs", "s3fs", "adlfs", "aiobotocore", "botocore", "azure", "google"}
+TORCH_PACKAGES = {"torch", "torchvision", "torchaudio", "torchdata"}
+POSIX_PACKAGES = {"fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty", "uvloop"}
+
+WITHOUT_TEST_OF_ITS_OWN = {
+    "__init__": "tests/test_public_api.py",
+    "__main__": "tests/cli",
+    "compat": "tests/test_public_api.py",
+    "gopen": "tests/test_public_api.py",
+    "utils": "tests/test_public_api.py",
+    "*.__init__": "doors of folders",
+}
+"""Modules that another test covers, and which."""
+
+
+@dataclass(frozen=True)
+class Module:
+    """One module: ``room`` is its dotted name below the package, ``__init__`` for the package itself."""
+
+    room: str
+    source: str
+
+    @property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.source)
+
+    def is_in(self, rooms: tuple[str, ...]) -> bool:
+        return any(fnmatch.fnmatchcase(self.room, pattern) for pattern in rooms)
+
+
+@dataclass(frozen=True)
+class Import:
+    """``target`` is a dotted name; where the statement stands decides what it costs."""
+
+    target: str
+    line: int
+    in_function: bool
+    in_try: bool
+    for_types: bool
+
+
+def _modules() -> list[Module]:
+    found = []
+    for path in sorted((ROOT / PACKAGE).rglob("*.py")):
+        room = ".".join(path.relative_to(ROOT / PACKAGE).with_suffix("").parts)
+        found.append(Module(room, path.read_text(encoding="utf-8")))
+    return found
+
+
+MODULES = _modules()
+ROOMS = {module.room.removesuffix(".__init__") for module in MODULES}
+
+
+def imports(module: Module) -> Iterator[Import]:
+    """Every import of the module, ``from a import b`` as ``a.b``; relative ones made absolute."""
+
+    def walk(node: ast.AST, in_function: bool, in_try: bool, for_types: bool) -> Iterator[Import]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import):
+                names = [alias.name for alias in child.names]
+            elif isinstance(child, ast.ImportFrom):
+                base = child.module or ""
+                if child.level:
+                    package = [PACKAGE, *module.room.split(".")][: -child.level]
+                    base = ".".join([*package, *([base] if base else [])])
+                names = [f"{base}.{alias.name}" for alias in child.names]
+            else:
+                names = []
+            yield from (Import(name, child.lineno, in_function, in_try, for_types) for name in names)
+            typing = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+            yield from walk(
+                child,
+                in_function or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda),
+                in_try or isinstance(child, ast.Try),
+                for_types or typing,
+            )
+
+    return walk(module.tree, False, False, False)
+
+
+def room_of(target: str) -> str | None:
+    """The room that ``wds_async.a.b.name`` is imported from; None for other packages."""
+    package, _, rest = target.partition(".")
+    if package != PACKAGE:
+        return None
+    parts = rest.split(".") if rest else []
+    while parts and ".".join(parts) not in ROOMS:
+        parts.pop()
+    return ".".join(parts) or "__init__"
+
+
+def floor_of(room: str) -> int | None:
+    room = room.removesuffix(".__init__")
+    for number, rooms in enumerate(FLOORS):
+        if any(fnmatch.fnmatchcase(room, pattern) for pattern in rooms):
+            return number
+    return None
+
+
+# -- the rules --------------------------------------------------------------------------------------------------
+
+
+def one_way_floors(module: Module) -> list[str]:
+    if module.room in DOORS:
+        return []
+    own = floor_of(module.room)
+    if own is None:
+        return [f"{module.room} is on no floor: give it one in FLOORS"]
+    complaints = []
+    for found in imports(module):
+        room = room_of(found.target)
+        if room is None:
+            continue
+        if room in DOORS:
+            complaints.append(f"line {found.line}: imports the door {room!r}")
+            continue
+        floor = floor_of(room)
+        if floor is not None and floor > own:
+            complaints.append(f"line {found.line}: floor {own} imports {room!r} from floor {floor}")
+    return complaints
+
+
+def size_caps(module: Module) -> list[str]:
+    lines = len(module.source.splitlines())
+    complaints = [f"{lines} lines"] if lines > MAX_MODULE_LINES else []
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            if length > MAX_FUNCTION_LINES:
+                complaints.append(f"line {node.lineno}: {node.name} has {length} lines")
+    return complaints
+
+
+def _uses(module: Module, package: str, wanted: Callable[[str], bool]) -> list[str]:
+    """Uses of ``package.name`` (through any alias) or ``from package import name`` where ``wanted(name)``."""
+    aliases = {
+        alias.asname or alias.name
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+        if alias.name == package
+    }
+    complaints = []
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in aliases and wanted(node.attr):
+            complaints.append(f"line {node.lineno}: {ast.unparse(node)}")
+        if isinstance(node, ast.ImportFrom) and node.module == package:
+            complaints += [f"line {node.lineno}: {package}.{a.name}" for a in node.names if wanted(a.name)]
+    return complaints
+
+
+def environment_in_config(module: Module) -> list[str]:
+    if module.is_in(ENVIRONMENT_ROOMS):
+        return []
+    return _uses(module, "os", {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}.__contains__)
+
+
+def no_shared_randomness(module: Module) -> list[str]:
+    legacy = _uses(module, "random", lambda name: name not in ("Random", "SystemRandom"))
+    for numpy in ("numpy", "np"):
+        for node in ast.walk(module.tree):
+            named = isinstance(node, ast.Attribute) and ast.unparse(node.value) == f"{numpy}.random"
+            if named and node.attr[0].islower() and node.attr != "default_rng":
+                legacy.append(f"line {node.lineno}: {ast.unparse(node)}")
+    return legacy
+
+
+def no_sleep(module: Module) -> list[str]:
+    return _uses(module, "time", "sleep".__eq__)
+
+
+def subprocess_in_pipe(module: Module) -> list[str]:
+    if module.is_in(SUBPROCESS_ROOMS):
+        return []
+    starts = re.compile(r"system|popen|fork|forkpty|exec[lv]p?e?|spawn.*|posix_spawnp?").fullmatch
+    return [
+        *(f"line {i.line}: imports {i.target}" for i in imports(module) if i.target.split(".")[0] == "subprocess"),
+        *_uses(module, "os", lambda name: starts(name) is not None),
+        *_uses(module, "asyncio", lambda name: name.startswith("create_subprocess")),
+    ]
+
+
+def print_in_cli(module: Module) -> list[str]:
+    if module.is_in(PRINT_ROOMS):
+        return []
+    return [
+        f"line {node.lineno}: print"
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    ]
+
+
+def async_in_its_rooms(module: Module) -> list[str]:
+    if module.is_in(ASYNC_ROOMS):
+        return []
+    return [
+        f"line {node.lineno}: async def {node.name}"
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.AsyncFunctionDef)
+    ]
+
+
+def torch_late_and_in_its_rooms(module: Module) -> list[str]:
+    complaints = []
+    for found in imports(module):
+        if found.target.split(".")[0] in TORCH_PACKAGES and not found.for_types:
+            if not module.is_in(TORCH_ROOMS):
+                complaints.append(f"line {found.line}: imports {found.target}, which is none of its business")
+            elif not found.in_function:
+                complaints.append(f"line {found.line}: imports {found.target} when it is imported itself")
+    return complaints
+
+
+def fsspec_in_storage(module: Module) -> list[str]:
+    if module.is_in(FSSPEC_ROOMS):
+        return []
+    return [
+        f"line {i.line}: imports {i.target}"
+        for i in imports(module)
+        if i.target.split(".")[0] in FSSPEC_PACKAGES and not i.for_types
+    ]
+
+
+def nothing_posix_at_import(module: Module) -> list[str]:
+    return [
+        f"line {i.line}: imports {i.target}"
+        for i in imports(module)
+        if i.target.split(".")[0] in POSIX_PACKAGES and not (i.in_function or i.in_try or i.for_types)
+    ]
+
+
+def _isort_key(name: str) -> tuple[int, list[object]]:
+    group = 0 if name.isupper() and len(name) > 1 else 1 if name[:1].isupper() else 2
+    return group, [(1, int(p)) if p.isdigit() else (0, p) for p in re.split(r"(\d+)", name) if p]
+
+
+def sorted_all(module: Module) -> list[str]:
+    for node in module.tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if [ast.unparse(t) for t in targets if t is not None] != ["__all__"]:
+            continue
+        value = getattr(node, "value", None)
+        if not isinstance(value, ast.List | ast.Tuple):
+            return []  # computed from a table; test_all_names_exist looks at it
+        names = [ast.literal_eval(element) for element in value.elts if isinstance(element, ast.Constant)]
+        if names != sorted(set(names), key=_isort_key):
+            return [f"__all__ is not sorted (constants, classes, functions): {names}"]
+        return []
+    bare = all(isinstance(node, ast.Expr) for node in module.tree.body) and module.room.endswith(".__init__")
+    return [] if bare or module.room == "__main__" else ["no __all__"]
+
+
+def doors_hold_no_logic(module: Module) -> list[str]:
+    if module.room not in DOORS and not (module.room.endswith(".__init__") and not module.is_in(("cli.*",))):
+        return []
+    complaints = []
+    for node in module.tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name in ("__getattr__", "__dir__"):
+            continue
+        if isinstance(node, ast.If) and re.search("TYPE_CHECKING|__name__", ast.unparse(node.test)):
+            continue
+        plain = ast.Import | ast.ImportFrom | ast.Assign | ast.AnnAssign | ast.Expr
+        if not isinstance(node, plain):
+            complaints.append(f"line {node.lineno}: {ast.unparse(node).splitlines()[0]}")
+    return complaints
+
+
+RULES: tuple[Callable[[Module], list[str]], ...] = (
+    one_way_floors,
+    size_caps,
+    environment_in_config,
+    no_shared_randomness,
+    no_sleep,
+    subprocess_in_pipe,
+    print_in_cli,
+    async_in_its_rooms,
+    torch_late_and_in_its_rooms,
+    fsspec_in_storage,
+    nothing_posix_at_import,
+    sorted_all,
+    doors_hold_no_logic,
+)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_the_house_keeps_the_rule(rule: Callable[[Module], list[str]]) -> None:
+    complaints = [
+        f"{PACKAGE}/{module.room.replace('.', '/')}.py: {text}" for module in MODULES for text in rule(module)
+    ]
+    assert not complaints, "\n".join(complaints)
+
+
+OFFENDERS: tuple[tuple[Callable[[Module], list[str]], str, str], ...] = (
+    (one_way_floors, "errors", "import wds_async.config\nfrom wds_async.transfer import slabs"),
+    (one_way_floors, "retry", "def f():\n    from .dataset import WebDataset"),
+    (one_way_floors, "errors", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import wds_async.urls"),
+    (one_way_floors, "transfer.slabs", "from wds_async import WebDataset"),
+    (one_way_floors, "nowhere", ""),
+    (size_caps, "urls", "\n" * 401),
+    (size_caps, "urls", "def f():\n" + "    x = 1\n" * 60),
+    (environment_in_config, "urls", "import os\nos.environ.get('A')"),
+    (environment_in_config, "urls", "import os as o\no.getenv('A')"),
+    (environment_in_config, "urls", "from os import environ"),
+    (no_shared_randomness, "shuffles", "import random\nrandom.shuffle([1])"),
+    (no_shared_randomness, "shuffles", "from random import shuffle"),
+    (no_shared_randomness, "shuffles", "import numpy as np\nnp.random.shuffle([1])"),
+    (no_sleep, "retry", "import time\ntime.sleep(1)"),
+    (no_sleep, "retry", "from time import sleep"),
+    (subprocess_in_pipe, "writer", "import subprocess"),
+    (subprocess_in_pipe, "writer", "import os\nos.system('true')"),
+    (subprocess_in_pipe, "transfer.fetch", "import asyncio\nasyncio.create_subprocess_exec('true')"),
+    (print_in_cli, "filters", "print(1)"),
+    (async_in_its_rooms, "filters", "class A:\n    async def f(self): pass"),
+    (torch_late_and_in_its_rooms, "urls", "def f():\n    import torch.utils.data"),
+    (torch_late_and_in_its_rooms, "loader", "import torch"),
+    (torch_late_and_in_its_rooms, "loader", "try:\n    from torch import Tensor\nexcept ImportError: pass"),
+    (fsspec_in_storage, "transfer.fetch", "def f():\n    import fsspec.asyn"),
+    (nothing_posix_at_import, "cache", "import fcntl"),
+    (sorted_all, "urls", "__all__ = ['b', 'a']"),
+    (sorted_all, "urls", "__all__ = ['a', 'B', 'CC']"),
+    (sorted_all, "urls", "__all__ = ['a', 'a']"),
+    (sorted_all, "urls", ""),
+    (doors_hold_no_logic, "gopen", "def gopen(): pass"),
+    (doors_hold_no_logic, "tar.__init__", "for x in []: pass"),
+)
+
+INNOCENTS: tuple[tuple[Callable[[Module], list[str]], str, str], ...] = (
+    (one_way_floors, "config", "from wds_async.errors import ConfigError\nimport json"),
+    (one_way_floors, "dataset", "from wds_async.config import settings"),
+    (environment_in_config, "config", "import os\nos.environ.get('A')"),
+    (no_shared_randomness, "shuffles", "import random\nrandom.Random(1).shuffle([1])"),
+    (no_shared_randomness, "filters", "import numpy as np\nnp.random.default_rng(1)"),
+    (subprocess_in_pipe, "storage.pipe", "import subprocess"),
+    (print_in_cli, "cli.env", "print(1)"),
+    (async_in_its_rooms, "transfer.fetch", "async def f(): pass"),
+    (torch_late_and_in_its_rooms, "loader", "def f():\n    import torch"),
+    (torch_late_and_in_its_rooms, "urls", "if TYPE_CHECKING:\n    import torch"),
+    (nothing_posix_at_import, "cache", "def f():\n    import fcntl"),
+    (sorted_all, "urls", "__all__ = ['C2', 'C10', 'DD', 'Ab', 'a_b', 'ab']"),
+    (doors_hold_no_logic, "__init__", "x = 1\ndef __getattr__(name): return name"),
+)
+
+
+@pytest.mark.parametrize(("rule", "room", "source"), OFFENDERS)
+def test_a_rule_can_fail(rule: Callable[[Module], list[str]], room: str, source: str) -> None:
+    assert rule(Module(room, source))
+
+
+@pytest.mark.parametrize(("rule", "room", "source"), INNOCENTS)
+def test_a_rule_spares_the_innocent(rule: Callable[[Module], list[str]], room: str, source: str) -> None:
+    assert not rule(Module(room, source))
+
+
+def test_every_rule_is_shown_to_fail() -> None:
+    assert {rule for rule, _, _ in OFFENDERS} == set(RULES)
+
+
+# -- rules about several modules ----------------------------------------------------------------------------------
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Rooms that import each other, directly or around corners."""
+    found: list[list[str]] = []
+    done: set[str] = set()
+
+    def visit(room: str, path: list[str]) -> None:
+        if room in path:
+            found.append([*path[path.index(room) :], room])
+        elif room not in done:
+            for other in sorted(graph.get(room, ())):
+                visit(other, [*path, room])
+            done.add(room)
+
+    for start in sorted(graph):
+        visit(start, [])
+    return found
+
+
+def test_no_rooms_import_each_other() -> None:
+    graph: dict[str, set[str]] = {}
+    for module in MODULES:
+        if module.room not in DOORS:
+            room = module.room.removesuffix(".__init__")
+            targets = {room_of(i.target) for i in imports(module) if not i.for_types}
+            graph.setdefault(room, set()).update(t for t in targets if t and t != room)
+    assert not circles(graph)
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c", "a"]]
+
+
+@pytest.mark.parametrize("room", sorted(ROOMS - {"__main__"}))
+def test_all_names_exist(room: str) -> None:
+    module = importlib.import_module(PACKAGE if room == "__init__" else f"{PACKAGE}.{room}")
+    assert [name for name in getattr(module, "__all__", ()) if not hasattr(module, name)] == []
+
+
+def without_test(rooms: set[str], tests: Callable[[str], bool]) -> list[str]:
+    """Rooms whose mirror ``tests/<folder>/test_<module>.py`` is missing."""
+    missing = []
+    for room in sorted(rooms):
+        folder, _, name = room.rpartition(".")
+        mirror = f"tests/{folder.replace('.', '/') + '/' if folder else ''}test_{name}.py"
+        excused = any(fnmatch.fnmatchcase(room, pattern) for pattern in WITHOUT_TEST_OF_ITS_OWN)
+        if not excused and not tests(mirror):
+            missing.append(f"{room}: {mirror}")
+    return missing
+
+
+def test_tests_mirror_modules() -> None:
+    assert without_test({module.room for module in MODULES}, lambda path: (ROOT / path).exists()) == []
+    assert without_test({"tar.parse", "urls", "tar.__init__"}, {"tests/test_urls.py"}.__contains__) == [
+        "tar.parse: tests/tar/test_parse.py"
+    ]

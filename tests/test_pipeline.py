@@ -1,0 +1,198 @@
+"""Stages in a row: invoking, epochs, lengths, copies, closing, pickling, DataLoader workers."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+
+from wds_async import filters, shardlists, world
+from wds_async.errors import ConfigError, ReaderClosed
+from wds_async.pipeline import DataPipeline, FilterFunction, PipelineStage, pipelinefilter
+
+
+def numbers() -> Iterator[int]:
+    return iter(range(5))
+
+
+def doubled(source: Iterable[int]) -> Iterator[int]:
+    return (2 * x for x in source)
+
+
+@pipelinefilter
+def plus(source: Iterable[int], amount: int = 1) -> Iterator[int]:
+    """Add."""
+    for x in source:
+        yield x + amount
+
+
+class Total(PipelineStage):
+    def run(self, source: Iterable[int]) -> Iterator[int]:
+        return itertools.accumulate(source)
+
+
+@pytest.mark.parametrize("first", [range(5), numbers, (0, 1, 2, 3, 4), DataPipeline(numbers), [range(5)]])
+def test_kinds_of_stages(first: Any) -> None:
+    pipeline = DataPipeline(first, None, doubled, plus(amount=3), Total())
+    assert list(pipeline) == [3, 8, 15, 24, 35]
+    assert list(pipeline) == [3, 8, 15, 24, 35]
+    assert len(pipeline.pipeline) == 4
+    assert pipeline.stage(1) is doubled
+
+
+def test_a_list_is_several_stages_and_the_list_of_stages_is_plain() -> None:
+    pipeline = DataPipeline([range(5), doubled])
+    assert type(pipeline.pipeline) is list
+    pipeline.pipeline.pop()
+    pipeline.append(Total())
+    assert list(pipeline) == [0, 1, 3, 6, 10]
+
+
+def test_what_is_no_stage() -> None:
+    with pytest.raises(ConfigError, match="3 of type int is not a stage"):
+        iter(DataPipeline(range(5), 3))
+    with pytest.raises(ConfigError, match="first stage"):
+        iter(DataPipeline(3))
+    with pytest.raises(ConfigError, match="without stages"):
+        iter(DataPipeline())
+    with pytest.raises(NotImplementedError, match="run"):
+        iter(DataPipeline(range(5), PipelineStage()))
+
+
+def test_compose_gives_a_new_pipeline() -> None:
+    base = DataPipeline(range(5))
+    more = base.compose(doubled, Total())
+    assert list(base) == [0, 1, 2, 3, 4]
+    assert list(more) == [0, 2, 6, 12, 20]
+    assert type(more) is DataPipeline
+    more.with_epoch(3)
+    assert list(base) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("n", [1, 5, 7, 193])
+def test_with_epoch(n: int) -> None:
+    pipeline = DataPipeline(range(47))
+    assert pipeline.with_epoch(n) is pipeline
+    for _ in range(3):
+        assert list(pipeline) == list(itertools.islice(itertools.cycle(range(47)), n))
+
+
+def test_with_epoch_counts_batches() -> None:
+    assert len(list(DataPipeline(range(10), filters.batched(4, collation_fn=None)).with_epoch(nbatches=7))) == 7
+
+
+def test_repeat() -> None:
+    assert list(DataPipeline(range(2)).repeat(3)) == [0, 1] * 3
+    assert list(DataPipeline(range(2)).repeat(3, nbatches=5)) == [0, 1, 0, 1, 0]
+    assert list(DataPipeline(range(2)).repeat(nbatches=5)) == [0, 1, 0, 1, 0]
+    assert list(itertools.islice(DataPipeline(range(2)).repeat(), 101)) == ([0, 1] * 51)[:101]
+
+
+def test_an_empty_source_does_not_repeat_for_ever() -> None:
+    assert list(DataPipeline(range(0)).repeat()) == []
+    assert list(DataPipeline(range(0)).with_epoch(10)) == []
+
+
+def test_length() -> None:
+    pipeline = DataPipeline(range(5))
+    with pytest.raises(TypeError, match="with_length"):
+        len(pipeline)
+    assert pipeline
+    assert list(pipeline) == [0, 1, 2, 3, 4]
+    assert pipeline.with_length(3) is pipeline
+    assert len(pipeline) == 3
+    assert type(pipeline) is DataPipeline
+    assert len(pickle.loads(pickle.dumps(pipeline))) == 3
+    assert len(pipeline.compose(doubled)) == 3
+    assert list(pipeline) == [0, 1, 2, 3, 4]
+
+
+def test_leaving_early_closes_the_generators() -> None:
+    closed = []
+
+    def source() -> Iterator[int]:
+        try:
+            yield from range(100)
+        finally:
+            closed.append(True)
+
+    for epoch in (DataPipeline(source, plus()), DataPipeline(source, plus()).with_epoch(5)):
+        iterator = iter(epoch)
+        next(iterator)
+        del iterator
+    assert closed == [True, True]
+
+
+def test_close() -> None:
+    class Closable:
+        closed = 0
+
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(3))
+
+        def close(self) -> None:
+            self.closed += 1
+
+    source = Closable()
+    with DataPipeline(source) as pipeline:
+        assert list(pipeline) == [0, 1, 2]
+    assert source.closed == 1
+    with pytest.raises(ReaderClosed, match="closed"):
+        iter(pipeline)
+
+
+def test_curried_filter() -> None:
+    stage = plus(2)
+    assert isinstance(stage, FilterFunction)
+    assert list(stage([1])) == list(stage.run([1])) == [3]
+    assert str(stage) == repr(stage) == "<plus (2,) {}>"
+    assert plus.__doc__ == "Add."
+    twin = pickle.loads(pickle.dumps(stage))
+    assert list(twin([1])) == [3]
+    assert pickle.loads(pickle.dumps(plus)) is plus
+    assert pickle.loads(pickle.dumps(filters.map(str))).f is filters._map
+
+
+def test_set_epoch_reaches_the_stages_that_know_epochs() -> None:
+    inner = DataPipeline(range(50), filters.detshuffle(100, seed=1))
+    pipeline = DataPipeline(inner, shardlists.split_by_worker)
+    first = list(pipeline)
+    assert list(pipeline) != first
+    pipeline.set_epoch(0)
+    assert list(pipeline) == first
+
+
+def test_statistics_of_a_pipeline_that_reads_no_shards() -> None:
+    assert DataPipeline(range(3)).statistics() is None
+
+
+class Placed(DataPipeline):
+    """Yields where its worker stands; at module level so that a spawned worker can import it."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield list(world.place())
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_worker_knows_the_rank_of_its_parents_process_group(method: str, tmp_path: Any) -> None:
+    import torch.distributed as dist
+    import torch.multiprocessing as mp
+
+    mp.spawn(_rank_main, args=(f"file://{tmp_path}/store", method, str(tmp_path)), nprocs=2)
+    assert not dist.is_initialized()
+    for rank in range(2):
+        assert (tmp_path / str(rank)).read_text() == repr([[rank, 2, 0, 1]])
+
+
+def _rank_main(rank: int, store: str, method: str, out: str) -> None:
+    import torch.distributed as dist
+    from torch.utils.data import DataLoader
+
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+    loader = DataLoader(Placed(range(1)), batch_size=None, num_workers=1, multiprocessing_context=method)
+    with open(f"{out}/{rank}", "w") as file:
+        file.write(repr(list(loader)))
+    dist.destroy_process_group()

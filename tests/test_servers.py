@@ -1,0 +1,403 @@
+"""The fixtures keep their promises: what the servers say and do is what the tests of the engine rely on."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import io
+import os
+import socket
+import tarfile
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import leftover_threads
+from tests.servers import BEFORE_HEAD, Nginx, NginxMissing, Origin, Tls, make_shards, png
+
+BODY = bytes(range(256)) * 40
+
+
+@pytest.fixture
+def data(origin: Origin) -> str:
+    return origin.add("/data.tar", BODY)
+
+
+class Client:
+    """One keep-alive connection."""
+
+    def __init__(self, origin: Origin) -> None:
+        self.connection = http.client.HTTPConnection("127.0.0.1", origin.port, timeout=10)
+
+    def get(self, path: str = "/data.tar", method: str = "GET", **headers: str) -> http.client.HTTPResponse:
+        self.connection.request(
+            method, path, headers={name.replace("_", "-"): value for name, value in headers.items()}
+        )
+        return self.connection.getresponse()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.connection.close()
+
+
+def raw(origin: Origin, request: bytes = b"GET /data.tar HTTP/1.1\r\nHost: x\r\n\r\n") -> tuple[bytes, bool]:
+    """All bytes until the connection ends, and whether it ended with a reset."""
+    got = b""
+    with socket.create_connection(("127.0.0.1", origin.port), timeout=10) as sock:
+        sock.sendall(request)
+        try:
+            while piece := sock.recv(65536):
+                got += piece
+        except ConnectionResetError:
+            return got, True
+    return got, False
+
+
+@pytest.mark.parametrize(
+    ("asked", "first", "end"),
+    [("bytes=0-0", 0, 1), ("bytes=5-9", 5, 10), ("bytes=10000-", 10000, 10240), ("bytes=-40", 10200, 10240),
+     ("bytes=10239-99999", 10239, 10240)],
+)  # fmt: skip
+def test_origin_answers_a_range(origin: Origin, data: str, asked: str, first: int, end: int) -> None:
+    with Client(origin) as client:
+        response = client.get(Range=asked)
+        assert response.status == 206
+        assert response.headers["Content-Range"] == f"bytes {first}-{end - 1}/10240"
+        assert response.read() == BODY[first:end]
+
+
+@pytest.mark.parametrize("asked", ["bytes=9-5", "bytes=0-1,4-5", "lines=1-2", "bytes=-"])
+def test_origin_passes_over_what_is_not_one_range(origin: Origin, data: str, asked: str) -> None:
+    with Client(origin) as client:
+        response = client.get(Range=asked)
+        assert (response.status, response.read()) == (200, BODY)
+
+
+def test_origin_refuses_a_range_beyond_the_end(origin: Origin, data: str) -> None:
+    with Client(origin) as client:
+        response = client.get(Range="bytes=10240-")
+        response.read()
+        assert (response.status, response.headers["Content-Range"]) == (416, "bytes */10240")
+
+
+def test_origin_compares_identities(origin: Origin, data: str) -> None:
+    with Client(origin) as client:
+        first = client.get()
+        first.read()
+        etag = first.headers["ETag"]
+        for expected, status in ((etag, 200), ("*", 200), ('"other"', 412), (f"W/{etag}", 412)):
+            response = client.get(If_Match=expected)
+            response.read()
+            assert response.status == status
+        origin.add("/data.tar", b"replaced")
+        response = client.get(If_Match=etag)
+        response.read()
+        assert response.status == 412
+
+
+def test_origin_keeps_connections_and_counts(origin: Origin, data: str) -> None:
+    with Client(origin) as client:
+        for path, status in (("/data.tar", 200), ("/none.tar", 404), ("/data.tar", 200)):
+            response = client.get(path)
+            response.read()
+            assert response.status == status
+        head = client.get(method="HEAD")
+        assert (head.headers["Content-Length"], head.read()) == ("10240", b"")
+    assert origin.connections == 1
+    assert [(r.method, r.path, r.connection) for r in origin.requests] == [
+        ("GET", "/data.tar", 0), ("GET", "/none.tar", 0), ("GET", "/data.tar", 0), ("HEAD", "/data.tar", 0),
+    ]  # fmt: skip
+    origin.wait_until(lambda o: o.open_connections == 0)
+    assert (origin.in_flight, origin.most_in_flight) == (0, 1)
+
+
+def test_a_behaviour_takes_the_requests_it_names(origin: Origin, data: str) -> None:
+    origin.add("/other.tar", b"x")
+    origin.behave(path="/data*", status=503, skip=1, times=2, headers={"Retry-After": "1"})
+    origin.behave(when=lambda request: "x-blocked" in request.headers, status=403)
+    with Client(origin) as client:
+        seen = []
+        for path in ("/data.tar", "/other.tar", "/data.tar", "/data.tar", "/data.tar"):
+            response = client.get(path)
+            response.read()
+            seen.append((response.status, response.headers["Retry-After"]))
+        assert seen == [(200, None), (200, None), (503, "1"), (503, "1"), (200, None)]
+        blocked = client.get(X_Blocked="1")
+        blocked.read()
+        assert blocked.status == 403
+        origin.forget()
+        response = client.get(X_Blocked="1")
+        response.read()
+        assert (response.status, len(origin.requests)) == (200, 1)
+
+
+def test_a_probability_is_repeatable() -> None:
+    def statuses() -> list[int]:
+        with Origin({"/a": b"a"}, seed=7) as origin, Client(origin) as client:
+            origin.behave(status=500, probability=0.5)
+            return [client.get("/a").status for _ in range(20) if client.connection.close() is None]
+
+    assert statuses() == statuses()
+    assert set(statuses()) == {200, 500}
+
+
+@pytest.mark.parametrize("status", [None, 301, 307, 308])
+def test_origin_redirects(origin: Origin, data: str, status: int | None) -> None:
+    with Origin({"/there": b"arrived"}) as other:
+        origin.behave(redirect=other.url("/there"), status=status)
+        with Client(origin) as client:
+            assert client.get().status == (status or 302)
+        assert urllib.request.urlopen(data, timeout=10).read() == b"arrived"
+
+
+def test_origin_serves_an_error_page_as_success(origin: Origin, data: str) -> None:
+    origin.behave(body=b"<html>please log in</html>")
+    with Client(origin) as client:
+        response = client.get(Range="bytes=3-5")
+        assert (response.status, response.read()) == (200, b"<html>please log in</html>")
+
+
+def test_origin_chunks_and_compresses(origin: Origin, data: str) -> None:
+    origin.behave(times=1, chunked=True)
+    origin.behave(times=1, gzip=True)
+    origin.behave(times=1, ignore_range=True)
+    with Client(origin) as client:
+        chunked = client.get()
+        assert (chunked.headers["Transfer-Encoding"], chunked.headers["Content-Length"]) == ("chunked", None)
+        assert chunked.read() == BODY
+        zipped = client.get(Range="bytes=0-3")
+        assert (zipped.status, zipped.headers["Content-Encoding"]) == (200, "gzip")
+        assert gzip.decompress(zipped.read()) == BODY
+        whole = client.get(Range="bytes=0-3")
+        assert (whole.status, whole.read()) == (200, BODY)
+
+
+def test_origin_lies_about_content(origin: Origin, data: str) -> None:
+    origin.behave(times=1, shift=100)
+    origin.behave(times=1, corrupt_at=2)
+    origin.behave(change_etag=True)
+    with Client(origin) as client:
+        shifted = client.get(Range="bytes=0-9")
+        assert shifted.headers["Content-Range"] == "bytes 100-109/10240"
+        assert shifted.read() == BODY[100:110]
+        assert client.get(Range="bytes=0-3").read() == bytes([0, 1, 2 ^ 255, 3])
+        etags = []
+        for _ in range(2):
+            response = client.get()
+            response.read()
+            etags.append(response.headers["ETag"])
+        assert etags[0] != etags[1]
+
+
+def test_origin_lies_about_length(origin: Origin, data: str) -> None:
+    origin.behave(times=1, length_error=10)
+    with Client(origin) as client, pytest.raises(http.client.IncompleteRead) as short:
+        client.get().read()
+    assert short.value.partial == BODY
+    origin.behave(times=1, length_error=-10)
+    with Client(origin) as client:
+        assert client.get().read() == BODY[:-10]
+    origin.behave(times=1, no_length=True)
+    with Client(origin) as client:
+        response = client.get()
+        assert (response.headers["Content-Length"], response.read()) == (None, BODY)
+
+
+@pytest.mark.parametrize("how", ["reset", "fin"])
+@pytest.mark.parametrize("after", [0, 1, 5000, 3_000_000])
+def test_a_cut_comes_after_exactly_that_many_bytes(origin: Origin, how: str, after: int) -> None:
+    origin.add("/data.tar", bytes(4_000_000))
+    origin.behave(cut_after=after, cut=how)
+    got, reset = raw(origin)
+    assert reset is (how == "reset")
+    head, _, body = got.partition(b"\r\n\r\n")
+    assert b"content-length: 4000000" in head
+    assert len(body) == after
+
+
+@pytest.mark.parametrize("how", ["reset", "fin"])
+def test_a_cut_before_the_head(origin: Origin, data: str, how: str) -> None:
+    origin.behave(cut_after=BEFORE_HEAD, cut=how)
+    assert raw(origin) == (b"", how == "reset")
+    assert len(origin.requests) == 1
+
+
+def test_a_connection_closed_at_once(origin: Origin, data: str) -> None:
+    origin.hang_up_at_once = True
+    with Client(origin) as client, pytest.raises((http.client.RemoteDisconnected, ConnectionError)):
+        client.get()
+    assert (origin.connections, origin.requests) == (1, [])
+
+
+@pytest.mark.parametrize("how", ["announced", "silent"])
+def test_a_keep_alive_dropped(origin: Origin, data: str, how: str) -> None:
+    origin.behave(hang_up=how)
+    got, reset = raw(origin)
+    assert (got.endswith(BODY), reset) == (True, False)
+    assert (b"connection: close" in got) is (how == "announced")
+
+
+def test_a_stall_lasts_until_released(origin: Origin, data: str) -> None:
+    origin.behave(path="/data.tar", stall_after=1000)
+    with Client(origin) as client:
+        response = client.get()
+        assert response.read(1000) == BODY[:1000]
+        client.connection.sock.settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            client.connection.sock.recv(1)
+        assert (origin.in_flight, origin.most_in_flight) == (1, 1)
+        origin.release()
+        client.connection.sock.settimeout(10)
+        rest = b""
+        while len(rest) < len(BODY) - 1000:
+            rest += client.connection.sock.recv(65536)
+        assert rest == BODY[1000:]
+
+
+def test_a_stalled_server_stops(data: str, origin: Origin) -> None:
+    origin.behave(stall_after=BEFORE_HEAD)
+    with Client(origin) as client:
+        client.connection.request("GET", "/data.tar")
+        origin.wait_until(lambda o: o.in_flight == 1)
+        began = time.monotonic()
+        origin.stop()
+        assert time.monotonic() - began < 2
+
+
+def test_delay_and_trickle_take_their_time(origin: Origin, data: str) -> None:
+    origin.behave(times=1, delay_s=0.1)
+    origin.behave(times=1, rate_bytes_s=100_000)
+    with Client(origin) as client:
+        for at_least_s in (0.1, 0.1):
+            began = time.monotonic()
+            assert client.get().read() == BODY
+            assert time.monotonic() - began >= at_least_s
+
+
+def test_origin_speaks_tls(tls: Tls) -> None:
+    with Origin({"/a": BODY}, tls=tls.server_context()) as origin:
+        url = origin.url("/a")
+        assert url.startswith("https://localhost:")
+        with urllib.request.urlopen(url, timeout=10, context=tls.client_context()) as response:
+            assert response.read() == BODY
+        with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED"):
+            urllib.request.urlopen(url, timeout=10)
+
+
+def test_origin_leaves_no_thread() -> None:
+    before = set(threading.enumerate())
+    with Origin({"/a": b"a"}) as origin:
+        assert {t.name for t in set(threading.enumerate()) - before} == {"origin"}
+        origin.stop()
+        origin.stop()
+    assert set(threading.enumerate()) == before
+
+
+@pytest.mark.servers
+def test_nginx_serves_ranges_and_logs_them(nginx: Callable[..., Nginx], tmp_path: Path) -> None:
+    (tmp_path / "data.tar").write_bytes(BODY)
+    server = nginx(tmp_path, access_log=True)
+    asked = urllib.request.Request(server.url("data.tar"), headers={"Range": "bytes=5-9"})
+    with urllib.request.urlopen(asked, timeout=10) as response:
+        assert (response.status, response.read()) == (206, BODY[5:10])
+    deadline = time.monotonic() + 5
+    while not server.log() and time.monotonic() < deadline:
+        time.sleep(0.002)
+    (entry,) = server.log()
+    assert (entry["uri"], entry["range"], entry["status"]) == ("/data.tar", "bytes=5-9", 206)
+
+
+@pytest.mark.servers
+def test_nginx_is_as_slow_as_a_store(nginx: Callable[..., Nginx], tmp_path: Path) -> None:
+    (tmp_path / "data.tar").write_bytes(os.urandom(6_000_000))
+    server = nginx(tmp_path, rate_bytes_s=50_000_000, latency_ms=50)
+    asked = urllib.request.Request(server.url("data.tar"), headers={"Range": "bytes=1000000-"})
+    began = time.monotonic()
+    with urllib.request.urlopen(asked, timeout=10) as response:
+        to_first_byte = time.monotonic() - began
+        assert (response.status, len(response.read())) == (206, 5_000_000)
+    assert to_first_byte >= 0.045
+    assert time.monotonic() - began - to_first_byte >= 0.080
+
+
+@pytest.mark.servers
+def test_nginx_can_ignore_ranges_and_compress(nginx: Callable[..., Nginx], tmp_path: Path) -> None:
+    (tmp_path / "data.tar").write_bytes(BODY)
+    headers = {"Range": "bytes=5-9", "Accept-Encoding": "gzip"}
+    asked = urllib.request.Request(nginx(tmp_path, ignore_ranges=True).url("data.tar"), headers=headers)
+    with urllib.request.urlopen(asked, timeout=10) as response:
+        assert (response.status, response.read()) == (200, BODY)
+    del headers["Range"]
+    asked = urllib.request.Request(nginx(tmp_path, gzip=True).url("data.tar"), headers=headers)
+    with urllib.request.urlopen(asked, timeout=10) as response:
+        assert response.headers["Content-Encoding"] == "gzip"
+        assert gzip.decompress(response.read()) == BODY
+
+
+@pytest.mark.servers
+def test_nginx_speaks_tls_and_stops(nginx: Callable[..., Nginx], tmp_path: Path, tls: Tls) -> None:
+    (tmp_path / "data.tar").write_bytes(BODY)
+    server = nginx(tmp_path, tls=(tls.cert, tls.key))
+    url = server.url("data.tar")
+    with urllib.request.urlopen(url, timeout=10, context=tls.client_context()) as response:
+        assert response.read() == BODY
+    process, prefix = server._process, server._prefix
+    assert process is not None
+    assert prefix is not None
+    server.stop()
+    server.stop()
+    assert process.poll() is not None
+    assert not prefix.exists()
+
+
+def test_a_missing_nginx_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nginx: Callable[..., Nginx]
+) -> None:
+    monkeypatch.setattr("tests.servers.nginx._program", _no_program)
+    with pytest.raises(NginxMissing, match="apt-get install"):
+        Nginx(tmp_path).start()
+    monkeypatch.delenv("WDS_REQUIRE_SERVERS", raising=False)
+    with pytest.raises(pytest.skip.Exception):
+        nginx(tmp_path)
+    monkeypatch.setenv("WDS_REQUIRE_SERVERS", "1")
+    with pytest.raises(NginxMissing):
+        nginx(tmp_path)
+
+
+def _no_program() -> str:
+    raise NginxMissing("apt-get install nginx-light")
+
+
+def test_shards_are_the_same_every_time(shards: Callable[..., list[Path]], tmp_path: Path) -> None:
+    paths = shards(2, 3)
+    assert [p.name for p in paths] == ["shard-000000.tar", "shard-000001.tar"]
+    again = make_shards(tmp_path / "again", 2, 3)
+    assert [p.read_bytes() for p in paths] == [p.read_bytes() for p in again]
+    with tarfile.open(paths[1]) as archive:
+        assert archive.getnames() == [f"{n:06d}.{f}" for n in (3, 4, 5) for f in ("png", "cls", "json")]
+
+
+def test_png_is_one() -> None:
+    image = pytest.importorskip("PIL.Image").open(io.BytesIO(png(3)))
+    assert (image.format, image.size, image.mode) == ("PNG", (8, 8), "RGB")
+    image.load()
+
+
+def test_a_thread_left_behind_is_seen() -> None:
+    before = set(threading.enumerate())
+    gate = threading.Event()
+    ours = threading.Thread(target=gate.wait, name="wds-async-loop", daemon=True)
+    user = threading.Thread(target=gate.wait, name="left", daemon=False)
+    tame = threading.Thread(target=gate.wait, name="tame", daemon=True)
+    for thread in (ours, user, tame):
+        thread.start()
+    assert sorted(leftover_threads(before, 0.02)) == ["left", "wds-async-loop"]
+    gate.set()
+    assert leftover_threads(before) == []
+    tame.join()

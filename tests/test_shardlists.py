@@ -1,0 +1,162 @@
+"""Which shards, in which order, for whom."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import pickle
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wds_async import shardlists
+from wds_async.errors import UrlError
+from wds_async.pipeline import DataPipeline
+
+URLS = [f"http://host/{i}.tar" for i in range(10)]
+
+
+def urls(source: Any, n: int | None = None) -> list[str]:
+    return [shard["url"] for shard in itertools.islice(source, n)]
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "WORKER", "NUM_WORKERS", "WDS_SHOW_SEED"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def stand(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def at(rank: int, world_size: int, worker: int = 0, num_workers: int = 1) -> None:
+        values = {"RANK": rank, "WORLD_SIZE": world_size, "WORKER": worker, "NUM_WORKERS": num_workers}
+        for name, value in values.items():
+            monkeypatch.setenv(name, str(value))
+
+    return at
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["http://host/{0..9}.tar", URLS, (u for u in URLS), ["http://host/{0..4}.tar", "http://host/{5..9}.tar"]],
+)
+def test_simple_list(spec: Any) -> None:
+    shards = shardlists.SimpleShardList(spec)
+    assert len(shards) == 10
+    assert urls(shards) == URLS
+    assert urls(shards) == URLS
+
+
+def test_paths(tmp_path: Path) -> None:
+    for i in range(2):
+        (tmp_path / f"{i}.tar").touch()
+    expected = [str(tmp_path / "0.tar"), str(tmp_path / "1.tar")]
+    assert urls(shardlists.SimpleShardList(tmp_path / "{0..1}.tar")) == expected
+    assert urls(shardlists.SimpleShardList([tmp_path / "0.tar", str(tmp_path / "1.tar")])) == expected
+
+
+@pytest.mark.parametrize("kind", [shardlists.SimpleShardList, shardlists.ResampledShards])
+@pytest.mark.parametrize("nothing", [[], (), iter([]), 3, None, b"x.tar", {"a": 1}])
+def test_no_shards(kind: Any, nothing: Any) -> None:
+    with pytest.raises(UrlError):
+        kind(nothing)
+
+
+def test_seeded_order_is_the_promised_one() -> None:
+    shards = shardlists.SimpleShardList(list(map(str, range(10))))
+    shards.seed = 17
+    expected = list(map(str, range(10)))
+    random.Random(17).shuffle(expected)
+    assert expected[0] == "7"
+    assert urls(shards) == urls(shards) == expected
+    assert shards.urls == list(map(str, range(10)))
+
+
+@given(st.integers(0, 40), st.integers(1, 5), st.integers(1, 5))
+def test_splitting_gives_each_shard_to_one_worker(n: int, ranks: int, workers: int) -> None:
+    shares: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WORLD_SIZE", str(ranks))
+        patch.setenv("NUM_WORKERS", str(workers))
+        for rank in range(ranks):
+            for worker in range(workers):
+                patch.setenv("RANK", str(rank))
+                patch.setenv("WORKER", str(worker))
+                share = list(shardlists.split_by_worker(shardlists.split_by_node(range(n))))
+                assert share == sorted(share)
+                shares += share
+    assert sorted(shares) == list(range(n))
+
+
+def test_single_node_only(stand: Any) -> None:
+    assert list(shardlists.single_node_only([1, 2])) == [1, 2]
+    stand(0, 2)
+    with pytest.raises(ValueError, match="2 ranks"):
+        shardlists.single_node_only([1, 2])
+
+
+def test_resampled_shards_are_drawn_with_replacement_and_do_not_end() -> None:
+    drawn = urls(shardlists.ResampledShards(URLS), 1000)
+    assert set(drawn) == set(URLS)
+    assert len(drawn) == 1000
+    assert len(urls(shardlists.ResampledShards(URLS, nshards=7))) == 7
+
+
+def test_resampling_without_a_seed_differs_between_runs() -> None:
+    shards = shardlists.ResampledShards(URLS)
+    assert urls(shards, 50) != urls(shards, 50)
+    assert urls(shards, 50) != urls(shardlists.ResampledShards(URLS), 50)
+
+
+def test_deterministic_resampling(stand: Any) -> None:
+    def run(**kw: Any) -> list[list[str]]:
+        shards = shardlists.ResampledShards(URLS, deterministic=True, **kw)
+        return [urls(shards, 50) for _ in range(3)]
+
+    once = run()
+    assert run() == once
+    assert len({tuple(epoch) for epoch in once}) == 3
+    assert run(seed=1) != once
+    assert run(seed="text") == run(seed="text") != once
+    stand(0, 1, 1, 2)
+    assert run() != once
+    assert run(worker_seed=lambda: 0) == once
+
+
+def test_resampling_epoch_can_be_set() -> None:
+    shards = shardlists.ResampledShards(URLS, deterministic=True)
+    assert shards.epoch == -1
+    first = urls(shards, 50)
+    urls(shards, 50)
+    assert shards.epoch == 1
+    shards.set_epoch(0)
+    assert urls(shards, 50) == first
+    shards.epoch = -1
+    assert urls(shards, 50) == first
+    assert pickle.loads(pickle.dumps(shards)).epoch == 0
+
+
+def test_seed_is_shown(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("WDS_SHOW_SEED", "1")
+    with caplog.at_level(logging.WARNING, "wds_async"):
+        urls(shardlists.ResampledShards(URLS), 1)
+    assert "ResampledShards seed" in caplog.text
+
+
+def test_resampled_filter() -> None:
+    drawn = list(shardlists.resampled(100, seed=1)(range(5)))
+    assert len(drawn) == 100
+    assert set(drawn) == set(range(5))
+    assert list(shardlists.resampled(100, seed=1)(range(5))) == drawn
+    with pytest.raises(UrlError, match="nothing to draw from"):
+        list(shardlists.resampled(3)([]))
+
+
+def test_non_empty() -> None:
+    assert list(DataPipeline(range(3), shardlists.non_empty)) == [0, 1, 2]
+    with pytest.raises(ValueError, match="nothing at all"):
+        list(DataPipeline(range(0), shardlists.non_empty))

@@ -1,0 +1,145 @@
+"""Rank, worker, seeds, the shared epoch, and being an IterableDataset without importing torch."""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from wds_async import world
+from wds_async.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "WORKER", "NUM_WORKERS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_alone() -> None:
+    assert world.place() == (0, 1, 0, 1)
+    assert world.worker_seed() == 0
+
+
+def test_environment_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "3", "WORLD_SIZE": "4", "WORKER": "1", "NUM_WORKERS": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert world.place() == world.Place(rank=3, world_size=4, worker=1, num_workers=2)
+    assert world.worker_seed() == 3001
+
+
+def test_one_variable_of_two_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "3")
+    assert world.place().world_size == 1
+
+
+def test_rank_beyond_world_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "4")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(ConfigError, match="RANK=4"):
+        world.place()
+
+
+def test_torch_distributed_says_the_rank(tmp_path: Any) -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        assert world.place()[:2] == (0, 1)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_seeds_are_stable_across_processes() -> None:
+    values = (17, "shards/a.tar", b"x", 2.5)
+    script = f"from wds_async.world import make_seed; print(make_seed(*{values!r}))"
+    other = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert int(other.stdout) == world.make_seed(*values)
+    assert 0 <= world.make_seed(-5, 1 << 70) < 1 << 31
+    assert world.make_seed(1, 2) != world.make_seed(2, 1)
+
+
+def test_epoch_counts_and_can_be_set() -> None:
+    epoch = world.SharedEpoch()
+    assert [epoch.get(), epoch.next(), epoch.next(), epoch.get()] == [-1, 0, 1, 1]
+    epoch.set(7)
+    assert epoch.next() == 8
+    assert copy.copy(epoch).next() == 9
+    assert epoch.get() == 9
+
+
+def test_pickled_epoch_has_the_number_and_counts_for_itself() -> None:
+    epoch = world.SharedEpoch(3)
+    epoch.next()
+    twin = pickle.loads(pickle.dumps(epoch))
+    assert twin.get() == 4
+    twin.next()
+    assert epoch.get() == 4
+
+
+def _begin_epoch(epoch: world.SharedEpoch) -> None:
+    epoch.next()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_child_processes_count_in_shared_memory(method: str) -> None:
+    epoch = world.SharedEpoch()
+    context = multiprocessing.get_context(method)
+    for expected in (0, 1):
+        child = context.Process(target=_begin_epoch, args=(epoch,))
+        child.start()
+        child.join()
+        assert child.exitcode == 0
+        assert epoch.get() == expected
+
+
+class Stream(world.TorchDataset):
+    def __iter__(self) -> Any:
+        return iter(range(6))
+
+
+class Substream(Stream):
+    pass
+
+
+def test_is_an_iterable_dataset() -> None:
+    from torch.utils.data import DataLoader, IterableDataset
+
+    assert isinstance(Stream(), IterableDataset)
+    assert isinstance(Substream(), IterableDataset)
+    assert type(Substream()) is Substream
+    assert Substream().__class__ is Substream
+    assert list(DataLoader(Substream(), batch_size=None)) == list(range(6))
+    assert list(pickle.loads(pickle.dumps(Stream()))) == list(range(6))
+
+
+def test_is_an_iterable_dataset_when_torch_comes_later_and_never_imports_it() -> None:
+    script = """
+import sys
+from wds_async.pipeline import DataPipeline
+from wds_async.shardlists import ResampledShards
+built = [DataPipeline(range(1, 4)), ResampledShards("a.tar")]
+assert isinstance(built[0], DataPipeline) and list(built[0]) == [1, 2, 3]
+assert "torch" not in sys.modules
+from torch.utils.data import DataLoader, IterableDataset
+assert all(isinstance(b, IterableDataset) for b in built)
+assert list(DataLoader(built[0], batch_size=None)) == [1, 2, 3]
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_spawned_worker_keeps_its_parents_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world, "_inherited_rank", None)
+    world.inherit_rank(None)
+    assert world.place().world_size == 1
+    world.inherit_rank((2, 3))
+    assert world.place()[:2] == (2, 3)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "5")
+    assert world.place()[:2] == (0, 5)

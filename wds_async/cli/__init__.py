@@ -1,0 +1,110 @@
+"""The command line ``wds-async``: one small module a command, imported when it is called.
+
+Exit codes: 0 good, 1 the data or the store had an error, 2 the command or a setting was wrong, 130 Ctrl-C.
+An error of the tree is one message on stderr; ``WDS_LOG=debug`` shows its traceback too. A reader that goes
+away (``| head``) ends the command silently.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+import traceback
+from typing import Any
+
+import click
+
+from wds_async import config
+from wds_async.errors import ConfigError, MissingExtra, UrlError, WdsError
+
+__all__ = ["COMMANDS", "Commands", "main"]
+
+COMMANDS = {
+    "ls": "List the samples of shards: keys, fields, sizes, offsets.",
+    "cat": "Show samples, or write one field's or a whole shard's bytes.",
+    "bench": "Measure reading: bytes/s, samples/s, CPU and memory.",
+    "env": "Show every environment variable that is read.",
+    "run": "Run a script whose `import webdataset` becomes wds_async.",
+    "demo": "Train a small model from shards streamed over HTTP.",
+}
+_INTERRUPTED = 130
+
+
+class Commands(click.Group):
+    """The group: knows its commands by name, so that ``--help`` imports none of them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"wds_async.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # What stdout still holds would be written, and fail again, when the interpreter ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            ctx.exit(0)
+        return result
+
+    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        parent: Any = super()
+
+        def call() -> Any:
+            return parent.main(*args, standalone_mode=False, **extra)
+
+        return sys.exit(_exit_code(call)) if standalone_mode else call()
+
+
+def _exit_code(call: Any) -> int:
+    try:
+        code = call()
+    except click.ClickException as exn:
+        exn.show()
+        return exn.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return _INTERRUPTED
+    except WdsError as exn:
+        report(exn)
+        return 2 if isinstance(exn, (ConfigError, UrlError, MissingExtra)) else 1
+    return code if isinstance(code, int) else 0
+
+
+def report(exn: BaseException) -> None:
+    """One red message on stderr, after the traceback where ``WDS_LOG=debug``."""
+    if (config.variable("WDS_LOG") or "").lower() == "debug":
+        traceback.print_exception(exn)
+    click.echo(click.style(f"wds-async: {exn}", fg="red"), err=True)
+
+
+def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        click.echo(f"wds-async {importlib.import_module('wds_async').__version__}")
+        ctx.exit()
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option(
+    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Show the version."
+)
+def main() -> None:
+    """Read, list, measure and try out shards of training data, from files, HTTP or any cloud.
+
+    Example: wds-async ls 'https://host/train-{000..009}.tar' -n 5
+    """
+    level = config.settings().log.upper()
+    if level and level not in logging.getLevelNamesMapping():
+        raise ConfigError(f"WDS_LOG={level.lower()!r} is not a level; write debug, info, warning or error")
+    if level:
+        logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")

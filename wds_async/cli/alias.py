@@ -1,0 +1,68 @@
+"""``import webdataset`` (and its submodules) resolving to wds_async, for ``wds-async run``.
+
+The folder ``shim`` holds a module named webdataset, which installs this finder. Being a folder on
+``sys.path`` it reaches the processes that a script spawns too: multiprocessing hands its path on.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+
+__all__ = ["SHIM", "Alias", "install", "prepare"]
+
+SHIM = str(Path(__file__).with_name("shim"))
+_OLD, _NEW = "webdataset", "wds_async"
+
+
+class Alias(MetaPathFinder, Loader):
+    """A finder and loader: ``webdataset.x`` is the module ``wds_async.x`` itself, not a copy."""
+
+    def __init__(self) -> None:
+        self._own_specs: dict[str, ModuleSpec | None] = {}
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """A spec for ``webdataset`` and what is below it, None for any other name."""
+        if name != _OLD and not name.startswith(_OLD + "."):
+            return None
+        if importlib.util.find_spec(_NEW + name[len(_OLD) :]) is None:
+            return None
+        return ModuleSpec(name, self)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """The module of wds_async."""
+        module = importlib.import_module(_NEW + spec.name[len(_OLD) :])
+        self._own_specs[spec.name] = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing to run; the import system has put its spec on the module, the module's own is put back."""
+        spec = module.__spec__
+        if spec is not None:
+            module.__spec__ = self._own_specs[spec.name]
+
+
+def install() -> ModuleType:
+    """Make every later ``import webdataset…`` give wds_async; the package itself is returned."""
+    if not any(isinstance(finder, Alias) for finder in sys.meta_path):
+        sys.meta_path.insert(0, Alias())
+    for name in [n for n in sys.modules if n == _OLD or n.startswith(_OLD + ".")]:
+        del sys.modules[name]
+    package = importlib.import_module(_NEW)
+    sys.modules[_OLD] = package
+    return package
+
+
+def prepare() -> None:
+    """Put the shim first on ``sys.path``, for this process and those that it spawns."""
+    if SHIM not in sys.path:
+        sys.path.insert(0, SHIM)
+    install()

@@ -1,0 +1,217 @@
+"""``wds-async bench``: how fast these shards can be read here, at what cost, and with how many workers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from wds_async import config
+from wds_async.cli import advice, shards
+from wds_async.cli.measure import Job, Moment, Outcome, measure
+
+__all__ = ["command", "figures", "table", "watched"]
+
+
+@click.command("bench")
+@click.argument("url", nargs=-1, required=True)
+@click.option("--workers", default="0", show_default=True, help="DataLoader workers, or several: 0,1,2,4.")
+@click.option(
+    "--pipeline",
+    default="raw",
+    show_default=True,
+    help="bytes: the engine alone; raw: undecoded samples; decode or decode:SPEC (rgb8, pil, torchrgb, …).",
+)
+@click.option("--seconds", default=10.0, show_default=True, help="Length of each measurement; 0: one pass.")
+@click.option("--batch", default=64, show_default=True, help="Samples that a worker hands over at a time.")
+@click.option("--budget", help="Bytes in memory a process, as WDS_BUDGET (128M).")
+@click.option("--against", type=click.Choice(["webdataset"]), help="Measure it on the same shards too.")
+@click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="Draw the table as a chart.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(*, url: tuple[str, ...], **options: Any) -> None:
+    """Read shards and measure: bytes/s, samples/s, CPU seconds a GB, peak memory.
+
+    Each measurement is a process of its own. Bytes are those of the samples' fields as stored. With several
+    worker counts, workers and a memory budget are recommended, with the reason.
+
+    Example: wds-async bench 'https://host/train-{000..009}.tar' --workers 1,2,4 --png bench.png
+
+    Example: wds-async bench 'data/train-{00..15}.tar' --against webdataset
+    """
+    counts = _counts(options["workers"])
+    _check(options["pipeline"], counts)
+    try:
+        budget = config.parse_bytes(options["budget"]) if options["budget"] else None
+    except ValueError as exn:
+        raise click.BadParameter(str(exn), param_hint="--budget") from exn
+    found = shards.expand(url)
+    libraries = ["wds_async", *([options["against"]] if options["against"] else [])]
+    jobs = [
+        Job(
+            found,
+            library=library,
+            pipeline=options["pipeline"],
+            workers=count,
+            batch=options["batch"],
+            seconds=options["seconds"],
+            budget_bytes=budget,
+        )
+        for count in counts
+        for library in libraries
+    ]
+    outcomes = [_watched(job) for job in jobs]
+    hint = advice.recommend(outcomes, _watched) if len(counts) > 1 else None
+    _report(outcomes, hint, options)
+
+
+def _check(pipeline: str, counts: list[int]) -> None:
+    if pipeline.partition(":")[0] not in ("bytes", "raw", "decode"):
+        raise click.BadParameter(f"{pipeline!r} is not bytes, raw, decode or decode:SPEC", param_hint="--pipeline")
+    if pipeline == "bytes" and any(counts):
+        raise click.UsageError("--pipeline bytes measures the engine of one process: it takes --workers 0 only")
+
+
+def _counts(text: str) -> list[int]:
+    try:
+        counts = [int(part) for part in text.split(",")]
+    except ValueError:
+        counts = [-1]
+    if min(counts) < 0:
+        raise click.BadParameter(f"{text!r} is not a number or a list like 0,1,2,4", param_hint="--workers")
+    return counts
+
+
+def _watched(job: Job) -> Outcome:
+    with watched(job) as watch:
+        return measure(job, watch)
+
+
+@contextmanager
+def watched(job: Job) -> Iterator[Any]:
+    """A live view of ``job`` on stderr where that is a terminal; gives the function that takes each moment."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda moment: None
+        return
+    with Live(_view(job, None, None), console=console, transient=True, refresh_per_second=8) as live:
+        last: list[Moment | None] = [None]
+
+        def watch(moment: Moment) -> None:
+            live.update(_view(job, moment, last[0]))
+            last[0] = moment
+
+        yield watch
+
+
+def _view(job: Job, now: Moment | None, before: Moment | None) -> Table:
+    workers = f"{job.workers} workers" if job.workers != 1 else "1 worker"
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", justify="right")
+    grid.add_column()
+    grid.add_row("", f"[bold]{job.library}[/] · {job.pipeline} · {workers}")
+    if now is None:
+        grid.add_row("", "starting …")
+        return grid
+    span = now.at_s - before.at_s if before else now.at_s
+    fresh = now.bytes - (before.bytes if before else 0)
+    grid.add_row("now", f"[bold green]{shards.human(fresh / span)}/s[/]")
+    grid.add_row("mean", f"{shards.human(now.bytes / now.at_s)}/s · {now.samples / now.at_s:,.0f} samples/s")
+    if now.bytes:
+        grid.add_row("cost", f"{now.cpu_s / now.bytes * 1e9:.2f} CPU s/GB · {shards.human(now.resident_bytes)}")
+    if now.budget_bytes:
+        full = min(1.0, now.window_bytes / now.budget_bytes)
+        bar = "━" * round(24 * full) + "[dim]" + "─" * (24 - round(24 * full)) + "[/]"
+        grid.add_row("window", f"{bar} {shards.human(now.window_bytes)} of {shards.human(now.budget_bytes)}")
+        grid.add_row("connections", str(now.connections))
+    grid.add_row("time", f"{now.at_s:.1f} s" + (f" of {job.seconds:.0f} s" if job.seconds else ""))
+    return grid
+
+
+def _report(outcomes: list[Outcome], hint: advice.Advice | None, options: dict[str, Any]) -> None:
+    if options["as_json"]:
+        answer: dict[str, Any] = {"rows": [figures(outcome) for outcome in outcomes]}
+        if hint is not None:
+            answer["recommendation"] = asdict(hint)
+        click.echo(json.dumps(answer, indent=2))
+    else:
+        console = Console()
+        console.print(table(outcomes))
+        for outcome in outcomes:
+            if outcome.bound_by:
+                console.print(
+                    f"[dim]{outcome.job.workers} workers:[/] {outcome.bound_by}", highlight=False, soft_wrap=True
+                )
+        if hint is not None:
+            console.print(f"[bold green]Recommended:[/] {hint.text}", highlight=False, soft_wrap=True)
+    if options["png"]:
+        from wds_async.cli import chart  # noqa: PLC0415 - brings matplotlib
+
+        chart.bench(outcomes, options["png"])
+        click.echo(f"chart: {options['png']}", err=True)
+
+
+def figures(outcome: Outcome) -> dict[str, Any]:
+    """The measured figures of one outcome, in units that their names tell, for JSON."""
+    return {
+        "library": outcome.job.library,
+        "pipeline": outcome.job.pipeline,
+        "workers": outcome.job.workers,
+        "bytes": outcome.bytes,
+        "samples": outcome.samples,
+        "wall_s": round(outcome.wall_s, 3),
+        "first_s": round(outcome.first_s, 4),
+        "bytes_per_s": round(outcome.rate),
+        "samples_per_s": round(outcome.samples_rate, 1),
+        "cpu_s_per_gb": round(outcome.cpu_s_per_gb, 3),
+        "peak_bytes": outcome.peak_bytes,
+        "peak_bytes_above_import": outcome.peak_bytes - outcome.base_bytes,
+        "bound_by": outcome.bound_by,
+        "stats": outcome.stats,
+    }
+
+
+def table(outcomes: list[Outcome]) -> Table:
+    """The summary; where webdataset was measured beside ours, a row of ratios follows each pair."""
+    drawn = Table(box=None, header_style="bold", pad_edge=False)
+    drawn.add_column("reader")
+    for name in ("workers", "MB/s", "samples/s", "CPU s/GB", "peak memory", "first sample"):
+        drawn.add_column(name, justify="right")
+    ours: Outcome | None = None
+    for outcome in outcomes:
+        drawn.add_row(
+            outcome.job.library,
+            str(outcome.job.workers),
+            f"{outcome.rate / 1e6:,.1f}",
+            f"{outcome.samples_rate:,.0f}" if outcome.samples else "–",
+            f"{outcome.cpu_s_per_gb:.2f}",
+            shards.human(outcome.peak_bytes),
+            f"{outcome.first_s * 1e3:,.0f} ms",
+        )
+        if outcome.job.library == "wds_async":
+            ours = outcome
+        elif ours is not None:
+            drawn.add_row(*_ratios(ours, outcome), style="green")
+    return drawn
+
+
+def _ratios(ours: Outcome, theirs: Outcome) -> list[str]:
+    def ratio(high: float, low: float) -> str:
+        return f"{high / low:.1f} ×" if low else "–"
+
+    return [
+        "  better by",
+        "",
+        ratio(ours.rate, theirs.rate),
+        ratio(ours.samples_rate, theirs.samples_rate),
+        ratio(theirs.cpu_s_per_gb, ours.cpu_s_per_gb),
+        ratio(theirs.peak_bytes, ours.peak_bytes),
+        ratio(theirs.first_s, ours.first_s),
+    ]

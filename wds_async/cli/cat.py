@@ -1,0 +1,116 @@
+"""``wds-async cat``: samples as lines, one field's bytes, or whole shards' bytes, to standard output."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import click
+
+from wds_async.cli import shards
+from wds_async.errors import WdsError
+from wds_async.urls import redact
+
+__all__ = ["command"]
+
+_WIDTH = 80
+
+
+@click.command("cat")
+@click.argument("url", nargs=-1, required=True)
+@click.option("--key", help="Only the sample of this key.")
+@click.option("--field", "name", help="Write this field's bytes and nothing else.")
+@click.option("--raw", "as_raw", is_flag=True, help="Write the shards' own bytes, one after another.")
+@click.option("-n", "limit", type=click.IntRange(min=0), help="Stop after this many samples.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+def command(
+    *, url: tuple[str, ...], key: str | None, name: str | None, as_raw: bool, limit: int | None, as_json: bool
+) -> None:
+    """Show samples, short fields in full; or write bytes to standard output.
+
+    Example: wds-async cat train-000.tar --key 000042 --field jpg > 42.jpg
+
+    Example: wds-async cat --raw https://host/train-000.tar | tar t
+    """
+    if as_raw and (key or name or as_json or limit is not None):
+        raise click.UsageError("--raw writes whole shards: it takes no --key, --field, --json or -n")
+    if name and as_json:
+        raise click.UsageError("--field writes bytes: it takes no --json")
+    found = shards.expand(url)
+    if as_raw:
+        _write(shards.raw(found))
+        return
+    entries = (entry for entry in shards.samples(found) if key is None or entry.key == key)
+    chosen = itertools.islice(entries, 1 if key is not None else limit)
+    if name:
+        _write(_field(chosen, name.lower(), found, key))
+    else:
+        _show(chosen, as_json, found, key)
+
+
+def _write(pieces: Iterable[bytes | memoryview]) -> None:
+    out = sys.stdout.buffer
+    for piece in pieces:
+        out.write(piece)
+    out.flush()
+
+
+def _field(entries: Iterable[shards.Entry], name: str, found: list[str], key: str | None) -> Iterable[bytes]:
+    none = True
+    for entry in entries:
+        none = False
+        if name not in entry.fields:
+            raise WdsError(
+                f"sample {entry.key!r} of {redact(entry.url)} (offset {entry.offset}) has no field {name!r}: "
+                f"it has {', '.join(entry.fields)}"
+            )
+        yield entry.fields[name]
+    if none:
+        raise _missing(found, key)
+
+
+def _show(entries: Iterable[shards.Entry], as_json: bool, found: list[str], key: str | None) -> None:
+    none = True
+    for entry in entries:
+        none = False
+        click.echo(json.dumps(_object(entry)) if as_json else _line(entry))
+    if none and key is not None:
+        raise _missing(found, key)
+
+
+def _missing(found: list[str], key: str | None) -> WdsError:
+    what = "no sample" if key is None else f"no sample with key {key!r}"
+    return WdsError(f"{what} in {len(found)} shard(s) from {redact(found[0])}: `wds-async ls` shows which there are")
+
+
+def _text(data: bytes) -> str | None:
+    """The field as text where it is short and printable, None for anything else."""
+    if len(data) > 4 * _WIDTH:
+        return None
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    return text if all(c.isprintable() or c.isspace() for c in text) else None
+
+
+def _object(entry: shards.Entry) -> dict[str, Any]:
+    fields = {}
+    for name, data in entry.fields.items():
+        text = _text(data)
+        fields[name] = {"bytes": len(data)} | ({} if text is None else {"text": text})
+    return {"key": entry.key, "fields": fields, "shard": redact(entry.url), "offset": entry.offset}
+
+
+def _line(entry: shards.Entry) -> str:
+    parts = [click.style(entry.key, bold=True)]
+    for name, data in entry.fields.items():
+        text = _text(data)
+        shown = f"<{shards.human(len(data))}>" if text is None else " ".join(text.split())
+        if len(shown) > _WIDTH:
+            shown = shown[: _WIDTH - 1] + "…"
+        parts.append(f"{click.style(name, fg='cyan')}={shown}")
+    return "  ".join(parts)

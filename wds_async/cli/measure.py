@@ -1,0 +1,267 @@
+"""One measured read, in a fresh process of its own: our reader or webdataset's over the same shards.
+
+The process reports a `Moment` five times a second and an `Outcome` at its end. Bytes are those of the samples'
+fields as stored (before decoding), counted the same way for both libraries; CPU is user and system time of the
+process and everything it started, from after the imports on; memory is resident memory of all of them.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+from wds_async.cli import usage
+from wds_async.errors import WdsError
+
+__all__ = ["Job", "Moment", "Outcome", "measure"]
+
+_TICK_S = 0.2
+_GRACE_S = 5.0
+WEIGHT = "__weight__"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to read: ``pipeline`` is ``bytes``, ``raw``, ``decode`` or ``decode:SPEC``; ``seconds`` 0 is one pass."""
+
+    urls: list[str]
+    library: str = "wds_async"
+    pipeline: str = "raw"
+    workers: int = 0
+    batch: int = 64
+    seconds: float = 10.0
+    budget_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The state ``at_s`` seconds after the start: totals so far, and the engine's gauges (0 for webdataset)."""
+
+    at_s: float
+    bytes: int
+    samples: int
+    cpu_s: float
+    resident_bytes: int
+    connections: int = 0
+    window_bytes: int = 0
+    budget_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a measured read. ``base_bytes`` is the memory after the imports, before reading."""
+
+    job: Job
+    wall_s: float
+    first_s: float
+    bytes: int
+    samples: int
+    cpu_s: float
+    base_bytes: int
+    peak_bytes: int
+    stats: dict[str, Any] = field(default_factory=dict)
+    bound_by: str = ""
+    moments: tuple[Moment, ...] = ()
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second."""
+        return self.bytes / self.wall_s if self.wall_s else 0.0
+
+    @property
+    def samples_rate(self) -> float:
+        """Samples a second."""
+        return self.samples / self.wall_s if self.wall_s else 0.0
+
+    @property
+    def cpu_s_per_gb(self) -> float:
+        """Seconds of CPU for 1e9 bytes."""
+        return self.cpu_s / self.bytes * 1e9 if self.bytes else 0.0
+
+
+def measure(job: Job, watch: Callable[[Moment], None] = lambda moment: None) -> Outcome:
+    """Run ``job`` in a new interpreter; ``watch`` is called with each `Moment`.
+
+    Raises what the reading process met, as a `WdsError` where it was not one already.
+    """
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=_main, args=(job, there), name=f"measure-{job.library}")
+    process.start()
+    there.close()
+    moments: list[Moment] = []
+    try:
+        while True:
+            said = here.recv()
+            if isinstance(said, Moment):
+                moments.append(said)
+                watch(said)
+            elif isinstance(said, Outcome):
+                return Outcome(**{**said.__dict__, "moments": tuple(moments)})
+            else:
+                raise said
+    except EOFError:
+        process.join()
+        raise WdsError(f"the process that read with {job.library} died (status {process.exitcode})") from None
+    finally:
+        process.join(_GRACE_S)
+        if process.is_alive():
+            process.terminate()
+            process.join()
+        here.close()
+
+
+class _Tally:
+    """What has been read; only the reading thread adds, any thread looks."""
+
+    def __init__(self) -> None:
+        self.bytes = self.samples = 0
+        self.first_s = 0.0
+
+
+def _main(job: Job, report: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; it ends this process
+    try:
+        report.send(_read(job, report))
+    except Exception as exn:
+        error = exn if isinstance(exn, WdsError) else WdsError(f"{job.library}: {type(exn).__name__}: {exn}")
+        report.send(error)
+    report.close()
+
+
+def _read(job: Job, report: Connection) -> Outcome:
+    source, total = _SOURCES[job.library](job)
+    base = usage.peak_bytes()
+    cpu, start = usage.cpu_s(), time.monotonic()
+    tally = _Tally()
+    peak = [base]
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(_TICK_S):
+            moment = _moment(time.monotonic() - start, tally, cpu, total)
+            peak[0] = max(peak[0], moment.resident_bytes)
+            report.send(moment)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        _drain(source, job, tally, start)
+        wall = time.monotonic() - start
+    finally:
+        done.set()
+        watcher.join()
+    stats = total()
+    del source
+    gc.collect()  # ends workers and pipes, so that their CPU is known
+    return Outcome(
+        job=job,
+        wall_s=wall,
+        first_s=tally.first_s,
+        bytes=tally.bytes,
+        samples=tally.samples,
+        cpu_s=usage.cpu_s() - cpu,
+        base_bytes=base,
+        peak_bytes=max(peak[0], usage.peak_bytes()),
+        stats={} if stats is None else stats.as_dict(),
+        bound_by="" if stats is None else stats.bound_by(),
+    )
+
+
+def _moment(at_s: float, tally: _Tally, cpu: float, total: Callable[[], Any]) -> Moment:
+    stats = total()
+    return Moment(
+        at_s,
+        tally.bytes,
+        tally.samples,
+        usage.cpu_s() - cpu + usage.live_children_cpu_s(),
+        usage.resident_bytes(),
+        *((stats.connections, stats.window_bytes, stats.budget_bytes) if stats is not None else ()),
+    )
+
+
+def _drain(source: Iterable[Any], job: Job, tally: _Tally, start: float) -> None:
+    """Read pass after pass until the time is over; one pass where ``seconds`` is 0."""
+    end = start + job.seconds if job.seconds else 0.0
+    while True:
+        before = tally.samples, tally.bytes
+        for item in source:
+            for sample in item if isinstance(item, list) else (item,):
+                if isinstance(sample, dict):
+                    tally.samples += 1
+                    tally.bytes += sample.get(WEIGHT) or _weight(sample)
+                else:
+                    tally.bytes += len(sample)
+            if not tally.first_s:
+                tally.first_s = time.monotonic() - start
+            if end and time.monotonic() > end:
+                return
+        if not end or time.monotonic() > end or (tally.samples, tally.bytes) == before:
+            return
+
+
+def _weight(sample: dict[str, Any]) -> int:
+    size = 0
+    for value in sample.values():
+        if value.__class__ is bytes:
+            size += len(value)
+    return size
+
+
+def _weigh(sample: dict[str, Any]) -> dict[str, Any]:
+    """A stage before decoding: notes what the sample's fields weigh as stored."""
+    return {**sample, WEIGHT: _weight(sample)}
+
+
+def _stages(library: Any, dataset: Any, job: Job) -> Any:
+    if job.pipeline.startswith("decode"):
+        dataset = dataset.map(_weigh).decode(job.pipeline.partition(":")[2] or "rgb8")
+    if not job.workers:
+        return dataset
+    if job.batch:
+        dataset = dataset.batched(job.batch, collation_fn=None)
+    return library.WebLoader(dataset, batch_size=None, num_workers=job.workers, persistent_workers=True)
+
+
+_Source = tuple[Iterable[Any], Callable[[], Any]]  # what to iterate, and how to ask for the counters
+
+
+def _ours(job: Job) -> _Source:
+    import wds_async  # noqa: PLC0415 - each process imports what it measures, and no more
+
+    if job.pipeline == "bytes":
+        return _engine(job)
+    dataset = wds_async.WebDataset(job.urls, shardshuffle=False, empty_check=False)
+    return _stages(wds_async, dataset, job), dataset.statistics
+
+
+def _engine(job: Job) -> _Source:
+    from wds_async.transfer import reader, stats  # noqa: PLC0415
+
+    board = stats.Board()
+
+    class Shards:
+        def __iter__(self) -> Iterator[memoryview]:
+            with reader.open_shards(job.urls, stats=board.counters()) as opened:
+                for stream in opened:
+                    while (view := stream.read()) is not None:
+                        yield view
+
+    return Shards(), board.total
+
+
+def _theirs(job: Job) -> _Source:
+    import webdataset  # noqa: PLC0415
+
+    dataset = webdataset.WebDataset(job.urls, shardshuffle=False, empty_check=False)
+    return _stages(webdataset, dataset, job), lambda: None
+
+
+_SOURCES = {"wds_async": _ours, "webdataset": _theirs}

@@ -1,0 +1,136 @@
+"""The exception tree.
+
+::
+
+    WdsError
+    ├── ConfigError (ValueError)            a setting or argument that does not parse
+    ├── UrlError (ValueError)               a URL, pattern or rewrite rule that cannot be understood
+    ├── MissingExtra (ImportError)          a package of an extra is not installed
+    ├── StorageError (OSError)              the store's side
+    │   ├── ShardNotFound (FileNotFoundError)
+    │   ├── AccessDenied (PermissionError)
+    │   ├── ObjectChanged                   replaced while it was being read
+    │   ├── TransferError (ConnectionError) broken, refused, wrong answer, after all attempts
+    │   │   └── FetchTimeout (TimeoutError) no progress within the time allowed
+    │   └── PipeError                       a command failed
+    ├── ShardFormatError (ValueError)       the bytes arrived but are not a good shard
+    │   ├── NotATar (tarfile.ReadError)     no tar header at the start
+    │   ├── CorruptShard (tarfile.ReadError)    a bad header or damaged compression further on
+    │   ├── TruncatedShard (tarfile.ReadError)  the shard ends inside a member
+    │   ├── FieldTooLarge                   one field above ``max_field_bytes``
+    │   └── DuplicateField                  a sample has the same field twice
+    ├── DecodingError                       a field could not be decoded
+    ├── UnsafeContent (ValueError)          refused by the security rules
+    └── ReaderClosed (RuntimeError)         a reader used after ``close`` or in another process
+
+Each class mixes in the builtin that a caller would expect. Every one pickles and can be built from one
+string, because torch's DataLoader re-raises worker exceptions that way.
+"""
+
+from __future__ import annotations
+
+import tarfile
+
+__all__ = [
+    "AccessDenied",
+    "ConfigError",
+    "CorruptShard",
+    "DecodingError",
+    "DuplicateField",
+    "FetchTimeout",
+    "FieldTooLarge",
+    "MissingExtra",
+    "NotATar",
+    "ObjectChanged",
+    "PipeError",
+    "ReaderClosed",
+    "ShardFormatError",
+    "ShardNotFound",
+    "StorageError",
+    "TransferError",
+    "TruncatedShard",
+    "UnsafeContent",
+    "UrlError",
+    "WdsError",
+]
+
+
+class WdsError(Exception):
+    """Base of every error that wds_async raises on purpose. ``str(error)`` is the whole story: which
+    URL (secrets redacted), which byte, what was tried, what to do next."""
+
+
+class ConfigError(WdsError, ValueError):
+    """A setting (environment variable or argument) does not parse or is out of range."""
+
+
+class UrlError(WdsError, ValueError):
+    """A URL, pattern or rewrite rule cannot be understood, or nothing matches it."""
+
+
+class MissingExtra(WdsError, ImportError):
+    """A package that an extra brings is not installed; the message holds the ``pip install`` command."""
+
+
+class StorageError(WdsError, OSError):
+    """The store could not give the bytes."""
+
+
+class ShardNotFound(StorageError, FileNotFoundError):
+    """There is no object or file of this name."""
+
+
+class AccessDenied(StorageError, PermissionError):
+    """The store refused these credentials, or the file system these permissions."""
+
+
+class ObjectChanged(StorageError):
+    """The object was replaced while it was being read; the message names both identities."""
+
+
+class TransferError(StorageError, ConnectionError):
+    """The transfer failed after every attempt that the policy allows, or cannot be retried."""
+
+
+class FetchTimeout(TransferError, TimeoutError):
+    """No byte arrived within the time allowed, in every attempt."""
+
+
+class PipeError(StorageError):
+    """A ``pipe:`` command ended with a failure status."""
+
+
+class ShardFormatError(WdsError, ValueError):
+    """The bytes arrived as the store holds them, but they are not a good shard."""
+
+
+class NotATar(ShardFormatError, tarfile.ReadError):
+    """The shard does not begin with a tar header (an HTML page, an empty file, another format)."""
+
+
+class CorruptShard(ShardFormatError, tarfile.ReadError):
+    """A header or a compressed stream inside the shard is damaged."""
+
+
+class TruncatedShard(ShardFormatError, tarfile.ReadError):
+    """The shard ends inside a header or a member's data."""
+
+
+class FieldTooLarge(ShardFormatError):
+    """A field is larger than ``max_field_bytes``; found before its data is read."""
+
+
+class DuplicateField(ShardFormatError):
+    """Two adjacent members give the same sample the same field."""
+
+
+class DecodingError(WdsError):
+    """A field could not be decoded; the message names shard, key and field, the cause is chained."""
+
+
+class UnsafeContent(WdsError, ValueError):
+    """The security rules forbid this (a pickle, a pipe, a local file in secure mode)."""
+
+
+class ReaderClosed(WdsError, RuntimeError):
+    """A reader was used after it was closed, or in a process that inherited it by ``fork``."""

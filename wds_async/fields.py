@@ -1,0 +1,186 @@
+"""Filters that choose and name the fields of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import fnmatch
+from typing import Any
+
+from wds_async.errors import ConfigError
+from wds_async.handlers import Handler, reraise_exception
+from wds_async.pipeline import pipelinefilter
+
+__all__ = ["extract_keys", "getfirst", "rename", "rename_keys", "to_tuple"]
+
+Sample = dict[str, Any]
+_MISSING = object()
+
+
+def _alternatives(spec: str | Iterable[str]) -> tuple[str, ...]:
+    """``"jpg;png"`` or a list of names, as a tuple of names."""
+    if not isinstance(spec, str):
+        return tuple(spec)
+    if " " in spec:
+        raise ConfigError(f"{spec!r}: alternatives are separated by ';', without spaces")
+    return tuple(spec.split(";"))
+
+
+def _first(sample: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+    for name in names:
+        if name in sample:
+            return sample[name]
+    return _MISSING
+
+
+def _not_found(sample: Mapping[str, Any], names: tuple[str, ...]) -> ValueError:
+    hint = ""
+    if near := [f for f in sample if any(f.endswith("." + n) for n in names)]:
+        hint = f"; a field's name begins after the first dot of the file's name: did you mean {near[0]!r}?"
+    key = f" (sample {sample['__key__']!r} of {sample.get('__url__')})" if "__key__" in sample else ""
+    return ValueError(f"no field {';'.join(names)!r} among {list(sample)}{key}{hint}")
+
+
+def getfirst(
+    a: Mapping[str, Any], keys: str | Iterable[str], default: Any = None, missing_is_error: bool = True
+) -> Any:
+    """The value of the first of ``keys`` (``"jpg;png"`` or a list) that ``a`` has.
+
+    Raises ValueError where it has none and ``missing_is_error``; else gives ``default``.
+    """
+    names = _alternatives(keys)
+    value = _first(a, names)
+    if value is not _MISSING:
+        return value
+    if missing_is_error:
+        raise _not_found(a, names)
+    return default
+
+
+def _rename(
+    data: Iterable[Sample], handler: Handler = reraise_exception, keep: bool = True, **kw: Any
+) -> Iterator[Sample]:
+    """Name fields anew: ``image="jpg;png"`` takes the first of the alternatives that is there.
+
+    ``keep=False`` drops everything that is not named, ``__key__`` too. ValueError where none is there.
+    """
+    wanted = [(new, _alternatives(old)) for new, old in kw.items()]
+    replaced = {name for _, names in wanted for name in names}
+    for sample in data:
+        try:
+            renamed = {k: v for k, v in sample.items() if k not in replaced} if keep else {}
+            for new, names in wanted:
+                value = _first(sample, names)
+                if value is _MISSING:
+                    raise _not_found(sample, names)
+                renamed[new] = value
+        except Exception as exn:
+            if handler(exn):
+                continue
+            return
+        yield renamed
+
+
+rename = pipelinefilter(_rename)
+
+
+def _rename_keys(
+    source: Iterable[Sample],
+    *args: tuple[str, str],
+    keep_unselected: bool = False,
+    must_match: bool = True,
+    duplicate_is_error: bool = True,
+    **kw: str,
+) -> Iterator[Sample]:
+    """Name fields anew by pattern: ``(new, pattern)`` or ``new=pattern``, the last that fits decides.
+
+    A pattern (`fnmatch`) is held against the field's lower-cased name after its last ``/``. Fields that nothing
+    fits are dropped, ``__key__`` and ``__url__`` too, unless ``keep_unselected``. ValueError for two fields under
+    one new name (unless not ``duplicate_is_error``: the first stays) and for a pattern that fits nothing
+    (``must_match``).
+    """
+    rules = [(pattern, new) for new, pattern in (*args, *kw.items())][::-1]
+    for sample in source:
+        renamed: Sample = {}
+        matched = set()
+        for path, value in sample.items():
+            name = path.rsplit("/", 1)[-1].lower()
+            rule = next((r for r in rules if fnmatch(name, r[0])), None)
+            if rule is None:
+                if keep_unselected:
+                    renamed[path] = value
+                continue
+            matched.add(rule[0])
+            if rule[1] not in renamed:
+                renamed[rule[1]] = value
+            elif duplicate_is_error:
+                raise ValueError(f"rename_keys: two fields of {list(sample)} become {rule[1]!r}")
+        if must_match and (idle := {p for p, _ in rules} - matched):
+            raise ValueError(f"rename_keys: {sorted(idle)} fit none of {list(sample)}")
+        yield renamed
+
+
+rename_keys = pipelinefilter(_rename_keys)
+
+
+def _extract_keys(
+    source: Iterable[Sample], *patterns: Any, duplicate_is_error: bool = True, ignore_missing: bool = False
+) -> Iterator[tuple[Any, ...]]:
+    """A tuple of the fields that fit the patterns: `fnmatch` on ``jpg`` and ``.jpg``, alternatives between ``;``.
+
+    ValueError where a pattern fits several fields (``duplicate_is_error``) or none (unless ``ignore_missing``).
+    """
+    wanted = [tuple(p.split(";")) if isinstance(p, str) else tuple(p) for p in patterns]
+    for sample in source:
+        values = []
+        for alternatives in wanted:
+            fits = [k for k in sample if any(fnmatch("." + k, p) or fnmatch(k, p) for p in alternatives)]
+            if len(fits) > 1 and duplicate_is_error:
+                raise ValueError(f"extract_keys: {';'.join(alternatives)!r} fits {fits}")
+            if fits:
+                values.append(sample[fits[0]])
+            elif not ignore_missing:
+                raise _not_found(sample, alternatives)
+        yield tuple(values)
+
+
+extract_keys = pipelinefilter(_extract_keys)
+
+
+def _to_tuple(
+    data: Iterable[Sample],
+    *args: Any,
+    handler: Handler = reraise_exception,
+    missing_is_error: bool = True,
+    none_is_error: bool | None = None,
+) -> Iterator[tuple[Any, ...]]:
+    """A tuple of fields: ``"jpg;png", "cls"`` or, in one string, ``"jpg;png cls"``.
+
+    A missing field is a ValueError, or None where not ``missing_is_error``; a field that is None is a
+    ValueError where ``none_is_error`` (by default the same as ``missing_is_error``).
+    """
+    specs = args[0].split() if len(args) == 1 and isinstance(args[0], str) else args
+    wanted = [_alternatives(spec) for spec in specs]
+    none_is_error = missing_is_error if none_is_error is None else none_is_error
+    for sample in data:
+        values = []
+        try:
+            for names in wanted:
+                for name in names:
+                    if name in sample:
+                        value = sample[name]
+                        break
+                else:
+                    if missing_is_error:
+                        raise _not_found(sample, names)
+                    value = None
+                if value is None and none_is_error:
+                    raise ValueError(f"to_tuple: field {';'.join(names)!r} is None in {sample.get('__key__')!r}")
+                values.append(value)
+        except Exception as exn:
+            if handler(exn):
+                continue
+            return
+        yield tuple(values)
+
+
+to_tuple = pipelinefilter(_to_tuple)

@@ -1,0 +1,245 @@
+"""A list of stages that becomes one iterator, and the currying that makes a stage of a function.
+
+A stage is an iterable or a callable without arguments (the first), a callable from iterator to iterator, or
+an object with ``run(source)``.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import itertools
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from wds_async import world
+from wds_async.errors import ConfigError, ReaderClosed
+
+__all__ = ["DataPipeline", "FilterFunction", "PipelineStage", "RestCurried", "pipelinefilter"]
+
+
+class PipelineStage:
+    """Base for users' own stages that keep state: give them ``run(self, source)`` returning an iterator."""
+
+    def run(self, *args: Any, **kw: Any) -> Iterable[Any]:
+        """Turn the source into this stage's output."""
+        raise NotImplementedError(f"{type(self).__name__} is a stage without run(self, source)")
+
+
+class FilterFunction:
+    """A stage: function ``f`` that gets the source first, then ``args`` and ``kw``. Pickles if they do."""
+
+    def __init__(self, f: Callable[..., Any], *args: Any, **kw: Any) -> None:
+        self.f = f
+        self.args = args
+        self.kw = kw
+
+    def __call__(self, source: Iterable[Any]) -> Any:
+        """The stage's output over ``source``."""
+        return self.f(source, *self.args, **self.kw)
+
+    run = __call__
+
+    def __repr__(self) -> str:
+        return f"<{self.f.__name__} {self.args} {self.kw}>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Decorating with pipelinefilter leaves the stage maker under the function's name, where pickle looks
+        # for the function: so the maker is stored in its place.
+        module = sys.modules.get(getattr(self.f, "__module__", None) or "")
+        named = getattr(module, getattr(self.f, "__qualname__", ""), None)
+        decorated = isinstance(named, RestCurried) and named.f is self.f
+        return {**self.__dict__, "f": named} if decorated else self.__dict__
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if isinstance(self.f, RestCurried):
+            self.f = self.f.f
+
+
+class RestCurried:
+    """What `pipelinefilter` makes: called with everything but the source, it gives the stage."""
+
+    def __init__(self, f: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, f)
+        self.f = f
+
+    def __call__(self, *args: Any, **kw: Any) -> FilterFunction:
+        return FilterFunction(self.f, *args, **kw)
+
+    def __reduce__(self) -> Any:
+        # By name where the decorated name is this object, else by the function it wraps.
+        module = sys.modules.get(getattr(self, "__module__", None) or "")
+        name = getattr(self, "__qualname__", "")
+        return name if getattr(module, name, None) is self else (pipelinefilter, (self.f,))
+
+
+def pipelinefilter(f: Callable[..., Any]) -> RestCurried:
+    """Make stages of ``f(source, *args, **kw)``: the result takes all arguments but the source.
+
+    >>> double = pipelinefilter(lambda source, by: (by * x for x in source))
+    >>> list(DataPipeline([1, 2], double(2)))
+    [2, 4]
+    """
+    return RestCurried(f)
+
+
+class DataPipeline(world.TorchDataset):
+    """Stages one after another, as an iterable that can be run many times.
+
+    ``None`` among the stages is skipped and a list is taken for several stages. ``pipeline`` is the plain list of
+    them, to be read and edited. `compose` and the fluent methods give new pipelines that share the stages;
+    `with_epoch`, `with_length` and `repeat` change this one and return it. torch's DataLoader takes it
+    for an ``IterableDataset``.
+    """
+
+    def __init__(self, *stages: Any) -> None:
+        self.pipeline: list[Any] = []
+        self.repetitions = 1
+        self.nsamples = -1
+        self.size: int | None = None
+        self.closed = False
+        for stage in stages:
+            if isinstance(stage, list):
+                self.pipeline.extend(stage)
+            elif stage is not None:
+                self.pipeline.append(stage)
+
+    def invoke(self, stage: Any, *source: Any) -> Any:
+        """The output of one stage: over ``source``, or with nothing before it where it is the first.
+
+        Raises ConfigError for an object that is no stage.
+        """
+        if not source and hasattr(stage, "__iter__") and not isinstance(stage, type):
+            return iter(stage)
+        if hasattr(stage, "run"):
+            return stage.run(*source)
+        if callable(stage):
+            return stage(*source)
+        where = "stage" if source else "first stage"
+        raise ConfigError(
+            f"{stage!r} of type {type(stage).__name__} is not a {where} of a pipeline: give an iterable (first), "
+            "a callable from iterator to iterator, or an object with run(source)"
+        )
+
+    def iterator1(self) -> Iterator[Any]:
+        """Run the stages once."""
+        if self.closed:
+            raise ReaderClosed(f"this {type(self).__name__} was closed; make a new one")
+        if not self.pipeline:
+            raise ConfigError("a pipeline without stages cannot be iterated; append a source first")
+        source = self.invoke(self.pipeline[0])
+        for stage in self.pipeline[1:]:
+            source = self.invoke(stage, source)
+        return iter(source)
+
+    def iterator(self) -> Iterator[Any]:
+        """Run the stages ``repetitions`` times; a run that yields nothing ends it."""
+        for _ in range(self.repetitions):
+            empty = True
+            for sample in self.iterator1():
+                empty = False
+                yield sample
+            if empty:
+                return
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.repetitions == 1:
+            return self.iterator1()
+        return itertools.islice(self.iterator(), self.nsamples) if self.nsamples > 0 else self.iterator()
+
+    def stage(self, i: int) -> Any:
+        """Stage number ``i``, 0 being the source."""
+        return self.pipeline[i]
+
+    def append(self, stage: Any) -> None:
+        """Add a stage to the end of this pipeline."""
+        self.pipeline.append(stage)
+
+    def compose(self, *stages: Any) -> Any:
+        """A new pipeline of the same class with ``stages`` added; the earlier stages are shared."""
+        result = copy.copy(self)
+        result.pipeline = [*self.pipeline, *stages]
+        return result
+
+    def with_epoch(self, nsamples: int = -1, nbatches: int = -1) -> Any:
+        """End each iteration after ``nsamples`` items (samples, or batches after `batched`), starting the source
+        again when it ends earlier. The count is that of each worker. Changes this object and returns it.
+
+        A shard that is partly read when an epoch ends is read from its start in a later one.
+        """
+        self.repetitions = sys.maxsize
+        self.nsamples = max(nsamples, nbatches)
+        return self
+
+    def repeat(self, nepochs: int = -1, nbatches: int = -1) -> Any:
+        """Run the source ``nepochs`` times (for ever unless positive), at most ``nbatches`` items in all.
+        Changes this object and returns it."""
+        self.repetitions = nepochs if nepochs > 0 else sys.maxsize
+        self.nsamples = nbatches
+        return self
+
+    def with_length(self, n: int, silent: bool = True) -> Any:
+        """Make ``len`` give ``n``, for loaders and progress bars that ask. It does not change how many samples there
+        are. Changes this object and returns it; ``silent`` is accepted for WebDataset's sake, there is no warning."""
+        self.size = n
+        return self
+
+    def __len__(self) -> int:
+        # TypeError is what list(), tqdm, Lightning and Trainer expect of an iterable that does not know.
+        if self.size is None:
+            raise TypeError(f"{type(self).__name__} has no len(): with_length(n) gives it one")
+        return self.size
+
+    def __bool__(self) -> bool:
+        return True  # not len(): `if dataset:` asks whether there is one
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration that of ``epoch``, in every stage that shuffles or resamples shards.
+
+        Needed only where ranks may have begun different numbers of iterations, or to go on after a restart.
+        Call it before the epoch's ``iter(loader)``; it reaches the workers, persistent ones included.
+        """
+        for stage in self._holders("set_epoch"):
+            stage.set_epoch(epoch)
+
+    def statistics(self) -> Any:
+        """What the shard readers of this pipeline did so far, in this process and its DataLoader workers, as a
+        `transfer.stats.Stats`. None where no stage reads shards."""
+        found = [s for s in (stage.statistics() for stage in self._holders("statistics")) if s is not None]
+        if not found:
+            return None
+        columns = zip(*(dataclasses.astuple(stats) for stats in found), strict=True)
+        return type(found[0])(*(sum(column) for column in columns))
+
+    def _holders(self, method: str) -> list[Any]:
+        """The stages that offer ``method``; for a DataLoader, its dataset."""
+        stages = [s if hasattr(s, method) else getattr(s, "dataset", None) for s in self.pipeline]
+        return [stage for stage in stages if hasattr(stage, method)]
+
+    def close(self) -> None:
+        """Close every stage that can be closed, iterators that are still open included. Idempotent."""
+        self.closed = True
+        for stage in self.pipeline:
+            if callable(close := getattr(stage, "close", None)):
+                close()
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        if world.spawning():
+            here = world.place()
+            if here.world_size > 1:
+                state["_rank"] = (here.rank, here.world_size)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        world.inherit_rank(state.pop("_rank", None))
+        self.__dict__.update(state)

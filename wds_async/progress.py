@@ -1,0 +1,192 @@
+"""The progress bar and the summary line of an epoch, right with any number of DataLoader workers.
+
+One process draws: worker 0, or the main process where there are no workers; its figures are totals over all
+of them (`transfer.stats.Board`). The summary is printed by whichever worker ends its pass last: each leaves what it
+read in a small file in the board's folder, and the one that finds all of them there adds them up. On a terminal the
+bar is redrawn four times a second by a thread of its own; elsewhere a plain line comes every ten seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from wds_async import config, world
+from wds_async.transfer.stats import Board, Stats
+
+__all__ = ["Watch", "summary", "watch"]
+
+T = TypeVar("T")
+
+_PLAIN_EVERY_S = 10.0
+_REDRAWS_PER_S = 4
+_CELLS = 16
+_passes: weakref.WeakKeyDictionary[Board, int] = weakref.WeakKeyDictionary()
+
+
+class Watch:
+    """A pipeline stage that shows what goes through it; ``enabled`` None follows ``WDS_PROGRESS``."""
+
+    def __init__(self, board: Board, enabled: bool | None = None) -> None:
+        self.board = board
+        self.enabled = enabled
+
+    def run(self, source: Iterable[T]) -> Iterator[T]:
+        """``source`` unchanged, watched where that is wanted."""
+        enabled = config.settings().progress if self.enabled is None else self.enabled
+        here = world.place()
+        return watch(iter(source), self.board, enabled, here.worker, here.num_workers)
+
+
+def watch(
+    iterator: Iterator[T],
+    board: Board,
+    enabled: bool,
+    worker: int,
+    num_workers: int,
+    *,
+    console: Console | None = None,
+) -> Iterator[T]:
+    """``iterator`` itself, or with a bar and a summary line on stderr (``console``) where ``enabled``.
+
+    ``worker`` of ``num_workers`` is this process's place among those that read the same pass.
+    """
+    if not enabled:
+        return iterator
+    return _watched(iterator, board, worker, num_workers, console or Console(stderr=True))
+
+
+def _watched(iterator: Iterator[T], board: Board, worker: int, num_workers: int, console: Console) -> Iterator[T]:
+    number = _passes[board] = _passes.get(board, 0) + 1
+    before, start = board.counters().values(), time.time()
+    how = " (left early)"
+    try:
+        with _bar(board, console) if worker == 0 else contextlib.nullcontext():
+            yield from iterator
+            how = ""
+    except Exception as exn:
+        how = f" (ended by {type(exn).__name__})"
+        raise
+    finally:
+        if not sys.is_finalizing():
+            change = [now - then for now, then in zip(board.counters().values(), before, strict=True)]
+            share = {"stats": change, "start": start, "end": time.time(), "how": how}
+            line = _alone(share, number) if num_workers == 1 else _last(board, share, worker, num_workers, number)
+            if line is not None:
+                console.print(line, soft_wrap=True, highlight=False)
+
+
+def _alone(share: dict[str, Any], number: int) -> str:
+    return summary(Stats(*share["stats"]), share["end"] - share["start"], number, share["how"])
+
+
+def _last(board: Board, share: dict[str, Any], worker: int, num_workers: int, number: int) -> str | None:
+    """The summary of all workers where this one is the last to end its pass, else None."""
+    folder = Path(board._folder)
+    pass_id = f"{_generation(worker)}-{number}"
+    mine = folder / f"epoch-{pass_id}-{worker}"
+    # Written aside and renamed, so that nobody reads half of it. Never as long as one of the board's rows.
+    aside = mine.with_name(mine.name + ".new")
+    aside.write_text(json.dumps(share).ljust(1024))
+    os.replace(aside, mine)
+    everyone = [folder / f"epoch-{pass_id}-{i}" for i in range(num_workers)]
+    try:
+        shares = [json.loads(path.read_text()) for path in everyone]
+        # Two that end at once may both see everyone's file; only one can create this one.
+        (folder / f"summary-{pass_id}").open("x").close()
+    except (FileNotFoundError, FileExistsError):
+        return None
+    for path in everyone:
+        path.unlink(missing_ok=True)
+    total = Stats(*map(sum, zip(*(one["stats"] for one in shares), strict=True)))
+    wall_s = max(one["end"] for one in shares) - min(one["start"] for one in shares)
+    how = next((one["how"] for one in shares if one["how"]), "")
+    return summary(total, wall_s, len(list(folder.glob("summary-*"))), how)
+
+
+def _generation(worker: int) -> int:
+    """A number that the workers of one DataLoader iterator have in common, and another iterator's do not."""
+    data = sys.modules.get("torch.utils.data")
+    info = None if data is None else data.get_worker_info()
+    return os.getppid() if info is None else int(info.seed) - worker
+
+
+def summary(stats: Stats, wall_s: float, number: int = 1, how: str = "") -> str:
+    """The line of an epoch: bytes, MB/s, samples, faults healed, bad samples, what bounds it."""
+    wall_s = max(wall_s, 1e-9)
+    shards = f", {stats.bad_shards:.0f} bad shards" if stats.bad_shards else ""
+    return (
+        f"wds_async epoch {number}{how}: {_size(stats.bytes)} in {wall_s:.1f} s, "
+        f"{stats.bytes / wall_s / 1e6:,.1f} MB/s, {stats.samples:,.0f} samples "
+        f"({stats.samples / wall_s:,.0f}/s); {stats.retries:.0f} faults healed, "
+        f"{stats.bad_samples:.0f} bad samples{shards}; {stats.bound_by()}"
+    )
+
+
+@contextlib.contextmanager
+def _bar(board: Board, console: Console) -> Iterator[None]:
+    meter = _Meter(board)
+    if console.is_terminal:
+        # Live asks for the picture on its own thread: the samples that pass cost nothing.
+        with Live(get_renderable=meter.draw, console=console, transient=True, refresh_per_second=_REDRAWS_PER_S):
+            yield
+        return
+    done = threading.Event()
+    thread = threading.Thread(target=_lines, args=(meter, console, done), name="wds-async-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _lines(meter: _Meter, console: Console, done: threading.Event) -> None:
+    while not done.wait(_PLAIN_EVERY_S):
+        console.print(meter.draw().plain, soft_wrap=True, highlight=False)
+
+
+class _Meter:
+    """Rates over the last few seconds from the board's totals, drawn as one line."""
+
+    def __init__(self, board: Board, clock: Callable[[], float] = time.monotonic) -> None:
+        self._board = board
+        self._clock = clock
+        self._first = board.total()
+        self._past: list[tuple[float, Stats]] = [(clock(), self._first)]
+
+    def draw(self) -> Text:
+        """The line as it is now."""
+        now, stats = self._clock(), self._board.total()
+        while len(self._past) > 1 and now - self._past[1][0] > 3.0:
+            self._past.pop(0)
+        then, before = self._past[0]
+        self._past.append((now, stats))
+        span = max(now - then, 1e-9)
+        text = Text("wds_async ", style="bold")
+        text.append(f"{stats.samples - self._first.samples:,.0f} samples", style="cyan")
+        text.append(f"  {(stats.samples - before.samples) / span:,.0f}/s", style="default")
+        text.append(f"  {(stats.bytes - before.bytes) / span / 1e6:,.1f} MB/s", style="green")
+        if stats.budget_bytes:
+            full = min(1.0, stats.window_bytes / stats.budget_bytes)
+            filled = round(_CELLS * full)
+            text.append("  window ", style="default")
+            text.append("━" * filled, style="green").append("─" * (_CELLS - filled), style="dim")
+            text.append(f" {full:.0%}", style="default")
+        return text
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e9:,.2f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"

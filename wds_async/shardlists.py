@@ -1,0 +1,172 @@
+"""Which shards, in which order, and which of them this rank and worker reads."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from wds_async import config, world
+from wds_async.errors import ConfigError, UrlError
+from wds_async.pipeline import pipelinefilter
+from wds_async.urls import expand_urls
+
+__all__ = [
+    "ResampledShardList",
+    "ResampledShards",
+    "SimpleShardList",
+    "expand_source",
+    "expand_urls",
+    "non_empty",
+    "resampled",
+    "single_node_only",
+    "split_by_node",
+    "split_by_worker",
+]
+
+_log = logging.getLogger("wds_async")
+
+
+def split_by_node(src: Iterable[Any], group: Any = None) -> Iterator[Any]:
+    """The share of this rank: every ``world_size``-th item, from the ``rank``-th on.
+
+    ``group`` is a torch.distributed group; without one, the rank is that of `world.place`.
+    """
+    here = world.place(group)
+    return itertools.islice(src, here.rank, None, here.world_size)
+
+
+def split_by_worker(src: Iterable[Any]) -> Iterator[Any]:
+    """The share of this DataLoader worker: every ``num_workers``-th item, from the ``worker``-th on."""
+    here = world.place()
+    return itertools.islice(src, here.worker, None, here.num_workers)
+
+
+def single_node_only(src: Iterable[Any], group: Any = None) -> Iterator[Any]:
+    """Everything, where there is one rank; raises ConfigError (a ValueError) where there are more."""
+    if (n := world.place(group).world_size) > 1:
+        raise ConfigError(
+            f"single_node_only: this run has {n} ranks; pass nodesplitter=split_by_node, so that each reads its share"
+        )
+    return iter(src)
+
+
+def expand_source(source: Any, max_urls: int = 10**9) -> list[str]:
+    """The URLs of a string, path, list or other iterable (of which at most ``max_urls`` items are taken).
+
+    Raises UrlError where it is none of these or gives no URL.
+    """
+    if isinstance(source, (str, os.PathLike)):
+        found = expand_urls(source)
+    elif isinstance(source, Iterable) and not isinstance(source, (bytes, dict)):
+        found = expand_urls(list(itertools.islice(source, max_urls)))
+    else:
+        raise UrlError(f"cannot take shards from a {type(source).__name__}: give a URL, a path or a list of them")
+    if not found:
+        raise UrlError(f"no shards: {source!r} is empty; give at least one URL")
+    return found
+
+
+class SimpleShardList(world.TorchDataset):
+    """The shards of ``urls``, each once, as ``{"url": …}``.
+
+    ``urls`` is a string (braces, ``::``, ``${X}`` for ``WDS_X``, globs, a directory), a path, or a list of these.
+    With ``seed`` they come in one shuffled order, the same in every iteration; ``True`` takes the time for it,
+    ``None`` keeps the order given. Raises UrlError for an empty list.
+    """
+
+    def __init__(self, urls: Any, seed: Any = None) -> None:
+        self.urls = expand_source(urls)
+        self.seed = time.time() if seed is True else seed
+
+    def __len__(self) -> int:
+        return len(self.urls)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        order = self.urls.copy()
+        if self.seed is not None:
+            random.Random(self.seed).shuffle(order)
+        return ({"url": url} for url in order)
+
+
+class ResampledShards(world.TorchDataset):
+    """``nshards`` shards (without end by default) drawn from ``urls`` with replacement.
+
+    Each worker of each rank draws for itself, so nothing needs to be split, an epoch must be cut by
+    ``with_epoch``, and some shards are read twice before others are read once. ``deterministic``: the order
+    follows from ``(worker_seed(), epoch, seed)``, where ``worker_seed`` is `world.worker_seed` by default and every
+    iteration is the next epoch; otherwise also from the operating system's randomness.
+    ``WDS_SHOW_SEED=1`` logs the seed. ``max_urls`` bounds what is taken from an iterable.
+    """
+
+    def __init__(
+        self,
+        urls: Any,
+        nshards: int = sys.maxsize,
+        seed: Any = 0,
+        worker_seed: Callable[[], Any] | None = None,
+        deterministic: bool = False,
+        max_urls: int = 10**6,
+        empty_check: bool = True,
+    ) -> None:
+        self.urls = expand_source(urls, int(max_urls))
+        self.nshards = nshards
+        self.seed = seed
+        self.worker_seed = world.worker_seed if worker_seed is None else worker_seed
+        self.deterministic = deterministic
+        self._epoch = world.SharedEpoch()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the latest iteration in this worker; assigning to it sets it for all workers."""
+        return self._epoch.get()
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self._epoch.set(epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration that of ``epoch``."""
+        self._epoch.set(epoch - 1)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        parts = [self.worker_seed(), self._epoch.next(), self.seed]
+        if not self.deterministic:
+            parts.append(int.from_bytes(os.urandom(8), "little"))
+        seed = world.make_seed(*parts)
+        if config.settings().show_seed:
+            _log.warning("ResampledShards seed %d", seed)
+        rng, last = random.Random(seed), len(self.urls) - 1
+        return ({"url": self.urls[rng.randint(0, last)]} for _ in range(self.nshards))
+
+
+ResampledShardList = ResampledShards
+
+
+def _resampled(src: Iterable[Any], n: int = sys.maxsize, seed: Any = None) -> Iterator[Any]:
+    """Read all of ``src``, then yield ``n`` items drawn from it with replacement."""
+    items = list(src)
+    if not items:
+        raise UrlError("resampled: the source gave nothing to draw from")
+    rng = random.Random(seed)
+    for _ in range(n):
+        yield rng.choice(items)
+
+
+resampled = pipelinefilter(_resampled)
+
+
+def non_empty(src: Iterable[Any]) -> Iterator[Any]:
+    """Everything; raises ConfigError (a ValueError) where that is nothing."""
+    source = iter(src)
+    for first in source:
+        yield first
+        break
+    else:
+        raise ConfigError("non_empty: the stage before it gave nothing at all (fewer shards than workers?)")
+    yield from source

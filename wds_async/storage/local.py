@@ -1,0 +1,65 @@
+"""Local and mounted files: what there is to read, and what an ``OSError`` means."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from wds_async.storage.base import Access, Answer, Fault, LocalFile, Request, Stream, Verdict
+from wds_async.storage.pipe import FdStream
+from wds_async.urls import local_path
+
+__all__ = ["LocalBackend", "explain_os_error", "file_identity"]
+
+_AGAIN = frozenset({errno.EAGAIN, errno.EINTR, errno.EIO, errno.ETIMEDOUT, getattr(errno, "ESTALE", errno.EIO)})
+
+
+def file_identity(status: os.stat_result) -> str:
+    """What pins a file while it is read: inode, size and time of change."""
+    return f"inode {status.st_ino}, {status.st_size} bytes, modified {status.st_mtime_ns}"
+
+
+def explain_os_error(exn: BaseException) -> Fault:
+    """An ``OSError`` of a file system as a `Fault`. Errors that network file systems heal from are transient."""
+    text = getattr(exn, "strerror", None) or str(exn) or type(exn).__name__
+    if isinstance(exn, FileNotFoundError):
+        return Fault(Verdict.MISSING, "there is no such file", "Check the path and the working directory.")
+    if isinstance(exn, PermissionError):
+        return Fault(Verdict.DENIED, text, "Check the file's permissions.")
+    if isinstance(exn, IsADirectoryError):
+        return Fault(
+            Verdict.FATAL, "this is a directory, not a shard", "End its name with / to read the shards in it."
+        )
+    if isinstance(exn, OSError) and exn.errno in _AGAIN:
+        return Fault(Verdict.TRANSIENT, text, "Check the disk or the file server.")
+    return Fault(Verdict.FATAL, f"{type(exn).__name__}: {text}")
+
+
+class LocalBackend:
+    """Paths and ``file:`` URLs. ``call`` runs a blocking function on a thread."""
+
+    def __init__(self, call: Callable[..., Awaitable[Any]]) -> None:
+        self._call = call
+
+    async def access(self, url: str) -> Access:
+        path = local_path(url)
+        assert path is not None, url
+        status: os.stat_result = await self._call(os.stat, path)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        if not stat.S_ISREG(status.st_mode):  # a FIFO, /dev/stdin, a process substitution
+            return FdStream(self._call, lambda: os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0)))
+        return LocalFile(path, status.st_size, file_identity(status))
+
+    def streamed(self, request: Request) -> Stream:
+        raise TypeError("a local file is not requested")
+
+    def classify(self, outcome: Answer | BaseException) -> Fault:
+        assert isinstance(outcome, BaseException)
+        return explain_os_error(outcome)
+
+    async def close(self) -> None:
+        return None

@@ -1,0 +1,237 @@
+"""A compressed shard as the stream of its tar.
+
+The format is told by the first bytes, never by the name. Whatever the ratio of compression, a piece that
+comes out is bounded. Sources: RFC 1952 (gzip), RFC 8878 (zstd), the bzip2 and xz file formats.
+"""
+
+from __future__ import annotations
+
+import bz2
+import lzma
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from wds_async.errors import CorruptShard, TruncatedShard
+from wds_async.tar.source import Read, Source
+
+__all__ = ["plain"]
+
+PIECE_BYTES = 512 << 10  # the most that comes out at once
+FEED_BYTES = 256 << 10  # the most that goes in at once: decompressors copy what they cannot use yet
+_PEEK_BYTES = 10
+_MEMORY_BYTES = 512 << 20  # the most that a stream may claim for its window (``zstd --long=29``)
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_BZ2_BLOCKS = (b"1AY&SY", b"\x17\x72\x45\x38\x50\x90")  # a first block, or the end of an empty stream
+
+
+class _Codec(Protocol):
+    """The face of ``bz2.BZ2Decompressor``, which ``lzma`` has too."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def needs_input(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, max_length: int = -1, /) -> bytes: ...
+
+
+def plain(read: Read, url: str) -> Read:
+    """The stream of an uncompressed tar behind ``read``.
+
+    The first bytes are read at once. gzip, bzip2, xz (and its elder, lzma) and zstd give a ``Read`` of
+    decompressed pieces of at most 512 KiB; anything else is handed through, piece by piece, uncopied. Several
+    compressed streams one after another are read on, and zero bytes after the last are passed over.
+
+    The new ``Read`` raises ``CorruptShard`` where the compressed bytes are damaged and ``TruncatedShard``
+    where they end early, with ``url`` and the compressed offset.
+    """
+    through = _Through(read)
+    head = through.peek(_PEEK_BYTES)
+    source = Source(through, url)
+    if head[:3] == b"\x1f\x8b\x08":
+        return _Pieces(_unpacked(source, "gzip", _Gunzip))
+    if head[:3] == b"BZh" and head[4:10] in _BZ2_BLOCKS:  # "BZh" alone may begin the name of a tar's first member
+        return _Pieces(_unpacked(source, "bzip2", bz2.BZ2Decompressor))
+    if head[:6] == b"\xfd7zXZ\0" or head[:5] == b"\x5d\0\0\x80\0":
+        return _Pieces(_unpacked(source, "xz", _unxz))
+    if head[:4] == _ZSTD or _is_skippable(head[:4]):
+        return _Pieces(_unzstd(source))
+    return through
+
+
+class _Through:
+    """A stream that can be looked into before it is read. The first piece is kept as it came, unless it is
+    too short to tell: then the first few are copied together."""
+
+    __slots__ = ("first", "read")
+
+    def __init__(self, read: Read) -> None:
+        self.read = read
+        self.first: memoryview | None = None
+
+    def peek(self, size: int) -> bytes:
+        self.first = self.read()
+        while self.first is not None and len(self.first) < size:
+            start, self.first = bytes(self.first), None
+            more = self.read()
+            if more is None:
+                self.first = memoryview(start) if start else None
+                break
+            self.first, more = memoryview(start + bytes(more)), None
+        return b"" if self.first is None else bytes(self.first[:size])
+
+    def __call__(self) -> memoryview | None:
+        if self.first is not None:
+            first, self.first = self.first, None
+            return first
+        return self.read()
+
+
+class _Pieces:
+    """A ``Read`` over what a generator yields."""
+
+    __slots__ = ("pieces",)
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self.pieces = pieces
+
+    def __call__(self) -> memoryview | None:
+        piece = next(self.pieces, None)
+        return None if piece is None else memoryview(piece)
+
+
+class _Gunzip:
+    """``zlib.decompressobj`` with the face of the others."""
+
+    def __init__(self) -> None:
+        self._zlib = zlib.decompressobj(16 + zlib.MAX_WBITS)
+        self._full = False  # then zlib may hold output although it has eaten its input
+
+    @property
+    def eof(self) -> bool:
+        return self._zlib.eof
+
+    @property
+    def needs_input(self) -> bool:
+        return not self._full and not self._zlib.unconsumed_tail
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._zlib.unused_data
+
+    def decompress(self, data: bytes, max_length: int = -1, /) -> bytes:
+        out = self._zlib.decompress(data or self._zlib.unconsumed_tail, max_length)
+        self._full = len(out) == max_length
+        return out
+
+
+def _unxz() -> lzma.LZMADecompressor:
+    return lzma.LZMADecompressor(memlimit=_MEMORY_BYTES)
+
+
+def _unpacked(source: Source, what: str, new: Callable[[], _Codec]) -> Iterator[bytes]:
+    """gzip, bzip2 or xz streams, one after another."""
+    try:
+        data = _feed(source)
+        while data:
+            codec = new()
+            while not codec.eof:
+                if not data and codec.needs_input:
+                    data = _feed(source)
+                    if not data:
+                        raise _truncated(source, what)
+                try:
+                    out = codec.decompress(data, PIECE_BYTES)
+                except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
+                    raise _corrupt(source, what, error) from error
+                data = b""
+                if out:
+                    yield out
+            data = codec.unused_data.lstrip(b"\0")  # streams may be padded with zeros
+            while not data and (data := _feed(source)):
+                data = data.lstrip(b"\0")
+    finally:
+        source.drop()
+
+
+def _feed(source: Source) -> bytes:
+    """The next bytes of the current piece, or of the next one; empty at the end."""
+    if source.pos == source.end and not source.fill():
+        return b""
+    return source.take(min(FEED_BYTES, source.end - source.pos))
+
+
+def _unzstd(source: Source) -> Iterator[bytes]:
+    """zstd frames, one after another, block by block: a block holds at most 128 KiB, so what comes out is
+    bounded, and where the frame ends is known (zstandard's own readers end quietly on a cut stream)."""
+    import zstandard  # noqa: PLC0415 - few shards are zstd
+
+    context = zstandard.ZstdDecompressor(max_window_size=_MEMORY_BYTES)
+    try:
+        while magic := source.take(4):
+            if not magic.strip(b"\0"):
+                continue
+            if _is_skippable(magic):
+                size = int.from_bytes(_need(source, 4), "little")
+                if source.skip(size) < size:
+                    raise _truncated(source, "zstd")
+            elif magic == _ZSTD:
+                frame = context.decompressobj()
+                for part in _zstd_parts(source):
+                    try:
+                        out = frame.decompress(part)
+                    except zstandard.ZstdError as error:
+                        raise _corrupt(source, "zstd", error) from error
+                    if out:
+                        yield out
+            elif len(magic) < 4:
+                raise _truncated(source, "zstd")
+            else:
+                raise _corrupt(source, "zstd", f"{magic!r} where a frame should begin")
+    finally:
+        source.drop()
+
+
+def _zstd_parts(source: Source) -> Iterator[bytes]:
+    """A frame behind its magic number, cut into its header and blocks (RFC 8878, 3.1.1)."""
+    descriptor = _need(source, 1)
+    flags = descriptor[0]
+    single = flags >> 5 & 1
+    size = (1 - single) + (0, 1, 2, 4)[flags & 3] + (single, 2, 4, 8)[flags >> 6]
+    yield _ZSTD + descriptor + _need(source, size)
+    last = 0
+    while not last:
+        head = _need(source, 3)
+        bits = int.from_bytes(head, "little")
+        last, kind, size = bits & 1, bits >> 1 & 3, bits >> 3
+        if kind == 3 or size > 128 << 10:
+            raise _corrupt(source, "zstd", f"a block of type {kind} and {size} bytes")
+        tail = 4 if last and flags & 4 else 0  # the content's checksum
+        yield head + _need(source, (1 if kind == 1 else size) + tail)
+
+
+def _is_skippable(magic: bytes) -> bool:
+    return magic[1:] == b"\x2a\x4d\x18" and magic[0] >> 4 == 5
+
+
+def _need(source: Source, size: int) -> bytes:
+    data = source.take(size)
+    if len(data) < size:
+        raise _truncated(source, "zstd")
+    return data
+
+
+def _truncated(source: Source, what: str) -> TruncatedShard:
+    return TruncatedShard(
+        f"{source.shown}: the {what} stream ends early, after {source.offset} compressed bytes; write or copy the"
+        " shard again"
+    )
+
+
+def _corrupt(source: Source, what: str, why: object) -> CorruptShard:
+    return CorruptShard(
+        f"{source.shown}: the {what} stream is damaged, found at or before compressed byte {source.offset}: {why};"
+        " write or copy the shard again"
+    )

@@ -1,0 +1,101 @@
+"""The pieces of one stream, read by count.
+
+A shard arrives as pieces of memory that the engine uses again: a piece is valid only until the next one
+is asked for. ``Source`` holds the one that is being read and gives bytes that may cross pieces. It keeps
+its piece in an attribute (never in a local of a frame that an exception could keep alive), so that
+``drop`` is enough to let go of the engine's memory.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+from wds_async.redact import redact
+
+__all__ = ["NOTHING", "Read", "Source"]
+
+Read = Callable[[], memoryview | None]
+"""Gives the next piece of a stream: bytes (format ``B``, one or more of them) that are valid until the
+next call, then ``None`` at the end and ever after."""
+
+NOTHING = memoryview(b"")
+"""The piece of who has none."""
+
+
+class Source:
+    """A stream of pieces with a position.
+
+    ``view`` is the current piece (``NOTHING`` before the first and after the last), ``pos`` and ``end`` are
+    positions in it, and ``base`` is the offset of its first byte in the stream, in bytes.
+    """
+
+    __slots__ = ("base", "end", "pos", "read", "url", "view")
+
+    def __init__(self, read: Read, url: str) -> None:
+        self.read = read
+        self.url = url
+        self.view = NOTHING
+        self.pos = 0
+        self.end = 0
+        self.base = 0
+
+    @property
+    def shown(self) -> str:
+        """The URL as errors may show it, without secrets."""
+        return redact(self.url)
+
+    @property
+    def offset(self) -> int:
+        """Where the next byte stands in the stream, in bytes."""
+        return self.base + self.pos
+
+    def fill(self) -> bool:
+        """Go on to the next piece, once the current one is used up; False at the end of the stream."""
+        self.base += self.end
+        self.drop()
+        piece = self.read()
+        while piece is not None and not len(piece):
+            piece = self.read()
+        if piece is None:
+            return False
+        self.view = piece
+        self.end = len(piece)
+        return True
+
+    def take(self, size: int) -> bytes:
+        """The next ``size`` bytes, fewer only where the stream ends. Each byte is copied once, and no
+        more memory is taken than bytes have arrived, whatever ``size`` claims."""
+        if self.end - self.pos >= size:
+            start = self.pos
+            self.pos += size
+            return self.view[start : self.pos].tobytes()
+        joined = io.BytesIO()
+        while size:
+            if self.pos == self.end:
+                if not self.fill():
+                    break
+                continue
+            step = min(size, self.end - self.pos)
+            joined.write(self.view[self.pos : self.pos + step])
+            self.pos += step
+            size -= step
+        return joined.getvalue()
+
+    def skip(self, size: int) -> int:
+        """Pass over ``size`` bytes; returns how many there were, fewer only where the stream ends."""
+        left = size
+        while left:
+            if self.pos == self.end:
+                if not self.fill():
+                    break
+                continue
+            step = min(left, self.end - self.pos)
+            self.pos += step
+            left -= step
+        return size - left
+
+    def drop(self) -> None:
+        """Let go of the current piece; the position goes with it, ``base`` stays."""
+        self.view = NOTHING
+        self.pos = self.end = 0

@@ -1,0 +1,184 @@
+"""The loop thread, one a process, and how the rest of the process talks to it.
+
+The thread lives while a reader is open. A forked child forgets the engine it inherited: it neither closes nor
+stops anything of the parent's, because the two share sockets and an epoll.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from wds_async.config import TransferConfig
+from wds_async.storage.registry import Backends
+from wds_async.transfer.origins import ConnectionPool
+from wds_async.transfer.pump import Event, Pump
+from wds_async.transfer.slabs import SlabPool
+from wds_async.transfer.stats import Counters
+from wds_async.transfer.threads import BlockingThreads
+
+__all__ = ["Engine", "new_event_loop"]
+
+_STOP_WITHIN_S = 2.0
+_DEFAULT_SWITCH_INTERVAL_S = 0.005
+_WATCH_EVERY_S = 1.0
+
+_current: Engine | None = None
+_lock = threading.Lock()
+# Engines of the parent, kept so that no finalizer of theirs ever runs in a forked child.
+_inherited: list[Engine] = []
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's where it is installed, asyncio's otherwise (``benchmarks/http.py --loop`` compares them)."""
+    try:
+        import uvloop  # noqa: PLC0415 - not on Windows
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+class Engine:
+    """The running loop with what its readers share: slabs, connections, backends, threads.
+
+    The first reader's configuration decides the budget until the last reader has gone.
+    """
+
+    def __init__(self, config: TransferConfig) -> None:
+        self.config = config
+        self.slabs = SlabPool(config.budget_bytes, config.part_bytes)
+        self._pumps: set[Pump] = set()
+        self._loop = new_event_loop()
+        self._threads = BlockingThreads(self._loop)
+        self._connections = ConnectionPool(self._loop, self._threads, config)
+        self._backends = Backends(self._threads.call, direct=config.direct)
+        self._switch_interval_s = sys.getswitchinterval()
+        self._thread = threading.Thread(target=self._run, name="wds-async", daemon=True)
+
+    @staticmethod
+    def acquire(
+        config: TransferConfig, counters: Counters, emit: Callable[[Event], None], hurried: Callable[[], bool]
+    ) -> tuple[Engine, Pump]:
+        """A pump on this process's engine, which is started if need be. Give it back by `release`."""
+        global _current
+        with _lock:
+            if _current is None:
+                _current = Engine(config)
+                _current._start()
+            engine = _current
+            pump = Pump(
+                engine.slabs,
+                connections=engine._connections,
+                backends=engine._backends,
+                threads=engine._threads,
+                config=engine.config,
+                counters=counters,
+                emit=emit,
+                hurried=hurried,
+            )
+            engine._pumps.add(pump)
+        engine.submit(pump.open)
+        return engine, pump
+
+    def submit(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Run ``function`` on the loop soon; nothing happens once the engine has stopped."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(lambda: function(*args, **kwargs))
+
+    @property
+    def alive(self) -> bool:
+        """Whether the loop thread runs."""
+        return self._thread.is_alive()
+
+    def release(self, pump: Pump) -> None:
+        """End a pump; the last one stops the loop thread. Idempotent, and harmless in a forked child."""
+        global _current
+        if self in _inherited:
+            return
+        with _lock:
+            if pump not in self._pumps:
+                return
+            self._pumps.discard(pump)
+            last = not self._pumps
+            if last and _current is self:
+                _current = None
+        self._schedule(pump.close() if not last else self._shut_down(pump))
+        if last and threading.current_thread() is not self._thread:
+            self._thread.join(_STOP_WITHIN_S)
+
+    def _start(self) -> None:
+        # A consumer in pure Python would hold the GIL 5 ms for each time that the loop thread wants it.
+        if self._switch_interval_s == _DEFAULT_SWITCH_INTERVAL_S:
+            sys.setswitchinterval(self.config.switch_interval_s)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        watch = self._loop.create_task(self._watch())
+        try:
+            self._loop.run_forever()
+        finally:
+            watch.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                self._loop.run_until_complete(watch)
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            asyncio.set_event_loop(None)
+            self._loop.close()
+
+    def _schedule(self, coroutine: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(lambda: self._keep(self._loop.create_task(coroutine)))
+        except RuntimeError:
+            coroutine.close()
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        self._closing = task
+
+    async def _watch(self) -> None:
+        """Look for stalled connections, once a second."""
+        while True:
+            await asyncio.sleep(_WATCH_EVERY_S)
+            self._connections.expire(self._loop.time())
+
+    async def _shut_down(self, pump: Pump) -> None:
+        try:
+            async with asyncio.timeout(_STOP_WITHIN_S * 0.75):
+                await pump.close()
+                await self._backends.close()
+        except TimeoutError:
+            pass  # a file server that does not answer holds a daemon thread, not the exit
+        finally:
+            self._connections.close()
+            self._threads.stop()
+            if sys.getswitchinterval() == self.config.switch_interval_s:
+                sys.setswitchinterval(self._switch_interval_s)
+            await asyncio.sleep(0)  # aborted transports report their end in the next round
+            self._loop.stop()
+
+
+def _stop_at_exit() -> None:
+    engine = _current
+    if engine is not None:
+        for pump in list(engine._pumps):
+            engine.release(pump)
+
+
+def _forget_in_child() -> None:
+    global _current, _lock
+    _lock = threading.Lock()
+    if _current is not None:
+        _inherited.append(_current)
+        if sys.getswitchinterval() == _current.config.switch_interval_s:
+            sys.setswitchinterval(_current._switch_interval_s)
+        _current = None
+
+
+atexit.register(_stop_at_exit)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,0 +1,303 @@
+"""A small HTTP/1.1 client whose bodies land in the caller's memory.
+
+One `Connection` carries one exchange at a time: request out, head parsed by ``httptools``, then the kernel (or TLS)
+writes the body straight into the slab that the caller gave. Only bodies with a ``Content-Length`` are read here; an
+answer framed otherwise (chunked, until close) or compressed is seen in its `Head` and read another way.
+
+Framing follows RFC 9112; ranges RFC 9110 §14.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import urllib.parse
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+import httptools
+
+__all__ = [
+    "Connection",
+    "ConnectionBroken",
+    "Head",
+    "Origin",
+    "open_connection",
+    "parse_head",
+    "request_bytes",
+]
+
+HEAD_LIMIT_BYTES = 64 << 10
+_EARLY_LIMIT_BYTES = 32 << 10
+_LOW_WATER_BYTES = 512 << 10
+
+
+class ConnectionBroken(ConnectionError):
+    """The connection ended, or said something that is not HTTP, before the answer was complete."""
+
+
+class Origin(NamedTuple):
+    """Scheme, host and port: what connections are pooled by, and what credentials must not leave."""
+
+    scheme: str
+    host: str
+    port: int
+
+    @classmethod
+    def of(cls, url: str) -> Origin:
+        """The origin of an ``http`` or ``https`` URL; ValueError for a malformed one."""
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"not an HTTP URL: {url!r}")
+        return cls(parts.scheme, parts.hostname, parts.port or (443 if parts.scheme == "https" else 80))
+
+    @property
+    def host_header(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        default = 443 if self.scheme == "https" else 80
+        return host if self.port == default else f"{host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Status and header fields of an answer (names in lower case, the last of a repeated field wins)."""
+
+    status: int
+    fields: dict[str, str]
+    keep_alive: bool
+
+    @property
+    def length(self) -> int | None:
+        """The body's length where it is framed by ``Content-Length``."""
+        if self.status in (204, 304):
+            return 0
+        text = self.fields.get("content-length", "")
+        return int(text) if text.isascii() and text.isdigit() and "transfer-encoding" not in self.fields else None
+
+    @property
+    def encoded(self) -> bool:
+        return self.fields.get("content-encoding", "identity").lower() not in ("", "identity")
+
+    def content_range(self) -> tuple[int, int, int | None] | None:
+        """``(start, stop, total)`` of ``Content-Range: bytes a-b/total``, stop exclusive; total None for ``*``.
+
+        ``bytes */total`` (of a 416) gives ``(0, 0, total)``; None where the field is missing or malformed.
+        """
+        unit, _, rest = self.fields.get("content-range", "").partition(" ")
+        span, _, total_text = rest.strip().partition("/")
+        try:
+            total = None if total_text == "*" else int(total_text)
+            if span == "*":
+                return 0, 0, total
+            first, _, last = span.partition("-")
+            return (int(first), int(last) + 1, total) if unit.lower() == "bytes" else None
+        except ValueError:
+            return None
+
+
+class _Fields:
+    """Collects what ``httptools`` calls back with."""
+
+    def __init__(self) -> None:
+        self.fields: dict[str, str] = {}
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.fields[name.decode("latin-1").lower()] = value.decode("latin-1").strip()
+
+
+def parse_head(raw: bytes) -> Head:
+    """The head of an answer, ``raw`` ending with its empty line; `ConnectionBroken` where it is not HTTP/1.x."""
+    collected = _Fields()
+    parser = httptools.HttpResponseParser(collected)
+    try:
+        parser.feed_data(raw)
+    except httptools.HttpParserError as exn:
+        raise ConnectionBroken(f"the answer is not HTTP/1.1: {exn}") from exn
+    return Head(parser.get_status_code(), collected.fields, bool(parser.should_keep_alive()))
+
+
+def request_bytes(url: str, headers: Iterable[tuple[str, str]]) -> bytes:
+    """``GET`` for ``url`` with ``headers``; ValueError where a header would break the line."""
+    parts = urllib.parse.urlsplit(url)
+    path = urllib.parse.quote(parts.path or "/", safe="/%:@!$&'()*+,;=~-._")
+    query = "?" + urllib.parse.quote(parts.query, safe="/%:@!$&'()*+,;=~-._?") if parts.query else ""
+    lines = [f"GET {path}{query} HTTP/1.1", f"Host: {Origin.of(url).host_header}"]
+    lines += [f"{name}: {value}" for name, value in headers]
+    if any("\r" in line or "\n" in line for line in lines):
+        raise ValueError(f"a header for {parts.netloc} contains a line break")
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One keep-alive connection. ``received`` counts body bytes of the current exchange: they are in the
+    caller's memory already when an exchange fails, so that the next attempt goes on behind them."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, origin: Origin) -> None:
+        self.origin = origin
+        self.received = 0
+        self.exchanges = 0
+        self.moved_at = loop.time()
+        self._loop = loop
+        self._transport: asyncio.Transport | None = None
+        self._socket: Any = None
+        self._low_water = 1
+        self._scratch = bytearray(16 << 10)
+        self._early = bytearray()
+        self._accept: Callable[[Head], memoryview] | None = None
+        self._head: Head | None = None
+        self._body: memoryview | None = None
+        self._paused = False
+        self._waiter: asyncio.Future[Any] | None = None
+        self._broken: BaseException | None = None
+
+    # What the caller does
+
+    async def exchange(self, request: bytes, accept: Callable[[Head], memoryview]) -> Head:
+        """Send a request, pass the answer's head to ``accept`` and receive the body into the memory it returns.
+
+        ``accept`` runs on the loop as soon as the head is there, so that the body's first bytes need no other place;
+        what it raises is raised here. It may return less than the whole body: `body` receives the rest, and a
+        connection whose body is left unread must be aborted. 1xx answers are passed over.
+        """
+        assert self._transport is not None
+        self.exchanges += 1
+        self.received = 0
+        self.moved_at = self._loop.time()
+        self._set_low_water(0)
+        self._accept = accept
+        self._early.clear()
+        self._transport.write(request)
+        return cast(Head, await self._wait())
+
+    async def body(self, into: memoryview) -> None:
+        """Receive the next ``len(into)`` bytes of the body; `ConnectionBroken` if it ends before."""
+        self._aim(into)
+        if self._paused and self._transport is not None and self._broken is None:
+            self._paused = False
+            self._transport.resume_reading()
+        if self._body is not None:
+            await self._wait()
+
+    def reusable(self) -> bool:
+        """Whether another exchange may follow: open, and nothing unasked-for has come."""
+        transport = self._transport
+        return self._broken is None and transport is not None and not transport.is_closing() and not self._early
+
+    def abort(self) -> None:
+        """Drop the connection now; after this no byte is written to the caller's memory."""
+        if self._transport is not None:
+            self._transport.abort()
+        self._fail(ConnectionBroken("aborted"))
+
+    def stall(self, reason: str) -> None:
+        """Abort, and let who waits see a timeout."""
+        self._fail(TimeoutError(reason))
+        self.abort()
+
+    # What the loop does
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._socket = transport.get_extra_info("socket")
+
+    def get_buffer(self, sizehint: int) -> memoryview | bytearray:
+        return self._scratch if self._body is None else self._body
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.moved_at = self._loop.time()
+        body = self._body
+        if body is None:
+            self._early += memoryview(self._scratch)[:nbytes]
+            if self._accept is not None:
+                self._read_head(self._accept)
+            elif len(self._early) >= _EARLY_LIMIT_BYTES and not self._paused and self._transport is not None:
+                self._paused = True
+                self._transport.pause_reading()
+            return
+        self.received += nbytes
+        rest = len(body) - nbytes
+        self._body = body[nbytes:] if rest else None  # not released: uvloop still holds the buffer here
+        if rest == 0:
+            self._done(self._head)
+        elif rest <= self._low_water:
+            self._set_low_water(rest)
+
+    def eof_received(self) -> bool:
+        self._fail(ConnectionBroken("the server closed the connection"))
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        reason = f"the connection was lost: {exc}" if exc else "the server closed the connection"
+        self._fail(ConnectionBroken(reason))
+
+    def _read_head(self, accept: Callable[[Head], memoryview]) -> None:
+        while (end := self._early.find(b"\r\n\r\n") + 4) > 3:
+            raw = bytes(memoryview(self._early)[:end])
+            del self._early[:end]
+            try:
+                self._head = parse_head(raw)
+                if self._head.status < 200:
+                    continue
+                self._accept = None
+                self._aim(accept(self._head))
+            except Exception as exn:
+                self._fail(exn)
+                return
+            if self._body is None:
+                self._done(self._head)
+            return
+        if len(self._early) > HEAD_LIMIT_BYTES:
+            self._fail(ConnectionBroken(f"the answer's head is longer than {HEAD_LIMIT_BYTES} bytes"))
+
+    def _aim(self, into: memoryview) -> None:
+        """Direct the body's next ``len(into)`` bytes to ``into``, beginning with what came early."""
+        early = min(len(self._early), len(into))
+        if early:
+            into[:early] = memoryview(self._early)[:early]
+            del self._early[:early]
+            self.received += early
+        if early < len(into):
+            self._body = into[early:]
+            self._set_low_water(len(self._body))
+
+    async def _wait(self) -> Head | None:
+        if self._broken is not None:
+            raise self._broken
+        self._waiter = self._loop.create_future()
+        try:
+            return cast("Head | None", await self._waiter)
+        finally:
+            self._waiter = self._accept = self._body = None
+
+    def _done(self, head: Head | None) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(head)
+
+    def _fail(self, exn: BaseException) -> None:
+        self._broken = self._broken or exn
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(self._broken)
+
+    def _set_low_water(self, rest: int) -> None:
+        """Wake the loop once for many segments: each wake costs the GIL (SO_RCVLOWAT, tcp(7))."""
+        wanted = min(_LOW_WATER_BYTES, rest) if rest > _LOW_WATER_BYTES // 8 else 1
+        if self.origin.scheme == "https" or wanted == self._low_water or self._low_water < 0:
+            return
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
+        except (OSError, AttributeError):  # a system without it wakes more often
+            self._low_water = -1
+        else:
+            self._low_water = wanted
+
+
+async def open_connection(
+    loop: asyncio.AbstractEventLoop, origin: Origin, address: str, tls: ssl.SSLContext | None
+) -> Connection:
+    """Connect to ``address`` (a numeric host: names are resolved on a thread beforehand)."""
+    connection = Connection(loop, origin)
+    name = origin.host if tls is not None else None
+    await loop.create_connection(lambda: connection, address, origin.port, ssl=tls, server_hostname=name)
+    return connection

@@ -1,0 +1,161 @@
+"""One ranged GET of a part, straight into its slab, and the checks that make wrong bytes an error.
+
+Nothing is believed: the status, the range and the length of every answer must be those asked for, and the identity
+that the first answer pinned must be that of each further one (RFC 9110 §13, §14).
+"""
+
+from __future__ import annotations
+
+import urllib.parse
+from collections.abc import Callable
+from dataclasses import replace
+
+from wds_async.errors import UrlError
+from wds_async.storage.base import Answer, RefusedAnswer, Request
+from wds_async.storage.http import identity_of
+from wds_async.transfer.connection import ConnectionBroken, Head, Origin, request_bytes
+from wds_async.transfer.origins import ConnectionPool
+from wds_async.transfer.window import Part
+
+__all__ = ["IdentityChanged", "RangesIgnored", "WrongAnswer", "follow", "get_part"]
+
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_SECRET_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization"})
+_SCRATCH_BYTES = 64 << 10
+
+
+class RangesIgnored(Exception):
+    """The server answers with the whole object, or in a framing that cannot be cut: it must be streamed."""
+
+
+class WrongAnswer(ConnectionError):
+    """The answer contradicts the request: other bytes than those asked for."""
+
+
+class IdentityChanged(Exception):
+    """The object is not the one that the first part was read from."""
+
+
+class Redirected(Exception):
+    """The answer names another place."""
+
+    def __init__(self, location: str) -> None:
+        super().__init__(location)
+        self.location = location
+
+
+def follow(request: Request, location: str) -> Request:
+    """The request that a redirect asks for. Credentials stay behind when the origin changes (RFC 9110 §15.4)."""
+    target = urllib.parse.urljoin(request.url, location)
+    if urllib.parse.urlsplit(target).scheme not in ("http", "https"):
+        raise UrlError(f"{request.url} redirects to {target[:80]!r}, which is not HTTP: refused")
+    headers = request.headers
+    if Origin.of(target) != Origin.of(request.url):
+        headers = tuple((name, value) for name, value in headers if name.lower() not in _SECRET_HEADERS)
+    return replace(request, url=target, headers=headers)
+
+
+async def get_part(
+    pool: ConnectionPool, request: Request, part: Part, learn: Callable[[Part, int, str, str], None]
+) -> None:
+    """Fill ``part`` from where it stands. ``learn(part, size, identity, etag)`` is told what the answer says of the
+    object, before a byte of it is taken. ``part.filled`` counts what arrived, also when this raises."""
+    answer = _PartAnswer(part, learn)
+    start = part.start + part.filled
+    headers = [*request.headers, ("Range", f"bytes={start}-{part.stop - 1}")]
+    etag = part.shard.notes.etag
+    if etag.startswith('"'):  # a weak one never matches: If-Match compares strongly
+        headers.append(("If-Match", etag))
+    raw = request_bytes(request.url, headers)
+    origin = Origin.of(request.url)
+    for fresh in (False, True):
+        async with pool.connection(origin, fresh=fresh) as connection:
+            try:
+                head = await connection.exchange(raw, answer.accept)
+            except ConnectionBroken:
+                # A kept connection that the server closed meanwhile is not a fault: ask once more on a new one.
+                if answer.status == 0 and connection.exchanges > 1:
+                    connection.abort()
+                    continue
+                raise
+            finally:
+                if answer.into_slab:
+                    part.filled += connection.received
+            if not head.keep_alive or not answer.framed:
+                connection.abort()
+        answer.finish(head)
+        return
+
+
+class _PartAnswer:
+    """Judges the head of the answer to one part and says where its body goes."""
+
+    def __init__(self, part: Part, learn: Callable[[Part, int, str, str], None]) -> None:
+        self.part = part
+        self.learn = learn
+        self.status = 0
+        self.framed = True
+        self.into_slab = False
+        self.scratch = memoryview(b"")
+
+    def accept(self, head: Head) -> memoryview:
+        self.status = head.status
+        if head.status == 206:
+            return self._accept_range(head)
+        if head.status == 200:
+            return self._accept_whole(head)
+        if head.status == 416 and (span := head.content_range()) is not None and span[2] is not None:
+            self._learn(head, span[2])
+            if self.part.start < span[2]:
+                raise WrongAnswer(
+                    f"the server says that byte {self.part.start} lies behind the end ({span[2]} bytes)"
+                )
+        return self._accept_other(head)
+
+    def finish(self, head: Head) -> None:
+        """Raise what the answer means, once its body is out of the way."""
+        if head.status in (200, 206) or (head.status == 416 and self.part.dropped):
+            return
+        if head.status in _REDIRECTS and "location" in head.fields:
+            raise Redirected(head.fields["location"])
+        if head.status == 416 and self.part.start == 0 and self.part.shard.size == 0:
+            return
+        raise RefusedAnswer(Answer(head.status, head.fields, bytes(self.scratch[:500])))
+
+    def _accept_range(self, head: Head) -> memoryview:
+        span, part = head.content_range(), self.part
+        start = part.start + part.filled
+        if head.encoded or head.length is None:
+            raise RangesIgnored
+        if span is None or span[2] is None:
+            raise WrongAnswer(f"206 without a usable Content-Range ({head.fields.get('content-range', 'none')!r})")
+        if span[0] != start or span[1] - span[0] != head.length:
+            got = f"bytes {span[0]} to {span[1]} in {head.length}"
+            raise WrongAnswer(f"asked for bytes from {start}, the server sent {got}")
+        self._learn(head, span[2])
+        if span[1] > part.stop:
+            raise WrongAnswer(f"asked for bytes up to {part.stop}, the server sent up to {span[1]}")
+        if span[1] == start:
+            raise WrongAnswer("an empty range")
+        return self._slab(head.length)
+
+    def _accept_whole(self, head: Head) -> memoryview:
+        part = self.part
+        length = head.length
+        if part.start or part.filled or length is None or head.encoded or length > part.slab.size:
+            raise RangesIgnored
+        self._learn(head, length)
+        return self._slab(length)
+
+    def _accept_other(self, head: Head) -> memoryview:
+        length = head.length
+        self.framed = length is not None and length <= _SCRATCH_BYTES
+        self.scratch = memoryview(bytearray(length if self.framed and length else 0))
+        return self.scratch
+
+    def _slab(self, length: int) -> memoryview:
+        self.into_slab = True
+        return self.part.slab.view[self.part.filled : self.part.filled + length]
+
+    def _learn(self, head: Head, total: int) -> None:
+        self.learn(self.part, total, identity_of(head.fields, total), head.fields.get("etag", ""))

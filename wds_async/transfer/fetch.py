@@ -1,0 +1,259 @@
+"""One part with its attempts: chooses the way, tries again where that can help, and gives up with the whole story."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from wds_async.config import TransferConfig
+from wds_async.errors import WdsError
+from wds_async.storage.base import Access, Backend, Fault, LocalFile, Request, Stream, Verdict, error_for
+from wds_async.storage.registry import Backends, Location
+from wds_async.transfer.connection import Origin
+from wds_async.transfer.direct import IdentityChanged, RangesIgnored, Redirected, follow, get_part
+from wds_async.transfer.files import FileReader, FileReplaced
+from wds_async.transfer.origins import ConnectionPool
+from wds_async.transfer.stats import Counters
+from wds_async.transfer.streams import DirectStream, StreamReader
+from wds_async.transfer.threads import BlockingThreads
+from wds_async.transfer.window import Part, Shard, Window
+from wds_async.urls import redact
+
+__all__ = ["Fetcher", "ShardNotes"]
+
+_REDIRECTS_AT_MOST = 10
+
+
+@dataclass(slots=True, eq=False)
+class ShardNotes:
+    """What fetching remembers of a shard between its parts."""
+
+    location: Location
+    access: asyncio.Future[Access] | None = None
+    moved: Request | None = None
+    file: FileReader | None = None
+    stream: StreamReader | None = None
+    etag: str = ""
+
+
+@dataclass(slots=True)
+class _Attempts:
+    """The attempts of one part since its last new byte."""
+
+    since: float
+    count: int = 0
+    bytes: int = 0
+    reasons: list[str] = field(default_factory=list)
+
+
+class _Unready(ConnectionError):
+    """The part must wait for an earlier one of its shard."""
+
+
+class Fetcher:
+    """Fetches the parts of one window. ``hurried`` says whether the consumer is waiting right now."""
+
+    def __init__(
+        self,
+        window: Window,
+        *,
+        backends: Backends,
+        pool: ConnectionPool,
+        threads: BlockingThreads,
+        config: TransferConfig,
+        counters: Counters,
+        hurried: Callable[[], bool],
+    ) -> None:
+        self.answering: Part | None = None
+        self._window = window
+        self._backends = backends
+        self._pool = pool
+        self._threads = threads
+        self._config = config
+        self._counters = counters
+        self._hurried = hurried
+        self._rng = random.Random()
+
+    async def fetch(self, part: Part) -> bool:
+        """Fill ``part``; True where a streamed shard ends behind it. Raises one error of the tree."""
+        shard = part.shard
+        backend = self._backends.of(shard.notes.location)
+        loop = asyncio.get_running_loop()
+        attempts = _Attempts(since=loop.time(), bytes=part.filled)
+        while True:
+            try:
+                return await self._once(backend, part)
+            except WdsError:
+                raise
+            except Exception as exn:
+                fault = self._explain(backend, exn)
+                await self._again(part, attempts, fault, exn)
+
+    async def close(self, notes: ShardNotes) -> None:
+        """Release what a shard that is over holds."""
+        if notes.stream is not None:
+            await notes.stream.close()
+        if notes.file is not None:
+            notes.file.close()
+
+    async def _again(self, part: Part, attempts: _Attempts, fault: Fault, exn: Exception) -> None:
+        """Wait until the next attempt, or raise what the last one means."""
+        now = asyncio.get_running_loop().time()
+        if part.filled > attempts.bytes:
+            attempts.count, attempts.since, attempts.bytes = 0, now, part.filled
+        attempts.count += 1
+        attempts.reasons.append(fault.reason)
+        shard, retry = part.shard, self._config.retry
+        moved = shard.notes.moved is not None and fault.verdict in (Verdict.DENIED, Verdict.MISSING)
+        again = fault.verdict.again and self._restartable(shard)
+        if moved:  # what the kept redirect pointed to may have expired: ask the original place
+            shard.notes.moved, again = None, True
+        known = self._origin_known(shard)
+        if not again or retry.gives_up(attempts.count, now - attempts.since, origin_known=known):
+            url = redact(shard.notes.location.url)
+            raise error_for(fault, url, part.start + part.filled, attempts.count) from exn
+        self._counters.add("retries")
+        await asyncio.sleep(retry.delay_s(attempts.count, self._rng, fault.retry_after_s))
+
+    def _explain(self, backend: Backend, exn: Exception) -> Fault:
+        if isinstance(exn, IdentityChanged | FileReplaced):
+            return Fault(Verdict.CHANGED, f"the object was replaced while it was being read: {exn}", "Read it again.")
+        return backend.classify(exn)
+
+    def _restartable(self, shard: Shard) -> bool:
+        stream: StreamReader | None = shard.notes.stream
+        return stream is None or stream.restartable
+
+    def _origin_known(self, shard: Shard) -> bool:
+        location: Location = shard.notes.location
+        if location.kind != "http":
+            return True
+        return self._pool.answered(Origin.of(location.target))
+
+    async def _once(self, backend: Backend, part: Part) -> bool:
+        """One attempt, by the way that the backend names."""
+        shard = part.shard
+        access = await self._access(backend, shard)
+        if part.dropped:
+            return False
+        if shard.streamed or hasattr(access, "readinto"):
+            return await self._stream(backend, part, access)
+        if isinstance(access, LocalFile):
+            return await self._read_file(part, access)
+        if isinstance(access, Request):
+            return await self._get(backend, part, access)
+        self._learn(part, access.size, access.identity, "")
+        while not part.dropped and part.start + part.filled < part.stop:
+            start = part.start + part.filled
+            data = await access.read(start, part.stop)
+            if not 0 < len(data) <= part.stop - start:
+                raise ConnectionError(f"asked for {part.stop - start} bytes, the filesystem gave {len(data)}")
+            part.slab.view[part.filled : part.filled + len(data)] = data
+            part.filled += len(data)
+            self._counters.add("requests")
+            self._counters.add("wire_bytes", len(data))
+        return False
+
+    async def _access(self, backend: Backend, shard: Shard) -> Access:
+        """The shard's way of access, asked for once however many parts wait for it."""
+        notes: ShardNotes = shard.notes
+        if notes.access is None:
+            notes.access = asyncio.ensure_future(backend.access(notes.location.target))
+        future = notes.access
+        try:
+            return await asyncio.shield(future)
+        except Exception:
+            if notes.access is future:  # the next attempt asks again
+                notes.access = None
+            raise
+
+    async def _read_file(self, part: Part, file: LocalFile) -> bool:
+        self._learn(part, file.size, file.identity, "")
+        notes: ShardNotes = part.shard.notes
+        if part.dropped or part.start >= part.stop:
+            return False
+        if notes.file is None:
+            notes.file = FileReader(file)
+        view = part.slab.view[: part.stop - part.start]
+        job = asyncio.ensure_future(self._threads.call(notes.file.read, view, part.start))
+        try:
+            await asyncio.shield(job)
+        except asyncio.CancelledError:
+            # The thread goes on writing to the slab: it may be given back only after that.
+            await asyncio.wait([job])
+            raise
+        part.filled = len(view)
+        self._counters.add("wire_bytes", len(view))
+        return False
+
+    async def _get(self, backend: Backend, part: Part, access: Request) -> bool:
+        notes: ShardNotes = part.shard.notes
+        if part.start + part.filled >= part.stop:
+            return False  # all had come when the last attempt broke
+        if self._pool.rangeless(Origin.of(access.url)):
+            return await self._turn_streamed(backend, part, access)
+        request = notes.moved or access
+        for _ in range(_REDIRECTS_AT_MOST):
+            before = part.filled
+            self._counters.add("requests")
+            try:
+                await get_part(self._pool, request, part, self._learn)
+            except Redirected as moved:
+                request = follow(request, moved.location)
+                if access.keeps_redirect:
+                    notes.moved = request
+                continue
+            except RangesIgnored:
+                if part.filled == 0:
+                    self._pool.mark_rangeless(Origin.of(access.url))
+                return await self._turn_streamed(backend, part, access)
+            finally:
+                self._counters.add("wire_bytes", part.filled - before)
+            if part.dropped or part.start + part.filled >= part.stop:
+                return False
+        raise ConnectionError(f"redirected or cut short more than {_REDIRECTS_AT_MOST} times")
+
+    async def _turn_streamed(self, backend: Backend, part: Part, access: Access) -> bool:
+        if not self._window.turn_streamed(part):
+            raise _Unready("the server ignored the range")
+        return await self._stream(backend, part, access)
+
+    async def _stream(self, backend: Backend, part: Part, access: Access) -> bool:
+        shard = part.shard
+        notes: ShardNotes = shard.notes
+        if not shard.streamed and not self._window.turn_streamed(part):
+            raise _Unready("this shard can be read in order only")
+        if notes.stream is None:
+            notes.stream = StreamReader(self._maker(backend, access))
+        before = part.filled
+        try:
+            return await notes.stream.fill(part, self._hurried)
+        except RangesIgnored:  # not framed either: aiohttp reads it
+            await notes.stream.close()
+            assert isinstance(access, Request)
+            notes.stream = StreamReader(lambda: backend.streamed(access))
+            return await notes.stream.fill(part, self._hurried)
+        finally:
+            self._counters.add("wire_bytes", part.filled - before)
+
+    def _maker(self, backend: Backend, access: Access) -> Callable[[], Stream]:
+        if isinstance(access, Request):
+            return lambda: DirectStream(self._pool, access)
+        # A pipe is opened once; another attempt asks the backend for another stream.
+        return lambda: access  # type: ignore[return-value]
+
+    def _learn(self, part: Part, size: int, identity: str, etag: str) -> None:
+        shard = part.shard
+        if shard.size not in (None, size):
+            raise IdentityChanged(f"it had {shard.size} bytes and now has {size}")
+        if not shard.identity:
+            shard.identity, shard.notes.etag = identity, etag
+        elif identity not in ("", shard.identity):
+            raise IdentityChanged(f"it was {shard.identity} and is now {identity}")
+        self.answering = part
+        try:
+            self._window.learn(shard, size)
+        finally:
+            self.answering = None

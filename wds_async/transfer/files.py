@@ -1,0 +1,59 @@
+"""Positioned reads of local files into slabs, on threads."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from wds_async.storage.base import LocalFile
+from wds_async.storage.local import file_identity
+
+__all__ = ["FileReader", "FileReplaced"]
+
+
+class FileReplaced(Exception):
+    """The file changed, or became shorter, while it was being read."""
+
+
+class FileReader:
+    """One open file for all parts of a shard; `read` may run on several threads at once."""
+
+    def __init__(self, file: LocalFile) -> None:
+        self._file = file
+        self._fd = -1
+        self._lock = threading.Lock()
+
+    def read(self, into: memoryview, offset: int) -> None:
+        """Fill ``into`` with the bytes at ``offset``; blocks."""
+        fd = self._open()
+        while len(into):
+            count = self._read_at(fd, into, offset)
+            if count == 0:
+                raise FileReplaced(f"it ended at byte {offset}; it had {self._file.size} bytes when it was opened")
+            into, offset = into[count:], offset + count
+
+    def close(self) -> None:
+        """Close the file; no `read` may be under way."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _open(self) -> int:
+        with self._lock:
+            if self._fd < 0:
+                fd = os.open(self._file.path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
+                found = file_identity(os.fstat(fd))
+                if found != self._file.identity:
+                    os.close(fd)
+                    raise FileReplaced(f"it was {self._file.identity} and is now {found}")
+                self._fd = fd
+            return self._fd
+
+    def _read_at(self, fd: int, into: memoryview, offset: int) -> int:
+        if hasattr(os, "preadv"):
+            return os.preadv(fd, [into], offset)
+        with self._lock:  # Windows: seek and read are two calls
+            os.lseek(fd, offset, os.SEEK_SET)
+            data = os.read(fd, len(into))
+        into[: len(data)] = data
+        return len(data)

@@ -1,0 +1,141 @@
+"""Connections by origin: name resolution, TLS, keep-alive, and the watch over those that stall."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from wds_async.config import TransferConfig
+from wds_async.transfer.connection import Connection, Origin, open_connection
+from wds_async.transfer.threads import BlockingThreads
+
+__all__ = ["ConnectionPool"]
+
+_ADDRESS_LIFETIME_S = 60.0
+_IDLE_LIFETIME_S = 55.0
+
+
+@dataclass(slots=True)
+class _OriginState:
+    idle: deque[Connection] = field(default_factory=deque)
+    addresses: list[str] = field(default_factory=list)
+    resolved_at: float = 0.0
+    turn: int = 0
+    answered: bool = False
+    rangeless: bool = False
+
+
+class ConnectionPool:
+    """Keeps connections open between parts. How many there are is the window's business: one per part in flight."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, threads: BlockingThreads, config: TransferConfig) -> None:
+        self._loop = loop
+        self._threads = threads
+        self._config = config
+        self._origins: dict[Origin, _OriginState] = {}
+        self._busy: set[Connection] = set()
+        self._tls: ssl.SSLContext | None = None
+        self.peak = 0
+
+    @property
+    def open(self) -> int:
+        """Connections that are open now, busy or idle."""
+        return len(self._busy) + sum(len(state.idle) for state in self._origins.values())
+
+    def answered(self, origin: Origin) -> bool:
+        """Whether this origin has ever answered: until then a fault is more likely a typo than a bad day."""
+        return self._state(origin).answered
+
+    def rangeless(self, origin: Origin) -> bool:
+        """Whether this origin was seen to ignore ranges."""
+        return self._state(origin).rangeless
+
+    def mark_rangeless(self, origin: Origin) -> None:
+        """Remember that this origin ignores ranges, so that its next shards are streamed at once."""
+        self._state(origin).rangeless = True
+
+    @contextlib.asynccontextmanager
+    async def connection(self, origin: Origin, *, fresh: bool = False) -> AsyncIterator[Connection]:
+        """A connection for one exchange; kept for the next if it ended well, aborted otherwise."""
+        state = self._state(origin)
+        connection = None if fresh else self._idle(state)
+        if connection is None:
+            async with asyncio.timeout(self._config.connect_timeout_s):
+                connection = await self._connect(origin, state)
+        self._busy.add(connection)
+        self.peak = max(self.peak, self.open)
+        keep = False
+        try:
+            yield connection
+            keep = connection.reusable()
+            state.answered = True
+        finally:
+            self._busy.discard(connection)
+            if keep:
+                state.idle.append(connection)
+            else:
+                connection.abort()
+
+    def expire(self, now: float) -> None:
+        """End the exchanges that have not moved for the stall timeout, and close what has been idle for long."""
+        for connection in list(self._busy):
+            idle_s = now - connection.moved_at
+            if idle_s > self._config.stall_timeout_s:
+                connection.stall(f"no byte arrived for {idle_s:.0f} s")
+        for state in self._origins.values():
+            while state.idle and now - state.idle[0].moved_at > _IDLE_LIFETIME_S:
+                state.idle.popleft().abort()
+
+    def close(self) -> None:
+        """Abort every connection."""
+        for state in self._origins.values():
+            while state.idle:
+                state.idle.pop().abort()
+        for connection in list(self._busy):
+            connection.abort()
+
+    def _state(self, origin: Origin) -> _OriginState:
+        return self._origins.setdefault(origin, _OriginState())
+
+    def _idle(self, state: _OriginState) -> Connection | None:
+        while state.idle:
+            connection = state.idle.pop()
+            if connection.reusable():
+                return connection
+            connection.abort()
+        return None
+
+    async def _connect(self, origin: Origin, state: _OriginState) -> Connection:
+        addresses = await self._resolve(origin, state)
+        state.turn += 1
+        failure: OSError | None = None
+        for i in range(len(addresses)):
+            address = addresses[(state.turn + i) % len(addresses)]
+            try:
+                return await open_connection(self._loop, origin, address, self._context(origin))
+            except ssl.SSLCertVerificationError:
+                raise
+            except OSError as exn:
+                failure = exn
+                state.addresses = [other for other in state.addresses if other != address]
+        raise failure or OSError(f"{origin.host} has no address")
+
+    async def _resolve(self, origin: Origin, state: _OriginState) -> list[str]:
+        now = self._loop.time()
+        if not state.addresses or now - state.resolved_at > _ADDRESS_LIFETIME_S:
+            found = await self._threads.call(socket.getaddrinfo, origin.host, origin.port, type=socket.SOCK_STREAM)
+            state.addresses = list(dict.fromkeys(str(info[4][0]) for info in found))
+            state.resolved_at = now
+        return state.addresses
+
+    def _context(self, origin: Origin) -> ssl.SSLContext | None:
+        if origin.scheme == "http":
+            return None
+        if self._tls is None:
+            self._tls = ssl.create_default_context()
+        return self._tls

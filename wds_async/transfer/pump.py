@@ -1,0 +1,150 @@
+"""Drives one window on the loop: starts its parts, hands on what is ready, cleans up after shards that are over."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from wds_async.config import TransferConfig
+from wds_async.errors import WdsError
+from wds_async.storage.registry import Backends, Location
+from wds_async.transfer.fetch import Fetcher, ShardNotes
+from wds_async.transfer.origins import ConnectionPool
+from wds_async.transfer.slabs import Slab, SlabPool
+from wds_async.transfer.stats import Counters
+from wds_async.transfer.threads import BlockingThreads
+from wds_async.transfer.window import End, Finished, Part, Piece, Shard, Window
+
+__all__ = ["Pump"]
+
+logger = logging.getLogger("wds_async")
+
+Event = Piece | End | Finished
+
+
+class Pump:
+    """One reader's side of the engine; every method but the constructor runs on the loop."""
+
+    def __init__(
+        self,
+        pool: SlabPool,
+        *,
+        connections: ConnectionPool,
+        backends: Backends,
+        threads: BlockingThreads,
+        config: TransferConfig,
+        counters: Counters,
+        emit: Callable[[Event], None],
+        hurried: Callable[[], bool],
+    ) -> None:
+        self._pool = pool
+        self._connections = connections
+        self._counters = counters
+        self._emit = emit
+        self._tasks: dict[Part, asyncio.Task[None]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self._kicking = False
+        self.window = Window(pool, config, self._hand_on, self._cancel)
+        self._fetcher = Fetcher(
+            self.window,
+            backends=backends,
+            pool=connections,
+            threads=threads,
+            config=config,
+            counters=counters,
+            hurried=hurried,
+        )
+
+    def open(self) -> None:
+        """Take a place among the pool's readers."""
+        self._pool.readers += 1
+        self._counters.set("budget_bytes", self._pool.budget_bytes)
+
+    def add(self, shards: Sequence[tuple[str, Location | WdsError]], *, ended: bool) -> None:
+        """Append shards to the stream; ``ended`` says that no more will come."""
+        for url, located in shards:
+            if isinstance(located, WdsError):
+                self.window.add(url, error=located)
+            else:
+                shard = self.window.add(url, streamed=located.kind in ("pipe", "stdin"))
+                shard.notes = ShardNotes(located)
+        if ended:
+            self.window.end_of_source()
+        self.kick()
+
+    def release(self, slabs: Sequence[Slab]) -> None:
+        """The consumer is done with these."""
+        for slab in slabs:
+            self.window.release(slab)
+        self.kick()
+
+    def skip(self, number: int) -> None:
+        """The consumer wants no more of its shard ``number``."""
+        self.window.skip(number)
+        self.kick()
+
+    def kick(self) -> None:
+        """Hand on what is ready and start what may start."""
+        if self._closed or self._kicking:
+            return
+        self._kicking = True
+        try:
+            self.window.deliver()
+            for part in self.window.plan():
+                self._tasks[part] = asyncio.get_running_loop().create_task(self._fetch(part))
+        finally:
+            self._kicking = False
+        self._counters.set("window_bytes", self.window.held_bytes)
+        self._counters.peak("window_peak_bytes", self.window.peak_bytes)
+        self._counters.set("connections", self._connections.open)
+        self._counters.peak("connections_peak", self._connections.peak)
+
+    async def close(self) -> None:
+        """Cancel everything and wait until no slab is being written to."""
+        if self._closed:
+            return
+        self._closed = True
+        self.window.close()  # each task that it cancels cleans up after its shard
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await asyncio.gather(*self._closing, return_exceptions=True)
+        self._pool.readers -= 1
+        self._counters.set("window_bytes", 0)
+
+    async def _fetch(self, part: Part) -> None:
+        last = False
+        try:
+            last = await self._fetcher.fetch(part)
+        except asyncio.CancelledError:
+            if not part.dropped:
+                part.error = WdsError(f"{part.shard.url}: the read was cancelled")
+        except Exception as exn:
+            part.error = exn
+        finally:
+            del self._tasks[part]
+            self.window.landed(part, last=last)
+            if part.shard.gone:
+                self._clean(part.shard)
+            self.kick()
+
+    def _hand_on(self, event: Event) -> None:
+        if isinstance(event, Piece):
+            self._counters.add("bytes", event.length)
+        elif isinstance(event, End):
+            self._counters.add("bad_shards" if event.error else "shards")
+            self._clean(event.shard)
+        self._emit(event)
+
+    def _clean(self, shard: Shard) -> None:
+        if shard.flying == 0 and shard.notes is not None:
+            notes, shard.notes = shard.notes, None
+            if notes.stream is not None or notes.file is not None:
+                task = asyncio.get_running_loop().create_task(self._fetcher.close(notes))
+                self._closing.add(task)
+                task.add_done_callback(self._closing.discard)
+
+    def _cancel(self, part: Part) -> None:
+        # A part that is judging its own answer ends by itself, and keeps its connection.
+        if part is not self._fetcher.answering and part in self._tasks:
+            self._tasks[part].cancel()

@@ -1,0 +1,263 @@
+"""The engine's plain-Python face: shards in, pieces of memory out, in order.
+
+::
+
+    with open_shards(urls) as shards:
+        for shard in shards:
+            while (piece := shard.read()) is not None:
+                ...  # a memoryview, valid until the next read
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+from wds_async.config import TransferConfig, transfer_config
+from wds_async.errors import ReaderClosed, WdsError
+from wds_async.storage.registry import Location, locate
+from wds_async.transfer.bridge import Engine
+from wds_async.transfer.pump import Event, Pump
+from wds_async.transfer.slabs import Slab
+from wds_async.transfer.stats import Board, Counters
+from wds_async.transfer.window import Finished, Piece
+from wds_async.urls import local_path
+
+__all__ = ["ShardReader", "ShardStream", "open_shards"]
+
+_LOOK_EVERY_S = 1.0
+
+
+def open_shards(
+    shards: Iterable[str | Mapping[str, Any]],
+    *,
+    config: TransferConfig | None = None,
+    stats: Counters | None = None,
+    lookahead: int | None = None,
+) -> ShardReader:
+    """Read ``shards`` (URLs, or dicts with a ``url``) one after another, fetching ahead within the byte budget.
+
+    Nothing is started before the first shard is asked for. ``lookahead`` is how many shards are taken from the
+    iterable ahead of the one that is read (default: as many as there may be connections); 1 suits a source that
+    blocks.
+    """
+    return ShardReader(shards, config or transfer_config(), stats or Board().counters(), lookahead)
+
+
+class _Hand:
+    """What the loop thread hands over: events in stream order. Holds no reference to the reader."""
+
+    def __init__(self) -> None:
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.waiting = False
+
+
+class ShardReader(Iterator["ShardStream"]):
+    """Iterator of `ShardStream`; also a context manager. Each shard ends when the next one is asked for.
+
+    `close` (also by ``with``, by garbage collection and at exit) stops all transfers and frees their memory.
+    """
+
+    def __init__(
+        self,
+        shards: Iterable[str | Mapping[str, Any]],
+        config: TransferConfig,
+        counters: Counters,
+        lookahead: int | None,
+    ) -> None:
+        self._source: Iterator[str | Mapping[str, Any]] | None = iter(shards)
+        self._config = config
+        self._counters = counters
+        self._lookahead = max(1, lookahead if lookahead is not None else config.connections)
+        self._ahead: deque[ShardStream | BaseException] = deque()
+        self._open: ShardStream | None = None
+        self._hand = _Hand()
+        self._pid = os.getpid()
+        self._engine: Engine | None = None
+        self._pump: Pump | None = None
+        self._finalizer: weakref.finalize[Any, ShardReader] | None = None
+        self._returned: list[Slab] = []
+        self._taken = 0
+        self._opened_at = time.monotonic()
+        self._closed = False
+
+    def __iter__(self) -> ShardReader:
+        return self
+
+    def __next__(self) -> ShardStream:
+        self._check()
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+        self._top_up()
+        if not self._ahead:
+            self.close()
+            raise StopIteration
+        following = self._ahead.popleft()
+        if isinstance(following, BaseException):
+            self.close()
+            raise following
+        self._open = following
+        return following
+
+    def __enter__(self) -> ShardReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop reading; idempotent. A later read raises `ReaderClosed`."""
+        if self._closed:
+            return
+        self._closed = True
+        self._source = None
+        if self._open is not None:
+            self._open._drop_piece()
+        self._ahead.clear()
+        if self._finalizer is not None:
+            self._finalizer()
+        self._counters.add("read_s", time.monotonic() - self._opened_at)
+
+    # For ShardStream
+
+    def _check(self) -> None:
+        if self._pid != os.getpid():
+            raise ReaderClosed("this reader belongs to the parent process; iterate over the dataset again here")
+        if self._closed:
+            raise ReaderClosed("this reader was closed; iterate over the dataset again")
+
+    def _start(self) -> tuple[Engine, Pump]:
+        if self._engine is None or self._pump is None:
+            hand = self._hand
+            self._opened_at = time.monotonic()
+            self._engine, self._pump = Engine.acquire(
+                self._config, self._counters, hand.events.put, lambda: hand.waiting
+            )
+            self._finalizer = weakref.finalize(self, Engine.release, self._engine, self._pump)
+        return self._engine, self._pump
+
+    def _top_up(self) -> None:
+        """Take shards from the source until enough are ahead."""
+        batch: list[tuple[str, Location | WdsError]] = []
+        while self._source is not None and len(self._ahead) < self._lookahead:
+            try:
+                info = next(self._source)
+            except StopIteration:
+                self._source = None
+                break
+            except Exception as exn:  # it is raised where its shard would have come
+                self._source = None
+                self._ahead.append(exn)
+                break
+            stream = ShardStream(self, info, self._taken)
+            self._taken += 1
+            self._ahead.append(stream)
+            batch.append((stream.url, stream.located))
+        if batch:
+            engine, pump = self._start()
+            engine.submit(pump.add, batch, ended=self._source is None)
+
+    def _next_event(self) -> Event:
+        """The next event, waiting for it if need be."""
+        engine, pump = self._start()
+        if self._returned:
+            returned, self._returned = self._returned, []
+            engine.submit(pump.release, returned)
+        events = self._hand.events
+        try:
+            return events.get_nowait()
+        except queue.Empty:
+            pass
+        began = time.monotonic()
+        self._hand.waiting = True
+        try:
+            while True:
+                try:
+                    return events.get(timeout=_LOOK_EVERY_S)
+                except queue.Empty:
+                    if not engine.alive:
+                        raise ReaderClosed("the engine's thread has ended; iterate over the dataset again") from None
+        finally:
+            self._hand.waiting = False
+            self._counters.add("wait_s", time.monotonic() - began)
+
+    def _give_back(self, slab: Slab) -> None:
+        self._returned.append(slab)
+
+    def _skip(self, number: int) -> None:
+        engine, pump = self._start()
+        engine.submit(pump.skip, number)
+
+
+class ShardStream:
+    """The bytes of one shard, in order.
+
+    ``url`` is as the user wrote it (expanded, before rewriting); ``info`` is the dict that the shard list gave;
+    ``local_path`` is set for local files; ``number`` counts the shards of this reader from 0.
+    """
+
+    def __init__(self, reader: ShardReader, info: str | Mapping[str, Any], number: int) -> None:
+        self.number = number
+        self.info: dict[str, Any] = {"url": info} if isinstance(info, str) else dict(info)
+        self.url: str = os.fspath(self.info["url"])
+        self.located: Location | WdsError
+        try:
+            self.located = locate(self.url)
+        except WdsError as exn:
+            self.located = exn
+        self.local_path: str | None = None
+        if isinstance(self.located, Location) and self.located.kind == "local":
+            self.local_path = local_path(self.located.target)
+        self._reader = reader
+        self._slab: Slab | None = None
+        self._piece: memoryview | None = None
+        self._over = False
+
+    def read(self) -> memoryview | None:
+        """The next piece, valid until the next call; None at the end, again and again.
+
+        Raises an error of the tree where the stream is broken: after all good bytes before it, never in between.
+        """
+        self._drop_piece()
+        if self._over:
+            return None
+        self._reader._check()
+        event = self._reader._next_event()
+        if isinstance(event, Piece):
+            self._slab = event.slab
+            self._piece = event.slab.view[: event.length]
+            return self._piece
+        self._over = True
+        assert not isinstance(event, Finished)
+        if event.error is not None:
+            raise event.error
+        return None
+
+    def close(self) -> None:
+        """Skip the rest of this shard; idempotent."""
+        if self._over or self._reader._closed:
+            self._drop_piece()
+            return
+        self._reader._skip(self.number)
+        try:
+            while self.read() is not None:
+                pass
+        except WdsError:
+            pass  # of bytes that nobody wanted
+
+    def _drop_piece(self) -> None:
+        if self._piece is not None:
+            self._piece.release()
+            self._piece = None
+        if self._slab is not None:
+            self._reader._give_back(self._slab)
+            self._slab = None

@@ -1,0 +1,118 @@
+"""Slabs: reused pieces of memory that the kernel receives into, and the pool that owns them.
+
+The pool cuts anonymous shared mappings ("blocks", one part long) by the buddy system into slabs of any power of
+two down to 64 KiB (Knowlton, "A fast storage allocator", CACM 1965), so that many small shards can be in
+flight within the same bytes as a few large parts. Fresh memory is the cost of a read (every new page is
+faulted in), so a block once mapped is kept and used again.
+
+The pool belongs to the loop thread: nothing here locks.
+"""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+
+__all__ = ["MIN_SLAB_BYTES", "Slab", "SlabPool", "slab_bytes"]
+
+MIN_SLAB_BYTES = 64 << 10
+
+
+def slab_bytes(wanted: int, most: int) -> int:
+    """The size of the slab for ``wanted`` bytes: the next power of two within [64 KiB, ``most``]."""
+    return min(max(1 << max(wanted - 1, 0).bit_length(), MIN_SLAB_BYTES), most)
+
+
+@dataclass(slots=True, eq=False)
+class Slab:
+    """One owner at a time: the pool, the loop (filling) or the consumer (reading).
+
+    ``view`` spans the whole slab; ``reserved`` says that it came out of a reader's guarantee.
+    """
+
+    address: int
+    size: int
+    view: memoryview
+    reserved: bool = False
+
+
+class SlabPool:
+    """All slab memory of a process: ``budget_bytes`` in blocks, and one block more for each further reader.
+
+    For each registered reader one block is held back, which only the head of that reader's line may use: a
+    window whose later parts hold everything else still moves.
+    """
+
+    def __init__(self, budget_bytes: int, block_bytes: int) -> None:
+        self.block_bytes = block_bytes
+        self.budget_bytes = budget_bytes
+        self.used_bytes = 0
+        self.peak_bytes = 0
+        self.readers = 0
+        self._blocks: list[mmap.mmap] = []
+        # Free pieces by size, each dict an ordered set of addresses: the last freed is the warmest.
+        self._free: dict[int, dict[int, None]] = {block_bytes: {}}
+
+    @property
+    def max_blocks(self) -> int:
+        return self.budget_bytes // self.block_bytes + max(0, self.readers - 1)
+
+    @property
+    def mapped_bytes(self) -> int:
+        """What the pool has asked of the operating system so far."""
+        return len(self._blocks) * self.block_bytes
+
+    def take(self, size: int, *, reserve: bool = False) -> Slab | None:
+        """A slab of ``size`` bytes (a power of two from `slab_bytes`), or None while there is none.
+
+        ``reserve`` lets the taker use the block held back for its reader.
+        """
+        piece = self._smallest_free(size)
+        reserved = False
+        if piece == self.block_bytes or piece is None:
+            whole = len(self._free[self.block_bytes]) + self.max_blocks - len(self._blocks)
+            if whole <= self.readers:
+                if not reserve or whole <= 0:
+                    return None
+                # The whole block: a piece of it would let others settle in the rest, and no head could move again.
+                reserved, size = True, self.block_bytes
+            piece = self.block_bytes
+            if not self._free[piece]:
+                self._map_block()
+        address, _ = self._free[piece].popitem()
+        while piece > size:
+            piece //= 2
+            self._free.setdefault(piece, {})[address + piece] = None
+        self.used_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self.used_bytes)
+        return Slab(address, size, self._view(address, size), reserved)
+
+    def give_back(self, slab: Slab) -> None:
+        """Return a slab; its ``view`` is released, so that a late reader fails instead of seeing other bytes."""
+        slab.view.release()
+        self.used_bytes -= slab.size
+        address, size = slab.address, slab.size
+        while size < self.block_bytes:
+            buddy = address ^ size
+            same = self._free.setdefault(size, {})
+            if buddy not in same:
+                break
+            del same[buddy]
+            address &= ~size
+            size *= 2
+        self._free[size][address] = None
+
+    def _smallest_free(self, size: int) -> int | None:
+        while size <= self.block_bytes:
+            if self._free.get(size):
+                return size
+            size *= 2
+        return None
+
+    def _map_block(self) -> None:
+        self._free[self.block_bytes][len(self._blocks) * self.block_bytes] = None
+        self._blocks.append(mmap.mmap(-1, self.block_bytes))
+
+    def _view(self, address: int, size: int) -> memoryview:
+        block, offset = divmod(address, self.block_bytes)
+        return memoryview(self._blocks[block])[offset : offset + size]

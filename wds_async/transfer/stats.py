@@ -1,0 +1,192 @@
+"""Counters: what the engine did, shared between the processes of one data set.
+
+A `Board` is a name. The process that made it counts in its own memory; every other process that gets it (a
+DataLoader worker, forked or spawned) counts in a small file of its own, mapped into memory, in a folder that the
+board names. So each cell has one writer, nothing is locked, a worker that dies leaves what it counted, and the
+parent's `Board.total` is the sum.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import shutil
+import tempfile
+import time
+import uuid
+import weakref
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Board", "Counters", "Stats"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """A snapshot of the counters, summed over processes (peaks are summed too: what a host must hold)."""
+
+    bytes: float = 0
+    """Shard bytes handed to the decoder."""
+    wire_bytes: float = 0
+    """Body bytes received, with what was asked for twice."""
+    requests: float = 0
+    retries: float = 0
+    """Faults that were healed, or tried."""
+    samples: float = 0
+    bad_samples: float = 0
+    """Samples that a handler let pass."""
+    shards: float = 0
+    """Shards that ended well."""
+    bad_shards: float = 0
+    """Shards that ended in an error."""
+    wait_s: float = 0
+    """Seconds in which the consumer waited for bytes."""
+    read_s: float = 0
+    """Seconds in which a reader was open."""
+    connections: float = 0
+    connections_peak: float = 0
+    window_bytes: float = 0
+    """Slab bytes in flight or waiting for the consumer, now."""
+    window_peak_bytes: float = 0
+    budget_bytes: float = 0
+    epochs: float = 0
+    """Passes over the data that ran to their end."""
+    processes: float = 0
+
+    def as_dict(self) -> dict[str, float]:
+        """The fields as a plain dict, for JSON."""
+        return asdict(self)
+
+    def bound_by(self) -> str:
+        """One sentence: whether the network or the consumer sets the pace."""
+        if self.read_s <= 0 or self.bytes <= 0:
+            return "nothing was read"
+        share = self.wait_s / self.read_s
+        percent = f"the consumer waited for bytes {min(share, 1.0):.0%} of the time"
+        if share > 0.5:
+            return f"bound by the network or the store: {percent}"
+        if share < 0.1:
+            return f"bound by the consumer (decoding, training): {percent}"
+        return f"balanced: {percent}"
+
+
+_NAMES = tuple(f.name for f in fields(Stats))
+_CELLS = {name: i for i, name in enumerate(_NAMES)}
+_ROW_BYTES = 8 * len(_NAMES)
+
+
+class Counters:
+    """One process's row of cells, by name: ``counters.add("bytes", n)``, ``counters.set("window_bytes", n)``.
+
+    Each cell is written by one thread: the loop's, or the consumer's.
+    """
+
+    def __init__(self, memory: mmap.mmap | bytearray | None = None) -> None:
+        self._cells = memoryview(memory or bytearray(_ROW_BYTES))[:_ROW_BYTES].cast("d")
+        self.set("processes", 1)
+
+    def add(self, name: str, amount: float = 1) -> None:
+        """Count ``amount`` more."""
+        self._cells[_CELLS[name]] += amount
+
+    def add_samples(self, count: int) -> None:
+        """Count samples delivered; called now and then, not for each."""
+        self._cells[_CELLS["samples"]] += count
+
+    def set(self, name: str, value: float) -> None:
+        """Set a gauge."""
+        self._cells[_CELLS[name]] = value
+
+    def peak(self, name: str, value: float) -> None:
+        """Raise a gauge to ``value`` if that is more."""
+        cell = _CELLS[name]
+        self._cells[cell] = max(self._cells[cell], value)
+
+    def values(self) -> list[float]:
+        """The row, in the order of `Stats`' fields."""
+        return list(self._cells)
+
+
+class Board:
+    """The shared scoreboard of one data set: pickles, survives ``fork``, owns a folder only once another process
+    counts. The folder goes when the process that made the board drops it."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._folder = _parent_folder() / f"{self._pid}-{uuid.uuid4().hex}"
+        self._rows: dict[int, Counters] = {}
+        self._finalizer = weakref.finalize(self, _remove, self._pid, self._folder)
+
+    def counters(self) -> Counters:
+        """This process's row."""
+        pid = os.getpid()
+        if pid not in self._rows:
+            # A forked child inherits the parent's row and must not count in its copy of it.
+            self._rows = {pid: Counters() if pid == self._pid else Counters(_map_row(self._folder, pid))}
+        return self._rows[pid]
+
+    def total(self) -> Stats:
+        """The sum over this process and every other that counted on this board, as of now."""
+        own = self._rows.get(self._pid) if os.getpid() == self._pid else None
+        rows = [own.values()] if own is not None else []
+        rows += [list(memoryview(row).cast("d")) for row in _read_rows(self._folder)]
+        return Stats(*(sum(column) for column in zip(*rows, strict=True))) if rows else Stats()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"pid": self._pid, "folder": str(self._folder)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._pid, self._folder, self._rows = state["pid"], Path(state["folder"]), {}
+
+
+def _parent_folder() -> Path:
+    user = os.getuid() if hasattr(os, "getuid") else "user"
+    return Path(tempfile.gettempdir()) / f"wds-async-{user}"
+
+
+def _map_row(folder: Path, pid: int) -> mmap.mmap:
+    folder.parent.mkdir(mode=0o700, exist_ok=True)
+    if not folder.exists():
+        _sweep(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+    with open(folder / f"{pid}-{uuid.uuid4().hex[:8]}", "w+b") as file:
+        file.truncate(_ROW_BYTES)
+        return mmap.mmap(file.fileno(), _ROW_BYTES)
+
+
+def _read_rows(folder: Path) -> list[bytes]:
+    rows = []
+    with contextlib.suppress(OSError, ValueError):
+        for path in folder.iterdir():
+            row = path.read_bytes()
+            if len(row) == _ROW_BYTES:
+                rows.append(row)
+    return rows
+
+
+def _remove(pid: int, folder: Path) -> None:
+    if os.getpid() == pid:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sweep(parent: Path) -> None:
+    """Remove what boards of processes that were killed left behind a day ago or earlier."""
+    horizon = time.time() - 86400
+    with contextlib.suppress(OSError, ValueError):
+        for folder in parent.iterdir():
+            if folder.stat().st_mtime < horizon and not _alive(int(folder.name.partition("-")[0])):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _alive(pid: int) -> bool:
+    if os.name != "posix":
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

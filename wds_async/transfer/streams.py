@@ -1,0 +1,130 @@
+"""Reading in order only: a framed body that the server would not cut, and the filling of slabs from any stream."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from wds_async.storage.base import Answer, RefusedAnswer, Request, Stream
+from wds_async.storage.http import identity_of
+from wds_async.transfer.connection import Connection, Origin, request_bytes
+from wds_async.transfer.direct import IdentityChanged, RangesIgnored, Redirected, follow
+from wds_async.transfer.origins import ConnectionPool
+from wds_async.transfer.window import Part
+
+__all__ = ["DirectStream", "StreamReader"]
+
+_SKIP_BYTES = 1 << 20
+_REDIRECTS_AT_MOST = 10
+
+
+class DirectStream:
+    """The whole of an object with a ``Content-Length``, zero-copy, paused whenever nobody reads."""
+
+    restartable = True
+
+    def __init__(self, pool: ConnectionPool, request: Request) -> None:
+        self._pool = pool
+        self._request = request
+        self._stack = contextlib.AsyncExitStack()
+        self._connection: Connection | None = None
+        self._rest = 0
+
+    async def open(self) -> str:
+        request = self._request
+        for _ in range(_REDIRECTS_AT_MOST):
+            try:
+                return await self._open(request)
+            except Redirected as moved:
+                request = follow(request, moved.location)
+        raise RefusedAnswer(Answer(310, {}, b"redirected too often"))
+
+    async def _open(self, request: Request) -> str:
+        pool = self._pool
+        connection = await self._stack.enter_async_context(pool.connection(Origin.of(request.url), fresh=True))
+        head = await connection.exchange(request_bytes(request.url, request.headers), lambda head: memoryview(b""))
+        if head.status != 200:
+            await self.close()
+            if head.status // 100 == 3 and "location" in head.fields:
+                raise Redirected(head.fields["location"])
+            raise RefusedAnswer(Answer(head.status, head.fields))
+        if head.length is None or head.encoded:
+            await self.close()
+            raise RangesIgnored
+        self._connection, self._rest = connection, head.length
+        return identity_of(head.fields, None)
+
+    async def readinto(self, into: memoryview) -> int:
+        assert self._connection is not None
+        count = min(len(into), self._rest)
+        if count:
+            await self._connection.body(into[:count])
+        self._rest -= count
+        return count
+
+    async def close(self) -> None:
+        if self._connection is not None and self._rest:
+            self._connection.abort()
+        self._connection = None
+        await self._stack.aclose()
+
+
+class StreamReader:
+    """One shard's stream over all its attempts: remembers where it is, and starts again where that is possible."""
+
+    def __init__(self, make: Callable[[], Stream]) -> None:
+        self._make = make
+        self._stream: Stream | None = None
+        self._identity: str | None = None
+        self._position = 0
+
+    @property
+    def restartable(self) -> bool:
+        """Whether another attempt can be made after a fault (nothing was lost, or it can be read again)."""
+        return self._stream is None or self._stream.restartable
+
+    async def fill(self, part: Part, hurried: Callable[[], bool]) -> bool:
+        """Fill ``part`` from where it stands; True at the end of the stream. While the consumer waits (``hurried``)
+        the part may stay short, so that a slow stream is not held back."""
+        view, offset = part.slab.view, part.start
+        if self._stream is None or self._position != offset + part.filled:
+            await self._start(offset + part.filled)
+        assert self._stream is not None
+        try:
+            while part.filled < part.slab.size:
+                count = await self._stream.readinto(view[part.filled :])
+                part.filled += count
+                self._position += count
+                if count == 0:
+                    await self.close()
+                    return True
+                if hurried():
+                    return False
+        except BaseException:
+            self._position = -1
+            raise
+        return False
+
+    async def close(self) -> None:
+        """Stop the stream."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            await stream.close()
+
+    async def _start(self, position: int) -> None:
+        await self.close()
+        stream = self._make()
+        self._stream = stream
+        identity = await stream.open()
+        if self._identity is not None and identity != self._identity:
+            raise IdentityChanged(f"it was {self._identity} and is now {identity}")
+        self._identity = identity
+        self._position = 0
+        scratch = memoryview(bytearray(min(_SKIP_BYTES, position)))
+        while self._position < position:
+            count = await stream.readinto(scratch[: min(len(scratch), position - self._position)])
+            if count == 0:
+                raise ConnectionError(f"the stream ended at byte {self._position}, before byte {position}")
+            self._position += count
+            await asyncio.sleep(0)

@@ -1,0 +1,315 @@
+"""The window of parts: which bytes to ask for next, and which may be handed on. No I/O, no clock, no threads.
+
+The shards of an epoch are one long stream, cut into parts. The window starts parts in stream order as long as
+memory, connections and what the consumer has taken so far allow, and delivers them in stream order whatever order
+they complete in. Progress is certain: the head of the line (the first part not yet delivered) needs no permission
+but memory, and one block of the pool is held back for it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import statistics
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from wds_async.config import TransferConfig
+from wds_async.transfer.slabs import Slab, SlabPool, slab_bytes
+
+__all__ = ["End", "Finished", "Part", "Piece", "Shard", "Window"]
+
+_UNKNOWN_PART_BYTES = 1 << 20
+_SIZES_REMEMBERED = 64
+_FIRST_ALLOWANCE_BYTES = 1 << 20
+_ALLOWANCE_GROWTH = 8
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """Bytes ``[start, stop)`` of a shard on their way into ``slab``, of which ``filled`` have arrived."""
+
+    shard: Shard
+    start: int
+    stop: int
+    slab: Slab
+    filled: int = 0
+    ready: bool = False
+    dropped: bool = False
+    flying: bool = True
+    error: Exception | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Shard:
+    """One shard in the window. ``size`` is None until an answer tells it; ``identity`` pins what is read.
+
+    ``notes`` belongs to whoever fetches: the open file, the kept redirect, the running stream.
+    """
+
+    number: int
+    url: str
+    streamed: bool = False
+    size: int | None = None
+    identity: str = ""
+    planned: int = 0
+    finished: bool = False
+    flying: int = 0
+    gone: bool = False
+    parts: deque[Part] = field(default_factory=deque)
+    error: Exception | None = None
+    notes: Any = None
+
+    @property
+    def complete(self) -> bool:
+        """Nothing is left to plan."""
+        return self.finished if self.streamed else self.size is not None and self.planned >= self.size
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """``length`` bytes of a shard, next in its order; the slab comes back through `Window.release`."""
+
+    shard: Shard
+    slab: Slab
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The shard is over: whole, or broken here by ``error``."""
+
+    shard: Shard
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """No shard follows."""
+
+
+class Window:
+    """The plan of one reader. ``emit`` takes `Piece`, `End` and `Finished` in stream order; ``cancel`` is told of
+    parts in flight that nobody wants any more (they end by `landed`, as all others do)."""
+
+    def __init__(
+        self,
+        pool: SlabPool,
+        config: TransferConfig,
+        emit: Callable[[Piece | End | Finished], None],
+        cancel: Callable[[Part], None],
+    ) -> None:
+        self.config = config
+        self.held_bytes = 0
+        self.peak_bytes = 0
+        self.flying = 0
+        self._pool = pool
+        self._emit = emit
+        self._cancel = cancel
+        self._shards: dict[int, Shard] = {}
+        self._next_number = 0
+        self._unplanned: list[int] = []
+        self._sizes: deque[int] = deque(maxlen=_SIZES_REMEMBERED)
+        self._guess: int | None = None
+        self._ramp = min(config.first_part_bytes, pool.block_bytes)
+        self._started_bytes = 0
+        self._released_bytes = 0
+        self._reserve_in_use = False
+        self._source_ended = False
+        self._handed: set[Slab] = set()
+
+    # What the consumer asks
+
+    def add(self, url: str, *, streamed: bool = False, error: Exception | None = None) -> Shard:
+        """Append a shard to the stream; one with an ``error`` ends there at once."""
+        shard = Shard(self._next_number, url, streamed, error=error)
+        self._next_number += 1
+        self._shards[shard.number] = shard
+        if error is None:
+            heapq.heappush(self._unplanned, shard.number)
+        return shard
+
+    def end_of_source(self) -> None:
+        """No shard will be added any more."""
+        self._source_ended = True
+
+    def release(self, slab: Slab) -> None:
+        """The consumer is done with a slab."""
+        if slab not in self._handed:
+            return  # it came back by `close` already
+        self._released_bytes += slab.size
+        self._free(slab)
+
+    def skip(self, number: int) -> None:
+        """The consumer wants no more of this shard; its `End` follows, unless it was emitted before."""
+        shard = self._shards.get(number)
+        if shard is not None:
+            self._drop_parts(shard)
+            shard.finished = shard.streamed = True
+
+    def close(self) -> None:
+        """Drop everything; nothing is emitted any more."""
+        for shard in list(self._shards.values()):
+            self._drop_parts(shard)
+            shard.gone = True
+        self._shards.clear()
+        self._unplanned.clear()
+        for slab in list(self._handed):
+            self._free(slab)
+
+    # What fetching reports
+
+    def learn(self, shard: Shard, size: int) -> None:
+        """An answer told the shard's size."""
+        if shard.size is not None or shard.streamed:
+            return
+        shard.size = size
+        self._sizes.append(size)
+        self._guess = int(statistics.median_high(self._sizes))
+        for part in list(shard.parts):
+            if part.start >= size:
+                self._drop(part)
+            else:
+                part.stop = min(part.stop, size)
+        if shard.planned < size and not shard.gone:
+            heapq.heappush(self._unplanned, shard.number)
+
+    def turn_streamed(self, part: Part) -> bool:
+        """The shard of ``part`` cannot be read in ranges: go on as a stream that begins where ``part`` does.
+
+        False, and nothing changes, while an earlier part of the shard is still on its way.
+        """
+        shard = part.shard
+        if part.dropped or any(not earlier.ready for earlier in shard.parts if earlier.start < part.start):
+            return False
+        for other in [later for later in shard.parts if later.start > part.start]:
+            self._drop(other)
+        shard.streamed, shard.size, shard.planned = True, None, part.start
+        return True
+
+    def landed(self, part: Part, *, last: bool = False) -> None:
+        """Nothing more will be written for ``part``: it is ready, or has its ``error``, or was dropped.
+
+        ``last`` ends a streamed shard behind this part.
+        """
+        shard = part.shard
+        part.flying = False
+        shard.flying -= 1
+        self.flying -= 1
+        if part.dropped:
+            self._free(part.slab)
+            return
+        part.ready = part.error is None
+        if shard.streamed:
+            shard.planned = part.start + part.filled
+            shard.finished = last
+            if not last and part.ready and not shard.gone:
+                heapq.heappush(self._unplanned, shard.number)
+
+    # What the pump does
+
+    def plan(self) -> list[Part]:
+        """Start every part that may start now, each with its slab."""
+        started: list[Part] = []
+        while self._unplanned:
+            shard = self._shards.get(self._unplanned[0])
+            size = 0 if shard is None or shard.gone else self._next_slab_bytes(shard)
+            if shard is None or size == 0:
+                heapq.heappop(self._unplanned)
+                continue
+            head = not shard.parts and shard.number == next(iter(self._shards))
+            if not head and not self._may_start(shard, size):
+                break
+            slab = self._pool.take(size, reserve=head and not self._reserve_in_use)
+            if slab is None:
+                break
+            started.append(self._start(shard, slab))
+        return started
+
+    def deliver(self) -> None:
+        """Emit whatever is next in stream order and there."""
+        while self._shards:
+            shard = next(iter(self._shards.values()))
+            while shard.parts and shard.parts[0].ready:
+                part = shard.parts.popleft()
+                if part.filled:
+                    self._handed.add(part.slab)
+                    self._emit(Piece(shard, part.slab, part.filled))
+                else:
+                    self._free(part.slab)
+            error = shard.parts[0].error if shard.parts else shard.error
+            if error is None and (shard.parts or not shard.complete):
+                return
+            self._drop_parts(shard)
+            shard.gone = True
+            del self._shards[shard.number]
+            self._emit(End(shard, error))
+        if self._source_ended:
+            self._source_ended = False
+            self._emit(Finished())
+
+    def _next_slab_bytes(self, shard: Shard) -> int:
+        """The slab that the shard's next part wants; 0 while it wants none."""
+        most = min(self._ramp, self._pool.block_bytes)
+        if shard.streamed:
+            busy = shard.finished or (shard.parts and shard.parts[-1].flying)
+            return 0 if busy else slab_bytes(most, most)
+        if shard.size is not None:
+            rest = shard.size - shard.planned
+        elif self._guess is not None:
+            # An eighth more than the median: shards of one data set differ a little.
+            rest = self._guess + self._guess // 8 - shard.planned
+            rest = max(rest, 1) if shard.planned == 0 else rest
+        else:
+            rest = _UNKNOWN_PART_BYTES if shard.planned == 0 else 0
+        return slab_bytes(min(rest, most), most) if rest > 0 else 0
+
+    def _may_start(self, shard: Shard, size: int) -> bool:
+        """Whether a part that is not the head of the line may start."""
+        readers = max(1, self._pool.readers)
+        if self.held_bytes + size > self._pool.budget_bytes // readers:
+            return False
+        allowance = _FIRST_ALLOWANCE_BYTES + _ALLOWANCE_GROWTH * self._released_bytes
+        if self._started_bytes + size > allowance and self._released_bytes < self._pool.budget_bytes:
+            return False
+        if shard.streamed:
+            return shard.number - next(iter(self._shards)) < self.config.open_streams
+        if shard.size is None and self._guess is None and self.held_bytes + size > self._pool.budget_bytes // 4:
+            return False
+        return self.flying < max(1, self.config.connections // readers)
+
+    def _start(self, shard: Shard, slab: Slab) -> Part:
+        stop = shard.planned + slab.size
+        if shard.size is not None and not shard.streamed:
+            stop = min(stop, shard.size)
+        part = Part(shard, shard.planned, stop, slab)
+        shard.parts.append(part)
+        shard.planned = stop
+        shard.flying += 1
+        self.flying += 1
+        self._ramp = min(2 * self._ramp, self._pool.block_bytes)
+        self._started_bytes += slab.size
+        self._reserve_in_use = self._reserve_in_use or slab.reserved
+        self.held_bytes += slab.size
+        self.peak_bytes = max(self.peak_bytes, self.held_bytes)
+        return part
+
+    def _drop_parts(self, shard: Shard) -> None:
+        for part in list(shard.parts):
+            self._drop(part)
+
+    def _drop(self, part: Part) -> None:
+        part.shard.parts.remove(part)
+        part.dropped = True
+        if part.flying:
+            self._cancel(part)
+        else:
+            self._free(part.slab)
+
+    def _free(self, slab: Slab) -> None:
+        self._handed.discard(slab)
+        self.held_bytes -= slab.size
+        if slab.reserved:
+            self._reserve_in_use = False
+        self._pool.give_back(slab)

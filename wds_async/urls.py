@@ -1,0 +1,254 @@
+"""From what a user writes to a list of URLs, and what kind of URL each one is.
+
+Strings in, strings out; the only thing touched is the local file system, for ``~``, globs and directories.
+The neighbours that also deal in URLs are offered here, so that there is one place to import them from.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import shlex
+import urllib.parse
+from collections.abc import Iterable, Iterator
+
+from braceexpand import braceexpand
+
+from wds_async import config
+from wds_async.errors import UrlError
+from wds_async.pipes import native_pipe
+from wds_async.redact import redact
+from wds_async.rewrite import Rule, parse_rules, rewrite, rules_from_env
+
+__all__ = [
+    "Rule",
+    "expand_urls",
+    "local_path",
+    "native_pipe",
+    "parse_rules",
+    "redact",
+    "rewrite",
+    "route",
+    "rules_from_env",
+    "scheme",
+]
+
+_SHARD_SUFFIXES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-_]+)(?:://|::)|(pipe|file):", re.IGNORECASE)
+_SINGLE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):/[^/]")
+_DRIVE = re.compile(r"[A-Za-z]:[\\/]|\\\\")
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
+_MAGIC = re.compile(r"[*?\[]")
+_NESTING = 10  # ${X} whose value holds ${Y}: as deep as webdataset follows
+
+# '::' and what only looks like it: an IPv6 address in brackets.
+_DOUBLE_COLON = re.compile(r"\[[0-9A-Fa-f:.]+\]|::")
+# fsspec's file systems that lie inside or over another one: 'zip://dir/x.tar::s3://b/y.zip' is one source.
+_WRAPPERS = frozenset(
+    (
+        "blockcache",
+        "cached",
+        "dir",
+        "filecache",
+        "gzip",
+        "libarchive",
+        "reference",
+        "simplecache",
+        "tar",
+        "zip",
+    )
+)
+
+
+def expand_urls(spec: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
+    """Every shard that ``spec`` names, in order.
+
+    ``spec`` is a string, a path, or any number of them. In each, ``::`` separates sources (where its left side
+    contains a path, so that ``simplecache::s3://b/x.tar`` stays whole), ``${X}`` is the environment's ``WDS_X``,
+    and braces expand as in a shell (``x-{000..999}.tar``). For local files also ``~``, globs (sorted; a file
+    of exactly that name is taken literally) and directories: all their shards (``.tar``, ``.tgz``, ``.tar.gz``,
+    ``.tar.bz2``, ``.tar.xz``, ``.tar.zst``), sorted. URLs of other schemes keep their ``*``. A path object is
+    always a local file, whatever it looks like.
+
+    Raises `UrlError` for nothing at all, an unset ``${X}``, unbalanced braces, a malformed ``http`` URL, and a glob
+    or directory without a single match. Whether the files exist is found out when they are opened.
+    """
+    sources = [spec] if isinstance(spec, str | os.PathLike) else _sources(spec)
+    if not sources:
+        raise UrlError("an empty list of URLs: name at least one shard")
+    return [url for source in sources for url in _expand(source)]
+
+
+def _sources(spec: object) -> list[object]:
+    if not isinstance(spec, Iterable) or isinstance(spec, bytes):
+        raise UrlError(f"URLs are a str, a path or a list of them, not {type(spec).__name__}: {spec!r:.80}")
+    return list(spec)
+
+
+def _expand(source: object) -> Iterator[str]:
+    if isinstance(source, os.PathLike):
+        for name in _braces(_plain_path(source)):
+            yield from _local(name)
+        return
+    if not isinstance(source, str):
+        raise UrlError(f"a URL is a str or a path, not {type(source).__name__}: {source!r:.80}")
+    for text in _split(_substitute(source)):
+        if not text.strip():
+            raise UrlError(f"an empty URL in {redact(source)!r}: name at least one shard")
+        for url in _braces(text):
+            if scheme(url) in ("", "file"):
+                yield from _local(url)
+            else:
+                yield _checked(url)
+
+
+def _plain_path(source: os.PathLike[str]) -> str:
+    text = os.fspath(source)
+    if not isinstance(text, str):
+        raise UrlError(f"a path is made of str, not bytes: {text!r:.80}")
+    mangled = _SINGLE_SLASH.match(text)
+    if mangled and not os.path.isdir(mangled[1] + ":"):
+        raise UrlError(
+            f"{redact(text)!r}: a path object made one '/' of the two in {mangled[1]}://; pass the URL as a str"
+        )
+    # What reads as another kind of URL ('-', 'pipe:x') must stay a file for everyone who sees the string.
+    return os.path.join(".", text) if scheme(text) else text
+
+
+def _substitute(text: str) -> str:
+    def value(reference: re.Match[str]) -> str:
+        name = f"WDS_{reference[1]}"
+        found = config.variable(name)
+        if found is None:
+            raise UrlError(
+                f"{redact(text)!r}: ${{{reference[1]}}} reads the environment variable {name}, which is not set; "
+                f"set it (a pipe: command that means the shell's own variable writes ${reference[1]} without braces)"
+            )
+        return found
+
+    result = text
+    for _ in range(_NESTING):
+        before, result = result, _VARIABLE.sub(value, result)
+        if before == result:
+            return result
+    raise UrlError(f"{redact(text)!r}: its ${{…}} variables refer to each other in a circle")
+
+
+def _split(text: str) -> list[str]:
+    """``text`` at every ``::`` that separates two sources."""
+    sources, start, link = [], 0, 0
+    for found in _DOUBLE_COLON.finditer(text):
+        if found.group() != "::":
+            continue
+        if _names_a_file(text[link : found.start()]):
+            sources.append(text[start : found.start()])
+            start = found.end()
+        link = found.end()
+    return [*sources, text[start:]]
+
+
+def _names_a_file(left: str) -> bool:
+    """Whether ``left`` of a ``::`` is a source by itself, and not a link of an fsspec chain."""
+    kind = scheme(left)
+    if kind == "pipe":
+        try:
+            shlex.split(left)
+        except ValueError:  # within quotes
+            return False
+        return True
+    if kind in ("", "-", "file"):
+        return re.fullmatch(r"[A-Za-z_][\w+]*", left) is None
+    _, _, where = left.partition("://")
+    return kind not in _WRAPPERS and "/" in where
+
+
+def _braces(text: str) -> list[str]:
+    if "{" not in text:  # and so a lone backslash or '}' is left as it is
+        return [text]
+    try:
+        return list(braceexpand(text, escape=_DRIVE.match(text) is None))
+    except ValueError as exn:
+        raise UrlError(
+            f"{redact(text)!r}: unbalanced braces; braces are written x-{{000..999}}.tar or {{a,b}}.tar"
+        ) from exn
+
+
+def _local(url: str) -> Iterable[str]:
+    """What one local name stands for: itself, its matches, or the shards of a directory."""
+    path = local_path(url)
+    if path is None:
+        return [url]
+    if path.startswith("~"):
+        path = url = os.path.expanduser(path)
+    # Names of shards are not asked whether they are directories: a thousand of them on a network file
+    # system would be a thousand round trips.
+    if _MAGIC.search(path) and not os.path.lexists(path):
+        found, what = sorted(glob.glob(path, recursive=True)), "no file matches this pattern"
+    elif not path.lower().endswith(_SHARD_SUFFIXES) and os.path.isdir(path):
+        names = sorted(name for name in os.listdir(path) if name.lower().endswith(_SHARD_SUFFIXES))
+        found = [os.path.join(path, name) for name in names]
+        what = f"this directory holds no shard ({' '.join('*' + suffix for suffix in _SHARD_SUFFIXES)})"
+    else:
+        return [url]
+    if not found:
+        raise UrlError(f"{url!r}: {what}; the current directory is {os.getcwd()!r}")
+    return [os.path.join(".", name) if scheme(name) else name for name in found]
+
+
+def _checked(url: str) -> str:
+    """``url``, if it can be one: a host that is missing shows here and not as a name that does not resolve."""
+    if scheme(url) not in ("http", "https"):
+        return url
+    try:
+        parts = urllib.parse.urlsplit(url)
+        valid = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        valid = False
+    if not valid or any(ord(c) < 32 for c in url):
+        raise UrlError(f"{redact(url)!r}: a malformed URL; write {scheme(url)}://host[:port]/path")
+    return url
+
+
+def scheme(url: str) -> str:
+    """``"http"``, ``"s3"``, ``"pipe"``, ``"file"``, … in lower case.
+
+    ``"-"`` is standard input, and ``""`` a local path. A scheme is followed by ``://`` (or by ``::``, an fsspec
+    chain), but for ``pipe:`` and ``file:``; so ``C:/x.tar`` and ``a:b.tar`` are local paths.
+    """
+    if url == "-":
+        return "-"
+    found = _SCHEME.match(url)
+    return (found[1] or found[2]).lower() if found else ""
+
+
+def local_path(url: str) -> str | None:
+    """The path of a local file: ``url`` itself, or what a ``file:`` URL says, percent-decoded.
+
+    None for every other scheme. Raises `UrlError` for a ``file:`` URL with a host other than localhost.
+    """
+    kind = scheme(url)
+    if kind == "":
+        if re.match(r"(?:https?|s3|gs|az|hf|ais):/", url):
+            raise UrlError(f"{redact(url)!r}: a malformed URL; write two slashes after its first colon")
+        return url
+    if kind != "file":
+        return None
+    path = url[5:]
+    if path.startswith("//"):
+        host, slash, path = path[2:].partition("/")
+        if host.lower() not in ("", "localhost", "127.0.0.1"):
+            raise UrlError(f"{url!r}: a file: URL reads this machine's files; write file:///path, not file://{host}")
+        path = slash + path
+    path = urllib.parse.unquote(path)
+    if not path:
+        raise UrlError(f"{url!r}: a file: URL without a path")
+    return path[1:] if re.match(r"/[A-Za-z]:[\\/]", path) else path
+
+
+def route(url: str) -> str:
+    """Where ``url`` (expanded and rewritten) is read from: the one place where another route may be taken.
+
+    No route is known yet, so this is ``url`` itself.
+    """
+    return url

@@ -1,0 +1,188 @@
+"""Where this process stands: rank, worker, seeds, and the epoch that the workers of a dataset share.
+
+Nothing here imports torch. Where a program has imported it, its ``sys.modules`` entry is asked; where it
+has not, there is no process group and no DataLoader worker to ask about.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+import zlib
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from wds_async import config
+
+__all__ = [
+    "Place",
+    "SharedEpoch",
+    "TorchDataset",
+    "inherit_rank",
+    "make_seed",
+    "place",
+    "spawning",
+    "worker_seed",
+]
+
+_EPOCH_SLOTS = 513
+_inherited_rank: tuple[int, int] | None = None
+
+
+class Place(NamedTuple):
+    """This process among all that read one dataset: ``rank`` of ``world_size``, ``worker`` of ``num_workers``."""
+
+    rank: int
+    world_size: int
+    worker: int
+    num_workers: int
+
+
+def place(group: Any = None) -> Place:
+    """Where this process stands.
+
+    The rank is that of ``RANK`` and ``WORLD_SIZE``, else of torch.distributed (``group``, default the world)
+    where it is initialised, else the one that a spawned worker was told by its parent, else 0 of 1. The
+    worker is that of ``WORKER`` and ``NUM_WORKERS``, else of the DataLoader worker, else 0 of 1.
+    """
+    rank = config.rank_from_env() or _torch_rank(group) or _inherited_rank or (0, 1)
+    worker = config.worker_from_env() or _torch_worker() or (0, 1)
+    return Place(*rank, *worker)
+
+
+def worker_seed(group: Any = None) -> int:
+    """``1000 * rank + worker``: a number that differs between all workers of all ranks."""
+    here = place(group)
+    return here.rank * 1000 + here.worker
+
+
+def make_seed(*values: Any) -> int:
+    """One 31-bit seed from several values, the same in every process.
+
+    Integers and floats count by value. Text counts by its CRC-32: Python's ``hash`` of text changes from
+    process to process, so ranks could not agree on it.
+    """
+    seed = 0
+    for value in values:
+        if isinstance(value, (str, bytes)):
+            value = zlib.crc32(value.encode() if isinstance(value, str) else value)  # noqa: PLW2901
+        seed = (seed * 31 + hash(value)) & 0x7FFFFFFF
+    return seed
+
+
+def _torch_rank(group: Any) -> tuple[int, int] | None:
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return None
+    return dist.get_rank(group=group), dist.get_world_size(group=group)
+
+
+def _torch_worker() -> tuple[int, int] | None:
+    data = sys.modules.get("torch.utils.data")
+    info = None if data is None else data.get_worker_info()
+    return None if info is None else (info.id, info.num_workers)
+
+
+def spawning() -> bool:
+    """True while an object is pickled for a child process that is just being started."""
+    context = sys.modules.get("multiprocessing.context")
+    return context is not None and context.get_spawning_popen() is not None
+
+
+def inherit_rank(rank: tuple[int, int] | None) -> None:
+    """Tell a spawned worker its parent's ``(rank, world_size)``; it has no process group of its own."""
+    global _inherited_rank
+    if rank is not None:
+        _inherited_rank = rank
+
+
+class SharedEpoch:
+    """The number of the epoch, counted in memory that a dataset's worker processes share.
+
+    A DataLoader without persistent workers makes new ones for every epoch from the parent's object; a plain
+    attribute would start again in each of them, and each epoch would have the same order. Each worker
+    counts in a slot of its own, so no lock is needed. A copy (``copy.copy``) goes on sharing; ``pickle``
+    stores the numbers, except for a child process that is being started, which shares them.
+    """
+
+    __slots__ = ("_slots",)
+
+    def __init__(self, start: int = -1) -> None:
+        from multiprocessing.sharedctypes import RawArray  # noqa: PLC0415 (10 ms that readers alone pay)
+
+        self._slots: Any = RawArray("q", _EPOCH_SLOTS)
+        self.set(start)
+
+    @staticmethod
+    def _slot() -> int:
+        # By DataLoader worker only: the slot of a WORKER variable's process would be nobody else's.
+        worker = _torch_worker()
+        return 0 if worker is None else 1 + worker[0] % (_EPOCH_SLOTS - 1)
+
+    def get(self) -> int:
+        """The epoch of the latest (or running) iteration in this worker."""
+        return int(self._slots[self._slot()])
+
+    def set(self, epoch: int) -> None:
+        """Make ``epoch`` the latest one, for every worker, persistent ones included."""
+        self._slots[:] = [epoch] * _EPOCH_SLOTS
+
+    def next(self) -> int:
+        """Begin the next epoch in this worker and return its number."""
+        slot = self._slot()
+        self._slots[slot] += 1
+        return int(self._slots[slot])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if spawning():
+            return _attach, (self._slots,)
+        first = self._slots[0]
+        return _restore, (first, {i: n for i, n in enumerate(self._slots) if n != first})
+
+    def __copy__(self) -> SharedEpoch:
+        return self
+
+
+def _attach(slots: Any) -> SharedEpoch:
+    epoch = SharedEpoch.__new__(SharedEpoch)
+    epoch._slots = slots
+    return epoch
+
+
+def _restore(start: int, others: dict[int, int]) -> SharedEpoch:
+    epoch = SharedEpoch(start)
+    for slot, number in others.items():
+        epoch._slots[slot] = number
+    return epoch
+
+
+class TorchDataset:
+    """Base of everything that torch's DataLoader must take for an ``IterableDataset``.
+
+    Importing torch costs two seconds that a writer, the command line and a plain reader should not pay, and
+    a real subclass could not exist before torch is imported. ``isinstance`` of an abstract base class
+    (which ``IterableDataset`` is) reads ``__class__`` of the object before it looks the class up, and by then torch
+    is imported: so reading ``__class__`` registers the class. It holds whatever the order of imports is.
+    ``isinstance(x, torch.utils.data.Dataset)`` stays false: that class is not an abstract one.
+    """
+
+    if not TYPE_CHECKING:  # for a type checker, ``__class__`` is what it always is
+
+        @property
+        def __class__(self):
+            cls = type(self)
+            _register(cls)
+            return cls
+
+
+_registered: weakref.WeakSet[type] = weakref.WeakSet()
+
+
+def _register(cls: type) -> None:
+    if cls in _registered:
+        return
+    data = sys.modules.get("torch.utils.data")
+    base = getattr(data, "IterableDataset", None)
+    if base is not None:
+        if not issubclass(cls, base):
+            base.register(cls)
+        _registered.add(cls)
