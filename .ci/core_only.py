@@ -28,7 +28,7 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 def read(url: str) -> None:
     got = [
-        {field: value for field, value in sample.items() if field != "__url__"}
+        {field: value for field, value in sample.items() if field not in ("__url__", "__local_path__")}
         for sample in wds.WebDataset(url, shardshuffle=False).decode()
     ]
     assert got == ITEMS, f"{url}: {got[:2]}"

@@ -239,6 +239,8 @@ def command(name: str, shards: int = 16) -> Callable[[Callable[[Bench], None]], 
                     function(bench)
                 except NginxMissing as exn:
                     raise click.ClickException(str(exn)) from exn
+            if quick:
+                bench.notes.append("--quick: this shows that it runs; its figures mean nothing")
             bench.show()
             if path or not (quick or only):
                 bench.save(path or RESULTS / f"{name}.json")

@@ -176,23 +176,22 @@ class Placed(DataPipeline):
         yield list(world.place())
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_worker_knows_the_rank_of_its_parents_process_group(method: str, tmp_path: Any) -> None:
+def test_a_worker_knows_the_rank_of_its_parents_process_group(tmp_path: Any) -> None:
     import torch.distributed as dist
     import torch.multiprocessing as mp
 
-    mp.spawn(_rank_main, args=(f"file://{tmp_path}/store", method, str(tmp_path)), nprocs=2)
+    mp.spawn(_rank_main, args=(f"file://{tmp_path}/store", str(tmp_path)), nprocs=2)
     assert not dist.is_initialized()
     for rank in range(2):
         assert (tmp_path / str(rank)).read_text() == repr([[rank, 2, 0, 1]])
 
 
-def _rank_main(rank: int, store: str, method: str, out: str) -> None:
+def _rank_main(rank: int, store: str, out: str) -> None:
     import torch.distributed as dist
     from torch.utils.data import DataLoader
 
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
-    loader = DataLoader(Placed(range(1)), batch_size=None, num_workers=1, multiprocessing_context=method)
+    loader = DataLoader(Placed(range(1)), batch_size=None, num_workers=1, multiprocessing_context="spawn")
     with open(f"{out}/{rank}", "w") as file:
         file.write(repr(list(loader)))
     dist.destroy_process_group()

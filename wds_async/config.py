@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping
@@ -41,24 +42,16 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 DEFAULT_BUDGET_BYTES = 128 * MIB
 MIN_BUDGET_BYTES = 32 * MIB
 _HOST_BUDGET_BYTES = 3 * GIB
+_SIZE = re.compile(r"(\d{1,18}(?:\.\d*)?) ?([kmgt]?)(?:i?b)?")
 _SUFFIXES = {"": 1, "k": KIB, "m": MIB, "g": GIB, "t": 1 << 40}
 
 
 def parse_bytes(text: str) -> int:
-    """``"128M"``, ``"64MiB"``, ``"1g"`` or plain digits; all units are powers of 1024."""
-    cleaned = text.strip().lower().removesuffix("b").removesuffix("i")
-    digits = cleaned.rstrip("kmgt")
-    unit = cleaned[len(digits) :]
-    if unit not in _SUFFIXES:
+    """``"128M"``, ``"64MiB"``, ``"1.5g"`` or plain digits; all units are powers of 1024. ValueError otherwise."""
+    found = _SIZE.fullmatch(text.strip().lower())
+    if found is None:
         raise ValueError(f"{text!r} is not a size; write 128M or 134217728")
-    return int(float(digits) * _SUFFIXES[unit])
-
-
-def _size(text: str) -> int:
-    value = parse_bytes(text)
-    if value < 0:
-        raise ValueError("a size is not negative")
-    return value
+    return int(float(found[1]) * _SUFFIXES[found[2]])
 
 
 def _count(text: str) -> int:
@@ -97,27 +90,21 @@ class Variable:
 VARIABLES: tuple[Variable, ...] = (
     Variable(
         "WDS_BUDGET",
-        _size,
+        parse_bytes,
         None,
         "bytes of shard data held in memory, per process (128M unless memory is short)",
     ),
-    Variable("WDS_PART_SIZE", _size, 4 * MIB, "bytes of one range request; a power of two of at least 64K"),
+    Variable("WDS_PART_SIZE", parse_bytes, 4 * MIB, "bytes of one range request; a power of two of at least 64K"),
     Variable("WDS_CONNECTIONS", _count, 64, "most HTTP connections of one process"),
     Variable("WDS_DIRECT", _flag, True, "0: read HTTP through aiohttp instead of the zero-copy client"),
     Variable("WDS_RETRIES", _count, 8, "attempts without a new byte before a transfer fails"),
     Variable("WDS_TIMEOUT", _seconds, 300.0, "seconds without a new byte before a transfer fails"),
-    Variable(
-        "WDS_REWRITE", str, "", "regex=replacement;… applied to the start of every URL before it is opened"
-    ),
+    Variable("WDS_REWRITE", str, "", "regex=replacement;… applied to the start of every URL before it is opened"),
     Variable("GOPEN_REWRITE", str, "", "WebDataset's older name, read where WDS_REWRITE is not set"),
     Variable("WDS_NATIVE_PIPES", _flag, False, "1: read pipe:curl, pipe:cat and the like natively"),
     Variable("WDS_SECURE", _flag, False, "1: refuse pickles, pipe:, local files and rewriting"),
-    Variable(
-        "WDS_ALLOW_PICKLE", _flag, False, "1: decode pickled fields of any class (runs code from the data)"
-    ),
-    Variable(
-        "WDS_PYTORCH_WEIGHTS_ONLY", _flag, True, "0: .pth fields may hold any class (runs code from the data)"
-    ),
+    Variable("WDS_ALLOW_PICKLE", _flag, False, "1: decode pickled fields of any class (runs code from the data)"),
+    Variable("WDS_PYTORCH_WEIGHTS_ONLY", _flag, True, "0: .pth fields may hold any class (runs code from the data)"),
     Variable("WDS_SEED", int, None, "seed of shard shuffling where no argument gives one"),
     Variable("WDS_EPOCH", int, None, "epoch number where no argument gives one"),
     Variable("WDS_SHOW_SEED", _flag, False, "1: log the seed of ResampledShards"),
@@ -303,6 +290,6 @@ def worker_from_env() -> tuple[int, int] | None:
 def proxy_for(url: str) -> str | None:
     """The proxy that the environment names for ``url``, None for a direct connection."""
     parts = urllib.parse.urlsplit(url)
-    if urllib.request.proxy_bypass(parts.netloc):
+    if urllib.request.proxy_bypass(parts.netloc.rpartition("@")[2]):
         return None
     return urllib.request.getproxies().get(parts.scheme)

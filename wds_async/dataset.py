@@ -158,6 +158,7 @@ class WebDataset(DataPipeline, FluidInterface):
     ``select_files``, ``rename_files``: predicate and renamer of members' names (renamed first).
     ``empty_check``: a worker that yields nothing raises ConfigError.
     ``verbose``: log what the dataset is made of.
+    ``progress``: show a bar and a line for every epoch on standard error; None does what ``WDS_PROGRESS`` says.
     ``cache_dir``, ``cache_size``, ``url_to_name``: there is no disk cache yet; a directory raises ConfigError.
 
     Raises UrlError for URLs that cannot be understood and ConfigError for arguments out of range. A context
@@ -183,6 +184,7 @@ class WebDataset(DataPipeline, FluidInterface):
         empty_check: bool = True,
         verbose: bool = False,
         seed: int | None = None,
+        progress: bool | None = None,
     ) -> None:
         super().__init__()
         if mode not in (None, "resampled"):
@@ -208,9 +210,12 @@ class WebDataset(DataPipeline, FluidInterface):
                 epoch = environment.epoch or 0
                 self.append(filters.detshuffle(buffer, seed=self.seed, epoch=epoch - 1))
         self.pipeline += [splitter for splitter in (nodesplitter, workersplitter) if splitter]
-        self.append(tarfile_to_samples(handler, select_files, rename_files))
-        if empty_check:
-            self.append(check_empty)
+        reading = tarfile_to_samples(handler, select_files, rename_files)
+        self.pipeline += [reading, check_empty] if empty_check else [reading]
+        if environment.progress if progress is None else progress:
+            from wds_async.progress import Watch  # noqa: PLC0415 (rich is not loaded for nothing)
+
+            self.append(Watch(reading.board, True))
         if repeat:
             self.repeat(-1 if repeat is True else repeat)
         if verbose:

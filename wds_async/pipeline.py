@@ -107,20 +107,20 @@ class DataPipeline(world.TorchDataset):
             elif stage is not None:
                 self.pipeline.append(stage)
 
-    def invoke(self, stage: Any, *source: Any) -> Any:
-        """The output of one stage: over ``source``, or with nothing before it where it is the first.
+    def invoke(self, f: Any, *args: Any, **kwargs: Any) -> Any:
+        """The output of stage ``f`` over the source, or of the first stage where no source is given.
 
         Raises ConfigError for an object that is no stage.
         """
-        if not source and hasattr(stage, "__iter__") and not isinstance(stage, type):
-            return iter(stage)
-        if hasattr(stage, "run"):
-            return stage.run(*source)
-        if callable(stage):
-            return stage(*source)
-        where = "stage" if source else "first stage"
+        if not args and hasattr(f, "__iter__") and not isinstance(f, type):
+            return iter(f)
+        if hasattr(f, "run"):
+            return f.run(*args, **kwargs)
+        if callable(f):
+            return f(*args, **kwargs)
+        where = "stage" if args else "first stage"
         raise ConfigError(
-            f"{stage!r} of type {type(stage).__name__} is not a {where} of a pipeline: give an iterable (first), "
+            f"{f!r} of type {type(f).__name__} is not a {where} of a pipeline: give an iterable (first), "
             "a callable from iterator to iterator, or an object with run(source)"
         )
 
@@ -154,9 +154,9 @@ class DataPipeline(world.TorchDataset):
         """Stage number ``i``, 0 being the source."""
         return self.pipeline[i]
 
-    def append(self, stage: Any) -> None:
-        """Add a stage to the end of this pipeline."""
-        self.pipeline.append(stage)
+    def append(self, f: Any) -> None:
+        """Add stage ``f`` to the end of this pipeline."""
+        self.pipeline.append(f)
 
     def compose(self, *stages: Any) -> Any:
         """A new pipeline of the same class with ``stages`` added; the earlier stages are shared."""

@@ -6,14 +6,14 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from wds_async.transfer.reader import ShardReader, open_shards
-
 from wds_async import config, world
+from wds_async.errors import ReaderClosed, ShardFormatError
 from wds_async.handlers import Handler, reraise_exception
 from wds_async.pipeline import FilterFunction
 from wds_async.tar.decompress import plain
 from wds_async.tar.group import admission, base_plus_ext, samples
 from wds_async.tar.parse import members
+from wds_async.transfer.reader import ShardReader, open_shards
 from wds_async.transfer.stats import Board, Counters, Stats
 
 __all__ = [
@@ -40,15 +40,19 @@ def valid_sample(sample: Any) -> bool:
 
 
 class _Verdict:
-    """The user's handler, and whether it ended the stream: by False, or by raising."""
+    """The user's handler, and whether it ended the stream: by False, or by raising. Counts what it lets pass."""
 
-    def __init__(self, handler: Handler) -> None:
+    def __init__(self, handler: Handler, counters: Counters | None) -> None:
         self.handler = handler
+        self.counters = counters
         self.stop = False
 
     def __call__(self, exn: Exception) -> bool:
         self.stop = True
         self.stop = not self.handler(exn)
+        # A shard that broke on its way is counted by the engine; what is wrong inside one costs a sample.
+        if self.counters is not None and isinstance(exn, ShardFormatError):
+            self.counters.add("bad_samples")
         return not self.stop
 
 
@@ -73,7 +77,7 @@ def tarfile_samples(
     """
     renaming = select_files is not None or rename_files is not None
     admit = admission(select_files, rename_files) if renaming else None
-    verdict = _Verdict(handler)
+    verdict = _Verdict(handler, counters)
     setting = config.transfer_config(workers=world.place().num_workers)
     n = 0
     with open_shards(src, config=setting, stats=counters) as reader:
@@ -84,17 +88,21 @@ def tarfile_samples(
                 try:
                     parsed = members(plain(stream.read, stream.url), stream.url, admit=admit)
                     for sample in samples(parsed, stream.url, local_path=stream.local_path, on_duplicate=verdict):
-                        yield sample
                         n += 1
                         if n == _COUNT_EVERY and counters is not None:
                             counters.add_samples(n)
                             n = 0
+                        yield sample
                 except Exception as exn:
+                    if reader._closed:  # the parser met memory that was taken from it
+                        raise ReaderClosed("the dataset was closed while it was read") from None
                     if verdict.stop:  # what the handler itself raised, between two members
                         raise
                     verdict(exn)
                 if verdict.stop:
                     return
+            if counters is not None:
+                counters.add("epochs")
         finally:
             if counters is not None and n:
                 counters.add_samples(n)

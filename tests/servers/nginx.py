@@ -36,6 +36,7 @@ error_log {prefix}/error.log warn;
 events {{ worker_connections 4096; }}
 http {{
     log_format json escape=json '{{"connection":$connection,"connection_s":$connection_time,"end":$msec,'
+        '"request_s":$request_time,'
         '"method":"$request_method","uri":"$request_uri","range":"$http_range","status":$status,'
         '"body_bytes":$body_bytes_sent}}';
     access_log {access_log};

@@ -37,10 +37,10 @@ _STYLE = {
 
 @dataclass(frozen=True)
 class Course:
-    """How a training went: ``rates`` (second, bytes/s), ``losses`` (samples seen, loss), ``tests`` (samples seen,
-    accuracy from 0 to 1)."""
+    """How a training went: ``rates`` (second, bytes/s read, bytes/s trained on), ``losses`` (samples seen, loss),
+    ``tests`` (samples seen, accuracy from 0 to 1)."""
 
-    rates: Sequence[tuple[float, float]]
+    rates: Sequence[tuple[float, float, float]]
     losses: Sequence[tuple[int, float]]
     tests: Sequence[tuple[int, float]]
 
@@ -108,14 +108,17 @@ def demo(course: Course, outcomes: Sequence[Outcome], path: Path) -> None:
         _save(figure, path)
 
 
-def _training_rate(ax: Any, rates: Sequence[tuple[float, float]]) -> None:
-    seconds = [at for at, _ in rates]
-    values = [rate / 1e6 for _, rate in rates]
-    ax.fill_between(seconds, values, color=_OURS, alpha=0.12, linewidth=0)
-    ax.plot(seconds, values, color=_OURS)
-    ax.set(title="Training: bytes arriving over HTTP", xlabel="seconds", ylabel="MB/s")
-    ax.set_ylim(bottom=0)
+def _training_rate(ax: Any, rates: Sequence[tuple[float, float, float]]) -> None:
+    seconds = [at for at, _, _ in rates]
+    read = [rate / 1e6 for _, rate, _ in rates]
+    used = [used / 1e6 for _, _, used in rates]
+    ax.fill_between(seconds, read, color=_OURS, alpha=0.12, linewidth=0)
+    ax.plot(seconds, read, color=_OURS, label="read over HTTP, ahead into the window")
+    ax.plot(seconds, used, color=_LOSS, label="trained on")
+    ax.set(title="Throughput while training", xlabel="seconds", ylabel="MB/s")
+    ax.set_ylim(0, max([*read, *used, 1.0]) * 1.25)
     ax.margins(x=0.01)
+    ax.legend(loc="upper right")
 
 
 def _learning(ax: Any, course: Course) -> None:
@@ -123,6 +126,7 @@ def _learning(ax: Any, course: Course) -> None:
     ax.set(title="Learning curve", xlabel="samples seen", ylabel="training loss")
     ax.yaxis.label.set_color(_LOSS)
     ax.set_ylim(bottom=0)
+    ax.locator_params(axis="x", nbins=5)
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     if not course.tests:
         return
@@ -168,7 +172,7 @@ def _race(ax: Any, outcomes: Sequence[Outcome]) -> None:
             color=_OURS if outcome.job.library == "wds_async" else _GREY,
             weight="bold",
         )
-    ax.set(title="Reading alone: the same shards, one process each", xlabel="seconds", ylabel="GB read")
+    ax.set(title="Reading alone, the same shards", xlabel="seconds", ylabel="GB read")
     ax.set_ylim(0, longest / 1e9 * 1.18)
     ax.margins(x=0.01)
 

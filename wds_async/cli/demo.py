@@ -53,7 +53,7 @@ def command(*, folder: Path | None, png: Path, epochs: int, workers: int, second
     accuracy = course.tests[-1][1]
     good = accuracy > (0.5 if quick else _ACCURACY)
     console.print(f"[bold]5 · Chart[/]  {png}")
-    console.print(f"[dim]{stats.bound_by()}[/]", highlight=False)
+    console.print(f"[dim]{stats.bound_by()}[/]", highlight=False, soft_wrap=True)
     click.echo(f"test accuracy {accuracy:.1%}, {time.monotonic() - started:.0f} s in all")
     if not good:
         click.echo(click.style(f"the accuracy is not above {_ACCURACY:.0%}", fg="red"), err=True)

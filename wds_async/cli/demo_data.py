@@ -88,7 +88,7 @@ def prepare(folder: Path, plan: Plan, progress: Callable[[int], None] = lambda w
 
 def _write(pattern: Path, plan: Plan, images: Iterable[_Image]) -> int:
     count = 0
-    with ShardWriter(str(pattern), maxsize=plan.shard_bytes, verbose=0) as sink:
+    with ShardWriter(str(pattern), maxsize=plan.shard_bytes, verbose=0, mtime=0) as sink:
         for key, jpeg, label in images:
             count += 1
             sink.write({"__key__": key, "jpg": jpeg, "cls": str(label).encode()})

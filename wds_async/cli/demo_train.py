@@ -113,7 +113,7 @@ class _Meter:
 
     def __init__(self, statistics: Callable[[], Any]) -> None:
         self.samples = 0
-        self.rates: list[tuple[float, float]] = []
+        self.rates: list[tuple[float, float, float]] = []
         self._statistics = statistics
         self._done = threading.Event()
         self._start = time.monotonic()
@@ -128,11 +128,14 @@ class _Meter:
         self._thread.join()
 
     def _watch(self) -> None:
-        then, before = time.monotonic(), self._statistics().bytes
+        then, before, trained = time.monotonic(), self._statistics(), self.samples
         while not self._done.wait(_TICK_S):
-            now, read = time.monotonic(), self._statistics().bytes
-            self.rates.append((now - self._start, (read - before) / (now - then)))
-            then, before = now, read
+            now, stats, samples = time.monotonic(), self._statistics(), self.samples
+            span = now - then
+            weight = stats.bytes / max(1, stats.samples)  # of a mean sample
+            read = (stats.bytes - before.bytes) / span
+            self.rates.append((now - self._start, read, (samples - trained) * weight / span))
+            then, before, trained = now, stats, samples
 
     def count(self, samples: int) -> int:
         """Count ``samples`` more; gives how many there are."""
@@ -142,7 +145,7 @@ class _Meter:
     def state(self, epoch: int, losses: list[tuple[int, float]]) -> State:
         """For the bar: rates over the last second, the loss over the last 50 batches."""
         recent = [loss for _, loss in losses[-50:]]
-        rates = [rate for _, rate in self.rates[-4:]]
+        rates = [rate for _, rate, _ in self.rates[-4:]]
         return State(
             epoch,
             self.samples,

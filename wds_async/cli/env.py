@@ -64,6 +64,8 @@ def rows() -> list[dict[str, Any]]:
 
 
 def _plain(known: config.Variable) -> str:
+    if known.name == "WDS_BUDGET":  # its default depends on the machine
+        return str(config.default_budget_bytes())
     if known.default is None:
         return ""
     if isinstance(known.default, bool):

@@ -8,6 +8,7 @@ process and everything it started, from after the imports on; memory is resident
 from __future__ import annotations
 
 import gc
+import math
 import multiprocessing
 import signal
 import threading
@@ -56,7 +57,11 @@ class Moment:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a measured read. ``base_bytes`` is the memory after the imports, before reading."""
+    """The end of a measured read. ``base_bytes`` is the memory after the imports, before reading.
+
+    ``first_s`` passed before the first item (a sample, or a batch from a worker) came; the rates are of what came
+    after it, so that starting DataLoader workers does not count against them.
+    """
 
     job: Job
     wall_s: float
@@ -66,6 +71,8 @@ class Outcome:
     cpu_s: float
     base_bytes: int
     peak_bytes: int
+    first_bytes: int = 0
+    first_samples: int = 0
     stats: dict[str, Any] = field(default_factory=dict)
     bound_by: str = ""
     moments: tuple[Moment, ...] = ()
@@ -73,12 +80,17 @@ class Outcome:
     @property
     def rate(self) -> float:
         """Bytes a second."""
-        return self.bytes / self.wall_s if self.wall_s else 0.0
+        return self._rate(self.bytes, self.first_bytes)
 
     @property
     def samples_rate(self) -> float:
         """Samples a second."""
-        return self.samples / self.wall_s if self.wall_s else 0.0
+        return self._rate(self.samples, self.first_samples)
+
+    def _rate(self, total: int, first: int) -> float:
+        if total > first and self.wall_s > self.first_s:
+            return (total - first) / (self.wall_s - self.first_s)
+        return total / self.wall_s if self.wall_s else 0.0  # one item was all
 
     @property
     def cpu_s_per_gb(self) -> float:
@@ -97,24 +109,26 @@ def measure(job: Job, watch: Callable[[Moment], None] = lambda moment: None) -> 
     process.start()
     there.close()
     moments: list[Moment] = []
+    ended = False
     try:
         while True:
             said = here.recv()
             if isinstance(said, Moment):
                 moments.append(said)
                 watch(said)
-            elif isinstance(said, Outcome):
+                continue
+            ended = True
+            if isinstance(said, Outcome):
                 return Outcome(**{**said.__dict__, "moments": tuple(moments)})
-            else:
-                raise said
+            raise said
     except EOFError:
         process.join()
         raise WdsError(f"the process that read with {job.library} died (status {process.exitcode})") from None
     finally:
-        process.join(_GRACE_S)
-        if process.is_alive():
-            process.terminate()
-            process.join()
+        if ended:
+            process.join(_GRACE_S)
+        process.terminate()
+        process.join()
         here.close()
 
 
@@ -122,7 +136,7 @@ class _Tally:
     """What has been read; only the reading thread adds, any thread looks."""
 
     def __init__(self) -> None:
-        self.bytes = self.samples = 0
+        self.bytes = self.samples = self.first_bytes = self.first_samples = 0
         self.first_s = 0.0
 
 
@@ -167,6 +181,8 @@ def _read(job: Job, report: Connection) -> Outcome:
         first_s=tally.first_s,
         bytes=tally.bytes,
         samples=tally.samples,
+        first_bytes=tally.first_bytes,
+        first_samples=tally.first_samples,
         cpu_s=usage.cpu_s() - cpu,
         base_bytes=base,
         peak_bytes=max(peak[0], usage.peak_bytes()),
@@ -189,7 +205,7 @@ def _moment(at_s: float, tally: _Tally, cpu: float, total: Callable[[], Any]) ->
 
 def _drain(source: Iterable[Any], job: Job, tally: _Tally, start: float) -> None:
     """Read pass after pass until the time is over; one pass where ``seconds`` is 0."""
-    end = start + job.seconds if job.seconds else 0.0
+    end = math.inf
     while True:
         before = tally.samples, tally.bytes
         for item in source:
@@ -201,9 +217,11 @@ def _drain(source: Iterable[Any], job: Job, tally: _Tally, start: float) -> None
                     tally.bytes += len(sample)
             if not tally.first_s:
                 tally.first_s = time.monotonic() - start
-            if end and time.monotonic() > end:
+                tally.first_bytes, tally.first_samples = tally.bytes, tally.samples
+                end = start + tally.first_s + job.seconds if job.seconds else math.inf
+            if time.monotonic() > end:
                 return
-        if not end or time.monotonic() > end or (tally.samples, tally.bytes) == before:
+        if not job.seconds or (tally.samples, tally.bytes) == before:
             return
 
 

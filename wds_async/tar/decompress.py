@@ -107,7 +107,6 @@ class _Gunzip:
 
     def __init__(self) -> None:
         self._zlib = zlib.decompressobj(16 + zlib.MAX_WBITS)
-        self._full = False  # then zlib may hold output although it has eaten its input
 
     @property
     def eof(self) -> bool:
@@ -115,16 +114,14 @@ class _Gunzip:
 
     @property
     def needs_input(self) -> bool:
-        return not self._full and not self._zlib.unconsumed_tail
+        return not self._zlib.unconsumed_tail  # gzip's trailer waits there until all output is out
 
     @property
     def unused_data(self) -> bytes:
         return self._zlib.unused_data
 
     def decompress(self, data: bytes, max_length: int = -1, /) -> bytes:
-        out = self._zlib.decompress(data or self._zlib.unconsumed_tail, max_length)
-        self._full = len(out) == max_length
-        return out
+        return self._zlib.decompress(data or self._zlib.unconsumed_tail, max_length)
 
 
 def _unxz() -> lzma.LZMADecompressor:
@@ -206,8 +203,6 @@ def _zstd_parts(source: Source) -> Iterator[bytes]:
         head = _need(source, 3)
         bits = int.from_bytes(head, "little")
         last, kind, size = bits & 1, bits >> 1 & 3, bits >> 3
-        if kind == 3 or size > 128 << 10:
-            raise _corrupt(source, "zstd", f"a block of type {kind} and {size} bytes")
         tail = 4 if last and flags & 4 else 0  # the content's checksum
         yield head + _need(source, (1 if kind == 1 else size) + tail)
 

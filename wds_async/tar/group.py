@@ -50,11 +50,14 @@ def base_plus_ext(path: str) -> tuple[str, str] | tuple[None, None]:
     nor has one that begins with its dot, unless the folder it is in has no dot in its own name: WebDataset
     then takes the folder for the key (``a/.jpg`` gives ``("a/", "jpg")``).
     """
+    if "/" not in path:
+        key, _, ext = path.partition(".")
+        return (key, ext) if key and len(key) < len(path) else (None, None)
     slash = path.rfind("/")
     dot = path.find(".", slash + 1)
     if dot < 0:
         return None, None
-    if dot == slash + 1 and (slash < 0 or "." in path[path.rfind("/", 0, slash) + 1 : slash]):
+    if dot == slash + 1 and "." in path[path.rfind("/", 0, slash) + 1 : slash]:
         return None, None
     return path[:dot], path[dot + 1 :]
 
@@ -123,21 +126,21 @@ def _group(
     sample = RawSample(__key__=None, __bad__=True)  # what there is before the first: nothing to yield
     prefix, cut = _NO_KEY, 0  # what names of the current key begin with; only where it is plain what `keys` does
     fields: dict[str, str] = {}  # one string for each field's name, whatever the number of samples
+    default = keys is base_plus_ext
     for name, data, offset in members:
-        if name.startswith(prefix) and "/" not in name[cut:]:
-            ext = name[cut:]
-        else:
+        # An extension seen before holds no slash, so it is one here too; any other goes the long way.
+        field = fields.get(name[cut:]) if name.startswith(prefix) else None
+        if field is None:
             if name.startswith("__") and _skip_meta.match(name):
                 continue
             try:
-                key, suffix = keys(name)
+                key, ext = keys(name)
             except Exception as error:
                 if on_duplicate(error):
                     continue
                 break
-            if key is None or suffix is None:
+            if key is None or ext is None:
                 continue
-            ext = suffix
             if key != sample["__key__"]:
                 if not sample.get("__bad__"):
                     yield sample
@@ -145,11 +148,11 @@ def _group(
                 sample["__key__"] = key
                 sample["__url__"] = sample.shard = url
                 sample.offset = offset
-                if keys is base_plus_ext:
+                if default:
                     prefix, cut = key + ".", len(key) + 1
-        field = fields.get(ext)
-        if field is None:
-            field = _field(fields, ext, lcase)
+            field = fields.get(ext)
+            if field is None:
+                field = _field(fields, ext, lcase)
         if field in sample:
             if on_duplicate(_duplicate(url, sample, name, field, offset)):
                 continue

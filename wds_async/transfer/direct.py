@@ -16,6 +16,7 @@ from wds_async.storage.http import identity_of
 from wds_async.transfer.connection import ConnectionBroken, Head, Origin, request_bytes
 from wds_async.transfer.origins import ConnectionPool
 from wds_async.transfer.window import Part
+from wds_async.urls import redact
 
 __all__ = ["IdentityChanged", "RangesIgnored", "WrongAnswer", "follow", "get_part"]
 
@@ -48,7 +49,7 @@ def follow(request: Request, location: str) -> Request:
     """The request that a redirect asks for. Credentials stay behind when the origin changes (RFC 9110 §15.4)."""
     target = urllib.parse.urljoin(request.url, location)
     if urllib.parse.urlsplit(target).scheme not in ("http", "https"):
-        raise UrlError(f"{request.url} redirects to {target[:80]!r}, which is not HTTP: refused")
+        raise UrlError(f"{redact(request.url)} redirects to {redact(target)[:80]!r}, which is not HTTP: refused")
     headers = request.headers
     if Origin.of(target) != Origin.of(request.url):
         headers = tuple((name, value) for name, value in headers if name.lower() not in _SECRET_HEADERS)
@@ -105,7 +106,7 @@ class _PartAnswer:
         if head.status == 200:
             return self._accept_whole(head)
         if head.status == 416 and (span := head.content_range()) is not None and span[2] is not None:
-            self._learn(head, span[2])
+            self.learn(self.part, span[2], "", "")  # a 416 need not carry the validators (RFC 9110 §15.5.17)
             if self.part.start < span[2]:
                 raise WrongAnswer(
                     f"the server says that byte {self.part.start} lies behind the end ({span[2]} bytes)"

@@ -9,7 +9,17 @@ from dataclasses import dataclass, field
 
 from wds_async.config import TransferConfig
 from wds_async.errors import WdsError
-from wds_async.storage.base import Access, Backend, Fault, LocalFile, Request, Stream, Verdict, error_for
+from wds_async.storage.base import (
+    Access,
+    Backend,
+    Fault,
+    LocalFile,
+    RefusedAnswer,
+    Request,
+    Stream,
+    Verdict,
+    error_for,
+)
 from wds_async.storage.registry import Backends, Location
 from wds_async.transfer.connection import Origin
 from wds_async.transfer.direct import IdentityChanged, RangesIgnored, Redirected, follow, get_part
@@ -24,6 +34,8 @@ from wds_async.urls import redact
 __all__ = ["Fetcher", "ShardNotes"]
 
 _REDIRECTS_AT_MOST = 10
+_UNREADY_WAIT_S = 0.02
+_MOVED_AWAY = frozenset({401, 403, 404, 410})
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +60,7 @@ class _Attempts:
     reasons: list[str] = field(default_factory=list)
 
 
-class _Unready(ConnectionError):
+class _Unready(Exception):
     """The part must wait for an earlier one of its shard."""
 
 
@@ -87,6 +99,8 @@ class Fetcher:
                 return await self._once(backend, part)
             except WdsError:
                 raise
+            except _Unready:  # no fault: the part before it lands some time, or ends the shard
+                await asyncio.sleep(_UNREADY_WAIT_S)
             except Exception as exn:
                 fault = self._explain(backend, exn)
                 await self._again(part, attempts, fault, exn)
@@ -106,10 +120,7 @@ class Fetcher:
         attempts.count += 1
         attempts.reasons.append(fault.reason)
         shard, retry = part.shard, self._config.retry
-        moved = shard.notes.moved is not None and fault.verdict in (Verdict.DENIED, Verdict.MISSING)
         again = fault.verdict.again and self._restartable(shard)
-        if moved:  # what the kept redirect pointed to may have expired: ask the original place
-            shard.notes.moved, again = None, True
         known = self._origin_known(shard)
         if not again or retry.gives_up(attempts.count, now - attempts.since, origin_known=known):
             url = redact(shard.notes.location.url)
@@ -194,7 +205,8 @@ class Fetcher:
             return False  # all had come when the last attempt broke
         if self._pool.rangeless(Origin.of(access.url)):
             return await self._turn_streamed(backend, part, access)
-        request = notes.moved or access
+        kept = notes.moved
+        request = kept or access
         for _ in range(_REDIRECTS_AT_MOST):
             before = part.filled
             self._counters.add("requests")
@@ -204,6 +216,14 @@ class Fetcher:
                 request = follow(request, moved.location)
                 if access.keeps_redirect:
                     notes.moved = request
+                continue
+            except RefusedAnswer as refused:
+                if kept is None or request is not kept or refused.answer.status not in _MOVED_AWAY:
+                    raise
+                # What the kept redirect points to may have expired, for all parts in flight: ask the original place.
+                if notes.moved is kept:
+                    notes.moved = None
+                request = access
                 continue
             except RangesIgnored:
                 if part.filled == 0:

@@ -155,6 +155,7 @@ class Window:
             shard.gone = True
         self._shards.clear()
         self._unplanned.clear()
+        self._source_ended = False
         for slab in list(self._handed):
             self._free(slab)
 
@@ -219,7 +220,7 @@ class Window:
                 heapq.heappop(self._unplanned)
                 continue
             head = not shard.parts and shard.number == next(iter(self._shards))
-            if not head and not self._may_start(shard, size):
+            if not self._may_start(shard, size, head=head):
                 break
             slab = self._pool.take(size, reserve=head and not self._reserve_in_use)
             if slab is None:
@@ -231,20 +232,20 @@ class Window:
         """Emit whatever is next in stream order and there."""
         while self._shards:
             shard = next(iter(self._shards.values()))
-            while shard.parts and shard.parts[0].ready:
+            while shard.parts and not shard.parts[0].flying and shard.error is None:
                 part = shard.parts.popleft()
+                shard.error = part.error  # behind the good bytes that came before it
                 if part.filled:
                     self._handed.add(part.slab)
                     self._emit(Piece(shard, part.slab, part.filled))
                 else:
                     self._free(part.slab)
-            error = shard.parts[0].error if shard.parts else shard.error
-            if error is None and (shard.parts or not shard.complete):
+            if shard.error is None and (shard.parts or not shard.complete):
                 return
             self._drop_parts(shard)
             shard.gone = True
             del self._shards[shard.number]
-            self._emit(End(shard, error))
+            self._emit(End(shard, shard.error))
         if self._source_ended:
             self._source_ended = False
             self._emit(Finished())
@@ -258,20 +259,24 @@ class Window:
         if shard.size is not None:
             rest = shard.size - shard.planned
         elif self._guess is not None:
-            # An eighth more than the median: shards of one data set differ a little.
-            rest = self._guess + self._guess // 8 - shard.planned
-            rest = max(rest, 1) if shard.planned == 0 else rest
+            # An eighth more than the median for a first part: shards of one data set differ a little.
+            rest = self._guess - shard.planned if shard.planned else max(1, self._guess + self._guess // 8)
         else:
             rest = _UNKNOWN_PART_BYTES if shard.planned == 0 else 0
         return slab_bytes(min(rest, most), most) if rest > 0 else 0
 
-    def _may_start(self, shard: Shard, size: int) -> bool:
-        """Whether a part that is not the head of the line may start."""
-        readers = max(1, self._pool.readers)
-        if self.held_bytes + size > self._pool.budget_bytes // readers:
-            return False
+    def _may_start(self, shard: Shard, size: int, *, head: bool) -> bool:
+        """Whether a part may start. The head of the line may, unless the consumer has pieces before it and took so
+        little until now that it may never want more."""
+        if head and not self._handed:
+            return True
         allowance = _FIRST_ALLOWANCE_BYTES + _ALLOWANCE_GROWTH * self._released_bytes
         if self._started_bytes + size > allowance and self._released_bytes < self._pool.budget_bytes:
+            return False
+        if head:
+            return True
+        readers = max(1, self._pool.readers)
+        if self.held_bytes + size > self._pool.budget_bytes // readers:
             return False
         if shard.streamed:
             return shard.number - next(iter(self._shards)) < self.config.open_streams

@@ -1,0 +1,40 @@
+"""The command line as a user meets it: a process with its own streams and status."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from wds_async.cli import main
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def call() -> Callable[..., Result]:
+    """``call("ls", url)`` runs a command in this process; gives click's result."""
+
+    def run(*arguments: Any) -> Result:
+        result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result
+
+    return run
+
+
+@pytest.fixture
+def program() -> Callable[..., subprocess.CompletedProcess[bytes]]:
+    """``program("ls", url)`` runs ``python -m wds_async`` in a process of its own."""
+
+    def run(*arguments: Any, **options: Any) -> subprocess.CompletedProcess[bytes]:
+        line = [sys.executable, "-m", "wds_async", *(str(argument) for argument in arguments)]
+        return subprocess.run(line, capture_output=True, timeout=50, check=False, **{"cwd": ROOT, **options})
+
+    return run

@@ -1,0 +1,59 @@
+"""``wds-async ls``."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+
+def test_samples_one_a_line(call: Any, shards: Any) -> None:
+    paths = shards(2, 3)
+    result = call("ls", *paths)
+    assert result.exit_code == 0
+    lines = result.output.splitlines()
+    assert len(lines) == 6
+    assert "cls 1 B" in lines[0]
+    assert lines[0].endswith(f"{paths[0]} @0")
+
+
+def test_json_lines_and_a_limit(call: Any, shards: Any) -> None:
+    (path,) = shards(1, 5)
+    rows = [json.loads(line) for line in call("ls", path, "-n", 2, "--json").output.splitlines()]
+    assert len(rows) == 2
+    assert rows[0]["offset"] == 0
+    assert set(rows[0]) == {"key", "fields", "shard", "offset"}
+    assert rows[0]["fields"]["cls"] == 1
+    assert call("ls", path, "-n", 0).output == ""
+
+
+def test_members(call: Any, shards: Any) -> None:
+    (path,) = shards(1, 2)
+    rows = [json.loads(line) for line in call("ls", path, "--members", "--json").output.splitlines()]
+    assert len(rows) == 6
+    assert rows[0]["name"].endswith(".png")
+    assert set(rows[0]) == {"name", "bytes", "shard", "offset"}
+    assert rows[0]["name"] in call("ls", path, "--members").output
+
+
+def test_brace_pattern_over_http(call: Any, shards: Any, origin: Any) -> None:
+    for path in shards(3, 2):
+        origin.add(path.name, path.read_bytes())
+    result = call("ls", f"{origin.base}/shard-{{000000..000002}}.tar")
+    assert len(result.output.splitlines()) == 6
+
+
+def test_secrets_in_urls_are_not_shown(call: Any, shards: Any, origin: Any) -> None:
+    url = origin.add("x.tar", shards(1, 1)[0].read_bytes())
+    output = call("ls", f"{url}?X-Amz-Signature=topsecret", "--json").output
+    assert json.loads(output)["key"]
+    assert "topsecret" not in output
+
+
+def test_what_came_before_a_fault_is_listed(program: Any, shards: Any, tmp_path: Any) -> None:
+    (path,) = shards(1, 4)
+    cut = tmp_path / "cut.tar"
+    cut.write_bytes(path.read_bytes()[:5000])
+    done = program("ls", cut, "--members")
+    assert done.returncode == 1
+    assert b".png" in done.stdout
+    assert b"cut.tar" in done.stderr

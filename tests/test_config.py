@@ -1,0 +1,293 @@
+"""wds_async.config: what the environment says, checked and named."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from dataclasses import FrozenInstanceError, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wds_async import config
+from wds_async.config import (
+    DEFAULT_BUDGET_BYTES,
+    GIB,
+    KIB,
+    MIB,
+    MIN_BUDGET_BYTES,
+    VARIABLES,
+    TransferConfig,
+    default_budget_bytes,
+    parse_bytes,
+    proxy_for,
+    rank_from_env,
+    settings,
+    transfer_config,
+    unknown_variables,
+    variable,
+    worker_from_env,
+)
+from wds_async.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("WDS_") or name in {v.name for v in VARIABLES} or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+
+
+# ---------------------------------------------------------------- values
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("0", 0),
+        ("134217728", 128 * MIB),
+        ("128M", 128 * MIB),
+        ("128m", 128 * MIB),
+        ("64MiB", 64 * MIB),
+        ("64 MB", 64 * MIB),
+        (" 1g ", GIB),
+        ("1.5k", 1536),
+        ("2T", 2048 * GIB),
+        ("10b", 10),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "M", "12x", "1kk", "1 2", "one", "0x10", "nan", "inf", "1e400"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(ValueError, match="size"):
+        parse_bytes(text)
+
+
+@given(st.integers(0, 2**40), st.sampled_from(["", "k", "K", "m", "M", "g"]), st.sampled_from(["", "b", "B", "iB"]))
+def test_sizes_are_powers_of_1024(number: int, unit: str, suffix: str) -> None:
+    suffix = suffix if unit else ""
+    factor = {"": 1, "k": KIB, "m": MIB, "g": GIB}[unit.lower()]
+    assert parse_bytes(f"{number}{unit}{suffix}") == number * factor
+
+
+BAD = {
+    "WDS_BUDGET": ["much", "-1", "-5M", "inf", "1e400", "9" * 400],
+    "WDS_PART_SIZE": ["4X"],
+    "WDS_CONNECTIONS": ["-1", "many", "1.5"],
+    "WDS_RETRIES": ["-1", "x"],
+    "WDS_TIMEOUT": ["0", "-1", "soon", "nan"],
+    "WDS_DIRECT": ["maybe", "2"],
+    "WDS_SECURE": ["maybe"],
+    "WDS_ALLOW_PICKLE": ["please"],
+    "WDS_SEED": ["random", "1.0"],
+    "WDS_EPOCH": ["first"],
+    "GOPEN_BUFFER": ["big"],
+    "GOPEN_VERBOSE": ["-1"],
+}
+
+
+@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in BAD.items() for text in texts])
+def test_a_value_that_does_not_parse_names_its_variable(
+    name: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, text)
+    read = settings if name in ("WDS_SECURE", "WDS_ALLOW_PICKLE", "WDS_SEED", "WDS_EPOCH") else transfer_config
+    with pytest.raises(ConfigError, match=f"{name}='{text}'"):
+        (settings if name.startswith("GOPEN") else read)()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "field", "value"),
+    [
+        ("WDS_SEED", "17", "seed", 17),
+        ("WDS_SEED", "-3", "seed", -3),
+        ("WDS_EPOCH", "2", "epoch", 2),
+        ("WDS_SHOW_SEED", "1", "show_seed", True),
+        ("WDS_SECURE", "yes", "secure", True),
+        ("WDS_SECURE", "0", "secure", False),
+        ("WDS_ALLOW_PICKLE", "true", "allow_pickle", True),
+        ("WDS_PYTORCH_WEIGHTS_ONLY", "0", "weights_only", False),
+        ("WDS_PYTORCH_WEIGHTS_ONLY", "", "weights_only", True),
+        ("WDS_NATIVE_PIPES", "ON", "native_pipes", True),
+        ("WDS_PROGRESS", "1", "progress", True),
+        ("WDS_LOG", "debug", "log", "debug"),
+        ("GOPEN_VERBOSE", "2", "verbose", 2),
+        ("GOPEN_BUFFER", "4096", "buffer_bytes", 4096),
+        ("WDS_REWRITE", "a=b", "rewrite", "a=b"),
+        ("GOPEN_REWRITE", "a=b", "rewrite", "a=b"),
+    ],
+)
+def test_settings_follow_the_environment(
+    name: str, text: str, field: str, value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = settings()
+    monkeypatch.setenv(name, text)
+    assert settings() == replace(before, **{field: value})
+
+
+def test_defaults() -> None:
+    now = settings()
+    assert (now.seed, now.epoch, now.rewrite, now.buffer_bytes) == (None, None, "", -1)
+    assert now.weights_only
+    assert not any((now.secure, now.allow_pickle, now.native_pipes, now.progress, now.show_seed))
+    with pytest.raises(FrozenInstanceError):
+        now.secure = True  # type: ignore[misc]
+
+
+def test_wds_rewrite_beats_the_older_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOPEN_REWRITE", "old=x")
+    monkeypatch.setenv("WDS_REWRITE", "new=x")
+    assert settings().rewrite == "new=x"
+
+
+def test_every_variable_says_what_it_does_and_its_default_is_what_it_parses_to() -> None:
+    assert len({v.name for v in VARIABLES}) == len(VARIABLES)
+    for v in VARIABLES:
+        assert v.meaning
+        assert (
+            v.default is None
+            or v.parse(str(int(v.default) if isinstance(v.default, bool) else v.default)) == v.default
+        )
+
+
+def test_variable_is_the_raw_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert variable("WDS_ANYTHING") is None
+    monkeypatch.setenv("WDS_ANYTHING", " x ")
+    assert variable("WDS_ANYTHING") == " x "
+    assert variable("A", {"A": "b"}) == "b"
+
+
+def test_unknown_variables_come_with_the_nearest_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert unknown_variables() == []
+    monkeypatch.setenv("WDS_BUGDET", "1")
+    monkeypatch.setenv("WDS_TRAIN_DATA", "x")
+    monkeypatch.setenv("WDS_CACHE", "x")
+    monkeypatch.setenv("OTHER", "x")
+    assert unknown_variables(frozenset({"WDS_TRAIN_DATA"})) == [("WDS_BUGDET", "WDS_BUDGET")]
+    assert ("WDS_TRAIN_DATA", None) in unknown_variables()
+
+
+# ---------------------------------------------------------------- the transfer
+
+
+def test_transfer_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in {
+        "WDS_BUDGET": "256M",
+        "WDS_PART_SIZE": "1M",
+        "WDS_CONNECTIONS": "7",
+        "WDS_DIRECT": "0",
+        "WDS_RETRIES": "3",
+        "WDS_TIMEOUT": "12.5",
+    }.items():
+        monkeypatch.setenv(name, text)
+    found = transfer_config()
+    assert (found.budget_bytes, found.part_bytes, found.connections, found.direct) == (256 * MIB, MIB, 7, False)
+    assert (found.retry.max_attempts, found.retry.timeout_s) == (3, 12.5)
+    assert found.stall_timeout_s == 12.5
+
+
+def test_arguments_beat_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WDS_CONNECTIONS", "7")
+    assert transfer_config(connections=9).connections == 9
+    assert transfer_config(budget_bytes=64 * MIB).budget_bytes == 64 * MIB
+
+
+def test_no_retries_means_one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WDS_RETRIES", "0")
+    assert transfer_config().retry.max_attempts == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"part_bytes": 3 * MIB}, "WDS_PART_SIZE"),
+        ({"part_bytes": 32 * KIB}, "WDS_PART_SIZE"),
+        ({"part_bytes": 0}, "WDS_PART_SIZE"),
+        ({"part_bytes": 4 * MIB, "budget_bytes": 15 * MIB}, "WDS_BUDGET"),
+        ({"connections": 0}, "WDS_CONNECTIONS"),
+    ],
+)
+def test_values_that_cannot_work_are_named(values: dict[str, int], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        TransferConfig(**values)
+
+
+def test_transfer_config_is_a_value() -> None:
+    assert TransferConfig() == pickle.loads(pickle.dumps(TransferConfig()))
+    with pytest.raises(FrozenInstanceError):
+        TransferConfig().connections = 3  # type: ignore[misc]
+
+
+@given(st.integers(0, 100_000))
+def test_the_default_budget_is_bounded(processes: int) -> None:
+    budget = default_budget_bytes(processes)
+    assert MIN_BUDGET_BYTES <= budget <= DEFAULT_BUDGET_BYTES
+    assert budget == MIN_BUDGET_BYTES or budget * max(1, processes) <= 3 * GIB
+
+
+def test_the_budget_is_shared_by_workers_and_ranks_of_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "memory_bytes", lambda: 16 * GIB)
+    assert transfer_config(workers=1).budget_bytes == DEFAULT_BUDGET_BYTES
+    assert transfer_config(workers=32).budget_bytes == 2 * GIB // 32
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert transfer_config(workers=16).budget_bytes == 2 * GIB // 32
+    monkeypatch.setenv("WDS_BUDGET", "1G")
+    assert transfer_config(workers=16).budget_bytes == GIB
+
+
+def test_memory_is_what_the_machine_has_at_most() -> None:
+    found = config.memory_bytes()
+    assert 2**24 < found <= 64 * GIB
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        assert found <= int(meminfo.read_text().split()[1]) * KIB
+
+
+# ---------------------------------------------------------------- ranks, proxies
+
+
+@pytest.mark.parametrize(
+    ("read", "index", "count"), [(rank_from_env, "RANK", "WORLD_SIZE"), (worker_from_env, "WORKER", "NUM_WORKERS")]
+)
+def test_ranks_and_workers(read: Any, index: str, count: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read() is None
+    monkeypatch.setenv(index, "1")
+    assert read() is None
+    monkeypatch.setenv(count, "4")
+    assert read() == (1, 4)
+    monkeypatch.setenv(index, "4")
+    with pytest.raises(ConfigError, match=f"{index}=4 with {count}=4"):
+        read()
+    monkeypatch.setenv(index, "0")
+    monkeypatch.setenv(count, "0")
+    with pytest.raises(ConfigError, match=count):
+        read()
+    monkeypatch.setenv(index, "one")
+    with pytest.raises(ConfigError, match=f"{index}='one'"):
+        read()
+
+
+def test_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert proxy_for("https://store/x") is None
+    monkeypatch.setenv("https_proxy", "http://proxy:3128")
+    monkeypatch.setenv("no_proxy", "localhost,.internal,10.0.0.1:81")
+    assert proxy_for("https://store/x") == "http://proxy:3128"
+    assert proxy_for("http://store/x") is None
+    assert proxy_for("https://localhost/x") is None
+    assert proxy_for("https://a.internal:8443/x") is None
+    assert proxy_for("https://10.0.0.1:81/x") is None
+    assert proxy_for("https://10.0.0.1:82/x") == "http://proxy:3128"
+    assert proxy_for("/local/x.tar") is None
+    assert proxy_for("s3://bucket/x.tar") is None
+
+
+def test_a_login_in_a_url_does_not_hide_its_host_from_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("https_proxy", "http://proxy:3128")
+    monkeypatch.setenv("no_proxy", "store")
+    assert proxy_for("https://me:pw@store/x") is None

@@ -1,0 +1,274 @@
+"""`WebDataset`: arguments, shard order over ranks, workers and epochs, fluent methods, DataLoader workers."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.servers import make_shard
+from wds_async import dataset as dataset_module
+from wds_async import filters, shardlists
+from wds_async.dataset import FluidInterface, FluidWrapper, WebDataset
+from wds_async.errors import ConfigError, ReaderClosed, ShardNotFound, UrlError
+from wds_async.handlers import ignore_and_continue
+from wds_async.tariterators import TarStage
+
+SHARDS, PER_SHARD = 8, 6
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "WORKER", "NUM_WORKERS", "WDS_SEED", "WDS_EPOCH", "WDS_PROGRESS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> str:
+    """Brace notation for SHARDS shards of PER_SHARD samples; key ``s<shard>/<number>``."""
+    for s in range(SHARDS):
+        shard = {f"s{s}/{i}": {"cls": str(i).encode(), "txt": f"{s}.{i}".encode()} for i in range(PER_SHARD)}
+        (tmp_path / f"d-{s}.tar").write_bytes(make_shard(shard))
+    return str(tmp_path / f"d-{{0..{SHARDS - 1}}}.tar")
+
+
+ALL = sorted(f"s{s}/{i}" for s in range(SHARDS) for i in range(PER_SHARD))
+
+
+def keys(samples: Any) -> list[str]:
+    return [sample["__key__"] for sample in samples]
+
+
+def shard_order(samples: Any) -> list[str]:
+    return [key.split("/")[0] for key in keys(samples) if key.endswith("/0")]
+
+
+def test_everything_in_order(spec: str) -> None:
+    ds = WebDataset(spec)
+    assert keys(ds) == keys(ds) == ALL
+    assert keys(WebDataset([Path(u) for u in ds.pipeline[0].urls])) == ALL
+    assert keys(WebDataset(str(Path(spec).parent) + "/")) == ALL
+    assert [type(stage).__name__ for stage in ds.pipeline] == [
+        "SimpleShardList", "function", "function", "TarStage", "function"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("urls", [[], 3, None, {"datasets": []}, "spec.yaml", "x.json", Path("spec.yml")])
+def test_urls_that_are_none(urls: Any) -> None:
+    with pytest.raises(UrlError):
+        WebDataset(urls)
+
+
+def test_arguments_out_of_range(spec: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cache_dir"):
+        WebDataset(spec, cache_dir=tmp_path)
+    assert keys(WebDataset(spec, cache_dir=tmp_path, cache_size=0)) == ALL
+    with pytest.raises(ConfigError, match="mode='unlink'"):
+        WebDataset(spec, mode="unlink")
+
+
+@pytest.mark.parametrize("shardshuffle", [None, False, 0])
+def test_no_shard_shuffle(spec: str, shardshuffle: Any) -> None:
+    assert keys(WebDataset(spec, shardshuffle=shardshuffle)) == ALL
+
+
+def test_shard_shuffle_has_an_order_an_epoch(spec: str) -> None:
+    def three(**kw: Any) -> list[list[str]]:
+        ds = WebDataset(spec, shardshuffle=True, **kw)
+        return [shard_order(ds) for _ in range(3)]
+
+    orders = three(seed=1)
+    assert len({tuple(order) for order in orders}) == 3
+    assert all(sorted(order) == sorted(orders[0]) for order in orders)
+    assert three(seed=1) == three(seed=1, detshuffle=True) == orders
+    assert three(seed=2)[0] != orders[0]
+    assert three() == three(seed=0)
+
+
+def test_seed_and_epoch_from_the_environment(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ds = WebDataset(spec, shardshuffle=100, seed=5)
+    orders = [shard_order(ds) for _ in range(3)]
+    monkeypatch.setenv("WDS_SEED", "5")
+    monkeypatch.setenv("WDS_EPOCH", "2")
+    assert shard_order(WebDataset(spec, shardshuffle=100)) == orders[2]
+    assert WebDataset(spec).seed == 5
+    assert WebDataset(spec, seed=6).seed == 6
+    ds.set_epoch(1)
+    assert shard_order(ds) == orders[1]
+    monkeypatch.setenv("WDS_SEED", "five")
+    with pytest.raises(ConfigError, match="WDS_SEED"):
+        WebDataset(spec)
+
+
+def test_all_ranks_and_workers_share_one_order(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = WebDataset(spec, shardshuffle=100, seed=3)
+    epochs = [shard_order(whole) for _ in range(2)]
+    shares: dict[tuple[int, int], list[list[str]]] = {}
+    for rank, worker in itertools.product(range(2), range(2)):
+        for name, value in {"RANK": rank, "WORLD_SIZE": 2, "WORKER": worker, "NUM_WORKERS": 2}.items():
+            monkeypatch.setenv(name, str(value))
+        ds = WebDataset(spec, shardshuffle=100, seed=3)
+        shares[rank, worker] = [shard_order(ds) for _ in range(2)]
+    for epoch, order in enumerate(epochs):
+        for (rank, worker), share in shares.items():
+            assert share[epoch] == order[rank::2][worker::2]
+    # Shuffled before they are split, so a worker meets other shards in another epoch.
+    assert any(set(share[0]) != set(share[1]) for share in shares.values())
+
+
+def test_node_splitters(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert shard_order(WebDataset(spec)) == ["s1", "s3", "s5", "s7"]
+    assert keys(WebDataset(spec, nodesplitter=None)) == ALL
+    with pytest.raises(ValueError, match="single_node_only"):
+        list(WebDataset(spec, nodesplitter=shardlists.single_node_only))
+    # Resampled: every rank draws for itself, so nothing needs to be split.
+    assert len(keys(WebDataset(spec, resampled=True).slice(100))) == 100
+
+
+def test_resampled(spec: str) -> None:
+    for ds in (WebDataset(spec, resampled=True), WebDataset(spec, mode="resampled")):
+        assert set(shard_order(ds.slice(100 * PER_SHARD))) == {f"s{i}" for i in range(SHARDS)}
+    with pytest.warns(UserWarning, match="shardshuffle"):
+        WebDataset(spec, resampled=True, shardshuffle=100)
+    twice = [keys(WebDataset(spec, resampled=True, seed=4).slice(100)) for _ in range(2)]
+    assert twice[0] == twice[1]
+    ds = WebDataset(spec, resampled=True, seed=4).slice(100)
+    assert keys(ds) == twice[0]
+    assert keys(ds) != twice[0]
+
+
+def test_repeat(spec: str) -> None:
+    assert keys(WebDataset(spec, repeat=2)) == ALL * 2
+    assert len(keys(itertools.islice(WebDataset(spec, repeat=True), 1000))) == 1000
+
+
+def test_files_are_selected_and_renamed(spec: str) -> None:
+    ds = WebDataset(
+        spec, select_files=lambda n: n.endswith(".label"), rename_files=lambda n: n.replace("cls", "label")
+    )
+    assert {field for s in ds for field in s if not field.startswith("__")} == {"label"}
+
+
+def test_handler(spec: str) -> None:
+    broken = spec.replace("..7", "..9")
+    with pytest.raises(ShardNotFound, match=r"d-8\.tar"):
+        list(WebDataset(broken))
+    assert keys(WebDataset(broken, handler=ignore_and_continue)) == ALL
+
+
+def test_empty_check(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORKER", "9")
+    monkeypatch.setenv("NUM_WORKERS", "10")
+    with pytest.raises(ValueError, match="fewer shards than ranks times workers"):
+        list(WebDataset(spec))
+    assert list(WebDataset(spec, empty_check=False)) == []
+
+
+def test_verbose(spec: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "wds_async"):
+        WebDataset(spec, verbose=True)
+    assert f"{SHARDS} shards" in caplog.text
+
+
+def test_progress(spec: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    assert keys(WebDataset(spec)) == ALL
+    assert capfd.readouterr().err == ""
+    assert keys(WebDataset(spec, progress=True)) == ALL
+    assert "48 samples" in capfd.readouterr().err
+    monkeypatch.setenv("WDS_PROGRESS", "1")
+    assert len(WebDataset(spec).pipeline) == len(WebDataset(spec, progress=False).pipeline) + 1
+
+
+@pytest.mark.parametrize("n", [193, 47])
+def test_with_epoch_gives_exactly_as_many(spec: str, n: int) -> None:
+    ds = WebDataset(spec, shardshuffle=100).shuffle(10).with_epoch(n)
+    for _ in range(10):
+        assert len(keys(ds)) == n
+
+
+def test_context_manager(spec: str) -> None:
+    with WebDataset(spec) as ds:
+        iterator = iter(ds)
+        next(iterator)
+    with pytest.raises(ReaderClosed):
+        iter(ds)
+
+
+def test_pickle(spec: str) -> None:
+    ds = WebDataset(spec, shardshuffle=100).decode().to_tuple("txt", "cls").with_length(48)
+    expected = list(ds)
+    twin = pickle.loads(pickle.dumps(ds))
+    twin.set_epoch(0)
+    assert list(twin) == expected
+    assert len(twin) == 48
+
+
+def test_statistics(spec: str) -> None:
+    ds = WebDataset(spec)
+    list(ds.shuffle(10).slice(20))
+    assert 20 <= ds.statistics().samples <= 48
+    assert ds.statistics().bytes > 0
+
+
+FLUENT: list[tuple[Callable[[Any], Any], Any]] = [
+    (
+        lambda d: d.batched(4, partial=False),
+        lambda r: len(r) == 12 and r[0]["txt"] == [b"0.0", b"0.1", b"0.2", b"0.3"],
+    ),
+    (lambda d: d.batched(5).unbatched(), lambda r: len(r) == 48 and r[1]["txt"] == b"0.1"),
+    (lambda d: d.listed(5), lambda r: [len(x) for x in r] == [5] * 9 + [3]),
+    (lambda d: d.listed(5, partial=False), lambda r: [len(x) for x in r] == [5] * 9),
+    (lambda d: d.listed(5).unlisted(), lambda r: keys(r) == ALL),
+    (lambda d: d.log_keys(), lambda r: keys(r) == ALL),
+    (lambda d: d.shuffle(10, seed=1), lambda r: sorted(keys(r)) == ALL != keys(r)),
+    (lambda d: d.shuffle(0), lambda r: keys(r) == ALL),
+    (lambda d: d.map(lambda s: s["txt"]), lambda r: r[0] == b"0.0"),
+    (lambda d: d.map_dict(cls=int), lambda r: r[1]["cls"] == 1),
+    (lambda d: d.select(lambda s: s["cls"] == b"1"), lambda r: len(r) == 8),
+    (lambda d: d.to_tuple("npy;txt", "cls"), lambda r: r[7] == (b"1.1", b"1")),
+    (lambda d: d.to_tuple("txt cls").map_tuple(None, int), lambda r: r[7] == (b"1.1", 1)),
+    (lambda d: d.slice(3), lambda r: keys(r) == ALL[:3]),
+    (lambda d: d.rename(text="txt"), lambda r: r[0]["text"] == b"0.0" and "txt" not in r[0]),
+    (lambda d: d.rsample(0.5, seed=1), lambda r: 5 < len(r) < 43),
+    (lambda d: d.rename_keys(text="txt"), lambda r: r[0] == {"text": b"0.0"}),
+    (lambda d: d.extract_keys("*.txt"), lambda r: r[0] == (b"0.0",)),
+    (lambda d: d.mcached(), lambda r: keys(r) == ALL),
+    (lambda d: d.compose(filters.slice(2), filters.slice(1)), lambda r: keys(r) == ALL[:1]),
+]
+
+
+@pytest.mark.parametrize(("method", "right"), FLUENT)
+def test_fluent_methods(spec: str, method: Any, right: Any) -> None:
+    ds = WebDataset(spec)
+    more = method(ds)
+    assert type(more) is WebDataset
+    assert right(list(more))
+    assert keys(ds) == ALL
+
+
+def test_fluent_decode(spec: str) -> None:
+    decoded = next(iter(WebDataset(spec).decode()))
+    assert (decoded["cls"], decoded["txt"]) == (0, "0.0")
+    with pytest.raises(ValueError, match=r"(?i)unknown imagespec"):
+        WebDataset(spec).decode("nonsense")
+
+
+def test_fluid_wrapper() -> None:
+    assert list(FluidWrapper(range(5)).map(str).batched(2, collation_fn=None)) == [["0", "1"], ["2", "3"], ["4"]]
+    with pytest.raises(NotImplementedError, match="DataPipeline"):
+        FluidInterface().unbatched()
+
+
+def test_check_empty() -> None:
+    assert list(dataset_module.check_empty(range(3))) == [0, 1, 2]
+
+
+def test_reading_is_one_stage(spec: str) -> None:
+    assert [type(s) for s in WebDataset(spec).pipeline].count(TarStage) == 1

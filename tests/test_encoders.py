@@ -1,0 +1,162 @@
+"""Values become the bytes that webdataset makes of them, and that decoders read."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import pickle
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from wds_async import encoders, tenbin
+from wds_async.encoders import imageencoder, make_encoder
+from wds_async.errors import ConfigError, MissingExtra
+
+GRAY = (np.arange(64).reshape(8, 8) * 4).astype(np.uint8)
+COLOR = np.stack([GRAY, GRAY.T, 255 - GRAY], axis=2)
+
+VALUES: list[tuple[str, Any]] = [
+    ("cls", 7),
+    ("index", 3),
+    ("txt", "grüße"),
+    ("html", "<p>"),
+    ("json", {"a": [1, None]}),
+    ("meta.json", [1]),
+    ("JSON", {"b": 2}),
+    ("pyd", {"a": (1, 2)}),
+    ("pickle", [3]),
+    ("npy", np.arange(6.0).reshape(2, 3)),
+    ("npz", {"a": np.arange(3), "b": np.ones((2, 2))}),
+    ("ten", [np.arange(3.0), np.arange(2)]),
+    ("tb", np.arange(3.0)),
+    ("mp", {"k": [1, 2]}),
+    ("jpg", COLOR),
+    ("png", GRAY),
+    ("png", COLOR / 255.0),
+    ("ppm", COLOR),
+    ("tiff", GRAY),
+    ("raw", b"bytes of any name"),
+    ("json", "a string is stored as it is"),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), VALUES, ids=lambda v: v if isinstance(v, str) else "")
+def test_encodes_as_webdataset_does(name: str, value: Any) -> None:
+    from webdataset.writer import make_encoder as theirs
+
+    sample = {"__key__": "k", name: value}
+    assert make_encoder(True)(sample)[name] == theirs(True)(sample)[name]
+
+
+def test_torch_tensors() -> None:
+    import torch
+
+    encoded = make_encoder(True)({"__key__": "k", "pth": {"w": torch.arange(3)}})["pth"]
+    assert torch.load(io.BytesIO(encoded), weights_only=True)["w"].tolist() == [0, 1, 2]
+
+
+def test_cbor_and_msgpack_say_which_extra_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    import cbor2
+
+    assert cbor2.loads(make_encoder(True)({"cbor": {"a": 1}})["cbor"]) == {"a": 1}
+    for package, field in (("cbor2", "cbor"), ("msgpack", "mp")):
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(MissingExtra, match=r'pip install "wds-async\[formats\]"'):
+            make_encoder(True)({field: {"a": 1}})
+
+
+def test_images_say_which_extra_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    with pytest.raises(MissingExtra, match=r'pip install "wds-async\[images\]"'):
+        imageencoder(GRAY)
+
+
+def test_gz_fields_are_compressed_without_a_clock() -> None:
+    encode = make_encoder(True)
+    encoded = encode({"txt.gz": "text", "json.gz": {"a": 1}, "bin.gz": b"raw"})
+    assert gzip.decompress(encoded["txt.gz"]) == b"text"
+    assert json.loads(gzip.decompress(encoded["json.gz"])) == {"a": 1}
+    assert gzip.decompress(encoded["bin.gz"]) == b"raw"
+    assert encoded["txt.gz"][4:8] == b"\0" * 4  # the time field of RFC 1952
+
+
+@pytest.mark.parametrize(
+    ("format", "array", "mode"),
+    [
+        ("PBM", GRAY, "1"),
+        ("PGM", COLOR, "L"),
+        ("png", COLOR[:, :, :1], "L"),
+        ("png", COLOR[:, :, [0, 1, 2, 0]], "RGBA"),
+    ],
+)
+def test_image_formats_and_shapes(format: str, array: Any, mode: str) -> None:
+    import PIL.Image
+
+    image = PIL.Image.open(io.BytesIO(imageencoder(array, format)))
+    assert image.mode == mode
+    assert image.size == (8, 8)
+    if format == "png" and mode == "L":
+        np.testing.assert_array_equal(np.asarray(image), GRAY)
+
+
+def test_pil_images_are_taken_as_they_are() -> None:
+    import PIL.Image
+
+    found = PIL.Image.open(io.BytesIO(imageencoder(PIL.Image.fromarray(COLOR), "png")))
+    np.testing.assert_array_equal(np.asarray(found), COLOR)
+
+
+@pytest.mark.parametrize(
+    "bad", [COLOR * 1.0, np.full((2, 2), np.nan), GRAY.astype(np.int32), np.zeros((2, 2, 5), np.uint8), GRAY[0], [1]]
+)
+def test_what_is_no_image_is_refused(bad: Any) -> None:
+    with pytest.raises(ValueError, match="image"):
+        imageencoder(bad)
+
+
+def test_objects_do_not_slip_into_npy() -> None:
+    with pytest.raises(ValueError):
+        encoders.numpy_dumps(np.array([object()]))
+    with pytest.raises(ValueError, match="npz"):
+        encoders.numpy_npz_dumps([1])  # type: ignore[arg-type]
+
+
+def test_an_unknown_extension_says_what_to_do() -> None:
+    with pytest.raises(ValueError, match=r"'x\.weird'.*'weird' and a int"):
+        make_encoder(True)({"__key__": "k", "x.weird": 1})
+
+
+def test_the_users_own_encoders() -> None:
+    assert make_encoder({"up": str.upper})({"__key__": "k", "up": ["x"][0]})["up"] == b"x"  # str stays as it is
+    assert make_encoder({"n": lambda n: b"%d" % n})({"__key__": "k", "n": 5, "txt": b"t"}) == {
+        "__key__": "k",
+        "n": b"5",
+        "txt": b"t",
+    }
+    assert make_encoder(lambda sample: {**sample, "x": b"1"})({"__key__": "k"}) == {"__key__": "k", "x": b"1"}
+    for nothing in (False, None):
+        assert make_encoder(nothing)({"n": 5}) == {"n": 5}
+    with pytest.raises(ConfigError, match="encoder="):
+        make_encoder("json")
+
+
+def test_add_handlers_changes_what_true_means() -> None:
+    handlers = dict(encoders.default_handlers)
+    encoders.add_handlers(handlers, "one two", pickle.dumps)
+    encoders.add_handlers(handlers, ["three"], pickle.dumps)
+    assert {"one", "two", "three"} <= set(handlers)
+    try:
+        encoders.add_handlers(encoders.default_handlers, "one", lambda x: b"!")
+        assert make_encoder(True)({"one": 1}) == {"one": b"!"}
+    finally:
+        del encoders.default_handlers["one"]
+
+
+def test_tenbin_takes_one_array_or_a_list() -> None:
+    one, many = encoders.tenbin_dumps(np.arange(3)), encoders.tenbin_dumps([np.arange(3), np.arange(2)])
+    assert [len(tenbin.decode_buffer(data)) for data in (one, many)] == [1, 2]

@@ -1,0 +1,160 @@
+"""`WebDataset` under torch's DataLoader and `WebLoader`: workers, start methods, epochs, statistics."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.servers import make_shard
+from wds_async.dataset import WebDataset
+from wds_async.errors import MissingExtra
+from wds_async.loader import WebLoader
+from wds_async.pipeline import DataPipeline
+from wds_async.shardlists import ResampledShards, SimpleShardList, split_by_worker
+from wds_async.tariterators import tarfile_to_samples
+
+# torch advises against more workers than processors, wherever these tests run.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+SHARDS, PER_SHARD = 8, 10
+EVERYTHING = Counter(f"{s}/{i}" for s in range(SHARDS) for i in range(PER_SHARD))
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "WORKER", "NUM_WORKERS", "WDS_SEED", "WDS_EPOCH"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> str:
+    for s in range(SHARDS):
+        shard = {f"{s}/{i}": {"cls": b"1", "bin": bytes(30_000)} for i in range(PER_SHARD)}
+        (tmp_path / f"{s}.tar").write_bytes(make_shard(shard))
+    return str(tmp_path / f"{{0..{SHARDS - 1}}}.tar")
+
+
+def key_of(sample: dict[str, Any]) -> str:
+    """At module level, so that spawned workers can import it."""
+    return str(sample["__key__"])
+
+
+def shards_of(keys: list[str]) -> list[str]:
+    return [key.split("/")[0] for key in keys if key.endswith("/0")]
+
+
+CASES = [(0, None, False)]
+CASES += [(n, "fork", persistent) for n in (1, 2, 4) for persistent in (False, True)]
+CASES += [(2, "spawn", True), (4, "spawn", False)]
+
+
+@pytest.mark.parametrize(("workers", "method", "persistent"), CASES)
+def test_epochs_are_complete_and_each_has_its_order(spec: str, workers: int, method: Any, persistent: bool) -> None:
+    from torch.utils.data import DataLoader
+
+    ds = WebDataset(spec, shardshuffle=100, seed=7).map(key_of)
+    loader = DataLoader(
+        ds, batch_size=None, num_workers=workers, multiprocessing_context=method, persistent_workers=persistent
+    )
+    reference = WebDataset(spec, shardshuffle=100, seed=7).map(key_of)
+    orders = []
+    for epoch in (1, 2):
+        keys = list(loader)
+        assert Counter(keys) == EVERYTHING
+        stats = ds.statistics()
+        assert stats.samples == epoch * SHARDS * PER_SHARD
+        assert stats.bytes >= epoch * SHARDS * PER_SHARD * 30_000
+        whole = shards_of(list(reference))
+        n = max(1, workers)
+        for worker in range(n):
+            # Worker w gets the w-th share of the one order that all of them compute.
+            assert [s for s in shards_of(keys) if s in whole[worker::n]] == whole[worker::n]
+        orders.append(whole)
+    assert orders[0] != orders[1]
+
+
+def test_batches_by_the_loader(spec: str) -> None:
+    from torch.utils.data import DataLoader
+
+    ds = WebDataset(spec).decode().to_tuple("__key__", "cls")
+    batches = list(DataLoader(ds, batch_size=16, num_workers=2))
+    assert sum(len(keys) for keys, _ in batches) == SHARDS * PER_SHARD
+    assert {int(label) for _, labels in batches for label in labels} == {1}
+
+
+def test_an_empty_worker(spec: str) -> None:
+    from torch.utils.data import DataLoader
+
+    one = spec.replace("{0..7}", "0")
+    with pytest.raises(ValueError, match="fewer shards than ranks times workers"):
+        list(DataLoader(WebDataset(one), batch_size=None, num_workers=4))
+    quiet = DataLoader(WebDataset(one, empty_check=False), batch_size=None, num_workers=4)
+    assert len(list(quiet)) == PER_SHARD
+    pipeline = DataPipeline(SimpleShardList(one), split_by_worker, tarfile_to_samples())
+    assert len(list(DataLoader(pipeline, batch_size=None, num_workers=4))) == PER_SHARD
+
+
+def test_resampled_workers_draw_different_shards(spec: str) -> None:
+    from torch.utils.data import DataLoader
+
+    pipeline = DataPipeline(ResampledShards(spec, deterministic=True), tarfile_to_samples()).with_epoch(100)
+    keys = [s["__key__"] for s in DataLoader(pipeline, batch_size=None, num_workers=2)]
+    assert len(keys) == 200
+    assert shards_of(keys[::2]) != shards_of(keys[1::2])
+
+
+def test_an_error_in_a_worker_reaches_the_parent(spec: str) -> None:
+    from torch.utils.data import DataLoader
+
+    from wds_async.errors import ShardNotFound
+
+    with pytest.raises(ShardNotFound, match=r"8\.tar"):
+        list(DataLoader(WebDataset(spec.replace("..7", "..8")), batch_size=None, num_workers=2))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_leaving_the_loader_early(spec: str, workers: int) -> None:
+    from torch.utils.data import DataLoader
+
+    loader = DataLoader(WebDataset(spec).repeat(), batch_size=None, num_workers=workers)
+    for _ in range(2):
+        assert len(list(itertools.islice(loader, 7))) == 7
+        gc.collect()
+
+
+def test_web_loader(spec: str) -> None:
+    ds = WebDataset(spec).decode().to_tuple("__key__", "cls").batched(5)
+    loader = WebLoader(ds, batch_size=None, num_workers=2)
+    assert type(loader.stage(0)).__name__ == "DataLoader"
+    rebatched = loader.unbatched().shuffle(1000, seed=1).batched(8)
+    batches = list(rebatched)
+    assert [len(keys) for keys, _ in batches] == [8] * 10
+    assert Counter(key for keys, _ in batches for key in keys) == EVERYTHING
+    assert all(len(labels) == 8 and set(map(int, labels)) == {1} for _, labels in batches)
+    assert loader.statistics().samples == rebatched.statistics().samples == SHARDS * PER_SHARD
+    epoch = loader.with_epoch(40).with_length(40)
+    assert len(epoch) == 40
+    assert len(list(epoch)) == len(list(epoch)) == 40
+
+
+def test_set_epoch_through_the_loader(spec: str) -> None:
+    loader = WebLoader(
+        WebDataset(spec, shardshuffle=100).map(key_of), batch_size=None, num_workers=2, persistent_workers=True
+    )
+    epochs = [list(loader) for _ in range(3)]
+    assert epochs[0] != epochs[1] != epochs[2]
+    loader.set_epoch(1)
+    assert list(loader) == epochs[1]
+    assert list(loader) == epochs[2]
+
+
+def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.data", None)
+    with pytest.raises(MissingExtra, match=r'pip install "wds-async\[torch\]"'):
+        WebLoader(range(3))

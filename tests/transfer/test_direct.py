@@ -1,0 +1,291 @@
+"""Ranged reads against a server that answers in every way but the right one."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.servers import Behaviour, Origin
+from tests.transfer.reading import KIB, bytes_of, data, outcomes, quick, spans
+from wds_async.errors import ObjectChanged, ShardNotFound, StorageError, TransferError, UrlError
+from wds_async.storage.base import Request
+from wds_async.transfer.direct import follow
+
+PART = 256 * KIB
+"""The parts of `quick`; the first of a reader are smaller."""
+
+
+@pytest.mark.parametrize("size", [0, 1, 511, 64 * KIB - 1, 64 * KIB, 64 * KIB + 1, PART - 1, PART, PART + 1, 5 * PART])
+def test_every_size(origin: Origin, size: int) -> None:
+    content = data(size)
+    url = origin.add("x.tar", content)
+    assert bytes_of([url, url]) == [content, content]
+
+
+def test_ranges_cover_the_shard_once(origin: Origin) -> None:
+    content = data(5 * PART + 77)
+    url = origin.add("x.tar", content)
+    assert bytes_of([url]) == [content]
+    asked = sorted(spans(origin.requests))
+    assert asked[0][0] == 0
+    assert all(a[1] == b[0] for a, b in zip(asked, asked[1:], strict=False))
+
+
+def test_shards_of_different_sizes(origin: Origin) -> None:
+    contents = [data(size, i) for i, size in enumerate([900_000, 0, 5, 1_500_000, 70_000, 2, 400_000, 0, 900_000])]
+    urls = [origin.add(f"{i}.tar", content) for i, content in enumerate(contents)]
+    assert bytes_of(urls) == contents
+
+
+def test_an_answer_of_416_may_come_before_the_size_is_known(origin: Origin) -> None:
+    # The last shard is guessed to be as long as the others; the part behind its end is answered first, and its 416
+    # carries no identity.
+    contents = [data(900_000, i) for i in range(9)] + [data(100_000, 9)]
+    urls = [origin.add(f"{i}.tar", content) for i, content in enumerate(contents)]
+    origin.behave(path="/9.tar", when=lambda request: request.range.startswith("bytes=0-"), delay_s=0.1)
+    assert bytes_of(urls) == contents
+    assert len(spans(origin.requests, "/9.tar")) > 1, "nothing was asked for behind its end"
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        Behaviour(ignore_range=True),
+        Behaviour(chunked=True),
+        Behaviour(gzip=True),
+        Behaviour(no_length=True),
+        Behaviour(gzip=True, chunked=True),
+        Behaviour(ignore_range=True, chunked=True),
+        Behaviour(ignore_range=True, no_length=True),
+        Behaviour(gzip=True, no_length=True),
+        Behaviour(ignore_range=True, hang_up="announced"),
+        Behaviour(ignore_range=True, headers={"connection": "close", "etag": None, "last-modified": None}),
+    ],
+    ids=lambda behaviour: " ".join(re.findall(r"(\w+)=True|hang_up='(\w+)'", repr(behaviour))[0]).strip(),
+)
+@pytest.mark.parametrize("size", [0, 10, 64 * KIB, 3 * PART + 5])
+def test_servers_that_do_not_cut(origin: Origin, behaviour: Behaviour, size: int) -> None:
+    contents = [data(size, i) for i in range(4)]
+    urls = [origin.add(f"{i}.tar", content) for i, content in enumerate(contents)]
+    origin.behave(behaviour)
+    assert bytes_of(urls) == contents
+
+
+@pytest.mark.parametrize("skip", range(7))
+@pytest.mark.parametrize("how", [{"ignore_range": True}, {"gzip": True}, {"chunked": True}])
+def test_one_answer_is_not_cut(origin: Origin, skip: int, how: dict[str, Any]) -> None:
+    contents = [data(4 * PART + 3, i) for i in range(2)]
+    urls = [origin.add(f"{i}.tar", content) for i, content in enumerate(contents)]
+    origin.behave(skip=skip, times=1, **how)
+    assert bytes_of(urls) == contents
+
+
+def test_an_uncut_answer_waits_for_slow_parts_before_it(origin: Origin) -> None:
+    content = data(900_000)
+    urls = [origin.add(f"{i}.tar", content) for i in range(10)]  # the last one's size is guessed
+    origin.behave(path="/9.tar", when=lambda request: (request.range or "").startswith("bytes=0-"), delay_s=0.3)
+    origin.behave(path="/9.tar", when=lambda request: bool(request.range), ignore_range=True, times=1)
+    assert bytes_of(urls) == [content] * 10
+    assert len(spans(origin.requests, "/9.tar")) > 1
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        Behaviour(shift=1),
+        Behaviour(length_error=-1),
+        Behaviour(headers={"content-range": None}),
+        Behaviour(headers={"content-range": "bytes 0-9/*"}),
+        Behaviour(headers={"content-range": "bytes nonsense"}),
+        Behaviour(headers={"content-range": "items 0-9/10"}),
+        Behaviour(headers={"content-length": "00x"}),
+        Behaviour(length_error=5),
+        Behaviour(status=206, body=b""),
+        Behaviour(headers={"no colon\r\nin this line": "x"}),
+    ],
+)
+def test_answers_that_contradict_the_request(origin: Origin, behaviour: Behaviour) -> None:
+    content = data(3 * PART)
+    url = origin.add("x.tar", content)
+    origin.behave(behaviour, times=1)
+    assert bytes_of([url]) == [content]  # once is healed
+    origin.forget()
+    origin.behave(behaviour)
+    origin.files["/good.tar"] = b"good"
+    ((got, error), good) = outcomes([url, origin.url("good.tar")])[:2]
+    if behaviour.headers.get("content-length") == "00x":
+        assert error is not None or got == content
+    else:
+        assert isinstance(error, TransferError)
+        assert re.search(r"x\.tar at byte 0: .* after 3 attempts", str(error))
+        assert got == b""
+    del good
+
+
+def test_a_range_that_is_shorter_than_asked_for_is_completed(origin: Origin) -> None:
+    content = data(200_000)
+    url = origin.add("x.tar", content)
+    origin.behave(
+        when=lambda request: request.range == "bytes=0-65535",
+        status=206,
+        body=content[:10_000],
+        headers={"content-range": f"bytes 0-9999/{len(content)}", "etag": None},
+    )
+    (got, error), *_ = outcomes([url])
+    if error is None:
+        assert got == content
+    else:  # the other answers carry an identity, this one did not
+        assert isinstance(error, ObjectChanged)
+
+
+def test_a_server_that_gives_little_at_a_time(origin: Origin) -> None:
+    content = data(30_000)
+    url = origin.add("x.tar", content)
+    for start in range(0, 30_000, 5_000):
+        origin.behave(
+            when=lambda request, start=start: request.range.startswith(f"bytes={start}-"),
+            status=206,
+            body=content[start : start + 5_000],
+            headers={"content-range": f"bytes {start}-{start + 4_999}/30000"},
+        )
+    assert bytes_of([url]) == [content]
+    assert len(origin.requests) == 6
+
+
+# Identity
+
+
+def test_if_match_is_sent_for_strong_etags_only(origin: Origin) -> None:
+    content = data(5 * PART)
+    url = origin.add("x.tar", content)
+    assert bytes_of([url]) == [content]
+    assert {request.headers.get("if-match") for request in origin.requests[3:]} != {None}
+    assert "if-match" not in origin.requests[0].headers
+    origin.forget()
+    origin.behave(etag='W/"weak"')
+    assert bytes_of([url]) == [content]
+    assert all("if-match" not in request.headers for request in origin.requests)
+
+
+@pytest.mark.parametrize("etag", ['W/"2"', '"2"', None])
+def test_an_object_replaced_mid_read(origin: Origin, etag: str | None) -> None:
+    content = data(8 * PART)
+    url = origin.add("x.tar", content)
+    origin.add("next.tar", b"next")
+    headers = {"etag": etag} if etag else {"etag": None, "last-modified": "Mon, 01 Jan 2024 00:00:00 GMT"}
+    origin.behave(when=lambda r: r.path == "/x.tar" and int(r.range[6:].split("-")[0]) >= 3 * PART, headers=headers)
+    (got, error), following = outcomes([url, origin.url("next.tar")])
+    assert isinstance(error, ObjectChanged)
+    assert f"{url} at byte {len(got)}" in str(error)
+    assert got == content[: len(got)]
+    assert 0 < len(got) < len(content)
+    assert following == (b"next", None)
+
+
+def test_412_is_a_changed_object(origin: Origin) -> None:
+    content = data(8 * PART)
+    url = origin.add("x.tar", content)
+    origin.behave(when=lambda request: "if-match" in request.headers, status=412)
+    (got, error), *_ = outcomes([url])
+    assert isinstance(error, ObjectChanged)
+    assert got == content[: len(got)]
+
+
+def test_an_object_that_grows_mid_read(origin: Origin) -> None:
+    content = data(8 * PART)
+    url = origin.add("x.tar", content)
+    for etag in (None, 'W/"same"'):
+        origin.forget()
+        origin.behave(when=lambda r: int(r.range[6:].split("-")[0]) < 3 * PART, headers={"etag": etag})
+        origin.behave(
+            when=lambda r: int(r.range[6:].split("-")[0]) >= 3 * PART,
+            status=206,
+            body=b"x" * 1000,
+            headers={"etag": etag, "content-range": f"bytes {3 * PART}-{3 * PART + 999}/{9 * PART}"},
+        )
+        (got, error), *_ = outcomes([url])
+        assert isinstance(error, StorageError)
+        assert got == content[: len(got)]
+
+
+# Redirects
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("relative", [True, False])
+def test_redirects(origin: Origin, status: int, relative: bool) -> None:
+    content = data(3 * PART)
+    url = origin.add("data/real.tar", content)
+    origin.behave(path="/alias.tar", status=status, redirect="data/real.tar" if relative else url)
+    assert bytes_of([origin.url("alias.tar")] * 2) == [content] * 2
+
+
+def test_a_redirect_is_kept_for_later_parts(origin: Origin) -> None:
+    content = data(20 * PART)
+    origin.add("real.tar", content)
+    origin.behave(path="/alias.tar", redirect="/real.tar")
+    assert bytes_of([origin.url("alias.tar")]) == [content]
+    assert sum(request.path == "/alias.tar" for request in origin.requests) <= 3
+
+
+def test_a_kept_redirect_that_expires_is_asked_for_again(origin: Origin) -> None:
+    content = data(20 * PART)
+    origin.add("one.tar", content)
+    origin.add("two.tar", content)
+    origin.behave(path="/alias.tar", redirect="/one.tar", times=1)
+    origin.behave(path="/alias.tar", redirect="/two.tar")
+    origin.behave(path="/one.tar", status=403, skip=2)
+    assert bytes_of([origin.url("alias.tar")]) == [content]
+
+
+def test_credentials_stay_with_their_origin() -> None:
+    content = data(2 * PART)
+    with Origin() as ours, Origin({"/x.tar": content}) as theirs:
+        ours.behave(path="/cross.tar", redirect=theirs.url("x.tar"))
+        ours.behave(path="/same.tar", redirect="/x.tar")
+        ours.add("x.tar", content)
+        base = ours.base.replace("http://", "http://user:pa%3Ass@")
+        assert bytes_of([f"{base}/cross.tar", f"{base}/same.tar"]) == [content, content]
+        assert {request.headers.get("authorization") for request in ours.requests} == {"Basic dXNlcjpwYTpzcw=="}
+        assert theirs.requests
+        assert all("authorization" not in request.headers for request in theirs.requests)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_redirect_loops_end(origin: Origin, streamed: bool) -> None:
+    origin.behave(path="/loop.tar", redirect="/loop.tar")
+    urls = [origin.url("loop.tar")]
+    if streamed:
+        origin.behave(path="/first.tar", ignore_range=True)
+        urls.insert(0, origin.add("first.tar", data(3 * PART)))
+    error = outcomes(urls)[-1][1]
+    assert isinstance(error, TransferError)
+    assert "redirected" in str(error)
+    assert "loop.tar at byte 0" in str(error)
+
+
+def test_a_redirect_to_another_scheme_is_refused_without_showing_secrets(origin: Origin) -> None:
+    origin.behave(path="/x.tar", redirect="file:///etc/hostname")
+    ((got, error),) = outcomes([origin.url("x.tar") + "?sig=TOPSECRET"])
+    assert isinstance(error, UrlError)
+    assert "file:///etc/hostname" in str(error)
+    assert "TOPSECRET" not in str(error)
+    assert got == b""
+
+
+def test_a_redirect_to_nowhere_names_the_shard(origin: Origin) -> None:
+    origin.behave(path="/x.tar", redirect="/gone.tar")
+    ((_, error),) = outcomes([origin.url("x.tar")])
+    assert isinstance(error, ShardNotFound)
+    assert "/x.tar at byte 0" in str(error)
+
+
+def test_follow_compares_whole_origins() -> None:
+    request = Request("https://a.example/x", (("Authorization", "s"), ("Cookie", "s"), ("Accept", "*/*")))
+    assert follow(request, "/y").headers == request.headers
+    for target in ("http://a.example/x", "https://a.example:444/x", "https://b.example/x", "//c.example/x"):
+        assert follow(request, target).headers == (("Accept", "*/*"),)
+    with pytest.raises(UrlError):
+        follow(request, "ftp://a.example/x")

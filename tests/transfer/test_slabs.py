@@ -1,0 +1,154 @@
+"""The pool of slabs, as a state machine: any order of takes and returns by several readers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from wds_async.transfer.slabs import MIN_SLAB_BYTES, Slab, SlabPool, slab_bytes
+
+KIB = 1 << 10
+BLOCK = 512 * KIB
+SIZES = [MIN_SLAB_BYTES << i for i in range(4)]
+
+
+def _fits(pool: SlabPool, size: int) -> int:
+    """How many slabs of ``size`` can be had now with the reserves; they are given back."""
+    taken = []
+    while (slab := pool.take(size, reserve=True)) is not None:
+        taken.append(slab)
+    for slab in taken:
+        pool.give_back(slab)
+    return len(taken)
+
+
+class Pool(RuleBasedStateMachine):
+    """Each reader takes at will, and with the reserve only while it holds none, as the window does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = SlabPool(4 * BLOCK, BLOCK)
+        self.held: dict[int, list[tuple[Slab, int]]] = {}
+        self.readers = 0
+        self.marks = 0
+
+    def _reserved(self, reader: int) -> bool:
+        return any(slab.reserved for slab, _ in self.held[reader])
+
+    def _all(self) -> list[tuple[Slab, int]]:
+        return [entry for entries in self.held.values() for entry in entries]
+
+    @rule()
+    def reader_comes(self) -> None:
+        if len(self.held) < 4:
+            self.pool.readers += 1
+            self.held[self.readers] = []
+            self.readers += 1
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def reader_goes(self, data: st.DataObject) -> None:
+        reader = data.draw(st.sampled_from(sorted(self.held)))
+        for slab, _ in self.held.pop(reader):
+            self.pool.give_back(slab)
+        self.pool.readers -= 1
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), size=st.sampled_from(SIZES), head=st.booleans())
+    def take(self, data: st.DataObject, size: int, head: bool) -> None:
+        reader = data.draw(st.sampled_from(sorted(self.held)))
+        reserve = head and not self._reserved(reader)
+        slab = self.pool.take(size, reserve=reserve)
+        if slab is None:
+            # A head that may use its reserve never waits.
+            assert not reserve
+            return
+        assert len(slab.view) == slab.size
+        assert slab.size == (BLOCK if slab.reserved else size)
+        assert reserve or not slab.reserved
+        self.marks += 1
+        mark = self.marks % 251
+        slab.view[:] = bytes([mark]) * slab.size
+        self.held[reader].append((slab, mark))
+
+    @precondition(lambda self: self._all())
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        reader = data.draw(st.sampled_from([r for r in sorted(self.held) if self.held[r]]))
+        slab, mark = self.held[reader].pop(data.draw(st.integers(0, len(self.held[reader]) - 1)))
+        assert bytes(slab.view) == bytes([mark]) * slab.size, "somebody else wrote into this slab"
+        self.pool.give_back(slab)
+        with pytest.raises(ValueError, match="released"):
+            len(slab.view)
+
+    @invariant()
+    def nothing_overlaps(self) -> None:
+        spans = sorted((slab.address, slab.address + slab.size) for slab, _ in self._all())
+        assert all(a[1] <= b[0] for a, b in zip(spans, spans[1:], strict=False))
+
+    @invariant()
+    def the_budget_holds(self) -> None:
+        most = self.pool.budget_bytes + max(0, len(self.held) - 1) * BLOCK
+        assert self.pool.used_bytes == sum(slab.size for slab, _ in self._all()) <= most
+        assert self.pool.used_bytes <= self.pool.peak_bytes
+        assert self.pool.mapped_bytes <= self.pool.budget_bytes + 3 * BLOCK
+
+    @invariant()
+    def every_free_reserve_is_there(self) -> None:
+        assert _fits(self.pool, BLOCK) >= sum(not self._reserved(reader) for reader in self.held)
+
+    @invariant()
+    def pieces_merge_again(self) -> None:
+        if not self._all():
+            assert _fits(self.pool, BLOCK) == 4 + max(0, len(self.held) - 1)
+
+
+Pool.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPool = Pool.TestCase
+
+
+@pytest.mark.parametrize(
+    ("wanted", "most", "size"),
+    [
+        (0, 4 << 20, MIN_SLAB_BYTES),
+        (1, 4 << 20, MIN_SLAB_BYTES),
+        (MIN_SLAB_BYTES, 4 << 20, MIN_SLAB_BYTES),
+        (MIN_SLAB_BYTES + 1, 4 << 20, 2 * MIN_SLAB_BYTES),
+        (5 << 20, 4 << 20, 4 << 20),
+    ],
+)
+def test_slab_bytes(wanted: int, most: int, size: int) -> None:
+    assert slab_bytes(wanted, most) == size
+
+
+def test_small_slabs_of_one_block_merge_into_it() -> None:
+    pool = SlabPool(4 * BLOCK, BLOCK)
+    pieces = [pool.take(MIN_SLAB_BYTES) for _ in range(8)]
+    assert pool.mapped_bytes == BLOCK
+    for piece in pieces[::2] + pieces[1::2]:
+        assert piece is not None
+        pool.give_back(piece)
+    whole = pool.take(BLOCK)
+    assert whole is not None
+    assert (whole.address, pool.mapped_bytes) == (0, BLOCK)
+
+
+def test_memory_is_used_again() -> None:
+    pool = SlabPool(4 * BLOCK, BLOCK)
+    for _ in range(20):
+        slab = pool.take(BLOCK)
+        assert slab is not None
+        pool.give_back(slab)
+    assert pool.mapped_bytes == BLOCK
+
+
+def test_only_the_reserve_is_left() -> None:
+    pool = SlabPool(4 * BLOCK, BLOCK)
+    pool.readers = 1
+    assert [pool.take(BLOCK) is not None for _ in range(4)] == [True, True, True, False]
+    head = pool.take(MIN_SLAB_BYTES, reserve=True)
+    assert head is not None
+    assert (head.reserved, head.size) == (True, BLOCK)
+    assert pool.take(MIN_SLAB_BYTES) is None

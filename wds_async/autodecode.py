@@ -1,0 +1,351 @@
+"""Fields to objects: the handlers that ``.decode()`` asks, and the `Decoder` that asks them.
+
+A handler is ``f(key, data)``, called with the field's name after a dot (``".seg.png"``) and its bytes. It returns the
+object, None for "not mine", or `Continue` to hand another name and other bytes to the handlers after it.
+"""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import importlib
+import io
+import json
+import pickle
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wds_async import config
+from wds_async.errors import DecodingError, MissingExtra, UnsafeContent
+from wds_async.images import IMAGE_EXTENSIONS, ImageHandler, imagehandler
+from wds_async.unpickle import TRUST_HINT, safe_loads
+from wds_async.urls import redact
+
+__all__ = [
+    "IMAGE_EXTENSIONS",
+    "Continue",
+    "Decoder",
+    "DecodingError",
+    "ImageHandler",
+    "basichandlers",
+    "decoders",
+    "default_post_handlers",
+    "default_pre_handlers",
+    "gzfilter",
+    "handle_extension",
+    "imagehandler",
+    "npy_loads",
+    "pytorch_weights_only",
+    "torch_audio",
+    "torch_loads",
+    "torch_video",
+    "unpickle_loads",
+]
+
+DataHandler = Callable[[str, bytes], Any]
+
+pytorch_weights_only: bool | None = None
+"""Assign False to let ``.pth`` fields hold any class, True to forbid it; None is what
+``WDS_PYTORCH_WEIGHTS_ONLY`` says (1 unless set)."""
+
+
+# ------------------------------------------------------------------ one format each
+
+
+def _installed(module: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as exn:
+        raise MissingExtra(f"decoding this field needs {module}: pip install {extra}") from exn
+
+
+@functools.lru_cache(maxsize=8)
+def _settings_for(*texts: str | None) -> config.Settings:
+    return config.settings()
+
+
+def _settings() -> config.Settings:
+    """The environment's rules for pickles. They may change while the program runs, but are parsed only when
+    one of their texts has changed: this is asked for every field."""
+    names = ("WDS_SECURE", "WDS_ALLOW_PICKLE", "WDS_PYTORCH_WEIGHTS_ONLY")
+    return _settings_for(*[config.variable(name) for name in names])
+
+
+def unpickle_loads(data: bytes, allow_pickle: bool = False) -> Any:
+    """The object in a pickle. Only harmless classes are built, unless ``allow_pickle`` or ``WDS_ALLOW_PICKLE=1``.
+
+    Raises `UnsafeContent` for another class, and for every pickle under ``WDS_SECURE=1``.
+    """
+    rules = _settings()
+    if rules.secure:
+        raise UnsafeContent("Unpickling is not allowed for security reasons when enforce_security is set.")
+    return pickle.loads(data) if allow_pickle or rules.allow_pickle else safe_loads(data)
+
+
+def torch_loads(data: bytes, allow_pickle: bool = False) -> Any:
+    """What ``torch.save`` wrote, on the CPU. Only tensors and plain containers, unless ``allow_pickle``,
+    ``WDS_ALLOW_PICKLE=1``, ``WDS_PYTORCH_WEIGHTS_ONLY=0`` or `pytorch_weights_only` says otherwise.
+
+    Raises `UnsafeContent` for another class, and for everything under ``WDS_SECURE=1``.
+    """
+    rules = _settings()
+    if rules.secure:
+        raise UnsafeContent("torch.loads is not allowed for security reasons when enforce_security is set.")
+    restricted = rules.weights_only if pytorch_weights_only is None else pytorch_weights_only
+    restricted = restricted and not (allow_pickle or rules.allow_pickle)
+    torch = _installed("torch", '"wds-async[torch]"')
+    try:
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=restricted)
+    except pickle.UnpicklingError as exn:
+        named = re.search(r"GLOBAL ([\w.]+)", str(exn))
+        if not restricted or named is None:
+            raise
+        raise UnsafeContent(f"this file asks for {named[1]}, which could run code; {TRUST_HINT}") from exn
+
+
+def _trusted(allow_pickle: bool) -> bool:
+    rules = _settings()
+    return (allow_pickle or rules.allow_pickle) and not rules.secure
+
+
+def npy_loads(data: bytes, allow_pickle: bool = False) -> Any:
+    """The array in a ``.npy``. Arrays of objects hold a pickle: ValueError, unless ``allow_pickle`` or
+    ``WDS_ALLOW_PICKLE=1``."""
+    return np.lib.format.read_array(io.BytesIO(data), allow_pickle=_trusted(allow_pickle))
+
+
+def _npz_loads(data: bytes, allow_pickle: bool = False) -> dict[str, Any]:
+    with np.load(io.BytesIO(data), allow_pickle=_trusted(allow_pickle)) as arrays:
+        return dict(arrays)
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8")
+
+
+def _tenbin_loads(data: bytes) -> Any:
+    from wds_async import tenbin  # noqa: PLC0415 (a format that few use)
+
+    return tenbin.decode_buffer(data)
+
+
+def _msgpack_loads(data: bytes) -> Any:
+    return _installed("msgpack", '"wds-async[formats]"').unpackb(data)
+
+
+def _cbor_loads(data: bytes) -> Any:
+    return _installed("cbor2", '"wds-async[formats]"').loads(data)
+
+
+decoders: dict[str, Callable[[bytes], Any]] = {
+    "cbor": _cbor_loads,
+    "cls": int,
+    "cls2": int,
+    "id": int,
+    "index": int,
+    "inx": int,
+    "jsn": json.loads,
+    "json": json.loads,
+    "mp": _msgpack_loads,
+    "msg": _msgpack_loads,
+    "npy": npy_loads,
+    "npz": _npz_loads,
+    "pickle": unpickle_loads,
+    "pkl": unpickle_loads,
+    "pth": torch_loads,
+    "pyd": unpickle_loads,
+    "tb": _tenbin_loads,
+    "ten": _tenbin_loads,
+    "text": _text,
+    "transcript": _text,
+    "txt": _text,
+}
+"""Decoders by last extension (case counts), which `basichandlers` looks up at each field: edit it to change them."""
+
+_TAKES_TRUST: tuple[Callable[..., Any], ...] = (unpickle_loads, torch_loads, npy_loads, _npz_loads)
+
+
+# ------------------------------------------------------------------ handlers
+
+
+class Continue:
+    """A handler's "not finished": go on with ``data`` under the name ``key``, as `gzfilter` does."""
+
+    def __init__(self, key: str, data: Any) -> None:
+        self.key, self.data = key, data
+
+
+def gzfilter(key: str, data: bytes) -> Continue | None:
+    """Decompresses ``x.gz``, and lets the other handlers decode it as ``x``."""
+    return Continue(key[:-3], gzip.decompress(data)) if key.endswith(".gz") else None
+
+
+def basichandlers(key: str, data: bytes) -> Any:
+    """Decodes by last extension, with what `decoders` holds for it; None for one that is not there."""
+    decode = decoders.get(key.rpartition(".")[2])
+    return None if decode is None else decode(data)
+
+
+def _trusting_basichandlers(key: str, data: bytes) -> Any:
+    """`basichandlers` for data that may hold any class."""
+    decode = decoders.get(key.rpartition(".")[2])
+    if decode in _TAKES_TRUST:
+        return decode(data, allow_pickle=True)  # type: ignore[call-arg]
+    return None if decode is None else decode(data)
+
+
+class _ExtensionHandler:
+    def __init__(self, suffixes: Sequence[str], f: Callable[[bytes], Any]) -> None:
+        self.suffixes, self.f = tuple(suffixes), f
+
+    def __call__(self, key: str, data: bytes) -> Any:
+        return self.f(data) if f".{key.lower()}".endswith(self.suffixes) else None
+
+
+def handle_extension(extensions: str, f: Callable[[bytes], Any]) -> DataHandler:
+    """A handler that applies ``f(data)`` to fields ending in one of ``extensions``, separated by blanks.
+
+    An extension may have several parts (``"seg.jpg"``); whole parts are compared, and case does not count.
+    """
+    return _ExtensionHandler([f".{extension}" for extension in extensions.lower().split()], f)
+
+
+def _from_file(key: str, data: bytes, extensions: frozenset[str], read: Callable[[str], Any]) -> Any:
+    """``read(name)`` of a temporary file with ``data``, for libraries that read files only."""
+    extension = key.rpartition(".")[2].lower()
+    if extension not in extensions:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, f"field.{extension}")
+        path.write_bytes(data)
+        return read(str(path))
+
+
+_VIDEO = frozenset(("avi", "h264", "mjpeg", "mov", "mp4", "mpg", "ogv", "webm", "wmv"))
+_AUDIO = frozenset(("flac", "m4a", "mp3", "ogg", "sox", "wav", "wma"))
+
+
+def _read_video(path: str) -> Any:
+    return _installed("torchvision.io", "torchvision").read_video(path, pts_unit="sec")
+
+
+def _read_audio(path: str) -> Any:
+    return _installed("torchaudio", "torchaudio").load(path)
+
+
+def torch_video(key: str, data: bytes) -> Any:
+    """Decodes videos (mp4, webm, avi, …) with ``torchvision.io.read_video``: frames, sound and a dict about them.
+
+    Raises `MissingExtra` where torchvision is not installed.
+    """
+    return _from_file(key, data, _VIDEO, _read_video)
+
+
+def torch_audio(key: str, data: bytes) -> Any:
+    """Decodes sound (flac, mp3, wav, …) with ``torchaudio.load``: a tensor and the sample rate in Hz.
+
+    Raises `MissingExtra` where torchaudio is not installed.
+    """
+    return _from_file(key, data, _AUDIO, _read_audio)
+
+
+default_pre_handlers: list[DataHandler] = [gzfilter]
+default_post_handlers: list[DataHandler] = [basichandlers]
+
+
+# ------------------------------------------------------------------ whole samples
+
+
+class Decoder:
+    """Decodes every field of a sample with the first handler that knows it; others stay bytes.
+
+    The handlers of ``pre`` (decompression unless given) come first, then ``handlers``, then ``post``
+    (`basichandlers` unless given). ``only`` names the fields to decode, as a list or separated by blanks; the rest is
+    passed on. A field that is not bytes is an error, unless ``partial`` passes it on. Fields ``__x`` become str.
+    ``allow_pickle`` decodes pickles of any class, which runs code from the data: for data that you trust.
+
+    Raises `DecodingError` with ``url``, ``key``, ``field`` and the cause for a field that fails.
+    """
+
+    def __init__(
+        self,
+        handlers: Iterable[DataHandler],
+        pre: Iterable[DataHandler] | None = None,
+        post: Iterable[DataHandler] | None = None,
+        only: str | Iterable[str] | None = None,
+        partial: bool = False,
+        *,
+        allow_pickle: bool = False,
+    ) -> None:
+        chosen = [
+            *(default_pre_handlers if pre is None else pre),
+            *handlers,
+            *(default_post_handlers if post is None else post),
+        ]
+        for handler in chosen:
+            if not callable(handler):
+                raise TypeError(f"a decoding handler is a function f(key, data), not {handler!r}")
+        if allow_pickle:
+            chosen = [_trusting_basichandlers if handler is basichandlers else handler for handler in chosen]
+        self.handlers: list[DataHandler] = chosen
+        self.only = None if only is None else frozenset(only.split() if isinstance(only, str) else only)
+        self.partial = partial
+
+    def decode1(self, key: str, data: Any) -> Any:
+        """The object in one field called ``key``, or ``data`` itself where no handler knows it."""
+        key = f".{key}"
+        for handler in self.handlers:
+            result = handler(key, data)
+            if result is None:
+                continue
+            if not isinstance(result, Continue):
+                return result
+            key, data = result.key, result.data
+        return data
+
+    def decode(self, sample: dict[str, Any]) -> dict[str, Any]:
+        """A new sample with the fields decoded."""
+        result: dict[str, Any] = {}
+        only, partial = self.only, self.partial
+        for field, value in sample.items():
+            if field.startswith("__"):
+                result[field] = _str_if_utf8(value) if isinstance(value, bytes) else value
+            elif only is not None and field not in only:
+                result[field] = value
+            elif isinstance(value, bytes):
+                try:
+                    result[field] = self.decode1(field, value)
+                except Exception as exn:
+                    raise _failure(sample, field, f"{type(exn).__name__}: {exn}") from exn
+            elif partial:
+                result[field] = value
+            else:
+                kind = type(value).__name__
+                raise _failure(sample, field, f"it is {kind} and not bytes (partial=True passes decoded fields on)")
+        return result
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        """`decode`."""
+        return self.decode(sample)
+
+
+def _str_if_utf8(value: bytes) -> str | bytes:
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        return value
+
+
+def _failure(sample: dict[str, Any], field: str, why: str) -> DecodingError:
+    """The error of one field. It holds names only: an error that is kept must not keep a sample in memory."""
+    value = sample[field]
+    url, key = redact(str(sample.get("__url__", "?"))), sample.get("__key__", "?")
+    what = f"{len(value)} bytes, {value[:16]!r}…" if isinstance(value, bytes) else type(value).__name__
+    error = DecodingError(f"{url}: field {field!r} ({what}) of sample {key!r} cannot be decoded: {why}")
+    error.__dict__.update(url=url, key=key, field=field, k=field)  # k is WebDataset's name for the field
+    return error
