@@ -45,13 +45,22 @@ def key_of(sample: dict[str, Any]) -> str:
     return str(sample["__key__"])
 
 
+def read_all(loader: Any) -> list[Any]:
+    """Everything, and no worker left behind: after an error, torch ends them only when garbage is collected."""
+    iterator = iter(loader)
+    try:
+        return list(iterator)
+    finally:
+        iterator._shutdown_workers()
+
+
 def shards_of(keys: list[str]) -> list[str]:
     return [key.split("/")[0] for key in keys if key.endswith("/0")]
 
 
 CASES = [(0, None, False)]
 CASES += [(n, "fork", persistent) for n in (1, 2, 4) for persistent in (False, True)]
-CASES += [(2, "spawn", True), (4, "spawn", False)]
+CASES += [(4, "spawn", True)]
 
 
 @pytest.mark.parametrize(("workers", "method", "persistent"), CASES)
@@ -93,7 +102,7 @@ def test_an_empty_worker(spec: str) -> None:
 
     one = spec.replace("{0..7}", "0")
     with pytest.raises(ValueError, match="fewer shards than ranks times workers"):
-        list(DataLoader(WebDataset(one), batch_size=None, num_workers=4))
+        read_all(DataLoader(WebDataset(one), batch_size=None, num_workers=4))
     quiet = DataLoader(WebDataset(one, empty_check=False), batch_size=None, num_workers=4)
     assert len(list(quiet)) == PER_SHARD
     pipeline = DataPipeline(SimpleShardList(one), split_by_worker, tarfile_to_samples())
@@ -115,7 +124,7 @@ def test_an_error_in_a_worker_reaches_the_parent(spec: str) -> None:
     from wds_async.errors import ShardNotFound
 
     with pytest.raises(ShardNotFound, match=r"8\.tar"):
-        list(DataLoader(WebDataset(spec.replace("..7", "..8")), batch_size=None, num_workers=2))
+        read_all(DataLoader(WebDataset(spec.replace("..7", "..8")), batch_size=None, num_workers=2))
 
 
 @pytest.mark.parametrize("workers", [0, 2])

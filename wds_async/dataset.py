@@ -67,17 +67,27 @@ class FluidInterface:
         post: Any = None,
         only: Any = None,
         partial: bool = False,
+        allow_pickle: bool = False,
         handler: Handler = reraise_exception,
     ) -> Any:
         """Decode fields by extension; ``args`` are image specifications (``"torchrgb"``) and decoder functions.
 
-        Raises ValueError at once for an unknown image specification.
+        ``allow_pickle`` trusts pickled fields of any class: they run code from the data. Raises ValueError at once
+        for an unknown image specification.
         """
         from wds_async import autodecode  # noqa: PLC0415 (pipelines without decoding do not load the decoders)
 
         decoders = [autodecode.imagehandler(a) if isinstance(a, str) else a for a in args]
         return self.compose(
-            filters.decode(*decoders, pre=pre, post=post, only=only, partial=partial, handler=handler)
+            filters.decode(
+                *decoders,
+                pre=pre,
+                post=post,
+                only=only,
+                partial=partial,
+                allow_pickle=allow_pickle,
+                handler=handler,
+            )
         )
 
     def map_dict(self, handler: Handler = reraise_exception, **kw: Any) -> Any:

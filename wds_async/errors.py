@@ -125,7 +125,15 @@ class DuplicateField(ShardFormatError):
 
 
 class DecodingError(WdsError):
-    """A field could not be decoded; the message names shard, key and field, the cause is chained."""
+    """A field could not be decoded; the message names shard, key and field, the cause is chained.
+
+    ``url``, ``key``, ``field`` and ``k`` (WebDataset's name of ``field``) are None in one built from a string.
+    """
+
+    url: str | None = None
+    key: str | None = None
+    field: str | None = None
+    k: str | None = None
 
 
 class UnsafeContent(WdsError, ValueError):

@@ -7,9 +7,9 @@ an object with ``run(source)``.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 import itertools
+import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -211,8 +211,7 @@ class DataPipeline(world.TorchDataset):
         found = [s for s in (stage.statistics() for stage in self._holders("statistics")) if s is not None]
         if not found:
             return None
-        columns = zip(*(dataclasses.astuple(stats) for stats in found), strict=True)
-        return type(found[0])(*(sum(column) for column in columns))
+        return functools.reduce(operator.add, found)
 
     def _holders(self, method: str) -> list[Any]:
         """The stages that offer ``method``; for a DataLoader, its dataset."""

@@ -21,7 +21,7 @@ class RetryPolicy:
     count again, so a long download over a bad line ends only when nothing moves any more.
     """
 
-    max_attempts: int = 6
+    max_attempts: int = 8
     """Attempts without progress before the error is raised; 1 means never try again."""
     timeout_s: float = 300.0
     """Seconds without progress, over all attempts, before the error is raised."""

@@ -94,7 +94,7 @@ def tarfile_samples(
                             n = 0
                         yield sample
                 except Exception as exn:
-                    if reader._closed:  # the parser met memory that was taken from it
+                    if reader.closed:  # the parser met memory that was taken from it
                         raise ReaderClosed("the dataset was closed while it was read") from None
                     if verdict.stop:  # what the handler itself raised, between two members
                         raise

@@ -124,7 +124,7 @@ class TarWriter:
     Raises UrlError for a URL that is not local, ConfigError for bad arguments, OSError where the file cannot be made.
     """
 
-    def __init__(  # noqa: PLR0917 - WebDataset's signature
+    def __init__(
         self,
         fileobj: Path | IO[bytes],
         user: str = "bigdata",
@@ -262,7 +262,7 @@ class ShardWriter:
     ``size`` (of this shard) and ``total`` (samples of all) tell the state. Raises ConfigError for a bad pattern.
     """
 
-    def __init__(  # noqa: PLR0917 - WebDataset's signature
+    def __init__(
         self,
         pattern: Path,
         maxcount: int = 100000,

@@ -19,7 +19,7 @@ def test_members_equal_tarfile(shards: Any) -> None:
         with tarfile.open(path) as archive:
             expected += [(str(path), m.name, m.size, m.offset) for m in archive]
     found = cli_shards.members([str(path) for path in paths])
-    assert [(url, m.name, len(m.data), m.offset) for url, m in found] == expected
+    assert [(url, name, len(data), offset) for url, (name, data, offset) in found] == expected
 
 
 def test_samples_know_their_first_header(shards: Any) -> None:

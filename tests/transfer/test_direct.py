@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.servers import Behaviour, Origin
-from tests.transfer.reading import KIB, bytes_of, data, outcomes, quick, spans
+from tests.transfer.reading import KIB, bytes_of, data, outcomes, spans
 from wds_async.errors import ObjectChanged, ShardNotFound, StorageError, TransferError, UrlError
 from wds_async.storage.base import Request
 from wds_async.transfer.direct import follow

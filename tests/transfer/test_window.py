@@ -133,7 +133,7 @@ class Reader:
         if not part.dropped and part not in self.cancelled:
             shard, plan = part.shard, self.plans[part.shard.number]
             whole = part.start == 0 and plan.size <= part.slab.size
-            ignored = plan.way == "turns" and not whole or plan.way == "flaky" and part.start > plan.size // 2
+            ignored = (plan.way == "turns" and not whole) or (plan.way == "flaky" and part.start > plan.size // 2)
             if shard.streamed or ignored:
                 if not shard.streamed and not self.window.turn_streamed(part):
                     return  # an earlier part has to come first

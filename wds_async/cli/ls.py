@@ -34,8 +34,8 @@ def command(*, url: tuple[str, ...], as_members: bool, limit: int | None, as_jso
 
 
 def _members(found: list[str]) -> Iterator[dict[str, Any]]:
-    for url, member in shards.members(found):
-        yield {"name": member.name, "bytes": len(member.data), "shard": redact(url), "offset": member.offset}
+    for url, (name, data, offset) in shards.members(found):
+        yield {"name": name, "bytes": len(data), "shard": redact(url), "offset": offset}
 
 
 def _samples(found: list[str]) -> Iterator[dict[str, Any]]:

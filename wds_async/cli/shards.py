@@ -45,14 +45,15 @@ def samples(shards: Iterable[str]) -> Iterator[Entry]:
     """Adjacent members of one key, as `WebDataset` groups them; nameless ones are passed over."""
     current: Entry | None = None
     for url, member in members(shards):
-        key, extension = base_plus_ext(member.name)
+        name, data, offset = member
+        key, extension = base_plus_ext(name)
         if not key or extension is None:
             continue
         if current is None or (current.key, current.url) != (key, url):
             if current is not None:
                 yield current
-            current = Entry(key, url, member.offset)
-        current.fields[extension.lower()] = member.data
+            current = Entry(key, url, offset)
+        current.fields[extension.lower()] = data
     if current is not None:
         yield current
 

@@ -244,22 +244,22 @@ class _Headers:
     def _extend(self, extra: _Extra, kind: bytes, size: int, at: int) -> None:
         """Read the data of a GNU long name or a PAX header. The first that names a thing wins, and a global
         header gives what no other does, as in ``tarfile``."""
-        url, limit = self.source.shown, LONG_NAME_BYTES if kind in (b"L", b"K") else PAX_BYTES
+        limit = LONG_NAME_BYTES if kind in (b"L", b"K") else PAX_BYTES
         if size > limit:
             raise CorruptShard(
-                f"{url}: the extension header at byte {at} (type {kind.decode()!r}) says it holds {size} bytes;"
-                f" more than {limit} are not believed"
+                f"{self.source.shown}: the extension header at byte {at} (type {kind.decode()!r}) says it holds"
+                f" {size} bytes; more than {limit} are not believed"
             )
         payload = self.source.take(size)
         if len(payload) < size or self.source.skip(-size % BLOCK) < -size % BLOCK:
-            raise _truncated(url, self.source.offset, f"inside the extension header at byte {at}")
+            raise _truncated(self.source.shown, self.source.offset, f"inside the extension header at byte {at}")
         if kind == b"L":
             extra.records.setdefault(b"path", payload.partition(b"\0")[0])
         elif kind != b"K":
             try:
                 records = _records(payload)
             except ValueError as error:
-                raise CorruptShard(f"{url}: the PAX header at byte {at} is damaged: {error}") from None
+                raise CorruptShard(f"{self.source.shown}: the PAX header at byte {at} is damaged: {error}") from None
             kept = {key: records[key] for key in records if key in (b"path", b"size") or b"sparse" in key}
             if kind == b"g":
                 self.shared.update(kept)
@@ -268,18 +268,20 @@ class _Headers:
 
     def _named(self, block: bytes, kind: bytes, size: int, extra: _Extra) -> tuple[str, int]:
         """The member's name and size with all that extension headers say of it."""
-        url, records = self.source.shown, self.shared | extra.records
+        records = self.shared | extra.records
         name = _text(records[b"path"]).rstrip("/") if records.get(b"path") else _header_name(block)
         if kind == b"S" or any(key.startswith(b"GNU.sparse") for key in records):
             raise CorruptShard(
-                f"{url}: member {_shown(name)} at byte {extra.first} is stored sparse, which is not read;"
-                " pack the shard again without tar's --sparse"
+                f"{self.source.shown}: member {_shown(name)} at byte {extra.first} is stored sparse, which is not"
+                " read; pack the shard again without tar's --sparse"
             )
         if kind in _NO_DATA or not records.get(b"size"):
             return name, size
         digits = records[b"size"]
         if not digits.isdigit():
-            raise CorruptShard(f"{url}: member {_shown(name)} at byte {extra.first} has the PAX size {digits!r}")
+            raise CorruptShard(
+                f"{self.source.shown}: member {_shown(name)} at byte {extra.first} has the PAX size {digits!r}"
+            )
         return name, int(digits[:30])
 
 

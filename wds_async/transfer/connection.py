@@ -143,7 +143,8 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._socket: Any = None
         self._low_water = 1
-        self._scratch = bytearray(16 << 10)
+        # A memoryview: asyncio's TLS writes to slices of it, and a slice of a bytearray would be a copy.
+        self._scratch = memoryview(bytearray(16 << 10))
         self._early = bytearray()
         self._accept: Callable[[Head], memoryview] | None = None
         self._head: Head | None = None
@@ -173,12 +174,24 @@ class Connection(asyncio.BufferedProtocol):
 
     async def body(self, into: memoryview) -> None:
         """Receive the next ``len(into)`` bytes of the body; `ConnectionBroken` if it ends before."""
+        self.moved_at = self._loop.time()
+        self.moved_at = self._loop.time()
         self._aim(into)
         if self._paused and self._transport is not None and self._broken is None:
             self._paused = False
             self._transport.resume_reading()
         if self._body is not None:
             await self._wait()
+
+    @property
+    def awaited(self) -> bool:
+        """Whether somebody waits for bytes: a stream that is paused for want of memory does not stall."""
+        return self._waiter is not None
+
+    @property
+    def waiting(self) -> bool:
+        """Whether somebody waits for bytes; a body that nobody reads just now does not stall."""
+        return self._waiter is not None
 
     def reusable(self) -> bool:
         """Whether another exchange may follow: open, and nothing unasked-for has come."""
@@ -202,14 +215,14 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         self._socket = transport.get_extra_info("socket")
 
-    def get_buffer(self, sizehint: int) -> memoryview | bytearray:
+    def get_buffer(self, sizehint: int) -> memoryview:
         return self._scratch if self._body is None else self._body
 
     def buffer_updated(self, nbytes: int) -> None:
         self.moved_at = self._loop.time()
         body = self._body
         if body is None:
-            self._early += memoryview(self._scratch)[:nbytes]
+            self._early += self._scratch[:nbytes]
             if self._accept is not None:
                 self._read_head(self._accept)
             elif len(self._early) >= _EARLY_LIMIT_BYTES and not self._paused and self._transport is not None:

@@ -107,6 +107,8 @@ class Fetcher:
 
     async def close(self, notes: ShardNotes) -> None:
         """Release what a shard that is over holds."""
+        if notes.access is not None:
+            notes.access.cancel()
         if notes.stream is not None:
             await notes.stream.close()
         if notes.file is not None:
@@ -172,6 +174,7 @@ class Fetcher:
         notes: ShardNotes = shard.notes
         if notes.access is None:
             notes.access = asyncio.ensure_future(backend.access(notes.location.target))
+            notes.access.add_done_callback(_retrieved)
         future = notes.access
         try:
             return await asyncio.shield(future)
@@ -277,3 +280,9 @@ class Fetcher:
             self._window.learn(shard, size)
         finally:
             self.answering = None
+
+
+def _retrieved(future: asyncio.Future[Access]) -> None:
+    """An access that nobody waits for any more may fail: that is not worth a line in the log."""
+    if not future.cancelled():
+        future.exception()

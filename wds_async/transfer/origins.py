@@ -85,7 +85,7 @@ class ConnectionPool:
         """End the exchanges that have not moved for the stall timeout, and close what has been idle for long."""
         for connection in list(self._busy):
             idle_s = now - connection.moved_at
-            if idle_s > self._config.stall_timeout_s:
+            if connection.awaited and idle_s > self._config.stall_timeout_s:
                 connection.stall(f"no byte arrived for {idle_s:.0f} s")
         for state in self._origins.values():
             while state.idle and now - state.idle[0].moved_at > _IDLE_LIFETIME_S:

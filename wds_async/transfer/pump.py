@@ -139,7 +139,7 @@ class Pump:
     def _clean(self, shard: Shard) -> None:
         if shard.flying == 0 and shard.notes is not None:
             notes, shard.notes = shard.notes, None
-            if notes.stream is not None or notes.file is not None:
+            if notes.stream is not None or notes.file is not None or not _done(notes.access):
                 task = asyncio.get_running_loop().create_task(self._fetcher.close(notes))
                 self._closing.add(task)
                 task.add_done_callback(self._closing.discard)
@@ -148,3 +148,7 @@ class Pump:
         # A part that is judging its own answer ends by itself, and keeps its connection.
         if part is not self._fetcher.answering and part in self._tasks:
             self._tasks[part].cancel()
+
+
+def _done(future: asyncio.Future[object] | None) -> bool:
+    return future is None or future.done()

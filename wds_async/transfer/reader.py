@@ -127,6 +127,11 @@ class ShardReader(Iterator["ShardStream"]):
             self._finalizer()
         self._counters.add("read_s", time.monotonic() - self._opened_at)
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called, or the last shard is over."""
+        return self._closed
+
     # For ShardStream
 
     def _check(self) -> None:

@@ -16,7 +16,7 @@ import tempfile
 import time
 import uuid
 import weakref
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,9 @@ class Stats:
     def as_dict(self) -> dict[str, float]:
         """The fields as a plain dict, for JSON."""
         return asdict(self)
+
+    def __add__(self, other: Stats) -> Stats:
+        return Stats(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     def bound_by(self) -> str:
         """One sentence: whether the network or the consumer sets the pace."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from wds_async.storage.base import Answer, RefusedAnswer, Request, Stream
 from wds_async.storage.http import identity_of
-from wds_async.transfer.connection import Connection, Origin, request_bytes
+from wds_async.transfer.connection import Connection, ConnectionBroken, Head, Origin, request_bytes
 from wds_async.transfer.direct import IdentityChanged, RangesIgnored, Redirected, follow
 from wds_async.transfer.origins import ConnectionPool
 from wds_async.transfer.window import Part
@@ -30,6 +30,7 @@ class DirectStream:
         self._stack = contextlib.AsyncExitStack()
         self._connection: Connection | None = None
         self._rest = 0
+        self._keep_alive = False
 
     async def open(self) -> str:
         request = self._request
@@ -41,9 +42,7 @@ class DirectStream:
         raise RefusedAnswer(Answer(310, {}, b"redirected too often"))
 
     async def _open(self, request: Request) -> str:
-        pool = self._pool
-        connection = await self._stack.enter_async_context(pool.connection(Origin.of(request.url), fresh=True))
-        head = await connection.exchange(request_bytes(request.url, request.headers), lambda head: memoryview(b""))
+        head = await self._exchange(request)
         if head.status != 200:
             await self.close()
             if head.status // 100 == 3 and "location" in head.fields:
@@ -52,8 +51,21 @@ class DirectStream:
         if head.length is None or head.encoded:
             await self.close()
             raise RangesIgnored
-        self._connection, self._rest = connection, head.length
+        self._rest, self._keep_alive = head.length, head.keep_alive
         return identity_of(head.fields, None)
+
+    async def _exchange(self, request: Request) -> Head:
+        raw, origin = request_bytes(request.url, request.headers), Origin.of(request.url)
+        for fresh in (False, True):
+            connection = await self._stack.enter_async_context(self._pool.connection(origin, fresh=fresh))
+            self._connection, self._rest = connection, -1  # a body that is not read: `close` aborts
+            try:
+                return await connection.exchange(raw, lambda head: memoryview(b""))
+            except ConnectionBroken:
+                await self.close()
+                if connection.exchanges == 1:
+                    raise  # a kept one, that the server closed meanwhile, is no fault
+        raise AssertionError("a fresh connection has no exchange before this one")
 
     async def readinto(self, into: memoryview) -> int:
         assert self._connection is not None
@@ -64,7 +76,7 @@ class DirectStream:
         return count
 
     async def close(self) -> None:
-        if self._connection is not None and self._rest:
+        if self._connection is not None and (self._rest or not self._keep_alive):
             self._connection.abort()
         self._connection = None
         await self._stack.aclose()
@@ -115,7 +127,7 @@ class StreamReader:
     async def _start(self, position: int) -> None:
         await self.close()
         stream = self._make()
-        self._stream = stream
+        self._stream, self._position = stream, -1
         identity = await stream.open()
         if self._identity is not None and identity != self._identity:
             raise IdentityChanged(f"it was {self._identity} and is now {identity}")
