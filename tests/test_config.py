@@ -29,6 +29,7 @@ from wds_async.config import (
     transfer_config,
     unknown_variables,
     variable,
+    warn_of_unknown_variables,
     worker_from_env,
 )
 from wds_async.errors import ConfigError
@@ -291,3 +292,14 @@ def test_a_login_in_a_url_does_not_hide_its_host_from_no_proxy(monkeypatch: pyte
     monkeypatch.setenv("https_proxy", "http://proxy:3128")
     monkeypatch.setenv("no_proxy", "store")
     assert proxy_for("https://me:pw@store/x") is None
+
+
+def test_an_unknown_variable_is_logged_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("WDS_CONECTIONS", "3")
+    monkeypatch.setenv("WDS_SHARD_ROOT", "/data")
+    assert variable("WDS_SHARD_ROOT") == "/data"  # as ${SHARD_ROOT} in a specification reads it
+    warn_of_unknown_variables()
+    warn_of_unknown_variables()
+    assert [record.getMessage() for record in caplog.records] == [
+        "WDS_CONECTIONS is set but means nothing; did you mean WDS_CONNECTIONS? (`wds-async env` lists what does)"
+    ]

@@ -7,6 +7,7 @@ README's list is tested against. A value that does not parse is a `ConfigError` 
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 import re
 import urllib.parse
@@ -34,8 +35,11 @@ __all__ = [
     "transfer_config",
     "unknown_variables",
     "variable",
+    "warn_of_unknown_variables",
     "worker_from_env",
 ]
+
+logger = logging.getLogger("wds_async")
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -94,7 +98,7 @@ VARIABLES: tuple[Variable, ...] = (
         None,
         "bytes of shard data held in memory, per process (128M unless memory is short)",
     ),
-    Variable("WDS_PART_SIZE", parse_bytes, 4 * MIB, "bytes of one range request; a power of two of at least 64K"),
+    Variable("WDS_PART_SIZE", parse_bytes, 2 * MIB, "bytes of one range request; a power of two of at least 64K"),
     Variable("WDS_CONNECTIONS", _count, 64, "most HTTP connections of one process"),
     Variable("WDS_DIRECT", _flag, True, "0: read HTTP through aiohttp instead of the zero-copy client"),
     Variable("WDS_RETRIES", _count, 8, "attempts without a new byte before a transfer fails"),
@@ -126,8 +130,13 @@ _BY_NAME = {v.name: v for v in VARIABLES}
 _KNOWN_ELSEWHERE = {"WDS_CACHE", "WDS_CACHE_SIZE", "WDS_VERBOSE_CACHE", "WDS_REQUIRE_SERVERS"}
 
 
+_asked: set[str] = set()
+_warned: set[str] = set()
+
+
 def variable(name: str, environ: Mapping[str, str] | None = None) -> str | None:
     """The raw text of environment variable ``name``, None where it is not set."""
+    _asked.add(name)
     return (os.environ if environ is None else environ).get(name)
 
 
@@ -145,11 +154,21 @@ def _value(name: str, environ: Mapping[str, str] | None = None) -> Any:
 def unknown_variables(used: frozenset[str] = frozenset()) -> list[tuple[str, str | None]]:
     """``WDS_*`` names in the environment that mean nothing, each with the nearest known name.
 
-    ``used`` are names that shard specifications refer to: ``${X}`` reads ``WDS_X``.
+    ``used`` are names that shard specifications refer to (``${X}`` reads ``WDS_X``), beside those that were read
+    in this process.
     """
-    known = set(_BY_NAME) | _KNOWN_ELSEWHERE | used
+    known = set(_BY_NAME) | _KNOWN_ELSEWHERE | _asked | used
     strangers = sorted(n for n in os.environ if n.startswith("WDS_") and n not in known)
     return [(n, next(iter(difflib.get_close_matches(n, known, 1)), None)) for n in strangers]
+
+
+def warn_of_unknown_variables() -> None:
+    """Log each ``WDS_*`` name that means nothing, once a process: a misspelt setting has no effect, silently."""
+    for name, nearest in unknown_variables():
+        if name not in _warned:
+            _warned.add(name)
+            hint = f"; did you mean {nearest}?" if nearest else ""
+            logger.warning("%s is set but means nothing%s (`wds-async env` lists what does)", name, hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +214,7 @@ class TransferConfig:
     budget_bytes: int = DEFAULT_BUDGET_BYTES
     """Slab memory of the process. More lets more parts be in flight: throughput from a store is about
     ``budget / (latency + part / rate of one connection)``."""
-    part_bytes: int = 4 * MIB
+    part_bytes: int = 2 * MIB
     """Size of one range request and of one slab; a power of two. Smaller costs requests and CPU, larger
     leaves fewer parts in flight under the same budget."""
     first_part_bytes: int = 128 * KIB

@@ -36,6 +36,14 @@ def test_the_engine_alone(shards: Any) -> None:
     assert outcome.samples == 0
 
 
+@pytest.mark.parametrize("pipeline", ["raw", "bytes"])
+def test_the_budget_is_the_jobs(pipeline: str, shards: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WDS_BUDGET", "99M")
+    urls = [str(path) for path in shards(1, 3)]
+    outcome = measure(Job(urls, pipeline=pipeline, seconds=0, budget_bytes=48 << 20))
+    assert outcome.stats["budget_bytes"] == 48 << 20
+
+
 def test_workers_and_decoding_weigh_the_same(shards: Any) -> None:
     pytest.importorskip("torch")
     urls = [str(path) for path in shards(2, 20)]

@@ -139,6 +139,8 @@ class Origin:
             loop.close()
 
     async def _end_connections(self) -> None:
+        for _ in range(5):  # connections that were accepted just now reach `_accept` some turns later
+            await asyncio.sleep(0)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

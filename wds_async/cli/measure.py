@@ -15,9 +15,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
+from wds_async import config
 from wds_async.cli import usage
 from wds_async.errors import WdsError
 
@@ -252,6 +254,9 @@ _Source = tuple[Iterable[Any], Callable[[], Any]]  # what to iterate, and how to
 
 
 def _ours(job: Job) -> _Source:
+    if job.budget_bytes is not None:
+        # This process is for this job alone: what the environment says about the budget is overruled for all of it.
+        vars(config)["transfer_config"] = partial(config.transfer_config, budget_bytes=job.budget_bytes)
     import wds_async  # noqa: PLC0415 - each process imports what it measures, and no more
 
     if job.pipeline == "bytes":
@@ -267,7 +272,7 @@ def _engine(job: Job) -> _Source:
 
     class Shards:
         def __iter__(self) -> Iterator[memoryview]:
-            with reader.open_shards(job.urls, stats=board.counters()) as opened:
+            with reader.open_shards(job.urls, config=config.transfer_config(), stats=board.counters()) as opened:
                 for stream in opened:
                     while (view := stream.read()) is not None:
                         yield view

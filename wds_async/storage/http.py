@@ -17,7 +17,9 @@ import urllib.parse
 from typing import TYPE_CHECKING
 
 from wds_async.config import proxy_for
+from wds_async.errors import UrlError
 from wds_async.storage.base import Access, Answer, Fault, RefusedAnswer, Request, Stream, Verdict
+from wds_async.urls import redact
 
 if TYPE_CHECKING:
     import aiohttp
@@ -83,8 +85,16 @@ class HttpBackend:
         return self.streamed(request)
 
     def request(self, url: str) -> Request:
-        """The GET for ``url``; userinfo becomes basic authorisation (RFC 7617), fragments are dropped."""
-        parts = urllib.parse.urlsplit(url)
+        """The GET for ``url``; userinfo becomes basic authorisation (RFC 7617), fragments are dropped.
+
+        `UrlError` for a URL without a host or with a port that is none."""
+        try:
+            parts = urllib.parse.urlsplit(url)
+            valid = bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            valid = False
+        if not valid:
+            raise UrlError(f"{redact(url)!r}: a malformed URL; write http://host[:port]/path")
         headers = [("User-Agent", "wds-async"), ("Accept", "*/*"), ("Accept-Encoding", "identity")]
         if parts.username is not None:
             pair = f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"

@@ -175,7 +175,6 @@ class Connection(asyncio.BufferedProtocol):
     async def body(self, into: memoryview) -> None:
         """Receive the next ``len(into)`` bytes of the body; `ConnectionBroken` if it ends before."""
         self.moved_at = self._loop.time()
-        self.moved_at = self._loop.time()
         self._aim(into)
         if self._paused and self._transport is not None and self._broken is None:
             self._paused = False
@@ -186,11 +185,6 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def awaited(self) -> bool:
         """Whether somebody waits for bytes: a stream that is paused for want of memory does not stall."""
-        return self._waiter is not None
-
-    @property
-    def waiting(self) -> bool:
-        """Whether somebody waits for bytes; a body that nobody reads just now does not stall."""
         return self._waiter is not None
 
     def reusable(self) -> bool:

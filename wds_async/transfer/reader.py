@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import time
@@ -19,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
-from wds_async.config import TransferConfig, transfer_config
+from wds_async.config import TransferConfig, settings, transfer_config
 from wds_async.errors import ReaderClosed, WdsError
 from wds_async.storage.registry import Location, locate
 from wds_async.transfer.bridge import Engine
@@ -27,9 +28,11 @@ from wds_async.transfer.pump import Event, Pump
 from wds_async.transfer.slabs import Slab
 from wds_async.transfer.stats import Board, Counters
 from wds_async.transfer.window import Finished, Piece
-from wds_async.urls import local_path
+from wds_async.urls import local_path, redact
 
 __all__ = ["ShardReader", "ShardStream", "open_shards"]
+
+logger = logging.getLogger("wds_async")
 
 _LOOK_EVERY_S = 1.0
 
@@ -84,6 +87,7 @@ class ShardReader(Iterator["ShardStream"]):
         self._finalizer: weakref.finalize[Any, ShardReader] | None = None
         self._returned: list[Slab] = []
         self._taken = 0
+        self._verbose = settings().verbose > 0
         self._opened_at = time.monotonic()
         self._closed = False
 
@@ -164,6 +168,8 @@ class ShardReader(Iterator["ShardStream"]):
                 self._ahead.append(exn)
                 break
             stream = ShardStream(self, info, self._taken)
+            if self._verbose:
+                logger.warning("shard %d: %s", stream.number, redact(stream.url))
             self._taken += 1
             self._ahead.append(stream)
             batch.append((stream.url, stream.located))

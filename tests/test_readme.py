@@ -1,0 +1,77 @@
+"""README.md and the examples say what is true of the code."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import wds_async
+from wds_async import config
+from wds_async.cli import COMMANDS
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_variables_are_those_that_are_read() -> None:
+    inner = README.partition("<!-- variables -->")[2].partition("<!-- /variables -->")[0]
+    rows = [tuple(cell.strip() for cell in line.strip("|").split(" | ")) for line in inner.strip().splitlines()[2:]]
+    assert [(name.strip("`"), meaning) for name, _, meaning in rows] == [
+        (known.name, known.meaning) for known in config.VARIABLES
+    ]
+    defaults = {name.strip("`"): default for name, default, _ in rows}
+    for known in config.VARIABLES:
+        text = defaults[known.name]
+        assert (known.parse(text) if text else "") == (known.default if known.default is not None else "")
+
+
+def test_the_commands_are_those_that_exist() -> None:
+    assert set(re.findall(r"^\| `wds-async (\w+)", README, re.MULTILINE)) == set(COMMANDS)
+    text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## (\w+)$", text, re.MULTILINE) == list(COMMANDS)
+
+
+def test_the_make_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in set(re.findall(r"\bmake (\w+)", README)):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_links_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        assert "://" in target or (ROOT / target).exists(), target
+
+
+def test_the_example_is_ten_lines_of_names_that_exist() -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    tree = ast.parse(block)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "wds":
+            assert hasattr(wds_async, node.attr)
+        elif isinstance(node, ast.Attribute):
+            assert hasattr(wds_async.WebDataset, node.attr)
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+def test_examples_run(example: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(example)],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout
+
+
+def test_the_changelog_knows_this_version() -> None:
+    assert f"## [{wds_async.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
