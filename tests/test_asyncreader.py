@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.servers.behaviour import BEFORE_HEAD
 from wds_async.asyncreader import AsyncReader
 
 RUNNERS: dict[str, Callable[[Any], Any]] = {"asyncio": asyncio.run}
@@ -164,16 +165,45 @@ def test_the_context_waits_for_the_thread() -> None:
     asyncio.run(main())
 
 
+def test_one_item_without_holding_the_iterator() -> None:
+    source = Source(None)
+
+    async def main() -> None:
+        assert await anext(aiter(AsyncReader(source))) == 0
+        assert await asyncio.to_thread(source.closed.wait, 2)
+
+    asyncio.run(main())
+
+
+def test_a_kept_error_keeps_no_thread() -> None:
+    source = Gated()
+    kept = []
+
+    async def main() -> None:
+        try:
+            await asyncio.wait_for(anext(aiter(AsyncReader(source))), 0.01)
+        except TimeoutError as exn:
+            kept.append(exn)  # and its traceback
+        source.gate.release()
+        assert await asyncio.to_thread(source.closed.wait, 2)
+
+    asyncio.run(main())
+
+
 class Gated:
     """Items that come when they are let through."""
 
     def __init__(self) -> None:
         self.gate = threading.Semaphore(0)
+        self.closed = threading.Event()
 
     def __iter__(self) -> Iterator[int]:
-        for i in range(5):
-            self.gate.acquire()
-            yield i
+        try:
+            for i in range(5):
+                self.gate.acquire()
+                yield i
+        finally:
+            self.closed.set()
 
 
 def test_a_cancelled_wait_loses_nothing() -> None:
@@ -187,6 +217,19 @@ def test_a_cancelled_wait_loses_nothing() -> None:
         return [item async for item in items]
 
     assert asyncio.run(main()) == [0, 1, 2, 3, 4]
+
+
+def test_closing_ends_a_read_that_stalls(origin: Any) -> None:
+    url = origin.add("x.tar", b"\0" * 10240)
+    origin.behave(stall_after=BEFORE_HEAD)
+
+    async def main() -> None:
+        async with AsyncReader(url) as reader:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(aiter(reader)), 0.1)
+        assert [t.name for t in threading.enumerate() if t.name == "wds-async-reader"] == []
+
+    asyncio.run(main())
 
 
 def test_the_buffer_is_bounded() -> None:

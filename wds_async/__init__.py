@@ -80,8 +80,7 @@ _HOMES = {
     "handlers": "ignore_and_continue ignore_and_stop reraise_exception warn_and_continue warn_and_stop",
     "loader": "WebLoader",
     "pipeline": "DataPipeline PipelineStage pipelinefilter",
-    "shardlists": "ResampledShards SimpleShardList non_empty resampled single_node_only split_by_node "
-    "split_by_worker",
+    "shardlists": "ResampledShards SimpleShardList non_empty resampled single_node_only split_by_node split_by_worker",
     "tariterators": "tarfile_samples tarfile_to_samples",
     "writer": "ShardWriter TarWriter",
 }

@@ -8,6 +8,7 @@ a wake-up for each (a wake-up costs 40 to 50 µs, an item taken from the buffer 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import weakref
 from collections import deque
@@ -18,7 +19,8 @@ from typing import Any, Self
 
 __all__ = ["AsyncReader"]
 
-_STOP_TIMEOUT_S = 2.0
+_PATIENCE_S = 0.2  # for a thread that decodes; then its dataset is closed, in case it waits for bytes
+_STOP_TIMEOUT_S = 1.8
 _TURN = 32  # items taken in a row before other tasks of the loop get a turn
 
 
@@ -43,25 +45,35 @@ class AsyncReader:
         self._source = source
         self._arguments = arguments
         self._buffer = buffer
-        self._passes: weakref.WeakSet[_Pass] = weakref.WeakSet()
-
-    def _dataset(self) -> Iterable[Any]:
-        if not _is_urls(self._source):
-            iterable: Iterable[Any] = self._source
-            return iterable
-        from wds_async.dataset import WebDataset  # noqa: PLC0415 - brings torch where it is installed
-
-        return WebDataset(self._source, **{"shardshuffle": False, **self._arguments})
+        self._running: dict[_Channel, Any] = {}  # to the dataset, where it is ours to close
 
     def __aiter__(self) -> AsyncIterator[Any]:
-        one = _Pass(self._dataset(), self._buffer, asyncio.get_running_loop())
-        self._passes.add(one)
-        return one
+        channel = _Channel(self._buffer, asyncio.get_running_loop())
+        items = self._source
+        if _is_urls(items):
+            from wds_async.dataset import WebDataset  # noqa: PLC0415 - not loaded for other sources
+
+            items = WebDataset(items, **{"shardshuffle": False, **self._arguments})
+        self._running[channel] = items if items is not self._source else None
+        channel.ended.add_done_callback(lambda _: self._running.pop(channel, None))
+        return _Pass(items, channel)
 
     async def aclose(self) -> None:
-        """Stop every pass that is open and wait until its thread has ended (at most two seconds)."""
-        for one in list(self._passes):
-            await one.aclose()
+        """Stop every pass and wait until its thread has ended (at most two seconds, where a dataset of the
+        caller's own blocks it)."""
+        running = dict(self._running)
+        for channel in running:
+            channel.stop()
+        if not running:
+            return
+        ended = [channel.ended for channel in running]
+        await asyncio.wait(ended, timeout=_PATIENCE_S)
+        for channel, dataset in running.items():
+            if dataset is not None and not channel.ended.done():
+                # It waits for bytes. What it raises where it is interrupted, nobody is there to see.
+                with contextlib.suppress(Exception):
+                    await asyncio.to_thread(dataset.close)
+        await asyncio.wait(ended, timeout=_STOP_TIMEOUT_S)
 
     async def __aenter__(self) -> Self:
         return self
@@ -90,14 +102,11 @@ class _Pass(AsyncIterator[Any]):
         # The thread knows the channel only, never the pass, whose end it would otherwise put off.
         threading.Thread(target=_produce, args=(items, self._channel), name="wds-async-reader", daemon=True).start()
 
-    def __anext__(self) -> Any:
-        # A coroutine over the channel alone: a CancelledError whose traceback is kept does not keep the pass.
-        return _take(self._channel)
-
-    async def aclose(self) -> None:
-        """Stop the thread and wait for its end."""
-        self._channel.stop()
-        await asyncio.wait([self._channel.ended], timeout=_STOP_TIMEOUT_S)
+    async def __anext__(self) -> Any:
+        try:
+            return await self._channel.take()
+        finally:
+            del self  # a CancelledError whose traceback is kept somewhere must not keep the pass, and its thread
 
 
 class _Channel:
@@ -124,6 +133,25 @@ class _Channel:
             self.ready.append(item)
             wake = self._waiting()
         return wake is None or self._call(_resolve, wake)
+
+    async def take(self) -> Any:
+        """The next item, or the end raised."""
+        self.taken += 1
+        if self.taken % _TURN == 0:
+            await asyncio.sleep(0)
+        while True:
+            with self.changed:
+                if self.ready:
+                    item = self.ready.popleft()
+                    # Half a buffer at a time, so that the thread is not woken for every item.
+                    if len(self.ready) == self.capacity // 2:
+                        self.changed.notify()
+                    return item
+                if self.end is not None:
+                    raise self.end
+                # The waiter is a signal and carries no item: a cancelled wait loses nothing.
+                waiter = self.waiter = self.loop.create_future()
+            await waiter
 
     def finish(self, end: BaseException) -> None:
         """The stream is over: ``end`` is raised once what is ready has been taken, and ever after."""
@@ -158,25 +186,6 @@ class _Channel:
 def _resolve(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
-
-
-async def _take(channel: _Channel) -> Any:
-    channel.taken += 1
-    if channel.taken % _TURN == 0:
-        await asyncio.sleep(0)
-    while True:
-        with channel.changed:
-            if channel.ready:
-                item = channel.ready.popleft()
-                # Half a buffer at a time, so that the thread is not woken for every item.
-                if len(channel.ready) == channel.capacity // 2:
-                    channel.changed.notify()
-                return item
-            if channel.end is not None:
-                raise channel.end
-            # The waiter is a signal and carries no item: a cancelled wait loses nothing.
-            waiter = channel.waiter = channel.loop.create_future()
-        await waiter
 
 
 def _produce(items: Iterable[Any], channel: _Channel) -> None:

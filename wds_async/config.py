@@ -236,9 +236,7 @@ class TransferConfig:
 
     def __post_init__(self) -> None:
         if self.part_bytes < 64 * KIB or self.part_bytes & (self.part_bytes - 1):
-            raise ConfigError(
-                f"part size {self.part_bytes}: must be a power of two of at least 65536 (WDS_PART_SIZE)"
-            )
+            raise ConfigError(f"part size {self.part_bytes}: must be a power of two of at least 65536 (WDS_PART_SIZE)")
         if self.budget_bytes < 4 * self.part_bytes:
             raise ConfigError(
                 f"budget of {self.budget_bytes} bytes holds fewer than four parts of {self.part_bytes} bytes: "

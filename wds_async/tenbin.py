@@ -80,9 +80,7 @@ def read(stream: IO[bytes], n: int = sys.maxsize, infos: Infos = False) -> Any:
     return _arrays(chunks, infos)
 
 
-def save(
-    fname: str | os.PathLike[str], *args: Any, infos: Sequence[str] | None = None, nocheck: bool = False
-) -> None:
+def save(fname: str | os.PathLike[str], *args: Any, infos: Sequence[str] | None = None, nocheck: bool = False) -> None:
     """Write the arrays ``args`` to the file ``fname``, which must end in ``.ten`` unless ``nocheck``."""
     _check_name(fname, nocheck)
     with open(fname, "wb") as stream:

@@ -31,7 +31,9 @@ def shard(path: Path, count: int) -> str:
 def test_it_learns_and_tells_how_it_goes(tmp_path: Path) -> None:
     urls = [shard(tmp_path / f"{i}.tar", 200) for i in range(2)]
     states: list[State] = []
-    course, stats = train(urls, [shard(tmp_path / "test.tar", 50)], epochs=3, workers=2, show=states.append, batch=16)
+    course, stats = train(
+        urls, [shard(tmp_path / "test.tar", 50)], epochs=3, workers=2, sample_bytes=1e3, show=states.append, batch=16
+    )
     # 2 workers, 200 samples each, 12 whole batches of 16
     assert [seen for seen, _ in course.tests] == [384, 768, 1152]
     assert course.tests[-1][1] > 0.5

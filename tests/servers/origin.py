@@ -134,13 +134,15 @@ class Origin:
         try:
             loop.run_forever()
         finally:
+            # A connection accepted just now reaches `_accept` some turns later, and needs the server until then.
+            loop.remove_reader(listening.fileno())
+            for _ in range(5):
+                loop.run_until_complete(asyncio.sleep(0))
             server.close()
             loop.run_until_complete(self._end_connections())
             loop.close()
 
     async def _end_connections(self) -> None:
-        for _ in range(5):  # connections that were accepted just now reach `_accept` some turns later
-            await asyncio.sleep(0)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

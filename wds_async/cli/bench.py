@@ -130,7 +130,8 @@ def _view(job: Job, now: Moment | None, before: Moment | None) -> Table:
         full = min(1.0, now.window_bytes / now.budget_bytes)
         bar = "━" * round(24 * full) + "[dim]" + "─" * (24 - round(24 * full)) + "[/]"
         grid.add_row("window", f"{bar} {shards.human(now.window_bytes)} of {shards.human(now.budget_bytes)}")
-        grid.add_row("connections", str(now.connections))
+    if now.connections:
+        grid.add_row("connections", f"{now.connections:.0f}")
     grid.add_row("time", f"{now.at_s:.1f} s" + (f" of {job.seconds:.0f} s" if job.seconds else ""))
     return grid
 

@@ -98,7 +98,8 @@ def _train(
             )
             bar.update(task, completed=state.samples, info=info)
 
-        course, stats = train(*urls, epochs=epochs, workers=workers, show=show)
+        weight = data.bytes / (data.train_images + data.test_images)
+        course, stats = train(*urls, epochs=epochs, workers=workers, sample_bytes=weight, show=show)
     seen, accuracy = course.tests[-1]
     console.print(
         f"[bold]3 · Train[/]  {seen:,} images in {time.monotonic() - began:.0f} s with {workers} workers, "
@@ -114,9 +115,7 @@ def _compare(urls: list[str], seconds: float, console: Console) -> list[Outcome]
         job = Job(urls, library=library, seconds=seconds)
         with bench.watched(job) as watch:
             outcomes.append(measure(job, watch))
-    console.print(
-        f"[bold]4 · Compare[/]  undecoded samples of the same shards, {seconds:.0f} s each:", highlight=False
-    )
+    console.print(f"[bold]4 · Compare[/]  undecoded samples of the same shards, {seconds:.0f} s each:", highlight=False)
     console.print(bench.table(outcomes))
     return outcomes
 

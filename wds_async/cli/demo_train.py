@@ -34,10 +34,14 @@ def train(
     *,
     epochs: int,
     workers: int,
+    sample_bytes: float,
     show: Callable[[State], None],
     batch: int = 64,
 ) -> tuple[Course, Any]:
-    """Train, test after each epoch; gives the course of it and the reader's statistics over all workers."""
+    """Train, test after each epoch; gives the course of it and the reader's statistics over all workers.
+
+    ``sample_bytes`` is what a sample takes in its shard, for the rate at which bytes are trained on.
+    """
     try:
         import torch  # noqa: PLC0415 - in the extra "demo"
     except ModuleNotFoundError as exn:
@@ -53,7 +57,7 @@ def train(
     )
     model = _model(torch)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01)
-    meter = _Meter(dataset.statistics)
+    meter = _Meter(dataset.statistics, sample_bytes)
     losses: list[tuple[int, float]] = []
     tests: list[tuple[int, float]] = []
     with meter:
@@ -111,10 +115,11 @@ def _test(torch: Any, wds: Any, model: Any, urls: list[str]) -> float:
 class _Meter:
     """Samples counted by the training, bytes by the readers of all workers, sampled by a thread."""
 
-    def __init__(self, statistics: Callable[[], Any]) -> None:
+    def __init__(self, statistics: Callable[[], Any], sample_bytes: float) -> None:
         self.samples = 0
         self.rates: list[tuple[float, float, float]] = []
         self._statistics = statistics
+        self._sample_bytes = sample_bytes
         self._done = threading.Event()
         self._start = time.monotonic()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -132,9 +137,8 @@ class _Meter:
         while not self._done.wait(_TICK_S):
             now, stats, samples = time.monotonic(), self._statistics(), self.samples
             span = now - then
-            weight = stats.bytes / max(1, stats.samples)  # of a mean sample
             read = (stats.bytes - before.bytes) / span
-            self.rates.append((now - self._start, read, (samples - trained) * weight / span))
+            self.rates.append((now - self._start, read, (samples - trained) * self._sample_bytes / span))
             then, before, trained = now, stats, samples
 
     def count(self, samples: int) -> int:

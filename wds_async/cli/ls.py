@@ -46,9 +46,7 @@ def _samples(found: list[str]) -> Iterator[dict[str, Any]]:
 
 def _line(row: dict[str, Any]) -> str:
     if "key" in row:
-        what = "  ".join(
-            f"{click.style(name, fg='cyan')} {shards.human(size)}" for name, size in row["fields"].items()
-        )
+        what = "  ".join(f"{click.style(name, fg='cyan')} {shards.human(size)}" for name, size in row["fields"].items())
         name = row["key"]
     else:
         what, name = shards.human(row["bytes"]), row["name"]

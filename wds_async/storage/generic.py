@@ -6,6 +6,8 @@ to another loop, or to the parent of a fork.
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -13,10 +15,13 @@ from wds_async.errors import MissingExtra, UrlError
 from wds_async.storage.base import Access, Answer, Fault, Request, Stream, Verdict
 from wds_async.storage.http import explain_exception
 from wds_async.storage.local import explain_os_error
+from wds_async.urls import redact
 
-__all__ = ["EXTRAS", "GenericBackend", "known_protocol"]
+__all__ = ["EXTRAS", "GenericBackend", "known_protocol", "reads_local_files"]
 
 Call = Callable[..., Awaitable[Any]]
+
+_LOCAL = frozenset({"", "file", "local", "git"})
 
 EXTRAS = {
     "s3": "s3",
@@ -29,6 +34,11 @@ EXTRAS = {
     "adl": "azure",
 }
 """The extra that brings the filesystem of a scheme."""
+
+
+def reads_local_files(url: str) -> bool:
+    """Whether a URL for fsspec ends at this machine's files."""
+    return not _LOCAL.isdisjoint(_protocols(url))
 
 
 def known_protocol(scheme: str) -> bool:
@@ -44,19 +54,21 @@ class GenericBackend:
     def __init__(self, call: Call) -> None:
         self._call = call
         self._filesystems: dict[str, Any] = {}
+        self._turns: dict[int, _Turn] = {}
 
     async def access(self, url: str) -> Access:
         filesystem, path = await self._locate(url)
+        turn = self._turns.setdefault(id(filesystem), _Turn(self._call))
         if _is_async(filesystem):
             info = await filesystem._info(path)
         else:
-            info = await self._call(filesystem.info, path)
+            info = await turn.take(filesystem.info, path)
         if info.get("type") == "directory":
             raise IsADirectoryError(path)
         size = info.get("size")
         if size is None:
-            raise UrlError(f"{url}: its filesystem does not tell its size; copy it to a store that does")
-        return _FsspecRanges(self._call, filesystem, path, int(size), _identity(info))
+            raise UrlError(f"{redact(url)}: its filesystem does not tell its size; copy it to a store that does")
+        return _FsspecRanges(turn, filesystem, path, int(size), _identity(info))
 
     def streamed(self, request: Request) -> Stream:
         raise TypeError("an fsspec object is not requested")
@@ -79,45 +91,42 @@ class GenericBackend:
         self._filesystems.clear()
 
     async def _locate(self, url: str) -> tuple[Any, str]:
-        protocol = url.partition("://")[0]
-        key = url.rpartition("::")[0] + "::" + protocol
-        if key not in self._filesystems:
-            self._filesystems[key] = await self._call(_make, url, protocol)
-        filesystem = self._filesystems[key]
+        filesystem, path = await self._call(self._find, url)
         if _is_async(filesystem) and hasattr(filesystem, "set_session"):
             await filesystem.set_session()
-        path = await self._call(_path, filesystem, url)
         return filesystem, path
+
+    def _find(self, url: str) -> tuple[Any, str]:
+        import fsspec  # noqa: PLC0415 - slow, and often not needed
+
+        try:
+            if "::" in url:  # fsspec keeps the instances of chains, by all their arguments
+                filesystem, path = fsspec.core.url_to_fs(url)
+                return filesystem, str(path)
+            protocol = _protocols(url)[0]
+            cls = fsspec.get_filesystem_class(protocol)
+            options = cls._get_kwargs_from_urls(url)  # host and user, where the URL names them
+            key = f"{protocol} {sorted(options.items())}"
+            if key not in self._filesystems:
+                if getattr(cls, "async_impl", False):
+                    options |= {"asynchronous": True, "skip_instance_cache": True}
+                self._filesystems.setdefault(key, cls(**options))
+            return self._filesystems[key], str(cls._strip_protocol(url))
+        except ImportError as exn:
+            extra = next((EXTRAS[name] for name in _protocols(url) if name in EXTRAS), None)
+            if extra is None:
+                raise MissingExtra(f"{redact(url)} needs a package that is not installed: {exn}") from exn
+            raise MissingExtra(f'{redact(url)} needs: pip install "wds-async[{extra}]"') from exn
+
+
+def _protocols(url: str) -> list[str]:
+    """The protocol of each link of an fsspec chain; "" for a path."""
+    links = url.split("::")
+    return [link.partition("://")[0] if "://" in link or link is not links[-1] else "" for link in links]
 
 
 def _is_async(filesystem: Any) -> bool:
     return bool(getattr(filesystem, "async_impl", False) and getattr(filesystem, "asynchronous", False))
-
-
-def _make(url: str, protocol: str) -> Any:
-    import fsspec  # noqa: PLC0415 - slow, and often not needed
-
-    try:
-        if "::" in url:
-            return fsspec.core.url_to_fs(url)[0]
-        cls = fsspec.get_filesystem_class(protocol)
-        options = cls._get_kwargs_from_urls(url)
-        if getattr(cls, "async_impl", False):
-            return cls(asynchronous=True, skip_instance_cache=True, **options)
-        return cls(**options)
-    except ImportError as exn:
-        extra = EXTRAS.get(protocol)
-        if extra is None:
-            raise MissingExtra(f"{protocol}:// needs a package that is not installed: {exn}") from exn
-        raise MissingExtra(f'{protocol}:// needs: pip install "wds-async[{extra}]"') from exn
-
-
-def _path(filesystem: Any, url: str) -> str:
-    if "::" in url:
-        import fsspec  # noqa: PLC0415
-
-        return str(fsspec.core.url_to_fs(url)[1])
-    return str(filesystem._strip_protocol(url))
 
 
 def _identity(info: dict[str, Any]) -> str:
@@ -127,9 +136,27 @@ def _identity(info: dict[str, Any]) -> str:
     return f"{info.get('size')} bytes"
 
 
-class _FsspecRanges:
-    def __init__(self, call: Call, filesystem: Any, path: str, size: int, identity: str) -> None:
+class _Turn:
+    """One call at a time: blocking filesystems promise nothing for threads. ``ftp`` has one connection, and
+    ``simplecache`` shows a file to all while it is still being written."""
+
+    def __init__(self, call: Call) -> None:
         self._call = call
+        self._queue = asyncio.Lock()
+        self._running = threading.Lock()  # a call that was cancelled goes on in its thread
+
+    async def take(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        async with self._queue:
+            return await self._call(self._run, function, args, kwargs)
+
+    def _run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with self._running:
+            return function(*args, **kwargs)
+
+
+class _FsspecRanges:
+    def __init__(self, turn: _Turn, filesystem: Any, path: str, size: int, identity: str) -> None:
+        self._turn = turn
         self._filesystem = filesystem
         self._path = path
         self.size = size
@@ -139,5 +166,5 @@ class _FsspecRanges:
         if _is_async(self._filesystem):
             data = await self._filesystem._cat_file(self._path, start=start, end=stop)
         else:
-            data = await self._call(self._filesystem.cat_file, self._path, start=start, end=stop)
+            data = await self._turn.take(self._filesystem.cat_file, self._path, start=start, end=stop)
         return bytes(data) if not isinstance(data, bytes) else data

@@ -30,9 +30,7 @@ def explain_os_error(exn: BaseException) -> Fault:
     if isinstance(exn, PermissionError):
         return Fault(Verdict.DENIED, text, "Check the file's permissions.")
     if isinstance(exn, IsADirectoryError):
-        return Fault(
-            Verdict.FATAL, "this is a directory, not a shard", "End its name with / to read the shards in it."
-        )
+        return Fault(Verdict.FATAL, "this is a directory, not a shard", "End its name with / to read the shards in it.")
     if isinstance(exn, OSError) and exn.errno in _AGAIN:
         return Fault(Verdict.TRANSIENT, text, "Check the disk or the file server.")
     return Fault(Verdict.FATAL, f"{type(exn).__name__}: {text}")
@@ -51,7 +49,9 @@ class LocalBackend:
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         if not stat.S_ISREG(status.st_mode):  # a FIFO, /dev/stdin, a process substitution
-            return FdStream(self._call, lambda: os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0)))
+            # Without O_NONBLOCK the open of a FIFO would hold a thread until somebody writes.
+            flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
+            return FdStream(self._call, lambda: os.open(path, flags))
         return LocalFile(path, status.st_size, file_identity(status))
 
     def streamed(self, request: Request) -> Stream:

@@ -6,11 +6,14 @@ this one is consumed; leaving early kills the command and whatever it started.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -24,6 +27,7 @@ Call = Callable[..., Awaitable[Any]]
 # A pipe of this size wakes the reading thread once a megabyte (Linux; the default is 64 KiB).
 _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
+_LOOK_EVERY_MS = 500
 
 
 class CommandFailed(Exception):
@@ -38,27 +42,76 @@ class FdStream:
     def __init__(self, call: Call, opener: Callable[[], int]) -> None:
         self._call = call
         self._opener = opener
+        self._opening: asyncio.Future[int] | None = None
         self._fd = -1
 
     async def open(self) -> str:
-        self._fd = await self._call(self._opener)
+        self._opening = asyncio.ensure_future(self._call(self._opener))
+        self._fd = await asyncio.shield(self._opening)
         return ""
 
     async def readinto(self, into: memoryview) -> int:
-        return int(await self._call(_read_fd, self._fd, into))
+        return await _read_fd(self._call, self._fd, into)
 
     async def close(self) -> None:
-        if self._fd > 2:  # standard input stays open: it is not ours
-            os.close(self._fd)
+        opening, self._opening = self._opening, None
+        if opening is not None:
+            with contextlib.suppress(Exception):  # `open` raised it
+                fd = await opening
+                if fd > 2:  # standard input stays open: it is not ours
+                    os.close(fd)
         self._fd = -1
 
 
-def _read_fd(fd: int, into: memoryview) -> int:
-    if hasattr(os, "readv"):
-        return os.readv(fd, [into])
-    data = os.read(fd, len(into))
-    into[: len(data)] = data
-    return len(data)
+class _Reading:
+    """One read on a thread, which may be given up: then it writes to the memory no more, and soon ends.
+
+    A thread that is blocked in ``read`` could write at any later time, when the slab has another owner.
+    """
+
+    def __init__(self, fd: int, into: memoryview) -> None:
+        self._fd = fd
+        self._into = into
+        self._lock = threading.Lock()
+        self._given_up = False
+
+    def run(self) -> int:
+        data = None
+        while not self._given_up:
+            if not hasattr(select, "poll"):  # Windows: read first, and see then whether it is still wanted
+                data = os.read(self._fd, len(self._into))
+            elif not _readable(self._fd):
+                continue
+            with self._lock, contextlib.suppress(BlockingIOError):
+                if not self._given_up:
+                    return self._take(data)
+        return 0
+
+    def give_up(self) -> None:
+        with self._lock:
+            self._given_up = True
+
+    def _take(self, data: bytes | None) -> int:
+        if data is None:
+            return os.readv(self._fd, [self._into])
+        self._into[: len(data)] = data
+        return len(data)
+
+
+def _readable(fd: int) -> bool:
+    """Whether a read would not block; waits for that a while."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(_LOOK_EVERY_MS))
+
+
+async def _read_fd(call: Call, fd: int, into: memoryview) -> int:
+    reading = _Reading(fd, into)
+    try:
+        return int(await call(reading.run))
+    except asyncio.CancelledError:
+        reading.give_up()
+        raise
 
 
 class _CommandStream:
@@ -67,16 +120,18 @@ class _CommandStream:
     def __init__(self, call: Call, command: str) -> None:
         self._call = call
         self._command = command
+        self._starting: asyncio.Future[subprocess.Popen[bytes]] | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
     async def open(self) -> str:
-        self._process = await self._call(_start, self._command)
+        self._starting = asyncio.ensure_future(self._call(_start, self._command))
+        self._process = await asyncio.shield(self._starting)
         return ""
 
     async def readinto(self, into: memoryview) -> int:
         assert self._process is not None
         assert self._process.stdout is not None
-        count = int(await self._call(_read_fd, self._process.stdout.fileno(), into))
+        count = await _read_fd(self._call, self._process.stdout.fileno(), into)
         if count == 0:
             status = await self._call(self._process.wait)
             if status:
@@ -84,10 +139,12 @@ class _CommandStream:
         return count
 
     async def close(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            _kill(process)
-            await self._call(_reap, process)
+        starting, self._starting, self._process = self._starting, None, None
+        if starting is not None:
+            with contextlib.suppress(Exception):  # `open` raised it
+                process = await starting
+                _kill(process)
+                await self._call(_reap, process)
 
 
 def _start(command: str) -> subprocess.Popen[bytes]:

@@ -10,7 +10,7 @@ from typing import Any
 from wds_async.config import settings
 from wds_async.errors import UnsafeContent, UrlError
 from wds_async.storage.base import Backend
-from wds_async.storage.generic import GenericBackend, known_protocol
+from wds_async.storage.generic import GenericBackend, known_protocol, reads_local_files
 from wds_async.storage.http import HttpBackend
 from wds_async.storage.local import LocalBackend
 from wds_async.storage.pipe import PipeBackend, StdinBackend
@@ -64,7 +64,7 @@ def locate(url: str) -> Location:
             f"{redact(url)}: unknown scheme {name!r}. Known are local paths, file:, http:, https:, pipe:, - and "
             "every protocol of fsspec (s3, gs, az, hf, sftp, …)."
         )
-    check_allowed(kind)
+    check_allowed("local" if kind == "generic" and reads_local_files(target) else kind)
     return Location(url, target, kind)
 
 

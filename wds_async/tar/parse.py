@@ -298,9 +298,7 @@ class _Extra:
 def _data(source: Source, size: int, name: str, offset: int) -> bytes:
     data = source.take(size)
     if len(data) < size:
-        where = (
-            f"inside member {_shown(name)} (header at byte {offset}): {size} bytes of data wanted, {len(data)} got"
-        )
+        where = f"inside member {_shown(name)} (header at byte {offset}): {size} bytes of data wanted, {len(data)} got"
         raise _truncated(source.shown, source.offset, where)
     return data
 

@@ -26,6 +26,7 @@ from wds_async.transfer.threads import BlockingThreads
 __all__ = ["Engine", "new_event_loop"]
 
 _STOP_WITHIN_S = 2.0
+_LOCK_WITHIN_S = 0.05
 _DEFAULT_SWITCH_INTERVAL_S = 0.005
 _WATCH_EVERY_S = 1.0
 
@@ -101,13 +102,19 @@ class Engine:
         global _current
         if self in _inherited:
             return
-        with _lock:
+        # A garbage collection within `acquire` may end up here, on the thread that holds the lock.
+        if not _lock.acquire(timeout=_LOCK_WITHIN_S):
+            self.submit(self.release, pump)
+            return
+        try:
             if pump not in self._pumps:
                 return
             self._pumps.discard(pump)
             last = not self._pumps
             if last and _current is self:
                 _current = None
+        finally:
+            _lock.release()
         self._schedule(pump.close() if not last else self._shut_down(pump))
         if last and threading.current_thread() is not self._thread:
             self._thread.join(_STOP_WITHIN_S)
@@ -125,8 +132,7 @@ class Engine:
             self._loop.run_forever()
         finally:
             watch.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                self._loop.run_until_complete(watch)
+            self._loop.run_until_complete(_end_tasks())
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             asyncio.set_event_loop(None)
             self._loop.close()
@@ -160,6 +166,14 @@ class Engine:
                 sys.setswitchinterval(self._switch_interval_s)
             await asyncio.sleep(0)  # aborted transports report their end in the next round
             self._loop.stop()
+
+
+async def _end_tasks() -> None:
+    """Cancel what still waits, for instance for a file server that does not answer."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.wait_for(asyncio.gather(*left, return_exceptions=True), _STOP_WITHIN_S * 0.1)
 
 
 def _stop_at_exit() -> None:

@@ -6,6 +6,7 @@ that the first answer pinned must be that of each further one (RFC 9110 §13, §
 
 from __future__ import annotations
 
+import asyncio
 import urllib.parse
 from collections.abc import Callable
 from dataclasses import replace
@@ -57,11 +58,16 @@ def follow(request: Request, location: str) -> Request:
 
 
 async def get_part(
-    pool: ConnectionPool, request: Request, part: Part, learn: Callable[[Part, int, str, str], None]
+    pool: ConnectionPool,
+    request: Request,
+    part: Part,
+    learn: Callable[[Part, int, str, str], None],
+    observe: Callable[[int, float, float], None],
 ) -> None:
     """Fill ``part`` from where it stands. ``learn(part, size, identity, etag)`` is told what the answer says of the
-    object, before a byte of it is taken. ``part.filled`` counts what arrived, also when this raises."""
-    answer = _PartAnswer(part, learn)
+    object, before a byte of it is taken. ``part.filled`` counts what arrived, also when this raises;
+    ``observe(bytes, seconds, now)`` is told how long a good answer took."""
+    answer, clock = _PartAnswer(part, learn), asyncio.get_running_loop().time
     start = part.start + part.filled
     headers = [*request.headers, ("Range", f"bytes={start}-{part.stop - 1}")]
     etag = part.shard.notes.etag
@@ -71,6 +77,7 @@ async def get_part(
     origin = Origin.of(request.url)
     for fresh in (False, True):
         async with pool.connection(origin, fresh=fresh) as connection:
+            asked_at = clock()
             try:
                 head = await connection.exchange(raw, answer.accept)
             except ConnectionBroken:
@@ -82,6 +89,8 @@ async def get_part(
             finally:
                 if answer.into_slab:
                     part.filled += connection.received
+            if answer.into_slab:
+                observe(connection.received, clock() - asked_at, clock())
             if not head.keep_alive or not answer.framed:
                 connection.abort()
         answer.finish(head)
@@ -108,9 +117,7 @@ class _PartAnswer:
         if head.status == 416 and (span := head.content_range()) is not None and span[2] is not None:
             self.learn(self.part, span[2], "", "")  # a 416 need not carry the validators (RFC 9110 §15.5.17)
             if self.part.start < span[2]:
-                raise WrongAnswer(
-                    f"the server says that byte {self.part.start} lies behind the end ({span[2]} bytes)"
-                )
+                raise WrongAnswer(f"the server says that byte {self.part.start} lies behind the end ({span[2]} bytes)")
         return self._accept_other(head)
 
     def finish(self, head: Head) -> None:

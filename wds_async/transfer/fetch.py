@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from wds_async.config import TransferConfig
 from wds_async.errors import WdsError
@@ -192,6 +193,7 @@ class Fetcher:
             notes.file = FileReader(file)
         view = part.slab.view[: part.stop - part.start]
         job = asyncio.ensure_future(self._threads.call(notes.file.read, view, part.start))
+        job.add_done_callback(_retrieved)
         try:
             await asyncio.shield(job)
         except asyncio.CancelledError:
@@ -214,7 +216,7 @@ class Fetcher:
             before = part.filled
             self._counters.add("requests")
             try:
-                await get_part(self._pool, request, part, self._learn)
+                await get_part(self._pool, request, part, self._learn, self._window.concurrency.observe)
             except Redirected as moved:
                 request = follow(request, moved.location)
                 if access.keeps_redirect:
@@ -282,7 +284,7 @@ class Fetcher:
             self.answering = None
 
 
-def _retrieved(future: asyncio.Future[Access]) -> None:
-    """An access that nobody waits for any more may fail: that is not worth a line in the log."""
+def _retrieved(future: asyncio.Future[Any]) -> None:
+    """An access or read that nobody waits for any more may fail: that is not worth a line in the log."""
     if not future.cancelled():
         future.exception()

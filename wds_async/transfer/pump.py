@@ -43,6 +43,7 @@ class Pump:
         self._counters = counters
         self._emit = emit
         self._tasks: dict[Part, asyncio.Task[None]] = {}
+        self._begun: set[Part] = set()
         self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
         self._kicking = False
@@ -106,7 +107,8 @@ class Pump:
         if self._closed:
             return
         self._closed = True
-        self.window.close()  # each task that it cancels cleans up after its shard
+        for shard in self.window.close():
+            self._clean(shard)  # at once, or by the last of its tasks, which were cancelled
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         await asyncio.gather(*self._closing, return_exceptions=True)
         self._pool.readers -= 1
@@ -114,8 +116,9 @@ class Pump:
 
     async def _fetch(self, part: Part) -> None:
         last = False
+        self._begun.add(part)
         try:
-            last = await self._fetcher.fetch(part)
+            last = not part.dropped and await self._fetcher.fetch(part)
         except asyncio.CancelledError:
             if not part.dropped:
                 part.error = WdsError(f"{part.shard.url}: the read was cancelled")
@@ -123,6 +126,7 @@ class Pump:
             part.error = exn
         finally:
             del self._tasks[part]
+            self._begun.discard(part)
             self.window.landed(part, last=last)
             if part.shard.gone:
                 self._clean(part.shard)
@@ -145,8 +149,9 @@ class Pump:
                 task.add_done_callback(self._closing.discard)
 
     def _cancel(self, part: Part) -> None:
-        # A part that is judging its own answer ends by itself, and keeps its connection.
-        if part is not self._fetcher.answering and part in self._tasks:
+        # A part that is judging its own answer ends by itself, and keeps its connection. One that has not begun sees
+        # that it was dropped; a task that is cancelled before its first step never runs, and would never land.
+        if part is not self._fetcher.answering and part in self._begun:
             self._tasks[part].cancel()
 
 

@@ -221,13 +221,13 @@ class ShardStream:
         self.info: dict[str, Any] = {"url": info} if isinstance(info, str) else dict(info)
         self.url: str = os.fspath(self.info["url"])
         self.located: Location | WdsError
+        self.local_path: str | None = None
         try:
             self.located = locate(self.url)
+            if self.located.kind == "local":
+                self.local_path = local_path(self.located.target)
         except WdsError as exn:
             self.located = exn
-        self.local_path: str | None = None
-        if isinstance(self.located, Location) and self.located.kind == "local":
-            self.local_path = local_path(self.located.target)
         self._reader = reader
         self._slab: Slab | None = None
         self._piece: memoryview | None = None

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from wds_async.config import TransferConfig
+from wds_async.transfer.control import Concurrency
 from wds_async.transfer.slabs import Slab, SlabPool, slab_bytes
 
 __all__ = ["End", "Finished", "Part", "Piece", "Shard", "Window"]
@@ -101,6 +102,7 @@ class Window:
         cancel: Callable[[Part], None],
     ) -> None:
         self.config = config
+        self.concurrency = Concurrency(config.connections)
         self.held_bytes = 0
         self.peak_bytes = 0
         self.flying = 0
@@ -148,9 +150,10 @@ class Window:
             self._drop_parts(shard)
             shard.finished = shard.streamed = True
 
-    def close(self) -> None:
-        """Drop everything; nothing is emitted any more."""
-        for shard in list(self._shards.values()):
+    def close(self) -> list[Shard]:
+        """Drop everything; nothing is emitted any more. Returns the shards that were not over."""
+        shards = list(self._shards.values())
+        for shard in shards:
             self._drop_parts(shard)
             shard.gone = True
         self._shards.clear()
@@ -158,6 +161,7 @@ class Window:
         self._source_ended = False
         for slab in list(self._handed):
             self._free(slab)
+        return shards
 
     # What fetching reports
 
@@ -262,7 +266,7 @@ class Window:
             # An eighth more than the median for a first part: shards of one data set differ a little.
             rest = self._guess - shard.planned if shard.planned else max(1, self._guess + self._guess // 8)
         else:
-            rest = _UNKNOWN_PART_BYTES if shard.planned == 0 else 0
+            rest = _UNKNOWN_PART_BYTES - shard.planned
         return slab_bytes(min(rest, most), most) if rest > 0 else 0
 
     def _may_start(self, shard: Shard, size: int, *, head: bool) -> bool:
@@ -282,7 +286,7 @@ class Window:
             return shard.number - next(iter(self._shards)) < self.config.open_streams
         if shard.size is None and self._guess is None and self.held_bytes + size > self._pool.budget_bytes // 4:
             return False
-        return self.flying < max(1, self.config.connections // readers)
+        return self.flying < max(1, self.concurrency.limit // readers)
 
     def _start(self, shard: Shard, slab: Slab) -> Part:
         stop = shard.planned + slab.size

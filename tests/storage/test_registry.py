@@ -1,0 +1,112 @@
+"""Which backend reads a URL, and what the security rules forbid."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+
+from tests.servers import Origin
+from tests.transfer.reading import bytes_of, outcomes
+from wds_async.errors import UnsafeContent, UrlError
+from wds_async.storage.http import HttpBackend
+from wds_async.storage.local import LocalBackend
+from wds_async.storage.registry import Backends, check_allowed, locate
+
+
+@pytest.mark.parametrize(
+    ("url", "kind"),
+    [
+        ("x.tar", "local"),
+        ("/a/x.tar", "local"),
+        ("file:///a/x.tar", "local"),
+        ("C:/x.tar", "local"),
+        ("-", "stdin"),
+        ("pipe:cat x", "pipe"),
+        ("http://h/x", "http"),
+        ("HTTPS://h/x", "http"),
+        ("s3://b/x", "generic"),
+        ("memory://x", "generic"),
+        ("simplecache::http://h/x", "generic"),
+    ],
+)
+def test_kinds(url: str, kind: str) -> None:
+    location = locate(url)
+    assert (location.kind, location.url) == (kind, url)
+
+
+def test_an_unknown_scheme_is_named_without_secrets() -> None:
+    with pytest.raises(UrlError, match="unknown scheme 'nosuch'") as caught:
+        locate("nosuch://user:SECRET@h/x.tar")
+    assert "SECRET" not in str(caught.value)
+    (_, error), *_ = outcomes(["nosuch://x", "/nonexistent"])
+    assert isinstance(error, UrlError)
+
+
+def test_rewriting_keeps_the_users_url(origin: Origin, monkeypatch: pytest.MonkeyPatch) -> None:
+    origin.add("x.tar", b"x")
+    monkeypatch.setenv("WDS_REWRITE", f"made-up://b/={origin.base}/")
+    location = locate("made-up://b/x.tar")
+    assert (location.url, location.kind) == ("made-up://b/x.tar", "http")
+    assert bytes_of(["made-up://b/x.tar"]) == [b"x"]
+    ((_, error),) = outcomes(["made-up://b/none.tar"])
+    assert "made-up://b/none.tar at byte 0" in str(error)
+
+
+def test_a_malformed_rule_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WDS_REWRITE", "([=x")
+    ((_, error),) = outcomes(["x.tar"])
+    assert error is not None
+    assert "rewrite rule 1" in str(error)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["pipe:echo", "x.tar", "file:///x", "-", "local:///x", "simplecache::file:///x", "zip://a::/x.zip"],
+)
+def test_secure_mode_refuses(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    locate(url)
+    monkeypatch.setenv("WDS_SECURE", "1")
+    with pytest.raises(UnsafeContent, match="WDS_SECURE"):
+        locate(url)
+
+
+def test_secure_mode_reads_http_and_does_not_rewrite(origin: Origin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WDS_SECURE", "1")
+    url = origin.add("x.tar", b"x")
+    assert bytes_of([url]) == [b"x"]
+    check_allowed("http")
+    monkeypatch.setenv("WDS_REWRITE", "http=file")
+    (outcome,) = outcomes([url])
+    assert isinstance(outcome[1], UnsafeContent) or outcome == (b"x", None)
+
+
+def test_pipes_may_be_read_natively(
+    origin: Origin, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = origin.add("x.tar", b"x")
+    with caplog.at_level(logging.WARNING, "wds_async"):
+        assert locate(f"pipe:curl -s {url}").kind == "pipe"
+        assert locate(f"pipe:curl -s {url}").kind == "pipe"
+    assert len(caplog.records) <= 1  # once a run
+    monkeypatch.setenv("WDS_NATIVE_PIPES", "1")
+    assert locate(f"pipe:curl -s {url}").target == url
+    assert bytes_of([f"pipe:curl -s {url}"]) == [b"x"]
+
+
+def test_backends_are_made_once_and_closed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        backends = Backends(asyncio.to_thread)
+        local = backends.of(locate("x.tar"))
+        assert isinstance(local, LocalBackend)
+        assert backends.of(locate("y.tar")) is local
+        http = backends.of(locate("http://h/x"))
+        assert isinstance(http, HttpBackend)
+        session = await http.session()
+        await backends.close()
+        assert session.closed
+        assert backends.of(locate("http://h/x")) is not http
+
+    asyncio.run(scenario())
