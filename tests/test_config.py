@@ -94,9 +94,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in BAD.items() for text in texts])
-def test_a_value_that_does_not_parse_names_its_variable(
-    name: str, text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_value_that_does_not_parse_names_its_variable(name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, text)
     read = settings if name in ("WDS_SECURE", "WDS_ALLOW_PICKLE", "WDS_SEED", "WDS_EPOCH") else transfer_config
     with pytest.raises(ConfigError, match=f"{name}='{text}'"):
@@ -152,8 +150,7 @@ def test_every_variable_says_what_it_does_and_its_default_is_what_it_parses_to()
     for v in VARIABLES:
         assert v.meaning
         assert (
-            v.default is None
-            or v.parse(str(int(v.default) if isinstance(v.default, bool) else v.default)) == v.default
+            v.default is None or v.parse(str(int(v.default) if isinstance(v.default, bool) else v.default)) == v.default
         )
 
 

@@ -150,9 +150,7 @@ def test_repeat(spec: str) -> None:
 
 
 def test_files_are_selected_and_renamed(spec: str) -> None:
-    ds = WebDataset(
-        spec, select_files=lambda n: n.endswith(".label"), rename_files=lambda n: n.replace("cls", "label")
-    )
+    ds = WebDataset(spec, select_files=lambda n: n.endswith(".label"), rename_files=lambda n: n.replace("cls", "label"))
     assert {field for s in ds for field in s if not field.startswith("__")} == {"label"}
 
 

@@ -20,9 +20,7 @@ from hypothesis import strategies as st
 from wds_async import images
 from wds_async.images import IMAGE_EXTENSIONS, ImageHandler, imagehandler
 
-SPECS = (
-    "l8 rgb8 rgba8 l rgb rgba torchl8 torchrgb8 torchrgba8 torchl torch torchrgb torchrgba pill pil pilrgb pilrgba"
-)
+SPECS = "l8 rgb8 rgba8 l rgb rgba torchl8 torchrgb8 torchrgba8 torchl torch torchrgb torchrgba pill pil pilrgb pilrgba"
 
 
 def _pixels(*shape: int, high: int = 256, dtype: Any = np.uint8) -> Any:

@@ -302,9 +302,7 @@ def _tuple(*parts: bytes) -> bytes:
 
 def _record(field: bytes, size: int, flags: int, offset: int = 0) -> bytes:
     fields = pickle.EMPTY_DICT + _text("a") + _tuple(field, _of(offset)) + pickle.SETITEM
-    return _dtype(
-        f"V{size}", _tuple(_of(3), _text("|"), _of(None), _of(("a",)), fields, _of(size), _of(1), _of(flags))
-    )
+    return _dtype(f"V{size}", _tuple(_of(3), _text("|"), _of(None), _of(("a",)), fields, _of(size), _of(1), _of(flags)))
 
 
 def _from_buffer(dtype: bytes, raw: bytes, shape: tuple[int, ...]) -> bytes:

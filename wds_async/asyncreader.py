@@ -96,11 +96,11 @@ def _is_urls(source: Any) -> bool:
 class _Pass(AsyncIterator[Any]):
     """One pass. It owns the thread: when it is dropped (the caller left the loop) the thread is told to end."""
 
-    def __init__(self, items: Iterable[Any], capacity: int, loop: asyncio.AbstractEventLoop) -> None:
-        self._channel = _Channel(capacity, loop)
-        weakref.finalize(self, self._channel.stop).atexit = False
+    def __init__(self, items: Iterable[Any], channel: _Channel) -> None:
+        self._channel = channel
+        weakref.finalize(self, channel.stop).atexit = False
         # The thread knows the channel only, never the pass, whose end it would otherwise put off.
-        threading.Thread(target=_produce, args=(items, self._channel), name="wds-async-reader", daemon=True).start()
+        threading.Thread(target=_produce, args=(items, channel), name="wds-async-reader", daemon=True).start()
 
     async def __anext__(self) -> Any:
         try:

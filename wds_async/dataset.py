@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from wds_async import config, filters, shardlists
@@ -168,6 +168,7 @@ class WebDataset(DataPipeline, FluidInterface):
     ``select_files``, ``rename_files``: predicate and renamer of members' names (renamed first).
     ``empty_check``: a worker that yields nothing raises ConfigError.
     ``verbose``: log what the dataset is made of.
+    ``transfer``: fields of `config.TransferConfig` over the environment, as in ``{"budget_bytes": 64 << 20}``.
     ``progress``: show a bar and a line for every epoch on standard error; None does what ``WDS_PROGRESS`` says.
     ``cache_dir``, ``cache_size``, ``url_to_name``: there is no disk cache yet; a directory raises ConfigError.
 
@@ -195,6 +196,7 @@ class WebDataset(DataPipeline, FluidInterface):
         verbose: bool = False,
         seed: int | None = None,
         progress: bool | None = None,
+        transfer: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         if mode not in (None, "resampled"):
@@ -221,7 +223,7 @@ class WebDataset(DataPipeline, FluidInterface):
                 self.append(filters.detshuffle(buffer, seed=self.seed, epoch=epoch - 1))
         config.warn_of_unknown_variables()  # here: what ${X} read is known by now, and workers need not repeat it
         self.pipeline += [splitter for splitter in (nodesplitter, workersplitter) if splitter]
-        reading = tarfile_to_samples(handler, select_files, rename_files)
+        reading = tarfile_to_samples(handler, select_files, rename_files, transfer)
         self.pipeline += [reading, check_empty] if empty_check else [reading]
         if environment.progress if progress is None else progress:
             from wds_async.progress import Watch  # noqa: PLC0415 (rich is not loaded for nothing)

@@ -16,7 +16,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
@@ -94,7 +93,7 @@ def _alone(share: dict[str, Any], number: int) -> str:
 
 def _last(board: Board, share: dict[str, Any], worker: int, num_workers: int, number: int) -> str | None:
     """The summary of all workers where this one is the last to end its pass, else None."""
-    folder = Path(board._folder)
+    folder = board.folder
     pass_id = f"{_generation(worker)}-{number}"
     mine = folder / f"epoch-{pass_id}-{worker}"
     # Written aside and renamed, so that nobody reads half of it. Never as long as one of the board's rows.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from wds_async import config, world
@@ -61,6 +61,7 @@ def tarfile_samples(
     handler: Handler = reraise_exception,
     select_files: Callable[[str], Any] | None = None,
     rename_files: Callable[[str], str] | None = None,
+    transfer: Mapping[str, Any] | None = None,
     *,
     counters: Counters | None = None,
     opened: Callable[[ShardReader], Any] | None = None,
@@ -68,7 +69,8 @@ def tarfile_samples(
     """The samples of the shards in ``src`` (``{"url": …}`` or URLs), in order, read ahead within the byte budget.
 
     A sample is a dict of field name to bytes with ``__key__``, ``__url__`` and, for a local shard,
-    ``__local_path__``. ``select_files`` and ``rename_files`` see the names of members (renamed first).
+    ``__local_path__``. ``select_files`` and ``rename_files`` see the names of members (renamed first). ``transfer``
+    sets fields of `config.TransferConfig` over the environment, as in ``{"budget_bytes": 64 << 20}``.
 
     An error of a shard (see `errors`) goes to ``handler``: True goes on with the next shard, False ends the
     stream; the sample that the error cut short is dropped either way, and nothing of it joins another. After a
@@ -78,7 +80,7 @@ def tarfile_samples(
     renaming = select_files is not None or rename_files is not None
     admit = admission(select_files, rename_files) if renaming else None
     verdict = _Verdict(handler, counters)
-    setting = config.transfer_config(workers=world.place().num_workers)
+    setting = config.transfer_config(workers=world.place().num_workers, **(transfer or {}))
     n = 0
     with open_shards(src, config=setting, stats=counters) as reader:
         if opened is not None:
@@ -143,6 +145,7 @@ def tarfile_to_samples(
     handler: Handler = reraise_exception,
     select_files: Callable[[str], Any] | None = None,
     rename_files: Callable[[str], str] | None = None,
+    transfer: Mapping[str, Any] | None = None,
 ) -> TarStage:
     """The stage from shards to samples, see `tarfile_samples`."""
-    return TarStage(handler=handler, select_files=select_files, rename_files=rename_files)
+    return TarStage(handler=handler, select_files=select_files, rename_files=rename_files, transfer=transfer)

@@ -15,9 +15,7 @@ image = pytest.importorskip("PIL.Image")
 
 def outcome(library: str, workers: int) -> Outcome:
     moments = tuple(Moment(0.2 * i, 10**7 * i, 100 * i, 0.1 * i, 10**8) for i in range(1, 10))
-    return Outcome(
-        Job([], library=library, workers=workers), 2.0, 0.1, 10**8, 1000, 1.0, 10**7, 10**8, moments=moments
-    )
+    return Outcome(Job([], library=library, workers=workers), 2.0, 0.1, 10**8, 1000, 1.0, 10**7, 10**8, moments=moments)
 
 
 def drawn(path: Path) -> tuple[int, int]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.servers.shards import sample_fields
+from wds_async.cli import usage
 from wds_async.cli.measure import Job, Moment, Outcome, measure
 from wds_async.errors import ShardNotFound, WdsError
 
@@ -75,13 +77,22 @@ def test_other_errors_are_named(tmp_path: Path) -> None:
         measure(Job([str(tmp_path / "none.tar")], library="webdataset"))
 
 
-def test_leaving_ends_the_process(shards: Any) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_leaving_ends_the_process_and_its_workers(shards: Any) -> None:
+    pytest.importorskip("torch")
+    workers: set[int] = set()
+
     def stop(moment: Moment) -> None:
-        raise KeyboardInterrupt
+        (process,) = multiprocessing.active_children()
+        workers.update(usage.descendants(process.pid))
+        if moment.samples:
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        measure(Job([str(path) for path in shards(1, 20)], seconds=600), stop)
+        measure(Job([str(path) for path in shards(2, 20, payload=50_000)], workers=2, seconds=600), stop)
     assert multiprocessing.active_children() == []
+    assert len(workers) >= 2
+    assert [pid for pid in workers if Path(f"/proc/{pid}/cmdline").exists()] == []
 
 
 def test_rates_do_not_count_the_start() -> None:

@@ -163,9 +163,7 @@ def test_collation(combine: dict[str, bool]) -> None:
     rows = [(i, i / 2, i > 1, str(i), np.full(3, i), np.int64(i), None, [i]) for i in range(4)]
     dicts = [{"x": i, "k": str(i)} for i in range(4)]
     for batch in (rows, [list(r) for r in rows], dicts):
-        assert same(
-            ours.default_collation_fn(batch, **combine), theirs.filters.default_collation_fn(batch, **combine)
-        )
+        assert same(ours.default_collation_fn(batch, **combine), theirs.filters.default_collation_fn(batch, **combine))
     tensors = [(torch.full((2,), i),) for i in range(3)]
     mine, other = (f(tensors, **combine)[0] for f in (ours.default_collation_fn, theirs.filters.default_collation_fn))
     assert type(mine) is type(other)
@@ -279,8 +277,7 @@ def test_local_path(shards: str) -> None:
 @pytest.mark.parametrize("detshuffle", [True, False])
 def test_shard_order_of_a_seed(shards: str, detshuffle: bool) -> None:
     first = [
-        [s["__key__"] for s in read(w, shards, shardshuffle=3, seed=11, detshuffle=detshuffle)]
-        for w in (ours, theirs)
+        [s["__key__"] for s in read(w, shards, shardshuffle=3, seed=11, detshuffle=detshuffle)] for w in (ours, theirs)
     ]
     assert first[0] == first[1]
 
@@ -291,9 +288,7 @@ def test_file_selection(shards: str) -> None:
         "rename_files": lambda name: name.replace(".cls", ".label"),
         "shardshuffle": False,
     }
-    assert list(without_path(read(ours, shards, **arguments))) == list(
-        without_path(read(theirs, shards, **arguments))
-    )
+    assert list(without_path(read(ours, shards, **arguments))) == list(without_path(read(theirs, shards, **arguments)))
 
 
 ODD_NAMES = [

@@ -160,7 +160,8 @@ class Origin:
             self.most_connections = max(self.most_connections, self.open_connections)
             self._changed.notify_all()
         try:
-            writer.transport.set_write_buffer_limits(0)
+            # With TLS asyncio pauses from the high mark on, so that 0 would pause for ever when nothing is left.
+            writer.transport.set_write_buffer_limits(high=1 if self._tls else 0, low=0)
             # asyncio does this only for sockets made with proto=IPPROTO_TCP, which create_server's are not.
             writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             while not self.hang_up_at_once and (request := await self._read(reader, number)):

@@ -137,7 +137,9 @@ def test_chains_over_http(origin: Origin, tmp_path: Path, monkeypatch: pytest.Mo
     fsspec.implementations.cached.SimpleCacheFileSystem.clear_instance_cache()
 
 
-@pytest.mark.parametrize(("scheme", "package", "extra"), [("s3", "s3fs", "s3"), ("gs", "gcsfs", "gcs"), ("az", "adlfs", "azure")])
+@pytest.mark.parametrize(
+    ("scheme", "package", "extra"), [("s3", "s3fs", "s3"), ("gs", "gcsfs", "gcs"), ("az", "adlfs", "azure")]
+)
 def test_a_missing_package_names_its_extra(scheme: str, package: str, extra: str) -> None:
     if importlib.util.find_spec(package):
         pytest.skip(f"{package} is installed")
@@ -149,7 +151,14 @@ def test_a_missing_package_names_its_extra(scheme: str, package: str, extra: str
 
 
 def test_what_reads_local_files() -> None:
-    for url in ("local:///x", "file:///x", "simplecache::file:///x", "zip://a::/x.zip", "zip://a::file:///x.zip", "git://a:b@c"):
+    for url in (
+        "local:///x",
+        "file:///x",
+        "simplecache::file:///x",
+        "zip://a::/x.zip",
+        "zip://a::file:///x.zip",
+        "git://a:b@c",
+    ):
         assert reads_local_files(url), url
     for url in ("s3://b/x", "simplecache::http://h/x", "zip://a::s3://b/x.zip", "memory://x"):
         assert not reads_local_files(url), url

@@ -166,9 +166,7 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     running.close()
 
 
-def test_a_proxy_of_the_environment_is_used(
-    origin: Origin, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_proxy_of_the_environment_is_used(origin: Origin, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     contents = [data(300_000, i) for i in range(3)]
     urls = [origin.add(f"{i}.tar", content) for i, content in enumerate(contents)]
     monkeypatch.setenv("HTTP_PROXY", proxy.url)

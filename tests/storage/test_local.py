@@ -53,7 +53,13 @@ def test_errors_name_the_path_and_the_run_goes_on(tmp_path: Path) -> None:
     (tmp_path / "folder.tar").mkdir()
     urls = [str(tmp_path / "missing.tar"), str(good), str(tmp_path / "folder.tar"), str(good), f"{good}/below.tar"]
     found = outcomes(urls)
-    assert [type(error) for _, error in found] == [ShardNotFound, type(None), _kind(found[2][1]), type(None), _kind(found[4][1])]
+    assert [type(error) for _, error in found] == [
+        ShardNotFound,
+        type(None),
+        _kind(found[2][1]),
+        type(None),
+        _kind(found[4][1]),
+    ]
     assert "missing.tar at byte 0: there is no such file" in str(found[0][1])
     assert "this is a directory" in str(found[2][1])
     assert "below.tar" in str(found[4][1])
@@ -122,7 +128,7 @@ def test_a_file_that_is_replaced_before_it_is_opened_again(tmp_path: Path) -> No
 def fifo(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "fifo.tar"
     os.mkfifo(path)
-    yield path
+    return path
 
 
 def _write(path: Path, *pieces: bytes, then: threading.Event | None = None) -> threading.Thread:

@@ -152,9 +152,7 @@ def test_equals_tarfile_whatever_the_pieces(entries: list[Entry], format: int, s
     zeros=st.integers(0, 3),
     sizes=cuts,
 )
-def test_concatenated_archives_are_read_on(
-    parts: list[tuple[list[Entry], int]], zeros: int, sizes: list[int]
-) -> None:
+def test_concatenated_archives_are_read_on(parts: list[tuple[list[Entry], int]], zeros: int, sizes: list[int]) -> None:
     data = b"".join(archive(entries, format) + b"\0" * 512 * zeros for entries, format in parts)
     assert [tuple(member) for member in parse(data, sizes)] == by_tarfile(data, ignore_zeros=True)
 

@@ -60,7 +60,9 @@ def outcomes(
     return found
 
 
-def bytes_of(urls: Iterable[Any], config: TransferConfig | None = None, counters: Counters | None = None) -> list[bytes]:
+def bytes_of(
+    urls: Iterable[Any], config: TransferConfig | None = None, counters: Counters | None = None
+) -> list[bytes]:
     """The bytes of each shard; raises the first error."""
     found = outcomes(urls, config, counters)
     for _, error in found:

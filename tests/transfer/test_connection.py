@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
 import ssl
 import threading
@@ -107,7 +108,7 @@ def _head(length: int, status: int = 200, extra: str = "") -> bytes:
 
 def _cuts(raw: bytes, at: list[int]) -> list[bytes]:
     edges = [0, *at, len(raw)]
-    return [raw[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [raw[a:b] for a, b in itertools.pairwise(edges)]
 
 
 @pytest.mark.parametrize("secure", [False, True])
@@ -136,9 +137,7 @@ def test_bodies_arrive_whatever_the_packets(
 
 @pytest.mark.parametrize("secure", [False, True])
 @pytest.mark.parametrize("steps", [[1, 199_999], [50_000] * 4, [100_000, 100_000], [65_536, 65_536, 65_536, 3392]])
-def test_a_body_is_read_in_steps(
-    loop: asyncio.AbstractEventLoop, tls: Tls, steps: list[int], secure: bool
-) -> None:
+def test_a_body_is_read_in_steps(loop: asyncio.AbstractEventLoop, tls: Tls, steps: list[int], secure: bool) -> None:
     content = data(200_000)
 
     async def scenario(connection: Connection) -> None:
@@ -231,7 +230,7 @@ def test_a_cancelled_exchange_writes_no_more(loop: asyncio.AbstractEventLoop) ->
 
     async def scenario(connection: Connection) -> None:
         task = asyncio.ensure_future(connection.exchange(b"GET / HTTP/1.1\r\n\r\n", lambda head: memoryview(slab)))
-        while not connection.received:
+        while not connection.received:  # noqa: ASYNC110 (nothing tells of it)
             await asyncio.sleep(0)
         task.cancel()
         await asyncio.wait([task])
@@ -244,7 +243,7 @@ def test_a_cancelled_exchange_writes_no_more(loop: asyncio.AbstractEventLoop) ->
 
 
 def test_heads() -> None:
-    head = parse_head(b"HTTP/1.1 206 P\r\nETag: \"a\"\r\ncontent-range: bytes 5-9/100\r\nContent-Length: 5\r\n\r\n")
+    head = parse_head(b'HTTP/1.1 206 P\r\nETag: "a"\r\ncontent-range: bytes 5-9/100\r\nContent-Length: 5\r\n\r\n')
     assert (head.status, head.fields["etag"], head.length, head.keep_alive) == (206, '"a"', 5, True)
     assert head.content_range() == (5, 10, 100)
     assert not head.encoded

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -19,8 +20,8 @@ PART = 256 * KIB
 def test_connections_are_used_again(origin: Origin) -> None:
     urls = [origin.add(f"{i}.tar", data(1000, i)) for i in range(200)]
     bytes_of(urls, quick(connections=8))
-    assert origin.connections <= 8
     assert origin.most_connections <= 8
+    assert origin.connections <= 20  # those on which too much was asked for, before the first answer, were given up
 
 
 def test_the_limit_of_connections_holds(origin: Origin) -> None:
@@ -66,10 +67,17 @@ def test_tls_is_verified(tls: Tls, monkeypatch: pytest.MonkeyPatch) -> None:
             assert got == b""
             monkeypatch.setenv("SSL_CERT_FILE", str(tls.ca))
             assert bytes_of([url], quick(direct=direct)) == [content]
-        other = url.replace("localhost", "127.0.0.2")
-        ((_, error),) = outcomes([other])
+
+
+def test_a_certificate_for_another_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = Tls.create(tmp_path, "other.example")
+    monkeypatch.setenv("SSL_CERT_FILE", str(other.ca))
+    with Origin({"/x.tar": b"x"}, tls=other.server_context()) as origin:
+        ((got, error),) = outcomes([origin.url("x.tar")])
+        assert isinstance(error, TransferError)
         assert "certificate does not verify" in str(error)
-        assert sum(request.path == "/x.tar" for request in origin.requests) > 0
+        assert got == b""
+        assert not origin.requests
 
 
 def test_faults_over_tls(tls: Tls, monkeypatch: pytest.MonkeyPatch) -> None:

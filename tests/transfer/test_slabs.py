@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -86,7 +88,7 @@ class Pool(RuleBasedStateMachine):
     @invariant()
     def nothing_overlaps(self) -> None:
         spans = sorted((slab.address, slab.address + slab.size) for slab, _ in self._all())
-        assert all(a[1] <= b[0] for a, b in zip(spans, spans[1:], strict=False))
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
 
     @invariant()
     def the_budget_holds(self) -> None:

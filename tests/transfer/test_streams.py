@@ -54,8 +54,9 @@ def test_a_stream_that_became_shorter_is_not_complete(origin: Origin) -> None:
     content = data(4 * PART)
     url = origin.add("x.tar", content)
     same = {"headers": {"etag": None, "last-modified": None}, "ignore_range": True}
-    origin.behave(times=2, cut_after=600_000, **same)
-    origin.behave(body=content[:1000], **same)
+    origin.behave(when=lambda r: r.range is None, times=1, cut_after=600_000, **same)
+    origin.behave(when=lambda r: r.range is None, body=content[:1000], **same)
+    origin.behave(**same)
     ((got, error),) = outcomes([url])
     assert error is not None
     assert got == content[: len(got)]

@@ -306,9 +306,7 @@ def test_the_window_opens_as_samples_are_taken() -> None:
 
 def test_many_small_shards_are_in_flight_at_once() -> None:
     config = TransferConfig(connections=16)
-    reader = Reader(
-        SlabPool(config.budget_bytes, config.part_bytes), config, [Plan(100 * KIB)] * 200, random.Random(0)
-    )
+    reader = Reader(SlabPool(config.budget_bytes, config.part_bytes), config, [Plan(100 * KIB)] * 200, random.Random(0))
     most = 0
     while reader.add():
         pass

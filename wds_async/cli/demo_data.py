@@ -12,10 +12,11 @@ import io
 import itertools
 import json
 import multiprocessing
-import multiprocessing.pool
 import shutil
+import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,15 @@ def prepare(folder: Path, plan: Plan, progress: Callable[[int], None] = lambda w
             return Shards(folder, **known["shards"])
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
+    # Leaving it waits for the few batches that were begun for nothing; multiprocessing's Pool would kill its
+    # workers, and now and then hang on the lock that one of them held.
+    # Ctrl-C is the parent's alone.
+    with ProcessPoolExecutor(
+        2,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=signal.signal,
+        initargs=(signal.SIGINT, signal.SIG_IGN),
+    ) as pool:
         test = itertools.islice(_images(pool, plan, "test"), plan.test_images)
         test_images = _write(folder / "test-%06d.tar", plan, test)
         train = _until(_images(pool, plan, "train"), plan.train_bytes, progress)
@@ -106,12 +115,12 @@ def _until(images: Iterator[_Image], size: int, progress: Callable[[int], None])
             return
 
 
-def _images(pool: multiprocessing.pool.Pool, plan: Plan, part: str) -> Iterator[_Image]:
+def _images(pool: ProcessPoolExecutor, plan: Plan, part: str) -> Iterator[_Image]:
     """Endless images in a fixed order, rendered a few batches ahead by ``pool``."""
-    ahead = deque(pool.apply_async(_batch, (plan, part, i)) for i in range(_AHEAD))
+    ahead = deque(pool.submit(_batch, plan, part, i) for i in range(_AHEAD))
     for next_batch in itertools.count(_AHEAD):
-        yield from ahead.popleft().get()
-        ahead.append(pool.apply_async(_batch, (plan, part, next_batch)))
+        yield from ahead.popleft().result()
+        ahead.append(pool.submit(_batch, plan, part, next_batch))
 
 
 def _batch(plan: Plan, part: str, number: int) -> list[_Image]:

@@ -11,11 +11,11 @@ import gc
 import math
 import multiprocessing
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -127,9 +127,10 @@ def measure(job: Job, watch: Callable[[Moment], None] = lambda moment: None) -> 
         process.join()
         raise WdsError(f"the process that read with {job.library} died (status {process.exitcode})") from None
     finally:
-        if ended:
-            process.join(_GRACE_S)
-        process.terminate()
+        if not ended:
+            process.terminate()
+        process.join(_GRACE_S)
+        process.kill()
         process.join()
         here.close()
 
@@ -144,6 +145,8 @@ class _Tally:
 
 def _main(job: Job, report: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; it ends this process
+    # By an exception, so that DataLoader workers are ended too; of themselves they may hang on a full queue.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
     try:
         report.send(_read(job, report))
     except Exception as exn:
@@ -254,15 +257,16 @@ _Source = tuple[Iterable[Any], Callable[[], Any]]  # what to iterate, and how to
 
 
 def _ours(job: Job) -> _Source:
-    if job.budget_bytes is not None:
-        # This process is for this job alone: what the environment says about the budget is overruled for all of it.
-        vars(config)["transfer_config"] = partial(config.transfer_config, budget_bytes=job.budget_bytes)
     import wds_async  # noqa: PLC0415 - each process imports what it measures, and no more
 
     if job.pipeline == "bytes":
         return _engine(job)
-    dataset = wds_async.WebDataset(job.urls, shardshuffle=False, empty_check=False)
+    dataset = wds_async.WebDataset(job.urls, shardshuffle=False, empty_check=False, transfer=_transfer(job))
     return _stages(wds_async, dataset, job), dataset.statistics
+
+
+def _transfer(job: Job) -> dict[str, Any]:
+    return {} if job.budget_bytes is None else {"budget_bytes": job.budget_bytes}
 
 
 def _engine(job: Job) -> _Source:
@@ -272,7 +276,9 @@ def _engine(job: Job) -> _Source:
 
     class Shards:
         def __iter__(self) -> Iterator[memoryview]:
-            with reader.open_shards(job.urls, config=config.transfer_config(), stats=board.counters()) as opened:
+            with reader.open_shards(
+                job.urls, config=config.transfer_config(**_transfer(job)), stats=board.counters()
+            ) as opened:
                 for stream in opened:
                     while (view := stream.read()) is not None:
                         yield view

@@ -118,7 +118,11 @@ class HttpBackend:
 
         if self._session is None:
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=30)
-            self._session = aiohttp.ClientSession(timeout=timeout, trust_env=True, read_bufsize=1 << 20)
+            # aiohttp's own context is as old as its import, and so may be what it made of SSL_CERT_FILE.
+            connector = aiohttp.TCPConnector(ssl=ssl.create_default_context())
+            self._session = aiohttp.ClientSession(
+                connector=connector, timeout=timeout, trust_env=True, read_bufsize=1 << 20
+            )
         return self._session
 
     async def close(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import math
 import os
 import sys
 import threading
@@ -121,9 +122,14 @@ class Engine:
 
     def _start(self) -> None:
         # A consumer in pure Python would hold the GIL 5 ms for each time that the loop thread wants it.
-        if self._switch_interval_s == _DEFAULT_SWITCH_INTERVAL_S:
+        if math.isclose(self._switch_interval_s, _DEFAULT_SWITCH_INTERVAL_S, rel_tol=0.01):
             sys.setswitchinterval(self.config.switch_interval_s)
         self._thread.start()
+
+    def _restore_switch_interval(self) -> None:
+        # CPython counts whole microseconds and gives 4.9999999999999996e-05 for 5e-5.
+        if math.isclose(sys.getswitchinterval(), self.config.switch_interval_s, rel_tol=0.01):
+            sys.setswitchinterval(self._switch_interval_s)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -162,8 +168,8 @@ class Engine:
         finally:
             self._connections.close()
             self._threads.stop()
-            if sys.getswitchinterval() == self.config.switch_interval_s:
-                sys.setswitchinterval(self._switch_interval_s)
+            self.slabs.close()  # now, not when the cyclic collector comes by: an epoch's budget is a lot to leave
+            self._restore_switch_interval()
             await asyncio.sleep(0)  # aborted transports report their end in the next round
             self._loop.stop()
 
@@ -188,8 +194,7 @@ def _forget_in_child() -> None:
     _lock = threading.Lock()
     if _current is not None:
         _inherited.append(_current)
-        if sys.getswitchinterval() == _current.config.switch_interval_s:
-            sys.setswitchinterval(_current._switch_interval_s)
+        _current._restore_switch_interval()
         _current = None
 
 

@@ -113,6 +113,7 @@ class Pump:
         await asyncio.gather(*self._closing, return_exceptions=True)
         self._pool.readers -= 1
         self._counters.set("window_bytes", 0)
+        self._counters.set("connections", 0)
 
     async def _fetch(self, part: Part) -> None:
         last = False

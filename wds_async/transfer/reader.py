@@ -195,8 +195,8 @@ class ShardReader(Iterator["ShardStream"]):
                 try:
                     return events.get(timeout=_LOOK_EVERY_S)
                 except queue.Empty:
-                    if not engine.alive:
-                        raise ReaderClosed("the engine's thread has ended; iterate over the dataset again") from None
+                    if self._closed or not engine.alive:
+                        raise ReaderClosed("this reader was closed; iterate over the dataset again") from None
         finally:
             self._hand.waiting = False
             self._counters.add("wait_s", time.monotonic() - began)

@@ -102,6 +102,11 @@ class SlabPool:
             size *= 2
         self._free[size][address] = None
 
+    def close(self) -> None:
+        """Let go of all memory now; a slab that is still held keeps its own block alive, nothing else does."""
+        self._blocks.clear()
+        self._free = {self.block_bytes: {}}
+
     def _smallest_free(self, size: int) -> int | None:
         while size <= self.block_bytes:
             if self._free.get(size):

@@ -114,34 +114,34 @@ class Counters:
 
 class Board:
     """The shared scoreboard of one data set: pickles, survives ``fork``, owns a folder only once another process
-    counts. The folder goes when the process that made the board drops it."""
+    counts. ``folder`` goes when the process that made the board drops it."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
-        self._folder = _parent_folder() / f"{self._pid}-{uuid.uuid4().hex}"
+        self.folder = _parent_folder() / f"{self._pid}-{uuid.uuid4().hex}"
         self._rows: dict[int, Counters] = {}
-        self._finalizer = weakref.finalize(self, _remove, self._pid, self._folder)
+        self._finalizer = weakref.finalize(self, _remove, self._pid, self.folder)
 
     def counters(self) -> Counters:
         """This process's row."""
         pid = os.getpid()
         if pid not in self._rows:
             # A forked child inherits the parent's row and must not count in its copy of it.
-            self._rows = {pid: Counters() if pid == self._pid else Counters(_map_row(self._folder, pid))}
+            self._rows = {pid: Counters() if pid == self._pid else Counters(_map_row(self.folder, pid))}
         return self._rows[pid]
 
     def total(self) -> Stats:
         """The sum over this process and every other that counted on this board, as of now."""
         own = self._rows.get(self._pid) if os.getpid() == self._pid else None
         rows = [own.values()] if own is not None else []
-        rows += [list(memoryview(row).cast("d")) for row in _read_rows(self._folder)]
+        rows += [list(memoryview(row).cast("d")) for row in _read_rows(self.folder)]
         return Stats(*(sum(column) for column in zip(*rows, strict=True))) if rows else Stats()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"pid": self._pid, "folder": str(self._folder)}
+        return {"pid": self._pid, "folder": str(self.folder)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._pid, self._folder, self._rows = state["pid"], Path(state["folder"]), {}
+        self._pid, self.folder, self._rows = state["pid"], Path(state["folder"]), {}
 
 
 def _parent_folder() -> Path:

@@ -1,0 +1,186 @@
+"""The loop thread: one a process, there while somebody reads, gone afterwards."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+import time
+
+import pytest
+
+from tests.servers import Origin
+from tests.transfer.reading import KIB, MIB, bytes_of, data, outcomes, quick
+from wds_async.errors import ReaderClosed
+from wds_async.transfer import bridge
+from wds_async.transfer.reader import ShardReader, open_shards
+
+PART = 256 * KIB
+
+
+def _engines() -> int:
+    return sum(thread.name == "wds-async" for thread in threading.enumerate())
+
+
+def test_nothing_runs_before_the_first_shard_is_asked_for(origin: Origin) -> None:
+    reader = open_shards([origin.add("x.tar", b"x")])
+    assert _engines() == 0
+    assert not origin.requests
+    next(reader)
+    assert _engines() == 1
+    reader.close()
+    reader.close()
+    assert _engines() == 0
+
+
+def test_readers_share_one_engine(origin: Origin) -> None:
+    urls = [origin.add(f"{i}.tar", data(3 * PART, i)) for i in range(6)]
+    with open_shards(urls) as outer:
+        for _ in outer:
+            with open_shards(urls) as inner:
+                assert sum(1 for shard in inner if shard.read()) == 6
+                assert _engines() <= 1
+    assert _engines() == 0
+
+
+def test_engines_follow_one_another(origin: Origin) -> None:
+    url = origin.add("x.tar", b"x")
+    for _ in range(30):
+        assert bytes_of([url]) == [b"x"]
+    assert _engines() == 0
+
+
+def test_garbage_collection_ends_the_thread(origin: Origin) -> None:
+    reader = open_shards([origin.add(f"{i}.tar", data(3 * PART)) for i in range(9)])
+    shard = next(reader)
+    shard.read()
+    cycle: list[object] = [reader, shard]
+    cycle.append(cycle)
+    del reader, shard, cycle
+    gc.collect()
+    assert _engines() == 0
+
+
+def test_a_collection_within_acquire_does_not_deadlock(origin: Origin) -> None:
+    # A garbage collection at the worst moment: the finalizer of a reader runs on the thread that holds the lock.
+    reader = open_shards([origin.add("x.tar", b"x")])
+    next(reader)
+
+    def collect() -> None:
+        with bridge._lock:
+            reader.close()
+
+    thread = threading.Thread(target=collect, daemon=True)
+    thread.start()
+    thread.join(5)
+    assert not thread.is_alive()
+    deadline = time.monotonic() + 5
+    while _engines() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert _engines() == 0
+
+
+def test_threads_that_open_and_close_at_the_same_time(origin: Origin) -> None:
+    contents = [data(100_000, i) for i in range(4)]
+    urls = [origin.add(f"{i}.tar", content) for i, content in enumerate(contents)]
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(8):
+                assert bytes_of(urls) == contents
+                with open_shards(urls) as reader:
+                    next(reader)
+        except BaseException as exn:
+            failures.append(exn)
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not failures
+    assert _engines() == 0
+
+
+def test_the_switch_interval_is_given_back(origin: Origin) -> None:
+    before = sys.getswitchinterval()
+    with open_shards([origin.add("x.tar", b"x")]) as reader:
+        next(reader)
+        assert sys.getswitchinterval() < before
+    assert sys.getswitchinterval() == before
+    sys.setswitchinterval(0.003)
+    try:
+        with open_shards([origin.url("x.tar")]) as reader:
+            next(reader)
+            assert sys.getswitchinterval() == pytest.approx(0.003)
+        assert sys.getswitchinterval() == pytest.approx(0.003)
+    finally:
+        sys.setswitchinterval(before)
+
+
+def test_without_uvloop(origin: Origin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    contents = [data(3 * PART, i) for i in range(4)]
+    urls = [origin.add(f"{i}.tar", content) for i, content in enumerate(contents)]
+    origin.behave(probability=0.2, cut_after=10_000)
+    origin.behave(probability=0.2, hang_up="silent")
+    assert bytes_of(urls, quick(retry=quick().retry.__class__(max_attempts=30, base_s=0.001))) == contents
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="POSIX")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_child_forgets_its_parents_engine(origin: Origin) -> None:
+    content = data(40 * PART)
+    url = origin.add("x.tar", content)
+    with open_shards([url], config=quick(budget_bytes=1 * MIB)) as reader:
+        shard = next(reader)
+        got = bytearray(shard.read() or b"")
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                try:
+                    shard.read()
+                except ReaderClosed:
+                    reader.close()
+                    code = 0 if bytes_of([url], quick()) == [content] else 2
+            finally:
+                os._exit(code)
+        while (piece := shard.read()) is not None:
+            got += piece
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert got == content
+
+
+def test_leaving_while_everything_stalls(origin: Origin) -> None:
+    urls = [origin.add(f"{i}.tar", data(3 * PART)) for i in range(20)]
+    origin.behave(stall_after=1000)
+    began = time.monotonic()
+    with open_shards(urls) as reader:
+        next(reader)
+        origin.wait_until(lambda server: server.in_flight > 0)
+    assert time.monotonic() - began < 2
+    origin.release()
+
+
+def test_a_closed_reader_says_so(origin: Origin) -> None:
+    reader: ShardReader = open_shards([origin.add("x.tar", data(10 * PART))] * 2)
+    shard = next(reader)
+    reader.close()
+    with pytest.raises(ReaderClosed):
+        shard.read()
+    with pytest.raises(ReaderClosed):
+        next(reader)
+    shard.close()
+
+
+def test_the_end_is_sticky(origin: Origin) -> None:
+    with open_shards([origin.add("x.tar", b"x")]) as reader:
+        shard = next(reader)
+        assert shard.read() is not None
+        assert [shard.read() for _ in range(3)] == [None] * 3
+        with pytest.raises(StopIteration):
+            next(reader)
+    assert outcomes([]) == []
