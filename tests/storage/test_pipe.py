@@ -12,7 +12,9 @@ import pytest
 
 from tests.transfer.reading import KIB, MIB, bytes_of, data, open_fds, outcomes, quick
 from wds_async.errors import PipeError, StorageError, UnsafeContent, UrlError
+from wds_async.storage.pipe import FdStream
 from wds_async.transfer.reader import open_shards
+from wds_async.transfer.threads import BlockingThreads
 
 PART = 256 * KIB
 
@@ -133,6 +135,32 @@ def test_secure_mode(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ((_, error),) = outcomes([f"pipe:touch {mark}"])
     assert isinstance(error, UnsafeContent)
     assert not mark.exists()
+
+
+def test_a_read_that_was_given_up_writes_no_more() -> None:
+    # The memory has another owner by the time that bytes come.
+    async def scenario() -> None:
+        threads = BlockingThreads(asyncio.get_running_loop(), 1)
+        read_end, write_end = os.pipe()
+        memory = bytearray(100)
+        stream = FdStream(threads.call, lambda: read_end)
+        await stream.open()
+        task = asyncio.ensure_future(stream.readinto(memoryview(memory)))
+        await threads_are_busy(threads)
+        task.cancel()
+        await asyncio.wait([task])
+        os.write(write_end, b"late")
+        await threads.call(int)  # the one thread is free again
+        assert memory == bytes(100)
+        await stream.close()
+        os.close(write_end)
+        threads.stop()
+
+    async def threads_are_busy(threads: BlockingThreads) -> None:
+        while not threads._jobs.empty():
+            await asyncio.sleep(0.001)
+
+    asyncio.run(scenario())
 
 
 _STDIN = """

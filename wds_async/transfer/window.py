@@ -258,7 +258,7 @@ class Window:
         """The slab that the shard's next part wants; 0 while it wants none."""
         most = min(self._ramp, self._pool.block_bytes)
         if shard.streamed:
-            busy = shard.finished or (shard.parts and shard.parts[-1].flying)
+            busy = shard.finished or (shard.parts and not shard.parts[-1].ready)
             return 0 if busy else slab_bytes(most, most)
         if shard.size is not None:
             rest = shard.size - shard.planned
