@@ -39,6 +39,7 @@ format: $(VENV)/.lint-ready ## Let ruff put the code in order
 
 bench: $(VENV)/.bench-ready ## All benchmarks, side by side with webdataset (half an hour; link needs root)
 	@for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name || exit 1; done
+	$(BIN)/python -m benchmarks.figures
 
 clean: ## Remove the environment and everything that was built
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

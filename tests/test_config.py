@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 from dataclasses import FrozenInstanceError, replace
@@ -21,6 +22,7 @@ from wds_async.config import (
     MIN_BUDGET_BYTES,
     VARIABLES,
     TransferConfig,
+    configure_logging,
     default_budget_bytes,
     parse_bytes,
     proxy_for,
@@ -300,3 +302,19 @@ def test_an_unknown_variable_is_logged_once(monkeypatch: pytest.MonkeyPatch, cap
     assert [record.getMessage() for record in caplog.records] == [
         "WDS_CONECTIONS is set but means nothing; did you mean WDS_CONNECTIONS? (`wds-async env` lists what does)"
     ]
+
+
+def test_the_level_of_the_logger(monkeypatch: pytest.MonkeyPatch) -> None:
+    logger = logging.getLogger("wds_async")
+    before = logger.level
+    configure_logging()
+    assert logger.level == before
+    monkeypatch.setenv("WDS_LOG", "debug")
+    try:
+        configure_logging()
+        assert logger.level == logging.DEBUG
+    finally:
+        logger.setLevel(before)
+    monkeypatch.setenv("WDS_LOG", "loud")
+    with pytest.raises(ConfigError, match="WDS_LOG='loud' is not a level"):
+        configure_logging()

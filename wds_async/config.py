@@ -27,6 +27,7 @@ __all__ = [
     "Settings",
     "TransferConfig",
     "Variable",
+    "configure_logging",
     "default_budget_bytes",
     "parse_bytes",
     "proxy_for",
@@ -169,6 +170,23 @@ def warn_of_unknown_variables() -> None:
             _warned.add(name)
             hint = f"; did you mean {nearest}?" if nearest else ""
             logger.warning("%s is set but means nothing%s (`wds-async env` lists what does)", name, hint)
+
+
+def configure_logging() -> None:
+    """Give the ``wds_async`` logger the level of ``WDS_LOG`` and, where the program logs nowhere yet, standard error.
+
+    Without ``WDS_LOG`` logging is left to the program. ConfigError for a level that does not exist.
+    """
+    level = str(_value("WDS_LOG")).upper()
+    if not level:
+        return
+    if level not in logging.getLevelNamesMapping():
+        raise ConfigError(f"WDS_LOG={level.lower()!r} is not a level; write debug, info, warning or error")
+    logger.setLevel(level)
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+        logger.addHandler(handler)
 
 
 @dataclass(frozen=True, slots=True)

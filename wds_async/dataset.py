@@ -221,6 +221,7 @@ class WebDataset(DataPipeline, FluidInterface):
             if buffer > 0:
                 epoch = environment.epoch or 0
                 self.append(filters.detshuffle(buffer, seed=self.seed, epoch=epoch - 1))
+        config.configure_logging()
         config.warn_of_unknown_variables()  # here: what ${X} read is known by now, and workers need not repeat it
         self.pipeline += [splitter for splitter in (nodesplitter, workersplitter) if splitter]
         reading = tarfile_to_samples(handler, select_files, rename_files, transfer)

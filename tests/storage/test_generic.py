@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import threading
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -121,6 +122,37 @@ def test_hosts_have_filesystems_of_their_own() -> None:
     assert bytes_of(["hosts://a.example/x.tar", "hosts://b.example/x.tar"]) == [b"a.example", b"b.example"]
 
 
+def test_blocking_filesystems_are_called_by_one_thread_at_a_time() -> None:
+    class Alone(MemoryFileSystem):
+        protocol = "alone"
+        inside = threading.Lock()
+
+        @classmethod
+        def _strip_protocol(cls, path: str) -> str:
+            return "/" + path.rpartition("://")[2].lstrip("/")
+
+        def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
+            return self._alone(super().info, path, **kwargs)
+
+        def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> Any:
+            return self._alone(lambda: bytes(self.store[path].getbuffer()[start:end]))
+
+        def _alone(self, call: Any, *args: Any, **kwargs: Any) -> Any:
+            assert self.inside.acquire(blocking=False), "two threads at once"
+            try:
+                threading.Event().wait(0.002)
+                return call(*args, **kwargs)
+            finally:
+                self.inside.release()
+
+    fsspec.register_implementation("alone", Alone, clobber=True)
+    contents = [data(2 * PART, i) for i in range(6)]
+    for number, content in enumerate(contents):
+        Alone().pipe_file(f"/{number}.tar", content)
+    assert bytes_of([f"alone://{number}.tar" for number in range(6)]) == contents
+    MemoryFileSystem.store.clear()
+
+
 def test_chains_over_archives(tmp_path: Path) -> None:
     for name in ("one", "two"):
         with zipfile.ZipFile(tmp_path / f"{name}.zip", "w") as archive:
@@ -172,7 +204,6 @@ def test_known_protocols() -> None:
 
 def test_reading_while_the_filesystem_hangs(moody: type[Moody]) -> None:
     """Leaving does not wait for a store that does not answer."""
-    import threading
     import time
 
     release = threading.Event()

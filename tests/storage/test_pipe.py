@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import subprocess
 import sys
 import time
@@ -157,7 +159,7 @@ def test_a_read_that_was_given_up_writes_no_more() -> None:
         threads.stop()
 
     async def threads_are_busy(threads: BlockingThreads) -> None:
-        while not threads._jobs.empty():
+        while not threads._jobs.empty():  # noqa: ASYNC110 (nothing tells of it)
             await asyncio.sleep(0.001)
 
     asyncio.run(scenario())

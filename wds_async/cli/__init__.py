@@ -8,7 +8,6 @@ away (``| head``) ends the command silently.
 from __future__ import annotations
 
 import importlib
-import logging
 import os
 import sys
 import traceback
@@ -101,8 +100,4 @@ def main() -> None:
 
     Example: wds-async ls 'https://host/train-{000..009}.tar' -n 5
     """
-    level = config.settings().log.upper()
-    if level and level not in logging.getLevelNamesMapping():
-        raise ConfigError(f"WDS_LOG={level.lower()!r} is not a level; write debug, info, warning or error")
-    if level:
-        logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
+    config.configure_logging()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -33,6 +34,8 @@ from wds_async.transfer.window import Part, Shard, Window
 from wds_async.urls import redact
 
 __all__ = ["Fetcher", "ShardNotes"]
+
+logger = logging.getLogger("wds_async")
 
 _REDIRECTS_AT_MOST = 10
 _UNREADY_WAIT_S = 0.02
@@ -129,6 +132,13 @@ class Fetcher:
             url = redact(shard.notes.location.url)
             raise error_for(fault, url, part.start + part.filled, attempts.count) from exn
         self._counters.add("retries")
+        logger.info(
+            "%s at byte %d: %s; attempt %d follows",
+            redact(shard.url),
+            part.start + part.filled,
+            fault.reason,
+            attempts.count + 1,
+        )
         await asyncio.sleep(retry.delay_s(attempts.count, self._rng, fault.retry_after_s))
 
     def _explain(self, backend: Backend, exn: Exception) -> Fault:
