@@ -8,7 +8,7 @@ from benchmarks.harness import Bench, command
 __all__ = ["main"]
 
 
-@command("small", shards=8)
+@command("small", shards=20)
 def main(bench: Bench) -> None:
     """Samples per second of CPU where samples are tiny (--shards: of 25,000 samples each)."""
     corpus = tiny(bench.root, bench.shards, 2_500 if bench.quick else 25_000)
