@@ -19,13 +19,13 @@ with tempfile.TemporaryDirectory() as folder:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * resource.getpagesize() + (4 << 20)
         resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+        told = ""
         try:
             while shard.read() is not None:
                 pass
         except StorageError as exn:
-            assert "the engine failed" in str(exn), exn
-        else:
-            raise AssertionError("96 MB went through 4 MB of address space")
+            told = str(exn)
+        assert "the engine failed" in told, told
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         try:
             next(reader)
