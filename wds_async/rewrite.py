@@ -133,4 +133,7 @@ def rules_from_env() -> tuple[Rule, ...]:
             "rewrite_url: unsafe_gopen is False, cannot rewrite URLs using environment variables: WDS_SECURE=1 is "
             "set; unset WDS_REWRITE (GOPEN_REWRITE) or WDS_SECURE"
         )
-    return parse_rules(now.rewrite) if now.rewrite else ()
+    try:
+        return parse_rules(now.rewrite) if now.rewrite else ()
+    except UrlError as exn:
+        raise UrlError(f"WDS_REWRITE (or GOPEN_REWRITE): {exn}") from None

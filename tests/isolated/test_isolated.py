@@ -56,7 +56,7 @@ def _end(process: subprocess.Popen[str]) -> tuple[str, str]:
         raise AssertionError(f"it hangs; it said {out!r} {err[-2000:]!r}") from None
 
 
-@pytest.mark.parametrize("name", ["leave.py", "read_all.py", "secondary_thread.py"])
+@pytest.mark.parametrize("name", ["leave.py", "no_memory.py", "read_all.py", "secondary_thread.py"])
 def test_scripts_end_silently(start: Start, name: str) -> None:
     process = start(name)
     _, err = _end(process)

@@ -74,8 +74,9 @@ def _retry_after(answer: Answer) -> float | None:
 class HttpBackend:
     """Plain web servers: no listing, no credentials but those in the URL (``user:password@``)."""
 
-    def __init__(self, *, direct: bool = True) -> None:
+    def __init__(self, *, direct: bool = True, connect_timeout_s: float = 10.0, stall_timeout_s: float = 30.0) -> None:
         self._direct = direct
+        self._timeouts_s = connect_timeout_s, stall_timeout_s
         self._session: aiohttp.ClientSession | None = None
 
     async def access(self, url: str) -> Access:
@@ -117,7 +118,8 @@ class HttpBackend:
         import aiohttp  # noqa: PLC0415 - a slow import that a direct read never needs
 
         if self._session is None:
-            timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=30)
+            connect_s, stall_s = self._timeouts_s
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_s, sock_read=stall_s)
             # aiohttp's own context is as old as its import, and so may be what it made of SSL_CERT_FILE.
             connector = aiohttp.TCPConnector(ssl=ssl.create_default_context())
             self._session = aiohttp.ClientSession(

@@ -88,14 +88,15 @@ def _native(target: str) -> str:
 
 
 class Backends:
-    """The backends of one engine, made when first needed; ``call`` runs a blocking function on a thread."""
+    """The backends of one engine, made when first needed; ``call`` runs a blocking function on a thread, and
+    ``http_options`` are those of `HttpBackend`."""
 
-    def __init__(self, call: Callable[..., Awaitable[Any]], *, direct: bool = True) -> None:
+    def __init__(self, call: Callable[..., Awaitable[Any]], **http_options: Any) -> None:
         self._makers: dict[str, Callable[[], Backend]] = {
             "local": lambda: LocalBackend(call),
             "pipe": lambda: PipeBackend(call),
             "stdin": lambda: StdinBackend(call),
-            "http": lambda: HttpBackend(direct=direct),
+            "http": lambda: HttpBackend(**http_options),
             "generic": lambda: GenericBackend(call),
         }
         self._made: dict[str, Backend] = {}

@@ -224,7 +224,7 @@ class _Headers:
         if at and (not block or at == self.zeros_end):
             return True  # the end of the stream between two members, or what tape drives left behind
         if at == 0:
-            raise NotATar(f"{url}: {_guess(block)}; a shard is a tar, plain or compressed")
+            raise NotATar(f"{url} at byte 0: {_guess(block)}; a shard is a tar, plain or compressed")
         if len(block) < BLOCK:
             raise _truncated(url, at + len(block), f"inside the header at byte {at}")
         raise CorruptShard(

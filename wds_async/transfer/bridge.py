@@ -59,7 +59,12 @@ class Engine:
         self._loop = new_event_loop()
         self._threads = BlockingThreads(self._loop)
         self._connections = ConnectionPool(self._loop, self._threads, config)
-        self._backends = Backends(self._threads.call, direct=config.direct)
+        self._backends = Backends(
+            self._threads.call,
+            direct=config.direct,
+            connect_timeout_s=config.connect_timeout_s,
+            stall_timeout_s=config.stall_timeout_s,
+        )
         self._switch_interval_s = sys.getswitchinterval()
         self._thread = threading.Thread(target=self._run, name="wds-async", daemon=True)
 

@@ -16,6 +16,7 @@ from wds_async.storage.base import (
     Backend,
     Fault,
     LocalFile,
+    Ranges,
     RefusedAnswer,
     Request,
     Stream,
@@ -168,17 +169,7 @@ class Fetcher:
             return await self._read_file(part, access)
         if isinstance(access, Request):
             return await self._get(backend, part, access)
-        self._learn(part, access.size, access.identity, "")
-        while not part.dropped and part.start + part.filled < part.stop:
-            start = part.start + part.filled
-            data = await access.read(start, part.stop)
-            if not 0 < len(data) <= part.stop - start:
-                raise ConnectionError(f"asked for {part.stop - start} bytes, the filesystem gave {len(data)}")
-            part.slab.view[part.filled : part.filled + len(data)] = data
-            part.filled += len(data)
-            self._counters.add("requests")
-            self._counters.add("wire_bytes", len(data))
-        return False
+        return await self._read_ranges(part, access)
 
     async def _access(self, backend: Backend, shard: Shard) -> Access:
         """The shard's way of access, asked for once however many parts wait for it."""
@@ -212,6 +203,19 @@ class Fetcher:
             raise
         part.filled = len(view)
         self._counters.add("wire_bytes", len(view))
+        return False
+
+    async def _read_ranges(self, part: Part, ranges: Ranges) -> bool:
+        self._learn(part, ranges.size, ranges.identity, "")
+        while not part.dropped and part.start + part.filled < part.stop:
+            start = part.start + part.filled
+            data = await ranges.read(start, part.stop)
+            if not 0 < len(data) <= part.stop - start:
+                raise ConnectionError(f"asked for {part.stop - start} bytes, the filesystem gave {len(data)}")
+            part.slab.view[part.filled : part.filled + len(data)] = data
+            part.filled += len(data)
+            self._counters.add("requests")
+            self._counters.add("wire_bytes", len(data))
         return False
 
     async def _get(self, backend: Backend, part: Part, access: Request) -> bool:
@@ -276,7 +280,6 @@ class Fetcher:
     def _maker(self, backend: Backend, access: Access) -> Callable[[], Stream]:
         if isinstance(access, Request):
             return lambda: DirectStream(self._pool, access)
-        # A pipe is opened once; another attempt asks the backend for another stream.
         return lambda: access  # type: ignore[return-value]
 
     def _learn(self, part: Part, size: int, identity: str, etag: str) -> None:

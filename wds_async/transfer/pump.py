@@ -14,13 +14,13 @@ from wds_async.transfer.origins import ConnectionPool
 from wds_async.transfer.slabs import Slab, SlabPool
 from wds_async.transfer.stats import Counters
 from wds_async.transfer.threads import BlockingThreads
-from wds_async.transfer.window import End, Finished, Part, Piece, Shard, Window
+from wds_async.transfer.window import Broken, End, Finished, Part, Piece, Shard, Window
 
 __all__ = ["Pump"]
 
 logger = logging.getLogger("wds_async")
 
-Event = Piece | End | Finished
+Event = Piece | End | Finished | Broken
 
 
 class Pump:
@@ -95,6 +95,8 @@ class Pump:
             self.window.deliver()
             for part in self.window.plan():
                 self._tasks[part] = asyncio.get_running_loop().create_task(self._fetch(part))
+        except Exception as exn:  # nobody else would see it, and the consumer would wait for ever
+            self._emit(Broken(exn))
         finally:
             self._kicking = False
         self._counters.set("window_bytes", self.window.held_bytes)

@@ -21,13 +21,13 @@ from types import TracebackType
 from typing import Any
 
 from wds_async.config import TransferConfig, settings, transfer_config
-from wds_async.errors import ReaderClosed, WdsError
+from wds_async.errors import ReaderClosed, StorageError, WdsError
 from wds_async.storage.registry import Location, locate
 from wds_async.transfer.bridge import Engine
 from wds_async.transfer.pump import Event, Pump
 from wds_async.transfer.slabs import Slab
 from wds_async.transfer.stats import Board, Counters
-from wds_async.transfer.window import Finished, Piece
+from wds_async.transfer.window import Broken, Finished, Piece
 from wds_async.urls import local_path, redact
 
 __all__ = ["ShardReader", "ShardStream", "open_shards"]
@@ -243,6 +243,9 @@ class ShardStream:
             return None
         self._reader._check()
         event = self._reader._next_event()
+        if isinstance(event, Broken):
+            self._reader.close()
+            raise StorageError(f"{redact(self.url)}: the engine failed: {event.error!r}") from event.error
         if isinstance(event, Piece):
             self._slab = event.slab
             self._piece = event.slab.view[: event.length]

@@ -19,7 +19,7 @@ from wds_async.config import TransferConfig
 from wds_async.transfer.control import Concurrency
 from wds_async.transfer.slabs import Slab, SlabPool, slab_bytes
 
-__all__ = ["End", "Finished", "Part", "Piece", "Shard", "Window"]
+__all__ = ["Broken", "End", "Finished", "Part", "Piece", "Shard", "Window"]
 
 _UNKNOWN_PART_BYTES = 1 << 20
 _SIZES_REMEMBERED = 64
@@ -88,6 +88,13 @@ class End:
 @dataclass(frozen=True, slots=True)
 class Finished:
     """No shard follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The engine itself failed (no memory, a fault of ours): nothing follows, in this shard or any other."""
+
+    error: Exception
 
 
 class Window:
