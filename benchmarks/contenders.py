@@ -55,6 +55,14 @@ def _pipeline(module: str, job: dict[str, Any]) -> Run:
     return lambda: _count(dataset, job["spin"])
 
 
+def _on_asyncio(job: dict[str, Any]) -> Run:
+    """Ours on asyncio's own loop, where uvloop's would be taken."""
+    from wds_async.transfer import bridge
+
+    vars(bridge)["new_event_loop"] = asyncio.new_event_loop
+    return _dataset("wds_async", job)
+
+
 def _webdataset_over_fsspec(job: dict[str, Any]) -> Run:
     """What webdataset's users are told to do where curl is too slow: fsspec's HTTP file, 32 MiB blocks."""
     import fsspec
@@ -132,6 +140,7 @@ def _nothing(job: dict[str, Any]) -> Run:
 CONTENDERS: dict[str, Callable[[dict[str, Any]], Run]] = {
     "wds_async": lambda job: _dataset("wds_async", job),
     "wds_async pipeline": lambda job: _pipeline("wds_async", job),
+    "wds_async asyncio": _on_asyncio,
     "webdataset": lambda job: _dataset("webdataset", job),
     "webdataset pipeline": lambda job: _pipeline("webdataset", job),
     "webdataset fsspec": _webdataset_over_fsspec,

@@ -10,6 +10,7 @@ __all__ = ["CONTENDERS", "main", "shard_bytes"]
 CONTENDERS = [
     "wds_async",
     "wds_async pipeline",
+    "wds_async asyncio",
     "webdataset",
     "webdataset pipeline",
     "webdataset fsspec",

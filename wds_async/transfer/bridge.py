@@ -38,7 +38,7 @@ _inherited: list[Engine] = []
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's where it is installed, asyncio's otherwise (``benchmarks/http.py --loop`` compares them)."""
+    """uvloop's where it is installed, asyncio's otherwise (``benchmarks/http.py`` and ``tls.py`` have both)."""
     try:
         import uvloop  # noqa: PLC0415 - not on Windows
     except ImportError:

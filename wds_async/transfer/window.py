@@ -25,6 +25,9 @@ _UNKNOWN_PART_BYTES = 1 << 20
 _SIZES_REMEMBERED = 64
 _FIRST_ALLOWANCE_BYTES = 1 << 20
 _ALLOWANCE_GROWTH = 8
+# Parts in memory for each that may be in flight. From a server a millisecond away what is read far ahead only costs
+# memory, and the time to touch it; from a store 50 ms away this is more than any budget.
+_DEPTH = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -286,14 +289,14 @@ class Window:
             return False
         if head:
             return True
-        readers = max(1, self._pool.readers)
-        if self.held_bytes + size > self._pool.budget_bytes // readers:
+        readers, limit = max(1, self._pool.readers), self.concurrency.limit
+        if self.held_bytes + size > min(self._pool.budget_bytes // readers, _DEPTH * limit * self._pool.block_bytes):
             return False
         if shard.streamed:
             return shard.number - next(iter(self._shards)) < self.config.open_streams
         if shard.size is None and self._guess is None and self.held_bytes + size > self._pool.budget_bytes // 4:
             return False
-        return self.flying < max(1, self.concurrency.limit // readers)
+        return self.flying < max(1, limit // readers)
 
     def _start(self, shard: Shard, slab: Slab) -> Part:
         stop = shard.planned + slab.size
