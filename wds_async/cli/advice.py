@@ -9,7 +9,7 @@ from wds_async import config
 from wds_async.cli.measure import Job, Outcome
 from wds_async.cli.shards import human
 
-__all__ = ["Advice", "recommend"]
+__all__ = ["Advice", "named", "recommend"]
 
 _NEAR = 0.95  # within the noise of such measurements
 _WORTH = 1.10
@@ -26,6 +26,11 @@ class Advice:
     text: str
 
 
+def named(workers: int) -> str:
+    """``1 worker``, ``2 workers``."""
+    return "1 worker" if workers == 1 else f"{workers} workers"
+
+
 def recommend(outcomes: list[Outcome], measure: Callable[[Job], Outcome]) -> Advice:
     """The fewest workers that come within 5 % of the fastest, and the budget for them.
 
@@ -36,15 +41,15 @@ def recommend(outcomes: list[Outcome], measure: Callable[[Job], Outcome]) -> Adv
     fastest = max(ours, key=lambda outcome: outcome.rate)
     good = [outcome for outcome in ours if outcome.rate >= _NEAR * fastest.rate]
     chosen = min(good, key=lambda outcome: outcome.job.workers)
-    why = f"{chosen.job.workers} workers read {human(chosen.rate)}/s"
+    why = f"{named(chosen.job.workers)} read {human(chosen.rate)}/s"
     if chosen is not fastest:
-        why += f", within 5 % of the {human(fastest.rate)}/s of {fastest.job.workers} workers, for less memory"
+        why += f", within 5 % of the {human(fastest.rate)}/s of {named(fastest.job.workers)}, for less memory"
     elif chosen.job.workers == max(outcome.job.workers for outcome in ours):
         why += ", the most that was tried: more may be faster still"
     else:
         why += ", the fastest of those tried"
     budget, reason = _budget(chosen, measure)
-    text = f"{chosen.job.workers} workers, WDS_BUDGET={budget // _MIB}M. {why}. {reason}"
+    text = f"{named(chosen.job.workers)}, WDS_BUDGET={budget // _MIB}M. {why}. {reason}"
     return Advice(chosen.job.workers, budget, text)
 
 

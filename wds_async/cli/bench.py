@@ -148,7 +148,7 @@ def _report(outcomes: list[Outcome], hint: advice.Advice | None, options: dict[s
         for outcome in outcomes:
             if outcome.bound_by:
                 console.print(
-                    f"[dim]{outcome.job.workers} workers:[/] {outcome.bound_by}", highlight=False, soft_wrap=True
+                    f"[dim]{advice.named(outcome.job.workers)}:[/] {outcome.bound_by}", highlight=False, soft_wrap=True
                 )
         if hint is not None:
             console.print(f"[bold green]Recommended:[/] {hint.text}", highlight=False, soft_wrap=True)

@@ -43,7 +43,7 @@ def explain_status(answer: Answer) -> Fault:
     status = answer.status
     words = f"the server answered {status}{_excerpt(answer)}"
     if status in (404, 410):
-        return Fault(Verdict.MISSING, words, "Check the URL; `wds-async ls URL` shows what can be read.")
+        return Fault(Verdict.MISSING, words, "Check the URL, and that the object was not moved.")
     if status in (401, 403, 407):
         return Fault(Verdict.DENIED, words, "Check the credentials and the permission to read.")
     if status == 412:
