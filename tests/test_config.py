@@ -90,7 +90,6 @@ BAD = {
     "WDS_ALLOW_PICKLE": ["please"],
     "WDS_SEED": ["random", "1.0"],
     "WDS_EPOCH": ["first"],
-    "GOPEN_BUFFER": ["big"],
     "GOPEN_VERBOSE": ["-1"],
 }
 
@@ -119,7 +118,6 @@ def test_a_value_that_does_not_parse_names_its_variable(name: str, text: str, mo
         ("WDS_PROGRESS", "1", "progress", True),
         ("WDS_LOG", "debug", "log", "debug"),
         ("GOPEN_VERBOSE", "2", "verbose", 2),
-        ("GOPEN_BUFFER", "4096", "buffer_bytes", 4096),
         ("WDS_REWRITE", "a=b", "rewrite", "a=b"),
         ("GOPEN_REWRITE", "a=b", "rewrite", "a=b"),
     ],
@@ -134,7 +132,7 @@ def test_settings_follow_the_environment(
 
 def test_defaults() -> None:
     now = settings()
-    assert (now.seed, now.epoch, now.rewrite, now.buffer_bytes) == (None, None, "", -1)
+    assert (now.seed, now.epoch, now.rewrite) == (None, None, "")
     assert now.weights_only
     assert not any((now.secure, now.allow_pickle, now.native_pipes, now.progress, now.show_seed))
     with pytest.raises(FrozenInstanceError):
@@ -318,3 +316,13 @@ def test_the_level_of_the_logger(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WDS_LOG", "loud")
     with pytest.raises(ConfigError, match="WDS_LOG='loud' is not a level"):
         configure_logging()
+
+
+def test_arguments_are_checked_by_name_type_and_range() -> None:
+    assert transfer_config(budget_bytes="64M", stall_timeout_s=3).budget_bytes == 64 * MIB
+    with pytest.raises(ConfigError, match="no 'budget'; its names are budget_bytes, connect_timeout_s"):
+        transfer_config(budget="64M")
+    with pytest.raises(ConfigError, match="connections='many'"):
+        transfer_config(connections="many")
+    with pytest.raises(ConfigError, match="budget_bytes='much'"):
+        transfer_config(budget_bytes="much")

@@ -6,8 +6,10 @@ README's list is tested against. A value that does not parse is a `ConfigError` 
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import logging
+import operator
 import os
 import re
 import urllib.parse
@@ -116,7 +118,6 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("WDS_PROGRESS", _flag, False, "1: show a progress bar and a summary line for every epoch"),
     Variable("WDS_LOG", str, "", "level of the wds_async logger: debug, info, warning, error"),
     Variable("GOPEN_VERBOSE", _count, 0, "1: log every shard that is opened"),
-    Variable("GOPEN_BUFFER", int, -1, "buffer size of gopen() for local files"),
     Variable("RANK", _count, None, "rank of this process, with WORLD_SIZE"),
     Variable("WORLD_SIZE", _count, None, "number of ranks"),
     Variable("LOCAL_WORLD_SIZE", _count, None, "ranks on this host; shares the host's memory budget"),
@@ -203,7 +204,6 @@ class Settings:
     progress: bool
     log: str
     verbose: int
-    buffer_bytes: int
     rewrite: str
 
 
@@ -220,7 +220,6 @@ def settings() -> Settings:
         progress=_value("WDS_PROGRESS"),
         log=_value("WDS_LOG"),
         verbose=_value("GOPEN_VERBOSE"),
-        buffer_bytes=_value("GOPEN_BUFFER"),
         rewrite=_value("WDS_REWRITE") or _value("GOPEN_REWRITE"),
     )
 
@@ -243,8 +242,8 @@ class TransferConfig:
     """Pipes and streamed answers that are open ahead of the reader, each a process or a connection."""
     direct: bool = True
     """False reads HTTP through aiohttp."""
-    connect_timeout_s: float = 10.0
-    """DNS, TCP and TLS together, for one attempt."""
+    connect_timeout_s: float = 5.0
+    """DNS, TCP and TLS together, for one attempt. Half of what an origin has that never answered: it is tried twice."""
     stall_timeout_s: float = 30.0
     """Seconds without a byte before an attempt is given up and made again."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
@@ -258,14 +257,18 @@ class TransferConfig:
         if self.budget_bytes < 4 * self.part_bytes:
             raise ConfigError(
                 f"budget of {self.budget_bytes} bytes holds fewer than four parts of {self.part_bytes} bytes: "
-                "raise WDS_BUDGET or lower WDS_PART_SIZE"
+                "raise the budget (WDS_BUDGET, budget_bytes) or lower the part size (WDS_PART_SIZE, part_bytes)"
             )
         if self.connections < 1:
             raise ConfigError("connections: at least 1 (WDS_CONNECTIONS)")
 
 
 def transfer_config(workers: int = 1, **overrides: Any) -> TransferConfig:
-    """The transfer's settings from the environment, for one of ``workers`` processes of this rank."""
+    """The transfer's settings from the environment, for one of ``workers`` processes of this rank.
+
+    ``overrides`` are fields of `TransferConfig` and win; sizes may be written as ``"64M"``. ConfigError for a name
+    that does not exist or a value of the wrong type or range.
+    """
     budget = _value("WDS_BUDGET")
     if budget is None:
         budget = default_budget_bytes(workers * (_value("LOCAL_WORLD_SIZE") or 1))
@@ -278,7 +281,24 @@ def transfer_config(workers: int = 1, **overrides: Any) -> TransferConfig:
         "retry": retry,
         "stall_timeout_s": min(30.0, retry.timeout_s),
     }
-    return TransferConfig(**{**values, **overrides})
+    return TransferConfig(**{**values, **{name: _override(name, value) for name, value in overrides.items()}})
+
+
+def _override(name: str, value: Any) -> Any:
+    """An argument as the field's type."""
+    types = {known.name: str(known.type) for known in dataclasses.fields(TransferConfig)}
+    if name not in types:
+        raise ConfigError(f"transfer has no {name!r}; its names are {', '.join(sorted(types))}")
+    try:
+        if name.endswith("_bytes") and isinstance(value, str):
+            return parse_bytes(value)
+        if types[name] == "int":
+            return operator.index(value)
+        if types[name] == "float":
+            return float(value)
+    except (TypeError, ValueError) as exn:
+        raise ConfigError(f"transfer: {name}={value!r}: {exn}") from exn
+    return value
 
 
 def default_budget_bytes(processes: int = 1) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import warnings
@@ -12,6 +13,7 @@ from wds_async import config, filters, shardlists
 from wds_async.errors import ConfigError, UrlError
 from wds_async.handlers import Handler, reraise_exception
 from wds_async.pipeline import DataPipeline
+from wds_async.storage.registry import tell_of_native_pipes
 from wds_async.tariterators import tarfile_to_samples
 
 __all__ = ["FluidInterface", "FluidWrapper", "WebDataset", "check_empty"]
@@ -223,6 +225,7 @@ class WebDataset(DataPipeline, FluidInterface):
                 self.append(filters.detshuffle(buffer, seed=self.seed, epoch=epoch - 1))
         config.configure_logging()
         config.warn_of_unknown_variables()  # here: what ${X} read is known by now, and workers need not repeat it
+        tell_of_native_pipes(itertools.islice(self.pipeline[0].urls, 1000))
         self.pipeline += [splitter for splitter in (nodesplitter, workersplitter) if splitter]
         reading = tarfile_to_samples(handler, select_files, rename_files, transfer)
         self.pipeline += [reading, check_empty] if empty_check else [reading]

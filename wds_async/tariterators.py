@@ -147,5 +147,6 @@ def tarfile_to_samples(
     rename_files: Callable[[str], str] | None = None,
     transfer: Mapping[str, Any] | None = None,
 ) -> TarStage:
-    """The stage from shards to samples, see `tarfile_samples`."""
+    """The stage from shards to samples, see `tarfile_samples`. ConfigError at once for a wrong ``transfer``."""
+    config.transfer_config(**(transfer or {}))
     return TarStage(handler=handler, select_files=select_files, rename_files=rename_files, transfer=transfer)

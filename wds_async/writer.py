@@ -93,7 +93,10 @@ class _LocalFile:
         if not os.path.exists(self.path) or os.path.isfile(self.path):  # a device or FIFO cannot be replaced
             folder, name = os.path.split(self.path)
             self.temporary = os.path.join(folder, f".{name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
-        self.stream = open(self.temporary or self.path, "wb")  # noqa: SIM115 - closed by publish or discard
+        try:
+            self.stream = open(self.temporary or self.path, "wb")  # noqa: SIM115 - closed by publish or discard
+        except FileNotFoundError as exn:
+            raise FileNotFoundError(exn.errno, "there is no such folder to write to", os.fspath(path)) from None
 
     def publish(self) -> None:
         self.stream.close()

@@ -11,6 +11,7 @@ import pytest
 from tests.servers import Origin
 from tests.transfer.reading import bytes_of, outcomes
 from wds_async.errors import UnsafeContent, UrlError
+from wds_async.storage import registry
 from wds_async.storage.http import HttpBackend
 from wds_async.storage.local import LocalBackend
 from wds_async.storage.registry import Backends, check_allowed, locate
@@ -110,3 +111,17 @@ def test_backends_are_made_once_and_closed(tmp_path: Path) -> None:
         assert backends.of(locate("http://h/x")) is not http
 
     asyncio.run(scenario())
+
+
+def test_the_notice_on_pipes_is_given_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(registry, "_told", set())
+    urls = ["pipe:cat /data/a.tar", "pipe:cat /data/b.tar", "pipe:mytool /data/c.tar"]
+    registry.tell_of_native_pipes(urls)
+    registry.locate(urls[0])
+    (record,) = caplog.records
+    assert "as /data/a.tar; set WDS_NATIVE_PIPES=1" in record.getMessage()
+    caplog.clear()
+    monkeypatch.setattr(registry, "_told", set())
+    monkeypatch.setenv("WDS_SECURE", "1")
+    registry.tell_of_native_pipes(urls)  # what it would recommend is forbidden too
+    assert not caplog.records

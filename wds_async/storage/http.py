@@ -74,7 +74,7 @@ def _retry_after(answer: Answer) -> float | None:
 class HttpBackend:
     """Plain web servers: no listing, no credentials but those in the URL (``user:password@``)."""
 
-    def __init__(self, *, direct: bool = True, connect_timeout_s: float = 10.0, stall_timeout_s: float = 30.0) -> None:
+    def __init__(self, *, direct: bool = True, connect_timeout_s: float = 5.0, stall_timeout_s: float = 30.0) -> None:
         self._direct = direct
         self._timeouts_s = connect_timeout_s, stall_timeout_s
         self._session: aiohttp.ClientSession | None = None
@@ -148,7 +148,11 @@ def explain_exception(exn: BaseException) -> Fault:
     if isinstance(cause, ConnectionRefusedError) or getattr(cause, "errno", None) == errno.ECONNREFUSED:
         return Fault(Verdict.TRANSIENT, "the connection was refused", "Check that the server runs on this port.")
     if isinstance(cause, TimeoutError):
-        return Fault(Verdict.STALLED, text, "Check the network, or raise WDS_TIMEOUT.")
+        return Fault(
+            Verdict.STALLED,
+            text,
+            "Check the server, the port and the network between; WDS_TIMEOUT is for how long it is tried.",
+        )
     if isinstance(cause, OSError) or _is_client_error(exn):
         return Fault(Verdict.TRANSIENT, text, "Check the network and the server.")
     return Fault(Verdict.FATAL, f"{type(cause).__name__}: {text}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+import multiprocessing
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from wds_async.storage.local import LocalBackend
 from wds_async.storage.pipe import PipeBackend, StdinBackend
 from wds_async.urls import native_pipe, redact, rewrite, route, rules_from_env, scheme
 
-__all__ = ["Backends", "Location", "check_allowed", "locate"]
+__all__ = ["Backends", "Location", "check_allowed", "locate", "tell_of_native_pipes"]
 
 logger = logging.getLogger("wds_async")
 
@@ -75,8 +76,21 @@ def _native(target: str) -> str:
         return target
     if settings().native_pipes:
         return native
+    if multiprocessing.parent_process() is None:  # a worker's parent was told when it made the data set
+        _tell(target, native)
+    return target
+
+
+def tell_of_native_pipes(urls: Iterable[str]) -> None:
+    """Log, once a run and tool, which ``pipe:`` commands among ``urls`` need not be commands."""
+    for url in urls:
+        if url.startswith("pipe:") and (native := native_pipe(url)) is not None and not settings().native_pipes:
+            _tell(url, native)
+
+
+def _tell(target: str, native: str) -> None:
     tool = target.removeprefix("pipe:").split()[0]
-    if tool not in _told:
+    if tool not in _told and not settings().secure:
         _told.add(tool)
         logger.warning(
             "%s can be read without a command, faster and with retries, as %s; "
@@ -84,7 +98,6 @@ def _native(target: str) -> str:
             redact(target),
             redact(native),
         )
-    return target
 
 
 class Backends:

@@ -56,6 +56,7 @@ class Engine:
         self.config = config
         self.slabs = SlabPool(config.budget_bytes, config.part_bytes)
         self._pumps: set[Pump] = set()
+        self._closing: set[asyncio.Task[None] | None] = set()
         self._loop = new_event_loop()
         self._threads = BlockingThreads(self._loop)
         self._connections = ConnectionPool(self._loop, self._threads, config)
@@ -155,7 +156,8 @@ class Engine:
             coroutine.close()
 
     def _keep(self, task: asyncio.Task[None]) -> None:
-        self._closing = task
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     async def _watch(self) -> None:
         """Look for stalled connections, once a second."""
@@ -166,7 +168,8 @@ class Engine:
     async def _shut_down(self, pump: Pump) -> None:
         try:
             async with asyncio.timeout(_STOP_WITHIN_S * 0.75):
-                await pump.close()
+                others = self._closing - {asyncio.current_task()}
+                await asyncio.gather(pump.close(), *others, return_exceptions=True)
                 await self._backends.close()
         except TimeoutError:
             pass  # a file server that does not answer holds a daemon thread, not the exit

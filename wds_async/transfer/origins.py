@@ -65,8 +65,7 @@ class ConnectionPool:
         state = self._state(origin)
         connection = None if fresh else self._idle(state)
         if connection is None:
-            async with asyncio.timeout(self._config.connect_timeout_s):
-                connection = await self._connect(origin, state)
+            connection = await self._connect_in_time(origin, state)
         self._busy.add(connection)
         self.peak = max(self.peak, self.open)
         keep = False
@@ -109,6 +108,14 @@ class ConnectionPool:
                 return connection
             connection.abort()
         return None
+
+    async def _connect_in_time(self, origin: Origin, state: _OriginState) -> Connection:
+        allowed_s = self._config.connect_timeout_s
+        try:
+            async with asyncio.timeout(allowed_s):
+                return await self._connect(origin, state)
+        except TimeoutError:
+            raise TimeoutError(f"no connection to {origin.host}:{origin.port} within {allowed_s:g} s") from None
 
     async def _connect(self, origin: Origin, state: _OriginState) -> Connection:
         addresses = await self._resolve(origin, state)
