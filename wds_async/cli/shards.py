@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 from wds_async import urls
 from wds_async.errors import UrlError
-from wds_async.tar import decompress, parse
-from wds_async.tariterators import base_plus_ext
+from wds_async.tar import decompress, group, parse
 from wds_async.transfer import reader
 
 __all__ = ["Entry", "expand", "human", "members", "raw", "samples"]
@@ -43,19 +42,12 @@ def members(shards: Iterable[str]) -> Iterator[tuple[str, parse.Member]]:
 
 def samples(shards: Iterable[str]) -> Iterator[Entry]:
     """Adjacent members of one key, as `WebDataset` groups them; nameless ones are passed over."""
-    current: Entry | None = None
-    for url, member in members(shards):
-        name, data, offset = member
-        key, extension = base_plus_ext(name)
-        if not key or extension is None:
-            continue
-        if current is None or (current.key, current.url) != (key, url):
-            if current is not None:
-                yield current
-            current = Entry(key, url, offset)
-        current.fields[extension.lower()] = data
-    if current is not None:
-        yield current
+    with reader.open_shards(shards) as opened:
+        for stream in opened:
+            members = parse.members(decompress.plain(stream.read, stream.url), stream.url)
+            for found in group.samples(members, stream.url):
+                fields = {name: data for name, data in found.items() if name not in ("__key__", "__url__")}
+                yield Entry(found["__key__"], found.shard, found.offset, fields)
 
 
 def raw(shards: Iterable[str]) -> Iterator[memoryview]:
