@@ -160,3 +160,13 @@ def test_add_handlers_changes_what_true_means() -> None:
 def test_tenbin_takes_one_array_or_a_list() -> None:
     one, many = encoders.tenbin_dumps(np.arange(3)), encoders.tenbin_dumps([np.arange(3), np.arange(2)])
     assert [len(tenbin.decode_buffer(data)) for data in (one, many)] == [1, 2]
+
+
+def test_what_an_encoder_raises_says_which_sample_and_field() -> None:
+    def broken(value: object) -> bytes:
+        raise OSError("cannot write mode RGBA as JPEG")
+
+    encode = make_encoder({"jpg": broken})
+    with pytest.raises(OSError, match="RGBA") as caught:
+        encode({"__key__": "a/7", "jpg": object()})
+    assert caught.value.__notes__ == ["while encoding field 'jpg' of sample 'a/7'"]

@@ -178,7 +178,7 @@ def configure_logging() -> None:
 
     Without ``WDS_LOG`` logging is left to the program. ConfigError for a level that does not exist.
     """
-    level = str(_value("WDS_LOG")).upper()
+    level = settings().log.upper()
     if not level:
         return
     if level not in logging.getLevelNamesMapping():

@@ -171,4 +171,13 @@ def make_encoder(spec: Any) -> Callable[[Sample], Sample]:
     handlers = default_handlers if spec is True else spec
     if not isinstance(handlers, dict):
         raise ConfigError(f"encoder={spec!r}: it is True, False, a function or a dict of functions by extension")
-    return lambda sample: {name: _encode(name, value, handlers) for name, value in sample.items()}
+    return lambda sample: {name: _encode_field(sample, name, value, handlers) for name, value in sample.items()}
+
+
+def _encode_field(sample: Sample, name: str, value: Any, handlers: dict[str, Any]) -> Any:
+    """As `_encode`; what an encoder raises keeps its type and says which sample and field it was about."""
+    try:
+        return _encode(name, value, handlers)
+    except Exception as error:
+        error.add_note(f"while encoding field {name!r} of sample {sample.get('__key__')!r}")
+        raise

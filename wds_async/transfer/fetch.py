@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from wds_async.config import TransferConfig
@@ -62,7 +62,6 @@ class _Attempts:
     since: float
     count: int = 0
     bytes: int = 0
-    reasons: list[str] = field(default_factory=list)
 
 
 class _Unready(Exception):
@@ -125,7 +124,6 @@ class Fetcher:
         if part.filled > attempts.bytes:
             attempts.count, attempts.since, attempts.bytes = 0, now, part.filled
         attempts.count += 1
-        attempts.reasons.append(fault.reason)
         shard, retry = part.shard, self._config.retry
         again = fault.verdict.again and self._restartable(shard)
         known = self._origin_known(shard)

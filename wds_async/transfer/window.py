@@ -2,8 +2,8 @@
 
 The shards of an epoch are one long stream, cut into parts. The window starts parts in stream order as long as
 memory, connections and what the consumer has taken so far allow, and delivers them in stream order whatever order
-they complete in. Progress is certain: the head of the line (the first part not yet delivered) needs no permission
-but memory, and one block of the pool is held back for it.
+they complete in. Progress is certain: the head of the line (the first part not yet delivered) needs nothing
+but memory once the consumer has nothing else to take, and one block of the pool is held back for it.
 """
 
 from __future__ import annotations
