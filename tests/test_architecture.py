@@ -29,15 +29,16 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("shardcache", "shardcache.*"),
     # tenbin is bytes and arrays like tar is bytes and members: decoding needs it as much as writing does.
     ("tar", "tar.*", "tenbin"),
-    ("tariterators", "autodecode", "images", "unpickle", "filters", "fields", "batches", "shuffles", "shardlists",
-     "mix", "cache", "pipeline", "checkpoint", "progress"),
-    ("dataset", "loader", "asyncreader"),
+    ("tariterators", "tarparts", "opening", "autodecode", "images", "media", "unpickle", "streamdecode", "parallel",
+     "filters", "fields", "batches", "shuffles", "shardlists", "directories", "mix", "extradatasets", "cache",
+     "samplecache", "records", "spec", "pipeline", "checkpoint", "progress"),
+    ("dataset", "loader", "asyncreader", "mixture", "multi", "random_access", "samplers", "legacy", "legacy.*"),
     ("encoders", "writer"),
     ("service", "service.*", "cli", "cli.*", "distributed", "distributed.*"),
 )  # fmt: skip
 """Rooms by floor, the ground first. A module imports from its own floor and those below."""
 
-DOORS = ("__init__", "__main__", "compat", "gopen", "utils")
+DOORS = ("__init__", "__main__", "compat", "gopen", "pytorch", "utils", "wids")
 """Names for users; they hold no logic and nothing inside imports them."""
 GUESTS = ("cli.*",)
 """The command line runs what a user would write, some of it with either library, so it may enter by ``__init__``."""
@@ -62,7 +63,9 @@ WITHOUT_TEST_OF_ITS_OWN = {
     "__main__": "tests/cli",
     "compat": "tests/test_public_api.py",
     "gopen": "tests/test_public_api.py",
+    "pytorch": "tests/test_public_api.py",
     "utils": "tests/test_public_api.py",
+    "wids": "tests/test_public_api.py",
     "*.__init__": "doors of folders",
     "cli.shim.*": "tests/cli/test_alias.py",
 }

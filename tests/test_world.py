@@ -7,17 +7,20 @@ import multiprocessing
 import pickle
 import subprocess
 import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from wds_async import world
 from wds_async.errors import ConfigError
+from wds_async.pipeline import DataPipeline
+from wds_async.shardlists import SimpleShardList, split_by_node
 
 
 @pytest.fixture(autouse=True)
 def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE", "WORKER", "NUM_WORKERS"):
+    for name in ("RANK", "WORLD_SIZE", "WORKER", "NUM_WORKERS", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -53,6 +56,56 @@ def test_torch_distributed_says_the_rank(tmp_path: Any) -> None:
         assert world.place()[:2] == (0, 1)
     finally:
         dist.destroy_process_group()
+
+
+def test_slurm_says_the_rank_of_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    assert world.place() == (0, 1, 0, 1)  # a batch script, which srun did not start: alone, whatever the job's size
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    monkeypatch.setenv("SLURM_PROCID", "3")
+    assert world.place() == (3, 4, 0, 1)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert world.place() == (0, 1, 0, 1)
+
+
+class XlaDouble:
+    """What torch_xla offers of its runtime: where it was started, and the ordinal of this process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.started = False
+        self.asked = 0
+        package, runtime = ModuleType("torch_xla"), ModuleType("torch_xla.runtime")
+        package._XLAC = SimpleNamespace(_xla_runtime_is_initialized=lambda: self.started)  # type: ignore[attr-defined]
+        runtime.global_ordinal = self.ordinal  # type: ignore[attr-defined]
+        runtime.world_size = lambda: 8  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "torch_xla", package)
+        monkeypatch.setitem(sys.modules, "torch_xla.runtime", runtime)
+        monkeypatch.setattr(world, "_xla_rank", None)
+
+    def ordinal(self) -> int:
+        assert self.started, "asking would start the runtime"
+        self.asked += 1
+        return 5
+
+
+def test_xla_says_the_rank_once_its_runtime_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    xla = XlaDouble(monkeypatch)
+    assert world.place()[:2] == (0, 1)
+    xla.started = True
+    assert world.place()[:2] == (5, 8)
+
+
+def test_a_forked_worker_knows_the_rank_on_xla_without_asking(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.utils.data import DataLoader
+
+    xla = XlaDouble(monkeypatch)
+    shards = DataPipeline(SimpleShardList([f"{i}.tar" for i in range(16)]), split_by_node)
+    xla.started = True
+    loader = DataLoader(shards, batch_size=None, num_workers=1, multiprocessing_context="fork")
+    xla.started = False  # a worker that asks fails now
+    assert [shard["url"] for shard in loader] == ["5.tar", "13.tar"]
 
 
 def test_seeds_are_stable_across_processes() -> None:

@@ -34,6 +34,7 @@ __all__ = [
     "parse_bytes",
     "proxy_for",
     "rank_from_env",
+    "rank_from_slurm",
     "settings",
     "transfer_config",
     "unknown_variables",
@@ -118,8 +119,14 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("WDS_PROGRESS", _flag, False, "1: show a progress bar and a summary line for every epoch"),
     Variable("WDS_LOG", str, "", "level of the wds_async logger: debug, info, warning, error"),
     Variable("GOPEN_VERBOSE", _count, 0, "1: log every shard that is opened"),
+    Variable("GOPEN_BUFFER", int, -1, "buffer in bytes of the local files that gopen opens; -1: Python's own choice"),
+    Variable("WDS_CACHE", str, "", "folder of the shard cache; setting it turns caching on"),
+    Variable("WDS_CACHE_SIZE", parse_bytes, None, "bytes that the shard cache may hold; without it, all that comes"),
+    Variable("WDS_VERBOSE_CACHE", _flag, False, "1: log every shard that the cache keeps, uses or drops"),
     Variable("RANK", _count, None, "rank of this process, with WORLD_SIZE"),
     Variable("WORLD_SIZE", _count, None, "number of ranks"),
+    Variable("SLURM_PROCID", _count, None, "rank of a task that srun started, where nothing else says one"),
+    Variable("SLURM_STEP_NUM_TASKS", _count, None, "number of tasks that srun started"),
     Variable("LOCAL_WORLD_SIZE", _count, None, "ranks on this host; shares the host's memory budget"),
     Variable("WORKER", _count, None, "number of this worker, with NUM_WORKERS"),
     Variable("NUM_WORKERS", _count, None, "number of workers"),
@@ -129,7 +136,7 @@ VARIABLES: tuple[Variable, ...] = (
 
 _BY_NAME = {v.name: v for v in VARIABLES}
 # Names that WebDataset or later parts of this project read; known, so that no one is warned about them.
-_KNOWN_ELSEWHERE = {"WDS_CACHE", "WDS_CACHE_SIZE", "WDS_VERBOSE_CACHE", "WDS_REQUIRE_SERVERS"}
+_KNOWN_ELSEWHERE = {"WDS_REQUIRE_SERVERS"}
 
 
 _asked: set[str] = set()
@@ -204,6 +211,10 @@ class Settings:
     progress: bool
     log: str
     verbose: int
+    gopen_buffer: int
+    cache: str
+    cache_size: int | None
+    verbose_cache: bool
     rewrite: str
 
 
@@ -220,6 +231,10 @@ def settings() -> Settings:
         progress=_value("WDS_PROGRESS"),
         log=_value("WDS_LOG"),
         verbose=_value("GOPEN_VERBOSE"),
+        gopen_buffer=_value("GOPEN_BUFFER"),
+        cache=_value("WDS_CACHE"),
+        cache_size=_value("WDS_CACHE_SIZE"),
+        verbose_cache=_value("WDS_VERBOSE_CACHE"),
         rewrite=_value("WDS_REWRITE") or _value("GOPEN_REWRITE"),
     )
 
@@ -335,6 +350,15 @@ def _pair(index: str, count: str) -> tuple[int, int] | None:
 def rank_from_env() -> tuple[int, int] | None:
     """``(RANK, WORLD_SIZE)`` where both are set."""
     return _pair("RANK", "WORLD_SIZE")
+
+
+def rank_from_slurm() -> tuple[int, int] | None:
+    """``(SLURM_PROCID, SLURM_STEP_NUM_TASKS)`` of a task that ``srun`` started.
+
+    ``SLURM_NTASKS`` will not do: a batch script that starts one program by itself sees the number of the whole
+    job there, with ``SLURM_PROCID=0``, and would leave out all shards but the first rank's.
+    """
+    return _pair("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
 
 
 def worker_from_env() -> tuple[int, int] | None:

@@ -26,6 +26,7 @@ __all__ = [
 
 _EPOCH_SLOTS = 513
 _inherited_rank: tuple[int, int] | None = None
+_xla_rank: tuple[int, int] | None = None
 
 
 class Place(NamedTuple):
@@ -41,10 +42,18 @@ def place(group: Any = None) -> Place:
     """Where this process stands.
 
     The rank is that of ``RANK`` and ``WORLD_SIZE``, else of torch.distributed (``group``, default the world)
-    where it is initialised, else the one that a spawned worker was told by its parent, else 0 of 1. The
-    worker is that of ``WORKER`` and ``NUM_WORKERS``, else of the DataLoader worker, else 0 of 1.
+    where it is initialised, else of torch_xla where its runtime is, else the one that a spawned worker was told
+    by its parent, else of the task that Slurm's ``srun`` started, else 0 of 1. The worker is that of ``WORKER``
+    and ``NUM_WORKERS``, else of the DataLoader worker, else 0 of 1.
     """
-    rank = config.rank_from_env() or _torch_rank(group) or _inherited_rank or (0, 1)
+    rank = (
+        config.rank_from_env()
+        or _torch_rank(group)
+        or _rank_of_xla()
+        or _inherited_rank
+        or config.rank_from_slurm()
+        or (0, 1)
+    )
     worker = config.worker_from_env() or _torch_worker() or (0, 1)
     return Place(*rank, *worker)
 
@@ -74,6 +83,20 @@ def _torch_rank(group: Any) -> tuple[int, int] | None:
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return None
     return dist.get_rank(group=group), dist.get_world_size(group=group)
+
+
+def _rank_of_xla() -> tuple[int, int] | None:
+    """torch_xla's ordinal and world size, once the program has started its runtime: asking would start it, and
+    ``xmp.spawn`` refuses to run after that. A DataLoader worker is told what its parent saw: the device is not its
+    own to talk to."""
+    global _xla_rank
+    runtime = sys.modules.get("torch_xla.runtime")
+    if runtime is not None and _torch_worker() is None:
+        core = sys.modules["torch_xla"]._XLAC
+        started = getattr(core, "_xla_runtime_is_initialized", None) or core.is_runtime_initialized
+        if started():
+            _xla_rank = runtime.global_ordinal(), runtime.world_size()
+    return _xla_rank
 
 
 def _torch_worker() -> tuple[int, int] | None:
@@ -171,6 +194,7 @@ class TorchDataset:
         def __class__(self):
             cls = type(self)
             _register(cls)
+            _rank_of_xla()  # a DataLoader asks here, before it makes the workers that cannot
             return cls
 
 
