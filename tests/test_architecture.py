@@ -32,7 +32,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("tariterators", "tarparts", "opening", "autodecode", "images", "media", "unpickle", "streamdecode", "parallel",
      "filters", "fields", "batches", "shuffles", "shardlists", "directories", "mix", "extradatasets", "cache",
      "samplecache", "records", "spec", "pipeline", "checkpoint", "progress"),
-    ("dataset", "loader", "asyncreader", "mixture", "multi", "random_access", "samplers", "legacy", "legacy.*"),
+    ("dataset", "fluid", "loader", "asyncreader", "mixture", "multi", "random_access", "samplers", "legacy", "legacy.*"),
     ("encoders", "writer"),
     ("service", "service.*", "cli", "cli.*", "distributed", "distributed.*"),
 )  # fmt: skip
@@ -48,7 +48,7 @@ MAX_FUNCTION_LINES = 60
 
 ENVIRONMENT_ROOMS = ("config",)
 TORCH_ROOMS = ("world", "autodecode", "images", "unpickle", "filters", "pipeline", "dataset", "loader", "encoders",
-               "writer", "cli.demo*")  # fmt: skip
+               "writer", "pytorch", "shardlists", "random_access", "media", "cli.demo*")  # fmt: skip
 SUBPROCESS_ROOMS = ("storage.pipe",)
 PRINT_ROOMS = ("cli", "cli.*")
 ASYNC_ROOMS = ("storage.*", "transfer.*", "shardcache.*", "service.*", "asyncreader", "cli.demo_server")
@@ -62,6 +62,7 @@ WITHOUT_TEST_OF_ITS_OWN = {
     "__init__": "tests/test_public_api.py",
     "__main__": "tests/cli",
     "compat": "tests/test_public_api.py",
+    "fluid": "tests/test_dataset.py",
     "gopen": "tests/test_public_api.py",
     "pytorch": "tests/test_public_api.py",
     "utils": "tests/test_public_api.py",

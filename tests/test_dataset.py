@@ -14,8 +14,9 @@ import pytest
 from tests.servers import make_shard
 from wds_async import dataset as dataset_module
 from wds_async import filters, shardlists
-from wds_async.dataset import FluidInterface, FluidWrapper, WebDataset
+from wds_async.dataset import WebDataset
 from wds_async.errors import ConfigError, ReaderClosed, ShardNotFound, UrlError
+from wds_async.fluid import FluidInterface, FluidWrapper
 from wds_async.handlers import ignore_and_continue
 from wds_async.tariterators import TarStage
 
@@ -54,7 +55,7 @@ def test_everything_in_order(spec: str) -> None:
     assert keys(WebDataset([Path(u) for u in ds.pipeline[0].urls])) == ALL
     assert keys(WebDataset(str(Path(spec).parent) + "/")) == ALL
     assert [type(stage).__name__ for stage in ds.pipeline] == [
-        "SimpleShardList", "function", "function", "TarStage", "function"
+        "SimpleShardList", "function", "function", "TarStage", "partial"
     ]  # fmt: skip
 
 
@@ -68,18 +69,29 @@ def test_arguments_out_of_range(spec: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cache_dir"):
         WebDataset(spec, cache_dir=tmp_path)
     assert keys(WebDataset(spec, cache_dir=tmp_path, cache_size=0)) == ALL
-    with pytest.raises(ConfigError, match="mode='unlink'"):
-        WebDataset(spec, mode="unlink")
+    with pytest.raises(ConfigError, match="mode='other'"):
+        WebDataset(spec, mode="other")
+    with pytest.raises(ConfigError, match="one directory"):
+        WebDataset([spec], mode="unlink")
 
 
-@pytest.mark.parametrize("shardshuffle", [None, False, 0])
+@pytest.mark.parametrize("shardshuffle", [False, 0])
 def test_no_shard_shuffle(spec: str, shardshuffle: Any) -> None:
     assert keys(WebDataset(spec, shardshuffle=shardshuffle)) == ALL
 
 
+def test_shard_shuffle_that_says_too_little(spec: str) -> None:
+    with pytest.warns(UserWarning, match="shardshuffle is not given") as record:
+        assert keys(WebDataset(spec, shardshuffle=None)) == ALL
+    assert record[0].filename == __file__
+    with pytest.warns(UserWarning, match="100 shards") as record:
+        assert shard_order(WebDataset(spec, shardshuffle=True)) != shard_order(WebDataset(spec, shardshuffle=False))
+    assert record[0].filename == __file__
+
+
 def test_shard_shuffle_has_an_order_an_epoch(spec: str) -> None:
     def three(**kw: Any) -> list[list[str]]:
-        ds = WebDataset(spec, shardshuffle=True, **kw)
+        ds = WebDataset(spec, shardshuffle=100, **kw)
         return [shard_order(ds) for _ in range(3)]
 
     orders = three(seed=1)
@@ -164,9 +176,26 @@ def test_handler(spec: str) -> None:
 def test_empty_check(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORKER", "9")
     monkeypatch.setenv("NUM_WORKERS", "10")
-    with pytest.raises(ValueError, match="fewer shards than ranks times workers"):
+    with pytest.raises(ValueError, match=r"worker 9 of 10, rank 0 of 1: .* fewer shards \(8\) .*\(10\)"):
         list(WebDataset(spec))
     assert list(WebDataset(spec, empty_check=False)) == []
+    # The cure that the message names: samples are split, not shards.
+    assert keys(WebDataset(spec, workersplitter=None).compose(shardlists.split_by_worker)) == ALL[9::10]
+
+
+def test_an_empty_rank_is_told_before_training(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "9")
+    with pytest.raises(ConfigError, match="8 shards for 9 ranks"):
+        WebDataset(spec)
+    assert shard_order(WebDataset(spec, empty_check=False)) == ["s0"]
+    assert len(keys(WebDataset(spec, nodesplitter=None).compose(shardlists.split_by_node))) == 6
+
+
+def test_length(spec: str) -> None:
+    assert len(WebDataset(spec, length=48)) == 48
+    with pytest.raises(TypeError, match="with_length"):
+        len(WebDataset(spec))
 
 
 def test_verbose(spec: str, caplog: pytest.LogCaptureFixture) -> None:

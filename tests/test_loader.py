@@ -101,7 +101,7 @@ def test_an_empty_worker(spec: str) -> None:
     from torch.utils.data import DataLoader
 
     one = spec.replace("{0..7}", "0")
-    with pytest.raises(ValueError, match="fewer shards than ranks times workers"):
+    with pytest.raises(ValueError, match=r"fewer shards \(1\) than ranks times workers"):
         read_all(DataLoader(WebDataset(one), batch_size=None, num_workers=4))
     quiet = DataLoader(WebDataset(one, empty_check=False), batch_size=None, num_workers=4)
     assert len(list(quiet)) == PER_SHARD
@@ -150,6 +150,19 @@ def test_web_loader(spec: str) -> None:
     epoch = loader.with_epoch(40).with_length(40)
     assert len(epoch) == 40
     assert len(list(epoch)) == len(list(epoch)) == 40
+
+
+def test_the_length_of_a_loader(spec: str) -> None:
+    keys = WebDataset(spec).map(key_of)
+    with pytest.raises(TypeError):
+        len(WebLoader(keys, batch_size=None))
+    loader = WebLoader(keys.compose().with_length(SHARDS * PER_SHARD), batch_size=None, num_workers=2)
+    assert len(loader) == len(list(loader)) == SHARDS * PER_SHARD
+    batches = WebLoader(keys.compose().with_length(SHARDS * PER_SHARD), batch_size=16, num_workers=0)
+    assert len(batches) == len(list(batches)) == SHARDS * PER_SHARD // 16
+    with pytest.raises(TypeError):
+        len(loader.batched(3))
+    assert len(loader.batched(3).with_epoch(11)) == len(list(loader.batched(3).with_epoch(11))) == 11
 
 
 def test_set_epoch_through_the_loader(spec: str) -> None:

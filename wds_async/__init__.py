@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from wds_async.autodecode import gzfilter as gzfilter
     from wds_async.autodecode import handle_extension as handle_extension
     from wds_async.autodecode import imagehandler as imagehandler
-    from wds_async.dataset import FluidInterface as FluidInterface
-    from wds_async.dataset import FluidWrapper as FluidWrapper
     from wds_async.dataset import WebDataset as WebDataset
     from wds_async.errors import DecodingError as DecodingError
     from wds_async.errors import WdsError as WdsError
+    from wds_async.fluid import FluidInterface as FluidInterface
+    from wds_async.fluid import FluidWrapper as FluidWrapper
     from wds_async.filters import Cached as Cached
     from wds_async.filters import associate as associate
     from wds_async.filters import batched as batched
@@ -72,7 +72,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "asyncreader": "AsyncReader",
     "autodecode": "Continue Decoder gzfilter handle_extension imagehandler",
-    "dataset": "FluidInterface FluidWrapper WebDataset",
+    "dataset": "WebDataset",
+    "fluid": "FluidInterface FluidWrapper",
     "errors": "DecodingError WdsError",
     "filters": "Cached associate batched decode default_collation_fn detshuffle extract_keys getfirst info log_keys "
     "map map_dict map_tuple rename rename_keys rsample select shuffle slice to_tuple transform_with unbatched "

@@ -181,7 +181,7 @@ class DataPipeline(world.TorchDataset):
         self.nsamples = nbatches
         return self
 
-    def with_length(self, n: int, silent: bool = True) -> Any:
+    def with_length(self, n: int, silent: bool = False) -> Any:
         """Make ``len`` give ``n``, for loaders and progress bars that ask. It does not change how many samples there
         are. Changes this object and returns it; ``silent`` is accepted for WebDataset's sake, there is no warning."""
         self.size = n

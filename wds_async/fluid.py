@@ -1,0 +1,130 @@
+"""The fluent methods: every filter as a method of a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from wds_async import filters
+from wds_async.handlers import Handler, reraise_exception
+from wds_async.pipeline import DataPipeline
+
+__all__ = ["FluidInterface", "FluidWrapper"]
+
+
+class FluidInterface:
+    """Filters as methods. Each gives a new pipeline with the stage added and leaves this one as it is."""
+
+    def compose(self, *stages: Any) -> Any:
+        """A new pipeline with ``stages`` added; `DataPipeline.compose` is what is meant."""
+        raise NotImplementedError(f"{type(self).__name__}: put FluidInterface behind DataPipeline among the bases")
+
+    def batched(
+        self,
+        batchsize: int,
+        collation_fn: Callable[[list[Any]], Any] | None = filters.default_collation_fn,
+        partial: bool = True,
+    ) -> Any:
+        """``batchsize`` samples at a time, collated; ``partial=False`` drops a shorter last batch."""
+        return self.compose(filters.batched(batchsize, collation_fn=collation_fn, partial=partial))
+
+    def unbatched(self) -> Any:
+        """The samples of batches of columns."""
+        return self.compose(filters.unbatched())
+
+    def listed(self, batchsize: int, partial: bool = True) -> Any:
+        """Lists of ``batchsize`` samples; ``partial=False`` drops a shorter last list."""
+        return self.compose(filters.batched(batchsize, collation_fn=None, partial=partial))
+
+    def unlisted(self) -> Any:
+        """The samples of lists of samples."""
+        return self.compose(filters.unlisted())
+
+    def log_keys(self, logfile: str | None = None) -> Any:
+        """Append a line for every sample to ``logfile``."""
+        return self.compose(filters.log_keys(logfile))
+
+    def shuffle(self, size: int, **kw: Any) -> Any:
+        """Shuffle through a buffer of ``size`` samples (see `filters.shuffle`); below 1, the same pipeline."""
+        return self if size < 1 else self.compose(filters.shuffle(size, **kw))
+
+    def map(self, f: Callable[[Any], Any], handler: Handler = reraise_exception) -> Any:
+        """``f(sample)``; None drops the sample."""
+        return self.compose(filters.map(f, handler=handler))
+
+    def decode(
+        self,
+        *args: Any,
+        pre: Any = None,
+        post: Any = None,
+        only: Any = None,
+        partial: bool = False,
+        allow_pickle: bool = False,
+        handler: Handler = reraise_exception,
+    ) -> Any:
+        """Decode fields by extension; ``args`` are image specifications (``"torchrgb"``) and decoder functions.
+
+        ``allow_pickle`` trusts pickled fields of any class: they run code from the data. Raises ValueError at once
+        for an unknown image specification.
+        """
+        from wds_async import autodecode  # noqa: PLC0415 (pipelines without decoding do not load the decoders)
+
+        decoders = [autodecode.imagehandler(a) if isinstance(a, str) else a for a in args]
+        return self.compose(
+            filters.decode(
+                *decoders,
+                pre=pre,
+                post=post,
+                only=only,
+                partial=partial,
+                allow_pickle=allow_pickle,
+                handler=handler,
+            )
+        )
+
+    def map_dict(self, handler: Handler = reraise_exception, **kw: Any) -> Any:
+        """Replace field ``k`` by ``f(field)`` for every ``k=f``."""
+        return self.compose(filters.map_dict(handler=handler, **kw))
+
+    def select(self, predicate: Callable[[Any], Any], **kw: Any) -> Any:
+        """The samples for which ``predicate`` is true."""
+        return self.compose(filters.select(predicate, **kw))
+
+    def to_tuple(self, *args: Any, **kw: Any) -> Any:
+        """Tuples of the named fields: ``to_tuple("jpg;png", "cls")``."""
+        return self.compose(filters.to_tuple(*args, **kw))
+
+    def map_tuple(self, *args: Any, handler: Handler = reraise_exception) -> Any:
+        """Apply the i-th function to the i-th value; None leaves it."""
+        return self.compose(filters.map_tuple(*args, handler=handler))
+
+    def slice(self, *args: Any) -> Any:
+        """``itertools.islice`` with these arguments; the count is that of each worker."""
+        return self.compose(filters.slice(*args))
+
+    def rename(self, **kw: Any) -> Any:
+        """Name fields anew: ``rename(image="jpg;png")``."""
+        return self.compose(filters.rename(**kw))
+
+    def rsample(self, p: float = 0.5, **kw: Any) -> Any:
+        """Let each sample pass with probability ``p``."""
+        return self.compose(filters.rsample(p, **kw))
+
+    def rename_keys(self, *args: Any, **kw: Any) -> Any:
+        """Name fields anew by pattern (see `filters.rename_keys`)."""
+        return self.compose(filters.rename_keys(*args, **kw))
+
+    def extract_keys(self, *args: Any, **kw: Any) -> Any:
+        """Tuples of the fields that fit patterns (see `filters.extract_keys`)."""
+        return self.compose(filters.extract_keys(*args, **kw))
+
+    def mcached(self) -> Any:
+        """Keep the samples in memory during the first epoch and yield them from there."""
+        return self.compose(filters.Cached())
+
+
+class FluidWrapper(DataPipeline, FluidInterface):
+    """Any iterable or callable as the first stage, with the fluent methods."""
+
+    def __init__(self, initial: Any) -> None:
+        super().__init__(initial)
