@@ -1,0 +1,62 @@
+"""Convert a folder of pictures, one subfolder a class, into shards.
+
+``python examples/convert_folder.py SOURCE DESTINATION``; without arguments it makes such a folder and converts that.
+The bytes of the files go into the shards as they are; samples are shuffled once here, because a shard's order stays
+for ever, and the shuffle buffer of training only reaches so far.
+"""
+
+import random
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+import wds_async as wds
+
+SUFFIXES = {".jpg", ".jpeg", ".png", ".webp"}
+
+
+def convert(source: Path, destination: str, maxcount: int = 1000, maxsize: float = 200e6) -> int:
+    """Write the pictures below ``source`` to ``destination`` (``train-%06d.tar``, local or a URL); their number."""
+    classes = sorted(folder.name for folder in source.iterdir() if folder.is_dir())
+    files = [path for path in sorted(source.rglob("*")) if path.suffix.lower() in SUFFIXES]
+    random.Random(0).shuffle(files)
+    with wds.ShardWriter(destination, maxcount=maxcount, maxsize=maxsize, verbose=0, mtime=0) as sink:
+        for number, path in enumerate(files):
+            label = path.relative_to(source).parts[0]
+            sink.write(
+                {
+                    # A key has no dot in its last part: what follows the first dot is the field's name.
+                    "__key__": f"{label}/{number:08d}",
+                    path.suffix.lower()[1:]: path.read_bytes(),
+                    "cls": classes.index(label),
+                    "json": {"file": str(path.relative_to(source)), "label": label},
+                }
+            )
+    return len(files)
+
+
+def make_folder(folder: Path) -> Path:
+    """Thirty small pictures in three classes."""
+    rng = np.random.default_rng(0)
+    for number in range(30):
+        path = folder / ("cat", "dog", "owl")[number % 3] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(path)
+    return folder
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as temporary:
+        if len(sys.argv) > 2:
+            source, destination = Path(sys.argv[1]), f"{sys.argv[2]}/train-%06d.tar"
+        else:
+            source, destination = make_folder(Path(temporary, "pictures")), f"{temporary}/train-%06d.tar"
+        count = convert(source, destination, maxcount=10)
+        print(f"{count} pictures converted")
+        if len(sys.argv) <= 2:
+            shards = sorted(Path(temporary).glob("*.tar"))
+            classes = [sample["cls"] for sample in wds.WebDataset(shards, shardshuffle=False).decode()]
+            print(f"{len(shards)} shards, {len(classes)} samples read back, classes {sorted(set(classes))}")
