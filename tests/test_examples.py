@@ -11,7 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
-DOUBLES = {"xla_train.py": ROOT / "tests" / "doubles"}  # torch_xla wants a TPU; Accelerate would take the double for one
+# torch_xla wants a TPU, so its example gets a double; Accelerate would take that for a TPU.
+DOUBLES = {"xla_train.py": ROOT / "tests" / "doubles"}
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: str(path.relative_to(ROOT / "examples")))
