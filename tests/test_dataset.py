@@ -59,16 +59,20 @@ def test_everything_in_order(spec: str) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("urls", [[], 3, None, {"datasets": []}, "spec.yaml", "x.json", Path("spec.yml")])
+@pytest.mark.parametrize("urls", [[], 3, None])
 def test_urls_that_are_none(urls: Any) -> None:
     with pytest.raises(UrlError):
         WebDataset(urls)
 
 
+@pytest.mark.parametrize("urls", ["spec.yaml", "x.json", Path("spec.yml")])
+def test_a_specification_that_is_not_there(urls: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ShardNotFound, match=str(urls)):
+        WebDataset(urls)
+
+
 def test_arguments_out_of_range(spec: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cache_dir"):
-        WebDataset(spec, cache_dir=tmp_path)
-    assert keys(WebDataset(spec, cache_dir=tmp_path, cache_size=0)) == ALL
     with pytest.raises(ConfigError, match="mode='other'"):
         WebDataset(spec, mode="other")
     with pytest.raises(ConfigError, match="one directory"):

@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 import numpy as np
+import PIL.Image
 import pytest
 
 from wds_async import encoders, tenbin
@@ -34,7 +35,18 @@ VALUES: list[tuple[str, Any]] = [
     ("ten", [np.arange(3.0), np.arange(2)]),
     ("tb", np.arange(3.0)),
     ("mp", {"k": [1, 2]}),
-    ("jpg", COLOR),
+    *((name, 5) for name in ("cls", "cls2", "class", "count", "index", "inx", "id")),
+    *((name, "grüße") for name in ("txt", "text", "transcript", "html", "htm", "cls", "jpg")),
+    *((name, np.arange(3.0)) for name in ("ten", "tenbin", "tb")),
+    *((name, {"a": [1, 2.5, "é", None]}) for name in ("json", "jsn", "mp", "msgpack", "msg", "pyd", "pickle")),
+    *((name, COLOR) for name in ("jpg", "jpeg", "img", "image", "png", "ppm", "tiff", "tif", "seg.JPG")),
+    *((name, COLOR.astype(np.float32) / 255) for name in ("jpg", "png", "ppm", "tiff")),
+    *((name, GRAY.astype(np.uint16) * 200) for name in ("png", "tiff", "ppm")),
+    *((name, GRAY > 100) for name in ("png", "jpg", "tiff")),
+    *((name, PIL.Image.fromarray(COLOR)) for name in ("jpg", "png", "tiff")),
+    ("tiff", GRAY.astype(np.int32) * 70000),
+    ("pth", {"a": [1, 2], "b": "text"}),
+    ("npz", {}),
     ("png", GRAY),
     ("png", COLOR / 255.0),
     ("ppm", COLOR),
@@ -50,6 +62,60 @@ def test_encodes_as_webdataset_does(name: str, value: Any) -> None:
 
     sample = {"__key__": "k", name: value}
     assert make_encoder(True)(sample)[name] == theirs(True)(sample)[name]
+
+
+@pytest.mark.parametrize("format", ["PNG", "png", "jpg", "JPG", "JPEG", "jpeg", "tiff", "TIFF", "ppm", "img", "image"])
+def test_the_spelling_of_a_format_means_what_it_means_to_webdataset(format: str) -> None:
+    from webdataset.writer import imageencoder as theirs
+
+    noise = np.random.default_rng(1).integers(0, 255, (16, 16, 3), np.uint8)
+    assert imageencoder(noise, format) == theirs(noise, format)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("bytestr", value) for value in (b"x", "x", 5)),
+        ("numpy_dumps", GRAY),
+        ("numpy_npz_dumps", {"a": GRAY}),
+        ("tenbin_dumps", GRAY),
+        ("tenbin_dumps", [GRAY]),
+        ("mp_dumps", GRAY.tolist()),
+        ("torch_dumps", [1, "x"]),
+    ],
+)
+def test_functions_give_what_webdatasets_give(name: str, value: Any) -> None:
+    import webdataset.writer
+
+    theirs, ours = getattr(webdataset.writer, name)(value), getattr(encoders, name)(value)
+    assert ours == theirs
+    assert type(ours) is type(theirs)
+
+
+def test_pkl_is_written_because_it_is_read() -> None:
+    assert pickle.loads(make_encoder(True)({"pkl": {"a": 1}})["pkl"]) == {"a": 1}
+
+
+def test_webp_and_quality() -> None:
+    noise = np.random.default_rng(1).integers(0, 255, (32, 32, 3), np.uint8)
+    best = make_encoder(True)({"webp": noise, "jpg": noise, "png": noise})
+    assert PIL.Image.open(io.BytesIO(best["webp"])).format == "WEBP"
+    poor = make_encoder(True, quality=20)({"webp": noise, "jpg": noise, "png": noise, "npy": GRAY})
+    assert len(poor["webp"]) < len(best["webp"]) / 2
+    assert len(poor["jpg"]) < len(best["jpg"]) / 2
+    assert poor["png"] == best["png"]
+    for bad in (0, 101, True, "high"):
+        with pytest.raises(ConfigError, match="quality="):
+            make_encoder(True, quality=bad)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="encoder=True"):
+        make_encoder({"jpg": str}, quality=50)
+
+
+def test_quality_leaves_the_programs_own_encoders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(encoders.default_handlers, "jpg", lambda x: b"mine")
+    encoded = make_encoder(True, quality=20)({"jpg": GRAY, "jpeg": GRAY})
+    assert encoded["jpg"] == b"mine"
+    assert encoded["jpeg"] == imageencoder(GRAY, "jpg", 20)
 
 
 def test_torch_tensors() -> None:
@@ -95,8 +161,6 @@ def test_gz_fields_are_compressed_without_a_clock() -> None:
     ],
 )
 def test_image_formats_and_shapes(format: str, array: Any, mode: str) -> None:
-    import PIL.Image
-
     image = PIL.Image.open(io.BytesIO(imageencoder(array, format)))
     assert image.mode == mode
     assert image.size == (8, 8)
@@ -105,14 +169,22 @@ def test_image_formats_and_shapes(format: str, array: Any, mode: str) -> None:
 
 
 def test_pil_images_are_taken_as_they_are() -> None:
-    import PIL.Image
-
     found = PIL.Image.open(io.BytesIO(imageencoder(PIL.Image.fromarray(COLOR), "png")))
     np.testing.assert_array_equal(np.asarray(found), COLOR)
 
 
 @pytest.mark.parametrize(
-    "bad", [COLOR * 1.0, np.full((2, 2), np.nan), GRAY.astype(np.int32), np.zeros((2, 2, 5), np.uint8), GRAY[0], [1]]
+    "bad",
+    [
+        COLOR * 1.0,
+        np.full((2, 2), np.nan),
+        GRAY.astype(np.int32),
+        COLOR.astype(np.uint16),
+        np.zeros((2, 2, 5), np.uint8),
+        np.zeros((0, 2), np.uint8),
+        GRAY[0],
+        [1],
+    ],
 )
 def test_what_is_no_image_is_refused(bad: Any) -> None:
     with pytest.raises(ValueError, match="image"):
@@ -162,11 +234,25 @@ def test_tenbin_takes_one_array_or_a_list() -> None:
     assert [len(tenbin.decode_buffer(data)) for data in (one, many)] == [1, 2]
 
 
-def test_what_an_encoder_raises_says_which_sample_and_field() -> None:
+@pytest.mark.parametrize(
+    ("field", "value", "why"),
+    [
+        ("txt", 5, "AttributeError"),
+        ("json", {1, 2}, "TypeError"),
+        ("jpg", COLOR * 2.0, "float image"),
+        ("weird", 1, "no enc"),
+    ],
+)
+def test_a_value_that_does_not_encode_names_the_sample_and_the_field(field: str, value: Any, why: str) -> None:
+    with pytest.raises(ValueError, match=f"'{field}' of sample 'a/7'.*{why}"):
+        make_encoder(True)({"__key__": "a/7", field: value})
+
+
+def test_what_the_programs_encoder_raises_keeps_its_type() -> None:
     def broken(value: object) -> bytes:
-        raise OSError("cannot write mode RGBA as JPEG")
+        raise OSError("no scanner")
 
     encode = make_encoder({"jpg": broken})
-    with pytest.raises(OSError, match="RGBA") as caught:
+    with pytest.raises(OSError, match="scanner") as caught:
         encode({"__key__": "a/7", "jpg": object()})
     assert caught.value.__notes__ == ["while encoding field 'jpg' of sample 'a/7'"]

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import itertools
 import logging
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from wds_async import config, filters, shardlists, world
+from wds_async import config, lengths, shardlists, spec, world
 from wds_async.errors import ConfigError
 from wds_async.fluid import FluidInterface
 from wds_async.handlers import Handler, reraise_exception
+from wds_async.mixture import Mixture
 from wds_async.pipeline import DataPipeline
-from wds_async.storage.registry import tell_of_native_pipes
-from wds_async.tariterators import tarfile_to_samples
+from wds_async.shardplan import ShardPlan, shuffle_buffer
+from wds_async.tariterators import TarStage, base_plus_ext, tarfile_to_samples
+from wds_async.transfer.stats import Boards
 
 __all__ = ["WebDataset", "check_empty"]
 
 _log = logging.getLogger("wds_async")
-_TRUE_SHUFFLE = 100
-_DIRECTORY_MODES = ("unlink", "keep", "resample")
 
 
 def check_empty(source: Iterable[Any], shards: int | None = None) -> Iterator[Any]:
@@ -41,6 +40,9 @@ def check_empty(source: Iterable[Any], shards: int | None = None) -> Iterator[An
             "has each worker read all shards of its rank); empty_check=False lets a worker be empty"
         )
     yield from samples
+
+
+check_empty.keeps_length = True  # type: ignore[attr-defined]
 
 
 class WebDataset(DataPipeline, FluidInterface):
@@ -109,72 +111,72 @@ class WebDataset(DataPipeline, FluidInterface):
     ) -> None:
         super().__init__()
         environment = config.settings()
-        self._seeded = seed is not None or environment.seed is not None
-        self.seed = (environment.seed or 0) if seed is None else seed
-        splitters = nodesplitter, workersplitter
-        self._add_shards(urls, mode, resampled, shardshuffle, splitters, empty_check, environment.epoch or 0)
         config.configure_logging()
+        self.seed = (environment.seed or 0) if seed is None else seed
+        resampled = resampled or mode == "resampled"
+        plan = ShardPlan(
+            mode=mode,
+            resampled=resampled,
+            buffer=shuffle_buffer(shardshuffle, resampled, stacklevel=3),
+            seed=self.seed,
+            seeded=seed is not None or environment.seed is not None,
+            strict=empty_check,
+            nodesplitter=nodesplitter,
+            workersplitter=workersplitter,
+        )
+        cache = _shard_cache(cache_dir, cache_size, url_to_name, cache_local, verbose)
+        parsing: dict[str, Any] = {"keys": keys or base_plus_ext, "cache": cache}
+        self._add_source(
+            urls, plan, functools.partial(tarfile_to_samples, handler, select_files, rename_files, transfer, **parsing)
+        )
         config.warn_of_unknown_variables()  # here: what ${X} read is known by now, and workers need not repeat it
-        reading = tarfile_to_samples(handler, select_files, rename_files, transfer)
-        self.append(reading)
+        shards = _how_many(self.pipeline[0])
         if empty_check:
-            self.append(functools.partial(check_empty, shards=_how_many(self.pipeline[0])))
+            self.append(functools.partial(check_empty, shards=shards))
         if environment.progress if progress is None else progress:
-            from wds_async.progress import Watch  # noqa: PLC0415 (rich is not loaded for nothing)
-
-            self.append(Watch(reading.board, True))
+            self._add_progress()
         if repeat:
             self.repeat(-1 if repeat is True else repeat)
         if length is not None:
             self.with_length(length)
         if verbose:
-            _log.warning("WebDataset of %s shards, seed %s: %s", _how_many(self.pipeline[0]), self.seed, self.pipeline)
+            _log.warning("WebDataset of %s shards, seed %s: %s", shards, self.seed, self.pipeline)
 
-    def _add_shards(
-        self,
-        urls: Any,
-        mode: str | None,
-        resampled: bool,
-        shardshuffle: bool | int | None,
-        splitters: tuple[Any, Any],
-        empty_check: bool,
-        epoch: int,
-    ) -> None:
-        """The stages before reading: which shards, in which order, for whom."""
-        nodesplitter, workersplitter = splitters
-        if mode in _DIRECTORY_MODES:
-            self.append(_directory(urls, mode))
-        elif resampled or mode == "resampled":
-            if shardshuffle:
-                warnings.warn("shardshuffle changes nothing where shards are resampled", stacklevel=3)
-            self.append(shardlists.ResampledShards(urls, seed=self.seed, deterministic=self._seeded))
-            # Each worker draws for itself, and a share of an endless draw is just another one.
-            nodesplitter = None if nodesplitter is shardlists.split_by_node else nodesplitter
-            workersplitter = None if workersplitter is shardlists.split_by_worker else workersplitter
-        elif mode is not None:
-            raise ConfigError(f"mode={mode!r}: known are 'resampled' and, for directories, {_DIRECTORY_MODES}")
+    def _add_source(self, urls: Any, plan: ShardPlan, reading: Callable[[], Any]) -> None:
+        """What gives raw samples: shards and their reading, a mix of several such, or what a function returns."""
+        if spec.is_function(urls):
+            self.append(spec.call(urls))
+        elif spec.is_specification(urls):
+            described = spec.load(urls)
+            make = functools.partial(_source, plan=dataclasses.replace(plan, strict=False), reading=reading)
+            self.append(Mixture(described, make, resampled=plan.resampled, seed=self.seed))
         else:
-            self.append(shardlists.SimpleShardList(urls))
-            if (buffer := _shuffle_buffer(shardshuffle)) > 0:
-                self.append(filters.detshuffle(buffer, seed=self.seed, epoch=epoch - 1))
-            if empty_check and nodesplitter is shardlists.split_by_node:
-                _refuse_empty_ranks(len(self.pipeline[0].urls))
-        if isinstance(shards := self.pipeline[0], shardlists.SimpleShardList | shardlists.ResampledShards):
-            tell_of_native_pipes(itertools.islice(shards.urls, 1000))
-        self.pipeline += [splitter for splitter in (nodesplitter, workersplitter) if splitter]
+            self.pipeline += [*plan.stages(urls), reading()]
 
+    def _add_progress(self) -> None:
+        from wds_async.progress import Watch  # noqa: PLC0415 (rich is not loaded for nothing)
 
-def _shuffle_buffer(shardshuffle: bool | int | None) -> int:
-    if shardshuffle is None:
-        warnings.warn(
-            "shardshuffle is not given: shards are read in the order of the list. Say shardshuffle=False if that is "
-            "meant, or a number of shards to shuffle through (for training, all of them)",
-            stacklevel=4,
+        first = self.pipeline[0]
+        stages = (
+            [stage for source in first.datasets for stage in source.pipeline]
+            if isinstance(first, Mixture)
+            else self.pipeline
         )
-    if shardshuffle is True:
-        warnings.warn(f"shardshuffle=True shuffles through {_TRUE_SHUFFLE} shards; give a number", stacklevel=4)
-        return _TRUE_SHUFFLE
-    return int(shardshuffle or 0)
+        boards = [stage.board for stage in stages if isinstance(stage, TarStage)]
+        if boards:  # what a user's own function returned may read no shards
+            self.append(Watch(boards[0] if len(boards) == 1 else Boards(boards), True))
+
+    def __len__(self) -> int:
+        """What was given to `with_length` or as ``length``, else what this rank receives, where an index (a JSON
+        shard list) tells the samples of each shard. TypeError otherwise."""
+        if self.size is None and self.repetitions == 1 and (known := lengths.of(self.pipeline)) is not None:
+            return known.total
+        return super().__len__()
+
+
+def _source(shards: Any, plan: ShardPlan, reading: Callable[[], Any], counts: Any = None) -> DataPipeline:
+    """The pipeline of one source of a specification."""
+    return DataPipeline(plan.stages(shards), reading())
 
 
 def _how_many(shards: Any) -> int | None:
@@ -184,19 +186,10 @@ def _how_many(shards: Any) -> int | None:
         return None
 
 
-def _refuse_empty_ranks(shards: int) -> None:
-    """Said before training begins: a rank without shards would fail, or leave the others waiting for it."""
-    ranks = world.place().world_size
-    if shards < ranks:
-        raise ConfigError(
-            f"{shards} shards for {ranks} ranks: some would be empty. Make more shards, start fewer ranks, or pass "
-            "nodesplitter=None and .compose(split_by_node), which splits samples (and has each rank read all shards)"
-        )
+def _shard_cache(cache_dir: Any, cache_size: float, url_to_name: Any, local: bool, verbose: bool) -> Any:
+    """The cache that the arguments or ``WDS_CACHE`` ask for, else None."""
+    if cache_size == 0 or (cache_dir is None and not config.settings().cache):
+        return None
+    from wds_async.cache import shard_cache  # noqa: PLC0415 (most datasets have none)
 
-
-def _directory(urls: Any, mode: str | None) -> Any:
-    from wds_async.directories import DirectoryShardList  # noqa: PLC0415 (few watch a directory)
-
-    if not isinstance(urls, (str, os.PathLike)):
-        raise ConfigError(f"mode={mode!r} watches one directory; urls is {urls!r:.80}")
-    return DirectoryShardList(os.fspath(urls), mode=mode)
+    return shard_cache(cache_dir, cache_size, url_to_name=url_to_name, verbose=verbose, local=local)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from wds_async import lengths
 from wds_async.errors import MissingExtra
 from wds_async.fluid import FluidInterface
 from wds_async.pipeline import DataPipeline
@@ -34,6 +35,27 @@ class WebLoader(DataPipeline, FluidInterface):
     def __len__(self) -> int:
         if self.size is None and self.repetitions == sys.maxsize and self.nsamples > 0:
             return self.nsamples  # an epoch of `with_epoch` is cut to it, and filled by starting again
-        if self.size is None and self.repetitions == 1 and len(self.pipeline) == 1:
-            return len(self.pipeline[0])
+        if self.size is None and self.repetitions == 1:
+            received = lengths.through(_received(self.pipeline[0]), self.pipeline[1:])
+            if received is not None:
+                return received.total
         return super().__len__()
+
+
+def _received(loader: Any) -> lengths.Length | None:
+    """What a DataLoader gives out; None where its dataset has no length."""
+    dataset = loader.dataset
+    known = None
+    if isinstance(dataset, DataPipeline) and dataset.size is None and dataset.repetitions == 1:
+        known = lengths.of(dataset.pipeline, max(1, loader.num_workers))
+    if known is not None and loader.batch_size is None:
+        total = known.total
+    elif known is not None and known.by_worker is not None:
+        size, round_up = loader.batch_size, not loader.drop_last
+        total = sum(-(-n // size) if round_up else n // size for n in known.by_worker)
+    else:
+        try:
+            total = len(loader)
+        except TypeError:
+            return None
+    return lengths.Length(total, (total,))

@@ -23,7 +23,7 @@ from rich.live import Live
 from rich.text import Text
 
 from wds_async import config, world
-from wds_async.transfer.stats import Board, Stats
+from wds_async.transfer.stats import Board, Boards, Stats
 
 __all__ = ["Watch", "summary", "watch"]
 
@@ -32,13 +32,15 @@ T = TypeVar("T")
 _PLAIN_EVERY_S = 10.0
 _REDRAWS_PER_S = 4
 _CELLS = 16
-_passes: weakref.WeakKeyDictionary[Board, int] = weakref.WeakKeyDictionary()
+_passes: weakref.WeakKeyDictionary[Board | Boards, int] = weakref.WeakKeyDictionary()
 
 
 class Watch:
     """A pipeline stage that shows what goes through it; ``enabled`` None follows ``WDS_PROGRESS``."""
 
-    def __init__(self, board: Board, enabled: bool | None = None) -> None:
+    keeps_length = True
+
+    def __init__(self, board: Board | Boards, enabled: bool | None = None) -> None:
         self.board = board
         self.enabled = enabled
 
@@ -51,7 +53,7 @@ class Watch:
 
 def watch(
     iterator: Iterator[T],
-    board: Board,
+    board: Board | Boards,
     enabled: bool,
     worker: int,
     num_workers: int,
@@ -67,7 +69,9 @@ def watch(
     return _watched(iterator, board, worker, num_workers, console or Console(stderr=True))
 
 
-def _watched(iterator: Iterator[T], board: Board, worker: int, num_workers: int, console: Console) -> Iterator[T]:
+def _watched(
+    iterator: Iterator[T], board: Board | Boards, worker: int, num_workers: int, console: Console
+) -> Iterator[T]:
     number = _passes[board] = _passes.get(board, 0) + 1
     before, start = board.counters().values(), time.time()
     how = " (left early)"
@@ -91,7 +95,7 @@ def _alone(share: dict[str, Any], number: int) -> str:
     return summary(Stats(*share["stats"]), share["end"] - share["start"], number, share["how"])
 
 
-def _last(board: Board, share: dict[str, Any], worker: int, num_workers: int, number: int) -> str | None:
+def _last(board: Board | Boards, share: dict[str, Any], worker: int, num_workers: int, number: int) -> str | None:
     """The summary of all workers where this one is the last to end its pass, else None."""
     folder = board.folder
     pass_id = f"{_generation(worker)}-{number}"
@@ -135,7 +139,7 @@ def summary(stats: Stats, wall_s: float, number: int = 1, how: str = "") -> str:
 
 
 @contextlib.contextmanager
-def _bar(board: Board, console: Console) -> Iterator[None]:
+def _bar(board: Board | Boards, console: Console) -> Iterator[None]:
     meter = _Meter(board)
     if console.is_terminal:
         # Live asks for the picture on its own thread: the samples that pass cost nothing.
@@ -160,7 +164,7 @@ def _lines(meter: _Meter, console: Console, done: threading.Event) -> None:
 class _Meter:
     """Rates over the last few seconds from the board's totals, drawn as one line."""
 
-    def __init__(self, board: Board, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, board: Board | Boards, clock: Callable[[], float] = time.monotonic) -> None:
         self._board = board
         self._clock = clock
         self._first = board.total()

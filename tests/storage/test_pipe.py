@@ -62,6 +62,10 @@ def test_a_failing_command_is_an_error_behind_its_bytes(command: str, words: str
     assert following == (b"next", None)
 
 
+def test_a_pipeline_whose_last_command_has_enough_is_no_failure() -> None:
+    assert bytes_of(["pipe:printf hello; exit 141"]) == [b"hello"]
+
+
 def test_a_failing_command_is_not_run_again(tmp_path: Path) -> None:
     log = tmp_path / "log"
     outcomes([f"pipe:echo ran >>{log}; exit 1"])

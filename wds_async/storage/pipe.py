@@ -20,7 +20,18 @@ from typing import Any
 from wds_async.errors import UrlError
 from wds_async.storage.base import Access, Answer, Fault, Request, Stream, Verdict
 
-__all__ = ["CommandFailed", "FdStream", "PipeBackend", "StdinBackend"]
+__all__ = [
+    "CommandFailed",
+    "FdStream",
+    "PipeBackend",
+    "StdinBackend",
+    "describe_status",
+    "finish_writing",
+    "kill_writing",
+    "start",
+    "start_writing",
+    "stop",
+]
 
 Call = Callable[..., Awaitable[Any]]
 
@@ -28,6 +39,9 @@ Call = Callable[..., Awaitable[Any]]
 _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
 _LOOK_EVERY_MS = 500
+# What a shell with `pipefail` says where a command of its pipeline did not read all (`zcat x | head -c 1M`). WebDataset
+# takes it for a good end too.
+_BROKEN_PIPE = 128 + 13
 
 
 class CommandFailed(Exception):
@@ -134,8 +148,8 @@ class _CommandStream:
         count = await _read_fd(self._call, self._process.stdout.fileno(), into)
         if count == 0:
             status = await self._call(self._process.wait)
-            if status:
-                raise CommandFailed(_describe(status))
+            if status not in (0, _BROKEN_PIPE):
+                raise CommandFailed(describe_status(status))
         return count
 
     async def close(self) -> None:
@@ -174,7 +188,46 @@ def _reap(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _describe(status: int) -> str:
+def start(*args: Any, writes: bool, **kw: Any) -> subprocess.Popen[bytes]:
+    """Start what ``subprocess.Popen(*args, **kw)`` starts, in a session of its own, to read from or write to."""
+    ours = {"stdin" if writes else "stdout": subprocess.PIPE, "start_new_session": True}
+    return subprocess.Popen(*args, **{**ours, **kw})
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process from `start` and whatever it started, where it still runs, and reap it."""
+    _kill(process)
+    process.wait()
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with contextlib.suppress(OSError):
+                stream.close()
+
+
+def start_writing(command: str) -> subprocess.Popen[bytes]:
+    """Start ``command`` in the shell, in a session of its own; it reads what is written to its ``stdin``."""
+    return subprocess.Popen(command, shell=True, stdin=subprocess.PIPE, start_new_session=True)
+
+
+def finish_writing(process: subprocess.Popen[bytes]) -> int:
+    """End the input of a command from `start_writing`, wait for it, and return its status."""
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it may end without reading everything; its status says if that is bad
+        process.stdin.close()
+    return process.wait()
+
+
+def kill_writing(process: subprocess.Popen[bytes]) -> None:
+    """Kill a command from `start_writing` and whatever it started, before it sees the end of its input."""
+    _kill(process)
+    process.wait()
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.close()
+
+
+def describe_status(status: int) -> str:
+    """An exit status (negative for a signal) in words."""
     if status < 0:
         return f"the command was ended by signal {signal.Signals(-status).name}"
     return f"the command ended with status {status}"

@@ -16,11 +16,12 @@ import tempfile
 import time
 import uuid
 import weakref
+from collections.abc import Iterable
 from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Board", "Counters", "Stats"]
+__all__ = ["Board", "Boards", "Counters", "Stats"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,10 @@ class Stats:
     """Slab bytes in flight or waiting for the consumer, now."""
     window_peak_bytes: float = 0
     budget_bytes: float = 0
+    cache_hits: float = 0
+    """Shards that were read from a disk cache."""
+    cache_misses: float = 0
+    """Shards that a disk cache did not have: read from their store, or behind the process that fetched them."""
     epochs: float = 0
     """Passes over the data that ran to their end."""
     processes: float = 0
@@ -142,6 +147,30 @@ class Board:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._pid, self.folder, self._rows = state["pid"], Path(state["folder"]), {}
+
+
+class Boards:
+    """The boards of several readers as one, for who reads counts and adds none."""
+
+    def __init__(self, boards: Iterable[Board]) -> None:
+        self.boards = list(boards)
+
+    @property
+    def folder(self) -> Path:
+        """That of the first, which several processes may leave notes in."""
+        return self.boards[0].folder
+
+    def counters(self) -> Boards:
+        """What this process counts: itself, for `values` alone."""
+        return self
+
+    def values(self) -> list[float]:
+        """This process's rows added up, in the order of `Stats`' fields."""
+        return [sum(column) for column in zip(*(board.counters().values() for board in self.boards), strict=True)]
+
+    def total(self) -> Stats:
+        """The sum over all boards and processes, as of now."""
+        return sum((board.total() for board in self.boards), Stats())
 
 
 def _parent_folder() -> Path:

@@ -1,0 +1,144 @@
+"""How many items one rank receives, where that follows from what is known before anything is read.
+
+Known is the number of samples of each shard, from an index. What splitting makes of it depends on which shards a
+worker gets; what a batch makes of it, on each worker's own number. A stage that may drop or add items ends the
+knowledge: a wrong length is worse than none, for a loop that trusts it stops early or waits for ever.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from wds_async import batches, fields, filters, shardlists, shuffles, world
+from wds_async.handlers import reraise_exception
+from wds_async.mixture import Mixture
+from wds_async.pipeline import FilterFunction
+from wds_async.tariterators import TarStage
+
+__all__ = ["Length", "of", "of_shards", "through", "together"]
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """``total`` items of one rank, and of each of its workers where that is known too."""
+
+    total: int
+    by_worker: tuple[int, ...] | None
+
+
+def of(stages: Sequence[Any], workers: int = 1) -> Length | None:
+    """What the pipeline of these stages gives one rank of ``workers`` DataLoader workers; None where that is not
+    known."""
+    first, rest = stages[0], stages[1:]
+    if isinstance(first, Mixture):
+        return through(together(of(source.pipeline, workers) for source in first.datasets), rest)
+    reading = next((i for i, stage in enumerate(rest) if isinstance(stage, TarStage)), None)
+    if reading is None or not isinstance(first, shardlists.SimpleShardList) or not first.counts:
+        return None
+    splitters = [stage for stage in rest[:reading] if not isinstance(stage, shuffles.detshuffle)]
+    read = of_shards(first.urls, first.counts, splitters, len(splitters) < reading, workers)
+    return through(read, rest[reading + 1 :])
+
+
+def of_shards(
+    urls: Sequence[str], counts: Mapping[str, int], splitters: Iterable[Any], shuffled: bool, workers: int
+) -> Length | None:
+    """The samples of this rank; None where that is not known, or differs between epochs.
+
+    ``counts`` are the samples of each shard and ``splitters`` the stages that share them out. With ``shuffled`` the
+    order changes each epoch: then all shards have to be alike, unless nobody else takes any.
+    """
+    numbers = [counts.get(url) for url in urls]
+    known = [n for n in numbers if n is not None]
+    if len(known) < len(numbers):
+        return None
+    here = world.place()
+    shares = [known]
+    for splitter in splitters:
+        if splitter is shardlists.split_by_node:
+            if shuffled and here.world_size > 1 and len(set(known)) > 1:
+                return None
+            shares = [share[here.rank :: here.world_size] for share in shares]
+        elif splitter is shardlists.split_by_worker:
+            shares = [share[worker::workers] for share in shares for worker in range(workers)]
+        elif splitter is not shardlists.single_node_only:
+            return None
+    if len(shares) != workers:
+        shares = shares * workers  # no splitting by worker: each reads everything
+    steady = not shuffled or workers == 1 or len(set(known)) == 1
+    totals = tuple(sum(share) for share in shares)
+    return Length(sum(totals), totals if steady else None)
+
+
+def together(lengths: Iterable[Length | None]) -> Length | None:
+    """Several streams of the same rank and workers, one after another or mixed."""
+    found = list(lengths)
+    known = [length for length in found if length is not None]
+    if len(known) < len(found):
+        return None
+    columns = [length.by_worker for length in known if length.by_worker is not None]
+    by_worker = tuple(map(sum, zip(*columns, strict=True))) if len(columns) == len(known) else None
+    return Length(sum(length.total for length in known), by_worker)
+
+
+def through(length: Length | None, stages: Iterable[Any]) -> Length | None:
+    """What is left of ``length`` behind ``stages``."""
+    for stage in stages:
+        if length is None:
+            return None
+        effect = _effect(stage)
+        if effect is None:
+            return None
+        if effect is not _same:
+            if length.by_worker is None:
+                return None
+            numbers = tuple(map(effect, length.by_worker))
+            length = Length(sum(numbers), numbers)
+    return length
+
+
+def _same(n: int) -> int:
+    return n
+
+
+# Stages that give out one item for each that comes in, unless a handler drops some.
+_KEEPING = (
+    filters._associate,
+    filters._decode,
+    filters._info,
+    filters._log_keys,
+    filters._map_dict,
+    filters._map_tuple,
+    fields._extract_keys,
+    fields._rename,
+    fields._rename_keys,
+    fields._to_tuple,
+    shuffles._shuffle,
+)
+
+
+def _effect(stage: Any) -> Callable[[int], int] | None:
+    """What ``stage`` makes of a number of items; None where that cannot be told."""
+    if isinstance(stage, filters.Cached | shuffles.detshuffle):
+        return _same
+    if not isinstance(stage, FilterFunction):
+        checks = getattr(getattr(stage, "func", stage), "keeps_length", False)  # `Watch`, `check_empty`
+        return _same if checks else None
+    function = getattr(stage.f, "f", stage.f)
+    if stage.kw.get("handler", reraise_exception) is not reraise_exception:
+        return None
+    if function in _KEEPING:
+        return _same
+    if function is batches._batched:
+        return _batched(*stage.args, **stage.kw)
+    if function is itertools.islice:
+        cut = slice(*stage.args)
+        return lambda n: len(range(n)[cut])
+    return None
+
+
+def _batched(batchsize: int = 20, collation_fn: Any = None, partial: bool = True) -> Callable[[int], int]:
+    return lambda n: -(-n // batchsize) if partial else n // batchsize

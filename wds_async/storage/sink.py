@@ -1,0 +1,225 @@
+"""Where a shard is written: local files, standard output, commands, HTTP servers, and every store that fsspec knows.
+
+A shard appears under its name whole, at `Sink.commit`, or not at all. All calls are blocking: a writer has nothing else
+to do meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any, NoReturn, Protocol
+
+from wds_async.errors import AccessDenied, ConfigError, PipeError, ShardNotFound, StorageError, UrlError
+from wds_async.storage import pipe, registry, upload
+from wds_async.storage.opened import GOPEN_BUFSIZE, named_opener
+from wds_async.urls import local_path, redact
+
+__all__ = ["FileSink", "LocalSink", "PipeSink", "Sink", "open_sink"]
+
+Data = bytes | bytearray | memoryview
+
+
+class Sink(Protocol):
+    """One object that is being written. After `commit` or `abort` nothing more is written."""
+
+    def write(self, data: Data) -> int:
+        """Take all of ``data``; returns its bytes."""
+        ...
+
+    def flush(self) -> None:
+        """Hand on what is buffered, where that means something."""
+        ...
+
+    def commit(self) -> None:
+        """Publish: the object appears, whole. Once committed or aborted this does nothing."""
+        ...
+
+    def abort(self) -> None:
+        """Give up: nothing appears, and what was there before stays. Once committed or aborted this does nothing."""
+        ...
+
+
+class LocalSink:
+    """A file that is written under another name in its folder and gets its own when it is complete.
+
+    Devices and FIFOs, which cannot be replaced, are written directly. ``temporary`` is the path meanwhile.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = os.path.realpath(path)  # a link stays, what it points to is replaced
+        self.temporary: str | None = None
+        if os.path.isdir(self.path):
+            raise IsADirectoryError(errno.EISDIR, "this is a directory; name a file in it", path)
+        if not os.path.exists(self.path) or os.path.isfile(self.path):
+            folder, name = os.path.split(self.path)
+            self.temporary = os.path.join(folder, f".{name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
+        self._offset = 0
+        self._open = True
+        try:
+            self._stream = open(self.temporary or self.path, "wb")  # noqa: SIM115 - closed by commit or abort
+        except OSError as exn:
+            self._fail(exn)
+
+    def write(self, data: Data) -> int:
+        try:
+            self._stream.write(data)
+        except OSError as exn:
+            self._fail(exn)
+        self._offset += len(data)
+        return len(data)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as exn:
+            self._fail(exn)
+
+    def commit(self) -> None:
+        if not self._open:
+            return
+        try:
+            self._stream.close()
+            if self.temporary is not None:
+                os.replace(self.temporary, self.path)
+        except OSError as exn:
+            self.abort()
+            self._fail(exn)
+        self._open = False
+
+    def abort(self) -> None:
+        if not self._open:
+            return
+        self._open = False
+        with contextlib.suppress(OSError):  # a full disk must not hide the error that led here
+            self._stream.close()
+        if self.temporary is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(self.temporary)
+
+    def _fail(self, exn: OSError) -> NoReturn:
+        folder = os.path.dirname(self.path)
+        kind, text = StorageError, f"at byte {self._offset}: {exn.strerror or exn}. Check the disk."
+        if isinstance(exn, FileNotFoundError):
+            kind, text = ShardNotFound, f"there is no such folder to write to; make it: mkdir -p {folder!r}"
+        elif isinstance(exn, PermissionError):
+            kind, text = AccessDenied, f"{exn.strerror}. Check the permissions of the folder {folder!r}."
+        error = kind(f"{self.path}: {text}")
+        error.errno = exn.errno
+        raise error from exn
+
+
+class FileSink:
+    """An open binary file (standard output, or what a user's ``gopen_schemes`` entry returned). ``closes``: whether
+    it is ours to close."""
+
+    def __init__(self, stream: Any, *, closes: bool) -> None:
+        self._stream, self._closes, self._open = stream, closes, True
+
+    def write(self, data: Data) -> int:
+        self._stream.write(data)
+        return len(data)
+
+    def flush(self) -> None:
+        if hasattr(self._stream, "flush"):
+            self._stream.flush()
+
+    def commit(self) -> None:
+        if self._open:
+            self._open = False
+            self._stream.close() if self._closes else self.flush()
+
+    def abort(self) -> None:
+        """What was written cannot be taken back; a tar just breaks off. A file of ours is closed."""
+        if self._open:
+            self._open = False
+            with contextlib.suppress(Exception):  # must not hide the error that led here
+                self._stream.close() if self._closes else self.flush()
+
+
+class PipeSink:
+    """The standard input of a command. `commit` waits for it; a status other than 0 is `PipeError`. `abort` kills
+    the command and whatever it started; what it has done by then is its own affair."""
+
+    def __init__(self, url: str) -> None:
+        command = url.removeprefix("pipe:").strip()
+        if not command:
+            raise UrlError("pipe: has no command; write pipe:COMMAND, for instance pipe:cat > x.tar")
+        self._url, self._offset = url, 0
+        self._process: Any = pipe.start_writing(command)
+
+    def write(self, data: Data) -> int:
+        if self._process is None:
+            raise ValueError(f"{redact(self._url)}: written to after commit or abort")
+        try:
+            self._process.stdin.write(data)
+        except OSError as exn:
+            self._fail(self._finish(), exn)
+        self._offset += len(data)
+        return len(data)
+
+    def flush(self) -> None:
+        if self._process is None:
+            return
+        try:
+            self._process.stdin.flush()
+        except OSError as exn:
+            self._fail(self._finish(), exn)
+
+    def commit(self) -> None:
+        if self._process is None:
+            return
+        self.flush()
+        if status := self._finish():
+            self._fail(status, None)
+
+    def _finish(self) -> int:
+        process, self._process = self._process, None
+        try:
+            return pipe.finish_writing(process)
+        except BaseException:  # Ctrl-C while the command is waited for
+            pipe.kill_writing(process)
+            raise
+
+    def abort(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            pipe.kill_writing(process)
+
+    def _fail(self, status: int, exn: OSError | None) -> NoReturn:
+        what = pipe.describe_status(status) if status else "the command ended before it had read everything"
+        raise PipeError(
+            f"{redact(self._url)} at byte {self._offset}: {what}. Run it in a shell to see what it says."
+        ) from exn
+
+
+def open_sink(url: str, *, options: Mapping[str, Any] | None = None, final: bool = False) -> Sink:
+    """Begin to write ``url``: a path or ``file:`` URL, ``-``, ``pipe:command``, ``http(s)://`` (PUT), or a URL of
+    fsspec. It is rewritten (``WDS_REWRITE``) and checked against ``WDS_SECURE`` as for reading; the program's opener
+    for its scheme (``gopen_schemes``) is called as ``opener(url, "wb", bufsize)``; a ``final`` URL is what such an
+    opener was given, neither rewritten nor given to it again.
+
+    ``options`` go to fsspec's filesystem; for HTTP they may hold ``headers``. HTTP bodies, and what goes to stores
+    without multipart upload, are gathered in a temporary file (``TMPDIR``) and sent at `Sink.commit`.
+
+    Raises UrlError for a scheme that nothing knows, UnsafeContent for what secure mode forbids, MissingExtra where the
+    filesystem's package is not installed, ConfigError for options that nothing takes, and errors of StorageError
+    (with FileNotFoundError or PermissionError mixed in) where the target cannot be made.
+    """
+    place = registry.locate(url, final=final)
+    target, given = place.target, dict(options or {})
+    taken = {"http": {"headers"}, "generic": set(given)}.get(place.kind, set())
+    if not taken.issuperset(given):
+        raise ConfigError(f"{redact(url)}: nothing here takes the options {sorted(set(given) - taken)}")
+    if place.kind == "local":
+        return LocalSink(local_path(target) or target)
+    if place.kind == "stdin":
+        return FileSink(sys.stdout.buffer, closes=False)
+    if place.kind == "pipe":
+        return PipeSink(target)
+    if place.kind == "opener":
+        return FileSink(named_opener(target)(target, "wb", GOPEN_BUFSIZE), closes=True)
+    return upload.HttpSink(target, **given) if place.kind == "http" else upload.fsspec_sink(target, given)

@@ -1,0 +1,158 @@
+"""Indexes of shards: DALI's text file beside each, and WebDataset's JSON list of all.
+
+DALI's (version 1.2, of its tool ``wds2idx``): a first line ``v1.2 N`` with the number of samples, then a line for each
+sample with four words for each field: the extension, the offset of its data in bytes, its size in bytes, the member's
+name. The words are separated by blanks, so no name may hold one; offsets are those of a plain tar.
+
+WebDataset's JSON (``wids`` version 1)::
+
+    {"__kind__": "wids-shard-index-v1", "wids_version": 1, "name": "train",
+     "shardlist": [{"url": "train-000000.tar", "nsamples": 1000, "filesize": 104857600}, …]}
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from wds_async.errors import ShardFormatError
+from wds_async.tar.group import SKIP_META, base_plus_ext
+from wds_async.tar.parse import BLOCK, _Headers, _pass_over
+from wds_async.tar.source import Read, Source
+
+__all__ = ["DaliIndex", "Entry", "dali_name", "read_dali", "read_shard_list", "scan", "shard_list", "shard_list_name"]
+
+_VERSION = "v1.2"
+_KIND = "wids-shard-index-v1"
+_BLANK = re.compile(r"\s")
+_META = re.compile(SKIP_META)
+_NUMBER = re.compile(r"%[^%a-zA-Z]*[diuoxX]")
+
+
+class Entry(NamedTuple):
+    """One field in a plain tar: the member's ``name``, the ``offset`` of its data and its ``size``, in bytes."""
+
+    name: str
+    offset: int
+    size: int
+
+
+class DaliIndex:
+    """Gathers the entries of one shard, in their order."""
+
+    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+        self._lines: list[str] = []
+        self._key: str | None = None
+        for entry in entries:
+            self.add(entry)
+
+    def __len__(self) -> int:
+        """The number of samples."""
+        return len(self._lines)
+
+    def add(self, entry: Entry) -> None:
+        """The next member; names without a key or field are passed over, as by a reader.
+
+        Raises ValueError for a name with a blank, which the format cannot hold.
+        """
+        key, field = base_plus_ext(entry.name)
+        if key is None or _META.match(entry.name):
+            return
+        if not field or _BLANK.search(entry.name):
+            raise ValueError(
+                f"{entry.name!r}: DALI's index is separated by blanks, so no name may be empty or hold one"
+            )
+        words = f"{field} {entry.offset} {entry.size} {entry.name}"
+        if key == self._key:
+            self._lines[-1] += f" {words}"
+        else:
+            self._key = key
+            self._lines.append(words)
+
+    def text(self) -> str:
+        """The file's text."""
+        return "\n".join([f"{_VERSION} {len(self._lines)}", *self._lines, ""])
+
+
+def dali_name(url: str) -> str:
+    """Where ``wds2idx`` puts the index of a shard: ``a/train-000.tar`` has ``a/train-000.idx``."""
+    folder, slash, name = url.rpartition("/")
+    return f"{folder}{slash}{name[:1]}{name[1:].partition('.')[0]}.idx"
+
+
+def read_dali(text: str) -> list[list[Entry]]:
+    """The samples of an index, each a list of its entries. Raises ShardFormatError, with the line, for what is none.
+
+    Indexes of versions 1.0 and 1.1, which hold no names, are refused.
+    """
+    first, *lines = text.splitlines() or [""]
+    version, _, count = first.partition(" ")
+    if version != _VERSION or not count.strip().isdigit():
+        raise ShardFormatError(f"line 1 of an index is '{_VERSION} N', not {first[:80]!r}; make it again with wds2idx")
+    samples = [_sample(line, number) for number, line in enumerate(lines, 2) if line.strip()]
+    if len(samples) != int(count):
+        raise ShardFormatError(
+            f"the index says that it has {int(count)} samples, and has {len(samples)}: it is cut off"
+        )
+    return samples
+
+
+def _sample(line: str, number: int) -> list[Entry]:
+    words = line.split()
+    try:
+        if len(words) % 4:
+            raise ValueError
+        quads = zip(words[1::4], words[2::4], words[3::4], strict=True)
+        return [Entry(name, int(offset), int(size)) for offset, size, name in quads]
+    except ValueError:
+        raise ShardFormatError(
+            f"line {number} of the index is not 'extension offset size name …': {line[:80]!r}"
+        ) from None
+
+
+def scan(read: Read, url: str) -> Iterator[Entry]:
+    """The entries of an existing plain tar; ``read`` gives its bytes piece by piece, as for `parse.members`.
+
+    Raises NotATar, CorruptShard and TruncatedShard with ``url``. Of a compressed shard these would be offsets that
+    nobody can seek to: do not unpack it for this.
+    """
+    source = Source(read, url)
+    headers = _Headers(source)
+    try:
+        while (found := headers.next(-1)) is not None:
+            name, size, offset = found
+            yield Entry(name, source.offset, size)
+            _pass_over(source, (size + BLOCK - 1) & -BLOCK, offset)
+    finally:
+        source.drop()
+
+
+def shard_list(shards: Sequence[Mapping[str, Any]], name: str = "") -> str:
+    """The JSON text for ``shards``: dicts with ``url`` (relative to the index, or whole), ``nsamples`` and, where
+    known, ``filesize`` in bytes."""
+    head: dict[str, Any] = {"__kind__": _KIND, "wids_version": 1, **({"name": name} if name else {})}
+    return json.dumps({**head, "shardlist": [dict(shard) for shard in shards]}, indent=1) + "\n"
+
+
+def shard_list_name(pattern: str) -> tuple[str, str]:
+    """Where the list of a pattern's shards goes, and its name: ``a/train-%06d.tar`` has ``a/train.json``, ``train``;
+    without letters before the number it is ``index.json``."""
+    folder, slash, last = pattern.rpartition("/")
+    stem = last[: found.start()] if (found := _NUMBER.search(last)) else last.partition(".")[0]
+    stem = stem.replace("%%", "%").rstrip("-_.")
+    folder = folder.replace("%%", "%") if found else folder
+    return f"{folder}{slash}{stem or 'index'}.json", stem
+
+
+def read_shard_list(text: str) -> list[dict[str, Any]]:
+    """The shards of such a list, their URLs as they stand there. Raises ShardFormatError for what is none."""
+    try:
+        document = json.loads(text)
+        shards = [dict(shard) for shard in document["shardlist"]]
+        if document.get("wids_version") == 1 and all("url" in shard for shard in shards):
+            return shards
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ShardFormatError(f"no JSON list of shards: {type(error).__name__}: {error}") from None
+    raise ShardFormatError('no JSON list of shards: "wids_version" is 1 in one, and each of "shardlist" has a "url"')
