@@ -1,0 +1,166 @@
+"""Orders of indexes for `random_access.ShardListDataset`: shuffled, and yet near each other on disk.
+
+The indexes are cut into ranges (shards, or chunks of a size). The order of the ranges is shuffled, then the indexes
+in each, so that few shards are read at a time. Every order follows from seed and epoch alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Sequence, Sized
+
+from wds_async import world
+from wds_async.errors import ConfigError
+
+__all__ = ["ChunkedSampler", "DistributedChunkedSampler", "ShardListSampler", "ShardedSampler"]
+
+_EPOCH_STEP = 1289738273  # wids's own, so that one seed gives one order in both
+
+
+class _RangeSampler:
+    """Visits ranges of indexes; what the samplers have in common.
+
+    ``epoch`` counts the passes that went to their end; the next pass has its order. In epoch 0 the ranges keep their
+    order unless ``shufflefirst``: a first pass then fetches the shards one after another.
+    """
+
+    def __init__(self, ranges: Sequence[range], *, seed: int, shuffle: bool, shufflefirst: bool) -> None:
+        self.ranges = ranges
+        self.seed = seed
+        self.shuffle = shuffle
+        self.shufflefirst = shufflefirst
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next pass that of ``epoch``."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return sum(map(len, self.ranges))
+
+    def __iter__(self) -> Iterator[int]:
+        rng = random.Random(self.seed + _EPOCH_STEP * self.epoch)
+        order = list(self.ranges)
+        if self.shuffle and (self.shufflefirst or self.epoch > 0):
+            rng.shuffle(order)
+        for indexes in order:
+            if self.shuffle:
+                shuffled = list(indexes)
+                rng.shuffle(shuffled)
+                yield from shuffled
+            else:
+                yield from indexes
+        self.epoch += 1
+
+
+class ShardListSampler(_RangeSampler):
+    """Every index once, shard by shard, in an order of its own every epoch: the shards, and the samples in each.
+
+    ``lengths`` are the numbers of samples of the shards (default: ``dataset.lengths``). In epoch 0 the shards keep
+    their order, unless ``shufflefirst``. The order is the same on all ranks: it suits one process.
+    """
+
+    def __init__(
+        self,
+        dataset: Sized,
+        *,
+        lengths: Sequence[int] | None = None,
+        seed: int = 0,
+        shufflefirst: bool = False,
+    ) -> None:
+        lengths = list(dataset.lengths if lengths is None else lengths)  # type: ignore[attr-defined]
+        stops = list(itertools.accumulate(lengths))
+        ranges = [range(stop - length, stop) for length, stop in zip(lengths, stops, strict=True)]
+        super().__init__(ranges, seed=seed, shuffle=True, shufflefirst=shufflefirst)
+
+
+ShardedSampler = ShardListSampler
+
+
+class ChunkedSampler(_RangeSampler):
+    """Every index once, chunk by chunk of ``chunksize`` neighbours, in an order of its own every epoch.
+
+    ``num_samples`` is how many indexes there are, from 0 on, or ``(start, stop)``; default: all of ``dataset``.
+    ``shuffle=False`` keeps the order of the indexes. In epoch 0 the chunks keep theirs, unless ``shufflefirst``.
+    ``dslength_per_replica`` above 0 is the length of a pass: it is cut to that, or goes on with its first indexes.
+
+    Raises ConfigError for a ``chunksize`` below 1 and for indexes that ``dataset`` does not have.
+    """
+
+    def __init__(
+        self,
+        dataset: Sized,
+        *,
+        dslength_per_replica: int = -1,
+        num_samples: int | tuple[int, int] | None = None,
+        chunksize: int = 2000,
+        seed: int = 0,
+        shuffle: bool = True,
+        shufflefirst: bool = False,
+    ) -> None:
+        if chunksize < 1:
+            raise ConfigError(f"chunksize={chunksize}: a chunk holds at least one index")
+        if num_samples is None:
+            num_samples = len(dataset)
+        start, stop = (0, num_samples) if isinstance(num_samples, int) else num_samples
+        if not 0 <= start <= stop <= len(dataset):
+            raise ConfigError(f"num_samples={num_samples!r}: the data set has the indexes 0 to {len(dataset) - 1}")
+        ranges = [range(at, min(at + chunksize, stop)) for at in range(start, stop, chunksize)]
+        super().__init__(ranges, seed=seed, shuffle=shuffle, shufflefirst=shufflefirst)
+        self.dslength_per_replica = dslength_per_replica if dslength_per_replica > 0 else stop - start
+
+    def __len__(self) -> int:
+        return self.dslength_per_replica
+
+    def __iter__(self) -> Iterator[int]:
+        begun, left = self.epoch, self.dslength_per_replica
+        while left > 0 and self.ranges:
+            self.epoch = begun
+            for index in itertools.islice(super().__iter__(), left):
+                yield index
+                left -= 1
+        self.epoch = begun + 1
+
+
+def DistributedChunkedSampler(
+    dataset: Sized,
+    *,
+    num_replicas: int | None = None,
+    num_samples: int | None = None,
+    rank: int | None = None,
+    shuffle: bool = True,
+    shufflefirst: bool = False,
+    seed: int = 0,
+    drop_last: bool | None = None,
+    chunksize: int = 1000000,
+) -> ChunkedSampler:
+    """The `ChunkedSampler` of one rank: the ``rank``-th of ``num_replicas`` equal stretches of neighbours.
+
+    A rank stays in its stretch in every epoch, so it fetches no other shards. Rank and number of replicas are those of
+    `world.place` where they are not given; ``num_samples`` is how many indexes are shared out (default: all).
+
+    ``drop_last`` says what happens where they do not divide evenly. None: every index goes to one rank, and the last
+    ranks have fewer, which makes ranks that wait for each other at every step hang. True: the last few indexes are
+    left out. False: the last ranks begin earlier, and some indexes come twice. With True and False all have as many.
+
+    Raises ConfigError for a rank that is not below ``num_replicas``.
+    """
+    here = world.place()
+    replicas = here.world_size if num_replicas is None else num_replicas
+    own = here.rank if rank is None else rank
+    if not 0 <= own < replicas:
+        raise ConfigError(f"rank {own} of {replicas} replicas: ranks count from 0")
+    total = len(dataset) if num_samples is None else num_samples
+    share = total // replicas if drop_last else -(-total // replicas)
+    start, stop = min(own * share, total), min((own + 1) * share, total)
+    if drop_last is False:
+        start = stop - share
+    return ChunkedSampler(
+        dataset,
+        num_samples=(start, stop),
+        chunksize=chunksize,
+        seed=seed,
+        shuffle=shuffle,
+        shufflefirst=shufflefirst,
+    )
