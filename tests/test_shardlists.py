@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wds_async import shardlists
+from wds_async import directories, shardlists
 from wds_async.errors import UrlError
 from wds_async.pipeline import DataPipeline
 
@@ -160,3 +161,79 @@ def test_non_empty() -> None:
     assert list(DataPipeline(range(3), shardlists.non_empty)) == [0, 1, 2]
     with pytest.raises(ValueError, match="nothing at all"):
         list(DataPipeline(range(0), shardlists.non_empty))
+
+
+MULTI = {
+    "prefix": "http://host/",
+    "buckets": ["all"],
+    "datasets": [
+        {"shards": "a-{0..9}.tar", "choose": 4},
+        {"shards": ["b-{0..3}.tar", "c.tar"], "resample": 7, "name": "b"},
+        {"shards": "d-{0..2}.tar", "buckets": "other"},
+    ],
+}
+
+
+def test_multi_shard_sample_is_webdatasets(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    theirs = pytest.importorskip("webdataset")
+    monkeypatch.setenv("ALLOW_OBSOLETE", "1")
+    path = tmp_path / "multi.yaml"
+    path.write_text(yaml.safe_dump(MULTI))
+    for multi in (MULTI, str(path)):
+        ours, other = (w.MultiShardSample(multi) for w in (shardlists, theirs))
+        for epoch in (0, 1, 17):
+            ours.set_epoch(epoch)
+            other.set_epoch(epoch)
+            got = list(ours)
+            assert got == list(other)
+            assert len(got) == 14
+    capsys.readouterr()
+
+
+def test_multi_shard_sample_has_one_order_an_epoch() -> None:
+    shards = shardlists.MultiShardSample(MULTI)
+    assert shards.epoch == -1
+    epochs = [urls(shards) for _ in range(3)]
+    assert shards.epoch == 2
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    shards.set_epoch(1)
+    assert urls(shards) == epochs[1]
+    assert urls(shardlists.MultiShardSample(MULTI)) == epochs[0]  # so every rank has the same and takes its share
+    assert urls(shardlists.MultiShardSample(MULTI, seed=1)) == epochs[1]
+    assert urls(pickle.loads(pickle.dumps(shards))) == epochs[2]
+    assert len(shards.urls) == 18
+    endless = shardlists.MultiShardSample({"datasets": [{"shards": "x-{0..4}.tar", "resample": True}]})
+    assert len(urls(endless)) == 5
+
+
+def test_shardspec(tmp_path: Path) -> None:
+    path = tmp_path / "multi.yaml"
+    path.write_text(yaml.safe_dump(MULTI))
+    assert isinstance(shardlists.shardspec(str(path)), shardlists.MultiShardSample)
+    assert isinstance(shardlists.shardspec(MULTI), shardlists.MultiShardSample)
+    simple = shardlists.shardspec("x-{0..3}.tar")
+    assert isinstance(simple, shardlists.SimpleShardList)
+    assert len(simple) == 4
+
+
+def test_expand_urls_takes_text_and_lists() -> None:
+    assert shardlists.expand_urls("a-{0..1}.tar::b.tar") == ["a-0.tar", "a-1.tar", "b.tar"]
+    assert shardlists.expand_urls(["a-{0..1}.tar", "b.tar"]) == ["a-0.tar", "a-1.tar", "b.tar"]
+
+
+def test_a_seed_of_true_is_the_time() -> None:
+    shards = shardlists.SimpleShardList(URLS, seed=True)
+    assert isinstance(shards.seed, float)
+    assert urls(shards) == urls(shards)
+    assert sorted(urls(shards)) == URLS
+
+
+def test_names_that_programs_import_from_here() -> None:
+    from torch.utils.data import IterableDataset
+
+    assert shardlists.IterableDataset is IterableDataset
+    assert shardlists.DirectoryShardList is directories.DirectoryShardList
+    with pytest.raises(AttributeError, match="no_such_name"):
+        shardlists.no_such_name  # noqa: B018

@@ -8,15 +8,22 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from wds_async import config, world
+from wds_async.directories import DirectoryShardList
 from wds_async.errors import ConfigError, UrlError
 from wds_async.pipeline import pipelinefilter
+from wds_async.spec import Source, Spec, is_specification, load
 from wds_async.urls import expand_urls
 
+if TYPE_CHECKING:
+    from torch.utils.data import IterableDataset  # noqa: F401
+
 __all__ = [
+    "DirectoryShardList",
+    "MultiShardSample",
     "ResampledShardList",
     "ResampledShards",
     "SimpleShardList",
@@ -24,12 +31,21 @@ __all__ = [
     "expand_urls",
     "non_empty",
     "resampled",
+    "shardspec",
     "single_node_only",
     "split_by_node",
     "split_by_worker",
 ]
 
 _log = logging.getLogger("wds_async")
+
+
+def __getattr__(name: str) -> Any:
+    if name == "IterableDataset":  # programs import it from here, as webdataset's room happens to allow
+        from torch.utils.data import IterableDataset  # noqa: PLC0415
+
+        return IterableDataset
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def split_by_node(src: Iterable[Any], group: Any = None) -> Iterator[Any]:
@@ -77,12 +93,14 @@ class SimpleShardList(world.TorchDataset):
 
     ``urls`` is a string (braces, ``::``, ``${X}`` for ``WDS_X``, globs, a directory), a path, or a list of these.
     With ``seed`` they come in one shuffled order, the same in every iteration; ``True`` takes the time for it,
-    ``None`` keeps the order given. Raises UrlError for an empty list.
+    ``None`` keeps the order given. ``counts`` are the samples of each shard by its URL, where an index tells them; the
+    length of a dataset follows from them. Raises UrlError for an empty list.
     """
 
-    def __init__(self, urls: Any, seed: Any = None) -> None:
+    def __init__(self, urls: Any, seed: Any = None, *, counts: Mapping[str, int] | None = None) -> None:
         self.urls = expand_source(urls)
         self.seed = time.time() if seed is True else seed
+        self.counts: Mapping[str, int] = counts or {}
 
     def __len__(self) -> int:
         return len(self.urls)
@@ -146,6 +164,58 @@ class ResampledShards(world.TorchDataset):
 
 
 ResampledShardList = ResampledShards
+
+
+class MultiShardSample(world.TorchDataset):
+    """The shards of several sources together, chosen anew each epoch and shuffled, as ``{"url": …}``.
+
+    ``fname`` is a specification (see `spec`): of each source come all shards, or ``choose`` of them without
+    replacement, or ``resample`` of them with (``resample: true`` draws as many as there are). Choice and order follow
+    from ``seed + epoch``, so all ranks have the same ones and can split them; every iteration is the next epoch.
+    Weights, fields and metadata are for mixing samples and mean nothing here. Raises what `spec.load` raises.
+    """
+
+    def __init__(self, fname: str | os.PathLike[str] | Mapping[str, Any] | Spec, seed: int = 0) -> None:
+        self.sources: tuple[Source, ...] = load(fname).sources
+        self.seed = seed
+        self._epoch = world.SharedEpoch()
+
+    @property
+    def urls(self) -> list[str]:
+        """Every shard of every source."""
+        return [url for source in self.sources for url in source.urls]
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the latest iteration in this worker."""
+        return self._epoch.get()
+
+    def set_epoch(self, seed: int) -> None:
+        """Make the next iteration that of epoch ``seed``."""
+        self._epoch.set(seed - 1)
+
+    def get_shards_for_epoch(self) -> list[str]:
+        """Begin the next epoch: its shards, in its order."""
+        rng = random.Random(self.seed + self._epoch.next())
+        chosen: list[str] = []
+        for source in self.sources:
+            shards = list(source.urls)
+            if source.resample:
+                shards = rng.choices(shards, k=len(shards) if source.resample is True else source.resample)
+            elif source.choose:
+                rng.shuffle(shards)
+                del shards[source.choose :]
+            chosen += shards
+        rng.shuffle(chosen)
+        return chosen
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return ({"url": url} for url in self.get_shards_for_epoch())
+
+
+def shardspec(spec: Any) -> MultiShardSample | SimpleShardList:
+    """`MultiShardSample` for a specification (a dict, or a path or URL of YAML or JSON), else `SimpleShardList`."""
+    return MultiShardSample(spec) if is_specification(spec) else SimpleShardList(spec)
 
 
 def _resampled(src: Iterable[Any], n: int = sys.maxsize, seed: Any = None) -> Iterator[Any]:

@@ -75,8 +75,9 @@ class ShardPlan:
             epoch = config.settings().epoch or 0
             stages.append(filters.detshuffle(self.buffer, seed=self.seed, epoch=epoch - 1))
         splitters = [self.nodesplitter, self.workersplitter]
-        if isinstance(shards, ResampledShards):
-            # Each worker draws for itself, and a share of an endless draw is just another one.
+        if isinstance(shards, ResampledShards) or self.mode in _DIRECTORY_MODES:
+            # Each worker draws for itself, and a share of an endless draw is just another one; what a directory gives
+            # to one, it gives to no other.
             own = (shardlists.split_by_node, shardlists.split_by_worker)
             splitters = [splitter for splitter in splitters if splitter not in own]
         elif self.strict and isinstance(shards, SimpleShardList) and self.nodesplitter is shardlists.split_by_node:

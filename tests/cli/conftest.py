@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,3 +38,18 @@ def program() -> Callable[..., subprocess.CompletedProcess[bytes]]:
         return subprocess.run(line, capture_output=True, timeout=50, check=False, **{"cwd": ROOT, **options})
 
     return run
+
+
+@pytest.fixture
+def function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """``module:`` of a module in the working directory, whose functions make pipelines: ``samples``, ``batches``."""
+    (tmp_path / "makes_pipelines.py").write_text(
+        "from wds_async.pipeline import DataPipeline\n"
+        "rows = [{'__key__': f'k{i}', 'txt': f't{i}', 'cls': i, 'bin': b'abc'} for i in range(5)]\n"
+        "def samples():\n    return DataPipeline(lambda: iter(rows))\n"
+        "def batches():\n    return [([1, 2], [3, 4])]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    yield "makes_pipelines:"
+    sys.modules.pop("makes_pipelines", None)

@@ -76,3 +76,14 @@ def test_missing_shards(call: Any, tmp_path: Path) -> None:
     result = call("bench", tmp_path / "none.tar")
     assert result.exit_code == 1
     assert "none.tar" in result.output
+
+
+def test_a_function(call: Any, function: str) -> None:
+    (row,) = json.loads(call("bench", function + "samples", "--seconds", "0", "--json").stdout)["rows"]
+    assert (row["samples"], row["bytes"]) == (5, 15)
+    (row,) = json.loads(call("bench", function + "batches", "--seconds", "0", "--json").stdout)["rows"]
+    assert row["samples"] == 1
+    for more in (["x.tar"], ["--pipeline", "decode"], ["--against", "webdataset"]):
+        refused = call("bench", function + "samples", *more)
+        assert refused.exit_code == 2
+        assert "measured alone" in refused.output

@@ -70,3 +70,15 @@ def test_control_characters_do_not_reach_the_terminal(call: Any, tmp_path: Any) 
     assert "\x1b" not in output
     assert "txt=<10 B>" in output
     assert "cls=1 2" in output
+
+
+def test_a_specification_and_a_function(call: Any, shards: Any, tmp_path: Any, function: str) -> None:
+    (path,) = shards(1, 2)
+    index = tmp_path / "index.json"
+    index.write_text(json.dumps({"wids_version": 1, "shardlist": [{"url": str(path), "nsamples": 2}]}))
+    assert call("cat", index).output == call("cat", path).output
+    assert call("cat", "--raw", index).stdout_bytes == path.read_bytes()
+    assert call("cat", function + "samples", "--key", "k3", "--field", "txt").output == "t3"
+    missing = call("cat", function + "samples", "--key", "none")
+    assert missing.exit_code == 1
+    assert "makes_pipelines:samples" in missing.output

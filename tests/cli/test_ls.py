@@ -57,3 +57,26 @@ def test_what_came_before_a_fault_is_listed(program: Any, shards: Any, tmp_path:
     assert done.returncode == 1
     assert b".png" in done.stdout
     assert b"cut.tar" in done.stderr
+
+
+def test_a_specification_and_a_function(call: Any, shards: Any, tmp_path: Any, function: str) -> None:
+    shards(2, 3)
+    spec = tmp_path / "spec.yaml"
+    spec.write_text("dataset:\n- shards: shards/shard-{000000..000001}.tar\n")
+    rows = [json.loads(line) for line in call("ls", spec, "--json").output.splitlines()]
+    assert len(rows) == 6
+    lines = call("ls", function + "samples", "-n", 2).output.splitlines()
+    assert len(lines) == 2
+    assert lines[1].endswith("bin 3 B  makes_pipelines:samples")
+    assert len(call("ls", spec, "--members").output.splitlines()) == 18
+    refused = call("ls", function + "samples", "--members")
+    assert refused.exit_code == 2
+    assert "makes samples" in refused.output
+
+
+def test_a_wrong_specification_names_its_line(call: Any, tmp_path: Any) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text("dataset:\n- shards: x.tar\n  weight: -1\n")
+    result = call("ls", spec)
+    assert result.exit_code == 2
+    assert "line 3, column 3" in result.output

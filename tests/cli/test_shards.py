@@ -9,7 +9,7 @@ import pytest
 
 from tests.servers.shards import make_shard
 from wds_async.cli import shards as cli_shards
-from wds_async.errors import UrlError
+from wds_async.errors import ConfigError, UrlError
 
 
 def test_members_equal_tarfile(shards: Any) -> None:
@@ -56,6 +56,31 @@ def test_expand() -> None:
     ]
     with pytest.raises(UrlError):
         cli_shards.expand([])
+
+
+def test_expand_specifications(tmp_path: Any) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_text("dataset: [{shards: 'http://h/x-{0..1}.tar'}, {shards: y.tar}]")
+    assert cli_shards.expand([str(path), "z.tar"]) == [
+        "http://h/x-0.tar",
+        "http://h/x-1.tar",
+        str(tmp_path / "y.tar"),
+        "z.tar",
+    ]
+    with pytest.raises(UrlError, match="makes samples"):
+        cli_shards.expand(["x.tar", "package.module:function"])
+
+
+def test_entries_of_everything(shards: Any, function: str) -> None:
+    (path,) = shards(1, 2)
+    found = list(cli_shards.entries([str(path), function + "samples", str(path)]))
+    assert [entry.key for entry in found] == ["000000", "000001", *(f"k{i}" for i in range(5)), "000000", "000001"]
+    assert found[0].offset == 0
+    made = found[3]
+    assert (made.url, made.offset) == (function + "samples", None)
+    assert made.fields == {"txt": b"t1", "cls": b"1", "bin": b"abc"}
+    with pytest.raises(ConfigError, match="type tuple"):
+        list(cli_shards.entries([function + "batches"]))
 
 
 @pytest.mark.parametrize(

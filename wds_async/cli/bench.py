@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from wds_async import config
+from wds_async import config, spec
 from wds_async.cli import advice, shards
 from wds_async.cli.measure import Job, Moment, Outcome, measure
 
@@ -39,6 +39,9 @@ __all__ = ["command", "figures", "table", "watched"]
 def command(*, url: tuple[str, ...], **options: Any) -> None:
     """Read shards and measure: bytes/s, samples/s, CPU seconds a GB, peak memory.
 
+    URL is a path or URL, with brace notation where there are many, a dataset specification (.yaml, .json: its
+    shards), or one package.module:function: the pipeline that it returns is measured as it is.
+
     Each measurement is a process of its own. Bytes are those of the samples' fields as stored. With several
     worker counts, workers and a memory budget are recommended, with the reason.
 
@@ -52,7 +55,7 @@ def command(*, url: tuple[str, ...], **options: Any) -> None:
         budget = config.parse_bytes(options["budget"]) if options["budget"] else None
     except ValueError as exn:
         raise click.BadParameter(str(exn), param_hint="--budget") from exn
-    found = shards.expand(url)
+    found = _sources(url, options)
     libraries = ["wds_async", *([options["against"]] if options["against"] else [])]
     jobs = [
         Job(
@@ -77,6 +80,17 @@ def _check(pipeline: str, counts: list[int]) -> None:
         raise click.BadParameter(f"{pipeline!r} is not bytes, raw, decode or decode:SPEC", param_hint="--pipeline")
     if pipeline == "bytes" and any(counts):
         raise click.UsageError("--pipeline bytes measures the engine of one process: it takes --workers 0 only")
+
+
+def _sources(given: tuple[str, ...], options: dict[str, Any]) -> list[str]:
+    """The URLs to read, or the one function to call."""
+    if not any(spec.is_function(one) for one in given):
+        return shards.expand(given)
+    if len(given) > 1 or options["pipeline"] != "raw" or options["against"]:
+        raise click.UsageError(
+            "module:function is measured alone and as it is: it takes no further URL, --pipeline or --against"
+        )
+    return list(given)
 
 
 def _counts(text: str) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
@@ -31,6 +31,9 @@ def command(
 ) -> None:
     """Show samples, short fields in full; or write bytes to standard output.
 
+    URL is a path or URL, with brace notation where there are many, a dataset specification (.yaml, .json), or
+    package.module:function that returns a pipeline (not with --raw).
+
     Example: wds-async cat train-000.tar --key 000042 --field jpg > 42.jpg
 
     Example: wds-async cat --raw https://host/train-000.tar | tar t
@@ -39,16 +42,15 @@ def command(
         raise click.UsageError("--raw writes whole shards: it takes no --key, --field, --json or -n")
     if name and as_json:
         raise click.UsageError("--field writes bytes: it takes no --json")
-    found = shards.expand(url)
     if as_raw:
-        _write(shards.raw(found))
+        _write(shards.raw(shards.expand(url)))
         return
-    entries = (entry for entry in shards.samples(found) if key is None or entry.key == key)
+    entries = (entry for entry in shards.entries(url) if key is None or entry.key == key)
     chosen = itertools.islice(entries, 1 if key is not None else limit)
     if name:
-        _write(_field(chosen, name.lower(), found, key))
+        _write(_field(chosen, name.lower(), url, key))
     else:
-        _show(chosen, as_json, found, key)
+        _show(chosen, as_json, url, key)
 
 
 def _write(pieces: Iterable[bytes | memoryview]) -> None:
@@ -58,7 +60,7 @@ def _write(pieces: Iterable[bytes | memoryview]) -> None:
     out.flush()
 
 
-def _field(entries: Iterable[shards.Entry], name: str, found: list[str], key: str | None) -> Iterable[bytes]:
+def _field(entries: Iterable[shards.Entry], name: str, given: Sequence[str], key: str | None) -> Iterable[bytes]:
     none = True
     for entry in entries:
         none = False
@@ -69,21 +71,21 @@ def _field(entries: Iterable[shards.Entry], name: str, found: list[str], key: st
             )
         yield entry.fields[name]
     if none:
-        raise _missing(found, key)
+        raise _missing(given, key)
 
 
-def _show(entries: Iterable[shards.Entry], as_json: bool, found: list[str], key: str | None) -> None:
+def _show(entries: Iterable[shards.Entry], as_json: bool, given: Sequence[str], key: str | None) -> None:
     none = True
     for entry in entries:
         none = False
         click.echo(json.dumps(_object(entry)) if as_json else _line(entry))
     if none and key is not None:
-        raise _missing(found, key)
+        raise _missing(given, key)
 
 
-def _missing(found: list[str], key: str | None) -> WdsError:
+def _missing(given: Sequence[str], key: str | None) -> WdsError:
     what = "no sample" if key is None else f"no sample with key {key!r}"
-    return WdsError(f"{what} in {len(found)} shard(s) from {redact(found[0])}: `wds-async ls` shows which there are")
+    return WdsError(f"{what} in {', '.join(map(redact, given))}: `wds-async ls` shows which there are")
 
 
 def _text(data: bytes) -> str | None:

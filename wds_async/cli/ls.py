@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import click
@@ -23,12 +23,12 @@ __all__ = ["command"]
 def command(*, url: tuple[str, ...], as_members: bool, limit: int | None, as_json: bool) -> None:
     """List the samples of shards: key, fields with their sizes, shard, byte offset.
 
-    URL is a path or URL, with brace notation where there are many: no more is fetched than is listed.
+    URL is a path or URL, with brace notation where there are many, a dataset specification (.yaml, .json), or
+    package.module:function that returns a pipeline: no more is fetched than is listed.
 
     Example: wds-async ls 'https://host/train-{000..009}.tar' -n 5
     """
-    found = shards.expand(url)
-    rows = _members(found) if as_members else _samples(found)
+    rows = _members(shards.expand(url)) if as_members else _samples(url)
     for row in itertools.islice(rows, limit):
         click.echo(json.dumps(row) if as_json else _line(row))
 
@@ -38,8 +38,8 @@ def _members(found: list[str]) -> Iterator[dict[str, Any]]:
         yield {"name": name, "bytes": len(data), "shard": redact(url), "offset": offset}
 
 
-def _samples(found: list[str]) -> Iterator[dict[str, Any]]:
-    for entry in shards.samples(found):
+def _samples(specs: Iterable[str]) -> Iterator[dict[str, Any]]:
+    for entry in shards.entries(specs):
         sizes = {name: len(data) for name, data in entry.fields.items()}
         yield {"key": entry.key, "fields": sizes, "shard": redact(entry.url), "offset": entry.offset}
 
@@ -50,5 +50,6 @@ def _line(row: dict[str, Any]) -> str:
         name = row["key"]
     else:
         what, name = shards.human(row["bytes"]), row["name"]
-    where = click.style(f"{row['shard']} @{row['offset']}", dim=True)
+    offset = "" if row["offset"] is None else f" @{row['offset']}"
+    where = click.style(f"{row['shard']}{offset}", dim=True)
     return f"{click.style(name, bold=True)}  {what}  {where}"

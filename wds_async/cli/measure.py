@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
-from wds_async import config
-from wds_async.cli import usage
+from wds_async import config, spec
+from wds_async.cli import shards, usage
 from wds_async.errors import WdsError
 
 __all__ = ["Job", "Moment", "Outcome", "measure"]
@@ -32,7 +32,10 @@ WEIGHT = "__weight__"
 
 @dataclass(frozen=True)
 class Job:
-    """What to read: ``pipeline`` is ``bytes``, ``raw``, ``decode`` or ``decode:SPEC``; ``seconds`` 0 is one pass."""
+    """What to read: ``pipeline`` is ``bytes``, ``raw``, ``decode`` or ``decode:SPEC``; ``seconds`` 0 is one pass.
+
+    ``urls`` are shards, or one ``module:function`` whose pipeline is read as it is.
+    """
 
     urls: list[str]
     library: str = "wds_async"
@@ -215,11 +218,12 @@ def _drain(source: Iterable[Any], job: Job, tally: _Tally, start: float) -> None
         before = tally.samples, tally.bytes
         for item in source:
             for sample in item if isinstance(item, list) else (item,):
-                if isinstance(sample, dict):
-                    tally.samples += 1
-                    tally.bytes += sample.get(WEIGHT) or _weight(sample)
-                else:
+                if isinstance(sample, memoryview):
                     tally.bytes += len(sample)
+                    continue
+                tally.samples += 1
+                if isinstance(sample, dict):
+                    tally.bytes += sample.get(WEIGHT) or _weight(sample)
             if not tally.first_s:
                 tally.first_s = time.monotonic() - start
                 tally.first_bytes, tally.first_samples = tally.bytes, tally.samples
@@ -261,6 +265,10 @@ def _ours(job: Job) -> _Source:
 
     if job.pipeline == "bytes":
         return _engine(job)
+    if spec.is_function(job.urls[0]):
+        whole = wds_async.FluidWrapper(None)
+        whole.append(shards.made(job.urls[0]))  # one stage, also where it is a list
+        return _stages(wds_async, whole, job), whole.statistics
     dataset = wds_async.WebDataset(job.urls, shardshuffle=False, empty_check=False, transfer=_transfer(job))
     return _stages(wds_async, dataset, job), dataset.statistics
 

@@ -2,30 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import itertools
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from wds_async import urls
-from wds_async.errors import UrlError
+from wds_async import spec, urls
+from wds_async.errors import ConfigError, UrlError
 from wds_async.tar import decompress, group, parse
 from wds_async.transfer import reader
 
-__all__ = ["Entry", "expand", "human", "members", "raw", "samples"]
+__all__ = ["Entry", "entries", "expand", "human", "made", "members", "raw", "samples"]
 
 
 @dataclass
 class Entry:
-    """One sample: ``key``, shard ``url``, ``offset`` of its first header in the (decompressed) tar, ``fields``."""
+    """One sample: ``key``, shard ``url``, ``offset`` of its first header in the (decompressed) tar, ``fields``.
+
+    ``offset`` is None where a function made the sample and nobody knows.
+    """
 
     key: str
     url: str
-    offset: int
+    offset: int | None
     fields: dict[str, bytes] = field(default_factory=dict)
 
 
 def expand(specs: Iterable[str]) -> list[str]:
-    """Every URL that the arguments stand for."""
-    found = [url for spec in specs for url in urls.expand_urls(spec)]
+    """Every URL that the arguments stand for: URLs, patterns, and specifications in YAML or JSON (all sources).
+
+    Raises UrlError for ``module:function``, which stands for samples and not for shards.
+    """
+    found: list[str] = []
+    for given in specs:
+        if spec.is_function(given):
+            raise UrlError(f"{given} makes samples, and this takes shards: give a URL, a path or a specification")
+        if spec.is_specification(given):
+            found += (url for source in spec.load(given).sources for url in source.urls)
+        else:
+            found += urls.expand_urls(given)
     if not found:
         raise UrlError("no URL given: name at least one shard, for example 'train-{000..009}.tar'")
     return found
@@ -48,6 +65,42 @@ def samples(shards: Iterable[str]) -> Iterator[Entry]:
             for found in group.samples(members, stream.url):
                 fields = {name: data for name, data in found.items() if name not in ("__key__", "__url__")}
                 yield Entry(found["__key__"], found.shard, found.offset, fields)
+
+
+def made(name: str) -> Any:
+    """What ``module:function`` returns; modules in the working directory are found, as ``python -m`` finds them."""
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.insert(0, os.getcwd())
+    return spec.call(name)
+
+
+def entries(specs: Iterable[str]) -> Iterator[Entry]:
+    """The samples of everything that the arguments stand for: shards, specifications, ``module:function``."""
+    for is_function, alike in itertools.groupby(specs, spec.is_function):
+        if is_function:
+            for name in alike:
+                yield from _made_entries(name)
+        else:
+            yield from samples(expand(alike))
+
+
+def _made_entries(name: str) -> Iterator[Entry]:
+    for number, sample in enumerate(made(name)):
+        if not isinstance(sample, Mapping):
+            raise ConfigError(
+                f"{name} gives items of type {type(sample).__name__}; samples, which are dicts, can be shown "
+                "(`wds-async bench` measures any)"
+            )
+        fields = {field: _bytes(value) for field, value in sample.items() if not field.startswith("__")}
+        where = str(sample.get("__url__", name))
+        yield Entry(str(sample.get("__key__", number)), where, getattr(sample, "offset", None), fields)
+
+
+def _bytes(value: Any) -> bytes:
+    """A field as it is shown: its bytes or text, or what Python prints for it."""
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    return (value if isinstance(value, str) else repr(value)).encode()
 
 
 def raw(shards: Iterable[str]) -> Iterator[memoryview]:

@@ -1,0 +1,144 @@
+"""A YAML or JSON document that was read from anywhere, and can name the line of each of its values."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from wds_async.errors import ConfigError, WdsError
+from wds_async.redact import redact
+from wds_async.storage.registry import locate
+from wds_async.transfer.reader import open_shards
+from wds_async.urls import local_path, scheme
+
+__all__ = ["MAX_BYTES", "Document", "read"]
+
+MAX_BYTES = 64 << 20
+"""The largest document that is read, in bytes."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """Data, where it is from, and where in its text each piece of it stands.
+
+    ``name``: for messages, without secrets.
+    ``text``: what ``data`` was parsed from; None for a program's own dict.
+    ``base``: what relative names in it are relative to, with a slash at its end; empty for the working directory.
+    ``trusted``: false where it came from elsewhere than this machine.
+    """
+
+    name: str
+    data: Any
+    text: str | None = None
+    base: str = ""
+    trusted: bool = True
+
+    def error(self, path: tuple[str | int, ...], message: str, kind: type[WdsError] = ConfigError) -> WdsError:
+        """An error about the value at ``path``, naming its line and column."""
+        steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
+        return kind(f"{self.name}{self._place(path)}{f' ({steps})' if steps else ''}: {message}")
+
+    def _place(self, path: tuple[str | int, ...]) -> str:
+        if self.text is None:
+            return ""
+        # JSON is YAML; composing is slow, but only an error asks for it.
+        node: Any = _loader(self.text).get_single_node()
+        if node is None:
+            return ""
+        mark = node.start_mark
+        for step in path:
+            if isinstance(step, int):
+                node = node.value[step]
+                mark = node.start_mark
+                continue
+            pair = next((pair for pair in node.value if pair[0].value == str(step)), None)
+            if pair is None:  # merged in from elsewhere ('<<')
+                break
+            mark, node = pair[0].start_mark, pair[1]
+        return f", line {mark.line + 1}, column {mark.column + 1}"
+
+
+def read(url: str) -> Document:
+    """The YAML or JSON document at ``url``, or in the file of that name; read by the engine, like a shard.
+
+    Raises ConfigError, with line and column, where it is none, and a StorageError where it cannot be read.
+    """
+    pieces, size = [], 0
+    with open_shards([url]) as opened:
+        for stream in opened:
+            while (piece := stream.read()) is not None:
+                size += len(piece)
+                if size > MAX_BYTES:
+                    raise ConfigError(f"{redact(url)}: a document of more than {MAX_BYTES >> 20} MiB is not read")
+                pieces.append(bytes(piece))
+    name = redact(url)
+    try:
+        text = b"".join(pieces).decode("utf-8-sig")
+    except UnicodeDecodeError as exn:
+        raise ConfigError(f"{name}: not UTF-8 text (byte {exn.start})") from exn
+    local = local_path(url) if scheme(url) in ("", "file") else None
+    if local is not None:
+        base = os.path.join(os.path.dirname(local), "") if os.path.dirname(local) else ""
+        trusted = locate(url).kind == "local"  # a rewritten name may lead anywhere
+    else:
+        base, trusted = re.split(r"[?#]", url, maxsplit=1)[0].rpartition("/")[0] + "/", False
+    return Document(name, _parsed(text, name), text, base, trusted)
+
+
+def _parsed(text: str, name: str) -> Any:
+    # A JSON list of 100,000 shards takes json a blink and yaml half a minute.
+    if name.lower().endswith(".json") or text.lstrip()[:1] in ("{", "["):
+        try:
+            return json.loads(text)
+        except json.JSONDecodeError as exn:
+            if name.lower().endswith(".json"):
+                raise ConfigError(f"{name}, line {exn.lineno}, column {exn.colno}: not valid JSON: {exn.msg}") from exn
+        except RecursionError as exn:
+            raise ConfigError(f"{name}: nested too deeply") from exn
+    import yaml  # noqa: PLC0415
+
+    try:
+        loader = _loader(text)
+        root = loader.get_single_node()
+        _refuse_doubled_keys(root, name)
+        return None if root is None else loader.construct_document(root)
+    except yaml.MarkedYAMLError as exn:
+        mark = exn.problem_mark or exn.context_mark
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(f"{name}{where}: not valid YAML: {exn.problem or exn}") from exn
+    except (yaml.YAMLError, RecursionError, ValueError) as exn:
+        if isinstance(exn, WdsError):
+            raise
+        raise ConfigError(f"{name}: not valid YAML: {exn}") from exn
+
+
+def _loader(text: str) -> Any:
+    """A safe loader of YAML: plain values only, no objects."""
+    import yaml  # noqa: PLC0415 (most datasets have no specification)
+
+    return getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
+
+
+def _refuse_doubled_keys(root: Any, name: str) -> None:
+    """The last of two equal keys would win silently."""
+    left, seen_nodes = [root], set()
+    while left:
+        node = left.pop()
+        if node is None or id(node) in seen_nodes or isinstance(node.value, str):
+            continue
+        seen_nodes.add(id(node))  # an alias may point at what holds it
+        keys: set[str] = set()
+        for child in node.value:
+            if not isinstance(child, tuple):
+                left.append(child)
+                continue
+            key, value = child
+            left.append(value)
+            if isinstance(key.value, str) and key.value in keys:
+                mark = key.start_mark
+                raise ConfigError(f"{name}, line {mark.line + 1}, column {mark.column + 1}: a second {key.value!r}")
+            if isinstance(key.value, str):
+                keys.add(key.value)

@@ -1,0 +1,179 @@
+"""Several streams as one: in turn, or drawn at random by weight."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import math
+import operator
+import random
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any
+
+from wds_async import world
+from wds_async.errors import ConfigError
+
+__all__ = [
+    "Mix",
+    "RandomMix",
+    "RoundRobin",
+    "check_weights",
+    "random_samples",
+    "round_robin_longest",
+    "round_robin_shortest",
+]
+
+
+def round_robin_shortest(*sources: Iterable[Any]) -> Iterator[Any]:
+    """One item of each source in turn, until the one whose turn it is has none."""
+    return map(next, itertools.cycle([iter(source) for source in sources]))
+
+
+def round_robin_longest(*sources: Iterable[Any]) -> Iterator[Any]:
+    """One item of each source in turn, until all have ended; a source that has ended loses its turn."""
+    turns: Iterator[Iterator[Any]] = iter([iter(source) for source in sources])
+    for left in range(len(sources), 0, -1):
+        turns = itertools.cycle(itertools.islice(turns, left))
+        yield from map(next, turns)  # ends with one of them; those after it are the next in turn
+
+
+def check_weights(weights: Sequence[float], count: int) -> None:
+    """ConfigError unless these are ``count`` finite numbers, none below 0 and not all 0."""
+    if len(weights) != count:
+        raise ConfigError(f"{len(weights)} probabilities for {count} datasets: give one for each")
+    if count and not (all(math.isfinite(w) and w >= 0 for w in weights) and sum(weights) > 0):
+        raise ConfigError(f"probabilities {list(weights)}: none may be below 0, infinite or NaN, and one is above 0")
+
+
+def _bounds(weights: Sequence[float]) -> list[float]:
+    """The running sums of the shares: a random number in 0 … 1 falls to the first that is not below it.
+
+    By numpy and in webdataset's order of operations, since another rounding would now and then choose another source.
+    """
+    import numpy as np  # noqa: PLC0415 (mixing alone needs it here)
+
+    total = np.sum(weights)
+    # Where only sources of weight 0 are left they come one after another: "longest" promises all of them.
+    bounds: list[float] = (np.array(weights) / total).cumsum().tolist() if total > 0 else [1.0] * len(weights)
+    return bounds
+
+
+def random_samples(
+    sources: Iterable[Iterable[Any]],
+    probs: Iterable[float] | None = None,
+    longest: bool = False,
+    *,
+    rng: random.Random | None = None,
+    endless: Collection[int] = (),
+) -> Iterator[Any]:
+    """Items of ``sources``, each from one drawn with its probability (``probs``, in any scale; None: all alike).
+
+    Ends with the first source that ends; with ``longest`` the others go on, in the proportions among them, until the
+    last has ended. ``endless`` are numbers of sources that nobody waits for: the mix is over once all others have
+    ended. One ``rng.random()`` is taken for each draw; the default generator is seeded by the operating system.
+    """
+    left = [iter(source) for source in sources]
+    weights = [1.0] * len(left) if probs is None else list(probs)
+    awaited = [number not in endless for number in range(len(left))]
+    draw = (random.Random() if rng is None else rng).random
+    while left:
+        bounds, last = _bounds(weights), len(left) - 1
+        while True:
+            i = min(bisect_left(bounds, draw()), last)  # the last bound may be rounded to just below 1
+            try:
+                item = next(left[i])
+            except StopIteration:
+                break
+            yield item
+        if not longest:
+            return
+        del left[i], weights[i]
+        if awaited.pop(i) and not any(awaited):
+            return
+
+
+class Mix(world.TorchDataset):
+    """What the mixes have in common: iterators that are closed with the mix, and calls that reach all datasets."""
+
+    def __init__(self, datasets: Sequence[Any]) -> None:
+        self.datasets = datasets
+
+    def mixed(self, sources: list[Iterator[Any]]) -> Iterator[Any]:
+        """The items of ``sources``, in this mix's order."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._closing(self.datasets)
+
+    def _closing(self, datasets: Iterable[Iterable[Any]]) -> Iterator[Any]:
+        with contextlib.ExitStack() as stack:
+            sources = []
+            for dataset in datasets:
+                source = iter(dataset)
+                # An iterator that was handed in is its owner's: he may go on with it.
+                if source is not dataset and callable(close := getattr(source, "close", None)):
+                    stack.callback(close)
+                sources.append(source)
+            yield from self.mixed(sources)
+
+    def _call(self, method: str, *args: Any) -> list[Any]:
+        found: list[Callable[..., Any] | None] = [getattr(dataset, method, None) for dataset in self.datasets]
+        return [f(*args) for f in found if callable(f)]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration that of ``epoch``, in every dataset that counts epochs."""
+        self._call("set_epoch", epoch)
+
+    def statistics(self) -> Any:
+        """The sum of what the datasets read so far, as a `transfer.stats.Stats`; None where none of them reads."""
+        found = [stats for stats in self._call("statistics") if stats is not None]
+        return functools.reduce(operator.add, found) if found else None
+
+    def close(self) -> None:
+        """Close every dataset that can be closed. Idempotent."""
+        self._call("close")
+
+
+class RoundRobin(Mix):
+    """One item of each of ``datasets`` in turn.
+
+    Ends with the first that has no more; with ``longest``, with the last.
+    """
+
+    def __init__(self, datasets: Sequence[Iterable[Any]], longest: bool = False) -> None:
+        super().__init__(datasets)
+        self.longest = longest
+
+    def mixed(self, sources: list[Iterator[Any]]) -> Iterator[Any]:
+        """In turn."""
+        return round_robin_longest(*sources) if self.longest else round_robin_shortest(*sources)
+
+
+class RandomMix(Mix):
+    """Items of ``datasets``, each from one drawn with its probability.
+
+    ``probs`` are probabilities in any scale, one for each dataset; None: all alike. The mix ends with the first dataset
+    that ends, which cuts the others short; with ``longest`` it goes on with the others until all have ended. With
+    ``seed`` every iteration (in every worker) draws the same, without one each draws anew; the global ``random``
+    is left alone either way. Raises ConfigError for probabilities that are none.
+    """
+
+    def __init__(
+        self,
+        datasets: Sequence[Iterable[Any]],
+        probs: Sequence[float] | None = None,
+        longest: bool = False,
+        seed: Any = None,
+    ) -> None:
+        super().__init__(datasets)
+        if probs is not None:
+            check_weights(probs, len(datasets))
+        self.probs = probs
+        self.longest = longest
+        self.seed = seed
+
+    def mixed(self, sources: list[Iterator[Any]]) -> Iterator[Any]:
+        """Drawn by weight."""
+        return random_samples(sources, self.probs, self.longest, rng=random.Random(self.seed))
