@@ -31,9 +31,9 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("tar", "tar.*", "tenbin"),
     ("tariterators", "tarparts", "opening", "autodecode", "images", "media", "unpickle", "streamdecode", "parallel",
      "filters", "fields", "batches", "shuffles", "shardlists", "directories", "mix", "extradatasets", "cache",
-     "samplecache", "records", "spec", "pipeline", "checkpoint", "progress"),
-    ("dataset", "fluid", "loader", "asyncreader", "mixture", "multi", "random_access", "samplers", "legacy", "legacy.*"),
-    ("encoders", "writer"),
+     "samplecache", "records", "spec", "document", "shardfiles", "shardindex", "pipeline", "checkpoint", "progress"),
+    ("dataset", "fluid", "loader", "asyncreader", "mixture", "lengths", "shardplan", "multi", "random_access", "samplers", "legacy", "legacy.*"),
+    ("encoders", "writer", "tarwriter", "shardwriter"),
     ("service", "service.*", "cli", "cli.*", "distributed", "distributed.*"),
 )  # fmt: skip
 """Rooms by floor, the ground first. A module imports from its own floor and those below."""

@@ -33,9 +33,7 @@ from wds_async.autodecode import (
     handle_extension,
     imagehandler,
     npy_loads,
-    torch_audio,
     torch_loads,
-    torch_video,
     unpickle_loads,
 )
 from wds_async.errors import MissingExtra, UnsafeContent
@@ -125,6 +123,52 @@ def test_same_as_webdataset(numbers: dict[str, int]) -> None:
     assert Decoder([])(sample) == webdataset.Decoder([])(sample)
 
 
+TABLE: dict[str, bytes] = {
+    **dict.fromkeys(("txt", "text", "transcript"), "é\n".encode()),
+    **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), b" 12\n"),
+    **dict.fromkeys(("json", "jsn"), b'{"a": [1, null, "x"]}'),
+    **dict.fromkeys(("pkl", "pickle", "pyd"), pickle.dumps({"a": [1, (2,), np.arange(3)]})),
+    "pth": saved({"a": torch.arange(6).reshape(2, 3), "n": 3}),
+    **dict.fromkeys(("ten", "tb"), bytes(webdataset.tenbin.encode_buffer([np.arange(4.0), np.ones((2, 3), "i4")]))),
+    **dict.fromkeys(("mp", "msg"), msgpack.packb({"a": [1, b"x", "y", 0.5]})),
+    "npy": npy(np.arange(6, dtype="f4").reshape(2, 3)),
+    "npz": npz(a=np.arange(3), b=np.array(1.5)),
+    "cbor": cbor2.dumps({"a": [1, b"x", "y"]}),
+}
+
+
+def _same(ours: Any, theirs: Any) -> None:
+    assert type(ours) is type(theirs)
+    if isinstance(ours, dict):
+        assert list(ours) == list(theirs)
+        for key, value in ours.items():
+            _same(value, theirs[key])
+    elif isinstance(ours, (list, tuple)):
+        for mine, other in zip(ours, theirs, strict=True):
+            _same(mine, other)
+    elif isinstance(ours, torch.Tensor):
+        assert ours.dtype == theirs.dtype
+        assert torch.equal(ours, theirs)
+    elif isinstance(ours, np.ndarray):
+        np.testing.assert_array_equal(ours, theirs, strict=True)
+    else:
+        assert ours == theirs
+
+
+@pytest.mark.parametrize("field", sorted(webdataset.autodecode.decoders))
+def test_every_entry_of_the_table_gives_what_webdataset_gives(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cbor", cbor2)  # webdataset asks for the package that cbor2 has replaced
+    for name, data in (
+        (field, TABLE[field]),
+        (f"a.{field}", TABLE[field]),
+        (f"{field}.gz", gzip.compress(TABLE[field])),
+    ):
+        sample = {"__key__": "k", name: data}
+        ours, theirs = Decoder([])(sample)[name], webdataset.Decoder([])(sample)[name]
+        assert not isinstance(ours, bytes)
+        _same(ours, theirs)
+
+
 # ---------------------------------------------------------------- handlers
 
 
@@ -169,6 +213,9 @@ def test_partial_passes_decoded_fields_on() -> None:
     assert Decoder([], partial=True)(once) == {"__key__": "k", "cls": 1, "txt": "a"}
     with pytest.raises(DecodingError, match=r"'cls'.*it is int and not bytes \(partial=True"):
         Decoder([])(once)
+    for partial in (False, True):
+        with pytest.raises(DecodingError, match=r"'cls'.*it is None"):
+            Decoder([], partial=partial)({"cls": None})
 
 
 def test_metadata_becomes_text_where_it_is_text() -> None:
@@ -206,6 +253,70 @@ def test_handle_extension(extensions: str, field: str, mine: bool) -> None:
 def test_handlers_must_be_callable() -> None:
     with pytest.raises(TypeError, match=r"f\(key, data\).*'rgb'"):
         Decoder(["rgb"])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="no further ones"):
+        Decoder([], None, None, None, False, gzfilter)
+
+
+def reverse(key: str, data: bytes) -> Any:
+    return data[::-1] if key.endswith(".rev") else None
+
+
+def shout(key: str, data: bytes) -> Any:
+    return data.upper() if key.endswith(".up") else None
+
+
+RAW = [{"__key__": str(n), "rev": b"ab", "up": b"c", "cls": b"%d" % n, "flac": b""} for n in range(3)]
+
+
+@pytest.mark.parametrize("n", range(1, 8))
+def test_handlers_as_arguments_of_2020(n: int) -> None:
+    functions: list[Any] = [reverse, *[handle_extension(f"x{i}", len) for i in range(n - 1)]]
+    decoder = Decoder(*functions)
+    assert decoder.handlers == [gzfilter, *functions, basichandlers]
+    assert (decoder.only, decoder.partial) == (None, False)
+    assert decoder(dict(RAW[2], flac=b"2"))["rev"] == b"ba"
+    assert Decoder(reverse, pre=[], only="rev", partial=True).handlers == [reverse, basichandlers]
+
+
+@pytest.mark.parametrize("kind", ["list", "pipeline", "WebDataset", "user's dataset"])
+def test_a_decoder_called_with_a_dataset(kind: str) -> None:
+    from wds_async.dataset import WebDataset
+    from wds_async.fluid import FluidWrapper
+    from wds_async.media import torch_video
+    from wds_async.pipeline import DataPipeline
+
+    source: Any = {
+        "list": RAW,
+        "pipeline": DataPipeline([RAW]),
+        "WebDataset": FluidWrapper((*RAW,)),
+        "user's dataset": UsersDataset(),
+    }[kind]
+    with pytest.warns(DeprecationWarning, match=r"use dataset\.decode") as caught:
+        decoded = Decoder(reverse, shout, torch_video)(source)
+    assert caught[0].filename == __file__
+    expected = [dict(sample, rev=b"ba", up=b"C", cls=n) for n, sample in enumerate(RAW)]
+    assert list(decoded) == list(decoded) == list(pickle.loads(pickle.dumps(decoded))) == expected
+    assert isinstance(decoded, torch.utils.data.IterableDataset)
+    assert list(torch.utils.data.DataLoader(decoded, batch_size=None, num_workers=1)) == expected
+    if isinstance(source, DataPipeline):
+        assert type(decoded) is type(source)
+    assert issubclass(WebDataset, DataPipeline)
+
+
+class UsersDataset(torch.utils.data.IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(RAW)
+
+
+def test_a_decoder_called_with_neither() -> None:
+    with pytest.raises(TypeError, match=r"a sample .* or a dataset, not 3"):
+        Decoder([])(3)
+
+
+def test_a_decoder_of_one_extension_on_a_dataset() -> None:
+    with pytest.warns(DeprecationWarning, match="Decoder"):
+        decoded = Decoder(handle_extension(".rev", len))([{"__key__": "k", "rev": b"abc", "a.rev": b"abc"}])
+    assert list(decoded) == [{"__key__": "k", "rev": 3, "a.rev": b"abc"}]
 
 
 def test_decoders_pickle() -> None:
@@ -293,6 +404,31 @@ def test_pth_needs_trust(monkeypatch: pytest.MonkeyPatch) -> None:
         torch_loads(data)
 
 
+def test_weights_only_is_heeded_where_programs_set_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    import wds_async
+
+    data = saved({"a": FRACTION})
+    monkeypatch.setattr(wds_async, "pytorch_weights_only", False, raising=False)
+    assert torch_loads(data) == basic(pth=data)["pth"] == {"a": FRACTION}
+    monkeypatch.setattr(autodecode, "pytorch_weights_only", True)
+    assert torch_loads(data) == {"a": FRACTION}
+    monkeypatch.setattr(wds_async, "pytorch_weights_only", True, raising=False)
+    monkeypatch.setattr(autodecode, "pytorch_weights_only", False)
+    with pytest.raises(UnsafeContent):
+        torch_loads(data)
+
+
+def test_secure_mode_by_assignment(monkeypatch: pytest.MonkeyPatch) -> None:
+    from wds_async import utils
+
+    assert unpickle_loads(pickle.dumps(1)) == 1
+    monkeypatch.setattr(utils, "enforce_security", True, raising=False)
+    with pytest.raises(UnsafeContent, match="enforce_security"):
+        unpickle_loads(pickle.dumps(1))
+    with pytest.raises(UnsafeContent, match="enforce_security"):
+        torch_loads(saved(1))
+
+
 def test_npy_of_objects_needs_trust() -> None:
     array = np.array([1, "a"], object)
     for loads in (npy_loads, lambda data: basic(npy=data)):
@@ -323,30 +459,6 @@ def test_secure_mode_refuses_pickles_of_every_kind(monkeypatch: pytest.MonkeyPat
 
 
 # ---------------------------------------------------------------- packages that are not there
-
-
-@pytest.mark.parametrize(("handler", "package"), [(torch_video, "torchvision"), (torch_audio, "torchaudio")])
-def test_video_and_audio_say_what_they_need(handler: Any, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.setitem(sys.modules, f"{package}.io", None)
-    assert handler(".txt", b"x") is None
-    with pytest.raises(MissingExtra, match=f"pip install {package}"):
-        handler(".ogg" if package == "torchaudio" else ".mp4", b"x")
-
-
-def test_video_is_read_from_a_file_of_its_extension(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[str, bytes]] = []
-
-    class Reader:
-        @staticmethod
-        def load(path: str) -> str:
-            with open(path, "rb") as stream:
-                seen.append((path.rpartition(".")[2], stream.read()))
-            return "sound"
-
-    monkeypatch.setitem(sys.modules, "torchaudio", Reader)
-    assert torch_audio(".a.WAV", b"abc") == "sound"
-    assert seen == [("wav", b"abc")]
 
 
 @pytest.mark.parametrize(

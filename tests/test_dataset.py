@@ -268,7 +268,7 @@ FLUENT: list[tuple[Callable[[Any], Any], Any]] = [
     (lambda d: d.slice(3), lambda r: keys(r) == ALL[:3]),
     (lambda d: d.rename(text="txt"), lambda r: r[0]["text"] == b"0.0" and "txt" not in r[0]),
     (lambda d: d.rsample(0.5, seed=1), lambda r: 5 < len(r) < 43),
-    (lambda d: d.rename_keys(text="txt"), lambda r: r[0] == {"text": b"0.0"}),
+    (lambda d: d.rename_keys(text="txt"), lambda r: r[0] == {"__key__": "s0/0", "text": b"0.0"}),
     (lambda d: d.extract_keys("*.txt"), lambda r: r[0] == (b"0.0",)),
     (lambda d: d.mcached(), lambda r: keys(r) == ALL),
     (lambda d: d.compose(filters.slice(2), filters.slice(1)), lambda r: keys(r) == ALL[:1]),
@@ -292,6 +292,7 @@ def test_fluent_decode(spec: str) -> None:
 
 
 def test_fluid_wrapper() -> None:
+    assert list(FluidWrapper([3, 4]).map(str)) == ["3", "4"]
     assert list(FluidWrapper(range(5)).map(str).batched(2, collation_fn=None)) == [["0", "1"], ["2", "3"], ["4"]]
     with pytest.raises(NotImplementedError, match="DataPipeline"):
         FluidInterface().unbatched()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import webdataset.filters as reference
 
 from wds_async import filters
 from wds_async.errors import ConfigError
@@ -100,6 +103,22 @@ def test_info() -> None:
     assert out.getvalue() == "k0:0\nk1:1\n"
 
 
+@pytest.mark.parametrize("every", [-1, 0, 1, 3])
+@pytest.mark.parametrize("n", [-1, 0, 2, 9])
+def test_info_writes_what_webdataset_writes(n: int, every: int) -> None:
+    ours, theirs = io.StringIO(), io.StringIO()
+    assert list(filters.info(n=n, every=every, stream=ours, width=3)(iter(samples()))) == SAMPLES
+    assert list(reference.info(n=n, every=every, stream=theirs, width=3)(iter(samples()))) == SAMPLES
+    assert ours.getvalue() == theirs.getvalue()
+
+
+def test_log_keys_writes_what_webdataset_writes(tmp_path: Path) -> None:
+    marked = [dict(s, __worker__=n, __rank__=2) for n, s in enumerate(samples())]
+    for library, name in ((filters, "ours"), (reference, "theirs")):
+        list(library.log_keys(str(tmp_path / name))(iter(marked)))
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
+
+
 def test_log_keys(tmp_path: Path) -> None:
     log = tmp_path / "keys"
     for _ in range(2):
@@ -123,6 +142,39 @@ def test_transform_with() -> None:
     assert filters.transform_with((1, 2), [str]) == ["1", 2]
     with pytest.raises(ConfigError, match="3 transformers"):
         filters.transform_with([1, 2], [str, str, str])
+
+
+def test_every_filter_of_webdataset_is_here_as_a_stage_and_as_a_function() -> None:
+    stages = [name for name, value in vars(reference).items() if isinstance(value, reference.RestCurried)]
+    assert len(stages) == 19
+    for name in stages:
+        assert isinstance(getattr(filters, name), filters.RestCurried)
+        if name != "slice":
+            assert getattr(filters, name).f is getattr(filters, f"_{name}")
+            assert hasattr(reference, f"_{name}")
+    assert filters.LMDBCached.__name__ == "LMDBCached"
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = filters.nothing
+
+
+def test_importing_the_filters_loads_no_decoders() -> None:
+    script = (
+        "import sys, wds_async.filters as f; print([m for m in ('lmdb', 'sqlite3', 'PIL', 'av') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_map_dict_leaves_a_key_error_of_the_function_as_it_is() -> None:
+    with pytest.raises(KeyError) as caught:
+        list(filters.map_dict(jpg={}.__getitem__)([{"jpg": "x"}]))
+    assert caught.value.args == ("x",)
+
+
+def test_decode_wants_dicts() -> None:
+    for threads in (0, 2):
+        with pytest.raises(TypeError, match="not a tuple: put it before to_tuple"):
+            list(filters.decode(threads=threads)([(b"x",)]))
 
 
 def test_decode() -> None:

@@ -195,3 +195,25 @@ def _rank_main(rank: int, store: str, out: str) -> None:
     with open(f"{out}/{rank}", "w") as file:
         file.write(repr(list(loader)))
     dist.destroy_process_group()
+
+
+def secure(source: Any) -> Any:
+    """A stage at module level, so that spawned workers can import it."""
+    from wds_async import config
+
+    for _ in source:
+        yield config.settings().secure
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("enforced", [True, False])
+def test_a_spawned_worker_obeys_the_security_that_its_parent_set(
+    enforced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.utils.data import DataLoader
+
+    from wds_async import utils
+
+    monkeypatch.setattr(utils, "enforce_security", enforced, raising=False)
+    loader = DataLoader(DataPipeline((1,), secure), batch_size=None, num_workers=1, multiprocessing_context="spawn")
+    assert list(loader) == [enforced]

@@ -2,77 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import wds_async as wds
 
-DOORS = ["wds_async", "wds_async.compat", "wds_async.utils"]
-
-# What WebDataset programs use and this version has; a name that goes missing breaks them.
-PROMISED = [
-    "AsyncReader",
-    "Cached",
-    "Continue",
-    "DataPipeline",
-    "Decoder",
-    "DecodingError",
-    "FluidInterface",
-    "FluidWrapper",
-    "PipelineStage",
-    "ResampledShards",
-    "ShardWriter",
-    "SimpleShardList",
-    "TarWriter",
-    "WdsError",
-    "WebDataset",
-    "WebLoader",
-    "associate",
-    "batched",
-    "decode",
-    "default_collation_fn",
-    "detshuffle",
-    "extract_keys",
-    "getfirst",
-    "gzfilter",
-    "handle_extension",
-    "ignore_and_continue",
-    "ignore_and_stop",
-    "imagehandler",
-    "info",
-    "log_keys",
-    "map",
-    "map_dict",
-    "map_tuple",
-    "non_empty",
-    "pipelinefilter",
-    "rename",
-    "rename_keys",
-    "reraise_exception",
-    "resampled",
-    "rsample",
-    "select",
-    "shuffle",
-    "single_node_only",
-    "slice",
-    "split_by_node",
-    "split_by_worker",
-    "tarfile_samples",
-    "tarfile_to_samples",
-    "tenbin",
-    "to_tuple",
-    "transform_with",
-    "unbatched",
-    "unlisted",
-    "utils",
-    "warn_and_continue",
-    "warn_and_stop",
-]
+DOORS = ["wds_async", "wds_async.compat", "wds_async.pytorch", "wds_async.utils", "wds_async.wids"]
 
 SUBMODULE_NAMES = {
     "compat": "FluidInterface FluidWrapper WebDataset WebLoader check_empty",
@@ -87,11 +29,30 @@ SUBMODULE_NAMES = {
 }
 
 
-def test_the_promised_names() -> None:
-    assert sorted(PROMISED) == wds.__all__
+def test_every_name_is_there() -> None:
+    """That they are WebDataset's is what ``tests/contract/test_surface.py`` sees to."""
     for name in wds.__all__:
-        assert getattr(wds, name) is not None
+        getattr(wds, name)
     assert set(wds.__all__) <= set(dir(wds))
+
+
+def test_older_names_are_there_and_stay_out_of_star_imports() -> None:
+    older = {name for names in wds._OLDER_HOMES.values() for name in names.split()}
+    assert older <= set(dir(wds))
+    assert not older & set(wds.__all__)
+    for _ in range(2):  # not only when it is looked up for the first time
+        with pytest.warns(DeprecationWarning, match="tarfile_to_samples") as record:
+            wds.url_opener  # noqa: B018
+        assert record[0].filename == __file__
+
+
+def test_what_a_type_checker_sees_is_what_there_is() -> None:
+    tree = ast.parse(Path(wds.__file__).read_text(encoding="utf-8"))
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    typed = {f"{node.module}.{alias.name}" for node in block.body for alias in node.names}  # type: ignore[attr-defined]
+    homes = wds._HOMES | {home: names for home, names in wds._OLDER_HOMES.items() if home != "legacy.names"}
+    named = {f"wds_async.{home}.{name}" for home, names in homes.items() for name in names.split()}
+    assert typed == named | {f"wds_async.{name}" for name in wds._MODULES}
 
 
 def test_star_import() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import itertools
 import pickle
 import warnings
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import webdataset
 
 from tests.servers import make_shard, make_tar
 from wds_async import tariterators
@@ -71,16 +73,16 @@ def test_metadata_and_nameless_members_are_passed_over(put: Any) -> None:
 
 
 BROKEN = [
-    (None, ShardNotFound, 0),
-    (b"", NotATar, 0),
-    (b"<html>" + bytes(5000), NotATar, 0),
-    (BIG[:700_000], TruncatedShard, 1),
-    (GOOD_A[:3072] + b"\xff" * 2048, CorruptShard, 1),
+    (None, ShardNotFound, 0, 0),
+    (b"", NotATar, 0, 0),
+    (b"<html>" + bytes(5000), NotATar, 0, 0),
+    (BIG[:700_000], TruncatedShard, 1, 1),
+    (GOOD_A[:3072] + b"\xff" * 2048, CorruptShard, 1, 1),
 ]
 
 
-@pytest.mark.parametrize(("data", "error", "before"), BROKEN, ids=lambda x: getattr(x, "__name__", None))
-def test_a_broken_shard_in_the_middle(put: Any, data: bytes | None, error: Any, before: int) -> None:
+@pytest.mark.parametrize(("data", "error", "before", "cut"), BROKEN, ids=lambda x: getattr(x, "__name__", None))
+def test_a_broken_shard_in_the_middle(put: Any, data: bytes | None, error: Any, before: int, cut: int) -> None:
     urls = put(GOOD_A, data, GOOD_B)
     seen: list[str] = []
     with pytest.raises(error) as caught:
@@ -92,7 +94,63 @@ def test_a_broken_shard_in_the_middle(put: Any, data: bytes | None, error: Any, 
     assert len(went_on) == 3 + before + 3
     assert keys(went_on)[-3:] == ["a2", "a3", "a4"]
     assert all("bin" not in s and "txt" not in s for s in went_on[-3:])
-    assert len(list(tarfile_samples(urls, ignore_and_stop))) == 3 + before
+    stopped = keys(tarfile_samples(urls, ignore_and_stop))
+    assert (stopped[: len(seen)], len(stopped)) == (seen, len(seen) + cut)
+
+
+def test_a_handler_that_stops_gets_the_sample_that_was_cut(put: Any) -> None:
+    (url,) = put(GOOD_A[:1536])  # a0.txt, and the header of a0.cls
+    assert list(tarfile_samples([url], ignore_and_continue)) == []
+    (sample,) = tarfile_samples([url], ignore_and_stop)
+    opened = [{"url": url, "stream": io.BytesIO(GOOD_A[:1536])}]
+    (theirs,) = webdataset.tariterators.group_by_keys(
+        webdataset.tariterators.tar_file_expander(opened, ignore_and_stop)
+    )
+    assert {k: v for k, v in sample.items() if k != "__local_path__"} == theirs
+    assert (sample["txt"], "cls" in sample) == (b"a0", False)
+
+
+def test_a_predicate_that_raises_costs_its_member(put: Any) -> None:
+    urls = put(GOOD_A)
+
+    def select(name: str) -> bool:
+        return bool(1 // (name != "a1.txt"))
+
+    assert [len(s) for s in tarfile_samples(urls, ignore_and_continue, select)] == [5, 4, 5]
+    assert keys(tarfile_samples(urls, ignore_and_stop, select)) == ["a0"]
+    with pytest.raises(ZeroDivisionError):
+        list(tarfile_samples(urls, select_files=select))
+
+
+def test_keys_case_and_suffixes(put: Any) -> None:
+    urls = put(make_tar([("v1.0.x.JPG", b"1"), ("v1.0.x.cls", b"2"), ("v1.0.y.JPG", b"3")]))
+    stage = tarfile_to_samples(keys=last_dot, lcase=False, suffixes={"JPG"})
+    assert [(s["__key__"], s["JPG"], "cls" in s) for s in pickle.loads(pickle.dumps(stage))(urls)] == [
+        ("v1.0.x", b"1", False),
+        ("v1.0.y", b"3", False),
+    ]
+    assert keys(tarfile_samples(urls)) == ["v1"]
+
+
+def last_dot(name: str) -> tuple[str, str]:
+    key, _, field = name.rpartition(".")
+    return key, field
+
+
+def test_a_key_that_returns_is_warned_of_once_a_shard(put: Any) -> None:
+    split = make_tar([(f"{i}.{ext}", b"1") for ext in ("a", "b") for i in range(5)])
+    urls = put(*[GOOD_A] * 16, split)
+    assert len(keys(tarfile_samples(urls[1:]))) == 15 * 3 + 10  # not looked at
+    with pytest.warns(UserWarning, match=rf"{urls[16]}: the key '0' returns at byte 5120") as caught:
+        assert len(keys(tarfile_samples(urls))) == 16 * 3 + 10
+    assert len(caught) == 1
+
+
+def test_many_keys_are_looked_at_in_bounded_memory(put: Any) -> None:
+    near = make_tar([(f"{i % 60000:05}.{i // 60000}", b"") for i in range(60001)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(keys(tarfile_samples(put(near)))) == 60001  # too long ago to be remembered
 
 
 def _read_into(seen: list[str], samples: Iterator[Any]) -> None:

@@ -13,16 +13,18 @@ import io
 import json
 import pickle
 import re
-import tempfile
+import sys
+import warnings
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from wds_async import config
 from wds_async.errors import DecodingError, MissingExtra, UnsafeContent
-from wds_async.images import IMAGE_EXTENSIONS, ImageHandler, imagehandler
+from wds_async.images import IMAGE_EXTENSIONS, ImageHandler, imagehandler, imagespecs
+from wds_async.media import torch_audio, torch_video
+from wds_async.pipeline import DataPipeline
 from wds_async.unpickle import TRUST_HINT, safe_loads
 from wds_async.urls import redact
 
@@ -39,6 +41,7 @@ __all__ = [
     "gzfilter",
     "handle_extension",
     "imagehandler",
+    "imagespecs",
     "npy_loads",
     "pytorch_weights_only",
     "torch_audio",
@@ -50,8 +53,8 @@ __all__ = [
 DataHandler = Callable[[str, bytes], Any]
 
 pytorch_weights_only: bool | None = None
-"""Assign False to let ``.pth`` fields hold any class, True to forbid it; None is what
-``WDS_PYTORCH_WEIGHTS_ONLY`` says (1 unless set)."""
+"""Assign False to let ``.pth`` fields hold any class, True to forbid it, here or as ``wds.pytorch_weights_only`` (which
+goes first); None is what ``WDS_PYTORCH_WEIGHTS_ONLY`` says (1 unless set)."""
 
 
 # ------------------------------------------------------------------ one format each
@@ -65,7 +68,7 @@ def _installed(module: str, extra: str) -> Any:
 
 
 @functools.lru_cache(maxsize=8)
-def _settings_for(*texts: str | None) -> config.Settings:
+def _settings_for(*texts: str | bool | None) -> config.Settings:
     return config.settings()
 
 
@@ -73,7 +76,14 @@ def _settings() -> config.Settings:
     """The environment's rules for pickles. They may change while the program runs, but are parsed only when
     one of their texts has changed: this is asked for every field."""
     names = ("WDS_SECURE", "WDS_ALLOW_PICKLE", "WDS_PYTORCH_WEIGHTS_ONLY")
-    return _settings_for(*[config.variable(name) for name in names])
+    return _settings_for(config.security_enforced(), *[config.variable(name) for name in names])
+
+
+def _weights_only() -> bool:
+    # A package cannot notice that a name of its own is assigned to, so what the program put there is looked up.
+    assigned = vars(sys.modules["wds_async"]).get("pytorch_weights_only")
+    assigned = pytorch_weights_only if assigned is None else assigned
+    return _settings().weights_only if assigned is None else bool(assigned)
 
 
 def unpickle_loads(data: bytes, allow_pickle: bool = False) -> Any:
@@ -96,8 +106,7 @@ def torch_loads(data: bytes, allow_pickle: bool = False) -> Any:
     rules = _settings()
     if rules.secure:
         raise UnsafeContent("torch.loads is not allowed for security reasons when enforce_security is set.")
-    restricted = rules.weights_only if pytorch_weights_only is None else pytorch_weights_only
-    restricted = restricted and not (allow_pickle or rules.allow_pickle)
+    restricted = _weights_only() and not (allow_pickle or rules.allow_pickle)
     torch = _installed("torch", '"wds-async[torch]"')
     try:
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=restricted)
@@ -215,45 +224,6 @@ def handle_extension(extensions: str, f: Callable[[bytes], Any]) -> DataHandler:
     return _ExtensionHandler([f".{extension}" for extension in extensions.lower().split()], f)
 
 
-def _from_file(key: str, data: bytes, extensions: frozenset[str], read: Callable[[str], Any]) -> Any:
-    """``read(name)`` of a temporary file with ``data``, for libraries that read files only."""
-    extension = key.rpartition(".")[2].lower()
-    if extension not in extensions:
-        return None
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, f"field.{extension}")
-        path.write_bytes(data)
-        return read(str(path))
-
-
-_VIDEO = frozenset(("avi", "h264", "mjpeg", "mov", "mp4", "mpg", "ogv", "webm", "wmv"))
-_AUDIO = frozenset(("flac", "m4a", "mp3", "ogg", "sox", "wav", "wma"))
-
-
-def _read_video(path: str) -> Any:
-    return _installed("torchvision.io", "torchvision").read_video(path, pts_unit="sec")
-
-
-def _read_audio(path: str) -> Any:
-    return _installed("torchaudio", "torchaudio").load(path)
-
-
-def torch_video(key: str, data: bytes) -> Any:
-    """Decodes videos (mp4, webm, avi, …) with ``torchvision.io.read_video``: frames, sound and a dict about them.
-
-    Raises `MissingExtra` where torchvision is not installed.
-    """
-    return _from_file(key, data, _VIDEO, _read_video)
-
-
-def torch_audio(key: str, data: bytes) -> Any:
-    """Decodes sound (flac, mp3, wav, …) with ``torchaudio.load``: a tensor and the sample rate in Hz.
-
-    Raises `MissingExtra` where torchaudio is not installed.
-    """
-    return _from_file(key, data, _AUDIO, _read_audio)
-
-
 default_pre_handlers: list[DataHandler] = [gzfilter]
 default_post_handlers: list[DataHandler] = [basichandlers]
 
@@ -266,26 +236,37 @@ class Decoder:
 
     The handlers of ``pre`` (decompression unless given) come first, then ``handlers``, then ``post``
     (`basichandlers` unless given). ``only`` names the fields to decode, as a list or separated by blanks; the rest is
-    passed on. A field that is not bytes is an error, unless ``partial`` passes it on. Fields ``__x`` become str.
+    passed on. A field that is not bytes is an error, unless ``partial`` passes it on; one that is None always is.
+    Fields ``__x`` become str.
     ``allow_pickle`` decodes pickles of any class, which runs code from the data: for data that you trust.
+
+    As in WebDataset of 2020, the handlers may be arguments of their own, ``Decoder(f, g, torch_video)``, and the
+    decoder may be called with a dataset; today that is ``dataset.decode(f, g, torch_video)``.
 
     Raises `DecodingError` with ``url``, ``key``, ``field`` and the cause for a field that fails.
     """
 
     def __init__(
         self,
-        handlers: Iterable[DataHandler],
-        pre: Iterable[DataHandler] | None = None,
-        post: Iterable[DataHandler] | None = None,
-        only: str | Iterable[str] | None = None,
-        partial: bool = False,
-        *,
+        handlers: Iterable[DataHandler] | DataHandler,
+        pre: Iterable[DataHandler] | DataHandler | None = None,
+        post: Iterable[DataHandler] | DataHandler | None = None,
+        only: str | Iterable[str] | DataHandler | None = None,
+        partial: bool | DataHandler = False,
+        *more: DataHandler,
         allow_pickle: bool = False,
     ) -> None:
+        options: list[Any] = [pre, post, only, partial]
+        if callable(handlers):
+            handlers = [f for f in (handlers, *options, *more) if callable(f)]
+            options = [None if callable(option) else option for option in options]
+        elif more:
+            raise TypeError(f"a Decoder with a list of handlers takes no further ones: {more!r}")
+        before, after, names, partly = options
         chosen = [
-            *(default_pre_handlers if pre is None else pre),
+            *(default_pre_handlers if before is None else before),
             *handlers,
-            *(default_post_handlers if post is None else post),
+            *(default_post_handlers if after is None else after),
         ]
         for handler in chosen:
             if not callable(handler):
@@ -293,8 +274,8 @@ class Decoder:
         if allow_pickle:
             chosen = [_trusting_basichandlers if handler is basichandlers else handler for handler in chosen]
         self.handlers: list[DataHandler] = chosen
-        self.only = None if only is None else frozenset(only.split() if isinstance(only, str) else only)
-        self.partial = partial
+        self.only = None if names is None else frozenset(names.split() if isinstance(names, str) else names)
+        self.partial = bool(partly)
 
     def decode1(self, key: str, data: Any) -> Any:
         """The object in one field called ``key``, or ``data`` itself where no handler knows it."""
@@ -309,7 +290,10 @@ class Decoder:
         return data
 
     def decode(self, sample: dict[str, Any]) -> dict[str, Any]:
-        """A new sample with the fields decoded."""
+        """A new sample with the fields decoded. TypeError for what is not a dict."""
+        if not isinstance(sample, dict):
+            kind = type(sample).__name__
+            raise TypeError(f"decode takes samples that are dicts, not a {kind}: put it before to_tuple and batched")
         result: dict[str, Any] = {}
         only, partial = self.only, self.partial
         for field, value in sample.items():
@@ -322,16 +306,23 @@ class Decoder:
                     result[field] = self.decode1(field, value)
                 except Exception as exn:
                     raise _failure(sample, field, f"{type(exn).__name__}: {exn}") from exn
-            elif partial:
+            elif partial and value is not None:
                 result[field] = value
             else:
-                kind = type(value).__name__
+                kind = "None" if value is None else type(value).__name__
                 raise _failure(sample, field, f"it is {kind} and not bytes (partial=True passes decoded fields on)")
         return result
 
-    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
-        """`decode`."""
-        return self.decode(sample)
+    def __call__(self, sample: Any) -> Any:
+        """`decode` of a sample. Of anything else that can be iterated, the data set of its decoded samples
+        (deprecated): a data set with ``compose`` keeps its class."""
+        if isinstance(sample, dict):
+            return self.decode(sample)
+        if not hasattr(sample, "__iter__"):
+            raise TypeError(f"a Decoder takes a sample (dict) or a dataset, not {sample!r:.80}")
+        warnings.warn("Decoder(...)(dataset) is deprecated; use dataset.decode(...)", DeprecationWarning, stacklevel=2)
+        stage = functools.partial(map, self.decode)
+        return sample.compose(stage) if isinstance(sample, DataPipeline) else DataPipeline([sample], stage)
 
 
 def _str_if_utf8(value: bytes) -> str | bytes:

@@ -11,10 +11,10 @@ import numpy as np
 
 from wds_async.pipeline import pipelinefilter
 
-__all__ = ["batched", "default_collation_fn", "unbatched", "unlisted"]
+__all__ = ["batched", "default_collation_fn", "tree_collation_fn", "unbatched", "unlisted"]
 
 
-def _combine(name: Any, values: list[Any], combine_tensors: bool, combine_scalars: bool) -> Any:
+def _combine(path: tuple[Any, ...], values: list[Any], combine_tensors: bool, combine_scalars: bool) -> Any:
     first = values[0]
     if isinstance(first, (int, float)):
         return np.array(values) if combine_scalars else values
@@ -22,29 +22,63 @@ def _combine(name: Any, values: list[Any], combine_tensors: bool, combine_scalar
     tensor = torch is not None and isinstance(first, torch.Tensor)
     if not combine_tensors or not (tensor or isinstance(first, np.ndarray)):
         return values
-    shapes = {tuple(v.shape) for v in values}
+    shapes = {tuple(v.shape) if hasattr(v, "shape") else type(v).__name__ for v in values}
     if len(shapes) > 1:
         raise AssertionError(
-            f"field {name!r}: all shapes must be equal in a batch, got {sorted(shapes)}; resize, or pass collation_fn"
+            f"{_field(path)}: all shapes must be equal in a batch, got {sorted(shapes, key=str)}; resize or pad before "
+            "batching, or pass collation_fn=None (lists of samples) or a function of your own"
         )
     return torch.stack(values) if torch is not None and tensor else np.stack(values)
+
+
+def _field(path: tuple[Any, ...]) -> str:
+    """``field 'meta.box'`` for what is found at ``sample["meta"]["box"]``."""
+    return f"field {path[0]!r}" if len(path) == 1 else f"field {'.'.join(str(part) for part in path)!r}"
+
+
+def _transposed(samples: Sequence[Any], path: tuple[Any, ...] = ()) -> dict[Any, list[Any]]:
+    """Columns by name (dicts) or number (tuples, lists). AssertionError where the samples have different ones."""
+    first, where = samples[0], f"{_field(path)}: " if path else ""
+    if isinstance(first, dict):
+        if any(s.keys() != first.keys() for s in samples):
+            shown = sorted({tuple(s) for s in samples}, key=str)
+            raise AssertionError(f"{where}fields differ between samples of a batch: {shown}")
+        return {k: [s[k] for s in samples] for k in first}
+    if any(len(s) != len(first) for s in samples):
+        raise AssertionError(f"{where}samples of a batch differ in length: {sorted({len(s) for s in samples})}")
+    return dict(enumerate(map(list, zip(*samples, strict=True))))
 
 
 def default_collation_fn(samples: Sequence[Any], combine_tensors: bool = True, combine_scalars: bool = True) -> Any:
     """One batch of several samples: a dict of columns for dicts, a tuple of columns for tuples and lists.
 
     A column of int, float or bool becomes a numpy array (``combine_scalars``), one of arrays or tensors of one shape
-    gains a first axis (``combine_tensors``), any other is a list. AssertionError where shapes or fields differ.
+    gains a first axis (``combine_tensors``), any other is a list, one of dicts too (see `tree_collation_fn`).
+    AssertionError, naming the field, where shapes or fields differ.
     """
-    first = samples[0]
-    if isinstance(first, dict):
-        if any(s.keys() != first.keys() for s in samples):
-            raise AssertionError(f"fields differ between samples of a batch: {sorted({tuple(s) for s in samples})}")
-        return {k: _combine(k, [s[k] for s in samples], combine_tensors, combine_scalars) for k in first}
-    if any(len(s) != len(first) for s in samples):
-        raise AssertionError(f"samples of a batch differ in length: {sorted({len(s) for s in samples})}")
-    columns = zip(*samples, strict=True)
-    return tuple(_combine(i, list(c), combine_tensors, combine_scalars) for i, c in enumerate(columns))
+    columns = _transposed(samples)
+    batch = {k: _combine((k,), column, combine_tensors, combine_scalars) for k, column in columns.items()}
+    return batch if isinstance(samples[0], dict) else tuple(batch.values())
+
+
+def tree_collation_fn(samples: Sequence[Any], combine_tensors: bool = True, combine_scalars: bool = True) -> Any:
+    """`default_collation_fn` that goes into dicts and tuples inside of samples: a column of dicts with the same fields
+    becomes a dict of columns, one of tuples of the same length a tuple of columns. Lists stay values.
+
+    For ``batched(16, collation_fn=tree_collation_fn)``; `unbatched` takes apart dicts in dicts again. AssertionError,
+    naming the field's path (``'meta.box'``), where shapes, fields or lengths differ.
+    """
+    return _collated(samples, (), combine_tensors, combine_scalars)
+
+
+def _collated(samples: Sequence[Any], path: tuple[Any, ...], *combine: bool) -> Any:
+    batch = {
+        k: _collated(column, (*path, k), *combine)
+        if all(isinstance(v, type(column[0])) for v in column) and isinstance(column[0], (dict, tuple))
+        else _combine((*path, k), column, *combine)
+        for k, column in _transposed(samples, path).items()
+    }
+    return batch if isinstance(samples[0], dict) else tuple(batch.values())
 
 
 def _batched(
@@ -75,24 +109,41 @@ unlisted = pipelinefilter(_unlisted)
 
 
 def _unbatched(data: Iterable[Any]) -> Iterator[Any]:
-    """The samples of batches: tuples or dicts whose values are indexed along their first axis.
+    """The samples of batches: tuples or dicts of columns, which are taken apart along their first axis.
 
-    ValueError, naming the lengths, where the columns of a batch differ in length.
+    A column that is a dict of columns itself gives dicts. ValueError, naming the lengths, where the columns of a batch
+    differ in length.
     """
     for batch in data:
         if isinstance(batch, dict):
-            names, columns = list(batch), list(batch.values())
+            yield from _rows(batch)
         elif isinstance(batch, (list, tuple)):
-            names, columns = [], list(batch)
+            yield from zip(*_columns(dict(enumerate(batch))), strict=True)
         else:
             raise ValueError(f"unbatched takes tuples or dicts of columns, got a {type(batch).__name__}")
+
+
+def _rows(batch: dict[Any, Any]) -> list[dict[Any, Any]]:
+    columns = _columns(batch)
+    rows: list[dict[Any, Any]] = [{} for _ in columns[0]] if columns else []
+    for name, column in zip(batch, columns, strict=True):
+        for row, value in zip(rows, column, strict=True):
+            row[name] = value
+    return rows
+
+
+def _columns(batch: dict[Any, Any]) -> list[Any]:
+    """The columns of ``batch``, of one length."""
+    columns = [_rows(c) if isinstance(c, dict) else c for c in batch.values()]
+    try:
         lengths = [len(c) for c in columns]
-        if len(set(lengths)) > 1:
-            shown = dict(zip(names or range(len(columns)), lengths, strict=True))
-            raise ValueError(f"unbatched: the columns of a batch differ in length: {shown}")
-        for i in range(lengths[0] if lengths else 0):
-            row = [c[i] for c in columns]
-            yield dict(zip(names, row, strict=True)) if names else tuple(row)
+    except TypeError as exn:
+        kinds = {k: type(c).__name__ for k, c in zip(batch, columns, strict=True)}
+        raise ValueError(f"unbatched: a column of a batch has no length: {kinds}") from exn
+    if len(set(lengths)) > 1:
+        shown = dict(zip(batch, lengths, strict=True))
+        raise ValueError(f"unbatched: the columns of a batch differ in length: {shown}")
+    return columns
 
 
 unbatched = pipelinefilter(_unbatched)

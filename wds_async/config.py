@@ -12,6 +12,7 @@ import logging
 import operator
 import os
 import re
+import sys
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping
@@ -31,10 +32,12 @@ __all__ = [
     "Variable",
     "configure_logging",
     "default_budget_bytes",
+    "inherit_security",
     "parse_bytes",
     "proxy_for",
     "rank_from_env",
     "rank_from_slurm",
+    "security_enforced",
     "settings",
     "transfer_config",
     "unknown_variables",
@@ -121,6 +124,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("GOPEN_VERBOSE", _count, 0, "1: log every shard that is opened"),
     Variable("GOPEN_BUFFER", int, -1, "buffer in bytes of the local files that gopen opens; -1: Python's own choice"),
     Variable("WDS_CACHE", str, "", "folder of the shard cache; setting it turns caching on"),
+    Variable("WIDS_CACHE", str, "", "folder of random access's shards, read where WDS_CACHE is not set"),
     Variable("WDS_CACHE_SIZE", parse_bytes, None, "bytes that the shard cache may hold; without it, all that comes"),
     Variable("WDS_VERBOSE_CACHE", _flag, False, "1: log every shard that the cache keeps, uses or drops"),
     Variable("RANK", _count, None, "rank of this process, with WORLD_SIZE"),
@@ -139,6 +143,7 @@ _BY_NAME = {v.name: v for v in VARIABLES}
 _KNOWN_ELSEWHERE = {"WDS_REQUIRE_SERVERS"}
 
 
+_inherited_security = False
 _asked: set[str] = set()
 _warned: set[str] = set()
 
@@ -218,13 +223,25 @@ class Settings:
     rewrite: str
 
 
+def security_enforced() -> bool:
+    """Whether the program has set ``wds.utils.enforce_security``, which says the same as ``WDS_SECURE=1``; or its
+    parent has, which a spawned worker is told by `inherit_security`."""
+    return _inherited_security or bool(vars(sys.modules.get("wds_async.utils", sys)).get("enforce_security", False))
+
+
+def inherit_security(enforced: bool) -> None:
+    """Tell a spawned worker what its parent's program has set. It is never taken back."""
+    global _inherited_security
+    _inherited_security = _inherited_security or enforced
+
+
 def settings() -> Settings:
     """The environment as it is now; read again at each call, so that tests and notebooks can change it."""
     return Settings(
         seed=_value("WDS_SEED"),
         epoch=_value("WDS_EPOCH"),
         show_seed=_value("WDS_SHOW_SEED"),
-        secure=_value("WDS_SECURE"),
+        secure=_value("WDS_SECURE") or security_enforced(),
         allow_pickle=_value("WDS_ALLOW_PICKLE"),
         weights_only=_value("WDS_PYTORCH_WEIGHTS_ONLY"),
         native_pipes=_value("WDS_NATIVE_PIPES"),

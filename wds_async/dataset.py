@@ -129,6 +129,8 @@ class WebDataset(DataPipeline, FluidInterface):
         self._add_source(
             urls, plan, functools.partial(tarfile_to_samples, handler, select_files, rename_files, transfer, **parsing)
         )
+        if cache is not None:
+            cache.expect(getattr(self.pipeline[0], "urls", ()))
         config.warn_of_unknown_variables()  # here: what ${X} read is known by now, and workers need not repeat it
         shards = _how_many(self.pipeline[0])
         if empty_check:

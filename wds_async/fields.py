@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatch
 from typing import Any
@@ -9,11 +10,14 @@ from typing import Any
 from wds_async.errors import ConfigError
 from wds_async.handlers import Handler, reraise_exception
 from wds_async.pipeline import pipelinefilter
+from wds_async.redact import redact
 
-__all__ = ["extract_keys", "getfirst", "rename", "rename_keys", "to_tuple"]
+__all__ = ["extract_keys", "getfirst", "not_found", "rename", "rename_keys", "to_tuple"]
 
 Sample = dict[str, Any]
 _MISSING = object()
+_NAMES = 1024
+"""Fields whose matching patterns are remembered: matching costs a hundred times looking up."""
 
 
 def _alternatives(spec: str | Iterable[str]) -> tuple[str, ...]:
@@ -32,12 +36,35 @@ def _first(sample: Mapping[str, Any], names: tuple[str, ...]) -> Any:
     return _MISSING
 
 
-def _not_found(sample: Mapping[str, Any], names: tuple[str, ...]) -> ValueError:
-    hint = ""
-    if near := [f for f in sample if any(f.endswith("." + n) for n in names)]:
-        hint = f"; a field's name begins after the first dot of the file's name: did you mean {near[0]!r}?"
-    key = f" (sample {sample['__key__']!r} of {sample.get('__url__')})" if "__key__" in sample else ""
-    return ValueError(f"no field {';'.join(names)!r} among {list(sample)}{key}{hint}")
+def not_found(sample: Mapping[str, Any], names: Iterable[str]) -> str:
+    """The message for a ``sample`` that has none of the fields ``names``: what is there, and a likely cause."""
+    names = tuple(names)
+    where = f" (sample {sample['__key__']!r} of {redact(str(sample.get('__url__')))})" if "__key__" in sample else ""
+    hint = next((hint for name in names if (hint := _likely_cause(sample, name))), "")
+    return f"no field {';'.join(names)!r} among {list(sample)}{where}{hint}"
+
+
+def _likely_cause(sample: Mapping[str, Any], name: str) -> str:
+    fields = [field for field in sample if not field.startswith("__")]
+    if not fields:
+        return "; the sample has no fields at all: an earlier stage (rename, map, select) has dropped them"
+    wanted = name.lstrip("*.").lower()
+    for field in fields:
+        if field.lower() == wanted:
+            why = "field names have no leading dot" if name.startswith(".") else "case counts"
+            return f"; {why}: did you mean {field!r}?"
+    for field in fields:
+        if field.lower().endswith(f".{wanted}"):
+            return (
+                f"; a field's name begins after the first dot of the file's name: did you mean {field!r}? (Where the "
+                "names of the samples hold dots, WebDataset(keys=...) splits them elsewhere)"
+            )
+    if name in str(sample.get("__key__", "")).split("."):
+        return "; it is part of __key__: WebDataset(keys=...) splits names elsewhere"
+    import difflib  # noqa: PLC0415 (errors only)
+
+    near = difflib.get_close_matches(wanted, fields, 1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def getfirst(
@@ -52,7 +79,7 @@ def getfirst(
     if value is not _MISSING:
         return value
     if missing_is_error:
-        raise _not_found(a, names)
+        raise ValueError(not_found(a, names))
     return default
 
 
@@ -71,7 +98,7 @@ def _rename(
             for new, names in wanted:
                 value = _first(sample, names)
                 if value is _MISSING:
-                    raise _not_found(sample, names)
+                    raise ValueError(not_found(sample, names))
                 renamed[new] = value
         except Exception as exn:
             if handler(exn):
@@ -89,58 +116,83 @@ def _rename_keys(
     keep_unselected: bool = False,
     must_match: bool = True,
     duplicate_is_error: bool = True,
+    handler: Handler = reraise_exception,
     **kw: str,
 ) -> Iterator[Sample]:
     """Name fields anew by pattern: ``(new, pattern)`` or ``new=pattern``, the last that fits decides.
 
     A pattern (`fnmatch`) is held against the field's lower-cased name after its last ``/``. Fields that nothing
-    fits are dropped, ``__key__`` and ``__url__`` too, unless ``keep_unselected``. ValueError for two fields under
-    one new name (unless not ``duplicate_is_error``: the first stays) and for a pattern that fits nothing
-    (``must_match``).
+    fits are dropped, but for ``__key__``, unless ``keep_unselected``. ValueError for two
+    fields under one new name (unless not ``duplicate_is_error``: the first stays) and for a pattern that fits
+    nothing (``must_match``).
     """
     rules = [(pattern, new) for new, pattern in (*args, *kw.items())][::-1]
+    find = functools.lru_cache(_NAMES)(functools.partial(_rule_for, rules))
     for sample in source:
-        renamed: Sample = {}
-        matched = set()
-        for path, value in sample.items():
-            name = path.rsplit("/", 1)[-1].lower()
-            rule = next((r for r in rules if fnmatch(name, r[0])), None)
-            if rule is None:
-                if keep_unselected:
-                    renamed[path] = value
+        try:
+            renamed: Sample = {}
+            matched = set()
+            for path, value in sample.items():
+                rule = find(path)
+                if rule is None:
+                    if keep_unselected or path == "__key__":
+                        renamed[path] = value
+                    continue
+                matched.add(rule[0])
+                if rule[1] not in renamed:
+                    renamed[rule[1]] = value
+                elif duplicate_is_error:
+                    raise ValueError(f"rename_keys: two fields of {list(sample)} become {rule[1]!r}")
+            if must_match and (idle := {p for p, _ in rules} - matched):
+                raise ValueError(f"rename_keys: {sorted(idle)} fit none of {list(sample)}")
+        except Exception as exn:
+            if handler(exn):
                 continue
-            matched.add(rule[0])
-            if rule[1] not in renamed:
-                renamed[rule[1]] = value
-            elif duplicate_is_error:
-                raise ValueError(f"rename_keys: two fields of {list(sample)} become {rule[1]!r}")
-        if must_match and (idle := {p for p, _ in rules} - matched):
-            raise ValueError(f"rename_keys: {sorted(idle)} fit none of {list(sample)}")
+            return
         yield renamed
+
+
+def _rule_for(rules: list[tuple[str, str]], path: str) -> tuple[str, str] | None:
+    name = path.rsplit("/", 1)[-1].lower()
+    return next((rule for rule in rules if fnmatch(name, rule[0])), None)
 
 
 rename_keys = pipelinefilter(_rename_keys)
 
 
 def _extract_keys(
-    source: Iterable[Sample], *patterns: Any, duplicate_is_error: bool = True, ignore_missing: bool = False
+    source: Iterable[Sample],
+    *patterns: Any,
+    duplicate_is_error: bool = True,
+    ignore_missing: bool = False,
+    handler: Handler = reraise_exception,
 ) -> Iterator[tuple[Any, ...]]:
     """A tuple of the fields that fit the patterns: `fnmatch` on ``jpg`` and ``.jpg``, alternatives between ``;``.
 
     ValueError where a pattern fits several fields (``duplicate_is_error``) or none (unless ``ignore_missing``).
     """
     wanted = [tuple(p.split(";")) if isinstance(p, str) else tuple(p) for p in patterns]
+    fit = functools.lru_cache(_NAMES)(_fits)
     for sample in source:
         values = []
-        for alternatives in wanted:
-            fits = [k for k in sample if any(fnmatch("." + k, p) or fnmatch(k, p) for p in alternatives)]
-            if len(fits) > 1 and duplicate_is_error:
-                raise ValueError(f"extract_keys: {';'.join(alternatives)!r} fits {fits}")
-            if fits:
-                values.append(sample[fits[0]])
-            elif not ignore_missing:
-                raise _not_found(sample, alternatives)
+        try:
+            for alternatives in wanted:
+                fields = [k for k in sample if fit(k, alternatives)]
+                if len(fields) > 1 and duplicate_is_error:
+                    raise ValueError(f"extract_keys: {';'.join(alternatives)!r} fits {fields}")
+                if fields:
+                    values.append(sample[fields[0]])
+                elif not ignore_missing:
+                    raise ValueError(not_found(sample, alternatives))
+        except Exception as exn:
+            if handler(exn):
+                continue
+            return
         yield tuple(values)
+
+
+def _fits(field: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch(f".{field}", p) or fnmatch(field, p) for p in patterns)
 
 
 extract_keys = pipelinefilter(_extract_keys)
@@ -171,7 +223,7 @@ def _to_tuple(
                         break
                 else:
                     if missing_is_error:
-                        raise _not_found(sample, names)
+                        raise ValueError(not_found(sample, names))
                     value = None
                 if value is None and none_is_error:
                     raise ValueError(f"to_tuple: field {';'.join(names)!r} is None in {sample.get('__key__')!r}")

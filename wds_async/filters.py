@@ -7,24 +7,59 @@ what happens to a sample that raises: True drops it, False ends the stream, and 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from wds_async.batches import batched, default_collation_fn, unbatched, unlisted
+from wds_async.batches import (
+    _batched,
+    _unbatched,
+    _unlisted,
+    batched,
+    default_collation_fn,
+    tree_collation_fn,
+    unbatched,
+    unlisted,
+)
 from wds_async.errors import ConfigError
-from wds_async.fields import extract_keys, getfirst, rename, rename_keys, to_tuple
+from wds_async.fields import (
+    _extract_keys,
+    _rename,
+    _rename_keys,
+    _to_tuple,
+    extract_keys,
+    getfirst,
+    not_found,
+    rename,
+    rename_keys,
+    to_tuple,
+)
 from wds_async.handlers import Handler, reraise_exception
+from wds_async.parallel import ordered_map
 from wds_async.pipeline import FilterFunction, PipelineStage, RestCurried, pipelinefilter
 from wds_async.shuffles import _rsample, _shuffle, detshuffle, rsample, shuffle
+from wds_async.streamdecode import _xdecode, xdecode
+
+if TYPE_CHECKING:
+    from wds_async.samplecache import LMDBCached
 
 __all__ = [
     "Cached",
     "FilterFunction",
+    "LMDBCached",
     "RestCurried",
+    "_batched",
+    "_extract_keys",
+    "_rename",
+    "_rename_keys",
     "_rsample",
     "_shuffle",
+    "_to_tuple",
+    "_unbatched",
+    "_unlisted",
+    "_xdecode",
     "associate",
     "batched",
     "decode",
@@ -48,8 +83,10 @@ __all__ = [
     "slice",
     "to_tuple",
     "transform_with",
+    "tree_collation_fn",
     "unbatched",
     "unlisted",
+    "xdecode",
 ]
 
 Sample = dict[str, Any]
@@ -83,12 +120,15 @@ def _info(
 
     ``fmt`` is filled by ``str.format`` from the fields; without it, each field is written, cut to ``width``.
     """
-    for i, sample in enumerate(data):
-        if i < n or (every > 0 and (i + 1) % every == 0):
+    source = iter(data)
+    # Where no more is to be written the rest passes by untouched.
+    for i, sample in enumerate(source if every > 0 else itertools.islice(source, max(n, 0))):
+        if i < n or (i + 1) % every == 0:
             fields = (f"{k} {repr(v)[:width]}\n" for k, v in sample.items())
             text = f"--- {name}\n" + "".join(fields) if fmt is None else fmt.format(**sample) + "\n"
             (stream or sys.stderr).write(text)
         yield sample
+    yield from source
 
 
 info = pipelinefilter(_info)
@@ -100,13 +140,13 @@ def _select(
     """The samples for which ``predicate`` is true."""
     for sample in data:
         try:
-            chosen = predicate(sample)
+            if not predicate(sample):
+                continue
         except Exception as exn:
             if handler(exn):
                 continue
             return
-        if chosen:
-            yield sample
+        yield sample
 
 
 select = pipelinefilter(_select)
@@ -130,18 +170,31 @@ def _log_keys(data: Iterable[Sample], logfile: str | None = None) -> Iterator[Sa
 log_keys = pipelinefilter(_log_keys)
 
 
-def _decode(data: Iterable[Sample], *args: Any, handler: Handler = reraise_exception, **kw: Any) -> Iterator[Sample]:
+def _decode(
+    data: Iterable[Sample],
+    *args: Any,
+    handler: Handler = reraise_exception,
+    threads: int = 0,
+    min_size: int | None = None,
+    **kw: Any,
+) -> Iterator[Sample]:
     """Decode every field by its extension.
 
     ``args`` are decoders ``f("." + field, data)`` (None passes) or image specifications such as ``"torchrgb"``,
-    tried in order before the built-in ones; ``kw`` goes to `autodecode.Decoder`.
+    tried in order before the built-in ones; ``kw`` goes to `autodecode.Decoder`. ``min_size`` decodes the images of
+    specifications at reduced scale (see `images.ImageHandler`). With ``threads`` that many threads decode ahead
+    of the consumer, the order kept (see `parallel.ordered_map`).
     """
     from wds_async import autodecode  # noqa: PLC0415 (pipelines without decoding do not load the decoders)
 
-    decoder = autodecode.Decoder([autodecode.imagehandler(a) if isinstance(a, str) else a for a in args], **kw)
+    chosen = [autodecode.imagehandler(a, min_size=min_size) if isinstance(a, str) else a for a in args]
+    decode = autodecode.Decoder(chosen, **kw).decode
+    if threads:
+        yield from ordered_map(data, decode, threads, handler)
+        return
     for sample in data:
         try:
-            decoded = decoder(sample)
+            decoded = decode(sample)
         except Exception as exn:
             if handler(exn):
                 continue
@@ -152,8 +205,17 @@ def _decode(data: Iterable[Sample], *args: Any, handler: Handler = reraise_excep
 decode = pipelinefilter(_decode)
 
 
-def _map(data: Iterable[Any], f: Callable[[Any], Any], handler: Handler = reraise_exception) -> Iterator[Any]:
-    """``f(sample)``. None drops the sample; a dict made from a dict gets its ``__key__``."""
+def _map(
+    data: Iterable[Any], f: Callable[[Any], Any], handler: Handler = reraise_exception, threads: int = 0
+) -> Iterator[Any]:
+    """``f(sample)``. None drops the sample; a dict made from a dict gets its ``__key__``.
+
+    With ``threads`` that many threads run ``f`` ahead of the consumer, the order kept (see `parallel.ordered_map`).
+    """
+    if threads:
+        results = ordered_map(data, functools.partial(_applied, f), threads, handler)
+        yield from (result for result in results if result is not None)
+        return
     for sample in data:
         try:
             result = f(sample)
@@ -168,17 +230,27 @@ def _map(data: Iterable[Any], f: Callable[[Any], Any], handler: Handler = rerais
         yield result
 
 
+def _applied(f: Callable[[Any], Any], sample: Any) -> Any:
+    result = f(sample)
+    if isinstance(result, dict) and isinstance(sample, dict):
+        result["__key__"] = sample.get("__key__")
+    return result
+
+
 map = pipelinefilter(_map)
 
 
 def _map_dict(data: Iterable[Sample], handler: Handler = reraise_exception, **kw: Any) -> Iterator[Sample]:
-    """Replace field ``k`` by ``f(field)`` for every ``k=f``, in place. KeyError for a missing field."""
+    """Replace field ``k`` by ``f(field)`` for every ``k=f``, in place. KeyError, with a likely cause, for a missing
+    field."""
     if not kw or not all(callable(f) for f in kw.values()):
         raise ConfigError(f"map_dict needs field=function arguments, got {kw}")
     functions = list(kw.items())
     for sample in data:
         try:
             for k, f in functions:
+                if k not in sample:
+                    raise KeyError(not_found(sample, [k]))
                 sample[k] = f(sample[k])
         except Exception as exn:
             if handler(exn):
@@ -214,9 +286,14 @@ map_tuple = pipelinefilter(_map_tuple)
 
 def _associate(data: Iterable[Sample], associator: Any, **kw: Any) -> Iterator[Sample]:
     """Update every sample, in place, with ``associator(key)``, or ``associator[key]`` where it has the key."""
-    look_up = associator if callable(associator) else lambda key: associator.get(key, {})
+    if callable(associator):
+        for sample in data:
+            sample.update(associator(sample["__key__"]))
+            yield sample
+        return
     for sample in data:
-        sample.update(look_up(sample["__key__"]))
+        if more := associator.get(sample["__key__"]):
+            sample.update(more)
         yield sample
 
 
@@ -245,3 +322,11 @@ class Cached(PipelineStage):
             kept.append(sample)
             yield sample
         self.cached = kept
+
+
+def __getattr__(name: str) -> Any:
+    if name == "LMDBCached":  # with it come the decoders and SQLite, which most pipelines do without
+        from wds_async.samplecache import LMDBCached  # noqa: PLC0415
+
+        return LMDBCached
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

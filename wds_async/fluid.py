@@ -7,12 +7,13 @@ from typing import Any
 
 from wds_async import filters
 from wds_async.handlers import Handler, reraise_exception
+from wds_async.legacy.fluent import OlderMethods
 from wds_async.pipeline import DataPipeline
 
 __all__ = ["FluidInterface", "FluidWrapper"]
 
 
-class FluidInterface:
+class FluidInterface(OlderMethods):
     """Filters as methods. Each gives a new pipeline with the stage added and leaves this one as it is."""
 
     def compose(self, *stages: Any) -> Any:
@@ -48,9 +49,10 @@ class FluidInterface:
         """Shuffle through a buffer of ``size`` samples (see `filters.shuffle`); below 1, the same pipeline."""
         return self if size < 1 else self.compose(filters.shuffle(size, **kw))
 
-    def map(self, f: Callable[[Any], Any], handler: Handler = reraise_exception) -> Any:
-        """``f(sample)``; None drops the sample."""
-        return self.compose(filters.map(f, handler=handler))
+    def map(self, f: Callable[[Any], Any], handler: Handler = reraise_exception, *, threads: int = 0) -> Any:
+        """``f(sample)``; None drops the sample. With ``threads`` that many run ``f`` ahead, the order kept: for what
+        releases the GIL."""
+        return self.compose(filters.map(f, handler=handler, threads=threads))
 
     def decode(
         self,
@@ -60,16 +62,19 @@ class FluidInterface:
         only: Any = None,
         partial: bool = False,
         allow_pickle: bool = False,
+        min_size: int | None = None,
+        threads: int = 0,
         handler: Handler = reraise_exception,
     ) -> Any:
         """Decode fields by extension; ``args`` are image specifications (``"torchrgb"``) and decoder functions.
 
-        ``allow_pickle`` trusts pickled fields of any class: they run code from the data. Raises ValueError at once
-        for an unknown image specification.
+        ``min_size`` decodes images at 1/2, 1/4 or 1/8 where both sides stay at least that many pixels, in a fraction
+        of the time. With ``threads`` that many decode ahead, the order kept. ``allow_pickle`` trusts pickled fields of
+        any class: they run code from the data. Raises ValueError at once for an unknown image specification.
         """
         from wds_async import autodecode  # noqa: PLC0415 (pipelines without decoding do not load the decoders)
 
-        decoders = [autodecode.imagehandler(a) if isinstance(a, str) else a for a in args]
+        decoders = [autodecode.imagehandler(a, min_size=min_size) if isinstance(a, str) else a for a in args]
         return self.compose(
             filters.decode(
                 *decoders,
@@ -78,6 +83,7 @@ class FluidInterface:
                 only=only,
                 partial=partial,
                 allow_pickle=allow_pickle,
+                threads=threads,
                 handler=handler,
             )
         )
@@ -118,6 +124,14 @@ class FluidInterface:
         """Tuples of the fields that fit patterns (see `filters.extract_keys`)."""
         return self.compose(filters.extract_keys(*args, **kw))
 
+    def xdecode(self, *args: Any, **kw: Any) -> Any:
+        """Decode fields by pattern, from streams (see `filters.xdecode`)."""
+        return self.compose(filters.xdecode(*args, **kw))
+
+    def lmdb_cached(self, *args: Any, **kw: Any) -> Any:
+        """Keep the samples of the first complete epoch in an LMDB file (see `samplecache.LMDBCached`)."""
+        return self.compose(filters.LMDBCached(*args, **kw))
+
     def mcached(self) -> Any:
         """Keep the samples in memory during the first epoch and yield them from there."""
         return self.compose(filters.Cached())
@@ -127,4 +141,5 @@ class FluidWrapper(DataPipeline, FluidInterface):
     """Any iterable or callable as the first stage, with the fluent methods."""
 
     def __init__(self, initial: Any) -> None:
-        super().__init__(initial)
+        super().__init__()
+        self.append(initial)  # also a list, which is several stages to DataPipeline

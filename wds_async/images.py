@@ -9,20 +9,22 @@ from __future__ import annotations
 import difflib
 import functools
 import io
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wds_async.errors import MissingExtra
+from wds_async.errors import ConfigError, MissingExtra
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["IMAGE_EXTENSIONS", "ImageHandler", "imagehandler"]
+__all__ = ["IMAGE_EXTENSIONS", "ImageHandler", "imagehandler", "imagespecs"]
 
-# What Pillow has a reader for, by format. (A field called "rgb" or "mpg" is therefore taken for an image.)
+# What Pillow has a reader for, by format. WebDataset has h5, hdf, mpg, mpeg, ps, eps, rgb and rgba too: fields of these
+# names are seldom images, and Pillow cannot read the former four without a plug-in.
 _FORMATS = {
     "Autodesk": "fli flc",
     "Blizzard": "blp",
@@ -34,37 +36,36 @@ _FORMATS = {
     "JPEG": "jpg jpeg jpe jfif",
     "JPEG 2000": "jp2 j2k j2c jpc jpf jpx",
     "Kodak": "pcd",
-    "MPEG": "mpg mpeg",
     "Macintosh": "icns",
     "PNG": "png apng",
     "Paintbrush": "pcx dcx",
     "Photoshop": "psd",
     "Pixar": "pxr",
     "Portable maps": "pbm pgm pnm ppm",
-    "PostScript": "ps eps",
     "Sun": "ras",
-    "Silicon Graphics": "sgi bw rgb rgba",
+    "Silicon Graphics": "sgi bw",
     "TIFF": "tif tiff",
     "Targa": "tga icb vda vst",
     "Unreal": "ftc ftu",
     "WebP": "webp",
     "Windows": "bmp dib cur ico emf msp wmf",
     "X11": "xbm xpm",
-    "science": "bufr grib fit fits h5 hdf",
+    "science": "bufr grib fit fits",
 }
 IMAGE_EXTENSIONS: list[str] = [extension for names in _FORMATS.values() for extension in names.split()]
 """Extensions, in lower case, of the fields that an image handler decodes unless told otherwise."""
 
 _NUMPY, _TORCH, _PIL = "numpy", "torch", "pil"
-_SPECS: dict[str, tuple[str, str, bool]] = {
-    **{f"{channels.lower()}8": (_NUMPY, channels, False) for channels in ("L", "RGB", "RGBA")},
-    **{channels.lower(): (_NUMPY, channels, True) for channels in ("L", "RGB", "RGBA")},
-    **{f"torch{channels.lower()}8": (_TORCH, channels, False) for channels in ("L", "RGB", "RGBA")},
-    **{f"torch{channels.lower()}": (_TORCH, channels, True) for channels in ("L", "RGB", "RGBA")},
-    "torch": (_TORCH, "RGB", True),
-    **{f"pil{channels.lower()}": (_PIL, channels, False) for channels in ("L", "RGB", "RGBA")},
-    "pil": (_PIL, "RGB", False),
+imagespecs: dict[str, tuple[str, str | None, str]] = {
+    **{f"{channels}8": (_NUMPY, "uint8", channels) for channels in ("l", "rgb", "rgba")},
+    **{channels: (_NUMPY, "float", channels) for channels in ("l", "rgb", "rgba")},
+    **{f"torch{channels}8": (_TORCH, "uint8", channels) for channels in ("l", "rgb", "rgba")},
+    **{f"torch{channels}": (_TORCH, "float", channels) for channels in ("l", "rgb", "rgba")},
+    "torch": (_TORCH, "float", "rgb"),
+    **{f"pil{channels}": (_PIL, None, channels) for channels in ("l", "rgb", "rgba")},
+    "pil": (_PIL, None, "rgb"),
 }
+"""What each specification gives: container, type of the values (None: PIL's own) and channels."""
 
 
 class ImageHandler:
@@ -81,96 +82,152 @@ class ImageHandler:
     uint8 numpy arrays may be read-only. Images are converted as Pillow's ``convert`` does. JPEGs go through
     simplejpeg for ``rgb`` in numpy and torch, where it is installed and gives the same bits as Pillow.
 
-    Raises ValueError for an unknown ``imagespec``, `MissingExtra` where Pillow or torch is not installed, and
-    Pillow's errors for data that is no image.
+    ``min_size`` (pixels; None: full size) decodes to the smallest of 1, 1/2, 1/4 and 1/8 of the image, sides rounded
+    up, that has no side below ``min_size``; an image that is smaller than ``min_size`` keeps its size. With 256, one
+    of 1024 x 800 becomes 512 x 400, and one of 500 x 300 stays. JPEGs are decoded at that scale, in a fraction of the
+    time, and other formats are averaged over squares of pixels after decoding (Pillow's ``reduce``). The two round and
+    filter differently: they differ where there is detail too fine for the smaller image.
+
+    Raises ValueError for an unknown ``imagespec`` and a ``min_size`` below 1, `MissingExtra` where Pillow or torch is
+    not installed, and Pillow's errors for data that is no image.
     """
 
-    def __init__(self, imagespec: str, extensions: Iterable[str] = IMAGE_EXTENSIONS) -> None:
-        if imagespec not in _SPECS:
+    def __init__(
+        self, imagespec: str, extensions: Iterable[str] = IMAGE_EXTENSIONS, *, min_size: int | None = None
+    ) -> None:
+        if imagespec not in imagespecs:
             raise ValueError(f"Unknown imagespec: {imagespec}{_suggestion(imagespec)}")
+        if min_size is not None and min_size < 1:
+            raise ConfigError(f"min_size={min_size}: it is a number of pixels")
         self.imagespec = imagespec
         self.extensions = frozenset(extensions)
+        self.min_size = min_size
 
     def __call__(self, key: str, data: bytes) -> Any:
         """The image in ``data``, or None where the extension of ``key`` (``".seg.png"``) is not one of ours."""
         if key.rpartition(".")[2].lower() not in self.extensions:
             return None
-        container, channels, scaled = _SPECS[self.imagespec]
+        container, kind, channels = imagespecs[self.imagespec]
+        channels, scaled = channels.upper(), kind == "float"
         if container == _NUMPY:
-            pixels = _interleaved(data, channels)
-            return _unit_range(pixels) if scaled else pixels
+            return _interleaved(data, channels, scaled, self.min_size)
         if container == _TORCH:
-            return _tensor(data, channels, scaled)
-        return _open(data, channels, copy=True)
+            return _tensor(data, channels, scaled, self.min_size)
+        return _open(data, channels, self.min_size, copy=True)
 
 
-def imagehandler(imagespec: str, extensions: Iterable[str] = IMAGE_EXTENSIONS) -> ImageHandler:
+def imagehandler(
+    imagespec: str, extensions: Iterable[str] = IMAGE_EXTENSIONS, *, min_size: int | None = None
+) -> ImageHandler:
     """`ImageHandler` under the name that pipelines use."""
-    return ImageHandler(imagespec, extensions)
+    return ImageHandler(imagespec, extensions, min_size=min_size)
 
 
 def _suggestion(imagespec: str) -> str:
-    swapped = [name for name in _SPECS if sorted(name) == sorted(imagespec.lower())]  # rgbtorch, torchrgb
-    near = swapped or difflib.get_close_matches(imagespec.lower(), _SPECS, 1)
-    return f" ({f'did you mean {near[0]}? ' if near else ''}known are {', '.join(_SPECS)})"
+    swapped = [name for name in imagespecs if sorted(name) == sorted(imagespec.lower())]  # rgbtorch, torchrgb
+    near = swapped or difflib.get_close_matches(imagespec.lower(), imagespecs, 1)
+    return f" ({f'did you mean {near[0]}? ' if near else ''}known are {', '.join(imagespecs)})"
 
 
-def _open(data: bytes, channels: str, *, copy: bool = False) -> Image:
+def _divisor(height: int, width: int, min_size: int | None) -> int:
+    """1, 2, 4 or 8: the largest that leaves no side, rounded up, below ``min_size``."""
+    if min_size is None:
+        return 1
+    return next((n for n in (8, 4, 2) if -(-min(height, width) // n) >= min_size), 1)
+
+
+def _open(data: bytes, channels: str, min_size: int | None = None, *, copy: bool = False) -> Image:
     """The decoded image; with ``copy`` a plain Image, which holds no file."""
     try:
         import PIL.Image  # noqa: PLC0415 (an extra)
     except ImportError as exn:
         raise MissingExtra('decoding images needs Pillow: pip install "wds-async[images]"') from exn
-    image = PIL.Image.open(io.BytesIO(data))
+    image: Image = PIL.Image.open(io.BytesIO(data))
+    width, height = image.size
+    divisor = _divisor(height, width, min_size)
+    if 1 < divisor <= min(width, height):
+        image.draft(None, (width // divisor, height // divisor))  # JPEG's; other formats do nothing
     image.load()
-    return image.convert(channels) if copy or image.mode != channels else image
+    reduced = image.size != (width, height)
+    image = image.convert(channels) if copy or image.mode != channels else image
+    return image if reduced or divisor == 1 else image.reduce(divisor)
 
 
-def _interleaved(data: bytes, channels: str) -> NDArray[np.uint8]:
-    """Height x width (x channels), as numpy users have it."""
-    pixels = _fast(data, "RGB") if channels == "RGB" else None
-    return np.asarray(_open(data, channels)) if pixels is None else pixels
+def _interleaved(data: bytes, channels: str, scaled: bool, min_size: int | None) -> NDArray[Any]:
+    """Height x width (x channels), as numpy users have it; floats in [0, 1] where ``scaled``."""
+    pixels = _fast(data, "RGB", min_size, _scratch if scaled else None) if channels == "RGB" else None
+    if pixels is None:
+        pixels = np.asarray(_open(data, channels, min_size))
+    return _unit_range(pixels) if scaled else pixels
 
 
-def _planar(data: bytes, channels: str) -> NDArray[np.uint8]:
-    """(Channels x) height x width, as torch users have it, writable.
+def _planar(data: bytes, channels: str, scaled: bool, min_size: int | None) -> NDArray[Any]:
+    """(Channels x) height x width, as torch users have it, writable; floats in [0, 1] where ``scaled``.
 
     Taking the channels apart is half of the work that is not decoding. Four bytes a pixel are shifted out in half the
     time of transposing an array, and Pillow unpacks single channels as fast.
     """
-    pixels = _fast(data, "RGBX") if channels == "RGB" else None
+    pixels = _fast(data, "RGBX", min_size, _scratch) if channels == "RGB" else None
     if pixels is None:
-        image = _open(data, channels)
+        image = _open(data, channels, min_size)
         shape = (len(channels), image.height, image.width) if len(channels) > 1 else (image.height, image.width)
         packed = bytearray().join([image.tobytes("raw", channel) for channel in channels])
-        return np.frombuffer(packed, np.uint8).reshape(shape)
+        planes = np.frombuffer(packed, np.uint8).reshape(shape)
+        return _unit_range(planes) if scaled else planes
     words = pixels.view("<u4")[..., 0]
-    planes = np.empty((3, *words.shape), np.uint8)
-    for number, plane in enumerate(planes):
-        np.right_shift(words, 8 * number, out=plane, casting="unsafe")
-    return planes
+    result = np.empty((3, *words.shape), np.float32 if scaled else np.uint8)
+    plane = np.empty(words.shape, np.uint8)
+    for number, channel in enumerate(result):
+        np.right_shift(words, 8 * number, out=plane if scaled else channel, casting="unsafe")
+        if scaled:
+            _unit_range(plane, channel)
+    return result
 
 
-def _unit_range(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+def _unit_range(pixels: NDArray[np.uint8], out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
     """Bytes as floats in [0, 1], in one pass. A true division: a multiplication by 1/255 rounds differently."""
-    return np.divide(pixels, np.float32(255), dtype=np.float32)
+    return np.divide(pixels, np.float32(255), out=out, dtype=np.float32)
 
 
-def _tensor(data: bytes, channels: str, scaled: bool) -> Any:
+def _tensor(data: bytes, channels: str, scaled: bool, min_size: int | None) -> Any:
     try:
         import torch  # noqa: PLC0415 (an extra)
     except ImportError as exn:
         raise MissingExtra('torch images need torch: pip install "wds-async[torch]"') from exn
-    pixels = _planar(data, channels)
-    return torch.from_numpy(_unit_range(pixels) if scaled else pixels)
+    return torch.from_numpy(_planar(data, channels, scaled, min_size))
 
 
 # ------------------------------------------------------------------ simplejpeg
 
+_SCRATCH_BYTES = 8 << 20
 
-def _fast(data: bytes, order: str) -> NDArray[np.uint8] | None:
-    """The pixels of a colour JPEG, height x width x ``order`` ("RGB" or "RGBX"); None where Pillow has to read it."""
-    return _simplejpeg(data, order) if data[:2] == b"\xff\xd8" and _agrees() else None
+
+class _Scratch(threading.local):
+    """Memory that each thread keeps for pixels on their way: touching fresh pages costs a tenth of the decoding."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.uint8)
+
+    def __call__(self, size_bytes: int) -> NDArray[np.uint8] | None:
+        """At least ``size_bytes``, valid until the next call; None where that is more than is kept."""
+        if size_bytes > _SCRATCH_BYTES:
+            return None
+        if len(self._memory) < size_bytes:
+            self._memory = np.empty(size_bytes, np.uint8)
+        return self._memory
+
+
+_scratch = _Scratch()
+
+
+def _fast(
+    data: bytes, order: str, min_size: int | None = None, memory: Callable[[int], Any] | None = None
+) -> NDArray[np.uint8] | None:
+    """The pixels of a colour JPEG, height x width x ``order`` ("RGB" or "RGBX"); None where Pillow has to read it.
+
+    ``memory(size_bytes)`` may give memory for them, None for fresh one.
+    """
+    return _simplejpeg(data, order, min_size, memory) if data[:2] == b"\xff\xd8" and _agrees() else None
 
 
 @functools.cache
@@ -186,15 +243,18 @@ def _agrees() -> bool:
     for subsampling in (0, 1, 2):
         stream = io.BytesIO()
         fromarray(noise).save(stream, "JPEG", quality=85, subsampling=subsampling)
-        expected = np.asarray(_open(stream.getvalue(), "RGB"))
-        for order in ("RGB", "RGBX"):
-            pixels = _simplejpeg(stream.getvalue(), order)
-            if pixels is None or not np.array_equal(pixels[..., :3], expected):
-                return False
+        for min_size in (None, 18, 9, 4):
+            expected = np.asarray(_open(stream.getvalue(), "RGB", min_size))
+            for order in ("RGB", "RGBX"):
+                pixels = _simplejpeg(stream.getvalue(), order, min_size)
+                if pixels is None or not np.array_equal(pixels[..., :3], expected):
+                    return False
     return True
 
 
-def _simplejpeg(data: bytes, order: str) -> NDArray[np.uint8] | None:
+def _simplejpeg(
+    data: bytes, order: str, min_size: int | None, memory: Callable[[int], Any] | None = None
+) -> NDArray[np.uint8] | None:
     """None for an image that Pillow would treat in a way of its own, or that is damaged."""
     import PIL.Image  # noqa: PLC0415 (an extra)
     import simplejpeg  # noqa: PLC0415 (optional)
@@ -203,9 +263,14 @@ def _simplejpeg(data: bytes, order: str) -> NDArray[np.uint8] | None:
         height, width, colours, subsampling = simplejpeg.decode_jpeg_header(data)
         # Pillow warns of images above this size, and refuses those of twice as many pixels.
         small = PIL.Image.MAX_IMAGE_PIXELS is None or height * width <= PIL.Image.MAX_IMAGE_PIXELS
-        if colours != "YCbCr" or subsampling not in ("444", "422", "420") or not small:
+        divisor = _divisor(height, width, min_size)
+        if colours != "YCbCr" or subsampling not in ("444", "422", "420") or not small or divisor > min(height, width):
             return None
-        pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, order)
+        height, width = -(-height // divisor), -(-width // divisor)
+        buffer = None if memory is None else memory(height * width * len(order))
+        # The three limits leave no other scale than 1 / divisor: libjpeg has eighths of every number.
+        scale = {"min_factor": divisor, "min_height": height, "min_width": width}
+        pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, order, buffer=buffer, **scale)
     except ValueError:
         return None
     return pixels

@@ -45,17 +45,16 @@ class WebLoader(DataPipeline, FluidInterface):
 def _received(loader: Any) -> lengths.Length | None:
     """What a DataLoader gives out; None where its dataset has no length."""
     dataset = loader.dataset
-    known = None
-    if isinstance(dataset, DataPipeline) and dataset.size is None and dataset.repetitions == 1:
-        known = lengths.of(dataset.pipeline, max(1, loader.num_workers))
-    if known is not None and loader.batch_size is None:
-        total = known.total
-    elif known is not None and known.by_worker is not None:
-        size, round_up = loader.batch_size, not loader.drop_last
-        total = sum(-(-n // size) if round_up else n // size for n in known.by_worker)
-    else:
+    if not isinstance(dataset, DataPipeline) or dataset.size is not None:
         try:
-            total = len(loader)
+            return lengths.Length(len(loader), (len(loader),))
         except TypeError:
             return None
+    known = lengths.of(dataset.pipeline, max(1, loader.num_workers)) if dataset.repetitions == 1 else None
+    if known is None or loader.batch_size is None:
+        return known and lengths.Length(known.total, (known.total,))
+    if known.by_worker is None:
+        return None
+    size, round_up = loader.batch_size, not loader.drop_last
+    total = sum(-(-n // size) if round_up else n // size for n in known.by_worker)
     return lengths.Length(total, (total,))

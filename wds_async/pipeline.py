@@ -14,10 +14,19 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from wds_async import world
+from wds_async import config, world
 from wds_async.errors import ConfigError, ReaderClosed
 
-__all__ = ["DataPipeline", "FilterFunction", "PipelineStage", "RestCurried", "pipelinefilter"]
+__all__ = [
+    "DataPipeline",
+    "FilterFunction",
+    "PipelineStage",
+    "RestCurried",
+    "Sourced",
+    "pipelinefilter",
+    "stage_of",
+    "stages_of",
+]
 
 
 class PipelineStage:
@@ -84,6 +93,49 @@ def pipelinefilter(f: Callable[..., Any]) -> RestCurried:
     [2, 4]
     """
     return RestCurried(f)
+
+
+def stage_of(f: Any, *args: Any, **kw: Any) -> Any:
+    """The stage that ``f`` with these arguments is.
+
+    A filter of ours (``wds.shuffle, 100``) and a class of stages (``wds.DBCache, "x.db", 1000``) are called with the
+    arguments; a function gets the source before them (``add_noise, noise=0.02``). A class with ``source_`` is a
+    dataset that takes its source that way. Raises ConfigError for what cannot be called.
+    """
+    if isinstance(f, RestCurried):
+        return f(*args, **kw)
+    if _makes_stages(f):
+        made = f(*args, **kw)
+        return made if hasattr(made, "run") else Sourced(made)
+    if hasattr(f, "run") and not args and not kw:
+        return f
+    if not callable(f):
+        raise ConfigError(f"{f!r:.80} of type {type(f).__name__} is no function from an iterator to an iterator")
+    return FilterFunction(f, *args, **kw)
+
+
+def stages_of(*stages: Any, **kw: Any) -> list[Any]:
+    """What ``compose(*stages)`` means: these, or one stage that is written with its arguments behind it, as a class
+    of stages is, and a function with an argument that is no stage itself (``compose(DBCache, "x.db", 1000)``)."""
+    arguments = any(not callable(stage) and not hasattr(stage, "run") for stage in stages[1:])
+    return [stage_of(*stages, **kw)] if kw or arguments or _makes_stages(*stages[:1]) else list(stages)
+
+
+def _makes_stages(f: Any = None) -> bool:
+    return isinstance(f, type) and (hasattr(f, "run") or hasattr(f, "source_"))
+
+
+class Sourced(PipelineStage):
+    """A dataset with ``source_(source)`` as a stage."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def run(self, source: Iterable[Any]) -> Iterator[Any]:
+        """Iterate over a copy of the dataset that has this source."""
+        bound = copy.copy(self.dataset)
+        bound.source_(source)
+        return iter(bound)
 
 
 class DataPipeline(world.TorchDataset):
@@ -158,10 +210,13 @@ class DataPipeline(world.TorchDataset):
         """Add stage ``f`` to the end of this pipeline."""
         self.pipeline.append(f)
 
-    def compose(self, *stages: Any) -> Any:
-        """A new pipeline of the same class with ``stages`` added; the earlier stages are shared."""
+    def compose(self, *stages: Any, **kw: Any) -> Any:
+        """A new pipeline of the same class with ``stages`` added; the earlier stages are shared.
+
+        One stage may be written with its arguments: ``compose(DBCache, "x.db", 1000)`` (see `stages_of`).
+        """
         result = copy.copy(self)
-        result.pipeline = [*self.pipeline, *stages]
+        result.pipeline = [*self.pipeline, *stages_of(*stages, **kw)]
         return result
 
     def with_epoch(self, nsamples: int = -1, nbatches: int = -1) -> Any:
@@ -237,8 +292,10 @@ class DataPipeline(world.TorchDataset):
             here = world.place()
             if here.world_size > 1:
                 state["_rank"] = (here.rank, here.world_size)
+            state["_secure"] = config.security_enforced()
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         world.inherit_rank(state.pop("_rank", None))
+        config.inherit_security(state.pop("_secure", False))
         self.__dict__.update(state)

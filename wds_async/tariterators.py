@@ -2,41 +2,55 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from wds_async import config, world
-from wds_async.errors import ReaderClosed, ShardFormatError
+from wds_async.errors import CorruptShard, NotATar, ReaderClosed, ShardFormatError, TruncatedShard
 from wds_async.handlers import Handler, reraise_exception
 from wds_async.pipeline import FilterFunction
+from wds_async.redact import redact
 from wds_async.tar.decompress import plain
 from wds_async.tar.group import admission, base_plus_ext, samples
 from wds_async.tar.parse import members
-from wds_async.transfer.reader import ShardReader, open_shards
+from wds_async.tarparts import (
+    Ended,
+    EndOfShard,
+    group_by_keys,
+    guarded,
+    meta_prefix,
+    meta_suffix,
+    tar_file_expander,
+    tar_file_iterator,
+    url_opener,
+    valid_sample,
+)
+from wds_async.transfer.reader import ShardCache, ShardReader, ShardStream, open_shards
 from wds_async.transfer.stats import Board, Counters, Stats
 
 __all__ = [
+    "EndOfShard",
     "TarStage",
     "base_plus_ext",
+    "group_by_keys",
     "meta_prefix",
     "meta_suffix",
+    "tar_file_expander",
+    "tar_file_iterator",
     "tarfile_samples",
     "tarfile_to_samples",
+    "url_opener",
     "valid_sample",
 ]
 
 Sample = dict[str, Any]
 
-meta_prefix = "__"
-meta_suffix = "__"
+Keys = Callable[[str], tuple[str, str] | tuple[None, None]]
 
+_WATCH_EVERY = 16  # shards: a tool that writes members out of order writes all shards so, and watching costs 8 %
 _COUNT_EVERY = 64  # samples counted at once: a shared counter for each would cost as much as a small sample
-
-
-def valid_sample(sample: Any) -> bool:
-    """True for a dict that has something in it and no true ``__bad__``."""
-    return isinstance(sample, dict) and bool(sample) and not sample.get("__bad__", False)
 
 
 class _Verdict:
@@ -63,44 +77,52 @@ def tarfile_samples(
     rename_files: Callable[[str], str] | None = None,
     transfer: Mapping[str, Any] | None = None,
     *,
+    keys: Keys = base_plus_ext,
+    lcase: bool = True,
+    suffixes: Collection[str] | None = None,
+    cache: ShardCache | None = None,
     counters: Counters | None = None,
     opened: Callable[[ShardReader], Any] | None = None,
 ) -> Iterator[Sample]:
     """The samples of the shards in ``src`` (``{"url": …}`` or URLs), in order, read ahead within the byte budget.
 
-    A sample is a dict of field name to bytes with ``__key__``, ``__url__`` and, for a local shard,
-    ``__local_path__``. ``select_files`` and ``rename_files`` see the names of members (renamed first). ``transfer``
-    sets fields of `config.TransferConfig` over the environment, as in ``{"budget_bytes": 64 << 20}``.
+    A sample is a dict of field name to bytes with ``__key__``, ``__url__`` and, for a local shard, ``__local_path__``.
+    ``select_files`` and ``rename_files`` see the names of members (renamed first), ``keys`` splits a name into key and
+    field, ``lcase`` lower-cases fields, and only ``suffixes`` are kept. ``transfer`` sets fields of
+    `config.TransferConfig` over the environment, as in ``{"budget_bytes": 64 << 20}``. ``cache`` (see
+    `cache.cached_tarfile_samples`) keeps shards on disk; samples of such have a ``__local_path__`` too.
 
     An error of a shard (see `errors`) goes to ``handler``: True goes on with the next shard, False ends the
-    stream; the sample that the error cut short is dropped either way, and nothing of it joins another. After a
-    duplicate field, True drops that member and goes on in its shard. An error of ``src`` itself is raised.
-    Nothing is opened before the first sample is asked for.
+    stream. The sample that the error cut short is dropped, or with False comes last, as it is; nothing of it joins
+    another. After a duplicate field, or what those functions raise, True drops that member and goes on in its shard. An
+    error of ``src`` is raised. A key that returns in its shard, behind others, is warned of: every sixteenth shard is
+    looked at. Nothing is opened before the first sample is asked for.
     """
     renaming = select_files is not None or rename_files is not None
-    admit = admission(select_files, rename_files) if renaming else None
     verdict = _Verdict(handler, counters)
+    admit = guarded(admission(select_files, rename_files), verdict) if renaming else None
+    grouping: dict[str, Any] = {"keys": keys, "lcase": lcase, "suffixes": suffixes, "on_duplicate": verdict}
     setting = config.transfer_config(workers=world.place().num_workers, **(transfer or {}))
     n = 0
-    with open_shards(src, config=setting, stats=counters) as reader:
+    with open_shards(src, config=setting, stats=counters, cache=cache) as reader:
         if opened is not None:
             opened(reader)
         try:
             for stream in reader:
+                grouping.update(local_path=stream.local_path, on_return=_teller(stream), pending=[None])
                 try:
                     parsed = members(plain(stream.read, stream.url), stream.url, admit=admit)
-                    for sample in samples(parsed, stream.url, local_path=stream.local_path, on_duplicate=verdict):
+                    for sample in samples(parsed, stream.url, **grouping):
                         n += 1
                         if n == _COUNT_EVERY and counters is not None:
                             counters.add_samples(n)
                             n = 0
                         yield sample
                 except Exception as exn:
-                    if reader.closed:  # the parser met memory that was taken from it
-                        raise ReaderClosed("the dataset was closed while it was read") from None
-                    if verdict.stop:  # what the handler itself raised, between two members
-                        raise
-                    verdict(exn)
+                    _judge(exn, reader, stream, verdict)
+                    if verdict.stop and valid_sample(grouping["pending"][0]):
+                        n += 1
+                        yield grouping["pending"][0]
                 if verdict.stop:
                     return
             if counters is not None:
@@ -108,6 +130,38 @@ def tarfile_samples(
         finally:
             if counters is not None and n:
                 counters.add_samples(n)
+
+
+def _judge(exn: Exception, reader: ShardReader, stream: ShardStream, verdict: _Verdict) -> None:
+    """Ask the handler about what ended a shard, unless it was the handler, or the end of everything."""
+    if reader.closed:  # the parser met memory that was taken from it
+        raise ReaderClosed("the dataset was closed while it was read") from None
+    if isinstance(exn, NotATar | CorruptShard | TruncatedShard):
+        stream.reject()
+    if isinstance(exn, Ended):
+        return
+    if verdict.stop:  # what the handler itself raised, between two members
+        raise exn
+    verdict(exn)
+
+
+def _teller(stream: ShardStream) -> Callable[[str, int], None] | None:
+    """Who warns, once, of a key that returns in this shard; None where nobody looks."""
+    if stream.number % _WATCH_EVERY:
+        return None
+    told: set[str] = set()
+
+    def tell(key: str, offset: int) -> None:
+        if not told:
+            told.add(key)
+            warnings.warn(
+                f"{redact(stream.url)}: the key {key!r} returns at byte {offset}, behind other samples. Only members "
+                "that stand together make one sample, so this one is split; write the shard in the order of its "
+                "keys (tar --sort=name).",
+                stacklevel=2,
+            )
+
+    return tell
 
 
 class TarStage(FilterFunction):
@@ -146,7 +200,15 @@ def tarfile_to_samples(
     select_files: Callable[[str], Any] | None = None,
     rename_files: Callable[[str], str] | None = None,
     transfer: Mapping[str, Any] | None = None,
+    cache: ShardCache | None = None,
+    *,
+    keys: Keys = base_plus_ext,
+    lcase: bool = True,
+    suffixes: Collection[str] | None = None,
 ) -> TarStage:
     """The stage from shards to samples, see `tarfile_samples`. ConfigError at once for a wrong ``transfer``."""
     config.transfer_config(**(transfer or {}))
-    return TarStage(handler=handler, select_files=select_files, rename_files=rename_files, transfer=transfer)
+    given: dict[str, Any] = {"cache": cache, "keys": keys, "lcase": lcase, "suffixes": suffixes}
+    usual = {"cache": None, "keys": base_plus_ext, "lcase": True, "suffixes": None}
+    kept = {name: value for name, value in given.items() if value is not usual[name]}
+    return TarStage(handler=handler, select_files=select_files, rename_files=rename_files, transfer=transfer, **kept)

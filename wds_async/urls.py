@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 import urllib.parse
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from braceexpand import braceexpand
 
@@ -27,6 +27,7 @@ __all__ = [
     "local_path",
     "native_pipe",
     "parse_rules",
+    "recognise",
     "redact",
     "rewrite",
     "route",
@@ -36,10 +37,12 @@ __all__ = [
 
 _SHARD_SUFFIXES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-_]+)(?:://|::)|(pipe|file):", re.IGNORECASE)
+_ANY_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-_]+):")  # two letters at least: one is a drive
 _SINGLE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):/[^/]")
 _DRIVE = re.compile(r"[A-Za-z]:[\\/]|\\\\")
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _MAGIC = re.compile(r"[*?\[]")
+_registries: list[Callable[[str], bool]] = []
 _NESTING = 10  # ${X} whose value holds ${Y}: as deep as webdataset follows
 
 # '::' and what only looks like it: an IPv6 address in brackets.
@@ -61,10 +64,10 @@ _WRAPPERS = frozenset(
 )
 
 
-def expand_urls(spec: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
-    """Every shard that ``spec`` names, in order.
+def expand_urls(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
+    """Every shard that ``urls`` names, in order.
 
-    ``spec`` is a string, a path, or any number of them. In each, ``::`` separates sources (where its left side
+    ``urls`` is a string, a path, or any number of them. In each, ``::`` separates sources (where its left side
     contains a path, so that ``simplecache::s3://b/x.tar`` stays whole), ``${X}`` is the environment's ``WDS_X``,
     and braces expand as in a shell (``x-{000..999}.tar``). For local files also ``~``, globs (sorted; a file
     of exactly that name is taken literally) and directories: all their shards (``.tar``, ``.tgz``, ``.tar.gz``,
@@ -74,7 +77,7 @@ def expand_urls(spec: str | os.PathLike[str] | Iterable[str | os.PathLike[str]])
     Raises `UrlError` for nothing at all, an unset ``${X}``, unbalanced braces, a malformed ``http`` URL, and a glob
     or directory without a single match. Whether the files exist is found out when they are opened.
     """
-    sources = [spec] if isinstance(spec, str | os.PathLike) else _sources(spec)
+    sources = [urls] if isinstance(urls, str | os.PathLike) else _sources(urls)
     if not sources:
         raise UrlError("an empty list of URLs: name at least one shard")
     return [url for source in sources for url in _expand(source)]
@@ -214,12 +217,25 @@ def scheme(url: str) -> str:
     """``"http"``, ``"s3"``, ``"pipe"``, ``"file"``, … in lower case.
 
     ``"-"`` is standard input, and ``""`` a local path. A scheme is followed by ``://`` (or by ``::``, an fsspec
-    chain), but for ``pipe:`` and ``file:``; so ``C:/x.tar`` and ``a:b.tar`` are local paths.
+    chain), but for ``pipe:``, ``file:`` and what the program has registered openers for (`recognise`); so
+    ``C:/x.tar`` and ``a:b.tar`` are local paths.
     """
     if url == "-":
         return "-"
     found = _SCHEME.match(url)
-    return (found[1] or found[2]).lower() if found else ""
+    if found:
+        return (found[1] or found[2]).lower()
+    found = _ANY_SCHEME.match(url)
+    return found[1].lower() if found and _is_registered(found[1].lower()) else ""
+
+
+def _is_registered(name: str) -> bool:
+    return any(known(name) for known in _registries)
+
+
+def recognise(known: Callable[[str], bool]) -> None:
+    """Let ``scheme`` take ``name:rest`` for a URL wherever ``known(name)`` says so, for the life of the process."""
+    _registries.append(known)
 
 
 def local_path(url: str) -> str | None:

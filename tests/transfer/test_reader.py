@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from tests.servers import Behaviour, Origin
 from tests.transfer.reading import KIB, MIB, bytes_of, data, outcomes, quick, snapshot, spans
 from wds_async.config import TransferConfig
 from wds_async.errors import ConfigError
+from wds_async.shardcache.cache import DiskCache
 from wds_async.transfer.reader import open_shards
 from wds_async.transfer.stats import Counters
 
@@ -158,3 +161,38 @@ def test_an_odd_budget_is_not_exceeded(origin: Origin) -> None:
     content = data(30 * PART)
     assert outcomes([origin.add("x.tar", content)] * 2, config, counters) == [(content, None)] * 2
     assert snapshot(counters).window_peak_bytes <= config.budget_bytes
+
+
+def test_a_cache_sees_each_shard_once(origin: Origin, tmp_path: Path) -> None:
+    contents = [data(size, i) for i, size in enumerate([0, 5, 5 * PART, 300])]
+    urls: list[Any] = [origin.add(f"{i}.tar", content) for i, content in enumerate(contents)]
+    (tmp_path / "local.tar").write_bytes(b"local")
+    urls += [{"url": str(tmp_path / "local.tar"), "dataset": 7}, origin.url("missing.tar")]
+    cache, counters = DiskCache(tmp_path / "cache"), Counters()
+    told = []
+    with open_shards(urls, config=quick(), stats=counters, cache=cache) as reader:
+        for shard in reader:
+            got = bytearray()
+            with contextlib.suppress(FileNotFoundError):
+                while (piece := shard.read()) is not None:
+                    got += piece
+                assert shard.read() is None
+            told.append((shard.local_path, bytes(got), shard.info.get("dataset")))
+    paths = [str(tmp_path / "cache" / cache.name(url)) for url in [*urls[:4], urls[5]]]
+    assert told[:4] == [(path, content, None) for path, content in zip(paths[:4], contents, strict=True)]
+    assert told[4:] == [(str(tmp_path / "local.tar"), b"local", 7), (paths[4], b"", None)]
+    assert [Path(path).exists() for path in paths] == [True] * 4 + [False]
+    stats = snapshot(counters)
+    assert (stats.cache_hits, stats.cache_misses) == (0, 5)  # the local file is none of the cache's business
+
+
+def test_a_shard_that_is_rejected_is_left(origin: Origin, tmp_path: Path) -> None:
+    urls = [origin.add(f"{i}.tar", data(5 * PART, i)) for i in range(2)]
+    for cache in (None, DiskCache(tmp_path)):
+        with open_shards(urls, config=quick(), cache=cache) as reader:
+            first = next(reader)
+            first.read()
+            first.reject()
+            assert first.read() is None
+            assert b"".join(bytes(piece) for piece in iter(next(reader).read, None)) == data(5 * PART, 1)
+    assert [path.name for path in tmp_path.rglob("*.tar")] == ["1.tar"]

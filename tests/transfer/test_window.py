@@ -29,7 +29,7 @@ class Plan:
 
     size: int
     way: str = "ranges"  # or "stream", known as one from the start; "turns", found out by its first answer;
-    # "flaky", a range ignored in its middle; "refused", an error before it is opened
+    # "flaky", a range ignored in its middle; "left", a stream at first, then ranges; "refused", an error at once
     breaks: int | None = None
     skip_after: int | None = None
 
@@ -134,11 +134,16 @@ class Reader:
             shard, plan = part.shard, self.plans[part.shard.number]
             whole = part.start == 0 and plan.size <= part.slab.size
             ignored = (plan.way == "turns" and not whole) or (plan.way == "flaky" and part.start > plan.size // 2)
-            if shard.streamed or ignored:
+            left = plan.way == "left" and part.start > plan.size // 2
+            ignored = ignored or (plan.way == "left" and not left and shard.size is None)
+            if (shard.streamed and not left) or ignored:
                 if not shard.streamed and not self.window.turn_streamed(part):
                     return  # an earlier part has to come first
                 last = self._stream(part, plan)
             else:
+                if shard.streamed:  # it stood still within this part
+                    self._fill(part, plan, self.rng.randint(part.start, min(part.start + part.slab.size, plan.size)))
+                    self.window.turn_ranged(part)
                 self.window.learn(shard, plan.size)
                 self._fill(part, plan, part.stop)
         elif self.rng.random() < 0.5:
@@ -190,7 +195,7 @@ sizes = st.one_of(
 plans = st.builds(
     Plan,
     size=sizes,
-    way=st.sampled_from(["ranges", "ranges", "ranges", "stream", "turns", "flaky", "refused"]),
+    way=st.sampled_from(["ranges", "ranges", "ranges", "stream", "turns", "flaky", "left", "refused"]),
     breaks=st.none() | st.integers(0, 600 * KIB),
     skip_after=st.none() | st.integers(0, 600 * KIB),
 )
@@ -210,6 +215,7 @@ configs = st.builds(
 @example(plans=[Plan(0)], config=TransferConfig(), seed=0)
 @example(plans=[Plan(400 * KIB, breaks=300 * KIB)], config=TransferConfig(), seed=1)
 @example(plans=[Plan(1536 * KIB, "flaky")] * 4, config=TransferConfig(), seed=2)
+@example(plans=[Plan(1536 * KIB, "left")] * 4, config=TransferConfig(), seed=3)
 def test_any_order_gives_the_same_stream(plans: list[Plan], config: TransferConfig, seed: int) -> None:
     rng = random.Random(seed)
     pool = SlabPool(config.budget_bytes, config.part_bytes)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import re
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from wds_async.config import settings
 from wds_async.errors import UnsafeContent, UrlError
 from wds_async.storage.base import Backend
 from wds_async.storage.generic import GenericBackend, known_protocol, reads_local_files
+from wds_async.storage.growing import CachedBackend, CacheEntry
 from wds_async.storage.http import HttpBackend
 from wds_async.storage.local import LocalBackend
+from wds_async.storage.opened import OpenedBackend
 from wds_async.storage.pipe import PipeBackend, StdinBackend
+from wds_async.storage.schemes import default_opener, opener_of
 from wds_async.urls import native_pipe, redact, rewrite, route, rules_from_env, scheme
 
 __all__ = ["Backends", "Location", "check_allowed", "locate", "tell_of_native_pipes"]
@@ -23,50 +27,76 @@ logger = logging.getLogger("wds_async")
 
 _told: set[str] = set()
 
+# WebDataset's other names: its htgs:// is gs:// without the tools, and scp goes over the protocol of sftp.
+_SYNONYMS = {"htgs://": "gs://", "scp://": "sftp://"}
+_SYNONYM = re.compile("^(?:" + "|".join(_SYNONYMS) + ")", re.IGNORECASE)
+
 
 @dataclass(frozen=True, slots=True)
 class Location:
     """Where a shard is: ``url`` as the user wrote it (expanded), ``target`` after rewriting and routing, and the
-    ``kind`` of backend: ``local``, ``pipe``, ``stdin``, ``http`` or ``generic``."""
+    ``kind`` of backend: ``local``, ``pipe``, ``stdin``, ``http``, ``generic``, or ``opener`` for the program's own."""
 
     url: str
     target: str
     kind: str
+    entry: CacheEntry | None = field(default=None, compare=False)
+    """The shard in a disk cache, where there is one: it says how to read the shard when the time has come."""
+
+    @property
+    def in_order(self) -> bool:
+        """Whether it can only be read from the start on, by its kind."""
+        return self.entry is None and self.kind in ("opener", "pipe", "stdin")
 
 
 def check_allowed(kind: str) -> None:
-    """Refuse what ``WDS_SECURE=1`` forbids: the one place that every opener passes."""
+    """Refuse what ``WDS_SECURE=1`` forbids: the one place that every opener passes.
+
+    Standard input stays open to read, and so does what the program opens itself (kind ``opener``): secure mode is about
+    data that names what to open, and both are the program's own choice.
+    """
     if not settings().secure:
         return
     if kind == "pipe":
         raise UnsafeContent("gopen_pipe: unsafe_gopen is False, cannot open pipe URLs (WDS_SECURE=1)")
-    if kind in ("local", "stdin"):
+    if kind == "local":
         raise UnsafeContent("gopen: unsafe_gopen is False, cannot open local files (WDS_SECURE=1)")
 
 
-def locate(url: str) -> Location:
-    """Rewrite and route ``url``, then name its backend. `UrlError` for a scheme that nothing here knows."""
-    target = route(rewrite(url, rules_from_env()))
+def locate(url: str, *, final: bool = False) -> Location:
+    """Rewrite and route ``url``, then name its backend. `UrlError` for a scheme that nothing here knows.
+
+    The program's openers (`schemes`) come first. A ``final`` URL is what such an opener was given: it goes to our own
+    clients and is not rewritten again, so that an opener can call the one whose place it took.
+    """
+    target = route(url if final else rewrite(url, rules_from_env()))
+    if not final and opener_of(target) is not None:
+        return Location(url, target, "opener")
     if target.startswith("pipe:"):
         target = _native(target)
-    name = scheme(target)
-    if target == "-":
-        kind = "stdin"
-    elif name in ("", "file"):
-        kind = "local"
-    elif name == "pipe":
-        kind = "pipe"
-    elif name in ("http", "https"):
-        kind = "http"
-    elif known_protocol(name) or "::" in target:
-        kind = "generic"
-    else:
+    target = _SYNONYM.sub(lambda found: _SYNONYMS[found[0].lower()], target)
+    kind = _kind(target)
+    if kind is None and not final and default_opener() is not None:
+        return Location(url, target, "opener")
+    if kind is None:
         raise UrlError(
-            f"{redact(url)}: unknown scheme {name!r}. Known are local paths, file:, http:, https:, pipe:, - and "
-            "every protocol of fsspec (s3, gs, az, hf, sftp, …)."
+            f"{redact(url)}: no gopen handler defined: unknown scheme {scheme(target)!r}. Known are local paths, "
+            "file:, http:, https:, pipe:, -, every protocol of fsspec (s3, gs, az, hf, sftp, …), and what the program "
+            "puts into wds.gopen_schemes."
         )
     check_allowed("local" if kind == "generic" and reads_local_files(target) else kind)
     return Location(url, target, kind)
+
+
+def _kind(target: str) -> str | None:
+    name = scheme(target)
+    if target == "-":
+        return "stdin"
+    if name in ("", "file"):
+        return "local"
+    if name in ("pipe", "http", "https"):
+        return name.removesuffix("s")
+    return "generic" if known_protocol(name) or "::" in target else None
 
 
 def _native(target: str) -> str:
@@ -111,14 +141,17 @@ class Backends:
             "stdin": lambda: StdinBackend(call),
             "http": lambda: HttpBackend(**http_options),
             "generic": lambda: GenericBackend(call),
+            "opener": lambda: OpenedBackend(call),
         }
         self._made: dict[str, Backend] = {}
+        self._call = call
 
     def of(self, location: Location) -> Backend:
         """The backend for a located shard."""
         if location.kind not in self._made:
             self._made[location.kind] = self._makers[location.kind]()
-        return self._made[location.kind]
+        store = self._made[location.kind]
+        return store if location.entry is None else CachedBackend(self._call, location.entry, store)
 
     async def close(self) -> None:
         """Close every backend that was made."""

@@ -20,6 +20,7 @@ SKIP_META = r"__[^/]*__($|/)"
 """Members whose name begins so (``__index__``, ``__meta__/info.json``) describe the shard; they are no fields."""
 
 _skip_meta = re.compile(SKIP_META)
+_RECENT = 16384
 _NO_KEY = "\0"  # a prefix that no name of a tar has
 
 
@@ -90,6 +91,8 @@ def samples(
     suffixes: Collection[str] | None = None,
     local_path: str | None = None,
     on_duplicate: Callable[[Exception], bool] | None = None,
+    on_return: Callable[[str, int], object] | None = None,
+    pending: list[RawSample | None] | None = None,
 ) -> Iterator[RawSample]:
     """The samples of one shard.
 
@@ -100,7 +103,9 @@ def samples(
 
     A ``DuplicateField``, or what ``keys`` raises, goes to ``on_duplicate``: True drops the member and goes on,
     False yields the sample as it is and ends here; without it the exception is raised. What ``members`` raises
-    is raised; the sample that was being put together is not seen then.
+    is raised; the sample that was being put together is not yielded then, but is the first item of ``pending``, a list
+    of one. ``on_return(key, offset)`` is told of a key that begins a sample again, behind others, if it came among the
+    last 16384; it costs a small sample 8 %.
     """
     return _group(
         members,
@@ -110,7 +115,28 @@ def samples(
         suffixes=suffixes,
         local_path=local_path,
         on_duplicate=on_duplicate or _raise,
+        came=_Recent(on_return).came if on_return is not None else None,
+        pending=[None] if pending is None else pending,
     )
+
+
+class _Recent:
+    """The keys of the last samples: at least ``_RECENT`` of them, at most twice as many."""
+
+    __slots__ = ("_new", "_old", "_tell")
+
+    def __init__(self, tell: Callable[[str, int], object]) -> None:
+        self._tell = tell
+        self._new: set[str] = set()
+        self._old: set[str] = set()
+
+    def came(self, key: str, offset: int) -> None:
+        new, count = self._new, len(self._new)
+        new.add(key)
+        if len(new) == count or key in self._old:
+            self._tell(key, offset)
+        elif count == _RECENT:
+            self._old, self._new = new, set()
 
 
 def _group(
@@ -122,6 +148,8 @@ def _group(
     suffixes: Collection[str] | None,
     local_path: str | None,
     on_duplicate: Callable[[Exception], bool],
+    came: Callable[[str, int], None] | None,
+    pending: list[RawSample | None],
 ) -> Iterator[RawSample]:
     sample = RawSample(__key__=None, __bad__=True)  # what there is before the first: nothing to yield
     prefix, cut = _NO_KEY, 0  # what names of the current key begin with; only where it is plain what `keys` does
@@ -144,12 +172,14 @@ def _group(
             if key != sample["__key__"]:
                 if not sample.get("__bad__"):
                     yield sample
-                sample = RawSample()
+                pending[0] = sample = RawSample()
                 sample["__key__"] = key
                 sample["__url__"] = sample.shard = url
                 sample.offset = offset
                 if default:
                     prefix, cut = key + ".", len(key) + 1
+                if came is not None:
+                    came(key, offset)
             field = fields.get(ext)
             if field is None:
                 field = _field(fields, ext, lcase)

@@ -123,7 +123,8 @@ class Engine:
         finally:
             _lock.release()
         self._schedule(pump.close() if not last else self._shut_down(pump))
-        if last and threading.current_thread() is not self._thread:
+        # Nor is it waited for on a thread of its own, which it waits for: there a program's opener closes what it read.
+        if last and not threading.current_thread().name.startswith(self._thread.name):
             self._thread.join(_STOP_WITHIN_S)
 
     def _start(self) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from wds_async.config import TransferConfig
@@ -23,6 +23,7 @@ from wds_async.storage.base import (
     Verdict,
     error_for,
 )
+from wds_async.storage.growing import CopiedFile, GrowingStream, StoodStill
 from wds_async.storage.registry import Backends, Location
 from wds_async.transfer.connection import Origin
 from wds_async.transfer.direct import IdentityChanged, RangesIgnored, Redirected, follow, get_part
@@ -50,7 +51,7 @@ class ShardNotes:
     location: Location
     access: asyncio.Future[Access] | None = None
     moved: Request | None = None
-    file: FileReader | None = None
+    files: dict[LocalFile, FileReader] = field(default_factory=dict)
     stream: StreamReader | None = None
     etag: str = ""
 
@@ -115,8 +116,8 @@ class Fetcher:
             notes.access.cancel()
         if notes.stream is not None:
             await notes.stream.close()
-        if notes.file is not None:
-            notes.file.close()
+        for file in notes.files.values():
+            file.close()
 
     async def _again(self, part: Part, attempts: _Attempts, fault: Fault, exn: Exception) -> None:
         """Wait until the next attempt, or raise what the last one means."""
@@ -161,6 +162,8 @@ class Fetcher:
         access = await self._access(backend, shard)
         if part.dropped:
             return False
+        if isinstance(access, CopiedFile | GrowingStream):
+            return await self._read_copy(backend, part, access)
         if shard.streamed or hasattr(access, "readinto"):
             return await self._stream(backend, part, access)
         if isinstance(access, LocalFile):
@@ -168,6 +171,28 @@ class Fetcher:
         if isinstance(access, Request):
             return await self._get(backend, part, access)
         return await self._read_ranges(part, access)
+
+    async def _read_copy(self, backend: Backend, part: Part, copy: CopiedFile | GrowingStream) -> bool:
+        """Read what a disk cache has of the shard. Where that fails the store gives the rest, from this byte on."""
+        shard = part.shard
+        notes: ShardNotes = shard.notes
+        try:
+            if isinstance(copy, GrowingStream):
+                return await self._stream(backend, part, copy)
+            return await self._read_file(part, copy)
+        except (StoodStill, FileReplaced, OSError) as exn:
+            logger.info("%s at byte %d: left its copy on disk: %s", redact(shard.url), part.start + part.filled, exn)
+        notes.access = None
+        if isinstance(copy, GrowingStream):
+            if notes.stream is not None:
+                await notes.stream.close()
+                notes.stream = None
+            self._window.turn_ranged(part)
+        else:
+            assert notes.location.entry is not None
+            notes.location.entry.lose()
+            shard.identity = notes.etag = ""  # they were the copy's
+        return await self._once(backend, part)
 
     async def _access(self, backend: Backend, shard: Shard) -> Access:
         """The shard's way of access, asked for once however many parts wait for it."""
@@ -188,10 +213,9 @@ class Fetcher:
         notes: ShardNotes = part.shard.notes
         if part.dropped or part.start >= part.stop:
             return False
-        if notes.file is None:
-            notes.file = FileReader(file)
-        view = part.slab.view[: part.stop - part.start]
-        job = asyncio.ensure_future(self._threads.call(notes.file.read, view, part.start))
+        reader = notes.files.setdefault(file, FileReader(file))
+        view = part.slab.view[part.filled : part.stop - part.start]
+        job = asyncio.ensure_future(self._threads.call(reader.read, view, part.start + part.filled))
         job.add_done_callback(_retrieved)
         try:
             await asyncio.shield(job)
@@ -199,7 +223,7 @@ class Fetcher:
             # The thread goes on writing to the slab: it may be given back only after that.
             await asyncio.wait([job])
             raise
-        part.filled = len(view)
+        part.filled += len(view)
         self._counters.add("wire_bytes", len(view))
         return False
 

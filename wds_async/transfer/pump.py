@@ -69,7 +69,7 @@ class Pump:
             if isinstance(located, WdsError):
                 self.window.add(url, error=located)
             else:
-                shard = self.window.add(url, streamed=located.kind in ("pipe", "stdin"))
+                shard = self.window.add(url, streamed=located.in_order)
                 shard.notes = ShardNotes(located)
         if ended:
             self.window.end_of_source()
@@ -146,7 +146,7 @@ class Pump:
     def _clean(self, shard: Shard) -> None:
         if shard.flying == 0 and shard.notes is not None:
             notes, shard.notes = shard.notes, None
-            if notes.stream is not None or notes.file is not None or not _done(notes.access):
+            if notes.stream is not None or notes.files or not _done(notes.access):
                 task = asyncio.get_running_loop().create_task(self._fetcher.close(notes))
                 self._closing.add(task)
                 task.add_done_callback(self._closing.discard)

@@ -17,11 +17,13 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from wds_async.config import TransferConfig, settings, transfer_config
 from wds_async.errors import ReaderClosed, StorageError, WdsError
+from wds_async.storage.growing import CacheEntry
 from wds_async.storage.registry import Location, locate
 from wds_async.transfer.bridge import Engine
 from wds_async.transfer.pump import Event, Pump
@@ -30,7 +32,7 @@ from wds_async.transfer.stats import Board, Counters
 from wds_async.transfer.window import Broken, Finished, Piece
 from wds_async.urls import local_path, redact
 
-__all__ = ["ShardReader", "ShardStream", "open_shards"]
+__all__ = ["CachedShard", "ShardCache", "ShardReader", "ShardStream", "open_shards"]
 
 logger = logging.getLogger("wds_async")
 
@@ -43,14 +45,55 @@ def open_shards(
     config: TransferConfig | None = None,
     stats: Counters | None = None,
     lookahead: int | None = None,
+    final: bool = False,
+    cache: ShardCache | None = None,
 ) -> ShardReader:
     """Read ``shards`` (URLs, or dicts with a ``url``) one after another, fetching ahead within the byte budget.
 
     Nothing is started before the first shard is asked for. ``lookahead`` is how many shards are taken from the
     iterable ahead of the one that is read (default: as many as there may be connections); 1 suits a source that
-    blocks.
+    blocks. ``final``: see `registry.locate`.
+    ``cache`` keeps shards on disk (see `shardcache`): those that it has are read there, the others pass through it.
     """
-    return ShardReader(shards, config or transfer_config(), stats or Board().counters(), lookahead)
+    return ShardReader(shards, config or transfer_config(), stats or Board().counters(), lookahead, final, cache)
+
+
+class CachedShard(CacheEntry, Protocol):
+    """One shard in a cache, as its reader needs it; nothing here raises."""
+
+    @property
+    def hit(self) -> bool:
+        """Whether it was found there."""
+        ...
+
+    @property
+    def local_path(self) -> str | None:
+        """Where it is or, once it is read to its end, will be."""
+        ...
+
+    def want(self) -> None:
+        """The consumer has come to this shard."""
+        ...
+
+    def write(self, piece: memoryview) -> None:
+        """Its next bytes, as the consumer takes them."""
+        ...
+
+    def over(self, *, whole: bool = False) -> None:
+        """It was read to its good end (``whole``), or left. Idempotent."""
+        ...
+
+    def reject(self) -> None:
+        """What was read is no good shard: no copy of it may stay in use."""
+        ...
+
+
+class ShardCache(Protocol):
+    """Shards on this machine's disk."""
+
+    def entry(self, location: Location) -> CachedShard | None:
+        """The shard for one reader, None for one that is not cached."""
+        ...
 
 
 class _Hand:
@@ -73,7 +116,11 @@ class ShardReader(Iterator["ShardStream"]):
         config: TransferConfig,
         counters: Counters,
         lookahead: int | None,
+        final: bool = False,
+        cache: ShardCache | None = None,
     ) -> None:
+        self._final = final
+        self._cache = cache
         self._source: Iterator[str | Mapping[str, Any]] | None = iter(shards)
         self._config = config
         self._counters = counters
@@ -108,6 +155,8 @@ class ShardReader(Iterator["ShardStream"]):
             self.close()
             raise following
         self._open = following
+        if following._cached is not None:
+            following._cached.want()
         return following
 
     def __enter__(self) -> ShardReader:
@@ -126,6 +175,10 @@ class ShardReader(Iterator["ShardStream"]):
         self._source = None
         if self._open is not None:
             self._open._drop_piece()
+            self._open._leave_cache()
+        for following in self._ahead:
+            if isinstance(following, ShardStream):
+                following._leave_cache()
         self._ahead.clear()
         if self._finalizer is not None:
             self._finalizer()
@@ -173,6 +226,8 @@ class ShardReader(Iterator["ShardStream"]):
             self._taken += 1
             self._ahead.append(stream)
             batch.append((stream.url, stream.located))
+            if getattr(info, "alone", False):  # it changes its name once the next one is taken
+                break
         if batch:
             engine, pump = self._start()
             engine.submit(pump.add, batch, ended=self._source is None)
@@ -213,7 +268,7 @@ class ShardStream:
     """The bytes of one shard, in order.
 
     ``url`` is as the user wrote it (expanded, before rewriting); ``info`` is the dict that the shard list gave;
-    ``local_path`` is set for local files; ``number`` counts the shards of this reader from 0.
+    ``number`` counts the shards of this reader from 0.
     """
 
     def __init__(self, reader: ShardReader, info: str | Mapping[str, Any], number: int) -> None:
@@ -221,17 +276,31 @@ class ShardStream:
         self.info: dict[str, Any] = {"url": info} if isinstance(info, str) else dict(info)
         self.url: str = os.fspath(self.info["url"])
         self.located: Location | WdsError
-        self.local_path: str | None = None
+        self._local_path: str | None = None
+        self._cached: CachedShard | None = None
         try:
-            self.located = locate(self.url)
-            if self.located.kind == "local":
-                self.local_path = local_path(self.located.target)
+            located = locate(self.url, final=reader._final)
+            if located.kind == "local":
+                self._local_path = local_path(located.target)
+            if reader._cache is not None:
+                self._cached = reader._cache.entry(located)
+                located = replace(located, entry=self._cached)
+            self.located = located
         except WdsError as exn:
             self.located = exn
         self._reader = reader
         self._slab: Slab | None = None
         self._piece: memoryview | None = None
         self._over = False
+        self._left = False
+        self._told = False
+
+    @property
+    def local_path(self) -> str | None:
+        """The path of a local file, or of the shard in the cache: where it is or, once it was read to its end, will be
+        (unless the cache cannot be written). None for what has no such place."""
+        kept = None if self._cached is None else self._cached.local_path
+        return self._local_path if kept is None else kept
 
     def read(self) -> memoryview | None:
         """The next piece, valid until the next call; None at the end, again and again.
@@ -249,9 +318,12 @@ class ShardStream:
         if isinstance(event, Piece):
             self._slab = event.slab
             self._piece = event.slab.view[: event.length]
+            if self._cached is not None and not self._left:
+                self._cached.write(self._piece)
             return self._piece
         self._over = True
         assert not isinstance(event, Finished)
+        self._leave_cache(whole=event.error is None and not self._left)
         if event.error is not None:
             raise event.error
         return None
@@ -261,12 +333,26 @@ class ShardStream:
         if self._over or self._reader._closed:
             self._drop_piece()
             return
+        self._left = True
         self._reader._skip(self.number)
         try:
             while self.read() is not None:
                 pass
         except WdsError:
             pass  # of bytes that nobody wanted
+
+    def reject(self) -> None:
+        """Say that these bytes are no good shard, and read no more of them: a cache must not keep or use its copy."""
+        if self._cached is not None:
+            self._cached.reject()
+        self.close()
+
+    def _leave_cache(self, *, whole: bool = False) -> None:
+        cached = self._cached
+        if cached is not None and not self._told:
+            self._told = True
+            self._reader._counters.add("cache_hits" if cached.hit else "cache_misses")
+            cached.over(whole=whole)
 
     def _drop_piece(self) -> None:
         if self._piece is not None:

@@ -203,6 +203,12 @@ class Window:
         shard.streamed, shard.size, shard.planned = True, None, part.start
         return True
 
+    def turn_ranged(self, part: Part) -> None:
+        """The shard of ``part``, a stream until now, goes on in ranges: first with the rest of ``part``."""
+        shard = part.shard
+        if shard.streamed and not part.dropped:
+            shard.streamed, shard.size, shard.planned = False, None, part.stop
+
     def landed(self, part: Part, *, last: bool = False) -> None:
         """Nothing more will be written for ``part``: it is ready, or has its ``error``, or was dropped.
 

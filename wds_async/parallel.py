@@ -1,0 +1,144 @@
+"""A function on threads of its own, ahead of the consumer, the order kept.
+
+It pays for functions that release the GIL: decoding with Pillow, simplejpeg or PyAV, and most of numpy and torch.
+Functions in pure Python get no faster.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import queue
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from wds_async.errors import ConfigError, ReaderClosed
+from wds_async.handlers import Handler, reraise_exception
+
+__all__ = ["ordered_map"]
+
+_EXIT_S = 1.5
+
+_running: weakref.WeakSet[_Threads] = weakref.WeakSet()
+
+
+def ordered_map(
+    source: Iterable[Any], f: Callable[[Any], Any], threads: int, handler: Handler = reraise_exception
+) -> Iterator[Any]:
+    """``f(item)`` for every item of ``source`` in order, computed by ``threads`` threads ahead of the consumer.
+
+    At most ``2 * threads`` items are taken from ``source`` before their results are taken; it is iterated in the
+    consumer's thread. Where ``f`` raises, ``handler`` is asked when that item's turn comes: True leaves the item out,
+    False ends the iteration, and it may raise. What ``source`` raises comes after the results of the items before it.
+
+    The threads start with the iteration, and end with it: when it is exhausted, closed, garbage collected or ended by
+    an error, and at interpreter exit. A call that is running then is finished, and its result dropped.
+
+    Raises ConfigError for less than one thread, and ReaderClosed in a forked child that goes on with its parent's
+    iterator.
+    """
+    if threads < 1:
+        raise ConfigError(f"threads={threads}: 0 does without threads, and from 1 on it is their number")
+    return _threaded(source, f, threads, handler)
+
+
+def _threaded(source: Iterable[Any], f: Callable[[Any], Any], threads: int, handler: Handler) -> Iterator[Any]:
+    items, ended = iter(source), False
+    failure: BaseException | None = None
+    owner = os.getpid()
+    jobs: deque[_Job] = deque()
+    with contextlib.closing(_Threads(f, threads)) as pool:
+        while jobs or not ended:
+            while not ended and len(jobs) < 2 * threads:
+                try:
+                    item = next(items)
+                except StopIteration:
+                    ended = True
+                except Exception as exn:
+                    ended, failure = True, exn
+                else:
+                    jobs.append(pool.submit(item))
+                    del item  # else the latest item would live until the next one comes
+            if not jobs:
+                break
+            if os.getpid() != owner:
+                raise ReaderClosed("this iterator's threads are its parent process's: begin a new iteration here")
+            result, error = jobs.popleft().answer.get()
+            if error is None:
+                yield result
+            elif not isinstance(error, Exception):
+                raise error
+            elif not handler(error):
+                return
+            del result, error
+    if failure is not None:
+        raise failure
+
+
+class _Job:
+    __slots__ = ("answer", "item")
+
+    def __init__(self, item: Any) -> None:
+        self.item = item
+        self.answer: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+
+
+class _Threads:
+    """Daemon threads, so that a function that hangs does not hang the interpreter's exit. They do not know this
+    object, only its queue: an iterator that is garbage can be collected while they run."""
+
+    def __init__(self, f: Callable[[Any], Any], threads: int) -> None:
+        self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._closed = threading.Event()
+        self._members: list[threading.Thread] = []
+        arguments = (f, self._queue, self._closed)
+        try:
+            for n in range(threads):
+                thread = threading.Thread(target=_work, args=arguments, name=f"wds-async-map-{n}", daemon=True)
+                thread.start()
+                self._members.append(thread)
+        except RuntimeError:  # the system gives no more of them
+            self.close()
+            raise
+        _running.add(self)
+
+    def submit(self, item: Any) -> _Job:
+        job = _Job(item)
+        self._queue.put(job)
+        return job
+
+    def close(self) -> None:
+        """Let the threads end after what they are doing. Nobody waits: this may run on one of them, as a finaliser."""
+        self._closed.set()
+        for _ in self._members:
+            self._queue.put(None)
+
+    def join(self, deadline: float) -> None:
+        for thread in self._members:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _work(f: Callable[[Any], Any], jobs: queue.SimpleQueue[_Job | None], closed: threading.Event) -> None:
+    while (job := jobs.get()) is not None and not closed.is_set():
+        try:
+            answer: tuple[Any, BaseException | None] = (f(job.item), None)
+        except BaseException as exn:
+            answer = (None, exn)
+        job.answer.put(answer)
+        del job, answer  # nothing of a sample stays here while the thread waits for the next
+
+
+@atexit.register
+def _end_all() -> None:
+    """While the interpreter still runs: a thread that wakes in C++ code after its end would abort the process."""
+    pools = list(_running)
+    for pool in pools:
+        pool.close()
+    deadline = time.monotonic() + _EXIT_S
+    for pool in pools:
+        pool.join(deadline)

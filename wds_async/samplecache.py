@@ -1,0 +1,385 @@
+"""Samples kept on disk, to be yielded from there in later epochs: `LMDBCached` and `DBCache`.
+
+Both hold pickles and read them by the rules of `autodecode.unpickle_loads`: a database that somebody else wrote
+runs no code here. A sample that could not be read back by these rules is refused when it is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib
+import io
+import itertools
+import logging
+import os
+import pickle
+import random
+import sqlite3
+import threading
+import uuid
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from wds_async import world
+from wds_async.autodecode import torch_loads, unpickle_loads
+from wds_async.errors import ConfigError, MissingExtra, UnsafeContent
+from wds_async.pipeline import PipelineStage
+from wds_async.tar.group import RawSample
+
+__all__ = ["DBCache", "LMDBCached"]
+
+_log = logging.getLogger("wds_async")
+
+_COMPLETE = b"_"  # WebDataset's mark of a database that holds the whole stream
+_FILLER = b"\0filler"  # whose the unfinished database is; goes when it is finished
+_CHUNK_BYTES = 16 << 20  # a transaction's most, whatever the number of its samples
+_MAX_KEY_BYTES = 480  # LMDB allows 511, and a number may be added
+_BUSY_S = 60.0
+_ZIP = b"PK\x03\x04"  # how a file of torch.save begins
+
+_environments: weakref.WeakValueDictionary[tuple[int, str], Any] = weakref.WeakValueDictionary()
+_opening = threading.Lock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: globals().__setitem__("_opening", threading.Lock()))
+
+
+class _Pickler(pickle.Pickler):
+    """Writes samples as they come from shards as dicts: a cache holds no class of ours."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        return (dict, (), None, None, iter(obj.items())) if type(obj) is RawSample else NotImplemented
+
+
+def _dumps(sample: Any, loads: Callable[[bytes], Any]) -> bytes:
+    """The pickle of ``sample``, once it is known that ``loads`` will take it."""
+    stream = io.BytesIO()
+    _Pickler(stream, pickle.HIGHEST_PROTOCOL).dump(sample)
+    data = stream.getvalue()
+    try:
+        loads(data)
+    except UnsafeContent as exn:
+        what = "this sample is not cached, because it could not be read back"
+        raise UnsafeContent(f"{what}: {exn}; the cache takes allow_pickle=True, too") from exn
+    return data
+
+
+class LMDBCached(PipelineStage):
+    """Store what passes in an LMDB database, and yield it from there once the whole stream is in it.
+
+    ``fname``: the database's folder; it is made when the first sample comes. Where there are several ranks or
+        workers each has a database of its own in it, because each sees its own share of the stream: a cache is used
+        by runs of the same numbers of ranks and workers. One that a single process filled is used by all, each
+        taking every n-th sample of it.
+    ``map_size``: the most bytes that a database may hold (address space, not disk).
+    ``pickler``: a module with ``dumps`` and ``loads``. With Python's `pickle`, reading follows the rules for pickled
+        fields (plain classes, numpy, torch; ``allow_pickle`` or ``WDS_ALLOW_PICKLE=1`` for others, for data that you
+        trust); another one is used as it is.
+    ``chunksize``: samples of one transaction; fewer where they pass 16 MiB.
+
+    A stream that is not read to its end leaves a database that is not used, and filled anew by the next iteration.
+    Samples come back in the order of their ``__key__`` (the order of the stream where they have none). The file format
+    is WebDataset's. Raises MissingExtra without the package lmdb, UnsafeContent for a sample that reading would
+    refuse, and ConfigError where ``map_size`` is too small.
+    """
+
+    def __init__(
+        self,
+        fname: str | os.PathLike[str],
+        map_size: float = 1e12,
+        pickler: Any = pickle,
+        chunksize: int = 500,
+        *,
+        allow_pickle: bool = False,
+    ) -> None:
+        self.fname = os.fspath(fname)
+        self.map_size = int(map_size)
+        self.pickler = pickler
+        self.chunksize = chunksize
+        self.allow_pickle = allow_pickle
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        if (name := getattr(self.pickler, "__name__", None)) and type(self.pickler) is type(os):
+            state["pickler"] = _Module(name)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        pickler = state["pickler"]
+        self.__dict__.update(state, pickler=pickler.load() if isinstance(pickler, _Module) else pickler)
+
+    def is_complete(self) -> bool:
+        """Whether this process would read from its database rather than from the source."""
+        return self._find() is not None
+
+    def run(self, source: Iterable[Any]) -> Iterator[Any]:
+        """The samples of the database where it is complete, else of ``source``, stored on their way."""
+        found = self._find()
+        return self._fill(source) if found is None else self._replay(*found)
+
+    def _folder(self) -> str:
+        """Where this worker's own database is."""
+        here = world.place()
+        if here.world_size * here.num_workers == 1:
+            return self.fname
+        name = f"rank-{here.rank}-of-{here.world_size}-worker-{here.worker}-of-{here.num_workers}"
+        return os.path.join(self.fname, name)
+
+    def _find(self) -> tuple[str, int, int] | None:
+        """The complete database to read from, the first of its samples to read, and the step to the next."""
+        here = world.place()
+        common = self.fname, here.rank * here.num_workers + here.worker, here.world_size * here.num_workers
+        for found in ((self._folder(), 0, 1), common):
+            if os.path.exists(os.path.join(found[0], "data.mdb")):
+                with self._open(found[0]).begin() as transaction:
+                    if transaction.get(_COMPLETE) is not None:
+                        return found
+        return None
+
+    def _open(self, folder: str) -> Any:
+        """The environment, one for all iterators of this process: LMDB must not open a file twice in one. It is
+        closed with the last iterator; a forked child opens its own."""
+        try:
+            lmdb = importlib.import_module("lmdb")
+        except ImportError as exn:
+            raise MissingExtra('LMDBCached needs lmdb: pip install "wds-async[lmdb]"') from exn
+        key = os.getpid(), os.path.realpath(folder)
+        with _opening:
+            for other, inherited in list(_environments.items()):
+                if other[0] != key[0]:  # lmdb counts it as open until it is closed here; the parent's stays open
+                    del _environments[other]
+                    inherited.close()
+            environment = _environments.get(key)
+            if environment is None:
+                Path(folder).mkdir(parents=True, exist_ok=True)
+                environment = _environments[key] = lmdb.open(folder, map_size=self.map_size)
+        return environment
+
+    def _loads(self, data: bytes) -> Any:
+        return unpickle_loads(data, self.allow_pickle) if self.pickler is pickle else self.pickler.loads(data)
+
+    def _replay(self, folder: str, first: int, step: int) -> Iterator[Any]:
+        environment = self._open(folder)  # held while the iterator lives
+        with environment.begin() as transaction:
+            stored = (value for key, value in transaction.cursor() if key != _COMPLETE)
+            for value in itertools.islice(stored, first, None, step):
+                yield self._loads(value)
+
+    def _fill(self, source: Iterable[Any]) -> Iterator[Any]:
+        filling = _Filling(self._open(self._folder()), self.fname)
+        chunk: list[tuple[bytes, bytes]] = []
+        size = 0
+        for i, sample in enumerate(source):
+            key = (isinstance(sample, dict) and sample.get("__key__")) or str(i)
+            # At once: a later stage may change the sample in place.
+            data = _dumps(sample, self._loads) if self.pickler is pickle else self.pickler.dumps(sample)
+            chunk.append((str(key).encode(), data))
+            size += len(data)
+            if len(chunk) >= self.chunksize or size >= _CHUNK_BYTES:
+                filling.add(chunk)
+                chunk, size = [], 0
+            yield sample
+        filling.add(chunk)
+        filling.finish()
+
+
+class _Module:
+    """A module's name, which pickles where a module does not."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def load(self) -> Any:
+        return importlib.import_module(self.name)
+
+
+class _Filling:
+    """One attempt to write a whole stream. It begins with an empty database, and writes nothing more once another
+    attempt has begun: what two of them wrote would be neither's stream."""
+
+    def __init__(self, environment: Any, shown: str) -> None:
+        self.environment = environment
+        self.shown = shown
+        self.token = uuid.uuid4().bytes
+        self.number = 0
+        with environment.begin(write=True) as transaction:
+            transaction.drop(environment.open_db(None, transaction), delete=False)
+            transaction.put(_FILLER, self.token)
+
+    def add(self, chunk: list[tuple[bytes, bytes]]) -> None:
+        """Store pickled samples; a key that is there already, or that LMDB could not hold, gets a number."""
+        with self._transaction() as transaction:
+            for key, value in chunk if transaction else ():
+                self.number += 1
+                plain = key not in (b"", _COMPLETE, _FILLER) and len(key) <= _MAX_KEY_BYTES
+                if not plain or not transaction.put(key, value, overwrite=False):
+                    transaction.put(key[:_MAX_KEY_BYTES] + b"\0%012d" % self.number, value)
+
+    def finish(self) -> None:
+        """Mark the database as complete."""
+        with self._transaction() as transaction:
+            if transaction:
+                transaction.delete(_FILLER)
+                transaction.put(_COMPLETE, b"1")
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[Any]:
+        lmdb = importlib.import_module("lmdb")
+        try:
+            with self.environment.begin(write=True) as transaction:
+                yield transaction if transaction.get(_FILLER) == self.token else None
+        except lmdb.MapFullError as exn:
+            size = self.environment.info()["map_size"]
+            raise ConfigError(f"{self.shown}: more samples than map_size={size} bytes hold; give a larger one") from exn
+
+
+class DBCache(world.TorchDataset):
+    """The first ``size`` samples of a source, kept in an SQLite file and yielded from there once it holds them.
+
+    ``dbname``: the file; None passes the source through. With several ranks each has its own, named
+        ``dbname.<rank>-of-<ranks>``; the workers of a rank share one, and share out what is in it.
+    ``size``: samples to keep. The iteration that fills the cache ends with the last of them, as later ones do. A source
+        that has fewer (counting each ``__key__`` once) is read again every time.
+    ``source``: anything iterable; also given by `source_`, or by a pipeline whose stage this is.
+    ``shuffle``: yield what is stored in another random order each time.
+    ``verbose``: log (level info) what is done.
+
+    Samples are stored under their ``__key__``, or under a digest. They are read by the rules for pickled fields;
+    ``allow_pickle`` is for data that you trust. A file written by WebDataset is read by those for ``.pth``. Raises
+    UnsafeContent for a sample that reading would refuse, and ConfigError for a file that is no such cache.
+    """
+
+    def __init__(
+        self,
+        dbname: str | os.PathLike[str] | None,
+        size: int,
+        source: Iterable[Any] | None = None,
+        shuffle: bool = False,
+        verbose: bool = True,
+        *,
+        allow_pickle: bool = False,
+    ) -> None:
+        self.dbname = None if dbname is None else os.fspath(dbname)
+        self.size = int(size)
+        self.source = source
+        self.shuffled = shuffle  # not ``shuffle``: subclasses have fluent methods
+        self.verbose = verbose
+        self.allow_pickle = allow_pickle
+
+    def source_(self, source: Iterable[Any]) -> DBCache:
+        """Set the source; returns this object."""
+        self.source = source
+        return self
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._iterate(self.source)
+
+    def run(self, source: Iterable[Any]) -> Iterator[Any]:
+        """What iterating gives with ``source`` in place of one's own; so this is a stage, too."""
+        return self._iterate(source)
+
+    @property
+    def total(self) -> int:
+        """How many samples are stored."""
+        with self._connection() as db:
+            return self._count(db)
+
+    def cachesize(self) -> int:
+        """How many samples are kept at most."""
+        return self.size
+
+    def key_exists(self, key: str) -> bool:
+        """Whether there is a sample stored under ``key``."""
+        with self._connection() as db:
+            return _has(db, key)
+
+    def getmeta(self, key: str) -> str | None:
+        """The text that `setmeta` stored, None where there is none."""
+        with self._connection() as db:
+            row = db.execute("SELECT value FROM meta WHERE key = ?", (str(key),)).fetchone()
+            return None if row is None else str(row[0])
+
+    def setmeta(self, key: str, value: Any) -> None:
+        """Store ``str(value)`` beside the samples."""
+        with self._connection() as db, db:
+            db.execute("DELETE FROM meta WHERE key = ?", (str(key),))
+            db.execute("INSERT INTO meta (key, value) VALUES (?, ?)", (str(key), str(value)))
+
+    def dbiter(self) -> Iterator[Any]:
+        """The stored samples; this worker's share of them where there are several workers."""
+        here = world.place()
+        with self._connection() as db:
+            rows = [row for (row,) in db.execute("SELECT rowid FROM cache ORDER BY rowid")]
+            rows = rows[here.worker :: here.num_workers]
+            if self.shuffled:
+                random.Random().shuffle(rows)
+            self._tell("yields %d samples of the cache", len(rows))
+            for row in rows:
+                (data,) = db.execute("SELECT data FROM cache WHERE rowid = ?", (row,)).fetchone()
+                yield self._loads(bytes(data))
+
+    def _iterate(self, source: Iterable[Any] | None) -> Iterator[Any]:
+        if self.dbname is not None and self.total >= self.size:
+            return self.dbiter()
+        if source is None:
+            raise ConfigError("this DBCache has no source: pass source=, call source_, or make it a stage")
+        return iter(source) if self.dbname is None else self._fill(source)
+
+    def _fill(self, source: Iterable[Any]) -> Iterator[Any]:
+        loads = functools.partial(unpickle_loads, allow_pickle=self.allow_pickle)
+        with self._connection() as db:
+            self._tell("fills the cache: %d samples of %d are there", self._count(db), self.size)
+            for sample in source:
+                data = _dumps(sample, loads)
+                key = sample.get("__key__") if isinstance(sample, dict) else None
+                with db:  # a transaction: no worker stores more than the size, or a key twice
+                    db.execute("BEGIN IMMEDIATE")
+                    if (total := self._count(db)) >= self.size:
+                        return
+                    key = hashlib.sha256(data).hexdigest() if key is None else str(key)
+                    if not _has(db, key):
+                        db.execute("INSERT INTO cache (key, data) VALUES (?, ?)", (key, data))
+                        total += 1
+                yield sample
+                if total >= self.size:
+                    return
+
+    def _loads(self, data: bytes) -> Any:
+        return (torch_loads if data.startswith(_ZIP) else unpickle_loads)(data, self.allow_pickle)
+
+    @staticmethod
+    def _count(db: sqlite3.Connection) -> int:
+        return int(db.execute("SELECT count(*) FROM cache").fetchone()[0])
+
+    @contextlib.contextmanager
+    def _connection(self) -> Iterator[sqlite3.Connection]:
+        """A connection of its own for each use: SQLite's must not cross a fork."""
+        if self.dbname is None:
+            raise ConfigError("this DBCache is off: it has no dbname")
+        here = world.place()
+        name = self.dbname if here.world_size == 1 else f"{self.dbname}.{here.rank}-of-{here.world_size}"
+        try:
+            # Iterators may be taken to another thread; they are used by one at a time. Transactions are begun by hand.
+            db = sqlite3.connect(name, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+        except sqlite3.OperationalError as exn:
+            raise ConfigError(f"{name}: {exn}; does its folder exist?") from exn
+        with contextlib.closing(db):
+            try:
+                # A cache can be made again, so it need not survive a power cut; a killed process harms nothing.
+                db.execute("PRAGMA synchronous = OFF")
+                db.execute("CREATE TABLE IF NOT EXISTS cache (key TEXT PRIMARY KEY, data BLOB)")
+                db.execute("CREATE TABLE IF NOT EXISTS meta (key TEXT, value TEXT)")
+            except sqlite3.DatabaseError as exn:
+                raise ConfigError(f"{name}: {exn}; if this is not a sample cache, name another file") from exn
+            yield db
+
+    def _tell(self, what: str, *args: Any) -> None:
+        if self.verbose:
+            _log.info("DBCache %s " + what, self.dbname, *args)
+
+
+def _has(db: sqlite3.Connection, key: str) -> bool:
+    return db.execute("SELECT 1 FROM cache WHERE key = ?", (key,)).fetchone() is not None

@@ -1,0 +1,242 @@
+"""Shards on their way into the cache: one writer each, any number of readers behind it, nothing left of the dead.
+
+All of it happens in one hidden folder of the cache, so that what is there under a shard's name is whole:
+
+    <folder>/.partial/<key>.lock             locked by the process that fills this shard, as long as it lives
+    <folder>/.partial/<key>-<random>.part    its bytes so far; renamed when they are all there
+
+A lock is held on an open file, so the operating system frees it when its process dies, whatever way. What is found
+with a free lock is therefore a leftover. A part file is never taken over, and no two have the same name: so even where
+a file system's locks do not work (two writers then fetch the same shard) every file holds the bytes of one writer, and
+every rename publishes a whole one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import math
+import os
+import re
+import uuid
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
+__all__ = ["PARTIAL", "Filling", "Following", "lock_file", "sweep"]
+
+PARTIAL = ".partial"
+"""The folder, within the cache's own, of what is not whole."""
+
+CAN_FOLLOW = os.name == "posix"  # elsewhere a file that somebody reads cannot be renamed
+
+_OF_A_SHARD = re.compile(r"([0-9a-f]{24})(?:\.lock|-\w+\.part)")
+_FLAGS = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+_open_fds: set[int] = set()
+_inherited: list[BaseFileLock] = []
+
+
+def lock_file(path: Path, timeout_s: float = 0.0) -> BaseFileLock | None:
+    """The lock at ``path``, None where another holds it (a thread of this process counts as another)."""
+    from filelock import FileLock, Timeout  # noqa: PLC0415 - as slow to import as half of this package
+
+    lock = FileLock(path, thread_local=False)
+    try:
+        lock.acquire(timeout=timeout_s, poll_interval=0.005)
+    except Timeout:
+        return None
+    return lock
+
+
+class _Paths:
+    """The files of one shard that is being filled; ``name`` is its relative name in the cache."""
+
+    __slots__ = ("key", "lock", "part", "target")
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.key = hashlib.sha256(os.fsencode(name)).hexdigest()[:24]
+        self.target = folder / name
+        self.part = folder / PARTIAL / f"{self.key}-{uuid.uuid4().hex}.part"
+        self.lock = folder / PARTIAL / f"{self.key}.lock"
+
+    def parts(self) -> list[Path]:
+        """The part files of this shard: of its writer, and of any that died."""
+        return list(self.lock.parent.glob(f"{self.key}-*.part"))
+
+
+class Filling:
+    """The right to write one shard, and the file it goes to. Made by `begin`; ends by `publish` or `drop`, by garbage
+    collection, or with the process. Not for two threads at once."""
+
+    def __init__(self, paths: _Paths, lock: BaseFileLock) -> None:
+        self.size = 0
+        self._paths = paths
+        for leftover in paths.parts():
+            leftover.unlink(missing_ok=True)
+        self._fd = os.open(paths.part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o666)
+        _open_fds.add(self._fd)
+        self._finalizer = weakref.finalize(self, _end, paths, self._fd, lock, os.getpid())
+
+    @staticmethod
+    def begin(folder: Path, name: str, timeout_s: float = 0.0) -> Filling | None:
+        """The right to fill ``name``, None where another has it. OSError where nothing can be written."""
+        paths = _Paths(folder, name)
+        paths.lock.parent.mkdir(parents=True, exist_ok=True)
+        lock = lock_file(paths.lock, timeout_s)
+        if lock is None:
+            return None
+        try:
+            return Filling(paths, lock)
+        except BaseException:
+            _remove_lock(paths.lock, lock)
+            raise
+
+    def write(self, piece: memoryview) -> None:
+        """Append ``piece``; OSError where the disk is full."""
+        while len(piece):
+            count = os.write(self._fd, piece)
+            self.size += count
+            piece = piece[count:]
+
+    def publish(self) -> Path:
+        """Give the file its name, at once and whole. OSError where that fails; it is dropped then.
+
+        The data is not forced to the disk: a shard costs less to fetch again than every shard costs to wait for. What
+        a crash of the machine may leave, an empty file, is seen by its size.
+        """
+        paths = self._paths
+        try:
+            size = os.fstat(self._fd).st_size
+            if size != self.size:
+                raise OSError(errno.EIO, f"{self.size} bytes were written and {size} are there", str(paths.part))
+            paths.target.parent.mkdir(parents=True, exist_ok=True)
+            if not CAN_FOLLOW:
+                _close(self._fd)
+            os.replace(paths.part, paths.target)
+        finally:
+            self.drop()
+        return paths.target
+
+    def drop(self) -> None:
+        """Leave nothing behind, but for what was published; idempotent."""
+        self._finalizer()
+
+
+class Following:
+    """The file that another process is filling, for reading as it grows (see `storage.growing.Growing`). Blocking
+    calls, one at a time."""
+
+    def __init__(self, folder: Path, name: str, patience_s: float = math.inf) -> None:
+        self.awaited = False
+        self.patience_s = patience_s
+        self.patience_lost = False
+        self._paths = _Paths(folder, name)
+        self._fd = -1
+
+    def exists(self) -> bool:
+        """Whether there is anything to follow."""
+        return CAN_FOLLOW and bool(self._paths.parts())
+
+    def open(self) -> None:
+        """Open it; FileNotFoundError where it is over, one way or the other."""
+        found = max(self._paths.parts(), key=lambda path: path.stat().st_mtime_ns, default=self._paths.part)
+        self._fd = os.open(found, os.O_RDONLY | _FLAGS)
+        _open_fds.add(self._fd)
+
+    def read(self, into: memoryview, offset: int) -> int:
+        """The bytes at ``offset`` that are there, 0 where there is none yet."""
+        return os.preadv(self._fd, [into], offset) if hasattr(os, "preadv") else self._read(into, offset)
+
+    def _read(self, into: memoryview, offset: int) -> int:
+        data = os.pread(self._fd, len(into), offset)
+        into[: len(data)] = data
+        return len(data)
+
+    def ended(self, offset: int) -> bool | None:
+        """True: the shard was published and ends at ``offset``. False: its writer is gone. None: neither."""
+        alive = not self._is_free()  # first: the name is given before the lock is freed
+        own = os.fstat(self._fd)
+        with contextlib.suppress(OSError):
+            published = os.stat(self._paths.target)
+            if (published.st_dev, published.st_ino) == (own.st_dev, own.st_ino):
+                return True if offset >= own.st_size else None
+        return None if alive or offset < own.st_size else False
+
+    def close(self) -> None:
+        """Close it; idempotent."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            _close(fd)
+
+    def _is_free(self) -> bool:
+        if not self._paths.lock.exists():
+            return True
+        lock = lock_file(self._paths.lock)
+        if lock is None:
+            return False
+        lock.release()
+        return True
+
+
+def sweep(folder: Path) -> int:
+    """Remove what dead writers left in the cache at ``folder``; the number of unfinished shards among it."""
+    found = 0
+    try:
+        names = os.listdir(folder / PARTIAL)
+    except OSError:  # there is no such cache yet
+        return 0
+    for key in {match[1] for name in names if (match := _OF_A_SHARD.fullmatch(name))}:
+        path = folder / PARTIAL / f"{key}.lock"
+        with contextlib.suppress(OSError):
+            lock = lock_file(path)
+            if lock is None:
+                continue
+            try:
+                for leftover in path.parent.glob(f"{key}-*.part"):
+                    leftover.unlink(missing_ok=True)
+                    found += 1
+            finally:
+                _remove_lock(path, lock)
+    return found
+
+
+def _end(paths: _Paths, fd: int, lock: BaseFileLock, pid: int) -> None:
+    """What a writer leaves: nothing. In a forked child only the descriptor, since file and lock are the parent's."""
+    if os.getpid() != pid:
+        _inherited.append(lock)  # older versions of filelock free the parent's when this one is forgotten
+        return
+    _close(fd)  # before the file goes: elsewhere than on POSIX an open one stays
+    with contextlib.suppress(OSError):
+        paths.part.unlink()  # not there any more where it was published
+    _remove_lock(paths.lock, lock)
+
+
+def _remove_lock(path: Path, lock: BaseFileLock) -> None:
+    # While it is held, so that nobody else gets a lock on a file without a name: who opened it before sees that.
+    with contextlib.suppress(OSError):
+        path.unlink()
+    lock.release()
+    if not CAN_FOLLOW:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def _close(fd: int) -> None:
+    if fd in _open_fds:
+        _open_fds.discard(fd)
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+def _forget_in_child() -> None:
+    """A DataLoader worker has no use for the parent's files; its locks stay the parent's (filelock sees to that)."""
+    for fd in list(_open_fds):
+        _close(fd)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)
