@@ -55,6 +55,28 @@ def _pipeline(module: str, job: dict[str, Any]) -> Run:
     return lambda: _count(dataset, job["spin"])
 
 
+def _decoded_loader(module: str, job: dict[str, Any]) -> Run:
+    """Two workers that decode pictures to tensors and make batches of 32."""
+    wds = __import__(module)
+    dataset = wds.WebDataset(job["urls"], shardshuffle=False).decode("torchrgb").to_tuple("jpg", "cls").batched(32)
+    return _loader(wds, dataset, workers=2)
+
+
+def _raw_loader(module: str, job: dict[str, Any]) -> Run:
+    """Eight workers that make batches of 256 undecoded samples."""
+    wds = __import__(module)
+    dataset = wds.WebDataset(job["urls"], shardshuffle=False).to_tuple("jpg", "cls", "json").batched(256)
+    return _loader(wds, dataset, workers=8)
+
+
+def _loader(wds: Any, dataset: Any, workers: int) -> Run:
+    import torch
+
+    torch.set_num_threads(1)
+    loader = wds.WebLoader(dataset, batch_size=None, num_workers=workers)
+    return lambda: sum(len(batch[0]) for batch in loader)
+
+
 def _on_asyncio(job: dict[str, Any]) -> Run:
     """Ours on asyncio's own loop, where uvloop's would be taken."""
     from wds_async.transfer import bridge
@@ -144,6 +166,10 @@ CONTENDERS: dict[str, Callable[[dict[str, Any]], Run]] = {
     "webdataset": lambda job: _dataset("webdataset", job),
     "webdataset pipeline": lambda job: _pipeline("webdataset", job),
     "webdataset fsspec": _webdataset_over_fsspec,
+    "wds_async decoded": lambda job: _decoded_loader("wds_async", job),
+    "webdataset decoded": lambda job: _decoded_loader("webdataset", job),
+    "wds_async raw": lambda job: _raw_loader("wds_async", job),
+    "webdataset raw": lambda job: _raw_loader("webdataset", job),
     "aiohttp": _aiohttp,
     "curl -Z": _curl,
     "recv_into": _recv_into,

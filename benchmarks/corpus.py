@@ -6,10 +6,11 @@ import io
 import os
 import random
 import tarfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Corpus", "image_like", "one_big", "tiny"]
+__all__ = ["Corpus", "image_like", "one_big", "pictures", "tiny"]
 
 IMAGE_BYTES = 100_000
 SHARD_BYTES = 66_000_000
@@ -66,6 +67,20 @@ def tiny(root: Path, shards: int = 8, per_shard: int = 25_000) -> Corpus:
 def one_big(root: Path, size_bytes: int = 1_000_000_000) -> Corpus:
     """One shard of ``size_bytes``."""
     return image_like(root, 1, size_bytes, name="big")
+
+
+def pictures(root: Path, shards: int, per_shard: int, images: Sequence[bytes]) -> Corpus:
+    """Shards of ``per_shard`` samples of jpg (``images`` in turn) and cls."""
+    names = [f"pictures-{n:06d}.tar" for n in range(shards)]
+    for number, path in enumerate(root / n for n in names):
+        if number:
+            os.link(root / names[0], path)
+            continue
+        with tarfile.open(path, "w") as archive:
+            for index in range(per_shard):
+                _add(archive, f"{index:08d}.jpg", images[index % len(images)])
+                _add(archive, f"{index:08d}.cls", b"%d" % (index % 1000))
+    return _corpus(root, names, per_shard * shards)
 
 
 def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:

@@ -16,7 +16,20 @@ __all__ = ["fill", "main", "table"]
 
 ROOT = Path(__file__).parent.parent
 START, END = "<!-- figures -->", "<!-- /figures -->"
-ORDER = ("http", "tls", "small", "store", "busy", "link", "memory", "importtime", "first_sample")
+ORDER = (
+    "http",
+    "tls",
+    "small",
+    "store",
+    "busy",
+    "link",
+    "memory",
+    "importtime",
+    "first_sample",
+    "filters",
+    "decode",
+    "loader",
+)
 
 
 def table(results: Iterable[Mapping[str, Any]]) -> str:

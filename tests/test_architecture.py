@@ -32,7 +32,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("tariterators", "tarparts", "opening", "autodecode", "images", "media", "unpickle", "streamdecode", "parallel",
      "filters", "fields", "batches", "shuffles", "shardlists", "directories", "mix", "extradatasets", "cache",
      "samplecache", "records", "spec", "document", "shardfiles", "shardindex", "pipeline", "checkpoint", "progress"),
-    ("dataset", "fluid", "loader", "asyncreader", "mixture", "lengths", "shardplan", "multi", "random_access", "samplers", "legacy", "legacy.*"),
+    ("dataset", "fluid", "loader", "asyncreader", "mixture", "lengths", "shardplan", "multi", "random_access",
+     "samplers", "legacy", "legacy.*"),
     ("encoders", "writer", "tarwriter", "shardwriter"),
     ("service", "service.*", "cli", "cli.*", "distributed", "distributed.*"),
 )  # fmt: skip

@@ -36,6 +36,16 @@ def test_with_epoch_longer_than_its_dataset() -> None:
     assert list(extra.with_epoch([], 7)) == []
 
 
+def test_with_epoch_begins_anew_in_a_forked_worker() -> None:
+    from torch.utils.data import DataLoader
+
+    epochs = extra.with_epoch(range(5), 3)
+    list(epochs)
+    loader = DataLoader(epochs, batch_size=None, num_workers=1, multiprocessing_context="fork")
+    assert list(loader) == [0, 1, 2]
+    assert list(epochs) == [3, 4, 0]
+
+
 def test_with_epoch_closes_what_is_open() -> None:
     ended = []
 

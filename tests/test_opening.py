@@ -232,6 +232,7 @@ def test_security_enforced_by_the_program(tmp_path: Path, mode: str) -> None:
 def test_security_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     from wds_async import config, utils
 
+    monkeypatch.delitem(vars(utils), "enforce_security", raising=False)  # what another test set and set back
     assert (utils.enforce_security, config.settings().secure) == (False, False)
     monkeypatch.setenv("WDS_SECURE", "1")
     assert (utils.enforce_security, config.settings().secure) == (True, True)

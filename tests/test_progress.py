@@ -132,7 +132,7 @@ def test_many_workers_print_one_line(tmp_path: Path) -> None:
 
 
 class Shown(Iterable[Any]):
-    """A data set with the stage put in, as WebDataset does it."""
+    """A dataset with the stage put in, as WebDataset does it."""
 
     def __init__(self, paths: list[str]) -> None:
         self.dataset = WebDataset(paths, shardshuffle=False)

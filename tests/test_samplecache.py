@@ -284,6 +284,19 @@ def test_db_goes_on_filling(tmp_path: Path) -> None:
     assert source.begun == 2  # it never holds four
 
 
+def test_db_filled_by_another_meanwhile(tmp_path: Path) -> None:
+    """Nobody's samples are cut short by the other: what is stored is part of his stream, too."""
+    dataset = DBCache(tmp_path / "x.db", 5, Source())
+    first, second = iter(dataset), iter(dataset)
+    begun = [next(first), next(first)]
+    assert [sample["cls"] for sample in second] == [0, 1, 2, 3, 4]
+    assert [sample["cls"] for sample in (*begun, *first)] == [0, 1, 2, 3, 4]
+    endless = iter(DBCache(tmp_path / "y.db", 3, itertools.cycle(Source().samples[:3])))
+    next(endless)
+    assert len(list(DBCache(tmp_path / "y.db", 3, Source(3)))) == 3
+    assert len(list(endless)) == 3
+
+
 def test_db_off_and_without_source(tmp_path: Path) -> None:
     source = Source()
     assert list(DBCache(None, 3, source)) == source.samples

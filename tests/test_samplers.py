@@ -17,7 +17,7 @@ lengths_of_shards = st.lists(st.integers(0, 30), min_size=1, max_size=12)
 
 
 class Lengths:
-    """As much of a data set as samplers look at."""
+    """As much of a dataset as samplers look at."""
 
     def __init__(self, *lengths: int) -> None:
         self.lengths = list(lengths)

@@ -1,4 +1,4 @@
-"""The JSON index of a data set."""
+"""The JSON index of a dataset."""
 
 from __future__ import annotations
 

@@ -41,8 +41,9 @@ def test_stages(tmp_path: Path) -> None:
     assert kinds(ShardPlan(buffer=10).stages(ResampledShards(URLS))) == [ResampledShards]
 
 
-def test_counts_reach_the_list() -> None:
-    assert ShardPlan().stages(URLS, {"a.tar": 3})[0].counts == {"a.tar": 3}
+def test_a_shard_list_is_taken_as_it_is() -> None:
+    shards = SimpleShardList(URLS, counts={"a.tar": 3})
+    assert ShardPlan().stages(shards)[0] is shards
 
 
 def test_modes() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from wds_async import document, spec
+from wds_async import document, shardindex, spec
 from wds_async.errors import ConfigError, ShardNotFound, UnsafeContent, UrlError, WdsError
 
 README = """\
@@ -91,12 +91,21 @@ WIDS = {
 }
 
 
+def indexed(path: Path) -> list[str]:
+    """What the other reader of the format makes of it."""
+    return [shard["url"] for shard in shardindex.load_index(path)["shardlist"]]
+
+
 def test_shard_lists(write: Any, tmp_path: Path) -> None:
     found = spec.load(write(json.dumps(WIDS), "index.json"))
     (source,) = found.sources
     assert source.urls == (str(tmp_path / "a.tar"), "http://h/b.tar")
     assert (found.name, source.name, source.nsamples, found.nsamples) == ("train", "train", 15, 15)
     assert source.metadata == {"license": "MIT"}
+
+    (elsewhere,) = spec.load(write(json.dumps({**WIDS, "base": "gs://b/d"}), "index.json")).sources
+    assert elsewhere.urls == ("gs://b/d/a.tar", "http://h/b.tar") == tuple(indexed(tmp_path / "index.json"))
+    assert elsewhere.metadata == {"license": "MIT"}
 
     (plain,) = spec.load(write(json.dumps(WIDS["shardlist"]), "list.json")).sources
     assert (plain.urls, plain.nsamples) == (source.urls, 15)
@@ -243,6 +252,7 @@ BAD: dict[str, tuple[str, str]] = {
     "weight": ("dataset:\n- shards: x.tar\n  weight: -1\n", r"line 3, column 3 \(dataset\[0\]\.weight\): -1 is not"),
     "weight's type": ("dataset:\n- shards: x.tar\n  weight: much\n", r"line 3, column 3 .*'much' is not a weight"),
     "NaN": ("dataset:\n- shards: x.tar\n  weight: .nan\n", r"line 3, column 3 .*nan is not a weight"),
+    "no float": (f"dataset:\n- shards: x.tar\n  weight: 1{'0' * 400}\n", r"line 3, column 3 .*1000* is not a weight"),
     "no weight": ("dataset:\n- shards: x.tar\n  weight: 0\n", r"line 1, column 1 .*every weight is 0"),
     "extensions": ("dataset:\n- shards: x.tar\n  extensions: 3\n", r"line 3, column 3 .*3 names no fields"),
     "choose": ("datasets:\n- shards: x.tar\n  choose: 2\n", r"line 3, column 3 .*2 of 1 shards"),

@@ -25,8 +25,8 @@ from wds_async.errors import DecodingError, MissingExtra, UnsafeContent
 from wds_async.images import IMAGE_EXTENSIONS, ImageHandler, imagehandler, imagespecs
 from wds_async.media import torch_audio, torch_video
 from wds_async.pipeline import DataPipeline
+from wds_async.redact import redact
 from wds_async.unpickle import TRUST_HINT, safe_loads
-from wds_async.urls import redact
 
 __all__ = [
     "IMAGE_EXTENSIONS",
@@ -314,8 +314,8 @@ class Decoder:
         return result
 
     def __call__(self, sample: Any) -> Any:
-        """`decode` of a sample. Of anything else that can be iterated, the data set of its decoded samples
-        (deprecated): a data set with ``compose`` keeps its class."""
+        """`decode` of a sample. Of anything else that can be iterated, the dataset of its decoded samples
+        (deprecated): a dataset with ``compose`` keeps its class."""
         if isinstance(sample, dict):
             return self.decode(sample)
         if not hasattr(sample, "__iter__"):

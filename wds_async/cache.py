@@ -22,6 +22,8 @@ from wds_async.config import settings
 from wds_async.errors import NotATar, StorageError
 from wds_async.handlers import Handler, reraise_exception
 from wds_async.opening import gopen
+from wds_async.pipeline import stage_maker
+from wds_async.redact import redact
 from wds_async.shardcache.cache import DiskCache, shard_cache
 from wds_async.shardcache.claims import claim
 from wds_async.shardcache.eviction import files
@@ -30,7 +32,7 @@ from wds_async.shardcache.names import cache_name
 from wds_async.storage.registry import locate
 from wds_async.tariterators import TarStage, tarfile_samples, tarfile_to_samples
 from wds_async.transfer.reader import open_shards
-from wds_async.urls import local_path, redact, scheme
+from wds_async.urls import local_path, scheme
 
 __all__ = [
     "FileCache",
@@ -43,7 +45,6 @@ __all__ = [
     "get_filetype",
     "islocal",
     "pipe_cleaner",
-    "shard_cache",
     "url_to_cache_name",
 ]
 
@@ -234,8 +235,9 @@ class FileCache:
         StorageError where the folder cannot be written.
         """
         assert isinstance(url, str), f"a URL is a str, not {type(url).__name__}"
-        if islocal(url):
-            return local_path(url) or url
+        located = locate(url)
+        if located.kind == "local":
+            return local_path(located.target) or url
         found = self._cache.find(url)
         if found is not None:
             return str(found)
@@ -305,6 +307,7 @@ def cached_tarfile_samples(
     yield from tarfile_samples(src, handler, select_files, rename_files, cache=cache)
 
 
+@stage_maker
 def cached_tarfile_to_samples(
     handler: Handler = reraise_exception,
     cache_size: float = -1,

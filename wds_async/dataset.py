@@ -15,13 +15,14 @@ from wds_async.fluid import FluidInterface
 from wds_async.handlers import Handler, reraise_exception
 from wds_async.mixture import Mixture
 from wds_async.pipeline import DataPipeline
+from wds_async.shardcache.cache import shard_cache
 from wds_async.shardplan import ShardPlan, shuffle_buffer
-from wds_async.tariterators import TarStage, base_plus_ext, tarfile_to_samples
+from wds_async.tariterators import ReadingStage, base_plus_ext, tarfile_to_samples
 from wds_async.transfer.stats import Boards
 
 __all__ = ["WebDataset", "check_empty"]
 
-_log = logging.getLogger("wds_async")
+logger = logging.getLogger("wds_async")
 
 
 def check_empty(source: Iterable[Any], shards: int | None = None) -> Iterator[Any]:
@@ -124,7 +125,7 @@ class WebDataset(DataPipeline, FluidInterface):
             nodesplitter=nodesplitter,
             workersplitter=workersplitter,
         )
-        cache = _shard_cache(cache_dir, cache_size, url_to_name, cache_local, verbose)
+        cache = shard_cache(cache_dir, cache_size, url_to_name=url_to_name, verbose=verbose, local=cache_local)
         parsing: dict[str, Any] = {"keys": keys or base_plus_ext, "cache": cache}
         self._add_source(
             urls, plan, functools.partial(tarfile_to_samples, handler, select_files, rename_files, transfer, **parsing)
@@ -140,9 +141,9 @@ class WebDataset(DataPipeline, FluidInterface):
         if repeat:
             self.repeat(-1 if repeat is True else repeat)
         if length is not None:
-            self.with_length(length)
+            self.with_length(length, silent=True)
         if verbose:
-            _log.warning("WebDataset of %s shards, seed %s: %s", shards, self.seed, self.pipeline)
+            logger.warning("WebDataset of %s shards, seed %s: %s", shards, self.seed, self.pipeline)
 
     def _add_source(self, urls: Any, plan: ShardPlan, reading: Callable[[], Any]) -> None:
         """What gives raw samples: shards and their reading, a mix of several such, or what a function returns."""
@@ -164,7 +165,7 @@ class WebDataset(DataPipeline, FluidInterface):
             if isinstance(first, Mixture)
             else self.pipeline
         )
-        boards = [stage.board for stage in stages if isinstance(stage, TarStage)]
+        boards = [stage.board for stage in stages if isinstance(stage, ReadingStage)]
         if boards:  # what a user's own function returned may read no shards
             self.append(Watch(boards[0] if len(boards) == 1 else Boards(boards), True))
 
@@ -176,7 +177,7 @@ class WebDataset(DataPipeline, FluidInterface):
         return super().__len__()
 
 
-def _source(shards: Any, plan: ShardPlan, reading: Callable[[], Any], counts: Any = None) -> DataPipeline:
+def _source(shards: Any, plan: ShardPlan, reading: Callable[[], Any]) -> DataPipeline:
     """The pipeline of one source of a specification."""
     return DataPipeline(plan.stages(shards), reading())
 
@@ -186,12 +187,3 @@ def _how_many(shards: Any) -> int | None:
         return len(shards.urls)
     except (AttributeError, TypeError):
         return None
-
-
-def _shard_cache(cache_dir: Any, cache_size: float, url_to_name: Any, local: bool, verbose: bool) -> Any:
-    """The cache that the arguments or ``WDS_CACHE`` ask for, else None."""
-    if cache_size == 0 or (cache_dir is None and not config.settings().cache):
-        return None
-    from wds_async.cache import shard_cache  # noqa: PLC0415 (most datasets have none)
-
-    return shard_cache(cache_dir, cache_size, url_to_name=url_to_name, verbose=verbose, local=local)

@@ -8,8 +8,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from wds_async.errors import ConfigError, WdsError
+from wds_async.errors import ConfigError, UnsafeContent, WdsError
 from wds_async.redact import redact
+from wds_async.storage.generic import reads_local_files
 from wds_async.storage.registry import locate
 from wds_async.transfer.reader import open_shards
 from wds_async.urls import local_path, scheme
@@ -40,6 +41,20 @@ class Document:
         """An error about the value at ``path``, naming its line and column."""
         steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
         return kind(f"{self.name}{self._place(path)}{f' ({steps})' if steps else ''}: {message}")
+
+    def refuse_local(self, path: tuple[str | int, ...], url: str) -> None:
+        """UnsafeContent where ``url`` is a command or a file of this machine and the document is from elsewhere: these
+        are run and read only where the machine's user wrote their names."""
+        if not self.trusted and (scheme(url) in ("", "file", "-", "pipe") or reads_local_files(url)):
+            raise self.unsafe(path, url)
+
+    def unsafe(self, path: tuple[str | int, ...], url: str) -> WdsError:
+        """The error of `refuse_local`."""
+        why = (
+            "what was fetched may not name commands or files of this machine; if you trust it, save it to a file and "
+            "name that"
+        )
+        return self.error(path, f"{redact(url)!r}: {why}", UnsafeContent)
 
     def _place(self, path: tuple[str | int, ...]) -> str:
         if self.text is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -27,8 +28,8 @@ class MockDataset(world.TorchDataset):
 class with_epoch(world.TorchDataset):
     """Epochs of ``length`` items out of ``dataset``, each going on where the one before ended.
 
-    When the dataset ends it is begun again, within an epoch too; a dataset without items gives empty epochs. The
-    count is that of each DataLoader worker. What is open between two epochs belongs to this process: a copy, a
+    When the dataset ends it is begun again, within an epoch too; where a new beginning gives nothing the epoch ends.
+    The count is that of each DataLoader worker. What is open between two epochs belongs to this process: a copy, a
     pickle and a new worker begin anew. `close` ends it.
     """
 
@@ -36,8 +37,11 @@ class with_epoch(world.TorchDataset):
         self.dataset = dataset
         self.length = length
         self._source: Iterator[Any] | None = None
+        self._pid = os.getpid()
 
     def __iter__(self) -> Iterator[Any]:
+        if self._pid != os.getpid():  # a fork: what is open is the parent's
+            self._source, self._pid = None, os.getpid()
         for _ in range(self.length):
             if self._source is None:
                 self._source = iter(self.dataset)

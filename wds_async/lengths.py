@@ -16,7 +16,7 @@ from wds_async import batches, fields, filters, shardlists, shuffles, world
 from wds_async.handlers import reraise_exception
 from wds_async.mixture import Mixture
 from wds_async.pipeline import FilterFunction
-from wds_async.tariterators import TarStage
+from wds_async.tariterators import ReadingStage
 
 __all__ = ["Length", "of", "of_shards", "through", "together"]
 
@@ -35,7 +35,7 @@ def of(stages: Sequence[Any], workers: int = 1) -> Length | None:
     first, rest = stages[0], stages[1:]
     if isinstance(first, Mixture):
         return through(together(of(source.pipeline, workers) for source in first.datasets), rest)
-    reading = next((i for i, stage in enumerate(rest) if isinstance(stage, TarStage)), None)
+    reading = next((i for i, stage in enumerate(rest) if isinstance(stage, ReadingStage)), None)
     if reading is None or not isinstance(first, shardlists.SimpleShardList) or not first.counts:
         return None
     splitters = [stage for stage in rest[:reading] if not isinstance(stage, shuffles.detshuffle)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,7 +15,7 @@ from wds_async.spec import Source, Spec
 
 __all__ = ["Labelled", "Mixture"]
 
-_log = logging.getLogger("wds_async")
+logger = logging.getLogger("wds_async")
 
 
 class Labelled(world.TorchDataset):
@@ -39,7 +40,7 @@ class Labelled(world.TorchDataset):
                     del sample[name]
                 if not told and fields.isdisjoint(sample):
                     told = True
-                    _log.warning(
+                    logger.warning(
                         "source %s: its extensions %s are not in sample %r of %s",
                         self.name,
                         sorted(fields),
@@ -89,6 +90,13 @@ class Mixture(mix.Mix):
         """Make the next iteration that of ``epoch``, here and in every source."""
         self._epoch.set(epoch - 1)
         super().set_epoch(epoch)
+
+    def apart(self) -> Mixture:
+        """A copy that counts its epochs for itself, from here on, as do its sources."""
+        other = copy.copy(self)
+        other._epoch = self._epoch.apart()
+        other.datasets = [source.compose() for source in self.datasets]
+        return other
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         streams = [Labelled(samples, source) for samples, source in zip(self.datasets, self.sources, strict=True)]

@@ -15,13 +15,14 @@ from typing import Any, BinaryIO, NoReturn
 
 from wds_async.config import settings
 from wds_async.errors import UrlError
+from wds_async.redact import redact
 from wds_async.storage.command import Pipe
 from wds_async.storage.opened import named_opener
 from wds_async.storage.registry import Location, locate
 from wds_async.storage.schemes import DEFAULT, gopen_schemes, install
 from wds_async.storage.sink import Sink, open_sink
 from wds_async.transfer.reader import ShardReader, ShardStream, open_shards
-from wds_async.urls import local_path, redact, rewrite, rules_from_env
+from wds_async.urls import local_path, rewrite, rules_from_env
 
 __all__ = [
     "Pipe",

@@ -11,8 +11,9 @@ import functools
 import itertools
 import operator
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from wds_async import config, world
 from wds_async.errors import ConfigError, ReaderClosed
@@ -20,13 +21,17 @@ from wds_async.errors import ConfigError, ReaderClosed
 __all__ = [
     "DataPipeline",
     "FilterFunction",
+    "Inheriting",
     "PipelineStage",
     "RestCurried",
     "Sourced",
     "pipelinefilter",
+    "stage_maker",
     "stage_of",
     "stages_of",
 ]
+
+_Maker = TypeVar("_Maker", bound=Callable[..., Any])
 
 
 class PipelineStage:
@@ -95,12 +100,18 @@ def pipelinefilter(f: Callable[..., Any]) -> RestCurried:
     return RestCurried(f)
 
 
+def stage_maker(f: _Maker) -> _Maker:
+    """Decorator of functions that return a stage (``tarfile_to_samples``): `stage_of` calls them without a source."""
+    f.makes_stages = True  # type: ignore[attr-defined]
+    return f
+
+
 def stage_of(f: Any, *args: Any, **kw: Any) -> Any:
     """The stage that ``f`` with these arguments is.
 
-    A filter of ours (``wds.shuffle, 100``) and a class of stages (``wds.DBCache, "x.db", 1000``) are called with the
-    arguments; a function gets the source before them (``add_noise, noise=0.02``). A class with ``source_`` is a
-    dataset that takes its source that way. Raises ConfigError for what cannot be called.
+    A filter of ours (``wds.shuffle, 100``), a `stage_maker` and a class of stages (``wds.DBCache, "x.db", 1000``) are
+    called with the arguments; a function gets the source before them (``add_noise, noise=0.02``). A class with
+    ``source_`` is a dataset that takes its source that way. Raises ConfigError for what cannot be called.
     """
     if isinstance(f, RestCurried):
         return f(*args, **kw)
@@ -122,7 +133,9 @@ def stages_of(*stages: Any, **kw: Any) -> list[Any]:
 
 
 def _makes_stages(f: Any = None) -> bool:
-    return isinstance(f, type) and (hasattr(f, "run") or hasattr(f, "source_"))
+    if isinstance(f, type):
+        return hasattr(f, "run") or hasattr(f, "source_")
+    return getattr(f, "makes_stages", False) is True
 
 
 class Sourced(PipelineStage):
@@ -138,7 +151,26 @@ class Sourced(PipelineStage):
         return iter(bound)
 
 
-class DataPipeline(world.TorchDataset):
+class Inheriting:
+    """Base of what is pickled for DataLoader workers: a spawned one is told of its parent what it cannot find out,
+    the rank (it has no process group) and that security is enforced."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        if world.spawning():
+            here = world.place()
+            if here.world_size > 1:
+                state["_rank"] = (here.rank, here.world_size)
+            state["_secure"] = config.security_enforced()
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        world.inherit_rank(state.pop("_rank", None))
+        config.inherit_security(state.pop("_secure", False))
+        self.__dict__.update(state)
+
+
+class DataPipeline(world.TorchDataset, Inheriting):
     """Stages one after another, as an iterable that can be run many times.
 
     ``None`` among the stages is skipped and a list is taken for several stages. ``pipeline`` is the plain list of
@@ -211,12 +243,16 @@ class DataPipeline(world.TorchDataset):
         self.pipeline.append(f)
 
     def compose(self, *stages: Any, **kw: Any) -> Any:
-        """A new pipeline of the same class with ``stages`` added; the earlier stages are shared.
+        """A new pipeline of the same class with ``stages`` added.
+
+        The earlier stages are shared, but for those that count epochs (`detshuffle`, `ResampledShards`, mixes): each
+        pipeline counts its own, so call `set_epoch` on the one that is iterated.
 
         One stage may be written with its arguments: ``compose(DBCache, "x.db", 1000)`` (see `stages_of`).
         """
         result = copy.copy(self)
-        result.pipeline = [*self.pipeline, *stages_of(*stages, **kw)]
+        own = [stage.apart() if hasattr(stage, "apart") else stage for stage in self.pipeline]
+        result.pipeline = [*own, *stages_of(*stages, **kw)]
         return result
 
     def with_epoch(self, nsamples: int = -1, nbatches: int = -1) -> Any:
@@ -238,7 +274,13 @@ class DataPipeline(world.TorchDataset):
 
     def with_length(self, n: int, silent: bool = False) -> Any:
         """Make ``len`` give ``n``, for loaders and progress bars that ask. It does not change how many samples there
-        are. Changes this object and returns it; ``silent`` is accepted for WebDataset's sake, there is no warning."""
+        are, and a warning says so unless ``silent``. Changes this object and returns it."""
+        if not silent:
+            warnings.warn(
+                f"with_length({n}) changes what len() says, not how many samples come; with_length(n, silent=True) if "
+                "that is meant, with_epoch(n) for epochs of that length",
+                stacklevel=2,
+            )
         self.size = n
         return self
 
@@ -285,17 +327,3 @@ class DataPipeline(world.TorchDataset):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = dict(self.__dict__)
-        if world.spawning():
-            here = world.place()
-            if here.world_size > 1:
-                state["_rank"] = (here.rank, here.world_size)
-            state["_secure"] = config.security_enforced()
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        world.inherit_rank(state.pop("_rank", None))
-        config.inherit_security(state.pop("_secure", False))
-        self.__dict__.update(state)

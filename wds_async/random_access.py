@@ -30,7 +30,7 @@ __all__ = ["ShardListDataset"]
 Sample = dict[str, Any]
 Transform = Callable[[Sample], Any]
 
-_log = logging.getLogger("wds_async")
+logger = logging.getLogger("wds_async")
 
 _CACHE_SIZE = 1e12
 _MANY_FILES = 200
@@ -133,16 +133,16 @@ class ShardListDataset:
         """Find out how many samples the shards hold that do not say."""
         todo = [shard for shard in self.shards if "nsamples" not in shard]
         if todo:
-            _log.warning(
+            logger.warning(
                 "counting the samples of %d shards; an index (`wds-async index`) would make this unnecessary", len(todo)
             )
         for number, shard in enumerate(todo, 1):
             shard["nsamples"] = len(self.cache.get_shard(shard["url"]))
-            _log.info("%d of %d: %s holds %d samples", number, len(todo), redact(shard["url"]), shard["nsamples"])
+            logger.info("%d of %d: %s holds %d samples", number, len(todo), redact(shard["url"]), shard["nsamples"])
         self.cache.reset_stats()
 
     def add_transform(self, transform: Transform) -> ShardListDataset:
-        """Apply ``transform`` after the others; changes this data set and returns it."""
+        """Apply ``transform`` after the others; changes this dataset and returns it."""
         self.transformations.append(_transformation(transform))
         return self
 
@@ -158,7 +158,7 @@ class ShardListDataset:
         accesses, misses = self.get_stats()
         if not self._told and accesses > _MISSES_AFTER and misses > _MISS_RATE * accesses:
             self._told = True
-            _log.warning(
+            logger.warning(
                 "%.0f%% of samples wanted a shard that was not open: take a sampler that stays in few shards at a time"
                 " (ShardedSampler, ChunkedSampler), or raise lru_size",
                 100 * misses / accesses,
@@ -180,7 +180,7 @@ class ShardListDataset:
     def _number(self, index: Any) -> int:
         number = operator.index(index)
         if not -self.total_length <= number < self.total_length:
-            raise IndexError(f"sample {number} of a data set of {self.total_length}")
+            raise IndexError(f"sample {number} of a dataset of {self.total_length}")
         return number % self.total_length
 
     def __getitem__(self, index: int) -> Any:
@@ -198,7 +198,7 @@ class ShardListDataset:
         return sample
 
     def __add__(self, other: Any) -> Any:
-        """Both, one after the other, as torch's data sets are added."""
+        """Both, one after the other, as torch's datasets are added."""
         data = sys.modules.get("torch.utils.data")
         return NotImplemented if data is None else data.ConcatDataset([self, other])
 

@@ -18,10 +18,11 @@ from typing import Any
 from wds_async import config, world
 from wds_async.errors import CorruptShard, FieldTooLarge, MissingExtra, ReaderClosed, TruncatedShard
 from wds_async.handlers import Handler, reraise_exception
+from wds_async.pipeline import stage_maker
 from wds_async.redact import redact
 from wds_async.tar.decompress import plain
 from wds_async.tar.source import Read
-from wds_async.tariterators import TarStage
+from wds_async.tariterators import ReadingStage
 from wds_async.transfer.reader import ShardReader, open_shards
 from wds_async.transfer.stats import Counters
 
@@ -204,21 +205,11 @@ def msgpack_samples(
     return _samples(_msgpack_objects, src, handler, transfer, max_object_bytes, counters, opened)
 
 
-class RecordStage(TarStage):
-    """The stage that reads records: it counts what it reads, in this process and its workers."""
-
-    def __init__(self, f: Callable[..., Iterator[Any]], **kw: Any) -> None:
-        super().__init__(**kw)
-        self.f = f
-
-    def run(self, source: Iterable[Any]) -> Iterator[Any]:
-        """The objects of the files in ``source``."""
-        samples: Iterator[Any] = self.f(source, counters=self.board.counters(), opened=self._open.add, **self.kw)
-        return samples
-
-    __call__ = run
+class RecordStage(ReadingStage):
+    """The stage from files to the objects in them, see `cbors_samples`."""
 
 
+@stage_maker
 def cbors_to_samples(
     handler: Handler = reraise_exception,
     transfer: Mapping[str, Any] | None = None,
@@ -232,6 +223,7 @@ def cbors_to_samples(
 cbors2_to_samples = cbors_to_samples
 
 
+@stage_maker
 def msgpacks_to_samples(
     handler: Handler = reraise_exception,
     transfer: Mapping[str, Any] | None = None,

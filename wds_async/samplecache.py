@@ -32,7 +32,7 @@ from wds_async.tar.group import RawSample
 
 __all__ = ["DBCache", "LMDBCached"]
 
-_log = logging.getLogger("wds_async")
+logger = logging.getLogger("wds_async")
 
 _COMPLETE = b"_"  # WebDataset's mark of a database that holds the whole stream
 _FILLER = b"\0filler"  # whose the unfinished database is; goes when it is finished
@@ -43,8 +43,16 @@ _ZIP = b"PK\x03\x04"  # how a file of torch.save begins
 
 _environments: weakref.WeakValueDictionary[tuple[int, str], Any] = weakref.WeakValueDictionary()
 _opening = threading.Lock()
+
+
+def _replace_lock() -> None:
+    """A thread of the parent may have held it when this process was forked."""
+    global _opening
+    _opening = threading.Lock()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: globals().__setitem__("_opening", threading.Lock()))
+    os.register_at_fork(after_in_child=_replace_lock)
 
 
 class _Pickler(pickle.Pickler):
@@ -332,19 +340,23 @@ class DBCache(world.TorchDataset):
         loads = functools.partial(unpickle_loads, allow_pickle=self.allow_pickle)
         with self._connection() as db:
             self._tell("fills the cache: %d samples of %d are there", self._count(db), self.size)
+            known_left = self.size  # for an endless source, whose samples come again and again
             for sample in source:
                 data = _dumps(sample, loads)
                 key = sample.get("__key__") if isinstance(sample, dict) else None
                 with db:  # a transaction: no worker stores more than the size, or a key twice
                     db.execute("BEGIN IMMEDIATE")
-                    if (total := self._count(db)) >= self.size:
-                        return
+                    total = self._count(db)
                     key = hashlib.sha256(data).hexdigest() if key is None else str(key)
-                    if not _has(db, key):
+                    known = _has(db, key)
+                    if total >= self.size:  # another filled it: what it holds of this source still comes
+                        known_left -= 1
+                        if not known or known_left < 0:
+                            return
+                    elif not known:
                         db.execute("INSERT INTO cache (key, data) VALUES (?, ?)", (key, data))
-                        total += 1
                 yield sample
-                if total >= self.size:
+                if not known and total + 1 >= self.size:
                     return
 
     def _loads(self, data: bytes) -> Any:
@@ -378,7 +390,7 @@ class DBCache(world.TorchDataset):
 
     def _tell(self, what: str, *args: Any) -> None:
         if self.verbose:
-            _log.info("DBCache %s " + what, self.dbname, *args)
+            logger.info("DBCache %s " + what, self.dbname, *args)
 
 
 def _has(db: sqlite3.Connection, key: str) -> bool:

@@ -105,7 +105,7 @@ class ChunkedSampler(_RangeSampler):
             num_samples = len(dataset)
         start, stop = (0, num_samples) if isinstance(num_samples, int) else num_samples
         if not 0 <= start <= stop <= len(dataset):
-            raise ConfigError(f"num_samples={num_samples!r}: the data set has the indexes 0 to {len(dataset) - 1}")
+            raise ConfigError(f"num_samples={num_samples!r}: the dataset has the indexes 0 to {len(dataset) - 1}")
         ranges = [range(at, min(at + chunksize, stop)) for at in range(start, stop, chunksize)]
         super().__init__(ranges, seed=seed, shuffle=shuffle, shufflefirst=shufflefirst)
         self.dslength_per_replica = dslength_per_replica if dslength_per_replica > 0 else stop - start

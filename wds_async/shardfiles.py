@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 
 from wds_async import config
 from wds_async.errors import AccessDenied, NotATar, ShardFormatError, ShardNotFound, StorageError, UrlError
+from wds_async.redact import redact
 from wds_async.shardcache.cache import DiskCache
 from wds_async.shardcache.eviction import touch
 from wds_async.shardcache.partial import Filling
@@ -28,11 +29,11 @@ from wds_async.storage.registry import locate
 from wds_async.tar.decompress import plain
 from wds_async.tar.offsets import SampleTable
 from wds_async.transfer.reader import ShardCache, open_shards
-from wds_async.urls import local_path, redact
+from wds_async.urls import local_path
 
 __all__ = ["MappedShard", "OpenShards", "ShardFiles", "default_folder"]
 
-_log = logging.getLogger("wds_async")
+logger = logging.getLogger("wds_async")
 
 _PEEK_BYTES = 512
 _FOR_EVER_S = -1.0  # how filelock says it
@@ -131,7 +132,7 @@ class ShardFiles:
                 with contextlib.suppress(FileNotFoundError):
                     return found.open("rb")
             if fetch and not self.path(url).exists():
-                _log.info("fetching %s", redact(url))
+                logger.info("fetching %s", redact(url))
                 self._make_folder(self.folder, url)
                 with open_shards([url], cache=self.cache) as opened:
                     for stream in opened:

@@ -1,4 +1,4 @@
-"""The JSON index of a data set: which shards, and how many samples each holds.
+"""The JSON index of a dataset: which shards, and how many samples each holds.
 
 The format is that of ``wids`` (its version 1)::
 
@@ -19,9 +19,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any
 
 from wds_async.document import Document, read
-from wds_async.errors import ConfigError, UnsafeContent, WdsError
+from wds_async.errors import ConfigError, WdsError
 from wds_async.redact import redact
-from wds_async.storage.generic import reads_local_files
 from wds_async.tar.decompress import plain
 from wds_async.tar.group import admission, base_plus_ext
 from wds_async.tar.parse import members
@@ -76,7 +75,7 @@ def _component(document: Document, path: tuple[str | int, ...], part: Any, place
         place = _base(document, part, None) if part.get("base") else place
     else:
         there = merge_url(place, str(source))
-        _refuse_local(document, (*path, "source_url"), there)
+        document.refuse_local((*path, "source_url"), there)
         document, path = read(there), ()
         part = _checked(document)
         if "source_url" in part:
@@ -126,20 +125,9 @@ def _rebased(document: Document, path: tuple[str | int, ...], data: Mapping[str,
             why = f"nsamples of {redact(shard['url'])} is {samples!r}, not a number of samples"
             raise _wrong(document, (*path, number), why)
         url = merge_url(place, shard["url"])
-        _refuse_local(document, (*path, number, "url"), url)
+        document.refuse_local((*path, number, "url"), url)
         found.append({**shard, "url": url})
     return found
-
-
-def _refuse_local(document: Document, path: tuple[str | int, ...], url: str) -> None:
-    """Commands run, and files of this machine are read, only where its user wrote their names."""
-    if not document.trusted and (scheme(url) in ("", "file", "-", "pipe") or reads_local_files(url)):
-        raise document.error(
-            path,
-            f"{redact(url)!r}: an index from elsewhere may not name commands or files of this machine; if you trust it,"
-            " save it to a file and name that",
-            UnsafeContent,
-        )
 
 
 def _give(shards: list[Shard], name: str, value: Any) -> None:

@@ -37,7 +37,7 @@ __all__ = [
     "split_by_worker",
 ]
 
-_log = logging.getLogger("wds_async")
+logger = logging.getLogger("wds_async")
 
 
 def __getattr__(name: str) -> Any:
@@ -112,7 +112,7 @@ class SimpleShardList(world.TorchDataset):
         return ({"url": url} for url in order)
 
 
-class ResampledShards(world.TorchDataset):
+class ResampledShards(world.CountsEpochs, world.TorchDataset):
     """``nshards`` shards (without end by default) drawn from ``urls`` with replacement.
 
     Each worker of each rank draws for itself, so nothing needs to be split, an epoch must be cut by
@@ -139,26 +139,13 @@ class ResampledShards(world.TorchDataset):
         self.deterministic = deterministic
         self._epoch = world.SharedEpoch()
 
-    @property
-    def epoch(self) -> int:
-        """The epoch of the latest iteration in this worker; assigning to it sets it for all workers."""
-        return self._epoch.get()
-
-    @epoch.setter
-    def epoch(self, epoch: int) -> None:
-        self._epoch.set(epoch)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration that of ``epoch``."""
-        self._epoch.set(epoch - 1)
-
     def __iter__(self) -> Iterator[dict[str, Any]]:
         parts = [self.worker_seed(), self._epoch.next(), self.seed]
         if not self.deterministic:
             parts.append(int.from_bytes(os.urandom(8), "little"))
         seed = world.make_seed(*parts)
         if config.settings().show_seed:
-            _log.warning("ResampledShards seed %d", seed)
+            logger.warning("ResampledShards seed %d", seed)
         rng, last = random.Random(seed), len(self.urls) - 1
         return ({"url": self.urls[rng.randint(0, last)]} for _ in range(self.nshards))
 
@@ -166,7 +153,7 @@ class ResampledShards(world.TorchDataset):
 ResampledShardList = ResampledShards
 
 
-class MultiShardSample(world.TorchDataset):
+class MultiShardSample(world.CountsEpochs, world.TorchDataset):
     """The shards of several sources together, chosen anew each epoch and shuffled, as ``{"url": …}``.
 
     ``fname`` is a specification (see `spec`): of each source come all shards, or ``choose`` of them without
@@ -185,14 +172,9 @@ class MultiShardSample(world.TorchDataset):
         """Every shard of every source."""
         return [url for source in self.sources for url in source.urls]
 
-    @property
-    def epoch(self) -> int:
-        """The epoch of the latest iteration in this worker."""
-        return self._epoch.get()
-
     def set_epoch(self, seed: int) -> None:
-        """Make the next iteration that of epoch ``seed``."""
-        self._epoch.set(seed - 1)
+        """Make the next iteration that of epoch ``seed``, which is WebDataset's name for it."""
+        super().set_epoch(seed)
 
     def get_shards_for_epoch(self) -> list[str]:
         """Begin the next epoch: its shards, in its order."""

@@ -24,8 +24,11 @@ _NOTICED_AT_MOST = 1000
 def shuffle_buffer(shardshuffle: bool | int | None, resampled: bool, stacklevel: int) -> int:
     """How many shards to shuffle through, 0 for not at all; says where ``shardshuffle`` leaves that open."""
     if resampled:
-        if shardshuffle:
-            warnings.warn("shardshuffle changes nothing where shards are resampled", stacklevel=stacklevel)
+        if shardshuffle is not False:
+            text = (
+                "shardshuffle changes nothing where shards are resampled; shardshuffle=False says that it is not meant"
+            )
+            warnings.warn(text, stacklevel=stacklevel)
         return 0
     if shardshuffle is None:
         warnings.warn(
@@ -62,12 +65,9 @@ class ShardPlan:
         if self.mode not in (None, "resampled", *_DIRECTORY_MODES):
             raise ConfigError(f"mode={self.mode!r}: known are 'resampled' and, for directories, {_DIRECTORY_MODES}")
 
-    def stages(self, urls: Any, counts: dict[str, int] | None = None) -> list[Any]:
-        """The shard list, its shuffle, and the splitters. ``urls`` may be a shard list already; ``counts`` are the
-        samples of shards where an index told them."""
+    def stages(self, urls: Any) -> list[Any]:
+        """The shard list, its shuffle, and the splitters. ``urls`` may be a shard list already."""
         shards = self._shards(urls)
-        if counts and isinstance(shards, SimpleShardList):
-            shards.counts = counts
         if isinstance(shards, SimpleShardList | ResampledShards):
             tell_of_native_pipes(itertools.islice(shards.urls, _NOTICED_AT_MOST))
         stages = [shards]

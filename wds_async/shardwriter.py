@@ -10,10 +10,11 @@ from typing import Any
 
 from wds_async.errors import ConfigError
 from wds_async.redact import redact
+from wds_async.storage.sink import publish_text
 from wds_async.tar.compress import compression
 from wds_async.tar.index import DaliIndex, dali_name, shard_list, shard_list_name
 from wds_async.tar.names import NameRules
-from wds_async.tarwriter import TarWriter, publish_text
+from wds_async.tarwriter import TarWriter
 
 __all__ = ["ShardWriter"]
 

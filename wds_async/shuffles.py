@@ -8,7 +8,7 @@ from typing import Any
 
 from wds_async.errors import ConfigError
 from wds_async.pipeline import PipelineStage, pipelinefilter
-from wds_async.world import SharedEpoch
+from wds_async.world import CountsEpochs, SharedEpoch
 
 __all__ = ["detshuffle", "rsample", "shuffle"]
 
@@ -76,7 +76,7 @@ def _shuffle(
 shuffle = pipelinefilter(_shuffle)
 
 
-class detshuffle(PipelineStage):
+class detshuffle(CountsEpochs, PipelineStage):
     """`shuffle` whose order follows from ``seed + epoch``. Every iteration is a new epoch, the first ``epoch + 1``.
 
     The epoch is counted in memory that DataLoader workers share, so that new workers go on counting, and
@@ -88,19 +88,6 @@ class detshuffle(PipelineStage):
         self.initial = initial
         self.seed = seed
         self._epoch = SharedEpoch(epoch)
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the latest iteration in this worker; assigning to it sets it for all workers."""
-        return self._epoch.get()
-
-    @epoch.setter
-    def epoch(self, epoch: int) -> None:
-        self._epoch.set(epoch)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration that of ``epoch``."""
-        self._epoch.set(epoch - 1)
 
     def run(self, src: Iterable[Any]) -> Iterator[Any]:
         """Begin the next epoch over ``src``."""

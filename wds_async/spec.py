@@ -20,6 +20,7 @@ import importlib
 import math
 import os
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,7 +29,7 @@ from wds_async import config
 from wds_async.document import Document, read
 from wds_async.errors import ConfigError, UnsafeContent, UrlError
 from wds_async.redact import redact
-from wds_async.storage.generic import reads_local_files
+from wds_async.shardindex import merge_url
 from wds_async.urls import expand_urls, scheme
 
 __all__ = ["Source", "Spec", "call", "is_function", "is_specification", "load"]
@@ -200,11 +201,19 @@ def _spec(document: Document) -> Spec:
             if key in data:
                 return _of_top_key(document, data, key)
         if "shards" in data or "shardlist" in data:
-            given = {k: v for k, v in data.items() if k not in _SHARD_LIST_KEYS}
-            source = _source(document, (), given, _Place(document.base), 0)
+            known = {*_SHARD_LIST_KEYS, "base"} if "wids_version" in data else _SHARD_LIST_KEYS
+            given = {k: v for k, v in data.items() if k not in known}
+            source = _source(document, (), given, _Place(_base(document, data)), 0)
             return Spec((source,), source.name)
     what = f"keys {', '.join(map(str, data))}" if isinstance(data, Mapping) and data else f"{data!r:.60}"
     raise document.error((), f"no specification that is known ({what}): {_EXAMPLE}")
+
+
+def _base(document: Document, data: Mapping[str, Any]) -> str:
+    """What names are relative to; an index may say so itself, as for `shardindex.load_index`."""
+    if "wids_version" not in data or not data.get("base"):
+        return document.base
+    return merge_url(document.base, _text(document, ("base",), data["base"])).rstrip("/") + "/"
 
 
 def _of_top_key(document: Document, data: Mapping[str, Any], key: str) -> Spec:
@@ -262,8 +271,8 @@ def _source(
     read = chosen or (resample if resample is not True and resample else len(urls))
     stated = _count(document, (*path, "nsamples"), given.get("nsamples"))
     weight = given.get("weight", read)
-    if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight) or weight < 0:
-        raise document.error((*path, "weight"), f"{weight!r} is not a weight: write a number from 0 on")
+    if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 <= weight <= sys.float_info.max:
+        raise document.error((*path, "weight"), f"{weight!r:.60} is not a weight: write a number from 0 on")
     name = _text(document, (*path, "name"), given.get("name", _default_name(given[key], bucket, index)))
     return Source(
         name=name,
@@ -325,7 +334,8 @@ def _urls(document: Document, path: tuple[str | int, ...], given: Any, place: _P
         raise document.error(path, str(exn), UrlError) from exn
     if not document.trusted:
         for url in found:
-            _refuse_local(document, path, url)
+            document.refuse_local(path, url)
+            _refuse_unexpanded(document, path, url)
     return found
 
 
@@ -340,18 +350,14 @@ def _refuse_large(document: Document, path: tuple[str | int, ...], text: str) ->
         raise document.error(path, f"{size} shards: more than {_MAX_RANGE} are not taken from elsewhere", UnsafeContent)
 
 
-def _refuse_local(document: Document, path: tuple[str | int, ...], url: str) -> None:
-    """Fetched content names neither commands nor this machine's files, not even after a second expansion."""
-    kind = scheme(url)
+def _refuse_unexpanded(document: Document, path: tuple[str | int, ...], url: str) -> None:
+    """Of what was fetched: a second expansion might give the name of a file."""
     try:
-        remote = kind not in ("", "file", "-", "pipe") and not reads_local_files(url) and expand_urls(url) == [url]
+        expanded = "${" not in url and expand_urls(url) == [url]
     except UrlError:
-        remote = False
-    if not remote or "${" in url:
-        raise document.error(
-            path, f"{redact(url)!r}: a fetched specification may not name commands or files of this machine; if you "
-            "trust it, save it to a file and name that", UnsafeContent,
-        )  # fmt: skip
+        expanded = False
+    if not expanded:
+        raise document.unsafe(path, url)
 
 
 def _bucket(document: Document, path: tuple[str | int, ...], given: Any) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from wds_async import config, world
 from wds_async.errors import CorruptShard, NotATar, ReaderClosed, ShardFormatError, TruncatedShard
 from wds_async.handlers import Handler, reraise_exception
-from wds_async.pipeline import FilterFunction
+from wds_async.pipeline import FilterFunction, stage_maker
 from wds_async.redact import redact
 from wds_async.tar.decompress import plain
 from wds_async.tar.group import admission, base_plus_ext, samples
@@ -18,6 +18,7 @@ from wds_async.tar.parse import members
 from wds_async.tarparts import (
     Ended,
     EndOfShard,
+    Outcome,
     group_by_keys,
     guarded,
     meta_prefix,
@@ -32,6 +33,7 @@ from wds_async.transfer.stats import Board, Counters, Stats
 
 __all__ = [
     "EndOfShard",
+    "ReadingStage",
     "TarStage",
     "base_plus_ext",
     "group_by_keys",
@@ -53,21 +55,19 @@ _WATCH_EVERY = 16  # shards: a tool that writes members out of order writes all 
 _COUNT_EVERY = 64  # samples counted at once: a shared counter for each would cost as much as a small sample
 
 
-class _Verdict:
-    """The user's handler, and whether it ended the stream: by False, or by raising. Counts what it lets pass."""
+class _Counting(Outcome):
+    """Counts the bad samples that go to the handler."""
 
     def __init__(self, handler: Handler, counters: Counters | None) -> None:
-        self.handler = handler
+        super().__init__(handler)
         self.counters = counters
-        self.stop = False
 
     def __call__(self, exn: Exception) -> bool:
-        self.stop = True
-        self.stop = not self.handler(exn)
+        passed = super().__call__(exn)
         # A shard that broke on its way is counted by the engine; what is wrong inside one costs a sample.
         if self.counters is not None and isinstance(exn, ShardFormatError):
             self.counters.add("bad_samples")
-        return not self.stop
+        return passed
 
 
 def tarfile_samples(
@@ -99,9 +99,9 @@ def tarfile_samples(
     looked at. Nothing is opened before the first sample is asked for.
     """
     renaming = select_files is not None or rename_files is not None
-    verdict = _Verdict(handler, counters)
-    admit = guarded(admission(select_files, rename_files), verdict) if renaming else None
-    grouping: dict[str, Any] = {"keys": keys, "lcase": lcase, "suffixes": suffixes, "on_duplicate": verdict}
+    outcome = _Counting(handler, counters)
+    admit = guarded(admission(select_files, rename_files), outcome) if renaming else None
+    grouping: dict[str, Any] = {"keys": keys, "lcase": lcase, "suffixes": suffixes, "on_duplicate": outcome}
     setting = config.transfer_config(workers=world.place().num_workers, **(transfer or {}))
     n = 0
     with open_shards(src, config=setting, stats=counters, cache=cache) as reader:
@@ -119,11 +119,11 @@ def tarfile_samples(
                             n = 0
                         yield sample
                 except Exception as exn:
-                    _judge(exn, reader, stream, verdict)
-                    if verdict.stop and valid_sample(grouping["pending"][0]):
+                    _judge(exn, reader, stream, outcome)
+                    if outcome.stop and valid_sample(grouping["pending"][0]):
                         n += 1
                         yield grouping["pending"][0]
-                if verdict.stop:
+                if outcome.stop:
                     return
             if counters is not None:
                 counters.add("epochs")
@@ -132,7 +132,7 @@ def tarfile_samples(
                 counters.add_samples(n)
 
 
-def _judge(exn: Exception, reader: ShardReader, stream: ShardStream, verdict: _Verdict) -> None:
+def _judge(exn: Exception, reader: ShardReader, stream: ShardStream, outcome: Outcome) -> None:
     """Ask the handler about what ended a shard, unless it was the handler, or the end of everything."""
     if reader.closed:  # the parser met memory that was taken from it
         raise ReaderClosed("the dataset was closed while it was read") from None
@@ -140,9 +140,9 @@ def _judge(exn: Exception, reader: ShardReader, stream: ShardStream, verdict: _V
         stream.reject()
     if isinstance(exn, Ended):
         return
-    if verdict.stop:  # what the handler itself raised, between two members
+    if outcome.stop:  # what the handler itself raised, between two members
         raise exn
-    verdict(exn)
+    outcome(exn)
 
 
 def _teller(stream: ShardStream) -> Callable[[str, int], None] | None:
@@ -164,17 +164,21 @@ def _teller(stream: ShardStream) -> Callable[[str, int], None] | None:
     return tell
 
 
-class TarStage(FilterFunction):
-    """The stage that `tarfile_to_samples` makes: it counts what it reads, in this process and its workers."""
+class ReadingStage(FilterFunction):
+    """A stage of ``f(source, *args, counters=…, opened=…, **kw)``, which reads shards by the engine: it counts what it
+    reads, in this process and its workers."""
 
-    def __init__(self, *args: Any, **kw: Any) -> None:
-        super().__init__(tarfile_samples, *args, **kw)
+    def __init__(self, f: Callable[..., Iterator[Any]], *args: Any, **kw: Any) -> None:
+        super().__init__(f, *args, **kw)
         self.board = Board()
         self._open: weakref.WeakSet[ShardReader] = weakref.WeakSet()
 
-    def run(self, source: Iterable[Any]) -> Iterator[Sample]:
-        """The samples of the shards in ``source``."""
-        return tarfile_samples(source, *self.args, counters=self.board.counters(), opened=self._open.add, **self.kw)
+    def run(self, source: Iterable[Any]) -> Iterator[Any]:
+        """What is in the shards of ``source``."""
+        read: Iterator[Any] = self.f(
+            source, *self.args, counters=self.board.counters(), opened=self._open.add, **self.kw
+        )
+        return read
 
     __call__ = run
 
@@ -195,6 +199,14 @@ class TarStage(FilterFunction):
         self._open = weakref.WeakSet()
 
 
+class TarStage(ReadingStage):
+    """The stage from shards to samples, see `tarfile_samples`."""
+
+    def __init__(self, *args: Any, **kw: Any) -> None:
+        super().__init__(tarfile_samples, *args, **kw)
+
+
+@stage_maker
 def tarfile_to_samples(
     handler: Handler = reraise_exception,
     select_files: Callable[[str], Any] | None = None,

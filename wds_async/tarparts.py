@@ -26,6 +26,7 @@ from wds_async.transfer.reader import open_shards
 __all__ = [
     "EndOfShard",
     "Ended",
+    "Outcome",
     "base_plus_ext",
     "group_by_keys",
     "guarded",
@@ -144,7 +145,7 @@ def tar_file_iterator(
         )
         extra, select_files = select_files, None
     admit = _admission(skip_meta, select_files, rename_files)
-    return _items(fileobj, str(getattr(fileobj, "name", fileobj)), admit, _Outcome(handler), extra)
+    return _items(fileobj, str(getattr(fileobj, "name", fileobj)), admit, Outcome(handler), extra)
 
 
 def tar_file_expander(
@@ -163,7 +164,7 @@ def tar_file_expander(
     """
     admit = _admission(SKIP_META, select_files, rename_files)
     for source in data:
-        outcome = _Outcome(handler)
+        outcome = Outcome(handler)
         if not isinstance(source, dict) or "stream" not in source:
             if outcome(UrlError(f'an opened shard is a dict with "url" and "stream", not {source!r:.80}')):
                 continue
@@ -228,9 +229,9 @@ def group_by_keys(
         yield sample
 
 
-class _Outcome:
-    """The user's handler, and what came of one shard: whether it ``broke``, and whether the handler ended everything
-    (``stop``) by False or by raising."""
+class Outcome:
+    """The user's handler, and what came of asking it: whether it ended everything (``stop``), by False or by raising.
+    ``broke``: the shard could not be read to its end."""
 
     def __init__(self, handler: Handler) -> None:
         self.handler = handler
@@ -276,9 +277,7 @@ def _admission(
     return named
 
 
-def _items(
-    fileobj: Any, url: str, admit: Callable[[str], str | None], outcome: _Outcome, extra: Item
-) -> Iterator[Item]:
+def _items(fileobj: Any, url: str, admit: Callable[[str], str | None], outcome: Outcome, extra: Item) -> Iterator[Item]:
     try:
         for name, data, _ in members(plain(_pieces(fileobj), url), url, admit=guarded(admit, outcome)):
             yield {"fname": name, "data": data, **extra}

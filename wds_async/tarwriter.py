@@ -17,12 +17,12 @@ from typing import IO, Any
 from wds_async.encoders import make_encoder
 from wds_async.errors import ConfigError
 from wds_async.redact import redact
-from wds_async.storage.sink import Sink, open_sink
+from wds_async.storage.sink import Sink, open_sink, publish_text
 from wds_async.tar.compress import compressed, compression
 from wds_async.tar.index import DaliIndex, Entry, dali_name, shard_list, shard_list_name
 from wds_async.tar.names import NameRules
 
-__all__ = ["TarWriter", "publish_text"]
+__all__ = ["TarWriter"]
 
 Sample = Mapping[str, Any]
 Path = str | os.PathLike[str]
@@ -247,17 +247,6 @@ def _index_kind(index: bool | str | None, name: str, compress: str) -> str | Non
     if kind is not None and (not name or name == "-" or name.startswith("pipe:")):
         raise ConfigError(f"index={index!r}: an index is written beside a tar, so the tar needs a name")
     return str(kind) if kind else None
-
-
-def publish_text(url: str, text: str, options: Mapping[str, Any] | None = None) -> None:
-    """Write a small text file to a URL; it appears whole or not at all."""
-    sink = open_sink(url, options=options)
-    try:
-        sink.write(text.encode("utf-8"))
-        sink.commit()
-    except BaseException:
-        sink.abort()
-        raise
 
 
 def _abandon() -> None:

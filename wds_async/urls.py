@@ -28,7 +28,6 @@ __all__ = [
     "native_pipe",
     "parse_rules",
     "recognise",
-    "redact",
     "rewrite",
     "route",
     "rules_from_env",

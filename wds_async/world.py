@@ -6,6 +6,7 @@ has not, there is no process group and no DataLoader worker to ask about.
 
 from __future__ import annotations
 
+import copy
 import sys
 import weakref
 import zlib
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from wds_async import config
 
 __all__ = [
+    "CountsEpochs",
     "Place",
     "SharedEpoch",
     "TorchDataset",
@@ -163,6 +165,35 @@ class SharedEpoch:
 
     def __copy__(self) -> SharedEpoch:
         return self
+
+    def apart(self) -> SharedEpoch:
+        """Another one that goes on from the same number."""
+        return SharedEpoch(self.get())
+
+
+class CountsEpochs:
+    """Base of stages whose order follows from the number of the epoch. Each iteration takes ``self._epoch.next()``."""
+
+    _epoch: SharedEpoch
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the latest iteration in this worker; assigning to it sets it for all workers."""
+        return self._epoch.get()
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self._epoch.set(epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration that of ``epoch``."""
+        self._epoch.set(epoch - 1)
+
+    def apart(self) -> Any:
+        """A copy that counts its epochs for itself, from here on."""
+        other = copy.copy(self)
+        other._epoch = self._epoch.apart()
+        return other
 
 
 def _attach(slots: Any) -> SharedEpoch:

@@ -8,11 +8,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 from click.testing import CliRunner
 
 from wds_async.cli.index import command
-from wds_async.errors import ConfigError, TruncatedShard
+from wds_async.errors import ShardNotFound, TruncatedShard
 from wds_async.random_access import ShardListDataset
 from wds_async.spec import load
 
@@ -70,6 +71,13 @@ def test_copies_can_be_indexed_for_another_place(shards: Any, monkeypatch: pytes
     assert index["shardlist"][0]["url"] == f"s3://bucket/data/shards/{path.name}"
 
 
+def test_an_index_is_written_to_a_url(shards: Any) -> None:
+    paths = shards(2, 3)
+    call(*paths, "-o", "memory://test-index/i.json")
+    text = fsspec.filesystem("memory").cat_file("/test-index/i.json")
+    assert [shard["url"] for shard in json.loads(text)["shardlist"]] == [*map(str, paths)]
+
+
 def test_a_bad_shard_is_named_and_nothing_is_written(shards: Any, tmp_path: Path) -> None:
     good, bad = shards(2, 3)
     bad.write_bytes(bad.read_bytes()[:3000])
@@ -78,7 +86,7 @@ def test_a_bad_shard_is_named_and_nothing_is_written(shards: Any, tmp_path: Path
     with pytest.raises(TruncatedShard, match=bad.name):
         call(good, bad, "-o", output)
     assert output.read_text() == "old"
-    with pytest.raises(ConfigError, match="cannot write"):
+    with pytest.raises(ShardNotFound, match="no such folder"):
         call(good, "-o", tmp_path / "nowhere" / "index.json")
 
 

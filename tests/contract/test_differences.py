@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.differences import DIFFERENCES
+from tests.contract import difference
+from tests.contract.differences import DIFFERENCES, PAGE, filled
 
 TESTS = Path(__file__).parent.parent
 
@@ -23,3 +24,17 @@ def test_each_difference_is_told_once() -> None:
     subjects = [difference.subject for difference in DIFFERENCES]
     assert len(set(subjects)) == len(subjects)
     assert all(d.webdataset and d.ours and d.reason and d.webdataset != d.ours for d in DIFFERENCES)
+
+
+def test_the_guide_has_the_table() -> None:
+    """``python -m tests.contract.differences`` brings it up to date."""
+    page = PAGE.read_text(encoding="utf-8")
+    assert filled(page) == page
+
+
+def test_each_difference_is_ordered() -> None:
+    orders = {value for name, value in vars(difference).items() if name.isupper()} | {
+        "design: the same seed gives the same stream",
+        "design: a stable hash for seeds",
+    }
+    assert {d.order for d in DIFFERENCES} <= orders

@@ -15,8 +15,8 @@ from wds_async import filters
 from wds_async.errors import ConfigError
 from wds_async.filters import shuffle
 from wds_async.fluid import FluidInterface
-from wds_async.legacy.fluent import Equalized, OlderMethods, stage_of
-from wds_async.pipeline import DataPipeline, FilterFunction, Sourced, stages_of
+from wds_async.legacy.fluent import Equalized, OlderMethods
+from wds_async.pipeline import DataPipeline, FilterFunction, Sourced, stage_of, stages_of
 from wds_async.records import RecordStage, cbors_to_samples
 from wds_async.samplecache import DBCache
 from wds_async.shardlists import split_by_worker
@@ -88,6 +88,8 @@ def test_stages_of(tmp_path: Path) -> None:
     assert list(stage([1])) == [6]
     (stage,) = stages_of(filters.batched, 2, collation_fn=None)
     assert list(stage([1])) == [[1]]
+    (stage,) = stages_of(tarfile_to_samples)
+    assert isinstance(stage, TarStage)
 
 
 def test_stages_pickle() -> None:

@@ -67,6 +67,11 @@ def test_an_empty_source_ends() -> None:
     assert list(resize(Numbers(0), 3)) == []
 
 
+@pytest.mark.timeout(10)
+def test_a_source_that_can_be_read_once_ends() -> None:
+    assert list(resize(iter(range(2)), 5)) == [0, 1]
+
+
 def test_an_error_is_the_sources() -> None:
     class Broken(Numbers):
         def __iter__(self) -> Iterator[int]:

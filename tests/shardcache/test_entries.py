@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import pytest
+
 from tests.shardcache.processes import leftovers
 from wds_async.shardcache.cache import DiskCache
 from wds_async.shardcache.entries import ShardEntry
@@ -174,4 +176,23 @@ def test_an_empty_file_is_what_a_crash_left(tmp_path: Path) -> None:
     one = entry(tmp_path)
     assert one.begin() is None
     assert one.role == "filling"
+    one.over()
+
+
+class _Full(DiskCache):
+    """A cache that another process keeps small: what is found there is gone a moment later."""
+
+    def find(self, url: str, name: str | None = None) -> Path | None:
+        path = super().find(url, name)
+        if path is not None:
+            path.unlink()
+        return path
+
+
+def test_removed_as_it_is_found(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    filled(tmp_path)
+    cache = _Full(tmp_path)
+    one = ShardEntry(cache, URL, cache.name(URL))
+    assert one.begin() is None
+    assert (one.role, caplog.text) == ("filling", "")
     one.over()

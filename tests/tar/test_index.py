@@ -15,7 +15,6 @@ from wds_async.tar.index import (
     Entry,
     dali_name,
     read_dali,
-    read_shard_list,
     scan,
     shard_list,
     shard_list_name,
@@ -116,17 +115,7 @@ def test_the_list_is_that_of_wids_version_1() -> None:
         "name": "a",
         "shardlist": shards,
     }
-    assert read_shard_list(text) == shards
     assert "name" not in json.loads(shard_list(shards))
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "[]", "{}", '{"wids_version": 2, "shardlist": []}', '{"wids_version": 1, "shardlist": [{"nsamples": 1}]}'],
-)
-def test_what_is_no_list_is_refused(text: str) -> None:
-    with pytest.raises(ShardFormatError, match="JSON list"):
-        read_shard_list(text)
 
 
 def test_a_scan_of_something_else_says_so() -> None:

@@ -35,6 +35,19 @@ def test_results_and_errors() -> None:
     _run(scenario)
 
 
+@pytest.mark.parametrize("kind", [StopIteration, SystemExit, KeyboardInterrupt, asyncio.CancelledError])
+def test_what_a_loop_does_not_bear_comes_as_an_error(kind: type[BaseException]) -> None:
+    def fail() -> None:
+        raise kind("3")
+
+    async def scenario(threads: BlockingThreads) -> None:
+        with pytest.raises(RuntimeError, match=f"{kind.__name__}: 3") as caught:
+            await threads.call(fail)
+        assert isinstance(caught.value.__cause__, kind)
+
+    _run(scenario)
+
+
 def test_no_more_threads_than_needed_or_allowed() -> None:
     async def scenario(threads: BlockingThreads) -> None:
         for _ in range(20):

@@ -12,7 +12,7 @@ import click
 
 from wds_async.cli import shards
 from wds_async.errors import WdsError
-from wds_async.urls import redact
+from wds_async.redact import redact
 
 __all__ = ["command"]
 

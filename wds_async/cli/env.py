@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from wds_async import config
-from wds_async.urls import redact
+from wds_async.redact import redact
 
 __all__ = ["command", "rows"]
 

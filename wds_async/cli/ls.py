@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from wds_async.cli import shards
-from wds_async.urls import redact
+from wds_async.redact import redact
 
 __all__ = ["command"]
 

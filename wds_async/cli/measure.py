@@ -266,8 +266,7 @@ def _ours(job: Job) -> _Source:
     if job.pipeline == "bytes":
         return _engine(job)
     if spec.is_function(job.urls[0]):
-        whole = wds_async.FluidWrapper(None)
-        whole.append(shards.made(job.urls[0]))  # one stage, also where it is a list
+        whole = wds_async.FluidWrapper(shards.made(job.urls[0]))
         return _stages(wds_async, whole, job), whole.statistics
     dataset = wds_async.WebDataset(job.urls, shardshuffle=False, empty_check=False, transfer=_transfer(job))
     return _stages(wds_async, dataset, job), dataset.statistics

@@ -1,25 +1,17 @@
-"""Older fluent methods, for today's pipelines and for the older classes, and what they make stages of."""
+"""Older fluent methods, for today's pipelines and for the older classes."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from wds_async import filters, pipeline, world
+from wds_async import filters, world
 from wds_async.errors import ConfigError
 from wds_async.legacy.names import deprecated
-from wds_async.records import cbors_to_samples, msgpacks_to_samples
-from wds_async.tariterators import tarfile_to_samples
+from wds_async.pipeline import stage_of
 
-__all__ = ["Equalized", "OlderMethods", "stage_of"]
-
-_MAKERS: tuple[Callable[..., Any], ...] = (cbors_to_samples, msgpacks_to_samples, tarfile_to_samples)
-
-
-def stage_of(f: Any, *args: Any, **kw: Any) -> Any:
-    """`pipeline.stage_of`, which also takes the functions that make stages of reading: ``wds.tarfile_to_samples``."""
-    return f(*args, **kw) if any(f is maker for maker in _MAKERS) else pipeline.stage_of(f, *args, **kw)
+__all__ = ["Equalized", "OlderMethods"]
 
 
 class Equalized(world.TorchDataset):
@@ -91,4 +83,4 @@ class OlderMethods:
         result = copy.copy(self)
         result.pipeline = [Equalized(self, length)]
         result.repetitions, result.nsamples, result.size = 1, -1, None
-        return result.with_length(length // world.place().world_size) if with_length else result
+        return result.with_length(length // world.place().world_size, silent=True) if with_length else result

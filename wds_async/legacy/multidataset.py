@@ -37,4 +37,4 @@ class MultiDataset(WebLoader):
         # Asked for without a GPU, torch would warn in every epoch.
         self.pipeline[0].pin_memory = pin_memory and sys.modules["torch"].cuda.is_available()
         if nominal is not None:
-            self.with_length(nominal)
+            self.with_length(nominal, silent=True)

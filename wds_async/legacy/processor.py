@@ -9,10 +9,10 @@ from typing import Any
 from wds_async import samplecache, world
 from wds_async.errors import ConfigError
 from wds_async.fluid import FluidInterface, FluidWrapper
-from wds_async.legacy.fluent import OlderMethods, stage_of
+from wds_async.legacy.fluent import OlderMethods
 from wds_async.legacy.names import deprecated
 from wds_async.legacy.resized import Chopped
-from wds_async.pipeline import stages_of
+from wds_async.pipeline import Inheriting, stage_of, stages_of
 
 __all__ = ["Chain", "Composable", "DBCache", "Processor", "Shorthands"]
 
@@ -24,7 +24,7 @@ def _tell_of_subclass(cls: type, base: type) -> None:
         deprecated(base.__name__, "DataPipeline with FluidInterface")
 
 
-class Composable:
+class Composable(Inheriting):
     """Mixin of datasets that take their ``source`` and can be continued. A class that names it as a base warns when
     it is defined."""
 
@@ -33,17 +33,6 @@ class Composable:
     def __init_subclass__(cls, **kw: Any) -> None:
         super().__init_subclass__(**kw)
         _tell_of_subclass(cls, Composable)
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = dict(self.__dict__)
-        here = world.place()
-        if here.world_size > 1 and world.spawning():  # as DataPipeline does: the child has no process group
-            state["_rank"] = here.rank, here.world_size
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        world.inherit_rank(state.pop("_rank", None))
-        self.__dict__.update(state)
 
     def source_(self, source: Any) -> Any:
         """Set the source; returns this object."""
@@ -87,7 +76,7 @@ class Shorthands(FluidInterface, OlderMethods):
 
     def with_length(self, length: int) -> Any:
         """Make ``len`` give ``length``."""
-        return FluidWrapper(self).with_length(length)
+        return FluidWrapper(self).with_length(length, silent=True)
 
     def ddp_equalize(self, length: int, with_length: bool = False) -> Any:
         """``length // world_size`` items on every rank, see `legacy.fluent.Equalized`."""

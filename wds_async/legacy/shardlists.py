@@ -13,7 +13,7 @@ from wds_async.legacy.processor import Composable
 
 __all__ = ["PytorchShardList", "ShardList"]
 
-_log = logging.getLogger("wds_async")
+logger = logging.getLogger("wds_async")
 
 Splitter = Callable[[list[str]], Iterable[str]]
 
@@ -113,5 +113,5 @@ class PytorchShardList(world.TorchDataset, Composable):
         if self.shuffle:
             random.Random().shuffle(urls)
         if self.verbose:
-            _log.warning("PytorchShardList: %d of %d shards", len(urls), len(self.urls))
+            logger.warning("PytorchShardList: %d of %d shards", len(urls), len(self.urls))
         return ({"url": url} for url in urls)

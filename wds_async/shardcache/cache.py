@@ -13,6 +13,7 @@ from typing import Any
 
 from wds_async.config import settings
 from wds_async.errors import ConfigError
+from wds_async.redact import redact
 from wds_async.shardcache.entries import ShardEntry
 from wds_async.shardcache.eviction import evict, touch
 from wds_async.shardcache.formats import looks_like_shard
@@ -20,7 +21,6 @@ from wds_async.shardcache.names import base_name, cache_name, copied_name, given
 from wds_async.shardcache.partial import sweep
 from wds_async.storage.generic import reads_local_files
 from wds_async.storage.registry import Location
-from wds_async.urls import redact
 
 __all__ = ["DiskCache", "shard_cache"]
 

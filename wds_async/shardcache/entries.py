@@ -150,12 +150,11 @@ class ShardEntry:
 
     def _decide(self) -> CopiedFile | Following | None:
         followed = self._following
-        self._path = self._cache.find(self._url, self._name)
-        if self._path is not None:
+        copied = self._find()
+        if copied is not None:
             self.role = "found"
-            status = os.stat(self._path)
             self._cache.tell("found", self._url)
-            return CopiedFile(str(self._path), status.st_size, file_identity(status))
+            return copied
         self.role = "store"
         if followed is not None:
             if followed.patience_lost:
@@ -172,6 +171,18 @@ class ShardEntry:
                     following.awaited = True
                 self._cache.tell("followed", self._url)
                 return following
+        return None
+
+    def _find(self) -> CopiedFile | None:
+        """The shard's whole copy. One that goes while we look, because the cache is full, is none."""
+        self._path = self._cache.find(self._url, self._name)
+        if self._path is not None:
+            try:
+                status = os.stat(self._path)
+            except FileNotFoundError:
+                self._path = None
+            else:
+                return CopiedFile(str(self._path), status.st_size, file_identity(status))
         return None
 
     def _fill(self, filling: Filling) -> CopiedFile | None:

@@ -15,7 +15,8 @@ import urllib.parse
 from collections.abc import Callable
 
 from wds_async.errors import ConfigError
-from wds_async.urls import local_path, redact, scheme
+from wds_async.redact import redact
+from wds_async.urls import local_path, scheme
 
 __all__ = ["base_name", "cache_name", "copied_name", "given_name", "is_own"]
 

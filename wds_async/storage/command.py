@@ -116,7 +116,7 @@ class Pipe:
         """Wait for the command to end, at most ``timeout`` seconds, and raise `PipeError` for a bad status."""
         try:
             self.status = self.proc.wait(self.timeout)
-        except Exception as exn:
+        except pipe.TimeoutExpired as exn:
             pipe.stop(self.proc)
             raise FetchTimeout(f"{self}: the command did not end within {self.timeout} s and was killed") from exn
         if settings().verbose:

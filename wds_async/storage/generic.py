@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from wds_async.errors import MissingExtra, UrlError
+from wds_async.redact import redact
 from wds_async.storage.base import Access, Answer, Fault, Request, Stream, Verdict
 from wds_async.storage.http import explain_exception
 from wds_async.storage.local import explain_os_error
-from wds_async.urls import redact
 
 __all__ = ["EXTRAS", "GenericBackend", "known_protocol", "reads_local_files"]
 

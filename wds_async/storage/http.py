@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from wds_async.config import proxy_for
 from wds_async.errors import UrlError
+from wds_async.redact import redact
 from wds_async.storage.base import Access, Answer, Fault, RefusedAnswer, Request, Stream, Verdict
-from wds_async.urls import redact
 
 if TYPE_CHECKING:
     import aiohttp

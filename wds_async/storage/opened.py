@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from wds_async.errors import UrlError
+from wds_async.redact import redact
 from wds_async.storage.base import Access, Answer, Fault, Request, Stream, Verdict
 from wds_async.storage.local import explain_os_error
 from wds_async.storage.schemes import Opener, default_opener, opener_of
-from wds_async.urls import redact
 
 __all__ = ["GOPEN_BUFSIZE", "OpenedBackend", "OpenedStream", "named_opener"]
 

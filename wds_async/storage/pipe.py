@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Awaitable, Callable
+from subprocess import TimeoutExpired
 from typing import Any
 
 from wds_async.errors import UrlError
@@ -25,11 +26,10 @@ __all__ = [
     "FdStream",
     "PipeBackend",
     "StdinBackend",
+    "TimeoutExpired",
     "describe_status",
     "finish_writing",
-    "kill_writing",
     "start",
-    "start_writing",
     "stop",
 ]
 
@@ -162,8 +162,7 @@ class _CommandStream:
 
 
 def _start(command: str) -> subprocess.Popen[bytes]:
-    # A session of its own, so that the whole pipeline of commands can be killed when the reader leaves.
-    process = subprocess.Popen(command, shell=True, stdout=subprocess.PIPE, bufsize=0, start_new_session=True)
+    process = start(command, writes=False, shell=True, bufsize=0)
     if sys.platform == "linux":
         import fcntl  # noqa: PLC0415 - POSIX only
 
@@ -189,13 +188,17 @@ def _reap(process: subprocess.Popen[bytes]) -> None:
 
 
 def start(*args: Any, writes: bool, **kw: Any) -> subprocess.Popen[bytes]:
-    """Start what ``subprocess.Popen(*args, **kw)`` starts, in a session of its own, to read from or write to."""
+    """Start what ``subprocess.Popen(*args, **kw)`` starts, to read from or write to.
+
+    In a session of its own, so that a whole pipeline of commands can be killed (`stop`) when its reader leaves.
+    """
     ours = {"stdin" if writes else "stdout": subprocess.PIPE, "start_new_session": True}
     return subprocess.Popen(*args, **{**ours, **kw})
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process from `start` and whatever it started, where it still runs, and reap it."""
+    """Kill a process from `start` and whatever it started, where it still runs, and reap it; one that is written to
+    does not see the end of its input before."""
     _kill(process)
     process.wait()
     for stream in (process.stdin, process.stdout):
@@ -204,26 +207,12 @@ def stop(process: subprocess.Popen[bytes]) -> None:
                 stream.close()
 
 
-def start_writing(command: str) -> subprocess.Popen[bytes]:
-    """Start ``command`` in the shell, in a session of its own; it reads what is written to its ``stdin``."""
-    return subprocess.Popen(command, shell=True, stdin=subprocess.PIPE, start_new_session=True)
-
-
 def finish_writing(process: subprocess.Popen[bytes]) -> int:
-    """End the input of a command from `start_writing`, wait for it, and return its status."""
+    """End the input of a command, wait for it, and return its status."""
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it may end without reading everything; its status says if that is bad
         process.stdin.close()
     return process.wait()
-
-
-def kill_writing(process: subprocess.Popen[bytes]) -> None:
-    """Kill a command from `start_writing` and whatever it started, before it sees the end of its input."""
-    _kill(process)
-    process.wait()
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):
-        process.stdin.close()
 
 
 def describe_status(status: int) -> str:

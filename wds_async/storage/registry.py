@@ -11,6 +11,7 @@ from typing import Any
 
 from wds_async.config import settings
 from wds_async.errors import UnsafeContent, UrlError
+from wds_async.redact import redact
 from wds_async.storage.base import Backend
 from wds_async.storage.generic import GenericBackend, known_protocol, reads_local_files
 from wds_async.storage.growing import CachedBackend, CacheEntry
@@ -19,7 +20,7 @@ from wds_async.storage.local import LocalBackend
 from wds_async.storage.opened import OpenedBackend
 from wds_async.storage.pipe import PipeBackend, StdinBackend
 from wds_async.storage.schemes import default_opener, opener_of
-from wds_async.urls import native_pipe, redact, rewrite, route, rules_from_env, scheme
+from wds_async.urls import native_pipe, rewrite, route, rules_from_env, scheme
 
 __all__ = ["Backends", "Location", "check_allowed", "locate", "tell_of_native_pipes"]
 
@@ -106,7 +107,7 @@ def _native(target: str) -> str:
         return target
     if settings().native_pipes:
         return native
-    if multiprocessing.parent_process() is None:  # a worker's parent was told when it made the data set
+    if multiprocessing.parent_process() is None:  # a worker's parent was told when it made the dataset
         _tell(target, native)
     return target
 

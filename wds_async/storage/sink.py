@@ -14,11 +14,12 @@ from collections.abc import Mapping
 from typing import Any, NoReturn, Protocol
 
 from wds_async.errors import AccessDenied, ConfigError, PipeError, ShardNotFound, StorageError, UrlError
+from wds_async.redact import redact
 from wds_async.storage import pipe, registry, upload
 from wds_async.storage.opened import GOPEN_BUFSIZE, named_opener
-from wds_async.urls import local_path, redact
+from wds_async.urls import local_path
 
-__all__ = ["FileSink", "LocalSink", "PipeSink", "Sink", "open_sink"]
+__all__ = ["FileSink", "LocalSink", "PipeSink", "Sink", "open_sink", "publish_text"]
 
 Data = bytes | bytearray | memoryview
 
@@ -149,7 +150,7 @@ class PipeSink:
         if not command:
             raise UrlError("pipe: has no command; write pipe:COMMAND, for instance pipe:cat > x.tar")
         self._url, self._offset = url, 0
-        self._process: Any = pipe.start_writing(command)
+        self._process: Any = pipe.start(command, writes=True, shell=True)
 
     def write(self, data: Data) -> int:
         if self._process is None:
@@ -181,13 +182,13 @@ class PipeSink:
         try:
             return pipe.finish_writing(process)
         except BaseException:  # Ctrl-C while the command is waited for
-            pipe.kill_writing(process)
+            pipe.stop(process)
             raise
 
     def abort(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            pipe.kill_writing(process)
+            pipe.stop(process)
 
     def _fail(self, status: int, exn: OSError | None) -> NoReturn:
         what = pipe.describe_status(status) if status else "the command ended before it had read everything"
@@ -223,3 +224,14 @@ def open_sink(url: str, *, options: Mapping[str, Any] | None = None, final: bool
     if place.kind == "opener":
         return FileSink(named_opener(target)(target, "wb", GOPEN_BUFSIZE), closes=True)
     return upload.HttpSink(target, **given) if place.kind == "http" else upload.fsspec_sink(target, given)
+
+
+def publish_text(url: str, text: str, options: Mapping[str, Any] | None = None) -> None:
+    """Write a small text file, in UTF-8, to ``url``; it appears whole or not at all. Raises what `open_sink` does."""
+    sink = open_sink(url, options=options)
+    try:
+        sink.write(text.encode("utf-8"))
+        sink.commit()
+    except BaseException:
+        sink.abort()
+        raise

@@ -23,10 +23,11 @@ from typing import IO, Any, NoReturn
 
 from wds_async.config import proxy_for, transfer_config
 from wds_async.errors import MissingExtra, ShardNotFound, StorageError
+from wds_async.redact import redact
 from wds_async.storage.base import Answer, Fault, Request, Verdict, error_for
 from wds_async.storage.generic import EXTRAS, GenericBackend
 from wds_async.storage.http import HttpBackend
-from wds_async.urls import redact, scheme
+from wds_async.urls import scheme
 
 __all__ = ["HttpSink", "MultipartSink", "StoreSink", "fsspec_sink"]
 

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 from wds_async.errors import ShardFormatError
 from wds_async.tar.group import SKIP_META, base_plus_ext
-from wds_async.tar.parse import BLOCK, _Headers, _pass_over
+from wds_async.tar.headers import BLOCK, Headers, pass_over
 from wds_async.tar.source import Read, Source
 
-__all__ = ["DaliIndex", "Entry", "dali_name", "read_dali", "read_shard_list", "scan", "shard_list", "shard_list_name"]
+__all__ = ["DaliIndex", "Entry", "dali_name", "read_dali", "scan", "shard_list", "shard_list_name"]
 
 _VERSION = "v1.2"
 _KIND = "wids-shard-index-v1"
@@ -119,12 +119,12 @@ def scan(read: Read, url: str) -> Iterator[Entry]:
     nobody can seek to: do not unpack it for this.
     """
     source = Source(read, url)
-    headers = _Headers(source)
+    headers = Headers(source)
     try:
         while (found := headers.next(-1)) is not None:
             name, size, offset = found
             yield Entry(name, source.offset, size)
-            _pass_over(source, (size + BLOCK - 1) & -BLOCK, offset)
+            pass_over(source, (size + BLOCK - 1) & -BLOCK, offset)
     finally:
         source.drop()
 
@@ -144,15 +144,3 @@ def shard_list_name(pattern: str) -> tuple[str, str]:
     stem = stem.replace("%%", "%").rstrip("-_.")
     folder = folder.replace("%%", "%") if found else folder
     return f"{folder}{slash}{stem or 'index'}.json", stem
-
-
-def read_shard_list(text: str) -> list[dict[str, Any]]:
-    """The shards of such a list, their URLs as they stand there. Raises ShardFormatError for what is none."""
-    try:
-        document = json.loads(text)
-        shards = [dict(shard) for shard in document["shardlist"]]
-        if document.get("wids_version") == 1 and all("url" in shard for shard in shards):
-            return shards
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ShardFormatError(f"no JSON list of shards: {type(error).__name__}: {error}") from None
-    raise ShardFormatError('no JSON list of shards: "wids_version" is 1 in one, and each of "shardlist" has a "url"')

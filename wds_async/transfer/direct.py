@@ -12,12 +12,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from wds_async.errors import UrlError
+from wds_async.redact import redact
 from wds_async.storage.base import Answer, RefusedAnswer, Request
 from wds_async.storage.http import identity_of
 from wds_async.transfer.connection import ConnectionBroken, Head, Origin, request_bytes
 from wds_async.transfer.origins import ConnectionPool
 from wds_async.transfer.window import Part
-from wds_async.urls import redact
 
 __all__ = ["IdentityChanged", "RangesIgnored", "WrongAnswer", "follow", "get_part"]
 

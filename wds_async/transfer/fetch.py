@@ -11,6 +11,7 @@ from typing import Any
 
 from wds_async.config import TransferConfig
 from wds_async.errors import WdsError
+from wds_async.redact import redact
 from wds_async.storage.base import (
     Access,
     Backend,
@@ -33,7 +34,6 @@ from wds_async.transfer.stats import Counters
 from wds_async.transfer.streams import DirectStream, StreamReader
 from wds_async.transfer.threads import BlockingThreads
 from wds_async.transfer.window import Part, Shard, Window
-from wds_async.urls import redact
 
 __all__ = ["Fetcher", "ShardNotes"]
 
@@ -248,6 +248,7 @@ class Fetcher:
             return await self._turn_streamed(backend, part, access)
         kept = notes.moved
         request = kept or access
+        asked_again = False
         for _ in range(_REDIRECTS_AT_MOST):
             before = part.filled
             self._counters.add("requests")
@@ -259,12 +260,12 @@ class Fetcher:
                     notes.moved = request
                 continue
             except RefusedAnswer as refused:
-                if kept is None or request is not kept or refused.answer.status not in _MOVED_AWAY:
+                if request is access or asked_again or refused.answer.status not in _MOVED_AWAY:
                     raise
-                # What the kept redirect points to may have expired, for all parts in flight: ask the original place.
-                if notes.moved is kept:
+                # Where the redirect points to may have expired, for all parts in flight: ask the original place once.
+                if notes.moved in (kept, request):
                     notes.moved = None
-                request = access
+                request, asked_again = access, True
                 continue
             except RangesIgnored:
                 if part.filled == 0:

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 from wds_async.config import TransferConfig, settings, transfer_config
 from wds_async.errors import ReaderClosed, StorageError, WdsError
+from wds_async.redact import redact
 from wds_async.storage.growing import CacheEntry
 from wds_async.storage.registry import Location, locate
 from wds_async.transfer.bridge import Engine
@@ -30,7 +31,7 @@ from wds_async.transfer.pump import Event, Pump
 from wds_async.transfer.slabs import Slab
 from wds_async.transfer.stats import Board, Counters
 from wds_async.transfer.window import Broken, Finished, Piece
-from wds_async.urls import local_path, redact
+from wds_async.urls import local_path
 
 __all__ = ["CachedShard", "ShardCache", "ShardReader", "ShardStream", "open_shards"]
 

@@ -1,4 +1,4 @@
-"""Counters: what the engine did, shared between the processes of one data set.
+"""Counters: what the engine did, shared between the processes of one dataset.
 
 A `Board` is a name. The process that made it counts in its own memory; every other process that gets it (a
 DataLoader worker, forked or spawned) counts in a small file of its own, mapped into memory, in a folder that the
@@ -118,7 +118,7 @@ class Counters:
 
 
 class Board:
-    """The shared scoreboard of one data set: pickles, survives ``fork``, owns a folder only once another process
+    """The shared scoreboard of one dataset: pickles, survives ``fork``, owns a folder only once another process
     counts. ``folder`` goes when the process that made the board drops it."""
 
     def __init__(self) -> None:

@@ -52,14 +52,14 @@ class BlockingThreads:
             try:
                 result, error = call(), None
             except BaseException as exn:
-                result, error = None, exn
+                result, error = None, _bearable(exn)
             try:
                 self._loop.call_soon_threadsafe(self._done, future, result, error)
             except RuntimeError:  # the loop is closed: nobody waits for this result any more
                 return
             del job, call, future, result, error
 
-    def _done(self, future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    def _done(self, future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
         self._idle += 1
         if future.done():
             return
@@ -67,3 +67,13 @@ class BlockingThreads:
             future.set_result(result)
         else:
             future.set_exception(error)
+
+
+def _bearable(exn: BaseException) -> Exception:
+    """``exn`` as a loop bears it: no future takes a StopIteration, and the SystemExit of one call (of a user's opener,
+    say) would end the loop for all readers of the process."""
+    if isinstance(exn, Exception) and not isinstance(exn, StopIteration):
+        return exn
+    carrier = RuntimeError(f"{type(exn).__name__}{f': {exn}' if str(exn) else ''}")
+    carrier.__cause__ = exn
+    return carrier

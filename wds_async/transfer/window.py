@@ -279,7 +279,7 @@ class Window:
         if shard.size is not None:
             rest = shard.size - shard.planned
         elif self._guess is not None:
-            # An eighth more than the median for a first part: shards of one data set differ a little.
+            # An eighth more than the median for a first part: shards of one dataset differ a little.
             rest = self._guess - shard.planned if shard.planned else max(1, self._guess + self._guess // 8)
         else:
             rest = _UNKNOWN_PART_BYTES - shard.planned
