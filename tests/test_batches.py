@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wds_async import batches
+from wds_async.errors import ConfigError
 
 
 @given(st.integers(0, 50), st.integers(1, 12), st.booleans())
@@ -27,6 +28,12 @@ def test_a_batch_is_given_out_as_soon_as_it_is_full() -> None:
     source = iter(range(100))
     next(iter(batches.batched(10, collation_fn=None)(source)))
     assert next(source) == 10
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_batch_of_nothing_is_an_error_and_not_an_empty_epoch(size: int) -> None:
+    with pytest.raises(ConfigError, match=f"batchsize={size}: a batch holds at least one sample"):
+        list(batches.batched(size)([1, 2, 3]))
 
 
 def test_columns_of_tuples() -> None:

@@ -242,6 +242,15 @@ def test_secure_mode_opens_no_local_files(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("WDS_SECURE", "1")
     with pytest.raises(ValueError, match="gopen: unsafe_gopen is False, cannot open local files"):
         next(StreamingOpen()([str(local)]))
+    for url in (str(local), local.as_uri()):
+        with pytest.raises(ValueError, match="gopen: unsafe_gopen is False, cannot open local files"):
+            FileCache(tmp_path / "cache").get_file(url)
+
+
+def test_a_local_file_by_rewriting_is_read_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (local,) = make_shards(tmp_path / "local", 1)
+    monkeypatch.setenv("WDS_REWRITE", f"gs://bucket/={local.parent}/")
+    assert FileCache(tmp_path / "cache").get_file(f"gs://bucket/{local.name}") == str(local)
 
 
 # -- the small ones -----------------------------------------------------------------------------------------------

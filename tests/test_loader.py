@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import gc
 import itertools
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -181,3 +183,24 @@ def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.data", None)
     with pytest.raises(MissingExtra, match=r'pip install "wds-async\[torch\]"'):
         WebLoader(range(3))
+
+
+def test_forked_workers_need_not_import_the_engine(spec: str) -> None:
+    """Importing it takes 0.1 s of CPU, which eight workers would each pay before their first sample."""
+    script = """
+import sys, warnings
+from torch.utils.data import DataLoader
+from wds_async import WebDataset
+
+def new(source):
+    for _ in source:
+        loaded = set(sys.modules) - before
+        yield sorted(name for name in loaded if name.startswith(("uvloop", "wds_async.", "PIL", "simplejpeg")))
+
+dataset = WebDataset(sys.argv[1], shardshuffle=False).decode("rgb8", only=[]).compose(new)
+before = set(sys.modules)
+print(next(iter(DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context="fork"))))
+"""
+    done = subprocess.run([sys.executable, "-c", script, spec], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert ast.literal_eval(done.stdout) == []

@@ -52,6 +52,10 @@ def test_a_list_is_several_stages_and_the_list_of_stages_is_plain() -> None:
 
 
 def test_what_is_no_stage() -> None:
+    with pytest.raises(ConfigError, match=r"shuffle stands in the pipeline without its call: write shuffle\("):
+        list(DataPipeline((1,), filters.shuffle))
+    with pytest.raises(ConfigError, match="of type str is not a first stage"):
+        list(DataPipeline("train.tar"))
     with pytest.raises(ConfigError, match="3 of type int is not a stage"):
         iter(DataPipeline(range(5), 3))
     with pytest.raises(ConfigError, match="first stage"):

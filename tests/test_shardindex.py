@@ -11,7 +11,7 @@ import pytest
 
 from tests.servers import make_shard
 from wds_async.errors import ConfigError, ShardNotFound, UnsafeContent
-from wds_async.shardindex import count_samples, load_index, merge_url, placed_shards
+from wds_async.shardindex import count_samples, load_index, placed_shards
 from wds_async.tar.index import shard_list
 
 
@@ -27,26 +27,6 @@ def entry(url: str, nsamples: int = 1, **more: Any) -> dict[str, Any]:
 
 def urls(index: dict[str, Any]) -> list[str]:
     return [shard["url"] for shard in index["shardlist"]]
-
-
-@pytest.mark.parametrize(
-    ("base", "url", "merged"),
-    [
-        ("", "x.tar", "x.tar"),
-        ("/d", "x.tar", "/d/x.tar"),
-        ("/d", "../x.tar", "/x.tar"),
-        ("/d", "/e/x.tar", "/e/x.tar"),
-        ("/d", "gs://b/x.tar", "gs://b/x.tar"),
-        ("http://h/d", "x.tar", "http://h/d/x.tar"),
-        ("http://h/d/", "e/x.tar?v=1", "http://h/d/e/x.tar?v=1"),
-        ("http://h:80/d", "/e/x.tar", "http://h:80/e/x.tar"),
-        ("s3://b/d/e", "../x.tar", "s3://b/d/x.tar"),
-        ("s3://b", "x.tar", "s3://b/x.tar"),
-        ("http://h/d", "pipe:cat x", "pipe:cat x"),
-    ],
-)
-def test_urls_are_seen_from_a_folder(base: str, url: str, merged: str) -> None:
-    assert merge_url(base, url) == merged
 
 
 def test_urls_are_relative_to_argument_then_base_then_place(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from wds_async import urls
 from wds_async.errors import UrlError
-from wds_async.urls import expand_urls, local_path, route, scheme
+from wds_async.urls import expand_urls, local_path, merge_url, route, scheme
 
 # ---------------------------------------------------------------- strings, lists, braces
 
@@ -300,6 +300,26 @@ def test_errors_hide_passwords() -> None:
     with pytest.raises(UrlError) as caught:
         expand_urls("https://me:hunter2@h/{0..1.tar?sig=hunter3")
     assert "hunter" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("base", "url", "merged"),
+    [
+        ("", "x.tar", "x.tar"),
+        ("/d", "x.tar", "/d/x.tar"),
+        ("/d", "../x.tar", "/x.tar"),
+        ("/d", "/e/x.tar", "/e/x.tar"),
+        ("/d", "gs://b/x.tar", "gs://b/x.tar"),
+        ("http://h/d", "x.tar", "http://h/d/x.tar"),
+        ("http://h/d/", "e/x.tar?v=1", "http://h/d/e/x.tar?v=1"),
+        ("http://h:80/d", "/e/x.tar", "http://h:80/e/x.tar"),
+        ("s3://b/d/e", "../x.tar", "s3://b/d/x.tar"),
+        ("s3://b", "x.tar", "s3://b/x.tar"),
+        ("http://h/d", "pipe:cat x", "pipe:cat x"),
+    ],
+)
+def test_urls_are_seen_from_a_folder(base: str, url: str, merged: str) -> None:
+    assert merge_url(base, url) == merged
 
 
 @given(_SOURCE)

@@ -187,6 +187,35 @@ assert list(DataLoader(built[0], batch_size=None)) == [1, 2, 3]
     assert done.returncode == 0, done.stderr
 
 
+class Squares(world.TorchMapDataset):
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, i: int) -> int:
+        return i * i
+
+
+def test_is_a_map_style_dataset() -> None:
+    from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
+
+    squares = Squares(3)
+    assert isinstance(squares, Dataset)
+    assert isinstance(squares, Squares)
+    assert not isinstance(squares, IterableDataset)
+    assert type(squares) is type(pickle.loads(pickle.dumps(squares))) is Squares
+    both = squares + Squares(2)
+    assert isinstance(both, ConcatDataset)
+    assert list(DataLoader(both, batch_size=None)) == [0, 1, 4, 0, 1]
+
+    class Users(Squares, Dataset[int]):
+        pass
+
+    assert Users(1).__class__ is Users
+
+
 def test_spawned_worker_keeps_its_parents_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(world, "_inherited_rank", None)
     world.inherit_rank(None)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from wds_async.errors import ConfigError
 from wds_async.pipeline import pipelinefilter
 
 __all__ = ["batched", "default_collation_fn", "tree_collation_fn", "unbatched", "unlisted"]
@@ -87,7 +88,12 @@ def _batched(
     collation_fn: Callable[[list[Any]], Any] | None = default_collation_fn,
     partial: bool = True,
 ) -> Iterator[Any]:
-    """``batchsize`` samples at a time through ``collation_fn`` (None: lists); ``partial`` keeps a short last one."""
+    """``batchsize`` samples at a time through ``collation_fn`` (None: lists); ``partial`` keeps a short last one.
+
+    ConfigError for a ``batchsize`` below 1.
+    """
+    if batchsize < 1:
+        raise ConfigError(f"batchsize={batchsize}: a batch holds at least one sample")
     source = iter(data)
     while batch := list(itertools.islice(source, batchsize)):
         if len(batch) == batchsize or partial:

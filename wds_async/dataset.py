@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from wds_async import config, lengths, shardlists, spec, world
-from wds_async.errors import ConfigError
 from wds_async.fluid import FluidInterface
 from wds_async.handlers import Handler, reraise_exception
 from wds_async.mixture import Mixture
@@ -27,20 +26,18 @@ logger = logging.getLogger("wds_async")
 
 def check_empty(source: Iterable[Any], shards: int | None = None) -> Iterator[Any]:
     """Everything; raises ConfigError (a ValueError) where that is nothing. ``shards`` is how many there are in all."""
-    samples = iter(source)
-    for first in samples:
-        yield first
-        break
-    else:
-        here = world.place()
-        raise ConfigError(
-            f"no sample came out of the dataset in worker {here.worker} of {here.num_workers}, rank {here.rank} of "
-            f"{here.world_size}: either it has fewer shards{'' if shards is None else f' ({shards})'} than ranks times "
-            f"workers ({here.world_size * here.num_workers}), or every shard was passed over by the handler. Use fewer "
-            "workers or more shards, or workersplitter=None and .compose(split_by_worker), which splits samples (and "
-            "has each worker read all shards of its rank); empty_check=False lets a worker be empty"
-        )
-    yield from samples
+    return shardlists.non_empty(source, functools.partial(_why_empty, shards))
+
+
+def _why_empty(shards: int | None) -> str:
+    here = world.place()
+    return (
+        f"no sample came out of the dataset in worker {here.worker} of {here.num_workers}, rank {here.rank} of "
+        f"{here.world_size}: either it has fewer shards{'' if shards is None else f' ({shards})'} than ranks times "
+        f"workers ({here.world_size * here.num_workers}), or every shard was passed over by the handler. Use fewer "
+        "workers or more shards, or workersplitter=None and .compose(split_by_worker), which splits samples (and "
+        "has each worker read all shards of its rank); empty_check=False lets a worker be empty"
+    )
 
 
 check_empty.keeps_length = True  # type: ignore[attr-defined]

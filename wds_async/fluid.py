@@ -17,7 +17,8 @@ class FluidInterface(OlderMethods):
     """Filters as methods. Each gives a new pipeline with the stage added and leaves this one as it is."""
 
     def compose(self, *stages: Any) -> Any:
-        """A new pipeline with ``stages`` added; `DataPipeline.compose` is what is meant."""
+        """A new pipeline with ``stages`` added, which are callables from iterator to iterator; this one stays as it is
+        (see `DataPipeline.compose`)."""
         raise NotImplementedError(f"{type(self).__name__}: put FluidInterface behind DataPipeline among the bases")
 
     def batched(
@@ -26,11 +27,16 @@ class FluidInterface(OlderMethods):
         collation_fn: Callable[[list[Any]], Any] | None = filters.default_collation_fn,
         partial: bool = True,
     ) -> Any:
-        """``batchsize`` samples at a time, collated; ``partial=False`` drops a shorter last batch."""
+        """``batchsize`` samples at a time, collated to columns; ``partial=False`` drops a shorter last batch.
+
+        Tuples become a tuple of columns, dicts a dict of columns: numbers as a numpy array, arrays and tensors stacked
+        (AssertionError where their shapes differ), everything else as a list. ``collation_fn(samples)`` does it
+        otherwise; None gives the list of samples. ConfigError for a ``batchsize`` below 1.
+        """
         return self.compose(filters.batched(batchsize, collation_fn=collation_fn, partial=partial))
 
     def unbatched(self) -> Any:
-        """The samples of batches of columns."""
+        """The single samples of batches, the reverse of `batched`: each column is taken apart along its first axis."""
         return self.compose(filters.unbatched())
 
     def listed(self, batchsize: int, partial: bool = True) -> Any:
@@ -46,12 +52,19 @@ class FluidInterface(OlderMethods):
         return self.compose(filters.log_keys(logfile))
 
     def shuffle(self, size: int, **kw: Any) -> Any:
-        """Shuffle through a buffer of ``size`` samples (see `filters.shuffle`); below 1, the same pipeline."""
+        """Shuffle samples through a buffer of ``size`` of them; below 1, the same pipeline.
+
+        ``initial`` (100) is how many are held before the first is given out. ``seed`` (or ``rng``, a
+        ``random.Random``) gives every iteration and every worker the same order; without it each has its own.
+        """
         return self if size < 1 else self.compose(filters.shuffle(size, **kw))
 
     def map(self, f: Callable[[Any], Any], handler: Handler = reraise_exception, *, threads: int = 0) -> Any:
-        """``f(sample)``; None drops the sample. With ``threads`` that many run ``f`` ahead, the order kept: for what
-        releases the GIL."""
+        """``f(sample)`` in place of each sample; None drops the sample.
+
+        ``handler`` is asked about an exception of ``f`` (`handlers`); the default raises it. With ``threads`` that
+        many run ``f`` ahead, the order kept: for what releases the GIL.
+        """
         return self.compose(filters.map(f, handler=handler, threads=threads))
 
     def decode(
@@ -66,7 +79,12 @@ class FluidInterface(OlderMethods):
         threads: int = 0,
         handler: Handler = reraise_exception,
     ) -> Any:
-        """Decode fields by extension; ``args`` are image specifications (``"torchrgb"``) and decoder functions.
+        """Decode fields by extension; ``args`` are image specifications (``"torchrgb"``) and decoder functions
+        ``f("." + field, data)``, tried in order before the built-in ones (None: not mine).
+
+        ``only`` names the fields to decode (default: all), ``partial=True`` lets pass those that are no bytes any more;
+        ``pre`` (decompression unless given) and ``post`` are decoders tried before and after all others. A field that
+        fails is a `DecodingError`, for ``handler``.
 
         ``min_size`` decodes images at 1/2, 1/4 or 1/8 where both sides stay at least that many pixels, in a fraction
         of the time. With ``threads`` that many decode ahead, the order kept. ``allow_pickle`` trusts pickled fields of
@@ -89,19 +107,25 @@ class FluidInterface(OlderMethods):
         )
 
     def map_dict(self, handler: Handler = reraise_exception, **kw: Any) -> Any:
-        """Replace field ``k`` by ``f(field)`` for every ``k=f``."""
+        """Replace field ``k`` by ``f(field)`` for every ``k=f``: ``map_dict(jpg=augment)``. A missing field is a
+        KeyError, for ``handler``."""
         return self.compose(filters.map_dict(handler=handler, **kw))
 
     def select(self, predicate: Callable[[Any], Any], **kw: Any) -> Any:
-        """The samples for which ``predicate`` is true."""
+        """The samples for which ``predicate(sample)`` is true; ``handler=`` is asked about its exceptions."""
         return self.compose(filters.select(predicate, **kw))
 
     def to_tuple(self, *args: Any, **kw: Any) -> Any:
-        """Tuples of the named fields: ``to_tuple("jpg;png", "cls")``."""
+        """Tuples of the named fields: ``to_tuple("jpg;png", "cls")``, or in one string ``to_tuple("jpg;png cls")``.
+
+        ``;`` stands between alternatives, of which the first that is there is taken. A missing field is a ValueError,
+        for ``handler``; with ``missing_is_error=False`` it is None.
+        """
         return self.compose(filters.to_tuple(*args, **kw))
 
     def map_tuple(self, *args: Any, handler: Handler = reraise_exception) -> Any:
-        """Apply the i-th function to the i-th value; None leaves it."""
+        """Apply the i-th function to the i-th value of a tuple. None leaves a value as it is; so are values left that
+        have no function. ``handler`` is asked about exceptions."""
         return self.compose(filters.map_tuple(*args, handler=handler))
 
     def slice(self, *args: Any) -> Any:
@@ -109,19 +133,28 @@ class FluidInterface(OlderMethods):
         return self.compose(filters.slice(*args))
 
     def rename(self, **kw: Any) -> Any:
-        """Name fields anew: ``rename(image="jpg;png")``."""
+        """Name fields anew: ``rename(image="jpg;png", label="cls")``, the first alternative that is there.
+
+        Other fields stay; ``keep=False`` drops them, ``__key__`` too. ValueError, for ``handler``, where none is there.
+        """
         return self.compose(filters.rename(**kw))
 
     def rsample(self, p: float = 0.5, **kw: Any) -> Any:
-        """Let each sample pass with probability ``p``."""
+        """Let each sample pass with probability ``p``; with ``seed=`` every iteration chooses the same ones."""
         return self.compose(filters.rsample(p, **kw))
 
     def rename_keys(self, *args: Any, **kw: Any) -> Any:
-        """Name fields anew by pattern (see `filters.rename_keys`)."""
+        """Name fields anew by pattern, ``rename_keys(("image", "*.jpg"))`` or ``rename_keys(image="jpg")``.
+
+        What nothing fits is dropped unless ``keep_unselected=True`` (see `filters.rename_keys`).
+        """
         return self.compose(filters.rename_keys(*args, **kw))
 
     def extract_keys(self, *args: Any, **kw: Any) -> Any:
-        """Tuples of the fields that fit patterns (see `filters.extract_keys`)."""
+        """Tuples of the fields that fit patterns: ``extract_keys("*.png;jpg", "cls")``.
+
+        ValueError where none fits (unless ``ignore_missing=True``) or several do (unless ``duplicate_is_error=False``).
+        """
         return self.compose(filters.extract_keys(*args, **kw))
 
     def xdecode(self, *args: Any, **kw: Any) -> Any:
@@ -133,7 +166,8 @@ class FluidInterface(OlderMethods):
         return self.compose(filters.LMDBCached(*args, **kw))
 
     def mcached(self) -> Any:
-        """Keep the samples in memory during the first epoch and yield them from there."""
+        """Keep the samples in memory during the first complete epoch and yield them from there afterwards. Each worker
+        keeps its own, all of them: the memory is what the samples take, without a bound."""
         return self.compose(filters.Cached())
 
 

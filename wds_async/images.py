@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from wds_async import world
 from wds_async.errors import ConfigError, MissingExtra
 
 if TYPE_CHECKING:
@@ -102,6 +103,8 @@ class ImageHandler:
         self.imagespec = imagespec
         self.extensions = frozenset(extensions)
         self.min_size = min_size
+        if world.may_fork_workers():
+            _agrees()
 
     def __call__(self, key: str, data: bytes) -> Any:
         """The image in ``data``, or None where the extension of ``key`` (``".seg.png"``) is not one of ours."""

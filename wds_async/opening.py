@@ -17,7 +17,7 @@ from wds_async.config import settings
 from wds_async.errors import UrlError
 from wds_async.redact import redact
 from wds_async.storage.command import Pipe
-from wds_async.storage.opened import named_opener
+from wds_async.storage.opened import GOPEN_BUFSIZE, named_opener
 from wds_async.storage.registry import Location, locate
 from wds_async.storage.schemes import DEFAULT, gopen_schemes, install
 from wds_async.storage.sink import Sink, open_sink
@@ -44,8 +44,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger("wds_async")
-
-_BUFSIZE = 8192
 
 
 class ShardFile(io.RawIOBase):
@@ -199,7 +197,7 @@ class SinkFile(io.RawIOBase):
             self.abort()
 
 
-def gopen(url: str, mode: str = "rb", bufsize: int = _BUFSIZE, **kw: Any) -> Any:
+def gopen(url: str, mode: str = "rb", bufsize: int = GOPEN_BUFSIZE, **kw: Any) -> Any:
     """Open ``url`` as a file of bytes: to read (``mode="rb"``) or to write (``"wb"``).
 
     ``-`` is standard input or output, a path or ``file:`` URL what ``open`` gives (buffered by ``GOPEN_BUFFER``), and
@@ -272,7 +270,7 @@ def _open(place: Location, mode: str, bufsize: int, kw: dict[str, Any], *, final
         return open(local_path(place.target) or "", mode, buffering=settings().gopen_buffer)
     if mode == "wb":
         return SinkFile(place.url, open_sink(place.url, final=final))
-    return io.BufferedReader(ShardFile(place.url, final=final), bufsize if bufsize > 0 else _BUFSIZE)
+    return io.BufferedReader(ShardFile(place.url, final=final), bufsize if bufsize > 0 else GOPEN_BUFSIZE)
 
 
 def _client(url: str, mode: str, bufsize: int) -> Any:
@@ -280,37 +278,37 @@ def _client(url: str, mode: str, bufsize: int) -> Any:
     return _open(locate(url, final=True), mode, bufsize, {}, final=True)
 
 
-def gopen_file(url: str, mode: str = "rb", bufsize: int = _BUFSIZE) -> Any:
+def gopen_file(url: str, mode: str = "rb", bufsize: int = GOPEN_BUFSIZE) -> Any:
     """A path or ``file:`` URL."""
     return _client(url, mode, bufsize)
 
 
-def gopen_pipe(url: str, mode: str = "rb", bufsize: int = _BUFSIZE) -> Any:
+def gopen_pipe(url: str, mode: str = "rb", bufsize: int = GOPEN_BUFSIZE) -> Any:
     """``pipe:command``, given to the shell as it stands."""
     return _client(url, mode, bufsize)
 
 
-def gopen_curl(url: str, mode: str = "rb", bufsize: int = _BUFSIZE) -> Any:
+def gopen_curl(url: str, mode: str = "rb", bufsize: int = GOPEN_BUFSIZE) -> Any:
     """``http:``, ``https:`` and what else curl reads in WebDataset; written by PUT."""
     return _client(url, mode, bufsize)
 
 
-def gopen_gsutil(url: str, mode: str = "rb", bufsize: int = _BUFSIZE) -> Any:
+def gopen_gsutil(url: str, mode: str = "rb", bufsize: int = GOPEN_BUFSIZE) -> Any:
     """``gs:``, Google Cloud Storage."""
     return _client(url, mode, bufsize)
 
 
-def gopen_ais(url: str, mode: str = "rb", bufsize: int = _BUFSIZE) -> Any:
+def gopen_ais(url: str, mode: str = "rb", bufsize: int = GOPEN_BUFSIZE) -> Any:
     """``ais:``, AIStore."""
     return _client(url, mode, bufsize)
 
 
-def gopen_htgs(url: str, mode: str = "rb", bufsize: int = _BUFSIZE) -> Any:
+def gopen_htgs(url: str, mode: str = "rb", bufsize: int = GOPEN_BUFSIZE) -> Any:
     """``htgs:``, an older name of ``gs:``, to read."""
     return _client(url, _to_read(mode), bufsize)
 
 
-def gopen_hf(url: str, mode: str = "rb", bufsize: int = _BUFSIZE) -> Any:
+def gopen_hf(url: str, mode: str = "rb", bufsize: int = GOPEN_BUFSIZE) -> Any:
     """``hf:``, Hugging Face, to read."""
     return _client(url, _to_read(mode), bufsize)
 

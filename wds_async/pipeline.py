@@ -196,7 +196,10 @@ class DataPipeline(world.TorchDataset, Inheriting):
 
         Raises ConfigError for an object that is no stage.
         """
-        if not args and hasattr(f, "__iter__") and not isinstance(f, type):
+        if isinstance(f, RestCurried) or getattr(f, "makes_stages", False) is True:
+            name = getattr(f, "__name__", "stage").lstrip("_")
+            raise ConfigError(f"{name} stands in the pipeline without its call: write {name}(…)")
+        if not args and hasattr(f, "__iter__") and not isinstance(f, (type, str)):
             return iter(f)
         if hasattr(f, "run"):
             return f.run(*args, **kwargs)
@@ -257,7 +260,11 @@ class DataPipeline(world.TorchDataset, Inheriting):
 
     def with_epoch(self, nsamples: int = -1, nbatches: int = -1) -> Any:
         """End each iteration after ``nsamples`` items (samples, or batches after `batched`), starting the source
-        again when it ends earlier. The count is that of each worker. Changes this object and returns it.
+        again when it ends earlier. Changes this object and returns it.
+
+        On a dataset the count is that of each worker; on a `WebLoader` it is what comes out of it, of all workers
+        together. A number below 1 sets no end: the iteration goes on for ever, so see to it that
+        ``total // (batch * world_size)`` is not 0.
 
         A shard that is partly read when an epoch ends is read from its start in a later one.
         """

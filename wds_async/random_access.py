@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import io
 import logging
 import operator
 import os
 import re
-import sys
 import warnings
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import numpy as np
 
-from wds_async import autodecode, config
+from wds_async import autodecode, config, world
 from wds_async.errors import ConfigError, MissingExtra, ShardFormatError, UrlError
 from wds_async.redact import redact
 from wds_async.shardfiles import MappedShard, OpenShards, ShardFiles, default_folder
-from wds_async.shardindex import load_index, merge_url
-from wds_async.urls import expand_urls
+from wds_async.shardindex import load_index
+from wds_async.urls import expand_urls, merge_url
 
 __all__ = ["ShardListDataset"]
 
@@ -39,7 +37,7 @@ _INDEX = re.compile(r"\.json(\.gz)?$", re.IGNORECASE)
 _SHARDS = re.compile(r"\.t(ar|gz|bz2|xz|zst)\b|[*{]|/$|^pipe:", re.IGNORECASE)
 
 
-class ShardListDataset:
+class ShardListDataset(world.TorchMapDataset):
     """The samples of shards by number: ``len(ds)``, ``ds[17]``, ``ds[-1]``.
 
     ``shards`` is an index (a path, a URL or an open file; ``wds-async index`` makes one, see `shardindex`), or a list
@@ -197,11 +195,6 @@ class ShardListDataset:
             sample = transform(sample)
         return sample
 
-    def __add__(self, other: Any) -> Any:
-        """Both, one after the other, as torch's datasets are added."""
-        data = sys.modules.get("torch.utils.data")
-        return NotImplemented if data is None else data.ConcatDataset([self, other])
-
     def close(self) -> None:
         """Close the open shards; they are opened again when they are needed."""
         self.cache.clear()
@@ -213,19 +206,6 @@ class ShardListDataset:
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-    # torch's Dataset is no abstract base class, so nothing can be registered with it, and a real subclass could not
-    # exist before torch is imported (see `world.TorchDataset`). But ``isinstance`` also believes ``__class__``: once
-    # torch is there, that is a class made of ours and torch's. ``type(self)`` stays what it is.
-    if not TYPE_CHECKING:
-
-        @property
-        def __class__(self):
-            return _torch_class(type(self))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # The default would refuse: it finds that ``__class__`` is not the type.
-        return _remade, (type(self), dict(self.__dict__))
 
 
 # ------------------------------------------------------------------ transformations
@@ -316,28 +296,10 @@ def _names_an_index(text: str) -> bool:
 
 
 def _cache_size(given: float) -> float:
+    """The bound of the cache in bytes: the environment's, where the argument is the one that nobody gave."""
     environment = config.settings().cache_size
     return environment if given == _CACHE_SIZE and environment is not None else given
 
 
 def _hashed(text: str) -> str:
     return urlsafe_b64encode(hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest())[:16].decode()
-
-
-def _torch_class(cls: type) -> type:
-    """A class that is both ``cls`` and torch's ``Dataset``; ``cls`` itself where torch is not imported."""
-    base = getattr(sys.modules.get("torch.utils.data"), "Dataset", None)
-    if base is None or issubclass(cls, base):
-        return cls
-    return _both(cls, base)
-
-
-@functools.cache
-def _both(cls: type, base: type) -> type:
-    return type(cls.__name__, (cls, base), {"__module__": cls.__module__, "__doc__": cls.__doc__})
-
-
-def _remade(cls: type[ShardListDataset], state: dict[str, Any]) -> ShardListDataset:
-    made = cls.__new__(cls)
-    made.__dict__.update(state)
-    return made

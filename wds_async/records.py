@@ -107,7 +107,7 @@ def _msgpack_objects(read: Read, url: str, limit: int) -> Iterator[Any]:
             raise _too_large(url, good, limit) from exn
         except FieldTooLarge:
             raise
-        except (msgpack.UnpackException, ValueError) as exn:
+        except (msgpack.UnpackException, ValueError, TypeError) as exn:  # the last: a map whose key is a list
             raise _corrupt(url, good, exn) from exn
         if fed - good > limit:
             raise _too_large(url, good, limit)

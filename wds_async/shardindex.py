@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import posixpath
-import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any
 
@@ -25,9 +23,9 @@ from wds_async.tar.decompress import plain
 from wds_async.tar.group import admission, base_plus_ext
 from wds_async.tar.parse import members
 from wds_async.transfer.reader import ShardStream, open_shards
-from wds_async.urls import local_path, scheme
+from wds_async.urls import local_path, merge_url, scheme
 
-__all__ = ["count_samples", "load_index", "merge_url", "placed_shards"]
+__all__ = ["count_samples", "load_index", "placed_shards"]
 
 Shard = dict[str, Any]
 
@@ -138,23 +136,6 @@ def _give(shards: list[Shard], name: str, value: Any) -> None:
 
 def _wrong(document: Document, path: tuple[str | int, ...], why: str) -> WdsError:
     return document.error(path, f"no index of shards: {why} (`wds-async index SHARDS… -o index.json` makes one)")
-
-
-# ------------------------------------------------------------------ URLs
-
-
-def merge_url(base: str, url: str) -> str:
-    """``url`` as seen from the folder ``base``, both paths or URLs.
-
-    One with a scheme stands for itself; an absolute path keeps the scheme and host of ``base``.
-    """
-    if not base or scheme(url):
-        return url
-    if scheme(base) == "":
-        return os.path.normpath(os.path.join(base, url))
-    parts, own = urllib.parse.urlsplit(base), urllib.parse.urlsplit(url)
-    path = posixpath.normpath(posixpath.join(parts.path or "/", own.path))
-    return urllib.parse.urlunsplit((parts.scheme, parts.netloc, path, own.query, own.fragment))
 
 
 # ------------------------------------------------------------------ making one

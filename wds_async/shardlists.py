@@ -213,12 +213,13 @@ def _resampled(src: Iterable[Any], n: int = sys.maxsize, seed: Any = None) -> It
 resampled = pipelinefilter(_resampled)
 
 
-def non_empty(src: Iterable[Any]) -> Iterator[Any]:
-    """Everything; raises ConfigError (a ValueError) where that is nothing."""
+def non_empty(src: Iterable[Any], why: Callable[[], str] | None = None) -> Iterator[Any]:
+    """Everything; raises ConfigError (a ValueError), with what ``why()`` says, where that is nothing."""
     source = iter(src)
     for first in source:
         yield first
         break
     else:
-        raise ConfigError("non_empty: the stage before it gave nothing at all (fewer shards than workers?)")
+        usual = "non_empty: the stage before it gave nothing at all (fewer shards than workers?)"
+        raise ConfigError(usual if why is None else why())
     yield from source

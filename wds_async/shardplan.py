@@ -11,7 +11,7 @@ from typing import Any
 
 from wds_async import config, filters, shardlists, world
 from wds_async.errors import ConfigError
-from wds_async.shardlists import MultiShardSample, ResampledShards, SimpleShardList
+from wds_async.shardlists import DirectoryShardList, MultiShardSample, ResampledShards, SimpleShardList
 from wds_async.storage.registry import tell_of_native_pipes
 
 __all__ = ["ShardPlan", "shuffle_buffer"]
@@ -105,8 +105,6 @@ def _refuse_empty_ranks(shards: int) -> None:
 
 
 def _directory(urls: Any, mode: str | None) -> Any:
-    from wds_async.directories import DirectoryShardList  # noqa: PLC0415 (few watch a directory)
-
     if not isinstance(urls, (str, os.PathLike)):
         raise ConfigError(f"mode={mode!r} watches one directory; urls is {urls!r:.80}")
     return DirectoryShardList(os.fspath(urls), mode=mode)

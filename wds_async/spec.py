@@ -29,8 +29,7 @@ from wds_async import config
 from wds_async.document import Document, read
 from wds_async.errors import ConfigError, UnsafeContent, UrlError
 from wds_async.redact import redact
-from wds_async.shardindex import merge_url
-from wds_async.urls import expand_urls, scheme
+from wds_async.urls import expand_urls, merge_url, scheme
 
 __all__ = ["Source", "Spec", "call", "is_function", "is_specification", "load"]
 

@@ -28,6 +28,7 @@ from wds_async.tarparts import (
     url_opener,
     valid_sample,
 )
+from wds_async.transfer.bridge import prepare
 from wds_async.transfer.reader import ShardCache, ShardReader, ShardStream, open_shards
 from wds_async.transfer.stats import Board, Counters, Stats
 
@@ -170,6 +171,8 @@ class ReadingStage(FilterFunction):
 
     def __init__(self, f: Callable[..., Iterator[Any]], *args: Any, **kw: Any) -> None:
         super().__init__(f, *args, **kw)
+        if world.may_fork_workers():
+            prepare()
         self.board = Board()
         self._open: weakref.WeakSet[ShardReader] = weakref.WeakSet()
 

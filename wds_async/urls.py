@@ -1,13 +1,14 @@
 """From what a user writes to a list of URLs, and what kind of URL each one is.
 
 Strings in, strings out; the only thing touched is the local file system, for ``~``, globs and directories.
-The neighbours that also deal in URLs are offered here, so that there is one place to import them from.
+Rewriting and commands that stand for URLs are offered here too, so that there is one place to import them from.
 """
 
 from __future__ import annotations
 
 import glob
 import os
+import posixpath
 import re
 import shlex
 import urllib.parse
@@ -25,6 +26,7 @@ __all__ = [
     "Rule",
     "expand_urls",
     "local_path",
+    "merge_url",
     "native_pipe",
     "parse_rules",
     "recognise",
@@ -259,6 +261,20 @@ def local_path(url: str) -> str | None:
     if not path:
         raise UrlError(f"{url!r}: a file: URL without a path")
     return path[1:] if re.match(r"/[A-Za-z]:[\\/]", path) else path
+
+
+def merge_url(base: str, url: str) -> str:
+    """``url`` as seen from the folder ``base``, both paths or URLs.
+
+    One with a scheme stands for itself; an absolute path keeps the scheme and host of ``base``.
+    """
+    if not base or scheme(url):
+        return url
+    if scheme(base) == "":
+        return os.path.normpath(os.path.join(base, url))
+    parts, own = urllib.parse.urlsplit(base), urllib.parse.urlsplit(url)
+    path = posixpath.normpath(posixpath.join(parts.path or "/", own.path))
+    return urllib.parse.urlunsplit((parts.scheme, parts.netloc, path, own.query, own.fragment))
 
 
 def route(url: str) -> str:

@@ -7,6 +7,7 @@ has not, there is no process group and no DataLoader worker to ask about.
 from __future__ import annotations
 
 import copy
+import functools
 import sys
 import weakref
 import zlib
@@ -19,8 +20,10 @@ __all__ = [
     "Place",
     "SharedEpoch",
     "TorchDataset",
+    "TorchMapDataset",
     "inherit_rank",
     "make_seed",
+    "may_fork_workers",
     "place",
     "spawning",
     "worker_seed",
@@ -105,6 +108,12 @@ def _torch_worker() -> tuple[int, int] | None:
     data = sys.modules.get("torch.utils.data")
     info = None if data is None else data.get_worker_info()
     return None if info is None else (info.id, info.num_workers)
+
+
+def may_fork_workers() -> bool:
+    """Whether the program has imported torch's DataLoader. Its workers are forked: what is imported before that is
+    there in all of them, and what is not is imported in each."""
+    return "torch.utils.data" in sys.modules
 
 
 def spawning() -> bool:
@@ -241,3 +250,41 @@ def _register(cls: type) -> None:
         if not issubclass(cls, base):
             base.register(cls)
         _registered.add(cls)
+
+
+class TorchMapDataset:
+    """Base of what torch must take for a map-style ``torch.utils.data.Dataset``; give it ``len`` and indexing.
+
+    As for `TorchDataset`, but that class is no abstract base class, so nothing can be registered with it.
+    ``isinstance`` also believes ``__class__``: once torch is there, that is a class made of ours and torch's.
+    ``type(self)`` stays what it is.
+    """
+
+    if not TYPE_CHECKING:
+
+        @property
+        def __class__(self):
+            base = getattr(sys.modules.get("torch.utils.data"), "Dataset", None)
+            return type(self) if base is None else _both(type(self), base)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The default would refuse: it finds that ``__class__`` is not the type.
+        return _remade, (type(self), dict(self.__dict__))
+
+    def __add__(self, other: Any) -> Any:
+        """Both, one after the other, as torch's datasets are added."""
+        data = sys.modules.get("torch.utils.data")
+        return NotImplemented if data is None else data.ConcatDataset([self, other])
+
+
+@functools.cache
+def _both(cls: type, base: type) -> type:
+    if issubclass(cls, base):  # a user's class that names torch's as well
+        return cls
+    return type(cls.__name__, (cls, base), {"__module__": cls.__module__, "__doc__": cls.__doc__})
+
+
+def _remade(cls: type[TorchMapDataset], state: dict[str, Any]) -> TorchMapDataset:
+    made = cls.__new__(cls)
+    made.__dict__.update(state)
+    return made

@@ -45,7 +45,7 @@ def test_a_stranger_is_warned_about(call: Any, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("WDS_BUGDET", "1")
     result = call("env")
     assert result.exit_code == 0
-    assert "WDS_BUGDET is set but means nothing: did you mean WDS_BUDGET?" in result.stderr
+    assert "WDS_BUGDET is set but no setting has this name (did you mean WDS_BUDGET?)" in result.stderr
 
 
 def test_a_value_that_does_not_parse(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:

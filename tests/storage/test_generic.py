@@ -190,6 +190,9 @@ def test_what_reads_local_files() -> None:
         "zip://a::/x.zip",
         "zip://a::file:///x.zip",
         "git://a:b@c",
+        "asynclocal:///x",
+        "generic://file:///x",
+        "reference://x.tar::http://h/references.json",
     ):
         assert reads_local_files(url), url
     for url in ("s3://b/x", "simplecache::http://h/x", "zip://a::s3://b/x.zip", "memory://x"):

@@ -52,6 +52,7 @@ def test_errors_name_the_path_and_the_run_goes_on(tmp_path: Path) -> None:
     good.write_bytes(b"good")
     (tmp_path / "folder.tar").mkdir()
     urls = [str(tmp_path / "missing.tar"), str(good), str(tmp_path / "folder.tar"), str(good), f"{good}/below.tar"]
+    assert "taken literally; a range is written {000..999}" in str(outcomes([str(tmp_path / "{0...9}.tar")])[0][1])
     found = outcomes(urls)
     assert [type(error) for _, error in found] == [
         ShardNotFound,

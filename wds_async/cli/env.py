@@ -31,8 +31,9 @@ def command(as_json: bool) -> None:
     else:
         _draw(table)
     for name, nearest in strangers:
-        hint = f": did you mean {nearest}?" if nearest else ""
-        click.echo(click.style(f"warning: {name} is set but means nothing{hint}", fg="yellow"), err=True)
+        hint = f" (did you mean {nearest}?)" if nearest else ""
+        text = f"warning: {name} is set but no setting has this name{hint}; only ${{{name[4:]}}} in a URL would read it"
+        click.echo(click.style(text, fg="yellow"), err=True)
     bad = [row for row in table if row["error"]]
     for row in bad:
         click.echo(click.style(f"{row['name']} does not parse: {row['error']}", fg="red"), err=True)

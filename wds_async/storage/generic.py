@@ -21,7 +21,9 @@ __all__ = ["EXTRAS", "GenericBackend", "known_protocol", "reads_local_files"]
 
 Call = Callable[..., Awaitable[Any]]
 
-_LOCAL = frozenset({"", "file", "local", "git"})
+# The first four are this machine's files, git and dvc a repository among them; what the last two read is said by what
+# they find elsewhere, and may be any file.
+_LOCAL = frozenset({"", "file", "local", "asynclocal", "git", "dvc", "generic", "reference"})
 
 EXTRAS = {
     "s3": "s3",

@@ -26,7 +26,8 @@ def explain_os_error(exn: BaseException) -> Fault:
     """An ``OSError`` of a file system as a `Fault`. Errors that network file systems heal from are transient."""
     text = getattr(exn, "strerror", None) or str(exn) or type(exn).__name__
     if isinstance(exn, FileNotFoundError):
-        return Fault(Verdict.MISSING, "there is no such file", "Check the path and the working directory.")
+        braces = " These braces are taken literally; a range is written {000..999}." if "{" in str(exn.filename) else ""
+        return Fault(Verdict.MISSING, "there is no such file", "Check the path and the working directory." + braces)
     if isinstance(exn, PermissionError):
         return Fault(Verdict.DENIED, text, "Check the file's permissions.")
     if isinstance(exn, IsADirectoryError):

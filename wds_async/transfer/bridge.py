@@ -24,7 +24,7 @@ from wds_async.transfer.slabs import SlabPool
 from wds_async.transfer.stats import Counters
 from wds_async.transfer.threads import BlockingThreads
 
-__all__ = ["Engine", "new_event_loop"]
+__all__ = ["Engine", "new_event_loop", "prepare"]
 
 _STOP_WITHIN_S = 2.0
 _LOCK_WITHIN_S = 0.05
@@ -39,11 +39,21 @@ _inherited: list[Engine] = []
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
     """uvloop's where it is installed, asyncio's otherwise (``benchmarks/http.py`` and ``tls.py`` have both)."""
+    uvloop = _uvloop()
+    return asyncio.new_event_loop() if uvloop is None else uvloop.new_event_loop()
+
+
+def _uvloop() -> Any:
     try:
-        import uvloop  # noqa: PLC0415 - not on Windows
+        import uvloop  # noqa: PLC0415 - not on Windows, and its import takes 40 ms
     except ImportError:
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
+        return None
+    return uvloop
+
+
+def prepare() -> None:
+    """Import what the engine will import, for a process whose children will run it. Starts nothing."""
+    _uvloop()
 
 
 class Engine:
