@@ -24,6 +24,7 @@ COMMANDS = {
     "ls": "List the samples of shards: keys, fields, sizes, offsets.",
     "cat": "Show samples, or write one field's or a whole shard's bytes.",
     "bench": "Measure reading: bytes/s, samples/s, CPU and memory.",
+    "check": "Read shards from end to end and report what is wrong.",
     "index": "Count the samples of shards and write a JSON index.",
     "env": "Show every environment variable that is read.",
     "run": "Run a script whose `import webdataset` becomes wds_async.",
