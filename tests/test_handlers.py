@@ -33,7 +33,22 @@ def test_warning_tells_the_error_and_where(name: str, goes_on: bool) -> None:
     assert record[0].filename == __file__
 
 
-@pytest.mark.parametrize("name", [n for n in handlers.__all__ if n != "Handler"])
+@pytest.mark.parametrize("name", [n for n in handlers.__all__ if n not in ("Handler", "check_handler")])
 def test_handlers_pickle_by_name(name: str) -> None:
     handler = getattr(handlers, name)
     assert pickle.loads(pickle.dumps(handler)) is handler
+
+
+@pytest.mark.parametrize("given", ["warn", 3, True])
+def test_what_is_no_handler_is_told_before_it_is_needed(given: object) -> None:
+    from wds_async.dataset import WebDataset
+    from wds_async.errors import ConfigError
+    from wds_async.filters import map, select
+
+    for make in (
+        lambda: WebDataset("x.tar", handler=given),
+        lambda: map(str, handler=given),
+        lambda: select(bool, handler=given),
+    ):
+        with pytest.raises(ConfigError, match="handler="):
+            make()

@@ -373,3 +373,11 @@ def test_a_hundred_thousand_shards_take_a_moment(write: Any) -> None:
     shards = [{"url": f"http://h/x-{i}.tar", "nsamples": i} for i in range(100_000)]
     found = spec.load(write(json.dumps({"wids_version": 1, "shardlist": shards}), "index.json"))
     assert found.nsamples == sum(range(100_000))
+
+
+def test_a_misspelt_key_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("WARNING", "wds_async"):
+        found = spec.load({"dataset": [{"shards": "x.tar", "wieght": 3, "scale": 2}]})
+    assert found.sources[0].metadata == {"wieght": 3, "scale": 2}
+    (record,) = caplog.records
+    assert "'wieght' means nothing; did you mean 'weight'?" in record.getMessage()

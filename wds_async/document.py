@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import json
+import logging
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +19,8 @@ from wds_async.transfer.reader import open_shards
 from wds_async.urls import local_path, scheme
 
 __all__ = ["MAX_BYTES", "Document", "read"]
+
+logger = logging.getLogger("wds_async")
 
 MAX_BYTES = 64 << 20
 """The largest document that is read, in bytes."""
@@ -55,6 +60,15 @@ class Document:
             "name that"
         )
         return self.error(path, f"{redact(url)!r}: {why}", UnsafeContent)
+
+    def tell_of_misspelt(self, path: tuple[str | int, ...], given: Iterable[Any], known: Iterable[str]) -> None:
+        """Warn of keys at ``path`` that are nearly one of ``known``, where any others are allowed: ``wieght`` would
+        have no effect, silently."""
+        known = frozenset(known)
+        for key in given:
+            near = [] if key in known else difflib.get_close_matches(str(key), known, 1, 0.8)
+            if near:
+                logger.warning("%s", self.error((*path, key), f"{key!r} means nothing; did you mean {near[0]!r}?"))
 
     def _place(self, path: tuple[str | int, ...]) -> str:
         if self.text is None:

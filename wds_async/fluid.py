@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -57,7 +58,7 @@ class FluidInterface(OlderMethods):
         ``initial`` (100) is how many are held before the first is given out. ``seed`` (or ``rng``, a
         ``random.Random``) gives every iteration and every worker the same order; without it each has its own.
         """
-        return self if size < 1 else self.compose(filters.shuffle(size, **kw))
+        return self if operator.index(size) < 1 else self.compose(filters.shuffle(size, **kw))
 
     def map(self, f: Callable[[Any], Any], handler: Handler = reraise_exception, *, threads: int = 0) -> Any:
         """``f(sample)`` in place of each sample; None drops the sample.

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import Any
+
+from wds_async.errors import ConfigError
 
 __all__ = [
     "Handler",
+    "check_handler",
     "ignore_and_continue",
     "ignore_and_stop",
     "reraise_exception",
@@ -19,6 +23,14 @@ __all__ = [
 ]
 
 Handler = Callable[[Exception], bool]
+
+
+def check_handler(handler: Any) -> None:
+    """Raise ConfigError for what is no function: called at the first fault, it would hide that fault."""
+    if not callable(handler):
+        raise ConfigError(
+            f"handler={handler!r}: it is a function from an exception to a bool, as in handler=wds.warn_and_continue"
+        )
 
 
 def reraise_exception(exn: Exception) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import itertools
 import operator
 import sys
@@ -17,6 +18,7 @@ from typing import Any, TypeVar
 
 from wds_async import config, world
 from wds_async.errors import ConfigError, ReaderClosed
+from wds_async.handlers import check_handler
 
 __all__ = [
     "DataPipeline",
@@ -81,7 +83,22 @@ class RestCurried:
         self.f = f
 
     def __call__(self, *args: Any, **kw: Any) -> FilterFunction:
+        self._check(args, kw)
         return FilterFunction(self.f, *args, **kw)
+
+    def _check(self, args: tuple[Any, ...], kw: dict[str, Any]) -> None:
+        """Wrong arguments are told here, in the user's line, and not when the first sample is asked for."""
+        name = getattr(self.f, "__name__", "stage").lstrip("_")
+        if kw.get("handler") is not None:
+            check_handler(kw["handler"])
+        try:
+            signature = inspect.signature(self.f)
+        except ValueError:  # of some built-in functions
+            return
+        try:
+            signature.bind(None, *args, **kw)
+        except TypeError as exn:
+            raise TypeError(f"{name}(): {exn}") from None
 
     def __reduce__(self) -> Any:
         # By name where the decorated name is this object, else by the function it wraps.

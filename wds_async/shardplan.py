@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import os
 import warnings
 from collections.abc import Callable
@@ -41,7 +42,10 @@ def shuffle_buffer(shardshuffle: bool | int | None, resampled: bool, stacklevel:
             f"shardshuffle=True shuffles through {_TRUE_SHUFFLE} shards; give a number", stacklevel=stacklevel
         )
         return _TRUE_SHUFFLE
-    return int(shardshuffle or 0)
+    buffer = operator.index(shardshuffle or 0)
+    if buffer < 0:
+        raise ConfigError(f"shardshuffle={buffer}: it is a number of shards, or False")
+    return buffer
 
 
 @dataclass(frozen=True, kw_only=True)

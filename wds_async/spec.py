@@ -272,6 +272,7 @@ def _source(
     weight = given.get("weight", read)
     if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 <= weight <= sys.float_info.max:
         raise document.error((*path, "weight"), f"{weight!r:.60} is not a weight: write a number from 0 on")
+    document.tell_of_misspelt(path, given, _SOURCE_KEYS)
     name = _text(document, (*path, "name"), given.get("name", _default_name(given[key], bucket, index)))
     return Source(
         name=name,

@@ -9,7 +9,7 @@ from typing import Any
 
 from wds_async import config, world
 from wds_async.errors import CorruptShard, NotATar, ReaderClosed, ShardFormatError, TruncatedShard
-from wds_async.handlers import Handler, reraise_exception
+from wds_async.handlers import Handler, check_handler, reraise_exception
 from wds_async.pipeline import FilterFunction, stage_maker
 from wds_async.redact import redact
 from wds_async.tar.decompress import plain
@@ -222,6 +222,7 @@ def tarfile_to_samples(
     suffixes: Collection[str] | None = None,
 ) -> TarStage:
     """The stage from shards to samples, see `tarfile_samples`. ConfigError at once for a wrong ``transfer``."""
+    check_handler(handler)
     config.transfer_config(**(transfer or {}))
     given: dict[str, Any] = {"cache": cache, "keys": keys, "lcase": lcase, "suffixes": suffixes}
     usual = {"cache": None, "keys": base_plus_ext, "lcase": True, "suffixes": None}
