@@ -49,6 +49,17 @@ def no_thread_left() -> Iterator[None]:
 
 
 @pytest.fixture
+def openers() -> Iterator[None]:
+    """``gopen_schemes`` is as it was before, whatever a test does to it."""
+    from wds_async.storage.schemes import gopen_schemes  # not loaded for every test
+
+    before = dict(gopen_schemes)
+    yield
+    gopen_schemes.clear()
+    gopen_schemes.update(before)
+
+
+@pytest.fixture
 def origin() -> Iterator[Origin]:
     """A scripted server without files; `Origin.add` puts some there."""
     with Origin() as running:

@@ -15,6 +15,9 @@ CHECKS = {
     "from submodule": "from webdataset.tariterators import base_plus_ext as f; assert f('a.b') == ('a', 'b')",
     "own spec": "import webdataset.filters as f; assert f.__spec__.name == f.__name__ == 'wds_async.filters'",
     "missing": "import importlib.util as u; assert u.find_spec('webdataset.nonsense') is None",
+    "wids": "import wids, wds_async.wids; assert wids is wds_async.wids",
+    "from wids": "from wids import ShardListDataset; from wds_async import wids; "
+    "assert ShardListDataset is wids.ShardListDataset",
     "others": "import json, tarfile",
     "once": "from wds_async.cli.alias import prepare; prepare(); prepare(); import sys, webdataset;"
     "assert sum(type(f).__name__ == 'Alias' for f in sys.meta_path) == 1",

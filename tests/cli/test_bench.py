@@ -64,6 +64,7 @@ def test_several_worker_counts_give_a_recommendation_and_a_chart(call: Any, shar
         (["--pipeline", "bytes", "--workers", "2"], "--workers 0"),
         (["--budget", "lots"], "--budget"),
         (["--against", "tfrecord"], "--against"),
+        (["--pipeline", "decode:rgb9"], "rgb8"),
     ],
 )
 def test_bad_options(options: list[str], word: str, call: Any) -> None:

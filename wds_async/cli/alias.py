@@ -1,6 +1,6 @@
-"""``import webdataset`` (and its submodules) resolving to wds_async, for ``wds-async run``.
+"""``import webdataset`` (and its submodules) and ``import wids`` resolving to wds_async, for ``wds-async run``.
 
-The folder ``shim`` holds a module named webdataset, which installs this finder. Being a folder on
+The folder ``shim`` holds modules named webdataset and wids, which install this finder. Being a folder on
 ``sys.path`` it reaches the processes that a script spawns too: multiprocessing hands its path on.
 """
 
@@ -18,7 +18,7 @@ from types import ModuleType
 __all__ = ["SHIM", "Alias", "install", "prepare"]
 
 SHIM = str(Path(__file__).with_name("shim"))
-_OLD, _NEW = "webdataset", "wds_async"
+_OLD, _NEW, _WIDS = "webdataset", "wds_async", "wids"  # webdataset 0.2 came with a package wids
 
 
 class Alias(MetaPathFinder, Loader):
@@ -30,16 +30,14 @@ class Alias(MetaPathFinder, Loader):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """A spec for ``webdataset`` and what is below it, None for any other name."""
-        if name != _OLD and not name.startswith(_OLD + "."):
-            return None
-        if importlib.util.find_spec(_NEW + name[len(_OLD) :]) is None:
+        """A spec for ``webdataset`` and what is below it and for ``wids``, None for any other name."""
+        if not _is_theirs(name) or importlib.util.find_spec(_ours(name)) is None:
             return None
         return ModuleSpec(name, self)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """The module of wds_async."""
-        module = importlib.import_module(_NEW + spec.name[len(_OLD) :])
+        module = importlib.import_module(_ours(spec.name))
         self._own_specs[spec.name] = module.__spec__
         return module
 
@@ -50,11 +48,19 @@ class Alias(MetaPathFinder, Loader):
             module.__spec__ = self._own_specs[spec.name]
 
 
+def _is_theirs(name: str) -> bool:
+    return name in (_OLD, _WIDS) or name.startswith(_OLD + ".")
+
+
+def _ours(name: str) -> str:
+    return f"{_NEW}.{_WIDS}" if name == _WIDS else _NEW + name[len(_OLD) :]
+
+
 def install() -> ModuleType:
-    """Make every later ``import webdataset…`` give wds_async; the package itself is returned."""
+    """Make every later ``import webdataset…`` and ``import wids`` give wds_async; the package itself is returned."""
     if not any(isinstance(finder, Alias) for finder in sys.meta_path):
         sys.meta_path.insert(0, Alias())
-    for name in [n for n in sys.modules if n == _OLD or n.startswith(_OLD + ".")]:
+    for name in [n for n in sys.modules if _is_theirs(n)]:
         del sys.modules[name]
     package = importlib.import_module(_NEW)
     sys.modules[_OLD] = package

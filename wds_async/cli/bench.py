@@ -78,6 +78,14 @@ def command(*, url: tuple[str, ...], **options: Any) -> None:
 def _check(pipeline: str, counts: list[int]) -> None:
     if pipeline.partition(":")[0] not in ("bytes", "raw", "decode"):
         raise click.BadParameter(f"{pipeline!r} is not bytes, raw, decode or decode:SPEC", param_hint="--pipeline")
+    image = pipeline.partition(":")[2]
+    if image:
+        from wds_async.images import imagehandler  # noqa: PLC0415 (numpy, which bench of bytes does without)
+
+        try:
+            imagehandler(image)
+        except ValueError as exn:
+            raise click.BadParameter(str(exn), param_hint="--pipeline") from exn
     if pipeline == "bytes" and any(counts):
         raise click.UsageError("--pipeline bytes measures the engine of one process: it takes --workers 0 only")
 
@@ -167,7 +175,7 @@ def _report(outcomes: list[Outcome], hint: advice.Advice | None, options: dict[s
         if hint is not None:
             console.print(f"[bold green]Recommended:[/] {hint.text}", highlight=False, soft_wrap=True)
     if options["png"]:
-        from wds_async.cli import chart  # noqa: PLC0415 - brings matplotlib
+        from wds_async.cli import chart  # noqa: PLC0415 (brings matplotlib)
 
         chart.bench(outcomes, options["png"])
         click.echo(f"chart: {options['png']}", err=True)

@@ -47,7 +47,7 @@ class Course:
 
 def _pyplot() -> Any:
     try:
-        import matplotlib  # noqa: PLC0415 - in the extras "demo" and "bench"
+        import matplotlib  # noqa: PLC0415 (in the extras "demo" and "bench")
     except ModuleNotFoundError as exn:
         raise MissingExtra('charts need matplotlib: pip install "wds-async[bench]"') from exn
     matplotlib.use("Agg")

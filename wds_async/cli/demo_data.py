@@ -135,7 +135,7 @@ def _batch(plan: Plan, part: str, number: int) -> list[_Image]:
 
 @functools.cache
 def _digits(part: str) -> tuple[Any, Any]:
-    from sklearn.datasets import load_digits  # noqa: PLC0415 - in the extra "demo"
+    from sklearn.datasets import load_digits  # noqa: PLC0415 (in the extra "demo")
 
     digits = load_digits()
     # In a fixed random order: neighbours in the set were written by the same hand.
@@ -147,7 +147,7 @@ def _digits(part: str) -> tuple[Any, Any]:
 
 def render(digit: Any, pixels: int, random: np.random.Generator) -> bytes:
     """A JPEG of ``pixels`` squared from an 8×8 ``digit`` (0 to 16): turned up to 12°, shifted, coloured, noisy."""
-    from PIL import Image  # noqa: PLC0415 - in the extra "images"
+    from PIL import Image  # noqa: PLC0415 (in the extra "images")
 
     ink = Image.fromarray((np.pad(digit, 1) * (255 / 16)).astype(np.uint8))
     size = pixels * 7 // 8

@@ -43,7 +43,7 @@ def train(
     ``sample_bytes`` is what a sample takes in its shard, for the rate at which bytes are trained on.
     """
     try:
-        import torch  # noqa: PLC0415 - in the extra "demo"
+        import torch  # noqa: PLC0415 (in the extra "demo")
     except ModuleNotFoundError as exn:
         raise MissingExtra('the demo needs torch and more: pip install "wds-async[demo]"') from exn
     import wds_async as wds  # noqa: PLC0415

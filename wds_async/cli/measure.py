@@ -261,7 +261,7 @@ _Source = tuple[Iterable[Any], Callable[[], Any]]  # what to iterate, and how to
 
 
 def _ours(job: Job) -> _Source:
-    import wds_async  # noqa: PLC0415 - each process imports what it measures, and no more
+    import wds_async  # noqa: PLC0415 (each process imports what it measures, and no more)
 
     if job.pipeline == "bytes":
         return _engine(job)

@@ -20,7 +20,8 @@ __all__ = ["command"]
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def command(as_module: bool, script: str, args: tuple[str, ...]) -> None:
-    """Run SCRIPT with ARGS; its `import webdataset` becomes wds_async. Nothing in it is edited.
+    """Run SCRIPT with ARGS; its `import webdataset` (and `import wids`) becomes wds_async. Nothing
+    in it is edited.
 
     The exit status is the script's own.
 

@@ -15,7 +15,7 @@ _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 def cpu_s() -> float:
     """User and system seconds of this process and of its children that have ended and been waited for."""
     try:
-        import resource  # noqa: PLC0415 - POSIX only
+        import resource  # noqa: PLC0415 (POSIX only)
     except ImportError:
         times = os.times()
         return times.user + times.system
@@ -58,7 +58,7 @@ def peak_bytes() -> int:
     if peak:
         return peak
     try:
-        import resource  # noqa: PLC0415 - POSIX only
+        import resource  # noqa: PLC0415 (POSIX only)
     except ImportError:
         return 0
     unit = 1 if sys.platform == "darwin" else 1024
