@@ -60,6 +60,8 @@ def empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         ("1.5k", 1536),
         ("2T", 2048 * GIB),
         ("10b", 10),
+        ("1e12", 10**12),
+        ("2.5e9", 2_500_000_000),
     ],
 )
 def test_sizes(text: str, size: int) -> None:

@@ -142,6 +142,12 @@ def test_images_say_which_extra_they_need(monkeypatch: pytest.MonkeyPatch) -> No
         imageencoder(GRAY)
 
 
+def test_torch_fields_say_which_extra_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(MissingExtra, match=r'pip install "wds-async\[torch\]"'):
+        make_encoder(True)({"pth": {"a": 1}})
+
+
 def test_gz_fields_are_compressed_without_a_clock() -> None:
     encode = make_encoder(True)
     encoded = encode({"txt.gz": "text", "json.gz": {"a": 1}, "bin.gz": b"raw"})

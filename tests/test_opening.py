@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,7 @@ from wds_async.opening import Pipe, ShardFile, gopen, gopen_schemes, reader, rew
 BYTES = data(3 * MIB + 17)
 
 
-@pytest.fixture(autouse=True)
-def table() -> Iterator[None]:
-    before = dict(gopen_schemes)
-    yield
-    gopen_schemes.clear()
-    gopen_schemes.update(before)
+pytestmark = pytest.mark.usefixtures("openers")
 
 
 def test_reading_over_http(origin: Origin) -> None:

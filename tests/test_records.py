@@ -165,6 +165,13 @@ def test_errors_go_to_the_handler(tmp_path: Path, stage: Any, dumps: Any) -> Non
         assert list(stage(ignore_and_stop).run(urls)) == SAMPLES + before
 
 
+def test_a_map_with_a_list_for_a_key_is_no_record(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(msgpack.packb(1) + b"\x81\x91\x01\x02")
+    with pytest.raises(CorruptShard, match="byte 1 cannot be decoded: TypeError"):
+        list(msgpacks_to_samples().run([str(path)]))
+
+
 @both
 def test_the_size_of_an_object_is_bounded(tmp_path: Path, stage: Any, dumps: Any) -> None:
     url = write(tmp_path / "x", dumps, [1, bytes(9 << 20)])

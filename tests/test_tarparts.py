@@ -261,6 +261,14 @@ def test_what_a_file_raises_names_the_shard() -> None:
     assert "stream" in str(asked[1])
 
 
+def test_a_command_that_fails_behind_its_bytes_loses_no_member(tmp_path: Path) -> None:
+    """Of a small shard all bytes have come when the error does; only the last sample may be cut short."""
+    (tmp_path / "x.tar").write_bytes(A)
+    opened = url_opener([{"url": f"pipe:cat {tmp_path}/x.tar; exit 2"}])
+    found = group_by_keys(tar_file_expander(opened, handler=ignore_and_continue))
+    assert [sample["__key__"] for sample in found] == ["a0", "a1"]
+
+
 def test_streams_are_closed(put: Any) -> None:
     files = [io.BytesIO(A), io.BytesIO(b"x" * 1000), io.BytesIO(B)]
     sources = [{"url": str(i), "stream": file, "local_path": f"/{i}"} for i, file in enumerate(files)]

@@ -108,6 +108,7 @@ def test_meta_fields_are_kept_on_request_and_are_text() -> None:
         ({"txt": "no key"}, {}),
         ({"__key__": 7, "txt": "x"}, {}),
         ({"__key__": "k", "a": b"good", "z": 5}, {}),
+        ({"__key__": "k", "a": b"good", 5: b"its name is no str"}, {}),
         ({"__key__": "k", "a": b"good", "z": "text"}, {"encoder": False}),
         ({"__key__": "k", "a": b"good", "z" * 120: b""}, {"format": "USTAR_FORMAT"}),
         ({"__key__": "k" * 300, "a": b"good"}, {"format": tarfile.USTAR_FORMAT}),

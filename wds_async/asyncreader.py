@@ -51,7 +51,7 @@ class AsyncReader:
         channel = _Channel(self._buffer, asyncio.get_running_loop())
         items = self._source
         if _is_urls(items):
-            from wds_async.dataset import WebDataset  # noqa: PLC0415 - not loaded for other sources
+            from wds_async.dataset import WebDataset  # noqa: PLC0415 (not loaded for other sources)
 
             items = WebDataset(items, **{"shardshuffle": False, **self._arguments})
         self._running[channel] = items if items is not self._source else None

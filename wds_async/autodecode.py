@@ -64,7 +64,7 @@ def _installed(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as exn:
-        raise MissingExtra(f"decoding this field needs {module}: pip install {extra}") from exn
+        raise MissingExtra(f'decoding this field needs {module}: pip install "wds-async[{extra}]"') from exn
 
 
 @functools.lru_cache(maxsize=8)
@@ -107,7 +107,7 @@ def torch_loads(data: bytes, allow_pickle: bool = False) -> Any:
     if rules.secure:
         raise UnsafeContent("torch.loads is not allowed for security reasons when enforce_security is set.")
     restricted = _weights_only() and not (allow_pickle or rules.allow_pickle)
-    torch = _installed("torch", '"wds-async[torch]"')
+    torch = _installed("torch", "torch")
     try:
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=restricted)
     except pickle.UnpicklingError as exn:
@@ -144,11 +144,11 @@ def _tenbin_loads(data: bytes) -> Any:
 
 
 def _msgpack_loads(data: bytes) -> Any:
-    return _installed("msgpack", '"wds-async[formats]"').unpackb(data)
+    return _installed("msgpack", "formats").unpackb(data)
 
 
 def _cbor_loads(data: bytes) -> Any:
-    return _installed("cbor2", '"wds-async[formats]"').loads(data)
+    return _installed("cbor2", "formats").loads(data)
 
 
 decoders: dict[str, Callable[[bytes], Any]] = {

@@ -31,7 +31,6 @@ from wds_async.shardcache.formats import looks_like_shard
 from wds_async.shardcache.names import cache_name
 from wds_async.storage.registry import locate
 from wds_async.tariterators import TarStage, tarfile_samples, tarfile_to_samples
-from wds_async.transfer.reader import open_shards
 from wds_async.urls import local_path, scheme
 
 __all__ = [
@@ -245,11 +244,7 @@ class FileCache:
         if self.cleaner is not None:
             self.cleaner.cleanup()
         for _ in range(_FETCHES):  # more than one where this followed a process that then died
-            with open_shards([url], cache=self._cache) as shards:
-                for shard in shards:
-                    while shard.read() is not None:
-                        pass
-            found = self._cache.find(url)
+            found = self._cache.fetch(url)
             if found is not None:
                 return self._validated(found, url)
         raise StorageError(f"{redact(url)}: it cannot be kept in {self.cache_dir!r}; look at its space and permissions")

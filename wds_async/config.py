@@ -53,12 +53,12 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 DEFAULT_BUDGET_BYTES = 128 * MIB
 MIN_BUDGET_BYTES = 32 * MIB
 _HOST_BUDGET_BYTES = 3 * GIB
-_SIZE = re.compile(r"(\d{1,18}(?:\.\d*)?) ?([kmgt]?)(?:i?b)?")
+_SIZE = re.compile(r"(\d{1,18}(?:\.\d*)?(?:e\d{1,2})?) ?([kmgt]?)(?:i?b)?")
 _SUFFIXES = {"": 1, "k": KIB, "m": MIB, "g": GIB, "t": 1 << 40}
 
 
 def parse_bytes(text: str) -> int:
-    """``"128M"``, ``"64MiB"``, ``"1.5g"`` or plain digits; all units are powers of 1024. ValueError otherwise."""
+    """``"128M"``, ``"64MiB"``, ``"1.5g"`` or a number (``"1e12"``); units are powers of 1024. ValueError otherwise."""
     found = _SIZE.fullmatch(text.strip().lower())
     if found is None:
         raise ValueError(f"{text!r} is not a size; write 128M or 134217728")

@@ -45,9 +45,9 @@ def imageencoder(image: Any, format: str = "PNG", quality: int | None = None) ->
     for other spellings. Raises ValueError for other values, and MissingExtra where Pillow is not installed.
     """
     try:
-        import PIL.Image  # noqa: PLC0415 - most shards are written from bytes
-    except ImportError as error:
-        raise MissingExtra('encoding images needs Pillow: pip install "wds-async[images]"') from error
+        import PIL.Image  # noqa: PLC0415 (most shards are written from bytes)
+    except ImportError as exn:
+        raise MissingExtra('encoding images needs Pillow: pip install "wds-async[images]"') from exn
     if isinstance(image, np.ndarray):
         image = _pil_image(image)
     elif not isinstance(image, PIL.Image.Image):
@@ -63,13 +63,13 @@ def imageencoder(image: Any, format: str = "PNG", quality: int | None = None) ->
         image.save(stream, format=name, **({} if quality is None else {"quality": quality}))
     except KeyError:
         raise ValueError(f"Pillow writes no images of the format {format!r}") from None
-    except OSError as error:  # the format does not hold such an image
-        raise ValueError(f"an image of mode {image.mode} is not written as {format}: {error}") from error
+    except OSError as exn:  # the format does not hold such an image
+        raise ValueError(f"an image of mode {image.mode} is not written as {format}: {exn}") from exn
     return stream.getvalue()
 
 
 def _pil_image(array: Any) -> Any:
-    import PIL.Image  # noqa: PLC0415 - `imageencoder` has seen that it is there
+    import PIL.Image  # noqa: PLC0415 (`imageencoder` has seen that it is there)
 
     if array.dtype.kind == "f":
         low, high = (float(np.amin(array)), float(np.amax(array))) if array.size else (0.0, 0.0)
@@ -92,9 +92,11 @@ def bytestr(data: Any) -> bytes:
 
 
 def torch_dumps(data: Any) -> bytes:
-    """``torch.save``, as bytes. torch is imported here and not before."""
-    import torch  # noqa: PLC0415 - writing shards must not need it
-
+    """``torch.save``, as bytes. Raises MissingExtra where torch, which is not imported before, is not installed."""
+    try:
+        import torch  # noqa: PLC0415 (writing shards must not need it)
+    except ImportError as exn:
+        raise MissingExtra('encoding this field needs torch: pip install "wds-async[torch]"') from exn
     stream = io.BytesIO()
     torch.save(data, stream)
     return stream.getvalue()
@@ -134,8 +136,8 @@ def cbor_dumps(x: Any) -> bytes:
 def _packed(package: str, function: str, x: Any) -> bytes:
     try:
         module = importlib.import_module(package)
-    except ImportError as error:
-        raise MissingExtra(f'{package} is not installed: pip install "wds-async[formats]"') from error
+    except ImportError as exn:
+        raise MissingExtra(f'encoding this field needs {package}: pip install "wds-async[formats]"') from exn
     packed: bytes = getattr(module, function)(x)
     return packed
 
@@ -239,13 +241,15 @@ def _extension(name: str) -> str:
 
 
 def _encode_field(sample: Sample, name: str, value: Any, handlers: Encoders) -> Any:
+    if not isinstance(name, str):
+        return value  # the writer says what a field's name is
     try:
         return encode_based_on_extension1(value, name, handlers)
-    except Exception as error:
+    except Exception as exn:
         where = f"field {name!r} of sample {sample.get('__key__')!r}"
         used = handlers.get(_extension(name))
-        if isinstance(error, WdsError) or (used is not None and used is not _OURS.get(_extension(name))):
-            error.add_note(f"while encoding {where}")
+        if isinstance(exn, WdsError) or (used is not None and used is not _OURS.get(_extension(name))):
+            exn.add_note(f"while encoding {where}")
             raise
-        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        raise ValueError(f"{where} (a {type(value).__name__}): {kind}{error}") from error
+        kind = "" if isinstance(exn, ValueError) else f"{type(exn).__name__}: "
+        raise ValueError(f"{where} (a {type(value).__name__}): {kind}{exn}") from exn

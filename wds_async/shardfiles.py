@@ -134,10 +134,7 @@ class ShardFiles:
             if fetch and not self.path(url).exists():
                 logger.info("fetching %s", redact(url))
                 self._make_folder(self.folder, url)
-                with open_shards([url], cache=self.cache) as opened:
-                    for stream in opened:
-                        while stream.read() is not None:  # the cache keeps what passes through it
-                            pass
+                self.cache.fetch(url)
         return None
 
     def _unpack(self, url: str, kept: Path) -> None:

@@ -302,9 +302,11 @@ def _pieces(fileobj: Any) -> Read:
     if not hasattr(fileobj, "readinto"):
         return lambda: memoryview(fileobj.read(_PIECE_BYTES) or b"") or None
     buffer = memoryview(bytearray(_PIECE_BYTES))
+    # What a buffered file got before an error is lost with it where it goes on until the buffer is full.
+    readinto = fileobj.readinto1 if isinstance(fileobj, io.BufferedReader) else fileobj.readinto
 
     def read() -> memoryview | None:
-        count = fileobj.readinto(buffer)
+        count = readinto(buffer)
         return buffer[:count] if count else None
 
     return read

@@ -164,9 +164,9 @@ class TarWriter:
                 if self.format is not None:
                     raise
                 return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
-        except ValueError as error:
+        except ValueError as exn:
             raise ConfigError(
-                f"sample {key!r}: the header of field {field!r} cannot be written ({error}); USTAR holds names of 100"
+                f"sample {key!r}: the header of field {field!r} cannot be written ({exn}); USTAR holds names of 100"
                 " bytes, or 255 with folders, and sizes below 8 GiB: shorten the key, or leave format= away"
             ) from None
 

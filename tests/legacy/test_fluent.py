@@ -1,9 +1,8 @@
-"""Older fluent methods on today's pipelines, and what `stage_of` takes for a stage."""
+"""Older fluent methods on today's pipelines."""
 
 from __future__ import annotations
 
 import itertools
-import pickle
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,11 @@ import torch
 
 from wds_async import filters
 from wds_async.errors import ConfigError
-from wds_async.filters import shuffle
 from wds_async.fluid import FluidInterface
 from wds_async.legacy.fluent import Equalized, OlderMethods
-from wds_async.pipeline import DataPipeline, FilterFunction, Sourced, stage_of, stages_of
-from wds_async.records import RecordStage, cbors_to_samples
+from wds_async.pipeline import DataPipeline
 from wds_async.samplecache import DBCache
 from wds_async.shardlists import split_by_worker
-from wds_async.tariterators import TarStage, tarfile_to_samples
 
 
 class Pipe(DataPipeline, FluidInterface, OlderMethods):
@@ -30,79 +26,6 @@ class Pipe(DataPipeline, FluidInterface, OlderMethods):
 def add(source: Iterable[int], n: int, *, times: int = 1) -> Iterator[int]:
     for x in source:
         yield x + n * times
-
-
-class Doubling:
-    """A dataset of users' own that takes its source by `source_`."""
-
-    def __init__(self, by: int = 2) -> None:
-        self.by = by
-        self.source: Any = None
-
-    def source_(self, source: Any) -> None:
-        self.source = source
-
-    def __iter__(self) -> Iterator[int]:
-        return (self.by * x for x in self.source)
-
-
-def test_stage_of() -> None:
-    def run(stage: Any, source: Any = (1, 2, 3)) -> list[Any]:
-        return list(getattr(stage, "run", stage)(iter(source)))
-
-    assert run(stage_of(add, 1, times=2)) == [3, 4, 5]
-    assert run(stage_of(add, 1)) == [2, 3, 4]
-    assert run(stage_of(filters.map, str)) == ["1", "2", "3"]
-    assert run(stage_of(filters.batched, 2, collation_fn=None)) == [[1, 2], [3]]
-    assert run(stage_of(filters.map(str))) == ["1", "2", "3"]
-    assert run(stage_of(split_by_worker)) == [1, 2, 3]
-    assert run(stage_of(itertools.islice, 2)) == [1, 2]
-    assert run(stage_of(enumerate)) == [(0, 1), (1, 2), (2, 3)]
-    assert run(stage_of(filters.Cached)) == [1, 2, 3]
-    assert sorted(run(stage_of(filters.detshuffle, 10))) == [1, 2, 3]
-    assert run(stage_of(Doubling, 3)) == [3, 6, 9]
-    assert isinstance(stage_of(tarfile_to_samples), TarStage)
-    assert isinstance(stage_of(cbors_to_samples), RecordStage)
-    stage = filters.Cached()
-    assert stage_of(stage) is stage
-    for nothing in (7, "shuffle", None):
-        with pytest.raises(ConfigError, match="no function"):
-            stage_of(nothing)
-
-
-def test_stages_of(tmp_path: Path) -> None:
-    """``compose`` takes stages; a stage written with its arguments is one, too."""
-    stages = [split_by_worker, filters.map(str), filters.Cached()]
-    assert stages_of(*stages) == stages
-    assert stages_of() == []
-    (stage,) = stages_of(DBCache, str(tmp_path / "c.db"), 1000)
-    assert isinstance(stage, DBCache)
-    assert (stage.size, list(stage.run([1]))) == (1000, [1])
-    (stage,) = stages_of(filters.Cached)
-    assert isinstance(stage, filters.Cached)
-    (stage,) = stages_of(Doubling, 3)
-    assert list(stage.run([1])) == [3]
-    (stage,) = stages_of(add, 5)
-    assert list(stage([1])) == [6]
-    (stage,) = stages_of(add, n=5)
-    assert list(stage([1])) == [6]
-    (stage,) = stages_of(filters.batched, 2, collation_fn=None)
-    assert list(stage([1])) == [[1]]
-    (stage,) = stages_of(tarfile_to_samples)
-    assert isinstance(stage, TarStage)
-
-
-def test_stages_pickle() -> None:
-    stages = [stage_of(add, 1), stage_of(shuffle, 5, seed=1), stage_of(Doubling, 3), stage_of(filters.Cached)]
-    copied = pickle.loads(pickle.dumps(DataPipeline(range(3), stages)))
-    assert sorted(copied) == [3, 6, 9]
-
-
-def test_sourced_shares_nothing_between_runs() -> None:
-    stage = Sourced(Doubling())
-    one, two = stage.run([1, 2]), stage.run([5])
-    assert (list(one), list(two)) == ([2, 4], [10])
-    assert stage.dataset.source is None
 
 
 def test_pipe_and_then() -> None:
@@ -115,8 +38,6 @@ def test_pipe_and_then() -> None:
         assert list(pipeline.then(add, 10, times=2)) == [20, 21, 22]
     with pytest.warns(DeprecationWarning, match=r"^\.then\("):
         assert list(pipeline.then(filters.map, str)) == ["0", "1", "2"]
-    with pytest.warns(DeprecationWarning, match=r"^\.then\("):
-        assert list(pipeline.then(Doubling, 4).slice(2)) == [0, 4]
     assert pipeline.pipeline == [range(3)]
     assert isinstance(piped, Pipe)
 
@@ -188,7 +109,6 @@ def test_ddp_equalize_passes_on_epochs_and_closing() -> None:
 
 def test_equalized_is_a_dataset() -> None:
     assert isinstance(Equalized(range(3), 2), torch.utils.data.IterableDataset)
-    assert isinstance(stage_of(add, 1), FilterFunction)
 
 
 def test_compose_with_arguments(tmp_path: Path) -> None:

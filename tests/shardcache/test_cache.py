@@ -65,6 +65,15 @@ def test_the_second_epoch_asks_for_nothing(origin: Origin, tmp_path: Path) -> No
     assert held(tmp_path) == []
 
 
+def test_one_shard_is_fetched_whole(origin: Origin, tmp_path: Path) -> None:
+    (url, larger, _), cache = serve(origin), cache_at(tmp_path, limit_bytes=SIZE)
+    found = cache.fetch(url)
+    assert found == cache.find(url)
+    assert found is not None
+    assert found.read_bytes() == CONTENTS[0]
+    assert cache.fetch(larger) is None  # than the cache, by a byte
+
+
 def test_a_complete_cache_works_offline(tmp_path: Path) -> None:
     with Origin() as origin:
         urls = serve(origin)

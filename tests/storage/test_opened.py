@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,12 +22,7 @@ BYTES = data(3 * MIB + 17)
 SHARDS = {f"{i}": make_shard({f"{i}-{j}": {"cls": b"%d" % j} for j in range(20)}) for i in range(4)}
 
 
-@pytest.fixture(autouse=True)
-def table() -> Iterator[None]:
-    before = dict(gopen_schemes)
-    yield
-    gopen_schemes.clear()
-    gopen_schemes.update(before)
+pytestmark = pytest.mark.usefixtures("openers")
 
 
 class Reads:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,14 +13,7 @@ from wds_async.storage import schemes
 from wds_async.storage.schemes import by_user, default_opener, gopen_schemes, install, opener_of
 from wds_async.urls import expand_urls, local_path, scheme
 
-
-@pytest.fixture(autouse=True)
-def table() -> Iterator[None]:
-    """The table as it was, whatever a test does to it."""
-    before = dict(gopen_schemes)
-    yield
-    gopen_schemes.clear()
-    gopen_schemes.update(before)
+pytestmark = pytest.mark.usefixtures("openers")
 
 
 def open_memory(url: str, mode: str, bufsize: int, **kw: Any) -> io.BytesIO:

@@ -21,6 +21,7 @@ from wds_async.shardcache.names import base_name, cache_name, copied_name, given
 from wds_async.shardcache.partial import sweep
 from wds_async.storage.generic import reads_local_files
 from wds_async.storage.registry import Location
+from wds_async.transfer.reader import open_shards
 
 __all__ = ["DiskCache", "shard_cache"]
 
@@ -103,6 +104,18 @@ class DiskCache:
                     touch(path)
                     return path
         return None
+
+    def fetch(self, url: str) -> Path | None:
+        """Read the shard through this cache to its end; its file then, None where it is not kept (or where another
+        process, which this one followed, has died).
+
+        Raises the errors of reading it, and whatever `name` raises.
+        """
+        with open_shards([url], cache=self) as shards:
+            for shard in shards:
+                while shard.read() is not None:
+                    pass
+        return self.find(url)
 
     # For entries
 

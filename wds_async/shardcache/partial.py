@@ -42,7 +42,7 @@ _inherited: list[BaseFileLock] = []
 
 def lock_file(path: Path, timeout_s: float = 0.0) -> BaseFileLock | None:
     """The lock at ``path``, None where another holds it (a thread of this process counts as another)."""
-    from filelock import FileLock, Timeout  # noqa: PLC0415 - as slow to import as half of this package
+    from filelock import FileLock, Timeout  # noqa: PLC0415 (as slow to import as half of this package)
 
     lock = FileLock(path, thread_local=False)
     try:

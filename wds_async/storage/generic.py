@@ -45,7 +45,7 @@ def reads_local_files(url: str) -> bool:
 
 def known_protocol(scheme: str) -> bool:
     """Whether fsspec has a filesystem of this name (installed or not)."""
-    from fsspec.registry import known_implementations, registry  # noqa: PLC0415 - slow, and often not needed
+    from fsspec.registry import known_implementations, registry  # noqa: PLC0415 (slow, and often not needed)
 
     return scheme in known_implementations or scheme in registry
 
@@ -99,7 +99,7 @@ class GenericBackend:
         return filesystem, path
 
     def _find(self, url: str) -> tuple[Any, str]:
-        import fsspec  # noqa: PLC0415 - slow, and often not needed
+        import fsspec  # noqa: PLC0415 (slow, and often not needed)
 
         try:
             if "::" in url:  # fsspec keeps the instances of chains, by all their arguments

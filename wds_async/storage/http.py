@@ -115,7 +115,7 @@ class HttpBackend:
 
     async def session(self) -> aiohttp.ClientSession:
         """The aiohttp session for what is not read directly, made at first use."""
-        import aiohttp  # noqa: PLC0415 - a slow import that a direct read never needs
+        import aiohttp  # noqa: PLC0415 (a slow import that a direct read never needs)
 
         if self._session is None:
             connect_s, stall_s = self._timeouts_s

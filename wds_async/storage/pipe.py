@@ -164,7 +164,7 @@ class _CommandStream:
 def _start(command: str) -> subprocess.Popen[bytes]:
     process = start(command, writes=False, shell=True, bufsize=0)
     if sys.platform == "linux":
-        import fcntl  # noqa: PLC0415 - POSIX only
+        import fcntl  # noqa: PLC0415 (POSIX only)
 
         assert process.stdout is not None
         with contextlib.suppress(OSError):

@@ -263,7 +263,7 @@ class StoreSink(_Gathered):
 
 def fsspec_sink(url: str, options: Mapping[str, Any]) -> MultipartSink | StoreSink:
     """Begin to write ``url`` through fsspec; ``options`` are its filesystem's."""
-    import fsspec  # noqa: PLC0415 - slow, and often not needed
+    import fsspec  # noqa: PLC0415 (slow, and often not needed)
 
     name = scheme(url)
     with _explained(url, 0):

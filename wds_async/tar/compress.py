@@ -41,7 +41,7 @@ def compressed(stream: Any, kind: str, mtime: float | None) -> Any:
     if kind == "xz":
         return lzma.LZMAFile(stream, "wb")
     if kind == "zst":
-        import zstandard  # noqa: PLC0415 - few shards are zstd
+        import zstandard  # noqa: PLC0415 (few shards are zstd)
 
         return zstandard.ZstdCompressor().stream_writer(stream, closefd=False)
     return stream

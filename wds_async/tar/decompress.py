@@ -141,8 +141,8 @@ def _unpacked(source: Source, what: str, new: Callable[[], _Codec]) -> Iterator[
                         raise _truncated(source, what)
                 try:
                     out = codec.decompress(data, PIECE_BYTES)
-                except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
-                    raise _corrupt(source, what, error) from error
+                except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as exn:
+                    raise _corrupt(source, what, exn) from exn
                 data = b""
                 if out:
                     yield out
@@ -163,7 +163,7 @@ def _feed(source: Source) -> bytes:
 def _unzstd(source: Source) -> Iterator[bytes]:
     """zstd frames, one after another, block by block: a block holds at most 128 KiB, so what comes out is
     bounded, and where the frame ends is known (zstandard's own readers end quietly on a cut stream)."""
-    import zstandard  # noqa: PLC0415 - few shards are zstd
+    import zstandard  # noqa: PLC0415 (few shards are zstd)
 
     context = zstandard.ZstdDecompressor(max_window_size=_MEMORY_BYTES)
     try:
@@ -179,8 +179,8 @@ def _unzstd(source: Source) -> Iterator[bytes]:
                 for part in _zstd_parts(source):
                     try:
                         out = frame.decompress(part)
-                    except zstandard.ZstdError as error:
-                        raise _corrupt(source, "zstd", error) from error
+                    except zstandard.ZstdError as exn:
+                        raise _corrupt(source, "zstd", exn) from exn
                     if out:
                         yield out
             elif len(magic) < 4:

@@ -163,8 +163,8 @@ def _group(
                 continue
             try:
                 key, ext = keys(name)
-            except Exception as error:
-                if on_duplicate(error):
+            except Exception as exn:
+                if on_duplicate(exn):
                     continue
                 break
             if key is None or ext is None:
@@ -202,8 +202,8 @@ def _field(fields: dict[str, str], ext: str, lcase: bool) -> str:
     return field
 
 
-def _raise(error: Exception) -> bool:
-    raise error
+def _raise(exn: Exception) -> bool:
+    raise exn
 
 
 def _duplicate(url: str, sample: RawSample, name: str, field: str, offset: int) -> DuplicateField:

@@ -148,8 +148,8 @@ class Headers:
         elif kind != b"K":
             try:
                 records = _records(payload)
-            except ValueError as error:
-                raise CorruptShard(f"{self.source.shown}: the PAX header at byte {at} is damaged: {error}") from None
+            except ValueError as exn:
+                raise CorruptShard(f"{self.source.shown}: the PAX header at byte {at} is damaged: {exn}") from None
             kept = {key: records[key] for key in records if key in (b"path", b"size") or b"sparse" in key}
             if kind == b"g":
                 self.shared.update(kept)

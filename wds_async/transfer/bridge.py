@@ -45,7 +45,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 def _uvloop() -> Any:
     try:
-        import uvloop  # noqa: PLC0415 - not on Windows, and its import takes 40 ms
+        import uvloop  # noqa: PLC0415 (not on Windows, and its import takes 40 ms)
     except ImportError:
         return None
     return uvloop
