@@ -15,8 +15,9 @@ import pytest
 
 from tests.servers.shards import make_shard
 from wds_async import shardlists, spec
-from wds_async.mixture import Mixture
+from wds_async.mixture import Labelled, Mixture
 from wds_async.pipeline import DataPipeline
+from wds_async.spec import Source
 from wds_async.tariterators import tarfile_to_samples
 
 Sample = dict[str, Any]
@@ -228,3 +229,11 @@ def test_a_source_is_opened_when_it_is_drawn(folder: Any) -> None:
     where = folder(a=(4, 5))
     mixed = mixture(where, A, {"shards": "none.tar", "weight": 1e-9})
     assert len(keys(mixed, 15)) == 15
+
+
+def test_labels_are_not_shared() -> None:
+    source = Source("s", ("x.tar",), 1, metadata={"scale": [1, 2]})
+    first, second = Labelled([{"__key__": "a"}, {"__key__": "b"}], source)
+    first["__source__"]["scale"].append(3)
+    assert second["__source__"] == {"name": "s", "scale": [1, 2]}
+    assert source.metadata == {"scale": [1, 2]}

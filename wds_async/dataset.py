@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from wds_async import config, lengths, shardlists, spec, world
+from wds_async.errors import ConfigError
 from wds_async.fluid import FluidInterface
 from wds_async.handlers import Handler, reraise_exception
 from wds_async.mixture import Mixture
@@ -145,8 +146,12 @@ class WebDataset(DataPipeline, FluidInterface):
     def _add_source(self, urls: Any, plan: ShardPlan, reading: Callable[[], Any]) -> None:
         """What gives raw samples: shards and their reading, a mix of several such, or what a function returns."""
         if spec.is_function(urls):
+            if plan.mode is not None or plan.resampled or plan.buffer:
+                raise ConfigError(f"{urls} returns a pipeline, which orders its shards itself: it cannot be done here")
             self.append(spec.call(urls))
         elif spec.is_specification(urls):
+            if plan.mode not in (None, "resampled"):
+                raise ConfigError(f"mode={plan.mode!r} is for a directory, and {urls!r:.80} is a specification")
             described = spec.load(urls)
             make = functools.partial(_source, plan=dataclasses.replace(plan, strict=False), reading=reading)
             self.append(Mixture(described, make, resampled=plan.resampled, seed=self.seed))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,7 +29,9 @@ class Labelled(world.TorchDataset):
     def __init__(self, samples: Iterable[dict[str, Any]], source: Source) -> None:
         self.samples = samples
         self.name = source.name
-        self.label = {"name": source.name, **source.metadata}
+        label = {"name": source.name, **source.metadata}
+        flat = all(isinstance(value, (str, int, float, type(None))) for value in label.values())
+        self.label = label.copy if flat else functools.partial(copy.deepcopy, label)  # a sample may be changed
         self.fields = None if source.fields is None else frozenset(source.fields)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -47,7 +50,7 @@ class Labelled(world.TorchDataset):
                         sample.get("__key__"),
                         redact(str(sample.get("__url__"))),
                     )
-            sample["__source__"] = self.label.copy()
+            sample["__source__"] = self.label()
             yield sample
 
 

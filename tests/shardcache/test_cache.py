@@ -428,3 +428,10 @@ def test_a_forked_child_leaves_the_parents_shard_alone(origin: Origin, tmp_path:
         assert os.waitpid(pid, 0)[1] == 0
     assert got == data(4_000_000)
     assert len(kept(tmp_path)) == 1
+
+
+def test_two_shards_of_one_name_are_refused(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, url_to_name=os.path.basename)
+    with pytest.raises(ConfigError, match=r"http://h/a/x\.tar and http://h/b/x\.tar the same name 'x\.tar'"):
+        cache.expect(["http://h/a/x.tar", "http://h/b/x.tar"])
+    assert cache.expect(["http://h/a/x.tar", "http://h/b/y.tar", "http://h/a/x.tar"]) is cache

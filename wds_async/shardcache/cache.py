@@ -74,7 +74,19 @@ class DiskCache:
         self._hasty_until = 0.0
 
     def expect(self, urls: Iterable[str]) -> DiskCache:
-        """These are all the shards: a copy under a bare name is used where only one of them has it. Returns itself."""
+        """These are all the shards: a copy under a bare name is used where only one of them has it. Returns itself.
+
+        Raises ConfigError where ``url_to_name`` gives two of them one name: one would be read for the other.
+        """
+        urls = list(urls)
+        if self._url_to_name is not None:
+            named: dict[str, str] = {}
+            for url in urls:
+                other = named.setdefault(self.name(url), url)
+                if cache_name(other) != cache_name(url):
+                    raise ConfigError(
+                        f"url_to_name gives {redact(other)} and {redact(url)} the same name {self.name(url)!r}"
+                    )
         counted = Counter(base_name(url) for url in urls)
         self._unique = frozenset(name for name, count in counted.items() if name is not None and count == 1)
         return self
