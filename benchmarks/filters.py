@@ -130,15 +130,19 @@ def main(bench: Bench) -> None:
     table = Table(title="ns of CPU for a sample", title_justify="left")
     for title in ("filter", "wds_async", "webdataset", "ours over webdataset's"):
         table.add_column(title, justify="left" if title == "filter" else "right")
+    ratios: dict[str, float] = {}
     for name in CASES:
         if bench.only and name not in bench.only:
             continue
         ours, theirs = _measure(bench, name, 2_000 if bench.quick else SAMPLES)
         table.add_row(name, f"{ours:,.0f}", f"{theirs:,.0f}", f"{ours / theirs:.2f}")
-        bench.bar(
-            f"{name}: ours over webdataset's", f"≤ 1 (noise {NOISE:.0%})", ours / theirs, ours <= theirs * (1 + NOISE)
-        )
+        ratios[name] = ours / theirs
     bench.console.print(table)
+    worst = max(ratios, key=lambda name: ratios[name])
+    measure = f"CPU a sample, ours over webdataset's: the worst of {len(ratios)} filters, {worst}"
+    bench.bar(measure, f"≤ 1 (noise {NOISE:.0%})", ratios[worst], ratios[worst] <= 1 + NOISE)
+    middle = statistics.median(ratios.values())
+    bench.bar(f"CPU a sample, ours over webdataset's: the middle of {len(ratios)} filters", "≤ 1", middle, middle <= 1)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
      "filters", "fields", "batches", "shuffles", "shardlists", "directories", "mix", "extradatasets", "cache",
      "samplecache", "records", "spec", "document", "shardfiles", "shardindex", "pipeline", "checkpoint", "progress"),
     ("dataset", "fluid", "loader", "asyncreader", "mixture", "lengths", "shardplan", "multi", "random_access",
-     "samplers", "legacy", "legacy.*"),
+     "samplers", "handover", "legacy", "legacy.*"),
     ("encoders", "writer", "tarwriter", "shardwriter"),
     ("service", "service.*", "cli", "cli.*", "distributed", "distributed.*"),
 )  # fmt: skip

@@ -79,6 +79,13 @@ def test_arguments_out_of_range(spec: str, tmp_path: Path) -> None:
         WebDataset([spec], mode="unlink")
 
 
+def test_arguments_that_a_specification_cannot_have(spec: str) -> None:
+    with pytest.raises(ConfigError, match="for a directory"):
+        WebDataset({"dataset": [{"shards": spec}]}, mode="unlink")
+    with pytest.raises(ConfigError, match="orders its shards itself"):
+        WebDataset("wds_async.shardlists:SimpleShardList", resampled=True)
+
+
 @pytest.mark.parametrize("shardshuffle", [False, 0])
 def test_no_shard_shuffle(spec: str, shardshuffle: Any) -> None:
     assert keys(WebDataset(spec, shardshuffle=shardshuffle)) == ALL

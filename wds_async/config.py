@@ -119,6 +119,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("WDS_SEED", int, None, "seed of shard shuffling where no argument gives one"),
     Variable("WDS_EPOCH", int, None, "epoch number where no argument gives one"),
     Variable("WDS_SHOW_SEED", _flag, False, "1: log the seed of ResampledShards"),
+    Variable("WDS_HANDOVER", _flag, True, "0: batches of WebLoader's workers go through torch's queue"),
     Variable("WDS_PROGRESS", _flag, False, "1: show a progress bar and a summary line for every epoch"),
     Variable("WDS_LOG", str, "", "level of the wds_async logger: debug, info, warning, error"),
     Variable("GOPEN_VERBOSE", _count, 0, "1: log every shard that is opened"),
@@ -213,6 +214,7 @@ class Settings:
     allow_pickle: bool
     weights_only: bool
     native_pipes: bool
+    handover: bool
     progress: bool
     log: str
     verbose: int
@@ -245,6 +247,7 @@ def settings() -> Settings:
         allow_pickle=_value("WDS_ALLOW_PICKLE"),
         weights_only=_value("WDS_PYTORCH_WEIGHTS_ONLY"),
         native_pipes=_value("WDS_NATIVE_PIPES"),
+        handover=_value("WDS_HANDOVER"),
         progress=_value("WDS_PROGRESS"),
         log=_value("WDS_LOG"),
         verbose=_value("GOPEN_VERBOSE"),
@@ -270,6 +273,8 @@ class TransferConfig:
     """The first part of an epoch; the following ones double, so that the first sample comes soon."""
     connections: int = 64
     """Most HTTP connections of the process."""
+    processes: int = 1
+    """That read on this host at the same time, and share its pace among them."""
     open_streams: int = 4
     """Pipes and streamed answers that are open ahead of the reader, each a process or a connection."""
     direct: bool = True
@@ -301,12 +306,14 @@ def transfer_config(workers: int = 1, **overrides: Any) -> TransferConfig:
     ``overrides`` are fields of `TransferConfig` and win; sizes may be written as ``"64M"``. ConfigError for a name
     that does not exist or a value of the wrong type or range.
     """
+    processes = workers * (_value("LOCAL_WORLD_SIZE") or 1)
     budget = _value("WDS_BUDGET")
     if budget is None:
-        budget = default_budget_bytes(workers * (_value("LOCAL_WORLD_SIZE") or 1))
+        budget = default_budget_bytes(processes)
     retry = RetryPolicy(max_attempts=max(1, _value("WDS_RETRIES")), timeout_s=_value("WDS_TIMEOUT"))
     values: dict[str, Any] = {
         "budget_bytes": budget,
+        "processes": processes,
         "part_bytes": _value("WDS_PART_SIZE"),
         "connections": _value("WDS_CONNECTIONS"),
         "direct": _value("WDS_DIRECT"),

@@ -138,6 +138,11 @@ def _select(
     data: Iterable[Any], predicate: Callable[[Any], Any], handler: Handler = reraise_exception
 ) -> Iterator[Any]:
     """The samples for which ``predicate`` is true."""
+    # In C where nothing is caught: that costs half of a generator.
+    return filter(predicate, data) if handler is reraise_exception else _select_handled(data, predicate, handler)
+
+
+def _select_handled(data: Iterable[Any], predicate: Callable[[Any], Any], handler: Handler) -> Iterator[Any]:
     for sample in data:
         try:
             if not predicate(sample):

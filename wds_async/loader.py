@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
-from wds_async import lengths
+from wds_async import config, handover, lengths
 from wds_async.errors import MissingExtra
 from wds_async.fluid import FluidInterface
 from wds_async.pipeline import DataPipeline
@@ -20,6 +21,9 @@ class WebLoader(DataPipeline, FluidInterface):
     workers, and ``.unbatched().shuffle(1000).batched(n)`` mixes samples of several of them. `with_epoch` counts
     batches here, of all workers together.
 
+    Where there are workers, on Linux, large bytes, arrays and tensors of a batch come through memory that is used
+    again (see `handover`), not through torch's queue: ``WDS_HANDOVER=0`` turns that off.
+
     ``len`` is the number given to `with_length`, else to `with_epoch`, else the DataLoader's own where no stage
     follows it (its dataset needs a length then); TypeError otherwise. Raises MissingExtra where torch is not
     installed.
@@ -30,7 +34,17 @@ class WebLoader(DataPipeline, FluidInterface):
             from torch.utils.data import DataLoader  # noqa: PLC0415 (seconds, paid by those who load)
         except ModuleNotFoundError as exn:
             raise MissingExtra('WebLoader needs torch: pip install "wds-async[torch]"') from exn
-        super().__init__(DataLoader(*args, **kw))
+        loader = DataLoader(*args, **kw)
+        if loader.num_workers and config.settings().handover and handover.possible():
+            loader.collate_fn = handover.Handover(loader.collate_fn)
+        super().__init__(loader)
+
+    def iterator1(self) -> Iterator[Any]:
+        """Run the workers once."""
+        try:
+            yield from super().iterator1()
+        finally:
+            handover.sweep()
 
     def __len__(self) -> int:
         if self.size is None and self.repetitions == sys.maxsize and self.nsamples > 0:

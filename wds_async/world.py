@@ -26,6 +26,7 @@ __all__ = [
     "may_fork_workers",
     "place",
     "spawning",
+    "torch_worker",
     "worker_seed",
 ]
 
@@ -59,7 +60,7 @@ def place(group: Any = None) -> Place:
         or config.rank_from_slurm()
         or (0, 1)
     )
-    worker = config.worker_from_env() or _torch_worker() or (0, 1)
+    worker = config.worker_from_env() or torch_worker() or (0, 1)
     return Place(*rank, *worker)
 
 
@@ -96,7 +97,7 @@ def _rank_of_xla() -> tuple[int, int] | None:
     own to talk to."""
     global _xla_rank
     runtime = sys.modules.get("torch_xla.runtime")
-    if runtime is not None and _torch_worker() is None:
+    if runtime is not None and torch_worker() is None:
         core = sys.modules["torch_xla"]._XLAC
         started = getattr(core, "_xla_runtime_is_initialized", None) or core.is_runtime_initialized
         if started():
@@ -104,7 +105,8 @@ def _rank_of_xla() -> tuple[int, int] | None:
     return _xla_rank
 
 
-def _torch_worker() -> tuple[int, int] | None:
+def torch_worker() -> tuple[int, int] | None:
+    """The number of this DataLoader worker and how many there are; None in any other process."""
     data = sys.modules.get("torch.utils.data")
     info = None if data is None else data.get_worker_info()
     return None if info is None else (info.id, info.num_workers)
@@ -149,7 +151,7 @@ class SharedEpoch:
     @staticmethod
     def _slot() -> int:
         # By DataLoader worker only: the slot of a WORKER variable's process would be nobody else's.
-        worker = _torch_worker()
+        worker = torch_worker()
         return 0 if worker is None else 1 + worker[0] % (_EPOCH_SLOTS - 1)
 
     def get(self) -> int:

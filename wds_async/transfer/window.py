@@ -112,7 +112,7 @@ class Window:
         cancel: Callable[[Part], None],
     ) -> None:
         self.config = config
-        self.concurrency = Concurrency(config.connections)
+        self.concurrency = Concurrency(config.connections, config.processes)
         self.held_bytes = 0
         self.peak_bytes = 0
         self.flying = 0

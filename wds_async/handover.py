@@ -1,0 +1,250 @@
+"""The hand-over of batches from DataLoader workers to their parent, through shared memory that is used again.
+
+torch's queue sends bytes and numpy arrays through a pipe, in 64 KiB steps, and puts each tensor into fresh shared
+memory, which the kernel has to clear page by page. Here a worker copies the large buffers of a batch into a slot, a
+block of memory that it keeps, and sends only where they lie. In the parent arrays and tensors are views of the slot,
+which is free again when the last of them has gone; bytes are copied out.
+
+It is a ``collate_fn`` around another: what it gives in a worker becomes the batch itself when it is unpickled.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import itertools
+import mmap
+import os
+import pickle
+import sys
+import weakref
+from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import numpy as np
+
+from wds_async import world
+
+__all__ = ["Handover", "possible", "sweep"]
+
+_BUFFER_BYTES = 4096
+"""Smaller values go through the queue: finding them costs more than sending them."""
+_BATCH_BYTES = 65536
+"""So do batches whose large buffers are together smaller than this."""
+_SLOTS = 8
+"""Of a worker: those in the queue (``prefetch_factor``, 2) and those whose arrays the program still holds."""
+_ALIGNMENT = 64
+_FREE, _TAKEN = 0, 1
+_FLAGS = getattr(mmap, "MAP_SHARED", 0) | getattr(mmap, "MAP_POPULATE", 0)
+"""All pages at once take half of the time that they take one by one, when they are first written to."""
+_KEPT_BYTES = 24 << 20
+
+Token = tuple[int, int, int, int]
+"""Process, descriptor, a number that no other slot has, and size: what the parent needs to find a slot."""
+
+
+def possible() -> bool:
+    """Whether the parent can open a worker's memory: on Linux, by ``/proc``."""
+    if not hasattr(os, "memfd_create"):
+        return False
+    try:
+        probe = os.memfd_create("wds-async-probe")
+        try:
+            os.close(os.open(f"/proc/{os.getpid()}/fd/{probe}", os.O_RDWR))
+        finally:
+            os.close(probe)
+    except OSError:
+        return False
+    return True
+
+
+class Handover:
+    """``collate_fn``s result, packed where it is made in a DataLoader worker; as it is elsewhere."""
+
+    def __init__(self, collate_fn: Callable[[Any], Any]) -> None:
+        self.collate_fn = collate_fn
+
+    def __call__(self, data: Any) -> Any:
+        """The batch, or its `_Packed` form."""
+        batch = self.collate_fn(data)
+        return batch if world.torch_worker() is None else _pack(batch)
+
+
+# ------------------------------------------------------------------ in the worker
+
+
+class _Slot:
+    """A block of shared memory. Its first byte says whether it is taken; the worker sets it, the parent clears it."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.fd = os.memfd_create("wds-async-handover")
+        os.ftruncate(self.fd, size)
+        self.memory = mmap.mmap(self.fd, size, flags=_FLAGS)
+        self.token: Token = (os.getpid(), self.fd, int.from_bytes(os.urandom(8), "little"), size)
+
+    def close(self) -> None:
+        """Give it up; the parent keeps what it has mapped."""
+        self.memory.close()
+        os.close(self.fd)
+
+
+_slots: list[_Slot] = []
+_owner = 0
+
+
+def _take(size: int) -> _Slot | None:
+    """A free slot of at least ``size`` bytes; None while the program holds on to all of them."""
+    global _owner
+    if _owner != os.getpid():  # what a forked child inherits belongs to its parent
+        _slots.clear()
+        _owner = os.getpid()
+        _keep_memory()
+    free = [slot for slot in _slots if slot.memory[0] == _FREE]
+    fitting = next((slot for slot in free if slot.size >= size), None)
+    if fitting is None:
+        if len(_slots) >= _SLOTS:
+            if not free:
+                return None
+            _slots.remove(free[0])
+            free[0].close()
+        fitting = _Slot(size + size // 8)
+        _slots.append(fitting)
+    fitting.memory[0] = _TAKEN
+    return fitting
+
+
+class _Pickler(pickle.Pickler):
+    """Hands the memory of arrays and tensors to ``buffer_callback``; torch's own ways for all else that it has."""
+
+    def __init__(self, file: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any]) -> None:
+        super().__init__(file, 5, buffer_callback=buffer_callback)
+        self.dispatch_table = ForkingPickler(io.BytesIO()).dispatch_table
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Plain tensors in this machine's memory, as their bytes."""
+        torch = sys.modules["torch"]
+        if type(obj) is not torch.Tensor or obj.nbytes < _BUFFER_BYTES or obj.requires_grad:
+            return NotImplemented
+        if obj.device.type != "cpu" or obj.layout != torch.strided or not obj.is_contiguous() or obj.is_quantized:
+            return NotImplemented
+        if obj.is_conj() or obj.is_neg():
+            return NotImplemented
+        return _tensor, (pickle.PickleBuffer(obj.view(-1).view(torch.uint8).numpy()), obj.dtype, tuple(obj.shape))
+
+
+class _Bytes:
+    """bytes whose content goes to ``buffer_callback``, which pickle's own way for them does not do."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return bytes, (pickle.PickleBuffer(self.data),)
+
+
+def _marked(value: Any) -> Any:
+    """``value`` with the large bytes in its lists, tuples and dicts as `_Bytes`."""
+    kind = type(value)
+    if kind is bytes:
+        return _Bytes(value) if len(value) >= _BUFFER_BYTES else value
+    if kind is list or kind is tuple:
+        return kind(map(_marked, value))
+    if isinstance(value, dict):
+        marked = copy.copy(value)
+        marked.update((key, _marked(item)) for key, item in value.items())
+        return marked
+    return value
+
+
+def _pack(batch: Any) -> _Packed:
+    buffers: list[pickle.PickleBuffer] = []
+    stream = io.BytesIO()
+
+    def out_of_band(buffer: pickle.PickleBuffer) -> bool:
+        large = buffer.raw().nbytes >= _BUFFER_BYTES
+        if large:
+            buffers.append(buffer)
+        return not large  # true: write it into the stream
+
+    _Pickler(stream, out_of_band).dump(_marked(batch))
+    raws = [buffer.raw() for buffer in buffers]
+    ends = list(itertools.accumulate((_aligned(raw.nbytes) for raw in raws), initial=_ALIGNMENT))
+    slot = _take(ends[-1]) if ends[-1] >= _BATCH_BYTES else None
+    if slot is None:
+        return _Packed(stream.getvalue(), None, [bytearray(raw) for raw in raws])
+    with memoryview(slot.memory) as memory:
+        for start, raw in zip(ends, raws, strict=False):
+            memory[start : start + raw.nbytes] = raw
+    return _Packed(stream.getvalue(), slot.token, [(at, raw.nbytes) for at, raw in zip(ends, raws, strict=False)])
+
+
+def _keep_memory() -> None:
+    """Let the memory of one batch's values be there for the next one's: glibc gives back what is free at the end of
+    its heap, so that the kernel has to clear it anew, until a block of this size was freed once (mallopt(3))."""
+    bytes(_KEPT_BYTES)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+class _Packed:
+    """A batch on its way; unpickling it gives the batch."""
+
+    def __init__(self, stream: bytes, token: Token | None, buffers: list[Any]) -> None:
+        self.parts = stream, token, buffers
+
+    def __reduce__(self) -> Any:
+        return _unpack, self.parts
+
+
+# ------------------------------------------------------------------ in the parent
+
+
+_mapped: dict[tuple[int, int], tuple[int, mmap.mmap]] = {}
+"""What is mapped of which worker's descriptor, with the number of the slot."""
+
+
+def _unpack(stream: bytes, token: Token | None, buffers: list[Any]) -> Any:
+    if token is None:
+        return pickle.loads(stream, buffers=buffers)
+    memory = _map(token)
+    # All arrays and tensors of the batch refer to this one, through the views of it that they are made of.
+    lease = np.frombuffer(memory, np.uint8)
+    weakref.finalize(lease, _release, memory, os.getpid()).atexit = False
+    view = memoryview(lease)  # type: ignore[arg-type]  # an array is a buffer
+    return pickle.loads(stream, buffers=[view[start : start + size] for start, size in buffers])
+
+
+def _map(token: Token) -> mmap.mmap:
+    pid, fd, number, size = token
+    known, memory = _mapped.get((pid, fd), (None, None))
+    if memory is None or known != number:
+        if not _mapped:
+            _keep_memory()
+        sweep()
+        opened = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR)
+        try:
+            memory = mmap.mmap(opened, size, flags=_FLAGS)
+        finally:
+            os.close(opened)
+        _mapped[pid, fd] = number, memory
+    return memory
+
+
+def sweep() -> None:
+    """Forget the memory of workers that have ended; what the program still refers to stays."""
+    for pid, fd in [key for key in _mapped if not os.path.exists(f"/proc/{key[0]}")]:
+        del _mapped[pid, fd]
+
+
+def _release(memory: mmap.mmap, pid: int) -> None:
+    """Nothing refers to the slot any more, in this process: a forked child has no say."""
+    if os.getpid() == pid:
+        memory[0] = _FREE
+
+
+def _tensor(buffer: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
+    return sys.modules["torch"].frombuffer(buffer, dtype=dtype).view(shape)
