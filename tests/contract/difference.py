@@ -9,6 +9,7 @@ __all__ = [
     "ERRORS",
     "FAULT",
     "FAULTS",
+    "HOUSE",
     "MEDIA",
     "OPENCLIP",
     "OPENERS",
@@ -31,6 +32,7 @@ FAULTS = "design, Faults: a truncated shard never joins its last sample to the n
 SECURITY = "design, Security"
 SURFACE = "the documented surface: what an argument says it does"
 CACHE = "the drop-in's page on caching"
+HOUSE = "design, house rules: nothing sleeps, and only the command line prints"
 MEDIA = "the drop-in's page on decoders: whichever library is there"
 OPENERS = "the drop-in's page on the surface: openers of the user over our own clients"
 SPECS = "the drop-in's page on specifications"

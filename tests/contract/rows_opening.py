@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.contract.difference import ERRORS, FAULT, FAULTS, OPENERS, SECURITY, WRITERS, Difference
+from tests.contract.difference import ERRORS, FAULT, FAULTS, HOUSE, OPENERS, SECURITY, WRITERS, Difference
 
 __all__ = ["OPENING", "REFUSALS"]
 
@@ -74,6 +74,22 @@ OPENING = (
 )
 
 REFUSALS = (
+    Difference(
+        "ShardWriter(verbose=1)",
+        "prints a line for each shard",
+        "logs it (WDS_LOG=info shows it)",
+        "a library does not write on its user's standard output",
+        "test_shardwriter.py::test_verbose_logs_and_prints_nothing",
+        HOUSE,
+    ),
+    Difference(
+        "warn_and_continue, warn_and_stop",
+        "warn and sleep half a second",
+        "warn",
+        "a stage that sleeps holds the training up",
+        "test_handlers.py::test_warning_tells_the_error_and_where",
+        HOUSE,
+    ),
     Difference(
         "an exception in a writer's with block, or no close() before exit",
         "half a shard stands there",
