@@ -155,10 +155,10 @@ class ShardEntry:
             self.role = "found"
             self._cache.tell("found", self._url)
             return copied
-        self.role = "store"
         if followed is not None:
             if followed.patience_lost:
                 self._cache.lose_patience()
+            self.role = "store"
             return None
         for timeout_s in (0.0, *[_TRY_S] * _TRIES):
             self._filling = Filling.begin(self._cache.folder, self._name, timeout_s)
@@ -171,6 +171,7 @@ class ShardEntry:
                     following.awaited = True
                 self._cache.tell("followed", self._url)
                 return following
+        self.role = "store"  # not before it is certain: the consumer asks for `local_path` meanwhile
         return None
 
     def _find(self) -> CopiedFile | None:
