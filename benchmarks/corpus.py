@@ -6,7 +6,7 @@ import io
 import os
 import random
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,16 +52,11 @@ def image_like(
 
 def tiny(root: Path, shards: int = 8, per_shard: int = 25_000) -> Corpus:
     """Shards of samples with two fields that are together under 200 bytes."""
-    names = [f"tiny-{n:06d}.tar" for n in range(shards)]
-    for number, path in enumerate(root / n for n in names):
-        if number:
-            os.link(root / names[0], path)
-            continue
-        with tarfile.open(path, "w") as archive:
-            for index in range(per_shard):
-                _add(archive, f"{index:08d}.txt", b"a caption of sample %08d, " % index * 4)
-                _add(archive, f"{index:08d}.cls", b"%d" % (index % 1000))
-    return _corpus(root, names, per_shard * shards)
+
+    def fields(index: int) -> dict[str, bytes]:
+        return {"txt": b"a caption of sample %08d, " % index * 4, "cls": b"%d" % (index % 1000)}
+
+    return _alike(root, "tiny", shards, per_shard, fields)
 
 
 def one_big(root: Path, size_bytes: int = 1_000_000_000) -> Corpus:
@@ -71,15 +66,22 @@ def one_big(root: Path, size_bytes: int = 1_000_000_000) -> Corpus:
 
 def pictures(root: Path, shards: int, per_shard: int, images: Sequence[bytes]) -> Corpus:
     """Shards of ``per_shard`` samples of jpg (``images`` in turn) and cls."""
-    names = [f"pictures-{n:06d}.tar" for n in range(shards)]
-    for number, path in enumerate(root / n for n in names):
-        if number:
-            os.link(root / names[0], path)
-            continue
-        with tarfile.open(path, "w") as archive:
-            for index in range(per_shard):
-                _add(archive, f"{index:08d}.jpg", images[index % len(images)])
-                _add(archive, f"{index:08d}.cls", b"%d" % (index % 1000))
+
+    def fields(index: int) -> dict[str, bytes]:
+        return {"jpg": images[index % len(images)], "cls": b"%d" % (index % 1000)}
+
+    return _alike(root, "pictures", shards, per_shard, fields)
+
+
+def _alike(root: Path, name: str, shards: int, per_shard: int, fields: Callable[[int], dict[str, bytes]]) -> Corpus:
+    """Shards that are hard links to one: ``fields`` of its samples by number."""
+    names = [f"{name}-{n:06d}.tar" for n in range(shards)]
+    with tarfile.open(root / names[0], "w") as archive:
+        for index in range(per_shard):
+            for field, data in fields(index).items():
+                _add(archive, f"{index:08d}.{field}", data)
+    for other in names[1:]:
+        os.link(root / names[0], root / other)
     return _corpus(root, names, per_shard * shards)
 
 
