@@ -29,9 +29,10 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("shardcache", "shardcache.*"),
     # tenbin is bytes and arrays like tar is bytes and members: decoding needs it as much as writing does.
     ("tar", "tar.*", "tenbin"),
-    ("tariterators", "tarparts", "opening", "autodecode", "images", "media", "unpickle", "streamdecode", "parallel",
-     "filters", "fields", "batches", "shuffles", "shardlists", "directories", "mix", "extradatasets", "cache",
-     "samplecache", "records", "spec", "document", "shardfiles", "shardindex", "pipeline", "checkpoint", "progress"),
+    ("tariterators", "tarparts", "opening", "autodecode", "images", "media", "unpickle", "picklememo", "streamdecode",
+     "parallel", "filters", "fields", "batches", "shuffles", "shardlists", "directories", "mix", "extradatasets",
+     "cache", "samplecache", "records", "spec", "document", "shardfiles", "shardindex", "pipeline", "checkpoint",
+     "progress"),
     ("dataset", "fluid", "loader", "asyncreader", "mixture", "lengths", "shardplan", "multi", "random_access",
      "samplers", "handover", "legacy", "legacy.*"),
     ("encoders", "writer", "tarwriter", "shardwriter"),

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from wds_async.errors import UnsafeContent
+from wds_async.picklememo import check_memo, of_content
 
 __all__ = ["TRUST_HINT", "safe_loads"]
 
@@ -41,6 +42,7 @@ def safe_loads(data: bytes) -> Any:
 
     Raises `UnsafeContent`, which names it, for anything else; `pickle.UnpicklingError` and others for damaged data.
     """
+    check_memo(data)
     try:
         return _Plain(io.BytesIO(data)).load()
     except _NeedsTrial:
@@ -84,9 +86,11 @@ _PLAIN: dict[tuple[str, str], Any] = {
     **{
         ("builtins", kind.__name__): kind
         for kind in (
-            bool, bytearray, bytes, complex, dict, float, frozenset, int, list, range, set, slice, str, tuple,
+            bool, complex, dict, float, frozenset, int, list, range, set, slice, str, tuple,
         )
     },
+    ("builtins", "bytearray"): _Function(of_content(bytearray)),
+    ("builtins", "bytes"): _Function(of_content(bytes)),
     ("collections", "OrderedDict"): collections.OrderedDict,
     ("collections", "defaultdict"): collections.defaultdict,
     ("collections", "deque"): collections.deque,
