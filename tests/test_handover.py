@@ -7,6 +7,7 @@ import itertools
 import multiprocessing
 import os
 import pickle
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -48,6 +49,7 @@ BATCHES = {
     "objects": np.array(["a", {"b": 1}] * 5000, dtype=object),
     "tensors": (torch.rand(3, 100, 100), torch.arange(3), torch.rand(200, 200).T, torch.ones(5, 7000)[:, ::2]),
     "kinds": [torch.zeros(9000, dtype=kind) for kind in (torch.bfloat16, torch.bool, torch.complex64, torch.uint8)],
+    "counter": Counter({"a": 3, "b": 1}),
     "bytearray": [bytearray(os.urandom(100_000))],
 }
 
@@ -187,3 +189,14 @@ def test_many_batches_leave_no_descriptor_behind() -> None:
     for _ in range(3):
         read()
     assert descriptors() <= before
+
+
+def test_without_memory_for_a_slot_batches_go_through_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(12, "no memory")
+
+    monkeypatch.setattr(handover, "_slots", [])
+    monkeypatch.setattr(os, "ftruncate", refuse)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    assert same(through(BATCHES["bytes"]), BATCHES["bytes"])
+    assert len(os.listdir("/proc/self/fd")) == descriptors

@@ -15,7 +15,7 @@ import pytest
 
 from tests.servers import make_shard
 from wds_async.dataset import WebDataset
-from wds_async.errors import MissingExtra
+from wds_async.errors import MissingExtra, ReaderClosed
 from wds_async.loader import WebLoader
 from wds_async.pipeline import DataPipeline
 from wds_async.shardlists import ResampledShards, SimpleShardList, split_by_worker
@@ -204,3 +204,10 @@ print(next(iter(DataLoader(dataset, batch_size=None, num_workers=1, multiprocess
     done = subprocess.run([sys.executable, "-c", script, spec], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert ast.literal_eval(done.stdout) == []
+
+
+def test_a_closed_loader_says_so_at_once(spec: str) -> None:
+    loader = WebLoader(WebDataset(spec), batch_size=None)
+    loader.close()
+    with pytest.raises(ReaderClosed):
+        iter(loader)

@@ -272,3 +272,9 @@ def test_the_function_stays_the_function_whatever_is_imported_first(first: str) 
         [sys.executable, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_path_object_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "x.bin").write_bytes(b"content")
+    with gopen(tmp_path / "x.bin") as stream:  # type: ignore[arg-type]
+        assert stream.read() == b"content"

@@ -80,8 +80,12 @@ class _Slot:
     def __init__(self, size: int) -> None:
         self.size = size
         self.fd = os.memfd_create("wds-async-handover")
-        os.ftruncate(self.fd, size)
-        self.memory = mmap.mmap(self.fd, size, flags=_FLAGS)
+        try:
+            os.ftruncate(self.fd, size)
+            self.memory = mmap.mmap(self.fd, size, flags=_FLAGS)
+        except OSError:
+            os.close(self.fd)
+            raise
         self.token: Token = (os.getpid(), self.fd, int.from_bytes(os.urandom(8), "little"), size)
 
     def close(self) -> None:
@@ -95,7 +99,7 @@ _owner = 0
 
 
 def _take(size: int) -> _Slot | None:
-    """A free slot of at least ``size`` bytes; None while the program holds on to all of them."""
+    """A free slot of at least ``size`` bytes; None while the program holds on to all of them, or there is no memory."""
     global _owner
     if _owner != os.getpid():  # what a forked child inherits belongs to its parent
         _slots.clear()
@@ -109,7 +113,10 @@ def _take(size: int) -> _Slot | None:
                 return None
             _slots.remove(free[0])
             free[0].close()
-        fitting = _Slot(size + size // 8)
+        try:
+            fitting = _Slot(size + size // 8)
+        except OSError:  # no memory, or not so much: the queue takes the batch
+            return None
         _slots.append(fitting)
     fitting.memory[0] = _TAKEN
     return fitting
@@ -153,7 +160,8 @@ def _marked(value: Any) -> Any:
         return kind(map(_marked, value))
     if isinstance(value, dict):
         marked = copy.copy(value)
-        marked.update((key, _marked(item)) for key, item in value.items())
+        for key, item in value.items():  # not `update`, which in a Counter counts
+            marked[key] = _marked(item)
         return marked
     return value
 

@@ -40,11 +40,8 @@ class WebLoader(DataPipeline, FluidInterface):
         super().__init__(loader)
 
     def iterator1(self) -> Iterator[Any]:
-        """Run the workers once."""
-        try:
-            yield from super().iterator1()
-        finally:
-            handover.sweep()
+        """Run the workers once; they start now."""
+        return _sweeping(super().iterator1())
 
     def __len__(self) -> int:
         if self.size is None and self.repetitions == sys.maxsize and self.nsamples > 0:
@@ -54,6 +51,13 @@ class WebLoader(DataPipeline, FluidInterface):
             if received is not None:
                 return received.total
         return super().__len__()
+
+
+def _sweeping(batches: Iterator[Any]) -> Iterator[Any]:
+    try:
+        yield from batches
+    finally:
+        handover.sweep()
 
 
 def _received(loader: Any) -> lengths.Length | None:

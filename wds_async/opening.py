@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from types import TracebackType
@@ -209,6 +210,7 @@ def gopen(url: str, mode: str = "rb", bufsize: int = GOPEN_BUFSIZE, **kw: Any) -
     for another mode, UrlError for a scheme that nothing knows, UnsafeContent for what secure mode forbids.
     """
     _check(mode)
+    url = os.fspath(url)
     if url == "-":
         return _standard(mode)
     place = locate(url)

@@ -16,7 +16,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from tests.servers import Origin
 from tests.transfer.reading import KIB, bytes_of, data, outcomes, quick
 from wds_async.errors import MissingExtra, ShardNotFound, StorageError, TransferError
-from wds_async.storage.generic import known_protocol, reads_local_files
+from wds_async.storage.base import Verdict
+from wds_async.storage.generic import GenericBackend, known_protocol, reads_local_files
 
 PART = 256 * KIB
 
@@ -227,3 +228,12 @@ def test_reading_while_the_filesystem_hangs(moody: type[Moody]) -> None:
         next(reader)
     assert time.monotonic() - began < 2.5
     release.set()
+
+
+def test_missing_credentials_are_named_with_what_to_do() -> None:
+    class NoCredentialsError(Exception):
+        """As botocore's."""
+
+    fault = GenericBackend(call=None).classify(NoCredentialsError("none"))  # type: ignore[arg-type]
+    assert fault.verdict is Verdict.DENIED
+    assert "AWS_*" in fault.advice

@@ -38,6 +38,15 @@ EXTRAS = {
 """The extra that brings the filesystem of a scheme."""
 
 
+_NO_CREDENTIALS = frozenset(
+    {"ClientAuthenticationError", "DefaultCredentialsError", "NoCredentialsError", "PartialCredentialsError"}
+)
+_CREDENTIALS_ADVICE = (
+    "Give credentials as the store's own tools take them (AWS_* or a profile, GOOGLE_APPLICATION_CREDENTIALS, "
+    "AZURE_STORAGE_*), or make the objects public and read them by https."
+)
+
+
 def reads_local_files(url: str) -> bool:
     """Whether a URL for fsspec ends at this machine's files."""
     return not _LOCAL.isdisjoint(_protocols(url))
@@ -78,6 +87,9 @@ class GenericBackend:
     def classify(self, outcome: Answer | BaseException) -> Fault:
         if isinstance(outcome, FileNotFoundError | PermissionError | IsADirectoryError):
             return explain_os_error(outcome)
+        if type(outcome).__name__ in _NO_CREDENTIALS:  # of packages that are not imported for their names
+            reason = f"{type(outcome).__name__}: {outcome}".rstrip(".")
+            return Fault(Verdict.DENIED, reason, _CREDENTIALS_ADVICE)
         if isinstance(outcome, BaseException):
             fault = explain_exception(outcome)
             if fault.verdict is Verdict.FATAL and isinstance(outcome, OSError):
