@@ -98,6 +98,41 @@ def _webdataset_over_fsspec(job: dict[str, Any]) -> Run:
     return _dataset("webdataset", job)
 
 
+def _tarfile_over_fsspec(job: dict[str, Any]) -> Run:
+    """Python's ``tarfile`` over the store's own fsspec file, 32 MiB blocks: samples counted by their first field."""
+    import tarfile
+
+    import fsspec
+
+    if job["urls"][0].startswith("gs:"):  # its default asks by gRPC first, and waits where there is none
+        os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
+    filesystem, _ = fsspec.core.url_to_fs(job["urls"][0])
+
+    def run() -> int:
+        count = 0
+        for url in job["urls"]:
+            with (
+                filesystem.open(url, "rb", block_size=32 << 20) as file,
+                tarfile.open(fileobj=file, mode="r|") as archive,
+            ):
+                for member in archive:
+                    data = archive.extractfile(member)
+                    assert data is not None
+                    data.read()
+                    count += member.name.endswith(".jpg")
+        return count
+
+    return run
+
+
+def _workers(job: dict[str, Any]) -> Run:
+    """Four workers that pass on batches of 64 undecoded samples."""
+    import wds_async as wds
+
+    dataset = wds.WebDataset(job["urls"], shardshuffle=False).to_tuple("jpg", "cls", "json").batched(64)
+    return _loader(wds, dataset, workers=4)
+
+
 def _aiohttp(job: dict[str, Any]) -> Run:
     """The raw bytes as they come, shard after shard over one connection."""
     import aiohttp
@@ -170,6 +205,8 @@ CONTENDERS: dict[str, Callable[[dict[str, Any]], Run]] = {
     "webdataset decoded": lambda job: _decoded_loader("webdataset", job),
     "wds_async raw": lambda job: _raw_loader("wds_async", job),
     "webdataset raw": lambda job: _raw_loader("webdataset", job),
+    "wds_async workers": _workers,
+    "tarfile fsspec": _tarfile_over_fsspec,
     "aiohttp": _aiohttp,
     "curl -Z": _curl,
     "recv_into": _recv_into,
@@ -240,11 +277,51 @@ def first_samples(job: dict[str, Any]) -> dict[str, Any]:
     return {"contender": job["contender"], "times": times}
 
 
+def signing(job: dict[str, Any]) -> dict[str, Any]:
+    """CPU seconds that a store's backend takes for one shard's request, after the first."""
+    from wds_async.storage.registry import Backends, locate
+
+    async def run() -> float:
+        backends = Backends(asyncio.to_thread)
+        places = [locate(url) for url in job["urls"]]
+        for place in places:
+            await backends.of(place).access(place.target)
+        began = time.process_time()
+        for number in range(job["count"]):
+            place = places[number % len(places)]
+            await backends.of(place).access(place.target)
+        spent = time.process_time() - began
+        await backends.close()
+        return spent / float(job["count"])
+
+    return {"contender": job["contender"], "cpu_s": asyncio.run(run())}
+
+
+def listing(job: dict[str, Any]) -> dict[str, Any]:
+    """Expand a pattern that matches nothing: wall, CPU and peak memory."""
+    from wds_async.storage.listing import expand
+
+    import wds_async.storage.s3  # noqa: F401
+    from wds_async.errors import UrlError
+
+    _reset_peak()
+    base, cpu, began = _memory("VmRSS"), time.process_time(), time.perf_counter()
+    try:
+        expand(job["url"])
+    except UrlError as exn:
+        said = str(exn)
+    reading = {"wall_s": time.perf_counter() - began, "cpu_s": time.process_time() - cpu, "said": said}
+    return {"contender": job["contender"], **reading, "peak_bytes": _memory("VmHWM") - base}
+
+
+MEASURES = {"first_sample": first_samples, "signing": signing, "listing": listing, "reading": measure}
+
+
 def main() -> None:
     """Read the job, print the reading."""
     warnings.simplefilter("ignore")
     job = json.load(sys.stdin)
-    reading = first_samples(job) if job.get("measure") == "first_sample" else measure(job)
+    reading = MEASURES[job.get("measure", "reading")](job)
     print(json.dumps(reading))
 
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from rich.table import Table
 from benchmarks.corpus import Corpus
 from tests.servers import Nginx, NginxMissing, Tls
 
-__all__ = ["MEMORY_SLACK_BYTES", "Bench", "Reading", "child", "command"]
+__all__ = ["MEMORY_SLACK_BYTES", "Bench", "Job", "Reading", "child", "command"]
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
@@ -61,6 +61,16 @@ class Reading:
     def samples_per_cpu_s(self) -> float:
         """Samples for each second of CPU."""
         return self.samples / self.cpu_s
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What one fresh process does: a contender of `contenders`, what it reads, and its environment."""
+
+    contender: str
+    urls: list[str]
+    environment: dict[str, str] = field(default_factory=dict)
+    spin: int = 0
 
 
 @dataclass(slots=True)
@@ -115,29 +125,34 @@ class Bench:
     ) -> dict[str, Reading]:
         """Read ``corpus`` with each contender in turn, ``repeat`` times; medians by contender, kept under
         ``case`` for the table."""
-        chosen = [c for c in contenders if not self.only or c in self.only]
-        job = {
-            "urls": [server.url(name) for name in corpus.names],
-            "samples": corpus.samples,
-            "spin": spin,
-        }
         env = dict(environment or {})
         if server.tls:
             env.update(SSL_CERT_FILE=str(self.tls.ca), CURL_CA_BUNDLE=str(self.tls.ca))
-        taken: dict[str, list[dict[str, Any]]] = {c: [] for c in chosen}
+        urls = [server.url(name) for name in corpus.names]
+        jobs = {contender: Job(contender, urls, env, spin) for contender in contenders}
+        return self.read_jobs(case, jobs, corpus, repeat=repeat)
+
+    def read_jobs(
+        self, case: str, jobs: Mapping[str, Job], corpus: Corpus, *, repeat: int | None = None
+    ) -> dict[str, Reading]:
+        """Do each of ``jobs`` (by the label it has in the table), which all read what ``corpus`` holds, in turn,
+        ``repeat`` times; medians by label, kept under ``case`` for the table."""
+        chosen = {label: job for label, job in jobs.items() if not self.only or label in self.only}
+        taken: dict[str, list[dict[str, Any]]] = {label: [] for label in chosen}
         columns = (TextColumn("{task.description}"), TimeElapsedColumn())
         with Progress(*columns, console=self.console, transient=True) as progress:
             for turn in range(repeat or self.repeat):
-                for contender in chosen:
-                    task = progress.add_task(f"{case}: {contender}, {turn + 1} of {repeat or self.repeat}")
-                    reading = child({**job, "contender": contender}, env)
+                for label, job in chosen.items():
+                    task = progress.add_task(f"{case}: {label}, {turn + 1} of {repeat or self.repeat}")
+                    what = {"contender": job.contender, "urls": job.urls, "samples": corpus.samples, "spin": job.spin}
+                    reading = {**child(what, job.environment), "contender": label}
                     progress.remove_task(task)
                     if reading["samples"] not in (0, corpus.samples):
-                        message = f"{contender}: {reading['samples']} samples instead of {corpus.samples}"
+                        message = f"{label}: {reading['samples']} samples instead of {corpus.samples}"
                         raise click.ClickException(message)
-                    taken[contender].append(reading)
+                    taken[label].append(reading)
                     self.raw.append({"case": case, **reading})
-        result = {c: _median(rows, corpus) for c, rows in taken.items()}
+        result = {label: _median(rows, corpus) for label, rows in taken.items()}
         self.readings.setdefault(case, {}).update(result)
         return result
 

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = "wds_async"
 
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "config", "handlers", "retry"),
+    ("errors", "environment", "config", "handlers", "retry"),
     ("urls", "world", "redact", "rewrite", "pipes"),
     ("storage", "storage.*"),
     ("transfer", "transfer.*"),
@@ -48,7 +48,7 @@ GUESTS = ("cli.*",)
 MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
-ENVIRONMENT_ROOMS = ("config",)
+ENVIRONMENT_ROOMS = ("environment",)
 TORCH_ROOMS = ("world", "autodecode", "images", "unpickle", "filters", "pipeline", "dataset", "loader", "encoders",
                "writer", "pytorch", "shardlists", "random_access", "media", "cli.demo*")  # fmt: skip
 SUBPROCESS_ROOMS = ("storage.pipe",)
@@ -212,7 +212,7 @@ def _uses(module: Module, package: str, wanted: Callable[[str], bool]) -> list[s
     return complaints
 
 
-def environment_in_config(module: Module) -> list[str]:
+def environment_in_one_room(module: Module) -> list[str]:
     if module.is_in(ENVIRONMENT_ROOMS):
         return []
     return _uses(module, "os", {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}.__contains__)
@@ -332,7 +332,7 @@ def doors_hold_no_logic(module: Module) -> list[str]:
 RULES: tuple[Callable[[Module], list[str]], ...] = (
     one_way_floors,
     size_caps,
-    environment_in_config,
+    environment_in_one_room,
     no_shared_randomness,
     no_sleep,
     subprocess_in_pipe,
@@ -363,9 +363,9 @@ OFFENDERS: tuple[tuple[Callable[[Module], list[str]], str, str], ...] = (
     (one_way_floors, "cli.ls", "from wds_async.compat import WebDataset"),
     (size_caps, "urls", "\n" * 401),
     (size_caps, "urls", "def f():\n" + "    x = 1\n" * 60),
-    (environment_in_config, "urls", "import os\nos.environ.get('A')"),
-    (environment_in_config, "urls", "import os as o\no.getenv('A')"),
-    (environment_in_config, "urls", "from os import environ"),
+    (environment_in_one_room, "urls", "import os\nos.environ.get('A')"),
+    (environment_in_one_room, "urls", "import os as o\no.getenv('A')"),
+    (environment_in_one_room, "urls", "from os import environ"),
     (no_shared_randomness, "shuffles", "import random\nrandom.shuffle([1])"),
     (no_shared_randomness, "shuffles", "from random import shuffle"),
     (no_shared_randomness, "shuffles", "import numpy as np\nnp.random.shuffle([1])"),
@@ -393,7 +393,7 @@ INNOCENTS: tuple[tuple[Callable[[Module], list[str]], str, str], ...] = (
     (one_way_floors, "config", "from wds_async.errors import ConfigError\nimport json"),
     (one_way_floors, "dataset", "from wds_async.config import settings"),
     (one_way_floors, "cli.ls", "import wds_async"),
-    (environment_in_config, "config", "import os\nos.environ.get('A')"),
+    (environment_in_one_room, "environment", "import os\nos.environ.get('A')"),
     (no_shared_randomness, "shuffles", "import random\nrandom.Random(1).shuffle([1])"),
     (no_shared_randomness, "filters", "import numpy as np\nnp.random.default_rng(1)"),
     (subprocess_in_pipe, "storage.pipe", "import subprocess"),

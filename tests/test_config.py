@@ -16,24 +16,17 @@ from hypothesis import strategies as st
 from wds_async import config
 from wds_async.config import (
     DEFAULT_BUDGET_BYTES,
-    GIB,
-    KIB,
-    MIB,
     MIN_BUDGET_BYTES,
-    VARIABLES,
     TransferConfig,
     configure_logging,
     default_budget_bytes,
-    parse_bytes,
     proxy_for,
     rank_from_env,
     settings,
     transfer_config,
-    unknown_variables,
-    variable,
-    warn_of_unknown_variables,
     worker_from_env,
 )
+from wds_async.environment import GIB, KIB, MIB, VARIABLES
 from wds_async.errors import ConfigError
 
 
@@ -42,66 +35,6 @@ def empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("WDS_") or name in {v.name for v in VARIABLES} or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
-
-
-# ---------------------------------------------------------------- values
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("0", 0),
-        ("134217728", 128 * MIB),
-        ("128M", 128 * MIB),
-        ("128m", 128 * MIB),
-        ("64MiB", 64 * MIB),
-        ("64 MB", 64 * MIB),
-        (" 1g ", GIB),
-        ("1.5k", 1536),
-        ("2T", 2048 * GIB),
-        ("10b", 10),
-        ("1e12", 10**12),
-        ("2.5e9", 2_500_000_000),
-    ],
-)
-def test_sizes(text: str, size: int) -> None:
-    assert parse_bytes(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "M", "12x", "1kk", "1 2", "one", "0x10", "nan", "inf", "1e400"])
-def test_what_is_no_size(text: str) -> None:
-    with pytest.raises(ValueError, match="size"):
-        parse_bytes(text)
-
-
-@given(st.integers(0, 2**40), st.sampled_from(["", "k", "K", "m", "M", "g"]), st.sampled_from(["", "b", "B", "iB"]))
-def test_sizes_are_powers_of_1024(number: int, unit: str, suffix: str) -> None:
-    suffix = suffix if unit else ""
-    factor = {"": 1, "k": KIB, "m": MIB, "g": GIB}[unit.lower()]
-    assert parse_bytes(f"{number}{unit}{suffix}") == number * factor
-
-
-BAD = {
-    "WDS_BUDGET": ["much", "-1", "-5M", "inf", "1e400", "9" * 400],
-    "WDS_PART_SIZE": ["4X"],
-    "WDS_CONNECTIONS": ["-1", "many", "1.5"],
-    "WDS_RETRIES": ["-1", "x"],
-    "WDS_TIMEOUT": ["0", "-1", "soon", "nan"],
-    "WDS_DIRECT": ["maybe", "2"],
-    "WDS_SECURE": ["maybe"],
-    "WDS_ALLOW_PICKLE": ["please"],
-    "WDS_SEED": ["random", "1.0"],
-    "WDS_EPOCH": ["first"],
-    "GOPEN_VERBOSE": ["-1"],
-}
-
-
-@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in BAD.items() for text in texts])
-def test_a_value_that_does_not_parse_names_its_variable(name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(name, text)
-    read = settings if name in ("WDS_SECURE", "WDS_ALLOW_PICKLE", "WDS_SEED", "WDS_EPOCH") else transfer_config
-    with pytest.raises(ConfigError, match=f"{name}='{text}'"):
-        (settings if name.startswith("GOPEN") else read)()
 
 
 @pytest.mark.parametrize(
@@ -145,33 +78,6 @@ def test_wds_rewrite_beats_the_older_name(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("GOPEN_REWRITE", "old=x")
     monkeypatch.setenv("WDS_REWRITE", "new=x")
     assert settings().rewrite == "new=x"
-
-
-def test_every_variable_says_what_it_does_and_its_default_is_what_it_parses_to() -> None:
-    assert len({v.name for v in VARIABLES}) == len(VARIABLES)
-    for v in VARIABLES:
-        assert v.meaning
-        assert (
-            v.default is None or v.parse(str(int(v.default) if isinstance(v.default, bool) else v.default)) == v.default
-        )
-
-
-def test_variable_is_the_raw_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert variable("WDS_ANYTHING") is None
-    monkeypatch.setenv("WDS_ANYTHING", " x ")
-    assert variable("WDS_ANYTHING") == " x "
-    assert variable("A", {"A": "b"}) == "b"
-
-
-def test_unknown_variables_come_with_the_nearest_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "_asked", set())  # what other tests' ${X} read
-    assert unknown_variables() == []
-    monkeypatch.setenv("WDS_BUGDET", "1")
-    monkeypatch.setenv("WDS_TRAIN_DATA", "x")
-    monkeypatch.setenv("WDS_CACHE", "x")
-    monkeypatch.setenv("OTHER", "x")
-    assert unknown_variables(frozenset({"WDS_TRAIN_DATA"})) == [("WDS_BUGDET", "WDS_BUDGET")]
-    assert ("WDS_TRAIN_DATA", None) in unknown_variables()
 
 
 # ---------------------------------------------------------------- the transfer
@@ -292,17 +198,6 @@ def test_a_login_in_a_url_does_not_hide_its_host_from_no_proxy(monkeypatch: pyte
     monkeypatch.setenv("https_proxy", "http://proxy:3128")
     monkeypatch.setenv("no_proxy", "store")
     assert proxy_for("https://me:pw@store/x") is None
-
-
-def test_an_unknown_variable_is_logged_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setenv("WDS_CONECTIONS", "3")
-    monkeypatch.setenv("WDS_SHARD_ROOT", "/data")
-    assert variable("WDS_SHARD_ROOT") == "/data"  # as ${SHARD_ROOT} in a specification reads it
-    warn_of_unknown_variables()
-    warn_of_unknown_variables()
-    assert [record.getMessage() for record in caplog.records] == [
-        "WDS_CONECTIONS is set but means nothing; did you mean WDS_CONNECTIONS? (`wds-async env` lists what does)"
-    ]
 
 
 def test_the_level_of_the_logger(monkeypatch: pytest.MonkeyPatch) -> None:

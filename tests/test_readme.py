@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import wds_async
-from wds_async import config
+from wds_async import environment
 from wds_async.cli import COMMANDS
 
 ROOT = Path(__file__).parents[1]
@@ -18,10 +18,10 @@ def test_the_variables_are_those_that_are_read() -> None:
     inner = README.partition("<!-- variables -->")[2].partition("<!-- /variables -->")[0]
     rows = [tuple(cell.strip() for cell in line.strip("|").split(" | ")) for line in inner.strip().splitlines()[2:]]
     assert [(name.strip("`"), meaning) for name, _, meaning in rows] == [
-        (known.name, known.meaning) for known in config.VARIABLES
+        (known.name, known.meaning) for known in environment.VARIABLES
     ]
     defaults = {name.strip("`"): default for name, default, _ in rows}
-    for known in config.VARIABLES:
+    for known in environment.VARIABLES:
         text = defaults[known.name]
         assert (known.parse(text) if text else "") == (known.default if known.default is not None else "")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from wds_async import urls
 from wds_async.errors import UrlError
-from wds_async.urls import expand_urls, local_path, merge_url, route, scheme
+from wds_async.urls import expand_urls, local_path, merge_url, scheme
 
 # ---------------------------------------------------------------- strings, lists, braces
 
@@ -320,11 +320,6 @@ def test_errors_hide_passwords() -> None:
 )
 def test_urls_are_seen_from_a_folder(base: str, url: str, merged: str) -> None:
     assert merge_url(base, url) == merged
-
-
-@given(_SOURCE)
-def test_route_is_the_direct_one(source: str) -> None:
-    assert route(source) == source
 
 
 def test_all_is_there() -> None:

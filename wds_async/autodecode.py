@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from wds_async import config
+from wds_async import config, environment
 from wds_async.errors import DecodingError, MissingExtra, UnsafeContent
 from wds_async.images import IMAGE_EXTENSIONS, ImageHandler, imagehandler, imagespecs
 from wds_async.media import torch_audio, torch_video
@@ -76,7 +76,7 @@ def _settings() -> config.Settings:
     """The environment's rules for pickles. They may change while the program runs, but are parsed only when
     one of their texts has changed: this is asked for every field."""
     names = ("WDS_SECURE", "WDS_ALLOW_PICKLE", "WDS_PYTORCH_WEIGHTS_ONLY")
-    return _settings_for(config.security_enforced(), *[config.variable(name) for name in names])
+    return _settings_for(config.security_enforced(), *[environment.variable(name) for name in names])
 
 
 def _weights_only() -> bool:

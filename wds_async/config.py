@@ -1,189 +1,47 @@
-"""Every setting, frozen, with its unit and default; the only reader of ``os.environ``.
-
-Arguments beat environment beats default. `VARIABLES` is the table that ``wds-async env`` prints and that the
-README's list is tested against. A value that does not parse is a `ConfigError` that names its variable.
-"""
+"""Every setting, frozen, with its unit and default. Arguments beat environment (`environment`) beats default."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import logging
 import operator
 import os
-import re
 import sys
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from wds_async.environment import GIB, KIB, MIB, parse_bytes, schemes, value
 from wds_async.errors import ConfigError
 from wds_async.retry import RetryPolicy
 
 __all__ = [
     "DEFAULT_BUDGET_BYTES",
     "MIN_BUDGET_BYTES",
-    "VARIABLES",
     "Settings",
     "TransferConfig",
-    "Variable",
     "configure_logging",
     "default_budget_bytes",
     "inherit_security",
-    "parse_bytes",
     "proxy_for",
     "rank_from_env",
     "rank_from_slurm",
     "security_enforced",
     "settings",
     "transfer_config",
-    "unknown_variables",
-    "variable",
-    "warn_of_unknown_variables",
     "worker_from_env",
 ]
 
 logger = logging.getLogger("wds_async")
 
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-
 DEFAULT_BUDGET_BYTES = 128 * MIB
 MIN_BUDGET_BYTES = 32 * MIB
 _HOST_BUDGET_BYTES = 3 * GIB
-_SIZE = re.compile(r"(\d{1,18}(?:\.\d*)?(?:e\d{1,2})?) ?([kmgt]?)(?:i?b)?")
-_SUFFIXES = {"": 1, "k": KIB, "m": MIB, "g": GIB, "t": 1 << 40}
-
-
-def parse_bytes(text: str) -> int:
-    """``"128M"``, ``"64MiB"``, ``"1.5g"`` or a number (``"1e12"``); units are powers of 1024. ValueError otherwise."""
-    found = _SIZE.fullmatch(text.strip().lower())
-    if found is None:
-        raise ValueError(f"{text!r} is not a size; write 128M or 134217728")
-    return int(float(found[1]) * _SUFFIXES[found[2]])
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise ValueError("a count is not negative")
-    return value
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise ValueError("a time is a positive number of seconds")
-    return value
-
-
-def _flag(text: str) -> bool:
-    lowered = text.strip().lower()
-    if lowered in ("1", "true", "yes", "on"):
-        return True
-    if lowered in ("", "0", "false", "no", "off"):
-        return False
-    raise ValueError("write 1 or 0")
-
-
-@dataclass(frozen=True, slots=True)
-class Variable:
-    """One environment variable: ``name``, how it parses, its default, and what it does."""
-
-    name: str
-    parse: Callable[[str], Any]
-    default: Any
-    meaning: str
-
-
-VARIABLES: tuple[Variable, ...] = (
-    Variable(
-        "WDS_BUDGET",
-        parse_bytes,
-        None,
-        "bytes of shard data held in memory, per process (128M unless memory is short)",
-    ),
-    Variable("WDS_PART_SIZE", parse_bytes, 2 * MIB, "bytes of one range request; a power of two of at least 64K"),
-    Variable("WDS_CONNECTIONS", _count, 64, "most HTTP connections of one process"),
-    Variable("WDS_DIRECT", _flag, True, "0: read HTTP through aiohttp instead of the zero-copy client"),
-    Variable("WDS_RETRIES", _count, 8, "attempts without a new byte before a transfer fails"),
-    Variable("WDS_TIMEOUT", _seconds, 300.0, "seconds without a new byte before a transfer fails"),
-    Variable("WDS_REWRITE", str, "", "regex=replacement;… applied to the start of every URL before it is opened"),
-    Variable("GOPEN_REWRITE", str, "", "WebDataset's older name, read where WDS_REWRITE is not set"),
-    Variable("WDS_NATIVE_PIPES", _flag, False, "1: read pipe:curl, pipe:cat and the like natively"),
-    Variable("WDS_SECURE", _flag, False, "1: refuse pickles, pipe:, local files and rewriting"),
-    Variable("WDS_ALLOW_PICKLE", _flag, False, "1: decode pickled fields of any class (runs code from the data)"),
-    Variable("WDS_PYTORCH_WEIGHTS_ONLY", _flag, True, "0: .pth fields may hold any class (runs code from the data)"),
-    Variable("WDS_SEED", int, None, "seed of shard shuffling where no argument gives one"),
-    Variable("WDS_EPOCH", int, None, "epoch number where no argument gives one"),
-    Variable("WDS_SHOW_SEED", _flag, False, "1: log the seed of ResampledShards"),
-    Variable("WDS_HANDOVER", _flag, True, "0: batches of WebLoader's workers go through torch's queue"),
-    Variable("WDS_PROGRESS", _flag, False, "1: show a progress bar and a summary line for every epoch"),
-    Variable("WDS_LOG", str, "", "level of the wds_async logger: debug, info, warning, error"),
-    Variable("GOPEN_VERBOSE", _count, 0, "1: log every shard that is opened"),
-    Variable("GOPEN_BUFFER", int, -1, "buffer in bytes of the local files that gopen opens; -1: Python's own choice"),
-    Variable("WDS_CACHE", str, "", "folder of the shard cache; setting it turns caching on"),
-    Variable("WIDS_CACHE", str, "", "folder of random access's shards, read where WDS_CACHE is not set"),
-    Variable("WDS_CACHE_SIZE", parse_bytes, None, "bytes that the shard cache may hold; without it, all that comes"),
-    Variable("WDS_VERBOSE_CACHE", _flag, False, "1: log every shard that the cache keeps, uses or drops"),
-    Variable("RANK", _count, None, "rank of this process, with WORLD_SIZE"),
-    Variable("WORLD_SIZE", _count, None, "number of ranks"),
-    Variable("SLURM_PROCID", _count, None, "rank of a task that srun started, where nothing else says one"),
-    Variable("SLURM_STEP_NUM_TASKS", _count, None, "number of tasks that srun started"),
-    Variable("LOCAL_WORLD_SIZE", _count, None, "ranks on this host; shares the host's memory budget"),
-    Variable("WORKER", _count, None, "number of this worker, with NUM_WORKERS"),
-    Variable("NUM_WORKERS", _count, None, "number of workers"),
-    Variable("HTTPS_PROXY", str, "", "proxy for https:// (HTTP_PROXY, NO_PROXY likewise)"),
-    Variable("SSL_CERT_FILE", str, "", "certificate authorities that TLS is verified against"),
-)
-
-_BY_NAME = {v.name: v for v in VARIABLES}
-# Names that WebDataset or later parts of this project read; known, so that no one is warned about them.
-_KNOWN_ELSEWHERE = {"WDS_REQUIRE_SERVERS"}
 
 
 _inherited_security = False
-_asked: set[str] = set()
-_warned: set[str] = set()
-
-
-def variable(name: str, environ: Mapping[str, str] | None = None) -> str | None:
-    """The raw text of environment variable ``name``, None where it is not set."""
-    _asked.add(name)
-    return (os.environ if environ is None else environ).get(name)
-
-
-def _value(name: str, environ: Mapping[str, str] | None = None) -> Any:
-    known = _BY_NAME[name]
-    text = variable(name, environ)
-    if text is None or (text == "" and known.parse is not str):
-        return known.default
-    try:
-        return known.parse(text)
-    except ValueError as exn:
-        raise ConfigError(f"{name}={text!r} does not parse: {exn} ({name}: {known.meaning})") from exn
-
-
-def unknown_variables(used: frozenset[str] = frozenset()) -> list[tuple[str, str | None]]:
-    """``WDS_*`` names in the environment that mean nothing, each with the nearest known name.
-
-    ``used`` are names that shard specifications refer to (``${X}`` reads ``WDS_X``), beside those that were read
-    in this process.
-    """
-    known = set(_BY_NAME) | _KNOWN_ELSEWHERE | _asked | used
-    strangers = sorted(n for n in os.environ if n.startswith("WDS_") and n not in known)
-    return [(n, next(iter(difflib.get_close_matches(n, known, 1)), None)) for n in strangers]
-
-
-def warn_of_unknown_variables() -> None:
-    """Log each ``WDS_*`` name that means nothing, once a process: a misspelt setting has no effect, silently."""
-    for name, nearest in unknown_variables():
-        if name not in _warned:
-            _warned.add(name)
-            hint = f"; did you mean {nearest}?" if nearest else ""
-            logger.warning("%s is set but means nothing%s (`wds-async env` lists what does)", name, hint)
 
 
 def configure_logging() -> None:
@@ -223,6 +81,9 @@ class Settings:
     cache_size: int | None
     verbose_cache: bool
     rewrite: str
+    ais_endpoint: str
+    use_ais_for: frozenset[str]
+    ais_fallback: bool
 
 
 def security_enforced() -> bool:
@@ -240,22 +101,25 @@ def inherit_security(enforced: bool) -> None:
 def settings() -> Settings:
     """The environment as it is now; read again at each call, so that tests and notebooks can change it."""
     return Settings(
-        seed=_value("WDS_SEED"),
-        epoch=_value("WDS_EPOCH"),
-        show_seed=_value("WDS_SHOW_SEED"),
-        secure=_value("WDS_SECURE") or security_enforced(),
-        allow_pickle=_value("WDS_ALLOW_PICKLE"),
-        weights_only=_value("WDS_PYTORCH_WEIGHTS_ONLY"),
-        native_pipes=_value("WDS_NATIVE_PIPES"),
-        handover=_value("WDS_HANDOVER"),
-        progress=_value("WDS_PROGRESS"),
-        log=_value("WDS_LOG"),
-        verbose=_value("GOPEN_VERBOSE"),
-        gopen_buffer=_value("GOPEN_BUFFER"),
-        cache=_value("WDS_CACHE"),
-        cache_size=_value("WDS_CACHE_SIZE"),
-        verbose_cache=_value("WDS_VERBOSE_CACHE"),
-        rewrite=_value("WDS_REWRITE") or _value("GOPEN_REWRITE"),
+        seed=value("WDS_SEED"),
+        epoch=value("WDS_EPOCH"),
+        show_seed=value("WDS_SHOW_SEED"),
+        secure=value("WDS_SECURE") or security_enforced(),
+        allow_pickle=value("WDS_ALLOW_PICKLE"),
+        weights_only=value("WDS_PYTORCH_WEIGHTS_ONLY"),
+        native_pipes=value("WDS_NATIVE_PIPES"),
+        handover=value("WDS_HANDOVER"),
+        progress=value("WDS_PROGRESS"),
+        log=value("WDS_LOG"),
+        verbose=value("GOPEN_VERBOSE"),
+        gopen_buffer=value("GOPEN_BUFFER"),
+        cache=value("WDS_CACHE"),
+        cache_size=value("WDS_CACHE_SIZE"),
+        verbose_cache=value("WDS_VERBOSE_CACHE"),
+        rewrite=value("WDS_REWRITE") or value("GOPEN_REWRITE"),
+        ais_endpoint=value("AIS_ENDPOINT"),
+        use_ais_for=schemes(value("USE_AIS_FOR")),
+        ais_fallback=value("WDS_AIS_FALLBACK"),
     )
 
 
@@ -306,38 +170,38 @@ def transfer_config(workers: int = 1, **overrides: Any) -> TransferConfig:
     ``overrides`` are fields of `TransferConfig` and win; sizes may be written as ``"64M"``. ConfigError for a name
     that does not exist or a value of the wrong type or range.
     """
-    processes = workers * (_value("LOCAL_WORLD_SIZE") or 1)
-    budget = _value("WDS_BUDGET")
+    processes = workers * (value("LOCAL_WORLD_SIZE") or 1)
+    budget = value("WDS_BUDGET")
     if budget is None:
         budget = default_budget_bytes(processes)
-    retry = RetryPolicy(max_attempts=max(1, _value("WDS_RETRIES")), timeout_s=_value("WDS_TIMEOUT"))
+    retry = RetryPolicy(max_attempts=max(1, value("WDS_RETRIES")), timeout_s=value("WDS_TIMEOUT"))
     values: dict[str, Any] = {
         "budget_bytes": budget,
         "processes": processes,
-        "part_bytes": _value("WDS_PART_SIZE"),
-        "connections": _value("WDS_CONNECTIONS"),
-        "direct": _value("WDS_DIRECT"),
+        "part_bytes": value("WDS_PART_SIZE"),
+        "connections": value("WDS_CONNECTIONS"),
+        "direct": value("WDS_DIRECT"),
         "retry": retry,
         "stall_timeout_s": min(30.0, retry.timeout_s),
     }
-    return TransferConfig(**{**values, **{name: _override(name, value) for name, value in overrides.items()}})
+    return TransferConfig(**{**values, **{name: _override(name, given) for name, given in overrides.items()}})
 
 
-def _override(name: str, value: Any) -> Any:
+def _override(name: str, given: Any) -> Any:
     """An argument as the field's type."""
     types = {known.name: str(known.type) for known in dataclasses.fields(TransferConfig)}
     if name not in types:
         raise ConfigError(f"transfer has no {name!r}; its names are {', '.join(sorted(types))}")
     try:
-        if name.endswith("_bytes") and isinstance(value, str):
-            return parse_bytes(value)
+        if name.endswith("_bytes") and isinstance(given, str):
+            return parse_bytes(given)
         if types[name] == "int":
-            return operator.index(value)
+            return operator.index(given)
         if types[name] == "float":
-            return float(value)
+            return float(given)
     except (TypeError, ValueError) as exn:
-        raise ConfigError(f"transfer: {name}={value!r}: {exn}") from exn
-    return value
+        raise ConfigError(f"transfer: {name}={given!r}: {exn}") from exn
+    return given
 
 
 def default_budget_bytes(processes: int = 1) -> int:
@@ -363,7 +227,7 @@ def memory_bytes() -> int:
 
 
 def _pair(index: str, count: str) -> tuple[int, int] | None:
-    i, n = _value(index), _value(count)
+    i, n = value(index), value(count)
     if i is None or n is None:
         return None
     if n < 1 or i >= n:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from wds_async import config, lengths, shardlists, spec, world
+from wds_async.environment import warn_of_unknown_variables
 from wds_async.errors import ConfigError
 from wds_async.fluid import FluidInterface
 from wds_async.handlers import Handler, reraise_exception
@@ -17,6 +18,7 @@ from wds_async.mixture import Mixture
 from wds_async.pipeline import DataPipeline
 from wds_async.shardcache.cache import shard_cache
 from wds_async.shardplan import ShardPlan, shuffle_buffer
+from wds_async.storage.options import StorageOptions
 from wds_async.tariterators import ReadingStage, base_plus_ext, tarfile_to_samples
 from wds_async.transfer.stats import Boards
 
@@ -75,6 +77,8 @@ class WebDataset(DataPipeline, FluidInterface):
     ``verbose``: log what the dataset is made of, and what the cache does.
     ``length``: what ``len`` gives, as by `with_length`.
     ``transfer``: fields of `config.TransferConfig` over the environment, as in ``{"budget_bytes": 64 << 20}``.
+    ``storage_options``: options of the stores' clients, by scheme (``{"s3": {"anon": True}}``) or those of all, as
+        fsspec's filesystems name them. Their values are shown nowhere.
     ``progress``: show a bar and a line for every epoch on standard error; None does what ``WDS_PROGRESS`` says.
 
     Raises UrlError for URLs that cannot be understood, and ConfigError for arguments out of range and where there
@@ -107,6 +111,7 @@ class WebDataset(DataPipeline, FluidInterface):
         length: int | None = None,
         progress: bool | None = None,
         transfer: Mapping[str, Any] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         environment = config.settings()
@@ -124,13 +129,17 @@ class WebDataset(DataPipeline, FluidInterface):
             workersplitter=workersplitter,
         )
         cache = shard_cache(cache_dir, cache_size, url_to_name=url_to_name, verbose=verbose, local=cache_local)
-        parsing: dict[str, Any] = {"keys": keys or base_plus_ext, "cache": cache}
+        parsing: dict[str, Any] = {
+            "keys": keys or base_plus_ext,
+            "cache": cache,
+            "storage_options": StorageOptions(storage_options),
+        }
         self._add_source(
             urls, plan, functools.partial(tarfile_to_samples, handler, select_files, rename_files, transfer, **parsing)
         )
         if cache is not None:
             cache.expect(getattr(self.pipeline[0], "urls", ()))
-        config.warn_of_unknown_variables()  # here: what ${X} read is known by now, and workers need not repeat it
+        warn_of_unknown_variables()  # here: what ${X} read is known by now, and workers need not repeat it
         shards = _how_many(self.pipeline[0])
         if empty_check:
             self.append(functools.partial(check_empty, shards=shards))

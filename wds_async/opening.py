@@ -10,7 +10,7 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, BinaryIO, NoReturn
 
@@ -19,6 +19,7 @@ from wds_async.errors import UrlError
 from wds_async.redact import redact
 from wds_async.storage.command import Pipe
 from wds_async.storage.opened import GOPEN_BUFSIZE, named_opener
+from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.storage.registry import Location, locate
 from wds_async.storage.schemes import DEFAULT, gopen_schemes, install
 from wds_async.storage.sink import Sink, open_sink
@@ -54,12 +55,20 @@ class ShardFile(io.RawIOBase):
     says that the reader goes on, and what is read after that is fetched anew. ``final``: see `registry.locate`.
     """
 
-    def __init__(self, url: str, stream: ShardStream | None = None, *, final: bool = False) -> None:
+    def __init__(
+        self,
+        url: str,
+        stream: ShardStream | None = None,
+        *,
+        final: bool = False,
+        options: StorageOptions = NOTHING_GIVEN,
+    ) -> None:
         super().__init__()
         self.name = redact(url)
         self.mode = "rb"
         self._url = url
         self._final = final
+        self._options = options
         self._stream = stream
         self._reader: ShardReader | None = None
         self._piece: memoryview | None = None
@@ -134,7 +143,7 @@ class ShardFile(io.RawIOBase):
 
     def _source(self) -> ShardStream:
         if self._stream is None:
-            self._reader = open_shards([self._url], final=self._final)
+            self._reader = open_shards([self._url], final=self._final, options=self._options)
             self._stream = next(self._reader)
             self._behind = self._position
         return self._stream
@@ -198,13 +207,21 @@ class SinkFile(io.RawIOBase):
             self.abort()
 
 
-def gopen(url: str, mode: str = "rb", bufsize: int = GOPEN_BUFSIZE, **kw: Any) -> Any:
+def gopen(
+    url: str,
+    mode: str = "rb",
+    bufsize: int = GOPEN_BUFSIZE,
+    *,
+    storage_options: Mapping[str, Any] | StorageOptions | None = None,
+    **kw: Any,
+) -> Any:
     """Open ``url`` as a file of bytes: to read (``mode="rb"``) or to write (``"wb"``).
 
     ``-`` is standard input or output, a path or ``file:`` URL what ``open`` gives (buffered by ``GOPEN_BUFFER``), and
     ``pipe:command`` a command's output or input. A scheme for which the program put a function into `gopen_schemes` is
     opened by it, which also gets ``bufsize`` and ``kw``. Everything else is read through the engine, or written so
-    that it appears when the file is closed. URLs are rewritten first (``WDS_REWRITE``); ``bufsize`` is in bytes.
+    that it appears when the file is closed. URLs are rewritten first (``WDS_REWRITE``); ``bufsize`` is in bytes, and
+    ``storage_options`` go to the store's client (see `storage.options.StorageOptions`).
 
     Remote files begin to be read with their first byte, so that is where one that is missing shows. Raises ValueError
     for another mode, UrlError for a scheme that nothing knows, UnsafeContent for what secure mode forbids.
@@ -213,12 +230,13 @@ def gopen(url: str, mode: str = "rb", bufsize: int = GOPEN_BUFSIZE, **kw: Any) -
     url = os.fspath(url)
     if url == "-":
         return _standard(mode)
-    place = locate(url)
+    options = StorageOptions(storage_options)
+    place = locate(url, options=options)
     if settings().verbose:
         logger.warning("gopen %s %s", redact(url), mode)
     if place.kind == "opener":
         return named_opener(place.target)(place.target, mode, bufsize, **kw)
-    return _open(place, mode, bufsize, kw)
+    return _open(place, mode, bufsize, kw, options=options)
 
 
 def reader(url: str, **kw: Any) -> Any:
@@ -260,7 +278,15 @@ def _standard(mode: str) -> BinaryIO:
     return sys.stdin.buffer if mode == "rb" else sys.stdout.buffer
 
 
-def _open(place: Location, mode: str, bufsize: int, kw: dict[str, Any], *, final: bool = False) -> Any:
+def _open(
+    place: Location,
+    mode: str,
+    bufsize: int,
+    kw: dict[str, Any],
+    *,
+    final: bool = False,
+    options: StorageOptions = NOTHING_GIVEN,
+) -> Any:
     """The file at ``place`` by our own means."""
     if kw:
         raise TypeError(
@@ -271,8 +297,10 @@ def _open(place: Location, mode: str, bufsize: int, kw: dict[str, Any], *, final
     if place.kind == "local":
         return open(local_path(place.target) or "", mode, buffering=settings().gopen_buffer)
     if mode == "wb":
-        return SinkFile(place.url, open_sink(place.url, final=final))
-    return io.BufferedReader(ShardFile(place.url, final=final), bufsize if bufsize > 0 else GOPEN_BUFSIZE)
+        return SinkFile(place.url, open_sink(place.url, final=final, options=options))
+    return io.BufferedReader(
+        ShardFile(place.url, final=final, options=options), bufsize if bufsize > 0 else GOPEN_BUFSIZE
+    )
 
 
 def _client(url: str, mode: str, bufsize: int) -> Any:

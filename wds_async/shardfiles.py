@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from wds_async import config
+from wds_async import config, environment
 from wds_async.errors import AccessDenied, NotATar, ShardFormatError, ShardNotFound, StorageError, UrlError
 from wds_async.redact import redact
 from wds_async.shardcache.cache import DiskCache
@@ -43,7 +43,7 @@ _TRIES = 3  # between finding a file and opening it another process may have mad
 def default_folder() -> str:
     """Where shards are kept unless the user says: ``WDS_CACHE``, else ``WIDS_CACHE``, else a folder of this user
     among the temporary files, which the machine clears now and then."""
-    named = config.settings().cache or config.variable("WIDS_CACHE")
+    named = config.settings().cache or environment.variable("WIDS_CACHE")
     if named:
         return named
     if not hasattr(os, "getuid"):  # where each user has temporary files of their own

@@ -190,7 +190,7 @@ class ShardWriter:
 
     def _write_text(self, name: str, text: str) -> None:
         if self.opener is None:
-            publish_text(name, text, self.kw.get("options"))
+            publish_text(name, text, self.kw.get("storage_options"))
             return
         file = self.opener(name)
         try:

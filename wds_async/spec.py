@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from wds_async import config
+from wds_async import environment
 from wds_async.document import Document, read
 from wds_async.errors import ConfigError, UnsafeContent, UrlError
 from wds_async.redact import redact
@@ -181,8 +181,8 @@ def _from_environment(text: str) -> str:
 
     def value(reference: re.Match[str]) -> str:
         name = reference[1] or reference[2]
-        ours = config.variable(f"WDS_{name}")
-        return next((v for v in (ours, config.variable(name)) if v is not None), reference[0])
+        ours = environment.variable(f"WDS_{name}")
+        return next((v for v in (ours, environment.variable(name)) if v is not None), reference[0])
 
     return _VARIABLE.sub(value, text)
 

@@ -12,6 +12,7 @@ from wds_async.errors import CorruptShard, NotATar, ReaderClosed, ShardFormatErr
 from wds_async.handlers import Handler, check_handler, reraise_exception
 from wds_async.pipeline import FilterFunction, stage_maker
 from wds_async.redact import redact
+from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.tar.decompress import plain
 from wds_async.tar.group import admission, base_plus_ext, samples
 from wds_async.tar.parse import members
@@ -82,6 +83,7 @@ def tarfile_samples(
     lcase: bool = True,
     suffixes: Collection[str] | None = None,
     cache: ShardCache | None = None,
+    storage_options: StorageOptions = NOTHING_GIVEN,
     counters: Counters | None = None,
     opened: Callable[[ShardReader], Any] | None = None,
 ) -> Iterator[Sample]:
@@ -92,6 +94,7 @@ def tarfile_samples(
     field, ``lcase`` lower-cases fields, and only ``suffixes`` are kept. ``transfer`` sets fields of
     `config.TransferConfig` over the environment, as in ``{"budget_bytes": 64 << 20}``. ``cache`` (see
     `cache.cached_tarfile_samples`) keeps shards on disk; samples of such have a ``__local_path__`` too.
+    ``storage_options`` go to the stores' clients (see `storage.options.StorageOptions`).
 
     An error of a shard (see `errors`) goes to ``handler``: True goes on with the next shard, False ends the
     stream. The sample that the error cut short is dropped, or with False comes last, as it is; nothing of it joins
@@ -105,7 +108,7 @@ def tarfile_samples(
     grouping: dict[str, Any] = {"keys": keys, "lcase": lcase, "suffixes": suffixes, "on_duplicate": outcome}
     setting = config.transfer_config(workers=world.place().num_workers, **(transfer or {}))
     n = 0
-    with open_shards(src, config=setting, stats=counters, cache=cache) as reader:
+    with open_shards(src, config=setting, stats=counters, cache=cache, options=storage_options) as reader:
         if opened is not None:
             opened(reader)
         try:
@@ -220,11 +223,15 @@ def tarfile_to_samples(
     keys: Keys = base_plus_ext,
     lcase: bool = True,
     suffixes: Collection[str] | None = None,
+    storage_options: Mapping[str, Any] | StorageOptions | None = None,
 ) -> TarStage:
-    """The stage from shards to samples, see `tarfile_samples`. ConfigError at once for a wrong ``transfer``."""
+    """The stage from shards to samples, see `tarfile_samples`. ConfigError at once for a wrong ``transfer`` or
+    ``storage_options``."""
     check_handler(handler)
     config.transfer_config(**(transfer or {}))
     given: dict[str, Any] = {"cache": cache, "keys": keys, "lcase": lcase, "suffixes": suffixes}
     usual = {"cache": None, "keys": base_plus_ext, "lcase": True, "suffixes": None}
+    options = StorageOptions(storage_options)
     kept = {name: value for name, value in given.items() if value is not usual[name]}
+    kept |= {"storage_options": options} if options else {}
     return TarStage(handler=handler, select_files=select_files, rename_files=rename_files, transfer=transfer, **kept)

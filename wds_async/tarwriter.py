@@ -17,6 +17,7 @@ from typing import IO, Any
 from wds_async.encoders import make_encoder
 from wds_async.errors import ConfigError
 from wds_async.redact import redact
+from wds_async.storage.options import StorageOptions
 from wds_async.storage.sink import Sink, open_sink, publish_text
 from wds_async.tar.compress import compressed, compression
 from wds_async.tar.index import DaliIndex, Entry, dali_name, shard_list, shard_list_name
@@ -52,8 +53,8 @@ class TarWriter:
     fields of 8 GiB).
 
     ``index``: ``"dali"`` or True writes DALI's index beside the tar (``x.tar``: ``x.idx``), ``"json"`` a list of
-    this one shard (``x.json``). ``options`` go to `open_sink`. ``payload`` is the bytes of fields written so far,
-    ``container`` those of the tar (compressed where it is), ``count`` the samples.
+    this one shard (``x.json``). ``storage_options`` go to `open_sink`. ``payload`` is the bytes of fields written
+    so far, ``container`` those of the tar (compressed where it is), ``count`` the samples.
 
     Raises ConfigError for bad arguments, and what `open_sink` raises.
     """
@@ -72,7 +73,7 @@ class TarWriter:
         *,
         index: bool | str | None = None,
         quality: int | None = None,
-        options: Mapping[str, Any] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         self._sink: Sink | None = None
         self.tarstream: Any = None
@@ -85,11 +86,11 @@ class TarWriter:
             raise ConfigError(f"format={format!r}: it is USTAR_FORMAT, GNU_FORMAT or PAX_FORMAT of tarfile")
         self.name = os.fspath(fileobj) if isinstance(fileobj, str | os.PathLike) else ""
         self.compress = compression(self.name, compress)
-        self._options = options
+        self._options = StorageOptions(storage_options)
         self.index = _index_kind(index, self.name, self.compress)
         self.entries = DaliIndex() if self.index == "dali" else None
         if self.name:
-            self._sink = open_sink(self.name, options=options)
+            self._sink = open_sink(self.name, options=self._options)
         self._out = _Counted(self._sink if self._sink is not None else fileobj)
         self.stream: Any = self._sink if self._sink is not None else fileobj
         self.tarstream = compressed(self._out, self.compress, mtime)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from braceexpand import braceexpand
 
-from wds_async import config
+from wds_async import environment
 from wds_async.errors import UrlError
 from wds_async.pipes import native_pipe
 from wds_async.redact import redact
@@ -31,7 +31,6 @@ __all__ = [
     "parse_rules",
     "recognise",
     "rewrite",
-    "route",
     "rules_from_env",
     "scheme",
 ]
@@ -123,7 +122,7 @@ def _plain_path(source: os.PathLike[str]) -> str:
 def _substitute(text: str) -> str:
     def value(reference: re.Match[str]) -> str:
         name = f"WDS_{reference[1]}"
-        found = config.variable(name)
+        found = environment.variable(name)
         if found is None:
             raise UrlError(
                 f"{redact(text)!r}: ${{{reference[1]}}} reads the environment variable {name}, which is not set; "
@@ -275,11 +274,3 @@ def merge_url(base: str, url: str) -> str:
     parts, own = urllib.parse.urlsplit(base), urllib.parse.urlsplit(url)
     path = posixpath.normpath(posixpath.join(parts.path or "/", own.path))
     return urllib.parse.urlunsplit((parts.scheme, parts.netloc, path, own.query, own.fragment))
-
-
-def route(url: str) -> str:
-    """Where ``url`` (expanded and rewritten) is read from: the one place where another route may be taken.
-
-    No route is known yet, so this is ``url`` itself.
-    """
-    return url

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from wds_async import config
+from wds_async import environment
 
 
 def rows(call: Any) -> dict[str, dict[str, Any]]:
@@ -16,9 +16,9 @@ def rows(call: Any) -> dict[str, dict[str, Any]]:
 
 def test_every_variable_is_there(call: Any) -> None:
     table = rows(call)
-    assert set(table) == {known.name for known in config.VARIABLES}
+    assert set(table) == {known.name for known in environment.VARIABLES}
     output = call("env").output
-    for known in config.VARIABLES:
+    for known in environment.VARIABLES:
         assert known.name in output
         assert known.meaning in output
 

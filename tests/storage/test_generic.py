@@ -17,7 +17,8 @@ from tests.servers import Origin
 from tests.transfer.reading import KIB, bytes_of, data, outcomes, quick
 from wds_async.errors import MissingExtra, ShardNotFound, StorageError, TransferError
 from wds_async.storage.base import Verdict
-from wds_async.storage.generic import GenericBackend, known_protocol, reads_local_files
+from wds_async.storage.filesystems import known_protocol
+from wds_async.storage.generic import explain_foreign, reads_local_files
 
 PART = 256 * KIB
 
@@ -234,6 +235,6 @@ def test_missing_credentials_are_named_with_what_to_do() -> None:
     class NoCredentialsError(Exception):
         """As botocore's."""
 
-    fault = GenericBackend(call=None).classify(NoCredentialsError("none"))  # type: ignore[arg-type]
+    fault = explain_foreign(NoCredentialsError("none"))
     assert fault.verdict is Verdict.DENIED
     assert "AWS_*" in fault.advice

@@ -143,7 +143,7 @@ def test_the_backend_asks_the_cache_first(tmp_path: Path) -> None:
     async def access(call: Call, found: Any) -> Any:
         store = HttpBackend(direct=True, connect_timeout_s=1, stall_timeout_s=1)
         backend = CachedBackend(call, Entry(found), store)
-        assert backend.classify(Answer(404, {})).verdict is Verdict.MISSING
+        assert backend.classify(Answer(404, {}), "https://h/x.tar").verdict is Verdict.MISSING
         await backend.close()
         return await backend.access("http://h/x.tar")
 

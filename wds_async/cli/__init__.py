@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from wds_async import config
+from wds_async import config, environment
 from wds_async.errors import ConfigError, MissingExtra, UrlError, WdsError
 
 __all__ = ["COMMANDS", "Commands", "main"]
@@ -84,7 +84,7 @@ def _exit_code(call: Any) -> int:
 
 def report(exn: BaseException) -> None:
     """One red message on stderr, after the traceback where ``WDS_LOG=debug``."""
-    if (config.variable("WDS_LOG") or "").lower() == "debug":
+    if (environment.variable("WDS_LOG") or "").lower() == "debug":
         traceback.print_exception(exn)
     click.echo(click.style(f"wds-async: {exn}", fg="red"), err=True)
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from wds_async import config, spec
+from wds_async import environment, spec
 from wds_async.cli import advice, shards
 from wds_async.cli.measure import Job, Moment, Outcome, measure
 
@@ -52,7 +52,7 @@ def command(*, url: tuple[str, ...], **options: Any) -> None:
     counts = _counts(options["workers"])
     _check(options["pipeline"], counts)
     try:
-        budget = config.parse_bytes(options["budget"]) if options["budget"] else None
+        budget = environment.parse_bytes(options["budget"]) if options["budget"] else None
     except ValueError as exn:
         raise click.BadParameter(str(exn), param_hint="--budget") from exn
     found = _sources(url, options)

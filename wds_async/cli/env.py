@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from wds_async import config
+from wds_async import config, environment
 from wds_async.redact import redact
 
 __all__ = ["command", "rows"]
@@ -24,7 +24,7 @@ def command(as_json: bool) -> None:
     Example: WDS_BUDGET=64M wds-async env
     """
     table = rows()
-    strangers = config.unknown_variables()
+    strangers = environment.unknown_variables()
     if as_json:
         unknown = [{"name": name, "nearest": nearest} for name, nearest in strangers]
         click.echo(json.dumps({"variables": table, "unknown": unknown}, indent=2))
@@ -42,10 +42,10 @@ def command(as_json: bool) -> None:
 
 
 def rows() -> list[dict[str, Any]]:
-    """One row a variable of `config.VARIABLES`: name, value (secrets redacted), origin, meaning, error."""
+    """One row a variable of `environment.VARIABLES`: name, value (secrets redacted), origin, meaning, error."""
     table = []
-    for known in config.VARIABLES:
-        text = config.variable(known.name)
+    for known in environment.VARIABLES:
+        text = environment.variable(known.name)
         error = None
         if text:
             try:
@@ -55,7 +55,7 @@ def rows() -> list[dict[str, Any]]:
         table.append(
             {
                 "name": known.name,
-                "value": _safe(known.name, text) if text else _plain(known),
+                "value": _safe(known, text) if text else _plain(known),
                 "origin": "environment" if text else "default",
                 "meaning": known.meaning,
                 "error": error,
@@ -64,7 +64,7 @@ def rows() -> list[dict[str, Any]]:
     return table
 
 
-def _plain(known: config.Variable) -> str:
+def _plain(known: environment.Variable) -> str:
     if known.name == "WDS_BUDGET":  # its default depends on the machine
         return str(config.default_budget_bytes())
     if known.default is None:
@@ -74,11 +74,9 @@ def _plain(known: config.Variable) -> str:
     return str(known.default)
 
 
-def _safe(name: str, text: str) -> str:
+def _safe(known: environment.Variable, text: str) -> str:
     """``text`` without what must not be seen: tokens, passwords, credentials inside URLs."""
-    if any(word in name for word in ("TOKEN", "SECRET", "PASSWORD", "KEY")):
-        return "***"
-    return redact(text)
+    return "***" if known.secret else redact(text)
 
 
 def _draw(table: list[dict[str, Any]]) -> None:

@@ -12,7 +12,8 @@ A shard is read in one of four ways (`Access`):
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+import math
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -24,34 +25,57 @@ from wds_async.errors import (
     ShardNotFound,
     StorageError,
     TransferError,
+    UrlError,
 )
+from wds_async.redact import redact
 
 __all__ = [
     "Access",
     "Answer",
     "Backend",
+    "Description",
+    "Entry",
     "Fault",
     "LocalFile",
     "Ranges",
     "RefusedAnswer",
     "Request",
+    "Store",
     "Stream",
+    "Tls",
     "Verdict",
     "error_for",
 ]
 
 
 @dataclass(frozen=True, slots=True)
+class Tls:
+    """How the two sides of a TLS connection are verified. The default is the system's authorities (``SSL_CERT_FILE``),
+    and no certificate of our own."""
+
+    verify: bool = True
+    ca_file: str = ""
+    """PEM file of the authorities that the server's certificate is verified against; "" for the system's."""
+    certificate: str = ""
+    """PEM file of our own certificate, with its key unless ``key`` names another file."""
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
-    """A GET that the engine may send with ``Range`` added. ``headers`` may hold credentials: never log them.
+    """A GET that the engine may send with ``Range`` added. ``url`` and ``headers`` may hold credentials: never log
+    them.
 
     ``keeps_redirect``: where the request is redirected, later parts go straight to the new place (until that
-    refuses); False follows the redirect anew each time.
+    refuses); False follows the redirect anew each time. ``renew_after``: an instant of ``time.monotonic``, after which
+    the backend is asked for another one before a part is asked for.
     """
 
-    url: str
+    url: str = field(repr=False)
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     keeps_redirect: bool = True
+    renew_after: float = math.inf
+    tls: Tls = Tls()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +124,7 @@ class Verdict(enum.Enum):
 
     TRANSIENT = "transient"
     EXPIRED = "expired"
+    """The request lapsed, or another one is to be tried, which `Backend.access` gives."""
     DENIED = "denied"
     MISSING = "missing"
     CHANGED = "changed"
@@ -131,6 +156,28 @@ class RefusedAnswer(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of a listing: an object, or a folder, whose ``url`` ends with "/" and whose ``size`` (bytes) is None.
+    ``modified`` is seconds since 1970."""
+
+    url: str
+    size: int | None
+    modified: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """How a shard would be read, for people: the ``store``, its ``endpoint`` (a URL), as whom (``identity``: never a
+    secret), and whether by the engine's own requests (``direct``) or not, and then ``why`` not."""
+
+    store: str
+    endpoint: str
+    identity: str
+    direct: bool
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Fault:
     """An answer or exception, explained: what it means, in words, and what the user can do."""
 
@@ -144,20 +191,48 @@ class Backend(Protocol):
     """One kind of store. Methods that may block are ``async`` and run on the engine's loop."""
 
     async def access(self, url: str) -> Access:
-        """How the shard at ``url`` (rewritten and routed) is read."""
+        """How the shard at ``url`` (rewritten and routed) is read. Asked again once a `Request` is past its
+        ``renew_after``, and after `Verdict.EXPIRED`: never the same one then."""
+        ...
+
+    def entries(self, url: str) -> AsyncIterator[Entry]:
+        """What is in the folder ``url``, which ends with "/": objects, and folders one level down, page by page.
+
+        A folder that is empty and one that does not exist may look the same. UrlError where the store lists nothing.
+        """
+        ...
+
+    async def describe(self, url: str) -> Description:
+        """How the shard at ``url`` would be read. May ask for credentials, but reads nothing."""
         ...
 
     def streamed(self, request: Request) -> Stream:
         """The same object in order only, for a server that does not answer ranges as asked."""
         ...
 
-    def classify(self, outcome: Answer | BaseException) -> Fault:
-        """What an answer or exception of this store means. The only place where foreign errors are read."""
+    def classify(self, outcome: Answer | BaseException, url: str) -> Fault:
+        """What an answer or exception of this store means for ``url``. The only place where foreign errors are read.
+
+        `Verdict.EXPIRED` says that `access` will now give another request (fresh credentials, another region): the
+        engine asks for it at once, and does not count that as a fault."""
         ...
 
     async def close(self) -> None:
         """Release clients and sessions."""
         ...
+
+
+class Store:
+    """What backends have in common unless they say otherwise: nothing to request, to list or to release."""
+
+    def streamed(self, request: Request) -> Stream:
+        raise TypeError(f"{type(self).__name__} gives no requests")
+
+    def entries(self, url: str) -> AsyncIterator[Entry]:
+        raise UrlError(f"{redact(url)}: this kind of URL cannot be listed; name the shards, with braces {{000..999}}")
+
+    async def close(self) -> None:
+        return None
 
 
 _ERRORS: dict[Verdict, type[StorageError]] = {

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from wds_async.storage.base import Access, Answer, Backend, Fault, LocalFile, Request, Stream
+from wds_async.storage.base import Access, Answer, Backend, Description, Fault, LocalFile, Request, Store, Stream
 
 __all__ = ["CacheEntry", "CachedBackend", "CopiedFile", "Growing", "GrowingStream", "StoodStill"]
 
@@ -124,7 +124,7 @@ class GrowingStream:
             raise StoodStill(str(exn)) from exn
 
 
-class CachedBackend:
+class CachedBackend(Store):
     """The backend of one shard that a cache knows; ``store`` is the backend of where it comes from."""
 
     def __init__(self, call: Call, entry: CacheEntry, store: Backend) -> None:
@@ -141,8 +141,8 @@ class CachedBackend:
     def streamed(self, request: Request) -> Stream:
         return self._store.streamed(request)
 
-    def classify(self, outcome: Answer | BaseException) -> Fault:
-        return self._store.classify(outcome)
+    async def describe(self, url: str) -> Description:
+        return await self._store.describe(url)
 
-    async def close(self) -> None:
-        return None
+    def classify(self, outcome: Answer | BaseException, url: str) -> Fault:
+        return self._store.classify(outcome, url)

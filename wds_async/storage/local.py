@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import getpass
 import os
 import stat
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from wds_async.storage.base import Access, Answer, Fault, LocalFile, Request, Stream, Verdict
+from wds_async.storage.base import Access, Answer, Description, Entry, Fault, LocalFile, Store, Verdict
 from wds_async.storage.pipe import FdStream
 from wds_async.urls import local_path
 
@@ -37,7 +39,7 @@ def explain_os_error(exn: BaseException) -> Fault:
     return Fault(Verdict.FATAL, f"{type(exn).__name__}: {text}")
 
 
-class LocalBackend:
+class LocalBackend(Store):
     """Paths and ``file:`` URLs. ``call`` runs a blocking function on a thread."""
 
     def __init__(self, call: Callable[..., Awaitable[Any]]) -> None:
@@ -55,12 +57,27 @@ class LocalBackend:
             return FdStream(self._call, lambda: os.open(path, flags))
         return LocalFile(path, status.st_size, file_identity(status))
 
-    def streamed(self, request: Request) -> Stream:
-        raise TypeError("a local file is not requested")
+    async def entries(self, url: str) -> AsyncIterator[Entry]:
+        path = local_path(url)
+        assert path is not None, url
+        for name, size, modified in await self._call(_scan, path):
+            yield Entry(f"{url}{name}/" if size is None else url + name, size, modified)
 
-    def classify(self, outcome: Answer | BaseException) -> Fault:
+    async def describe(self, url: str) -> Description:
+        return Description("local files", "", f"user {getpass.getuser()}", True)
+
+    def classify(self, outcome: Answer | BaseException, url: str) -> Fault:
         assert isinstance(outcome, BaseException)
         return explain_os_error(outcome)
 
-    async def close(self) -> None:
-        return None
+
+def _scan(path: str) -> list[tuple[str, int | None, float]]:
+    """Name, size (None for a folder) and time of change of what is in a folder, sorted; broken links are left out."""
+    found = []
+    with os.scandir(path) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                status = entry.stat()
+                size = None if stat.S_ISDIR(status.st_mode) else status.st_size
+                found.append((entry.name, size, status.st_mtime))
+    return sorted(found)

@@ -9,7 +9,7 @@ from typing import Any
 
 from wds_async.errors import UrlError
 from wds_async.redact import redact
-from wds_async.storage.base import Access, Answer, Fault, Request, Stream, Verdict
+from wds_async.storage.base import Access, Answer, Description, Fault, Store, Verdict
 from wds_async.storage.local import explain_os_error
 from wds_async.storage.schemes import Opener, default_opener, opener_of
 
@@ -126,7 +126,7 @@ def _retrieved(future: asyncio.Future[Any]) -> None:
         future.exception()
 
 
-class OpenedBackend:
+class OpenedBackend(Store):
     """URLs of schemes that the program has openers for. ``call`` runs a blocking function on a thread."""
 
     def __init__(self, call: Call) -> None:
@@ -135,16 +135,13 @@ class OpenedBackend:
     async def access(self, url: str) -> Access:
         return OpenedStream(self._call, url)
 
-    def streamed(self, request: Request) -> Stream:
-        raise TypeError("what the program opens is not requested")
+    async def describe(self, url: str) -> Description:
+        return Description("the program's own opener", "", "the program", False, "gopen_schemes names an opener")
 
-    def classify(self, outcome: Answer | BaseException) -> Fault:
+    def classify(self, outcome: Answer | BaseException, url: str) -> Fault:
         assert isinstance(outcome, BaseException)
         advice = "The opener is the program's own, in gopen_schemes."
         if isinstance(outcome, FileNotFoundError | PermissionError):
             fault = explain_os_error(outcome)
             return Fault(fault.verdict, f"its opener raised {type(outcome).__name__}: {outcome}", advice)
         return Fault(Verdict.FATAL, f"its opener raised {type(outcome).__name__}: {outcome}", advice)
-
-    async def close(self) -> None:
-        return None

@@ -19,7 +19,7 @@ from subprocess import TimeoutExpired
 from typing import Any
 
 from wds_async.errors import UrlError
-from wds_async.storage.base import Access, Answer, Fault, Request, Stream, Verdict
+from wds_async.storage.base import Access, Answer, Description, Fault, Store, Verdict
 
 __all__ = [
     "CommandFailed",
@@ -222,7 +222,7 @@ def describe_status(status: int) -> str:
     return f"the command ended with status {status}"
 
 
-class PipeBackend:
+class PipeBackend(Store):
     """``pipe:command``, given to the shell as it stands."""
 
     def __init__(self, call: Call) -> None:
@@ -234,16 +234,13 @@ class PipeBackend:
             raise UrlError("pipe: has no command; write pipe:COMMAND, for instance pipe:cat x.tar")
         return _CommandStream(self._call, command)
 
-    def streamed(self, request: Request) -> Stream:
-        raise TypeError("a pipe is not requested")
+    async def describe(self, url: str) -> Description:
+        return Description("a command", "", "whatever the command is", False, "a command's output comes in order only")
 
-    def classify(self, outcome: Answer | BaseException) -> Fault:
+    def classify(self, outcome: Answer | BaseException, url: str) -> Fault:
         if isinstance(outcome, CommandFailed):
             return Fault(Verdict.COMMAND, str(outcome), "Run it in a shell to see what it says.")
         return Fault(Verdict.FATAL, f"{type(outcome).__name__}: {outcome}")
-
-    async def close(self) -> None:
-        return None
 
 
 class StdinBackend(PipeBackend):

@@ -6,27 +6,38 @@ import logging
 import multiprocessing
 import re
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from wds_async.config import settings
+from wds_async.environment import SCHEME_ALIASES
 from wds_async.errors import UnsafeContent, UrlError
 from wds_async.redact import redact
+from wds_async.storage.ais import AisBackend
+from wds_async.storage.azure import AzureBackend, is_blob_url
 from wds_async.storage.base import Backend
-from wds_async.storage.generic import GenericBackend, known_protocol, reads_local_files
+from wds_async.storage.filesystems import known_protocol
+from wds_async.storage.gcs import GcsBackend
+from wds_async.storage.generic import GenericBackend, reads_local_files
 from wds_async.storage.growing import CachedBackend, CacheEntry
 from wds_async.storage.http import HttpBackend
+from wds_async.storage.huggingface import HuggingFaceBackend
 from wds_async.storage.local import LocalBackend
 from wds_async.storage.opened import OpenedBackend
+from wds_async.storage.options import NO_OPTIONS, NOTHING_GIVEN, Options, StorageOptions
 from wds_async.storage.pipe import PipeBackend, StdinBackend
+from wds_async.storage.s3 import S3Backend
 from wds_async.storage.schemes import default_opener, opener_of
-from wds_async.urls import native_pipe, rewrite, route, rules_from_env, scheme
+from wds_async.urls import native_pipe, rewrite, rules_from_env, scheme
 
 __all__ = ["Backends", "Location", "check_allowed", "locate", "tell_of_native_pipes"]
 
 logger = logging.getLogger("wds_async")
 
 _told: set[str] = set()
+
+_KINDS = {"s3": "s3", "gs": "gcs", "az": "azure", "hf": "hf", "ais": "ais"}
+_ROUTABLE = frozenset({"s3", "gcs", "azure", "hf", "http", "generic"})
 
 # WebDataset's other names: its htgs:// is gs:// without the tools, and scp goes over the protocol of sftp.
 _SYNONYMS = {"htgs://": "gs://", "scp://": "sftp://"}
@@ -35,12 +46,17 @@ _SYNONYM = re.compile("^(?:" + "|".join(_SYNONYMS) + ")", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where a shard is: ``url`` as the user wrote it (expanded), ``target`` after rewriting and routing, and the
-    ``kind`` of backend: ``local``, ``pipe``, ``stdin``, ``http``, ``generic``, or ``opener`` for the program's own."""
+    """Where a shard is: ``url`` as the user wrote it (expanded), ``target`` after rewriting, and the ``kind`` of its
+    backend: ``local``, ``pipe``, ``stdin``, ``http``, ``s3``, ``gcs``, ``azure``, ``hf``, ``ais``, ``generic`` (the
+    rest of fsspec), or ``opener`` for the program's own."""
 
     url: str
     target: str
     kind: str
+    options: Options = field(default=NO_OPTIONS, compare=False)
+    """What the program gave for its store (``storage_options``)."""
+    fallback: Location | None = field(default=None, compare=False)
+    """Where else it is read when its store cannot be reached (``WDS_AIS_FALLBACK``)."""
     entry: CacheEntry | None = field(default=None, compare=False)
     """The shard in a disk cache, where there is one: it says how to read the shard when the time has come."""
 
@@ -64,13 +80,13 @@ def check_allowed(kind: str) -> None:
         raise UnsafeContent("gopen: unsafe_gopen is False, cannot open local files (WDS_SECURE=1)")
 
 
-def locate(url: str, *, final: bool = False) -> Location:
+def locate(url: str, *, final: bool = False, options: StorageOptions = NOTHING_GIVEN) -> Location:
     """Rewrite and route ``url``, then name its backend. `UrlError` for a scheme that nothing here knows.
 
     The program's openers (`schemes`) come first. A ``final`` URL is what such an opener was given: it goes to our own
     clients and is not rewritten again, so that an opener can call the one whose place it took.
     """
-    target = route(url if final else rewrite(url, rules_from_env()))
+    target = url if final else rewrite(url, rules_from_env())
     if not final and opener_of(target) is not None:
         return Location(url, target, "opener")
     if target.startswith("pipe:"):
@@ -82,11 +98,12 @@ def locate(url: str, *, final: bool = False) -> Location:
     if kind is None:
         raise UrlError(
             f"{redact(url)}: no gopen handler defined: unknown scheme {scheme(target)!r}. Known are local paths, "
-            "file:, http:, https:, pipe:, -, every protocol of fsspec (s3, gs, az, hf, sftp, …), and what the program "
-            "puts into wds.gopen_schemes."
+            "file:, http:, https:, pipe:, -, ais:, every protocol of fsspec (s3, gs, az, hf, sftp, …), and what the "
+            "program puts into wds.gopen_schemes."
         )
     check_allowed("local" if kind == "generic" and reads_local_files(target) else kind)
-    return Location(url, target, kind)
+    place = Location(url, target, kind, options.of(target))
+    return _routed(place, options) if kind in _ROUTABLE else place
 
 
 def _kind(target: str) -> str | None:
@@ -95,9 +112,22 @@ def _kind(target: str) -> str | None:
         return "stdin"
     if name in ("", "file"):
         return "local"
-    if name in ("pipe", "http", "https"):
-        return name.removesuffix("s")
-    return "generic" if known_protocol(name) or "::" in target else None
+    if name in ("http", "https"):
+        return "azure" if ".blob.core." in target and is_blob_url(target) else "http"
+    if name == "pipe" or "::" in target:
+        return "pipe" if name == "pipe" else "generic"
+    name = SCHEME_ALIASES.get(name, name)
+    return _KINDS.get(name) or ("generic" if known_protocol(name) else None)
+
+
+def _routed(place: Location, options: StorageOptions) -> Location:
+    """``place``, or AIStore in its stead where ``USE_AIS_FOR`` names its scheme."""
+    now = settings()
+    name = SCHEME_ALIASES.get(scheme(place.target), scheme(place.target))
+    if not now.ais_endpoint or name not in now.use_ais_for:
+        return place
+    ais = Location(place.url, place.target, "ais", options.of("ais://"))
+    return replace(ais, fallback=place) if now.ais_fallback else ais
 
 
 def _native(target: str) -> str:
@@ -132,26 +162,40 @@ def _tell(target: str, native: str) -> None:
 
 
 class Backends:
-    """The backends of one engine, made when first needed; ``call`` runs a blocking function on a thread, and
-    ``http_options`` are those of `HttpBackend`."""
+    """The backends of one engine, made when first needed; ``call`` runs a blocking function on a thread. ``direct``:
+    whether requests are the engine's own (``WDS_DIRECT``)."""
 
-    def __init__(self, call: Callable[..., Awaitable[Any]], **http_options: Any) -> None:
-        self._makers: dict[str, Callable[[], Backend]] = {
-            "local": lambda: LocalBackend(call),
-            "pipe": lambda: PipeBackend(call),
-            "stdin": lambda: StdinBackend(call),
-            "http": lambda: HttpBackend(**http_options),
-            "generic": lambda: GenericBackend(call),
-            "opener": lambda: OpenedBackend(call),
+    def __init__(
+        self,
+        call: Callable[..., Awaitable[Any]],
+        *,
+        direct: bool = True,
+        connect_timeout_s: float = 5.0,
+        stall_timeout_s: float = 30.0,
+    ) -> None:
+        timeouts: dict[str, Any] = {"connect_timeout_s": connect_timeout_s, "stall_timeout_s": stall_timeout_s}
+        self._makers: dict[str, Callable[[Options], Backend]] = {
+            "local": lambda _: LocalBackend(call),
+            "pipe": lambda _: PipeBackend(call),
+            "stdin": lambda _: StdinBackend(call),
+            "opener": lambda _: OpenedBackend(call),
+            "http": lambda options: HttpBackend(options, direct=direct, **timeouts),
+            "s3": lambda options: S3Backend(call, options, direct=direct),
+            "gcs": lambda options: GcsBackend(call, options, direct=direct),
+            "azure": lambda options: AzureBackend(call, options, direct=direct),
+            "hf": lambda options: HuggingFaceBackend(call, options, direct=direct),
+            "ais": lambda options: AisBackend(call, options, direct=direct),
+            "generic": lambda options: GenericBackend(call, options),
         }
-        self._made: dict[str, Backend] = {}
+        self._made: dict[tuple[str, Options], Backend] = {}
         self._call = call
 
     def of(self, location: Location) -> Backend:
         """The backend for a located shard."""
-        if location.kind not in self._made:
-            self._made[location.kind] = self._makers[location.kind]()
-        store = self._made[location.kind]
+        key = location.kind, location.options
+        if key not in self._made:
+            self._made[key] = self._makers[location.kind](location.options)
+        store = self._made[key]
         return store if location.entry is None else CachedBackend(self._call, location.entry, store)
 
     async def close(self) -> None:

@@ -17,6 +17,7 @@ from wds_async.errors import AccessDenied, ConfigError, PipeError, ShardNotFound
 from wds_async.redact import redact
 from wds_async.storage import pipe, registry, upload
 from wds_async.storage.opened import GOPEN_BUFSIZE, named_opener
+from wds_async.storage.options import StorageOptions
 from wds_async.urls import local_path
 
 __all__ = ["FileSink", "LocalSink", "PipeSink", "Sink", "open_sink", "publish_text"]
@@ -197,24 +198,23 @@ class PipeSink:
         ) from exn
 
 
-def open_sink(url: str, *, options: Mapping[str, Any] | None = None, final: bool = False) -> Sink:
+def open_sink(url: str, *, options: Mapping[str, Any] | StorageOptions | None = None, final: bool = False) -> Sink:
     """Begin to write ``url``: a path or ``file:`` URL, ``-``, ``pipe:command``, ``http(s)://`` (PUT), or a URL of
     fsspec. It is rewritten (``WDS_REWRITE``) and checked against ``WDS_SECURE`` as for reading; the program's opener
     for its scheme (``gopen_schemes``) is called as ``opener(url, "wb", bufsize)``; a ``final`` URL is what such an
     opener was given, neither rewritten nor given to it again.
 
-    ``options`` go to fsspec's filesystem; for HTTP they may hold ``headers``. HTTP bodies, and what goes to stores
+    ``options`` (by scheme, or without) go to the store's client, see `StorageOptions`. HTTP bodies, and what goes to stores
     without multipart upload, are gathered in a temporary file (``TMPDIR``) and sent at `Sink.commit`.
 
     Raises UrlError for a scheme that nothing knows, UnsafeContent for what secure mode forbids, MissingExtra where the
     filesystem's package is not installed, ConfigError for options that nothing takes, and errors of StorageError
     (with FileNotFoundError or PermissionError mixed in) where the target cannot be made.
     """
-    place = registry.locate(url, final=final)
-    target, given = place.target, dict(options or {})
-    taken = {"http": {"headers"}, "generic": set(given)}.get(place.kind, set())
-    if not taken.issuperset(given):
-        raise ConfigError(f"{redact(url)}: nothing here takes the options {sorted(set(given) - taken)}")
+    place = registry.locate(url, final=final, options=StorageOptions(options))
+    target = place.target
+    if place.options and place.kind in ("local", "stdin", "pipe", "opener"):
+        raise ConfigError(f"{redact(url)}: nothing here takes the options {sorted(place.options)}")
     if place.kind == "local":
         return LocalSink(local_path(target) or target)
     if place.kind == "stdin":
@@ -223,10 +223,12 @@ def open_sink(url: str, *, options: Mapping[str, Any] | None = None, final: bool
         return PipeSink(target)
     if place.kind == "opener":
         return FileSink(named_opener(target)(target, "wb", GOPEN_BUFSIZE), closes=True)
-    return upload.HttpSink(target, **given) if place.kind == "http" else upload.fsspec_sink(target, given)
+    if place.kind == "http":
+        return upload.HttpSink(target, place.options)
+    return upload.fsspec_sink(target, place.options)
 
 
-def publish_text(url: str, text: str, options: Mapping[str, Any] | None = None) -> None:
+def publish_text(url: str, text: str, options: Mapping[str, Any] | StorageOptions | None = None) -> None:
     """Write a small text file, in UTF-8, to ``url``; it appears whole or not at all. Raises what `open_sink` does."""
     sink = open_sink(url, options=options)
     try:

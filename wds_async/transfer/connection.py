@@ -19,6 +19,8 @@ from typing import Any, NamedTuple, cast
 
 import httptools
 
+from wds_async.storage.base import Tls
+
 __all__ = [
     "Connection",
     "ConnectionBroken",
@@ -44,14 +46,17 @@ class Origin(NamedTuple):
     scheme: str
     host: str
     port: int
+    tls: Tls = Tls()
 
     @classmethod
-    def of(cls, url: str) -> Origin:
-        """The origin of an ``http`` or ``https`` URL; ValueError for a malformed one."""
+    def of(cls, url: str, tls: Tls | None = None) -> Origin:
+        """The origin of an ``http`` or ``https`` URL; ValueError for a malformed one. ``tls`` counts: a
+        connection that was verified in one way is none for another."""
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"not an HTTP URL: {url!r}")
-        return cls(parts.scheme, parts.hostname, parts.port or (443 if parts.scheme == "https" else 80))
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        return cls(parts.scheme, parts.hostname, port, tls or Tls())
 
     @property
     def host_header(self) -> str:

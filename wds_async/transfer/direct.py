@@ -22,8 +22,9 @@ from wds_async.transfer.window import Part
 __all__ = ["IdentityChanged", "RangesIgnored", "WrongAnswer", "follow", "get_part"]
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-_SECRET_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization"})
+_HARMLESS_HEADERS = frozenset({"accept", "accept-encoding", "user-agent"})
 _SCRATCH_BYTES = 64 << 10
+_EXCERPT_BYTES = 4096
 
 
 class RangesIgnored(Exception):
@@ -47,13 +48,14 @@ class Redirected(Exception):
 
 
 def follow(request: Request, location: str) -> Request:
-    """The request that a redirect asks for. Credentials stay behind when the origin changes (RFC 9110 §15.4)."""
+    """The request that a redirect asks for. When the origin changes, credentials stay behind (RFC 9110 §15.4), and
+    with them every other header of the user's: any may be a secret."""
     target = urllib.parse.urljoin(request.url, location)
     if urllib.parse.urlsplit(target).scheme not in ("http", "https"):
         raise UrlError(f"{redact(request.url)} redirects to {redact(target)[:80]!r}, which is not HTTP: refused")
     headers = request.headers
     if Origin.of(target) != Origin.of(request.url):
-        headers = tuple((name, value) for name, value in headers if name.lower() not in _SECRET_HEADERS)
+        headers = tuple((name, value) for name, value in headers if name.lower() in _HARMLESS_HEADERS)
     return replace(request, url=target, headers=headers)
 
 
@@ -74,7 +76,7 @@ async def get_part(
     if etag.startswith('"'):  # a weak one never matches: If-Match compares strongly
         headers.append(("If-Match", etag))
     raw = request_bytes(request.url, headers)
-    origin = Origin.of(request.url)
+    origin = Origin.of(request.url, request.tls)
     for fresh in (False, True):
         async with pool.connection(origin, fresh=fresh) as connection:
             asked_at = clock()
@@ -128,7 +130,7 @@ class _PartAnswer:
             raise Redirected(head.fields["location"])
         if head.status == 416 and self.part.start == 0 and self.part.shard.size == 0:
             return
-        raise RefusedAnswer(Answer(head.status, head.fields, bytes(self.scratch[:500])))
+        raise RefusedAnswer(Answer(head.status, head.fields, bytes(self.scratch[:_EXCERPT_BYTES])))
 
     def _accept_range(self, head: Head) -> memoryview:
         span, part = head.content_range(), self.part

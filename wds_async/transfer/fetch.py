@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,6 +43,8 @@ logger = logging.getLogger("wds_async")
 _REDIRECTS_AT_MOST = 10
 _UNREADY_WAIT_S = 0.02
 _MOVED_AWAY = frozenset({401, 403, 404, 410})
+_RENEWALS_AT_MOST = 3
+_UNREACHABLE_FOR_S = 60.0
 
 
 @dataclass(slots=True, eq=False)
@@ -58,11 +61,17 @@ class ShardNotes:
 
 @dataclass(slots=True)
 class _Attempts:
-    """The attempts of one part since its last new byte."""
+    """The attempts of one part since its last new byte. ``access`` is what the last one was made with."""
 
     since: float
     count: int = 0
     bytes: int = 0
+    renewals: int = 0
+    access: Access | None = None
+
+    def progress(self, filled: int, now: float) -> None:
+        if filled > self.bytes:
+            self.count, self.renewals, self.since, self.bytes = 0, 0, now, filled
 
 
 class _Unready(Exception):
@@ -92,23 +101,26 @@ class Fetcher:
         self._counters = counters
         self._hurried = hurried
         self._rng = random.Random()
+        self._unreachable_until: dict[str, float] = {}
 
     async def fetch(self, part: Part) -> bool:
         """Fill ``part``; True where a streamed shard ends behind it. Raises one error of the tree."""
         shard = part.shard
-        backend = self._backends.of(shard.notes.location)
-        loop = asyncio.get_running_loop()
-        attempts = _Attempts(since=loop.time(), bytes=part.filled)
+        clock = asyncio.get_running_loop().time
+        attempts = _Attempts(since=clock(), bytes=part.filled)
         while True:
+            backend = self._backends.of(self._location(shard))
             try:
-                return await self._once(backend, part)
+                return await self._once(backend, part, attempts)
             except WdsError:
                 raise
             except _Unready:  # no fault: the part before it lands some time, or ends the shard
                 await asyncio.sleep(_UNREADY_WAIT_S)
             except Exception as exn:
-                fault = self._explain(backend, exn)
-                await self._again(part, attempts, fault, exn)
+                attempts.progress(part.filled, clock())
+                fault = self._explain(backend, exn, shard)
+                if not self._renew(shard, attempts, fault):
+                    await self._again(part, attempts, fault, exn)
 
     async def close(self, notes: ShardNotes) -> None:
         """Release what a shard that is over holds."""
@@ -122,13 +134,14 @@ class Fetcher:
     async def _again(self, part: Part, attempts: _Attempts, fault: Fault, exn: Exception) -> None:
         """Wait until the next attempt, or raise what the last one means."""
         now = asyncio.get_running_loop().time()
-        if part.filled > attempts.bytes:
-            attempts.count, attempts.since, attempts.bytes = 0, now, part.filled
         attempts.count += 1
         shard, retry = part.shard, self._config.retry
-        again = fault.verdict.again and self._restartable(shard)
+        again = fault.verdict.again and fault.verdict is not Verdict.EXPIRED and self._restartable(shard)
         known = self._origin_known(shard)
         if not again or retry.gives_up(attempts.count, now - attempts.since, origin_known=known):
+            if again and self._leave(shard, fault):
+                attempts.count, attempts.since = 0, now
+                return
             url = redact(shard.notes.location.url)
             raise error_for(fault, url, part.start + part.filled, attempts.count) from exn
         self._counters.add("retries")
@@ -141,10 +154,41 @@ class Fetcher:
         )
         await asyncio.sleep(retry.delay_s(attempts.count, self._rng, fault.retry_after_s))
 
-    def _explain(self, backend: Backend, exn: Exception) -> Fault:
+    def _renew(self, shard: Shard, attempts: _Attempts, fault: Fault) -> bool:
+        """Whether the backend has another request to try, now that this one has lapsed."""
+        if fault.verdict is not Verdict.EXPIRED or attempts.renewals >= _RENEWALS_AT_MOST:
+            return False
+        attempts.renewals += 1
+        _drop(shard.notes, attempts.access)
+        logger.info("%s: %s; asked for another request", redact(shard.url), fault.reason)
+        return True
+
+    def _location(self, shard: Shard) -> Location:
+        """Where the shard is read now: a store that could not be reached a moment ago is not asked again."""
+        location: Location = shard.notes.location
+        unreachable = self._unreachable_until.get(location.kind, 0.0) > time.monotonic()
+        if location.fallback is not None and unreachable and shard.notes.access is None:
+            shard.notes.location = location.fallback
+        found: Location = shard.notes.location
+        return found
+
+    def _leave(self, shard: Shard, fault: Fault) -> bool:
+        """Go on from the same byte at the place that the shard comes from, where there is one."""
+        notes: ShardNotes = shard.notes
+        location = notes.location
+        if location.fallback is None:
+            return False
+        if location.kind not in self._unreachable_until:
+            logger.warning("%s: %s; reading from its own store instead", redact(shard.url), fault.reason)
+        self._unreachable_until[location.kind] = time.monotonic() + _UNREACHABLE_FOR_S
+        notes.location, notes.access, notes.moved = location.fallback, None, None
+        shard.identity = notes.etag = ""  # they were the other's
+        return True
+
+    def _explain(self, backend: Backend, exn: Exception, shard: Shard) -> Fault:
         if isinstance(exn, IdentityChanged | FileReplaced):
             return Fault(Verdict.CHANGED, f"the object was replaced while it was being read: {exn}", "Read it again.")
-        return backend.classify(exn)
+        return backend.classify(exn, shard.notes.location.target)
 
     def _restartable(self, shard: Shard) -> bool:
         stream: StreamReader | None = shard.notes.stream
@@ -156,14 +200,15 @@ class Fetcher:
             return True
         return self._pool.answered(Origin.of(location.target))
 
-    async def _once(self, backend: Backend, part: Part) -> bool:
+    async def _once(self, backend: Backend, part: Part, attempts: _Attempts) -> bool:
         """One attempt, by the way that the backend names."""
         shard = part.shard
-        access = await self._access(backend, shard)
+        attempts.access = None
+        access = attempts.access = await self._access(backend, shard)
         if part.dropped:
             return False
         if isinstance(access, CopiedFile | GrowingStream):
-            return await self._read_copy(backend, part, access)
+            return await self._read_copy(backend, part, access, attempts)
         if shard.streamed or hasattr(access, "readinto"):
             return await self._stream(backend, part, access)
         if isinstance(access, LocalFile):
@@ -172,7 +217,9 @@ class Fetcher:
             return await self._get(backend, part, access)
         return await self._read_ranges(part, access)
 
-    async def _read_copy(self, backend: Backend, part: Part, copy: CopiedFile | GrowingStream) -> bool:
+    async def _read_copy(
+        self, backend: Backend, part: Part, copy: CopiedFile | GrowingStream, attempts: _Attempts
+    ) -> bool:
         """Read what a disk cache has of the shard. Where that fails the store gives the rest, from this byte on."""
         shard = part.shard
         notes: ShardNotes = shard.notes
@@ -192,7 +239,7 @@ class Fetcher:
             assert notes.location.entry is not None
             notes.location.entry.lose()
             shard.identity = notes.etag = ""  # they were the copy's
-        return await self._once(backend, part)
+        return await self._once(backend, part, attempts)
 
     async def _access(self, backend: Backend, shard: Shard) -> Access:
         """The shard's way of access, asked for once however many parts wait for it."""
@@ -202,11 +249,16 @@ class Fetcher:
             notes.access.add_done_callback(_retrieved)
         future = notes.access
         try:
-            return await asyncio.shield(future)
+            access = await asyncio.shield(future)
         except Exception:
             if notes.access is future:  # the next attempt asks again
                 notes.access = None
             raise
+        if isinstance(access, Request) and access.renew_after <= time.monotonic():
+            if notes.access is future:
+                notes.access = notes.moved = None
+            return await self._access(backend, shard)
+        return access
 
     async def _read_file(self, part: Part, file: LocalFile) -> bool:
         self._learn(part, file.size, file.identity, "")
@@ -244,7 +296,7 @@ class Fetcher:
         notes: ShardNotes = part.shard.notes
         if part.start + part.filled >= part.stop:
             return False  # all had come when the last attempt broke
-        if self._pool.rangeless(Origin.of(access.url)):
+        if self._pool.rangeless(Origin.of(access.url, access.tls)):
             return await self._turn_streamed(backend, part, access)
         kept = notes.moved
         request = kept or access
@@ -269,7 +321,7 @@ class Fetcher:
                 continue
             except RangesIgnored:
                 if part.filled == 0:
-                    self._pool.mark_rangeless(Origin.of(access.url))
+                    self._pool.mark_rangeless(Origin.of(access.url, access.tls))
                 return await self._turn_streamed(backend, part, access)
             finally:
                 self._counters.add("wire_bytes", part.filled - before)
@@ -318,6 +370,14 @@ class Fetcher:
             self._window.learn(shard, size)
         finally:
             self.answering = None
+
+
+def _drop(notes: ShardNotes, access: Access | None) -> None:
+    """Forget the access that an attempt was made with, unless another attempt has renewed it meanwhile."""
+    future = notes.access
+    known = future is not None and future.done() and not future.cancelled() and future.exception() is None
+    if future is not None and known and future.result() is access:
+        notes.access = notes.moved = None
 
 
 def _retrieved(future: asyncio.Future[Any]) -> None:

@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from wds_async.config import TransferConfig
+from wds_async.errors import ConfigError
+from wds_async.storage.base import Tls
 from wds_async.transfer.connection import Connection, Origin, open_connection
 from wds_async.transfer.threads import BlockingThreads
 
@@ -39,7 +41,7 @@ class ConnectionPool:
         self._config = config
         self._origins: dict[Origin, _OriginState] = {}
         self._busy: set[Connection] = set()
-        self._tls: ssl.SSLContext | None = None
+        self._contexts: dict[Tls, ssl.SSLContext] = {}
         self.peak = 0
 
     @property
@@ -143,6 +145,21 @@ class ConnectionPool:
     def _context(self, origin: Origin) -> ssl.SSLContext | None:
         if origin.scheme == "http":
             return None
-        if self._tls is None:
-            self._tls = ssl.create_default_context()
-        return self._tls
+        if origin.tls not in self._contexts:
+            self._contexts[origin.tls] = _tls_context(origin.tls)
+        return self._contexts[origin.tls]
+
+
+def _tls_context(tls: Tls) -> ssl.SSLContext:
+    """ConfigError where a file that it names cannot be used."""
+    try:
+        context = ssl.create_default_context(cafile=tls.ca_file or None)
+        if tls.certificate:
+            context.load_cert_chain(tls.certificate, tls.key or None)
+    except (OSError, ssl.SSLError) as exn:
+        named = ", ".join(name for name in (tls.ca_file, tls.certificate, tls.key) if name)
+        raise ConfigError(f"TLS: cannot use {named}: {exn}. They are PEM files of certificates and keys.") from exn
+    if not tls.verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context

@@ -25,6 +25,7 @@ from wds_async.config import TransferConfig, settings, transfer_config
 from wds_async.errors import ReaderClosed, StorageError, WdsError
 from wds_async.redact import redact
 from wds_async.storage.growing import CacheEntry
+from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.storage.registry import Location, locate
 from wds_async.transfer.bridge import Engine
 from wds_async.transfer.pump import Event, Pump
@@ -48,15 +49,18 @@ def open_shards(
     lookahead: int | None = None,
     final: bool = False,
     cache: ShardCache | None = None,
+    options: StorageOptions = NOTHING_GIVEN,
 ) -> ShardReader:
     """Read ``shards`` (URLs, or dicts with a ``url``) one after another, fetching ahead within the byte budget.
 
     Nothing is started before the first shard is asked for. ``lookahead`` is how many shards are taken from the
     iterable ahead of the one that is read (default: as many as there may be connections); 1 suits a source that
-    blocks. ``final``: see `registry.locate`.
+    blocks. ``final``, ``options``: see `registry.locate`.
     ``cache`` keeps shards on disk (see `shardcache`): those that it has are read there, the others pass through it.
     """
-    return ShardReader(shards, config or transfer_config(), stats or Board().counters(), lookahead, final, cache)
+    return ShardReader(
+        shards, config or transfer_config(), stats or Board().counters(), lookahead, final, cache, options
+    )
 
 
 class CachedShard(CacheEntry, Protocol):
@@ -119,8 +123,10 @@ class ShardReader(Iterator["ShardStream"]):
         lookahead: int | None,
         final: bool = False,
         cache: ShardCache | None = None,
+        options: StorageOptions = NOTHING_GIVEN,
     ) -> None:
         self._final = final
+        self._options = options
         self._cache = cache
         self._source: Iterator[str | Mapping[str, Any]] | None = iter(shards)
         self._config = config
@@ -280,7 +286,7 @@ class ShardStream:
         self._local_path: str | None = None
         self._cached: CachedShard | None = None
         try:
-            located = locate(self.url, final=reader._final)
+            located = locate(self.url, final=reader._final, options=reader._options)
             if located.kind == "local":
                 self._local_path = local_path(located.target)
             if reader._cache is not None:

@@ -55,7 +55,7 @@ class DirectStream:
         return identity_of(head.fields, None)
 
     async def _exchange(self, request: Request) -> Head:
-        raw, origin = request_bytes(request.url, request.headers), Origin.of(request.url)
+        raw, origin = request_bytes(request.url, request.headers), Origin.of(request.url, request.tls)
         for fresh in (False, True):
             connection = await self._stack.enter_async_context(self._pool.connection(origin, fresh=fresh))
             self._connection, self._rest = connection, -1  # a body that is not read: `close` aborts

@@ -1,0 +1,217 @@
+"""The fsspec filesystems of one engine: found, made, kept, closed; and reading ranges and listings through them.
+
+They are made on the engine's loop, uncached (``skip_instance_cache``): an instance cached by fsspec belongs to another
+loop, or to the parent of a fork. fsspec's own configuration (files and ``FSSPEC_*``) is applied by fsspec, whenever
+one is made; what the program gave as ``storage_options`` goes over it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from typing import Any
+
+from wds_async.errors import MissingExtra, UrlError
+from wds_async.redact import redact
+from wds_async.storage.base import Entry
+
+__all__ = ["EXTRAS", "Filesystems", "FsspecRanges", "filesystem_of", "is_async", "known_protocol", "protocols"]
+
+Call = Callable[..., Awaitable[Any]]
+
+EXTRAS = {
+    "s3": "s3",
+    "s3a": "s3",
+    "gs": "gcs",
+    "gcs": "gcs",
+    "az": "azure",
+    "abfs": "azure",
+    "abfss": "azure",
+    "adl": "azure",
+    "hf": "hf",
+}
+"""The extra that brings the filesystem of a scheme."""
+
+
+def protocols(url: str) -> list[str]:
+    """The protocol of each link of an fsspec chain; "" for a path."""
+    links = url.split("::")
+    return [link.partition("://")[0] if "://" in link or link is not links[-1] else "" for link in links]
+
+
+def known_protocol(name: str) -> bool:
+    """Whether fsspec has a filesystem of this name (installed or not)."""
+    from fsspec.registry import known_implementations, registry  # noqa: PLC0415 (slow, and often not needed)
+
+    return name in known_implementations or name in registry
+
+
+def is_async(filesystem: Any) -> bool:
+    """Whether its coroutines are to be awaited on the loop; otherwise it blocks."""
+    return bool(getattr(filesystem, "async_impl", False) and getattr(filesystem, "asynchronous", False))
+
+
+def filesystem_of(url: str, options: Mapping[str, Any], *, asynchronous: bool = False) -> tuple[Any, str]:
+    """A new filesystem for ``url`` with ``options`` over what the URL says, and the path in it. Blocks (imports).
+
+    MissingExtra where its package is not installed.
+    """
+    if "::" in url:  # fsspec keeps the instances of chains, by all their arguments
+        with _extra_named(url):
+            import fsspec  # noqa: PLC0415 (slow, and often not needed)
+
+            filesystem, path = fsspec.core.url_to_fs(url, **options)
+            return filesystem, str(path)
+    cls = _class_of(url)
+    given: dict[str, Any] = {**cls._get_kwargs_from_urls(url), **options, "skip_instance_cache": True}
+    if asynchronous and getattr(cls, "async_impl", False):
+        given["asynchronous"] = True
+    with _extra_named(url):
+        return cls(**given), str(cls._strip_protocol(url))
+
+
+def _class_of(url: str) -> Any:
+    protocol = protocols(url)[0]
+    with _extra_named(url):
+        if protocol in ("gs", "gcs"):
+            # gcsfs's own default asks by gRPC how the bucket is laid out, and waits 60 s where that is not to be had.
+            import gcsfs.core  # noqa: PLC0415
+
+            return gcsfs.core.GCSFileSystem
+        import fsspec  # noqa: PLC0415
+
+        return fsspec.get_filesystem_class(protocol)
+
+
+@contextlib.contextmanager
+def _extra_named(url: str) -> Iterator[None]:
+    """A package that is not installed, as MissingExtra with what to install."""
+    try:
+        yield
+    except ImportError as exn:
+        extra = next((EXTRAS[name] for name in protocols(url) if name in EXTRAS), None)
+        if extra is None:
+            raise MissingExtra(f"{redact(url)} needs a package that is not installed: {exn}") from exn
+        raise MissingExtra(f'{redact(url)} needs: pip install "wds-async[{extra}]"') from exn
+
+
+class Filesystems:
+    """Those of one store's backend, by protocol and what the URL says (host, user, account)."""
+
+    def __init__(self, call: Call, options: Mapping[str, Any]) -> None:
+        self._call = call
+        self._options = options
+        self._made: dict[str, Any] = {}
+        self._turns: dict[int, _Turn] = {}
+
+    async def find(self, url: str) -> tuple[Any, str]:
+        """The filesystem of ``url``, ready for use on this loop, and the path in it."""
+        filesystem, path = await self._call(self._find, url)
+        if is_async(filesystem) and hasattr(filesystem, "set_session"):
+            await filesystem.set_session()
+        return filesystem, path
+
+    async def ranges(self, url: str) -> FsspecRanges:
+        """``url`` read by the filesystem's own client: the way that every store has."""
+        filesystem, path = await self.find(url)
+        turn = self._turn(filesystem)
+        info = await (filesystem._info(path) if is_async(filesystem) else turn.take(filesystem.info, path))
+        if info.get("type") == "directory":
+            raise IsADirectoryError(path)
+        size = info.get("size")
+        if size is None:
+            raise UrlError(f"{redact(url)}: its filesystem does not tell its size; copy it to a store that does")
+        return FsspecRanges(turn, filesystem, path, int(size), _identity(info))
+
+    async def entries(self, url: str) -> AsyncIterator[Entry]:
+        """What is in the folder ``url`` (which ends with "/"), in the filesystem's order; folders end with "/"."""
+        filesystem, path = await self.find(url)
+        if is_async(filesystem):
+            found = await filesystem._ls(path, detail=True)
+        else:
+            found = await self._turn(filesystem).take(filesystem.ls, path, detail=True)
+        for info in found:
+            name = str(info["name"]).rstrip("/").rpartition("/")[2]
+            if info.get("type") == "directory":
+                yield Entry(f"{url}{name}/", None)
+            elif name:
+                yield Entry(url + name, info.get("size"), _modified(info))
+
+    async def close(self) -> None:
+        """Close the sessions of all."""
+        for filesystem in self._made.values():
+            session = getattr(filesystem, "_session", None)
+            if is_async(filesystem) and session is not None and hasattr(session, "close"):
+                await session.close()
+        self._made.clear()
+
+    def _turn(self, filesystem: Any) -> _Turn:
+        return self._turns.setdefault(id(filesystem), _Turn(self._call))
+
+    def _find(self, url: str) -> tuple[Any, str]:
+        if "::" in url:
+            return filesystem_of(url, self._options)
+        cls = _class_of(url)
+        key = f"{protocols(url)[0]} {sorted(cls._get_kwargs_from_urls(url).items())}"
+        if key not in self._made:
+            made, _ = filesystem_of(url, self._options, asynchronous=True)
+            self._made.setdefault(key, made)
+        return self._made[key], str(cls._strip_protocol(url))
+
+
+def _identity(info: dict[str, Any]) -> str:
+    for name in ("ETag", "etag", "generation", "md5Hash", "mtime", "LastModified", "last_modified", "created"):
+        if info.get(name):
+            return f"{name} {info[name]}, {info.get('size')} bytes"
+    return f"{info.get('size')} bytes"
+
+
+def _modified(info: dict[str, Any]) -> float | None:
+    found = next((info[name] for name in ("mtime", "LastModified", "last_modified", "updated") if info.get(name)), None)
+    if isinstance(found, str):
+        try:
+            found = datetime.datetime.fromisoformat(found)
+        except ValueError:
+            return None
+    if isinstance(found, datetime.datetime):
+        return found.timestamp()
+    return float(found) if isinstance(found, int | float) else None
+
+
+class _Turn:
+    """One call at a time: blocking filesystems promise nothing for threads. ``ftp`` has one connection, and
+    ``simplecache`` shows a file to all while it is still being written."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._queue = asyncio.Lock()
+        self._running = threading.Lock()  # a call that was cancelled goes on in its thread
+
+    async def take(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        async with self._queue:
+            return await self._call(self._run, function, args, kwargs)
+
+    def _run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with self._running:
+            return function(*args, **kwargs)
+
+
+class FsspecRanges:
+    """An object whose ranges a filesystem reads, always with an explicit end (without one gcsfs asks three times)."""
+
+    def __init__(self, turn: _Turn, filesystem: Any, path: str, size: int, identity: str) -> None:
+        self._turn = turn
+        self._filesystem = filesystem
+        self._path = path
+        self.size = size
+        self.identity = identity
+
+    async def read(self, start: int, stop: int) -> bytes:
+        if is_async(self._filesystem):
+            data = await self._filesystem._cat_file(self._path, start=start, end=stop)
+        else:
+            data = await self._turn.take(self._filesystem.cat_file, self._path, start=start, end=stop)
+        return bytes(data) if not isinstance(data, bytes) else data

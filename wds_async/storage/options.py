@@ -1,0 +1,90 @@
+"""``storage_options=``: what a program says to the stores' clients, beside what their own environment says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from wds_async.environment import SCHEME_ALIASES
+from wds_async.errors import ConfigError
+from wds_async.storage.filesystems import known_protocol
+from wds_async.urls import scheme
+
+__all__ = ["NOTHING_GIVEN", "NO_OPTIONS", "Options", "StorageOptions"]
+
+
+class Options(Mapping[str, Any]):
+    """The options of one store: frozen, hashable by what they say, and shown by their names only."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self._given = dict(given)
+        self._key = repr(sorted(self._given.items(), key=lambda item: item[0]))
+
+    def __getitem__(self, name: str) -> Any:
+        return self._given[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._given)
+
+    def __len__(self) -> int:
+        return len(self._given)
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Options) and self._key == other._key
+
+    def __repr__(self) -> str:
+        return f"<options: {', '.join(sorted(self._given)) or 'none'}>"
+
+
+NO_OPTIONS = Options({})
+
+
+class StorageOptions:
+    """What the program gave: options by scheme, ``{"s3": {"key": …}, "gs": {…}}``, or one store's without a scheme,
+    ``{"key": …, "secret": …}``, which are then those of every URL that is read. Names are those of the fsspec
+    filesystem (s3fs, gcsfs, adlfs, …); for HTTP and AIStore see `http` and `ais`. ConfigError for what is neither.
+    """
+
+    def __init__(self, given: Mapping[str, Any] | StorageOptions | None = None) -> None:
+        self._all: Options | None = None
+        self._by_scheme: dict[str, Options] = {}
+        if isinstance(given, StorageOptions):
+            self._all, self._by_scheme = given._all, given._by_scheme
+            return
+        given = {} if given is None else given
+        if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+            raise ConfigError(
+                f"storage_options: a dict of options, or of such dicts by scheme, not {type(given).__name__}"
+            )
+        if given and all(_is_scheme(name) and isinstance(value, Mapping) for name, value in given.items()):
+            self._by_scheme = {_canonical(name): Options(value) for name, value in given.items()}
+        elif given:
+            self._all = Options(given)
+
+    def of(self, url: str) -> Options:
+        """The options for ``url`` (rewritten)."""
+        if self._all is not None:
+            return self._all
+        return self._by_scheme.get(_canonical(scheme(url)), NO_OPTIONS) if self._by_scheme else NO_OPTIONS
+
+    def __bool__(self) -> bool:
+        return self._all is not None or bool(self._by_scheme)
+
+    def __repr__(self) -> str:
+        return repr(self._all) if self._all is not None else f"<options of {', '.join(sorted(self._by_scheme))}>"
+
+
+NOTHING_GIVEN = StorageOptions()
+
+
+def _canonical(name: str) -> str:
+    name = name.lower().removesuffix("://")
+    return "http" if name == "https" else SCHEME_ALIASES.get(name, name)
+
+
+def _is_scheme(name: str) -> bool:
+    name = name.lower().removesuffix("://")
+    return name in ("http", "https", "ais", "file") or known_protocol(name)
