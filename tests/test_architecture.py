@@ -31,8 +31,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("tar", "tar.*", "tenbin"),
     ("tariterators", "tarparts", "opening", "autodecode", "images", "media", "unpickle", "picklememo", "streamdecode",
      "parallel", "filters", "fields", "batches", "shuffles", "shardlists", "directories", "mix", "extradatasets",
-     "cache", "samplecache", "records", "spec", "document", "shardfiles", "shardindex", "pipeline", "checkpoint",
-     "progress"),
+     "cache", "samplecache", "records", "shardcheck", "spec", "document", "shardfiles", "shardindex", "pipeline",
+     "checkpoint", "progress"),
     ("dataset", "fluid", "loader", "asyncreader", "mixture", "lengths", "shardplan", "multi", "random_access",
      "samplers", "handover", "legacy", "legacy.*"),
     ("encoders", "writer", "tarwriter", "shardwriter"),
@@ -56,7 +56,7 @@ PRINT_ROOMS = ("cli", "cli.*")
 ASYNC_ROOMS = ("storage.*", "transfer.*", "shardcache.*", "service.*", "asyncreader", "cli.demo_server")
 FSSPEC_ROOMS = ("storage", "storage.*")
 
-FSSPEC_PACKAGES = {"fsspec", "gcsfs", "s3fs", "adlfs", "aiobotocore", "botocore", "azure", "google"}
+FSSPEC_PACKAGES = {"fsspec", "gcsfs", "s3fs", "adlfs", "aiobotocore", "botocore", "azure", "google", "huggingface_hub"}
 TORCH_PACKAGES = {"torch", "torchvision", "torchaudio", "torchdata"}
 POSIX_PACKAGES = {"fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty", "uvloop"}
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wds_async.errors import ConfigError, UnsafeContent, UrlError
-from wds_async.rewrite import parse_rules, rewrite, rules_from_env
+from wds_async.rewrite import parse_rules, rewrite, rule_for, rules_from_env
 
 
 def rewritten(url: str, rules: str) -> str:
@@ -40,6 +40,10 @@ def test_groups_and_escapes() -> None:
 def test_blank_rules_and_layout() -> None:
     assert rewritten("b/x", "a=1; b=2;") == "2/x"
     assert parse_rules("") == parse_rules(" ; ") == ()
+
+
+def test_a_folder_instead_of_a_bucket() -> None:
+    assert rewritten("gs://b/dir/x.tar", "gs://=/shared/data/") == "/shared/data/b/dir/x.tar"
 
 
 def test_a_replacement_keeps_its_last_space() -> None:
@@ -78,10 +82,17 @@ def _arguments(command: str) -> list[str]:
 
 
 def test_a_command_gets_the_rest_quoted() -> None:
-    made = rewritten("gs://b/o x.tar", "gs://=pipe:ssh proxyhost gsutil cat gs://")
-    assert made == "pipe:ssh proxyhost gsutil cat gs://'b/o x.tar'"
-    assert shlex.split(made) == ["pipe:ssh", "proxyhost", "gsutil", "cat", "gs://b/o x.tar"]
+    made = rewritten("gs://b/o x.tar", "gs://=pipe:gsutil cat gs://")
+    assert made == "pipe:gsutil cat gs://'b/o x.tar'"
+    assert shlex.split(made) == ["pipe:gsutil", "cat", "gs://b/o x.tar"]
     assert rewritten("gs://b/o.tar", "gs://=pipe:gsutil cat gs://") == "pipe:gsutil cat gs://b/o.tar"
+
+
+def test_a_command_through_ssh_gets_the_rest_quoted_for_both_shells() -> None:
+    rule = "gs://=pipe:ssh proxyhost gsutil cat gs://"
+    assert rewritten("gs://b/o.tar", rule) == "pipe:ssh proxyhost gsutil cat gs://b/o.tar"
+    _, _, *words = shlex.split(rewritten("gs://b/o x.tar", rule))
+    assert shlex.split(" ".join(words)) == ["gsutil", "cat", "gs://b/o x.tar"]
 
 
 @settings(max_examples=40, deadline=None)
@@ -93,8 +104,64 @@ def test_no_name_can_run_a_command(name: str) -> None:
         assert _arguments(made.removeprefix("pipe:")) == [name]
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.text("ab '\"$`\\;&|(){}*?~#!<>", min_size=1, max_size=10))
+def test_no_name_can_run_a_command_behind_ssh(name: str) -> None:
+    """What ssh does: join its words, and give them to a shell."""
+    remote = 'ssh() { shift; /bin/sh -c "$*"; }; '
+    for replacement in (
+        r"ssh host printf %s ",
+        r"ssh host printf %s \1",
+        r"ssh host 'printf %s \1'",
+        r'ssh host "printf %s \1"',
+        r"""ssh host "printf %s '\1'" """,
+        r"""ssh host 'printf %s "\1"' """,
+    ):
+        pattern = r"gs://(.*)" if "1" in replacement else r"gs://"
+        made = rewritten(f"gs://{name}", f"{pattern}=pipe:{replacement}")
+        assert _arguments(remote + made.removeprefix("pipe:")) == [name], replacement
+
+
 def test_a_command_that_was_one_before_is_not_quoted() -> None:
     assert rewritten("pipe:cat a | gunzip", "pipe:cat =pipe:zcat ") == "pipe:zcat a | gunzip"
+
+
+@pytest.mark.parametrize(
+    ("url", "target"),
+    [
+        ("gs://b/o", "/data/b/o"),
+        ("gcs://b/o", "/data/b/o"),
+        ("GCS://b/o", "/data/b/o"),
+        ("s3a://b/o", "http://b.h/o"),
+        ("s3n://b/o", "http://b.h/o"),
+        ("abfs://c/o", "/az/c/o"),
+        ("abfss://c/o", "/az/c/o"),
+        ("hf://b/o", "hf://b/o"),
+        ("gcs:b", "gcs:b"),
+        ("gcs", "gcs"),
+    ],
+)
+def test_other_names_follow_their_scheme(url: str, target: str) -> None:
+    assert rewritten(url, r"gs://=/data/;s3://([^/]+)/=http://\1.h/;az://=/az/") == target
+
+
+def test_a_rule_for_the_name_as_written_wins_wherever_it_stands() -> None:
+    rules = "gs://=/scheme/;gcs://a/=/written/"
+    assert rewritten("gcs://a/o", rules) == "/written/o"
+    assert rewritten("gcs://b/o", rules) == "/scheme/b/o"
+    assert rewritten("gs://a/o", rules) == "/scheme/a/o"  # the scheme does not follow its other names
+    assert rewritten("gcs://b/o", "s3://=/x/") == "gcs://b/o"  # and what no rule matches stays as it is
+
+
+def test_quoting_holds_for_other_names_too() -> None:
+    assert rewritten("gcs://b/o x", "gs://=pipe:gsutil cat gs://") == "pipe:gsutil cat gs://'b/o x'"
+
+
+def test_the_rule_that_is_applied_can_be_asked_for() -> None:
+    rules = parse_rules("s3://=/s3/;gs://=/gs/")
+    assert rule_for("gcs://b/o", rules) is rules[1]
+    assert rule_for("s3://b/o", rules) is rules[0]
+    assert rule_for("http://h/o", rules) is None
 
 
 def test_rules_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,14 +9,18 @@ import random
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 import yaml
+from fsspec.spec import AbstractFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
 from wds_async import directories, shardlists
 from wds_async.errors import UrlError
 from wds_async.pipeline import DataPipeline
+from wds_async.storage.listing import forget_listings
+from wds_async.storage.options import StorageOptions
 
 URLS = [f"http://host/{i}.tar" for i in range(10)]
 
@@ -216,6 +220,38 @@ def test_shardspec(tmp_path: Path) -> None:
     simple = shardlists.shardspec("x-{0..3}.tar")
     assert isinstance(simple, shardlists.SimpleShardList)
     assert len(simple) == 4
+
+
+def test_patterns_of_stores_are_listed_with_options() -> None:
+    options = {"listed": {"names": "b.tar a.tar"}}
+
+    class Listed(AbstractFileSystem):  # type: ignore[misc]
+        protocol = "listed"
+        cachable = False
+
+        def __init__(self, names: str = "", **kwargs: Any) -> None:
+            super().__init__(**kwargs)
+            self.names = names.split()
+
+        def ls(self, path: str, detail: bool = True, **kwargs: Any) -> Any:
+            return [{"name": f"{path}/{name}", "size": 1, "type": "file"} for name in self.names]
+
+    fsspec.register_implementation("listed", Listed, clobber=True)
+    expected = ["listed://b/a.tar", "listed://b/b.tar"]
+    assert shardlists.SimpleShardList("listed://b/*.tar", storage_options=options).urls == expected
+    assert shardlists.ResampledShards("listed://b/", storage_options=options).urls == expected
+    assert shardlists.expand_urls("listed://b/[ab].tar", storage_options=StorageOptions(options)) == expected
+    with pytest.raises(UrlError, match="among 0 names"):
+        shardlists.expand_source("listed://b/*.tar")
+    forget_listings()
+
+
+def test_what_is_expanded_stays_as_it_is() -> None:
+    names = shardlists.Expanded(["s3://b/{x,y}.tar", "s3://b/*.tar"])
+    assert shardlists.SimpleShardList(names).urls == names
+    assert shardlists.expand_source(names, 1) == names[:1]
+    with pytest.raises(UrlError, match="no shards"):
+        shardlists.expand_source(shardlists.Expanded())
 
 
 def test_expand_urls_takes_text_and_lists() -> None:

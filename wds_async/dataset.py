@@ -16,7 +16,7 @@ from wds_async.fluid import FluidInterface
 from wds_async.handlers import Handler, reraise_exception
 from wds_async.mixture import Mixture
 from wds_async.pipeline import DataPipeline
-from wds_async.shardcache.cache import shard_cache
+from wds_async.shardcache.cache import DiskCache, shard_cache
 from wds_async.shardplan import ShardPlan, shuffle_buffer
 from wds_async.storage.options import StorageOptions
 from wds_async.tariterators import ReadingStage, base_plus_ext, tarfile_to_samples
@@ -79,6 +79,8 @@ class WebDataset(DataPipeline, FluidInterface):
     ``transfer``: fields of `config.TransferConfig` over the environment, as in ``{"budget_bytes": 64 << 20}``.
     ``storage_options``: options of the stores' clients, by scheme (``{"s3": {"anon": True}}``) or those of all, as
         fsspec's filesystems name them. Their values are shown nowhere.
+    ``check``: look at the first and last shard of each source (``"ends"``) or at ``"all"`` of them now, by one small
+        request each; what is missing, refused or no shard is one error. None: find out when they are read.
     ``progress``: show a bar and a line for every epoch on standard error; None does what ``WDS_PROGRESS`` says.
 
     Raises UrlError for URLs that cannot be understood, and ConfigError for arguments out of range and where there
@@ -112,12 +114,14 @@ class WebDataset(DataPipeline, FluidInterface):
         progress: bool | None = None,
         transfer: Mapping[str, Any] | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        check: str | None = None,
     ) -> None:
         super().__init__()
         environment = config.settings()
         config.configure_logging()
         self.seed = (environment.seed or 0) if seed is None else seed
         resampled = resampled or mode == "resampled"
+        options = StorageOptions(storage_options)
         plan = ShardPlan(
             mode=mode,
             resampled=resampled,
@@ -127,30 +131,40 @@ class WebDataset(DataPipeline, FluidInterface):
             strict=empty_check,
             nodesplitter=nodesplitter,
             workersplitter=workersplitter,
+            storage_options=options,
         )
         cache = shard_cache(cache_dir, cache_size, url_to_name=url_to_name, verbose=verbose, local=cache_local)
-        parsing: dict[str, Any] = {
-            "keys": keys or base_plus_ext,
-            "cache": cache,
-            "storage_options": StorageOptions(storage_options),
-        }
-        self._add_source(
-            urls, plan, functools.partial(tarfile_to_samples, handler, select_files, rename_files, transfer, **parsing)
-        )
+        parsing: dict[str, Any] = {"keys": keys or base_plus_ext, "cache": cache, "storage_options": options}
+        reading = functools.partial(tarfile_to_samples, handler, select_files, rename_files, transfer, **parsing)
+        self._add_source(urls, plan, reading)
         if cache is not None:
             cache.expect(getattr(self.pipeline[0], "urls", ()))
+        if check is not None:
+            self._check(check, options, cache, transfer or {})
         warn_of_unknown_variables()  # here: what ${X} read is known by now, and workers need not repeat it
-        shards = _how_many(self.pipeline[0])
-        if empty_check:
-            self.append(functools.partial(check_empty, shards=shards))
-        if environment.progress if progress is None else progress:
-            self._add_progress()
-        if repeat:
-            self.repeat(-1 if repeat is True else repeat)
+        self._add_stages(empty_check, environment.progress if progress is None else progress, repeat)
         if length is not None:
             self.with_length(length, silent=True)
         if verbose:
-            logger.warning("WebDataset of %s shards, seed %s: %s", shards, self.seed, self.pipeline)
+            self._describe()
+
+    def _describe(self) -> None:
+        shards = _how_many(self.pipeline[0])
+        logger.warning("WebDataset of %s shards, seed %s: %s", shards, self.seed, self.pipeline)
+
+    def _add_stages(self, empty_check: bool, progress: bool, repeat: bool | int) -> None:
+        if empty_check:
+            self.append(functools.partial(check_empty, shards=_how_many(self.pipeline[0])))
+        if progress:
+            self._add_progress()
+        if repeat:
+            self.repeat(-1 if repeat is True else repeat)
+
+    def _check(self, which: str, options: StorageOptions, cache: DiskCache | None, transfer: Mapping[str, Any]) -> None:
+        from wds_async.shardcheck import check_shards, lists_of  # noqa: PLC0415 (its loop is not loaded for nothing)
+
+        setting = config.transfer_config(**transfer)
+        check_shards(lists_of(self.pipeline[0]), which, options, config=setting, cache=cache)
 
     def _add_source(self, urls: Any, plan: ShardPlan, reading: Callable[[], Any]) -> None:
         """What gives raw samples: shards and their reading, a mix of several such, or what a function returns."""

@@ -138,6 +138,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("AIS_CRT", str, "", "PEM file of our certificate for AIStore; AIS_CRT_KEY has its key"),
     Variable("AIS_CRT_KEY", str, "", "PEM file of the key of AIS_CRT"),
     Variable("AWS_ENDPOINT_URL_S3", str, "", "S3 of another kind (MinIO, Ceph, R2); AWS_* mean what they mean to AWS"),
+    Variable("GOOGLE_APPLICATION_CREDENTIALS", str, "", "key or workload identity file for gs://"),
     Variable("STORAGE_EMULATOR_HOST", str, "", "an emulator of Google Cloud Storage, http://host:port"),
     Variable(
         "AZURE_STORAGE_CONNECTION_STRING",
@@ -146,10 +147,15 @@ VARIABLES: tuple[Variable, ...] = (
         "Azure: account, key and endpoint in one",
         secret=True,
     ),
-    Variable("AZURE_STORAGE_ACCOUNT_NAME", str, "", "account of az:// URLs"),
-    Variable("AZURE_STORAGE_ACCOUNT_KEY", str, "", "its key", secret=True),
+    Variable("AZURE_STORAGE_ACCOUNT_NAME", str, "", "account of az:// URLs (AZURE_STORAGE_ACCOUNT likewise)"),
+    Variable("AZURE_STORAGE_ACCOUNT_KEY", str, "", "its key (AZURE_STORAGE_KEY likewise)", secret=True),
     Variable("AZURE_STORAGE_SAS_TOKEN", str, "", "or a shared access signature", secret=True),
+    Variable("AZURE_STORAGE_CLIENT_ID", str, "", "or a service principal, with the next two"),
+    Variable("AZURE_STORAGE_CLIENT_SECRET", str, "", "its secret", secret=True),
+    Variable("AZURE_STORAGE_TENANT_ID", str, "", "its tenant"),
+    Variable("AZURE_STORAGE_ANON", _flag, False, "1: read az:// anonymously, without looking for a managed identity"),
     Variable("HF_TOKEN", str, "", "token of the Hugging Face hub, sent to the hub only", secret=True),
+    Variable("HF_TOKEN_PATH", str, "", "file of the hub's login; $HF_HOME/token without it"),
     Variable("HF_ENDPOINT", str, "", "another hub than https://huggingface.co"),
     Variable("NETRC", str, "", "file of names and passwords by host, for http(s); ~/.netrc without it"),
     Variable("HTTPS_PROXY", str, "", "proxy for https:// (HTTP_PROXY, NO_PROXY likewise)"),
@@ -158,7 +164,7 @@ VARIABLES: tuple[Variable, ...] = (
 
 _BY_NAME = {v.name: v for v in VARIABLES}
 # Names that WebDataset or later parts of this project read; known, so that no one is warned about them.
-_KNOWN_ELSEWHERE = {"WDS_REQUIRE_SERVERS"}
+_KNOWN_ELSEWHERE = {"WDS_REQUIRE_SERVERS", "WDS_AZURITE"}
 
 _asked: set[str] = set()
 _warned: set[str] = set()

@@ -11,7 +11,7 @@ from typing import Any
 
 from wds_async import config, mix, world
 from wds_async.redact import redact
-from wds_async.shardlists import MultiShardSample, ResampledShards, SimpleShardList
+from wds_async.shardlists import Expanded, MultiShardSample, ResampledShards, SimpleShardList
 from wds_async.spec import Source, Spec
 
 __all__ = ["Labelled", "Mixture"]
@@ -115,12 +115,12 @@ class Mixture(mix.Mix):
 
 def _shards(source: Source, resampled: bool, seed: int) -> Any:
     if resampled:  # drawn by the pipeline itself
-        return list(source.urls)
+        return Expanded(source.urls)
     if not (source.resample or source.choose):
-        return SimpleShardList(list(source.urls), counts=source.counts)
+        return SimpleShardList(Expanded(source.urls), counts=source.counts)
     chosen: ResampledShards | MultiShardSample
     if source.resample is True:
-        chosen = ResampledShards(list(source.urls), seed=seed, deterministic=True)
+        chosen = ResampledShards(Expanded(source.urls), seed=seed, deterministic=True)
     else:
         chosen = MultiShardSample(Spec((source,)), seed=seed)
     chosen.set_epoch(config.settings().epoch or 0)

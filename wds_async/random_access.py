@@ -21,7 +21,8 @@ from wds_async.errors import ConfigError, MissingExtra, ShardFormatError, UrlErr
 from wds_async.redact import redact
 from wds_async.shardfiles import MappedShard, OpenShards, ShardFiles, default_folder
 from wds_async.shardindex import load_index
-from wds_async.urls import expand_urls, merge_url
+from wds_async.storage.listing import expand_listed
+from wds_async.urls import merge_url
 
 __all__ = ["ShardListDataset"]
 
@@ -114,7 +115,7 @@ class ShardListDataset(world.TorchMapDataset):
             self.base = self.spec["base"]
             return list(self.spec["shardlist"])
         if isinstance(shards, (str, os.PathLike)):
-            shards = expand_urls(shards)
+            shards = [{"url": url} for url in expand_listed(shards)]
         found: list[dict[str, Any]] = []
         for shard in shards:
             if isinstance(shard, Mapping):
@@ -122,7 +123,7 @@ class ShardListDataset(world.TorchMapDataset):
                     raise ConfigError(f"a shard is a URL or a dict with a 'url', not {dict(shard)!r:.80}")
                 found.append({**shard, "url": os.fspath(shard["url"])})
             else:
-                found += [{"url": url} for url in expand_urls(shard)]
+                found += [{"url": url} for url in expand_listed(shard)]
         if self.base is not None:
             found = [{**shard, "url": merge_url(self.base, shard["url"])} for shard in found]
         return found

@@ -2,6 +2,10 @@ r"""Rewrite rules: ``regex=replacement;…``, what ``WDS_REWRITE`` holds.
 
 A rule's expression is anchored at the start of the URL, and the first rule that matches is the only one
 applied. ``\=`` and ``\;`` are a literal ``=`` and ``;``; ``\1`` and ``\g<name>`` in a replacement are groups.
+
+The other names of a scheme (``gcs``, ``s3a``, ``abfs``, …) follow it: where no rule matches ``gcs://b/o`` as it was
+written, the rules are tried on ``gs://b/o``. So a rule for the name that somebody wrote wins over one for the scheme,
+wherever the two stand in the list.
 """
 
 from __future__ import annotations
@@ -13,13 +17,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from wds_async.config import settings
+from wds_async.environment import SCHEME_ALIASES
 from wds_async.errors import UnsafeContent, UrlError
 from wds_async.redact import redact
 
-__all__ = ["Rule", "parse_rules", "rewrite", "rules_from_env"]
+__all__ = ["Rule", "parse_rules", "rewrite", "rule_for", "rules_from_env"]
 
 _HOW = r"rules are regex=replacement, separated by ';'; write \= and \; for those characters themselves"
 _REFERENCE = re.compile(r"\\(?:g<(\w+)>|([0-9]{1,2})|(.))", re.DOTALL)
+# What runs its arguments through the shell of another machine, where the quotes of this one's are gone.
+_REMOTE = re.compile(r"pipe:\s*(?:\S*/)?ssh\s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,22 +84,44 @@ def rewrite(url: str, rules: Sequence[Rule]) -> str:
 
     Where a rule turns a URL into a ``pipe:`` command, what comes from the URL (its groups and its rest) is quoted
     for the shell, so that no name can run a command: ``gs://=pipe:gsutil cat gs://`` makes of ``gs://b/o x``
-    ``pipe:gsutil cat gs://'b/o x'``.
+    ``pipe:gsutil cat gs://'b/o x'``. For ``pipe:ssh …`` it is quoted twice: ssh gives its words to a shell again. A
+    command that calls another shell by itself (``sh -c``) is quoted for the first one only.
     """
-    for rule in rules:
-        match = rule.pattern.match(url)
-        if match is None:
-            continue
-        rest = url[match.end() :]
-        if not rule.replacement.startswith("pipe:") or url.startswith("pipe:"):
-            return match.expand(rule.replacement) + rest
-        return _command(match, rule.replacement, rest)
-    return url
+    found = _first(url, rules)
+    if found is None:
+        return url
+    rule, match = found
+    rest = match.string[match.end() :]
+    if not rule.replacement.startswith("pipe:") or url.startswith("pipe:"):
+        return match.expand(rule.replacement) + rest
+    return _command(match, rule.replacement, rest)
+
+
+def rule_for(url: str, rules: Sequence[Rule]) -> Rule | None:
+    """The rule that `rewrite` applies to ``url``, None where it leaves it as it is."""
+    found = _first(url, rules)
+    return None if found is None else found[0]
+
+
+def _first(url: str, rules: Sequence[Rule]) -> tuple[Rule, re.Match[str]] | None:
+    for spelling in _spellings(url):
+        for rule in rules:
+            if (match := rule.pattern.match(spelling)) is not None:
+                return rule, match
+    return None
+
+
+def _spellings(url: str) -> tuple[str, ...]:
+    """``url`` as it was written, and by the name that its scheme's other names follow."""
+    name, separator, rest = url.partition("://")
+    usual = SCHEME_ALIASES.get(name.lower())
+    return (url,) if usual is None or not separator else (url, f"{usual}://{rest}")
 
 
 def _command(match: re.Match[str], replacement: str, rest: str) -> str:
     """``match.expand(replacement) + rest``, with everything that the URL brings quoted where it stands."""
     command, position = "", 0
+    quote = _quote_twice if _REMOTE.match(replacement) else _quote
     for reference in _REFERENCE.finditer(replacement):
         name, number, other = reference.groups()
         command += replacement[position : reference.start()]
@@ -100,26 +129,41 @@ def _command(match: re.Match[str], replacement: str, rest: str) -> str:
         if other is not None:
             command += other if other == "\\" else reference.group()
         else:
-            command += _quote(match.group(name or int(number)) or "", command)
+            command += quote(match.group(name or int(number)) or "", command)
     command += replacement[position:]
-    return command + (_quote(rest, command) if rest else "")
+    return command + (quote(rest, command) if rest else "")
+
+
+def _quote_twice(value: str, before: str) -> str:
+    """For a shell that is given what another one has made of ``before`` and this."""
+    return _quote(_quote(value, _read(before)[1]), before)
 
 
 def _quote(value: str, before: str) -> str:
     """``value`` so that the shell takes it literally after the text ``before``, inside or outside of quotes."""
-    quote = ""
-    for token in re.findall(r"\\.|['\"]", before):
-        if token == quote:
-            quote = ""
-        elif not quote and token in ("'", '"'):
-            quote = token
-        elif quote == "'" and token == r"\'":  # no escapes within '…'
-            quote = ""
+    quote, _ = _read(before)
     if quote == "'":
         return value.replace("'", "'\\''")
     if quote == '"':
         return re.sub(r"([\\\"$`])", r"\\\1", value)
     return shlex.quote(value)
+
+
+def _read(text: str) -> tuple[str, str]:
+    """The quote that is open behind ``text`` ("" for none), and what the shell hands on of it."""
+    quote, seen = "", ""
+    for token in re.findall(r"\\.|.", text, re.DOTALL):
+        if quote == "'" and token != "'":  # no escapes within '…'
+            seen, quote = seen + token.removesuffix("'"), "" if token == "\\'" else quote
+        elif token == quote:
+            quote = ""
+        elif not quote and token in ("'", '"'):
+            quote = token
+        elif token[0] == "\\" and len(token) == 2 and (not quote or token[1] in '\\"$`'):
+            seen += token[1]
+        else:
+            seen += token
+    return quote, seen
 
 
 def rules_from_env() -> tuple[Rule, ...]:

@@ -16,13 +16,15 @@ from wds_async.directories import DirectoryShardList
 from wds_async.errors import ConfigError, UrlError
 from wds_async.pipeline import pipelinefilter
 from wds_async.spec import Source, Spec, is_specification, load
-from wds_async.urls import expand_urls
+from wds_async.storage.listing import expand_listed
+from wds_async.storage.options import StorageOptions
 
 if TYPE_CHECKING:
     from torch.utils.data import IterableDataset  # noqa: F401
 
 __all__ = [
     "DirectoryShardList",
+    "Expanded",
     "MultiShardSample",
     "ResampledShardList",
     "ResampledShards",
@@ -72,15 +74,35 @@ def single_node_only(src: Iterable[Any], group: Any = None) -> Iterator[Any]:
     return iter(src)
 
 
-def expand_source(source: Any, max_urls: int = 10**9) -> list[str]:
-    """The URLs of a string, path, list or other iterable (of which at most ``max_urls`` items are taken).
+class Expanded(list[str]):
+    """URLs that stand for themselves: what a pattern has found may hold braces, and is not expanded again."""
 
-    Raises UrlError where it is none of these or gives no URL.
+
+def expand_urls(urls: Any, *, storage_options: Mapping[str, Any] | StorageOptions | None = None) -> list[str]:
+    """Every shard that ``urls`` names, in order: braces, ``::``, ``${X}`` for ``WDS_X``, and patterns and folders in
+    files and stores (see `storage.listing.expand_listed`). ``storage_options`` are for the stores that are listed.
     """
-    if isinstance(source, (str, os.PathLike)):
-        found = expand_urls(source)
+    return expand_listed(urls, _options(storage_options))
+
+
+def _options(given: Mapping[str, Any] | StorageOptions | None) -> StorageOptions:
+    return given if isinstance(given, StorageOptions) else StorageOptions(given)
+
+
+def expand_source(
+    source: Any, max_urls: int = 10**9, *, storage_options: Mapping[str, Any] | StorageOptions | None = None
+) -> list[str]:
+    """The URLs of a string, path, list or other iterable (of which at most ``max_urls`` items are taken); those of an
+    `Expanded` as they are. ``storage_options`` are for the stores that are listed.
+
+    Raises UrlError where it is none of these or gives no URL, and what `storage.listing.expand_listed` raises.
+    """
+    if isinstance(source, Expanded):
+        found = list(itertools.islice(source, max_urls))
+    elif isinstance(source, (str, os.PathLike)):
+        found = expand_urls(source, storage_options=storage_options)
     elif isinstance(source, Iterable) and not isinstance(source, (bytes, dict)):
-        found = expand_urls(list(itertools.islice(source, max_urls)))
+        found = expand_urls(list(itertools.islice(source, max_urls)), storage_options=storage_options)
     else:
         raise UrlError(f"cannot take shards from a {type(source).__name__}: give a URL, a path or a list of them")
     if not found:
@@ -92,13 +114,21 @@ class SimpleShardList(world.TorchDataset):
     """The shards of ``urls``, each once, as ``{"url": …}``.
 
     ``urls`` is a string (braces, ``::``, ``${X}`` for ``WDS_X``, globs, a directory), a path, or a list of these.
-    With ``seed`` they come in one shuffled order, the same in every iteration; ``True`` takes the time for it,
-    ``None`` keeps the order given. ``counts`` are the samples of each shard by its URL, where an index tells them; the
-    length of a dataset follows from them. Raises UrlError for an empty list.
+    Globs and folders in stores are listed now, with ``storage_options`` for their clients. With ``seed`` the shards
+    come in one shuffled order, the same in every iteration; ``True`` takes the time for it, ``None`` keeps the order
+    given. ``counts`` are the samples of each shard by its URL, where an index tells them; the length of a dataset
+    follows from them. Raises UrlError for an empty list.
     """
 
-    def __init__(self, urls: Any, seed: Any = None, *, counts: Mapping[str, int] | None = None) -> None:
-        self.urls = expand_source(urls)
+    def __init__(
+        self,
+        urls: Any,
+        seed: Any = None,
+        *,
+        counts: Mapping[str, int] | None = None,
+        storage_options: Mapping[str, Any] | StorageOptions | None = None,
+    ) -> None:
+        self.urls = expand_source(urls, storage_options=storage_options)
         self.seed = time.time() if seed is True else seed
         self.counts: Mapping[str, int] = counts or {}
 
@@ -119,7 +149,8 @@ class ResampledShards(world.CountsEpochs, world.TorchDataset):
     ``with_epoch``, and some shards are read twice before others are read once. ``deterministic``: the order
     follows from ``(worker_seed(), epoch, seed)``, where ``worker_seed`` is `world.worker_seed` by default and every
     iteration is the next epoch; otherwise also from the operating system's randomness.
-    ``WDS_SHOW_SEED=1`` logs the seed. ``max_urls`` bounds what is taken from an iterable.
+    ``WDS_SHOW_SEED=1`` logs the seed. ``max_urls`` bounds what is taken from an iterable;
+    ``storage_options`` are for the clients of stores that are listed.
     """
 
     def __init__(
@@ -131,8 +162,10 @@ class ResampledShards(world.CountsEpochs, world.TorchDataset):
         deterministic: bool = False,
         max_urls: int = 10**6,
         empty_check: bool = True,
+        *,
+        storage_options: Mapping[str, Any] | StorageOptions | None = None,
     ) -> None:
-        self.urls = expand_source(urls, int(max_urls))
+        self.urls = expand_source(urls, int(max_urls), storage_options=storage_options)
         self.nshards = nshards
         self.seed = seed
         self.worker_seed = world.worker_seed if worker_seed is None else worker_seed

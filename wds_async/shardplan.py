@@ -13,6 +13,7 @@ from typing import Any
 from wds_async import config, filters, shardlists, world
 from wds_async.errors import ConfigError
 from wds_async.shardlists import DirectoryShardList, MultiShardSample, ResampledShards, SimpleShardList
+from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.storage.registry import tell_of_native_pipes
 
 __all__ = ["ShardPlan", "shuffle_buffer"]
@@ -54,6 +55,7 @@ class ShardPlan:
 
     ``mode``: that of a directory, or None. ``resampled``: drawn with replacement, following from ``seed`` where it was
     ``seeded``. ``buffer``: of the shuffle, 0 for none. ``strict``: fewer shards than ranks are an error.
+    ``storage_options`` are for the stores in which patterns are looked for.
     """
 
     mode: str | None = None
@@ -64,6 +66,7 @@ class ShardPlan:
     strict: bool = True
     nodesplitter: Callable[..., Any] | None = shardlists.split_by_node
     workersplitter: Callable[..., Any] | bool | None = shardlists.split_by_worker
+    storage_options: StorageOptions = NOTHING_GIVEN
 
     def __post_init__(self) -> None:
         if self.mode not in (None, "resampled", *_DIRECTORY_MODES):
@@ -94,8 +97,10 @@ class ShardPlan:
         if self.mode in _DIRECTORY_MODES:
             return _directory(urls, self.mode)
         if self.resampled:
-            return ResampledShards(urls, seed=self.seed, deterministic=self.seeded)
-        return SimpleShardList(urls)
+            return ResampledShards(
+                urls, seed=self.seed, deterministic=self.seeded, storage_options=self.storage_options
+            )
+        return SimpleShardList(urls, storage_options=self.storage_options)
 
 
 def _refuse_empty_ranks(shards: int) -> None:

@@ -29,6 +29,7 @@ from wds_async import environment
 from wds_async.document import Document, read
 from wds_async.errors import ConfigError, UnsafeContent, UrlError
 from wds_async.redact import redact
+from wds_async.storage.listing import expand_listed
 from wds_async.urls import expand_urls, merge_url, scheme
 
 __all__ = ["Source", "Spec", "call", "is_function", "is_specification", "load"]
@@ -322,20 +323,20 @@ def _shards(
 
 def _urls(document: Document, path: tuple[str | int, ...], given: Any, place: _Place, bucket: str) -> list[str]:
     if isinstance(given, os.PathLike):
-        return expand_urls(given)  # of a dict: the program's own
+        return expand_listed(given)  # of a dict: the program's own
     if not isinstance(given, str) or not given.strip():
         raise document.error(path, f"{given!r:.60} is not the name of a shard: write a URL or a path, as text")
     text = place.complete(given, bucket)
-    if not document.trusted:
-        _refuse_large(document, path, text)
     try:
-        found = expand_urls(text)
+        if document.trusted:
+            return expand_listed(text)
+        _refuse_large(document, path, text)
+        patterns = expand_urls(text)
+        _refuse_unsafe(document, path, patterns)  # before anything is listed
+        found = expand_listed(patterns)
     except UrlError as exn:
         raise document.error(path, str(exn), UrlError) from exn
-    if not document.trusted:
-        for url in found:
-            document.refuse_local(path, url)
-            _refuse_unexpanded(document, path, url)
+    _refuse_unsafe(document, path, found)
     return found
 
 
@@ -350,14 +351,16 @@ def _refuse_large(document: Document, path: tuple[str | int, ...], text: str) ->
         raise document.error(path, f"{size} shards: more than {_MAX_RANGE} are not taken from elsewhere", UnsafeContent)
 
 
-def _refuse_unexpanded(document: Document, path: tuple[str | int, ...], url: str) -> None:
-    """Of what was fetched: a second expansion might give the name of a file."""
-    try:
-        expanded = "${" not in url and expand_urls(url) == [url]
-    except UrlError:
-        expanded = False
-    if not expanded:
-        raise document.unsafe(path, url)
+def _refuse_unsafe(document: Document, path: tuple[str | int, ...], urls: list[str]) -> None:
+    """Of what was fetched, names of files and commands, also what a second expansion might make one."""
+    for url in urls:
+        document.refuse_local(path, url)
+        try:
+            expanded = "${" not in url and expand_urls(url) == [url]
+        except UrlError:
+            expanded = False
+        if not expanded:
+            raise document.unsafe(path, url)
 
 
 def _bucket(document: Document, path: tuple[str | int, ...], given: Any) -> str:

@@ -93,8 +93,8 @@ def tarfile_samples(
     ``select_files`` and ``rename_files`` see the names of members (renamed first), ``keys`` splits a name into key and
     field, ``lcase`` lower-cases fields, and only ``suffixes`` are kept. ``transfer`` sets fields of
     `config.TransferConfig` over the environment, as in ``{"budget_bytes": 64 << 20}``. ``cache`` (see
-    `cache.cached_tarfile_samples`) keeps shards on disk; samples of such have a ``__local_path__`` too.
-    ``storage_options`` go to the stores' clients (see `storage.options.StorageOptions`).
+    `cache.cached_tarfile_samples`) keeps shards on disk; samples of such have a ``__local_path__`` too. For
+    ``storage_options`` see `storage.options.StorageOptions`.
 
     An error of a shard (see `errors`) goes to ``handler``: True goes on with the next shard, False ends the
     stream. The sample that the error cut short is dropped, or with False comes last, as it is; nothing of it joins
@@ -102,15 +102,13 @@ def tarfile_samples(
     error of ``src`` is raised. A key that returns in its shard, behind others, is warned of: every sixteenth shard is
     looked at. Nothing is opened before the first sample is asked for.
     """
-    renaming = select_files is not None or rename_files is not None
     outcome = _Counting(handler, counters)
-    admit = guarded(admission(select_files, rename_files), outcome) if renaming else None
+    admit = guarded(admission(select_files, rename_files), outcome) if select_files or rename_files else None
     grouping: dict[str, Any] = {"keys": keys, "lcase": lcase, "suffixes": suffixes, "on_duplicate": outcome}
     setting = config.transfer_config(workers=world.place().num_workers, **(transfer or {}))
     n = 0
     with open_shards(src, config=setting, stats=counters, cache=cache, options=storage_options) as reader:
-        if opened is not None:
-            opened(reader)
+        (opened or _nobody)(reader)
         try:
             for stream in reader:
                 grouping.update(local_path=stream.local_path, on_return=_teller(stream), pending=[None])
@@ -134,6 +132,10 @@ def tarfile_samples(
         finally:
             if counters is not None and n:
                 counters.add_samples(n)
+
+
+def _nobody(reader: ShardReader) -> None:
+    """Whom to tell of a reader, where nobody asked."""
 
 
 def _judge(exn: Exception, reader: ShardReader, stream: ShardStream, outcome: Outcome) -> None:

@@ -23,6 +23,7 @@ from wds_async.redact import redact
 from wds_async.rewrite import Rule, parse_rules, rewrite, rules_from_env
 
 __all__ = [
+    "SHARD_SUFFIXES",
     "Rule",
     "expand_urls",
     "local_path",
@@ -35,7 +36,9 @@ __all__ = [
     "scheme",
 ]
 
-_SHARD_SUFFIXES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
+SHARD_SUFFIXES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
+"""What the name of a shard ends with, where a folder stands for the shards in it."""
+
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-_]+)(?:://|::)|(pipe|file):", re.IGNORECASE)
 _ANY_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-_]+):")  # two letters at least: one is a drive
 _SINGLE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):/[^/]")
@@ -71,8 +74,8 @@ def expand_urls(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]])
     contains a path, so that ``simplecache::s3://b/x.tar`` stays whole), ``${X}`` is the environment's ``WDS_X``,
     and braces expand as in a shell (``x-{000..999}.tar``). For local files also ``~``, globs (sorted; a file
     of exactly that name is taken literally) and directories: all their shards (``.tar``, ``.tgz``, ``.tar.gz``,
-    ``.tar.bz2``, ``.tar.xz``, ``.tar.zst``), sorted. URLs of other schemes keep their ``*``. A path object is
-    always a local file, whatever it looks like.
+    ``.tar.bz2``, ``.tar.xz``, ``.tar.zst``), sorted. URLs of other schemes keep their ``*``
+    (`storage.listing.expand_listed` lists their stores). A path object is always a local file, whatever it looks like.
 
     Raises `UrlError` for nothing at all, an unset ``${X}``, unbalanced braces, a malformed ``http`` URL, and a glob
     or directory without a single match. Whether the files exist is found out when they are opened.
@@ -188,10 +191,10 @@ def _local(url: str) -> Iterable[str]:
     # system would be a thousand round trips.
     if _MAGIC.search(path) and not os.path.lexists(path):
         found, what = sorted(glob.glob(path, recursive=True)), "no file matches this pattern"
-    elif not path.lower().endswith(_SHARD_SUFFIXES) and os.path.isdir(path):
-        names = sorted(name for name in os.listdir(path) if name.lower().endswith(_SHARD_SUFFIXES))
+    elif not path.lower().endswith(SHARD_SUFFIXES) and os.path.isdir(path):
+        names = sorted(name for name in os.listdir(path) if name.lower().endswith(SHARD_SUFFIXES))
         found = [os.path.join(path, name) for name in names]
-        what = f"this directory holds no shard ({' '.join('*' + suffix for suffix in _SHARD_SUFFIXES)})"
+        what = f"this directory holds no shard ({' '.join('*' + suffix for suffix in SHARD_SUFFIXES)})"
     else:
         return [url]
     if not found:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from wds_async.storage.listing import forget_listings
+
 
 def test_samples_one_a_line(call: Any, shards: Any) -> None:
     paths = shards(2, 3)
@@ -80,3 +82,58 @@ def test_a_wrong_specification_names_its_line(call: Any, tmp_path: Any) -> None:
     result = call("ls", spec)
     assert result.exit_code == 2
     assert "line 3, column 3" in result.output
+
+
+def test_a_folder_of_files(call: Any, tmp_path: Any) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "y.tar").write_bytes(b"123")
+    (tmp_path / "x.tar").write_bytes(b"1" * 1500)
+    for given in (tmp_path, f"{tmp_path}/", f"file://{tmp_path}/"):
+        lines = call("ls", given).output.splitlines()
+        assert [line.split()[-1] for line in lines] == ["sub/", "x.tar"]
+        assert lines[1].startswith("   1.5 kB  20")
+        assert lines[0].index("sub/") == lines[1].index("x.tar")
+    rows = [json.loads(line) for line in call("ls", tmp_path, "--json", "-r").output.splitlines()]
+    assert [(row["url"], row["bytes"]) for row in rows] == [(f"{tmp_path}/x.tar", 1500), (f"{tmp_path}/sub/y.tar", 3)]
+    assert set(rows[0]) == {"url", "bytes", "modified"}
+    assert call("ls", f"{tmp_path}/", "-n", 1).output.split()[-1] == "sub/"
+    assert len(call("ls", tmp_path, tmp_path / "sub").output.splitlines()) == 3
+
+
+def test_the_shards_that_match(call: Any, shards: Any, tmp_path: Any) -> None:
+    paths = shards(3, 1)
+    lines = call("ls", "--shards", paths[0].parent / "shard-*[12].tar").output.splitlines()
+    assert [line.split()[-1] for line in lines] == [str(path) for path in paths[1:]]
+    spec = tmp_path / "spec.yaml"
+    spec.write_text("dataset:\n- shards: shards/*.tar\n")
+    assert len(call("ls", "--shards", spec).output.splitlines()) == 3
+    assert len(call("ls", paths[0].parent / "*.tar").output.splitlines()) == 3  # samples, one in each
+    assert len(call("ls", "--members", paths[0].parent).output.splitlines()) == 9
+
+
+def test_a_folder_of_a_store_is_listed_without_reading(call: Any, tmp_path: Any, nginx: Any) -> None:
+    for name in ("x-0.tar", "x-1.tar"):
+        (tmp_path / name).write_bytes(b"no tar at all")
+    server = nginx(tmp_path, extra="autoindex on;", access_log=True)
+    forget_listings()
+    assert [line.split()[-1] for line in call("ls", server.url("")).output.splitlines()] == ["x-0.tar", "x-1.tar"]
+    assert len(call("ls", "--shards", server.url("x-*.tar")).output.splitlines()) == 2
+    assert call("ls", "--shards", server.url("y-*.tar")).exit_code == 2
+    assert {entry["uri"] for entry in server.log()} == {"/"}
+
+
+def test_what_cannot_be_combined(call: Any, tmp_path: Any) -> None:
+    for arguments in (
+        ("--members", "--shards", "x.tar"),
+        ("-r", "x.tar"),
+        ("--shards", "-r", tmp_path),
+        (tmp_path, "x.tar"),
+    ):
+        result = call("ls", *arguments)
+        assert result.exit_code == 2, arguments
+    assert "'x.tar': no folder" in result.output
+
+
+def test_names_of_a_folder_are_no_commands_for_the_terminal(call: Any, tmp_path: Any) -> None:
+    (tmp_path / "a\x1b[31m.tar").touch()
+    assert "\x1b" not in call("ls", tmp_path).output

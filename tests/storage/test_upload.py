@@ -311,6 +311,18 @@ def test_s3_objects_are_whole_or_not_there(bucket: Any, size: int) -> None:
     assert "Uploads" not in bucket.list_multipart_uploads(Bucket="bucket")
 
 
+def test_s3_without_credentials(bucket: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(f"AWS_{name}")
+    for name in ("CONFIG_FILE", "SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(f"AWS_{name}", str(tmp_path / name))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with pytest.raises(AccessDenied, match=r"s3://bucket/x.*AWS_ACCESS_KEY_ID"):
+        put("s3://bucket/x", b"data")
+    with pytest.raises(AccessDenied, match="AWS_PROFILE"):
+        put("s3://bucket/x", b"data", options={"profile": "none"})
+
+
 def test_s3_without_the_bucket(bucket: Any) -> None:
     with pytest.raises(ShardNotFound, match="s3://missing/x: there is no such bucket"):
         put("s3://missing/x", b"data", options={"skip_instance_cache": True})

@@ -21,10 +21,11 @@ from wds_async.errors import ConfigError, MissingExtra, UrlError, WdsError
 __all__ = ["COMMANDS", "Commands", "main"]
 
 COMMANDS = {
-    "ls": "List the samples of shards: keys, fields, sizes, offsets.",
+    "ls": "List the samples of shards, or what is in a folder of any store.",
     "cat": "Show samples, or write one field's or a whole shard's bytes.",
     "bench": "Measure reading: bytes/s, samples/s, CPU and memory.",
     "check": "Read shards from end to end and report what is wrong.",
+    "resolve": "Show what URLs become, who reads them, and whether they can be read.",
     "index": "Count the samples of shards and write a JSON index.",
     "env": "Show every environment variable that is read.",
     "run": "Run a script whose `import webdataset` becomes wds_async.",

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from wds_async import spec, urls
+from wds_async import spec
 from wds_async.errors import ConfigError, UrlError
+from wds_async.storage.listing import expand_listed
 from wds_async.tar import decompress, group, parse
 from wds_async.transfer import reader
 
@@ -42,7 +43,7 @@ def expand(specs: Iterable[str]) -> list[str]:
         if spec.is_specification(given):
             found += (url for source in spec.load(given).sources for url in source.urls)
         else:
-            found += urls.expand_urls(given)
+            found += expand_listed(given)
     if not found:
         raise UrlError("no URL given: name at least one shard, for example 'train-{000..009}.tar'")
     return found

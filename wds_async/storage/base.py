@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from wds_async.errors import (
     AccessDenied,
@@ -33,6 +33,7 @@ __all__ = [
     "Access",
     "Answer",
     "Backend",
+    "Call",
     "Description",
     "Entry",
     "Fault",
@@ -46,6 +47,9 @@ __all__ = [
     "Verdict",
     "error_for",
 ]
+
+Call = Callable[..., Awaitable[Any]]
+"""``await call(function, *args)`` runs a blocking function on a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +71,15 @@ class Request:
     them.
 
     ``keeps_redirect``: where the request is redirected, later parts go straight to the new place (until that
-    refuses); False follows the redirect anew each time. ``renew_after``: an instant of ``time.monotonic``, after which
-    the backend is asked for another one before a part is asked for.
+    refuses); False follows the redirect anew each time. ``follows``: False takes a redirect for an answer that
+    `Backend.classify` explains, because what is signed is good for one place only. ``renew_after``: an instant of
+    ``time.monotonic``, after which the backend is asked for another one before a part is asked for.
     """
 
     url: str = field(repr=False)
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     keeps_redirect: bool = True
+    follows: bool = True
     renew_after: float = math.inf
     tls: Tls = Tls()
 
@@ -157,8 +163,9 @@ class RefusedAnswer(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of a listing: an object, or a folder, whose ``url`` ends with "/" and whose ``size`` (bytes) is None.
-    ``modified`` is seconds since 1970."""
+    """One line of a listing: an object, or a folder, whose ``url`` ends with "/". ``size`` (bytes) is None for a
+    folder, and for an object whose store does not tell it (a web server's index page). ``modified`` is seconds since
+    1970."""
 
     url: str
     size: int | None

@@ -11,16 +11,14 @@ import asyncio
 import contextlib
 import datetime
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
 from wds_async.errors import MissingExtra, UrlError
 from wds_async.redact import redact
-from wds_async.storage.base import Entry
+from wds_async.storage.base import Call, Entry
 
 __all__ = ["EXTRAS", "Filesystems", "FsspecRanges", "filesystem_of", "is_async", "known_protocol", "protocols"]
-
-Call = Callable[..., Awaitable[Any]]
 
 EXTRAS = {
     "s3": "s3",
@@ -63,14 +61,56 @@ def filesystem_of(url: str, options: Mapping[str, Any], *, asynchronous: bool = 
         with _extra_named(url):
             import fsspec  # noqa: PLC0415 (slow, and often not needed)
 
-            filesystem, path = fsspec.core.url_to_fs(url, **options)
+            with _core_gcsfs(url):
+                filesystem, path = fsspec.core.url_to_fs(url, **_with_gcs_token(url, options))
             return filesystem, str(path)
     cls = _class_of(url)
     given: dict[str, Any] = {**cls._get_kwargs_from_urls(url), **options, "skip_instance_cache": True}
     if asynchronous and getattr(cls, "async_impl", False):
         given["asynchronous"] = True
     with _extra_named(url):
+        if protocols(url)[0] in _GOOGLE:
+            given = _gcs_given(given)
         return cls(**given), str(cls._strip_protocol(url))
+
+
+_GOOGLE = ("gs", "gcs")
+_registering = threading.Lock()
+
+
+def _gcs_given(given: Mapping[str, Any]) -> dict[str, Any]:
+    """gcsfs's options with a token in them: gcsfs itself would search for one for 15 s."""
+    from wds_async.storage.gcscredentials import gcsfs_token  # noqa: PLC0415 (it stands on this room)
+
+    return {**given, "token": gcsfs_token(given)}
+
+
+def _with_gcs_token(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a chain, in which each protocol has its own."""
+    names = [name for name in protocols(url) if name in _GOOGLE]
+    return {**options, **{name: _gcs_given(options.get(name, {})) for name in names}}
+
+
+@contextlib.contextmanager
+def _core_gcsfs(url: str) -> Iterator[None]:
+    """While a chain is made, its Google link is of the class that does not ask by gRPC how a bucket is laid out, which
+    takes 60 s where that is not to be had; what the program knows ``gs`` by is put back."""
+    names = [name for name in protocols(url) if name in _GOOGLE]
+    if not names:
+        yield
+        return
+    import fsspec  # noqa: PLC0415
+    import gcsfs.core  # noqa: PLC0415
+
+    with _registering:
+        before = {name: fsspec.get_filesystem_class(name) for name in names}
+        for name in names:
+            fsspec.register_implementation(name, gcsfs.core.GCSFileSystem, clobber=True)
+        try:
+            yield
+        finally:
+            for name, cls in before.items():
+                fsspec.register_implementation(name, cls, clobber=True)
 
 
 def _class_of(url: str) -> Any:
@@ -134,6 +174,8 @@ class Filesystems:
         else:
             found = await self._turn(filesystem).take(filesystem.ls, path, detail=True)
         for info in found:
+            if str(info["name"]).strip("/") == path.strip("/"):  # fsspec lists a file as itself
+                continue
             name = str(info["name"]).rstrip("/").rpartition("/")[2]
             if info.get("type") == "directory":
                 yield Entry(f"{url}{name}/", None)
@@ -146,6 +188,9 @@ class Filesystems:
             session = getattr(filesystem, "_session", None)
             if is_async(filesystem) and session is not None and hasattr(session, "close"):
                 await session.close()
+            creator = getattr(filesystem, "_s3creator", None)  # what s3fs closes its clients by
+            if is_async(filesystem) and creator is not None:
+                await creator.__aexit__(None, None, None)
         self._made.clear()
 
     def _turn(self, filesystem: Any) -> _Turn:
@@ -169,8 +214,11 @@ def _identity(info: dict[str, Any]) -> str:
     return f"{info.get('size')} bytes"
 
 
+_MODIFIED = ("mtime", "LastModified", "last_modified", "updated", "created")
+
+
 def _modified(info: dict[str, Any]) -> float | None:
-    found = next((info[name] for name in ("mtime", "LastModified", "last_modified", "updated") if info.get(name)), None)
+    found = next((info[name] for name in _MODIFIED if info.get(name)), None)
     if isinstance(found, str):
         try:
             found = datetime.datetime.fromisoformat(found)

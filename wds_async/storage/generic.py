@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from wds_async.storage.base import Access, Answer, Description, Entry, Fault, Store, Verdict
-from wds_async.storage.filesystems import Call, Filesystems, protocols
+from wds_async.storage.base import Access, Answer, Call, Description, Entry, Fault, Store, Verdict
+from wds_async.storage.filesystems import Filesystems, protocols
 from wds_async.storage.http import explain_exception
 from wds_async.storage.local import explain_os_error
 from wds_async.storage.options import NO_OPTIONS, Options

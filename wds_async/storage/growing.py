@@ -8,15 +8,13 @@ makes the engine go on from the same byte by the shard's own backend.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from wds_async.storage.base import Access, Answer, Backend, Description, Fault, LocalFile, Request, Store, Stream
+from wds_async.storage.base import Access, Answer, Backend, Call, Description, Fault, LocalFile, Request, Store, Stream
 
 __all__ = ["CacheEntry", "CachedBackend", "CopiedFile", "Growing", "GrowingStream", "StoodStill"]
-
-Call = Callable[..., Awaitable[Any]]
 
 _LOOK_EVERY_S = 0.02
 _LOOK_AHEAD_EVERY_S = 0.2  # a reader follows as many shards as it reads ahead, and only the first of them is urgent

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 from wds_async.errors import UrlError
 from wds_async.redact import redact
-from wds_async.storage.base import Access, Answer, Description, Fault, Store, Verdict
+from wds_async.storage.base import Access, Answer, Call, Description, Fault, Store, Verdict
 from wds_async.storage.local import explain_os_error
 from wds_async.storage.schemes import Opener, default_opener, opener_of
 
 __all__ = ["GOPEN_BUFSIZE", "OpenedBackend", "OpenedStream", "named_opener"]
-
-Call = Callable[..., Awaitable[Any]]
 
 GOPEN_BUFSIZE = 8192
 """The ``bufsize`` that WebDataset gives to openers, in bytes; it says nothing about how much is read at once."""

@@ -70,6 +70,10 @@ class StorageOptions:
             return self._all
         return self._by_scheme.get(_canonical(scheme(url)), NO_OPTIONS) if self._by_scheme else NO_OPTIONS
 
+    def named(self, name: str) -> Options:
+        """What was given for the scheme ``name``, and not to every store: what is meant for one is no other's."""
+        return self._by_scheme.get(_canonical(name), NO_OPTIONS)
+
     def __bool__(self) -> bool:
         return self._all is not None or bool(self._by_scheme)
 

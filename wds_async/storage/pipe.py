@@ -14,12 +14,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from subprocess import TimeoutExpired
 from typing import Any
 
 from wds_async.errors import UrlError
-from wds_async.storage.base import Access, Answer, Description, Fault, Store, Verdict
+from wds_async.storage.base import Access, Answer, Call, Description, Fault, Store, Verdict
 
 __all__ = [
     "CommandFailed",
@@ -32,8 +32,6 @@ __all__ = [
     "start",
     "stop",
 ]
-
-Call = Callable[..., Awaitable[Any]]
 
 # A pipe of this size wakes the reading thread once a megabyte (Linux; the default is 64 KiB).
 _PIPE_BYTES = 1 << 20

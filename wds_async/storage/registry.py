@@ -14,6 +14,7 @@ from wds_async.environment import SCHEME_ALIASES
 from wds_async.errors import UnsafeContent, UrlError
 from wds_async.redact import redact
 from wds_async.storage.ais import AisBackend
+from wds_async.storage.aisurls import has_own_store, routes
 from wds_async.storage.azure import AzureBackend, is_blob_url
 from wds_async.storage.base import Backend
 from wds_async.storage.filesystems import known_protocol
@@ -85,6 +86,10 @@ def locate(url: str, *, final: bool = False, options: StorageOptions = NOTHING_G
 
     The program's openers (`schemes`) come first. A ``final`` URL is what such an opener was given: it goes to our own
     clients and is not rewritten again, so that an opener can call the one whose place it took.
+
+    The order, everywhere: a URL is expanded (`urls.expand_urls`), rewritten (the first rule that matches it as written,
+    else under its scheme's usual name), and routed: ``USE_AIS_FOR`` is asked about the scheme that came out of
+    rewriting. ``__url__``, states and cache keys keep the expanded URL. ``wds-async resolve`` shows each step.
     """
     target = url if final else rewrite(url, rules_from_env())
     if not final and opener_of(target) is not None:
@@ -102,7 +107,8 @@ def locate(url: str, *, final: bool = False, options: StorageOptions = NOTHING_G
             "program puts into wds.gopen_schemes."
         )
     check_allowed("local" if kind == "generic" and reads_local_files(target) else kind)
-    place = Location(url, target, kind, options.of(target))
+    given = options.of("az://") if kind == "azure" else NO_OPTIONS
+    place = Location(url, target, kind, given or options.of(target))
     return _routed(place, options) if kind in _ROUTABLE else place
 
 
@@ -122,12 +128,11 @@ def _kind(target: str) -> str | None:
 
 def _routed(place: Location, options: StorageOptions) -> Location:
     """``place``, or AIStore in its stead where ``USE_AIS_FOR`` names its scheme."""
-    now = settings()
-    name = SCHEME_ALIASES.get(scheme(place.target), scheme(place.target))
-    if not now.ais_endpoint or name not in now.use_ais_for:
+    given = options.named("ais")
+    if not routes(place.target, given):
         return place
-    ais = Location(place.url, place.target, "ais", options.of("ais://"))
-    return replace(ais, fallback=place) if now.ais_fallback else ais
+    ais = Location(place.url, place.target, "ais", given)
+    return replace(ais, fallback=place) if settings().ais_fallback and has_own_store(place.target) else ais
 
 
 def _native(target: str) -> str:
@@ -179,12 +184,12 @@ class Backends:
             "pipe": lambda _: PipeBackend(call),
             "stdin": lambda _: StdinBackend(call),
             "opener": lambda _: OpenedBackend(call),
-            "http": lambda options: HttpBackend(options, direct=direct, **timeouts),
+            "http": lambda options: HttpBackend(options, call=call, direct=direct, **timeouts),
             "s3": lambda options: S3Backend(call, options, direct=direct),
             "gcs": lambda options: GcsBackend(call, options, direct=direct),
             "azure": lambda options: AzureBackend(call, options, direct=direct),
-            "hf": lambda options: HuggingFaceBackend(call, options, direct=direct),
-            "ais": lambda options: AisBackend(call, options, direct=direct),
+            "hf": lambda options: HuggingFaceBackend(call, options, direct=direct, **timeouts),
+            "ais": lambda options: AisBackend(call, options, direct=direct, **timeouts),
             "generic": lambda options: GenericBackend(call, options),
         }
         self._made: dict[tuple[str, Options], Backend] = {}

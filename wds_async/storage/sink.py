@@ -15,7 +15,7 @@ from typing import Any, NoReturn, Protocol
 
 from wds_async.errors import AccessDenied, ConfigError, PipeError, ShardNotFound, StorageError, UrlError
 from wds_async.redact import redact
-from wds_async.storage import pipe, registry, upload
+from wds_async.storage import aisput, pipe, registry, upload
 from wds_async.storage.opened import GOPEN_BUFSIZE, named_opener
 from wds_async.storage.options import StorageOptions
 from wds_async.urls import local_path
@@ -204,8 +204,8 @@ def open_sink(url: str, *, options: Mapping[str, Any] | StorageOptions | None = 
     for its scheme (``gopen_schemes``) is called as ``opener(url, "wb", bufsize)``; a ``final`` URL is what such an
     opener was given, neither rewritten nor given to it again.
 
-    ``options`` (by scheme, or without) go to the store's client, see `StorageOptions`. HTTP bodies, and what goes to stores
-    without multipart upload, are gathered in a temporary file (``TMPDIR``) and sent at `Sink.commit`.
+    ``options`` (by scheme, or without) go to the store's client, see `StorageOptions`. HTTP bodies, and what goes to
+    stores without multipart upload, are gathered in a temporary file (``TMPDIR``) and sent at `Sink.commit`.
 
     Raises UrlError for a scheme that nothing knows, UnsafeContent for what secure mode forbids, MissingExtra where the
     filesystem's package is not installed, ConfigError for options that nothing takes, and errors of StorageError
@@ -225,6 +225,8 @@ def open_sink(url: str, *, options: Mapping[str, Any] | StorageOptions | None = 
         return FileSink(named_opener(target)(target, "wb", GOPEN_BUFSIZE), closes=True)
     if place.kind == "http":
         return upload.HttpSink(target, place.options)
+    if place.kind == "ais":
+        return aisput.AisSink(target, place.options)
     return upload.fsspec_sink(target, place.options)
 
 

@@ -13,7 +13,6 @@ import contextlib
 import http.client
 import os
 import random
-import ssl
 import tempfile
 import threading
 import urllib.parse
@@ -24,16 +23,25 @@ from typing import IO, Any, NoReturn
 from wds_async.config import proxy_for, transfer_config
 from wds_async.errors import MissingExtra, ShardNotFound, StorageError
 from wds_async.redact import redact
+from wds_async.storage.azureaccount import adlfs_options
+from wds_async.storage.azurefaults import explain_writing
 from wds_async.storage.base import Answer, Fault, Request, Verdict, error_for
-from wds_async.storage.generic import EXTRAS, GenericBackend
-from wds_async.storage.http import HttpBackend
+from wds_async.storage.filesystems import filesystem_of
+from wds_async.storage.gcserrors import explain_write
+from wds_async.storage.generic import explain_foreign
+from wds_async.storage.http import HttpBackend, redirected, tls_context
+from wds_async.storage.options import NO_OPTIONS, Options
+from wds_async.storage.s3client import with_region
+from wds_async.storage.s3errors import explain_foreign_s3
 from wds_async.urls import scheme
 
 __all__ = ["HttpSink", "MultipartSink", "StoreSink", "fsspec_sink"]
 
 Data = bytes | bytearray | memoryview
 
-_TRANSACTIONAL = frozenset({"s3", "s3a", "gs", "gcs"})
+_S3 = frozenset({"s3", "s3a"})
+_GCS = frozenset({"gs", "gcs"})
+_TRANSACTIONAL = _S3 | _GCS
 """Files of these obey ``autocommit=False``: ``close`` sends the last part, ``commit`` completes, ``discard`` aborts."""
 _COMPLETED_BY_CLOSE = frozenset({"az", "abfs", "abfss"})
 """Blocks of these become a blob at ``close``; those of an upload that is never closed are dropped by the service."""
@@ -97,16 +105,13 @@ class _Gathered:
 
 
 class HttpSink(_Gathered):
-    """PUT to a URL, tried again like a read (``WDS_RETRIES``, ``WDS_TIMEOUT``). ``headers`` are sent too, but
-    not to another origin that the server redirects to."""
+    """PUT to a URL, tried again like a read (``WDS_RETRIES``, ``WDS_TIMEOUT``). The ``headers`` of its options are sent
+    too, but not to another origin that the server redirects to."""
 
-    def __init__(self, url: str, headers: Mapping[str, str] | None = None) -> None:
-        self._backend = HttpBackend()
+    def __init__(self, url: str, options: Options = NO_OPTIONS) -> None:
+        self._backend = HttpBackend(options)
+        self._backend.prepare()
         self._request = self._backend.request(url)
-        host = urllib.parse.urlsplit(self._request.url).hostname or ""
-        # Azure wants to be told what kind of blob a PUT makes; a SAS URL is otherwise all that is needed.
-        blob = {"x-ms-blob-type": "BlockBlob"} if host.endswith(".blob.core.windows.net") else {}
-        self._headers = {**blob, **dict(headers or {})}
         super().__init__(url)
 
     def _send(self, path: str) -> None:
@@ -125,36 +130,37 @@ class HttpSink(_Gathered):
 
     def _attempt(self, file: IO[bytes], timeout_s: float) -> Fault | None:
         request = self._request
-        headers = {**dict(request.headers), "Content-Type": "application/octet-stream", **self._headers}
-        del headers["Accept-Encoding"]
         for _ in range(_MAX_REDIRECTS + 1):
             file.seek(0)
             try:
-                answer = _put(request.url, headers, file, self.offset, timeout_s)
+                answer = _put(request, file, self.offset, timeout_s)
             except (OSError, http.client.HTTPException) as exn:
-                return self._backend.classify(exn if isinstance(exn, OSError) else ConnectionError(str(exn)))
+                return self._backend.classify(exn if isinstance(exn, OSError) else ConnectionError(str(exn)), self.url)
             if answer.status not in _REDIRECTS or "location" not in answer.fields:
-                return None if 200 <= answer.status < 300 else self._backend.classify(answer)
-            target = urllib.parse.urljoin(request.url, answer.fields["location"])
-            if _origin(target) != _origin(request.url):  # what was meant for one origin is no other's business
-                own = {name.lower() for name in self._headers} | {"authorization"}
-                headers = {name: value for name, value in headers.items() if name.lower() not in own}
-            request = Request(target)
+                return None if 200 <= answer.status < 300 else self._backend.classify(answer, self.url)
+            request = redirected(request, answer.fields["location"])
         return Fault(Verdict.FATAL, f"more than {_MAX_REDIRECTS} redirects")
 
 
-def _origin(url: str) -> tuple[str, str | None, int | None]:
-    parts = urllib.parse.urlsplit(url)
-    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+def _put_headers(request: Request, size: int) -> dict[str, str]:
+    headers = {name: value for name, value in request.headers if name.lower() != "accept-encoding"}
+    names = {name.lower() for name in headers}
+    host = urllib.parse.urlsplit(request.url).hostname or ""
+    if "content-type" not in names:
+        headers["Content-Type"] = "application/octet-stream"
+    if host.endswith(".blob.core.windows.net") and "x-ms-blob-type" not in names:
+        # Azure wants to be told what kind of blob a PUT makes; a SAS URL is otherwise all that is needed.
+        headers["x-ms-blob-type"] = "BlockBlob"
+    return headers | {"Content-Length": str(size)}
 
 
-def _put(url: str, headers: Mapping[str, str], body: IO[bytes], size: int, timeout_s: float) -> Answer:
+def _put(request: Request, body: IO[bytes], size: int, timeout_s: float) -> Answer:
     """One PUT, through the environment's proxy where it names one."""
-    connection, target, more = _connect(url, timeout_s)
+    connection, target, more = _connect(request, timeout_s)
     with contextlib.closing(connection):
         connection.connect()
         try:
-            connection.request("PUT", target, body=body, headers={**headers, **more, "Content-Length": str(size)})
+            connection.request("PUT", target, body=body, headers=_put_headers(request, size) | more)
         except (BrokenPipeError, ConnectionResetError):  # refused before it was read; the answer says why
             with contextlib.suppress(OSError, http.client.HTTPException):
                 return _answer(connection)
@@ -162,14 +168,15 @@ def _put(url: str, headers: Mapping[str, str], body: IO[bytes], size: int, timeo
         return _answer(connection)
 
 
-def _connect(url: str, timeout_s: float) -> tuple[http.client.HTTPConnection, str, dict[str, str]]:
+def _connect(request: Request, timeout_s: float) -> tuple[http.client.HTTPConnection, str, dict[str, str]]:
     """Whom to ask, for what, and the headers that a proxy wants besides."""
+    url = request.url
     parts = urllib.parse.urlsplit(url)
     options: dict[str, Any] = {"timeout": timeout_s, "blocksize": _BLOCK_BYTES}
     kind: type[http.client.HTTPConnection] = http.client.HTTPConnection
     if parts.scheme == "https":
         kind = http.client.HTTPSConnection
-        options["context"] = ssl.create_default_context()
+        options["context"] = tls_context(request.tls)
     target = urllib.parse.urlunsplit(("", "", parts.path or "/", parts.query, ""))
     proxy = proxy_for(url)
     if proxy is None:
@@ -263,15 +270,13 @@ class StoreSink(_Gathered):
 
 def fsspec_sink(url: str, options: Mapping[str, Any]) -> MultipartSink | StoreSink:
     """Begin to write ``url`` through fsspec; ``options`` are its filesystem's."""
-    import fsspec  # noqa: PLC0415 (slow, and often not needed)
-
     name = scheme(url)
     with _explained(url, 0):
-        try:
-            filesystem, path = fsspec.core.url_to_fs(url, **options)
-        except ImportError as exn:
-            need = f'pip install "wds-async[{EXTRAS[name]}]"' if name in EXTRAS else str(exn)
-            raise MissingExtra(f"{redact(url)} needs a package that is not installed: {need}") from exn
+        if name in _S3:
+            options = with_region(options)
+        elif name in _COMPLETED_BY_CLOSE and "::" not in url:
+            options = adlfs_options(url, options)
+        filesystem, path = filesystem_of(url, options)
         transactional = name in _TRANSACTIONAL
         if "::" in url or not (transactional or name in _COMPLETED_BY_CLOSE):
             return StoreSink(url, filesystem, str(path), renames="::" not in url and name in _RENAMED)
@@ -296,9 +301,10 @@ class _explained:
         if isinstance(exn, FileNotFoundError):
             shown = redact(self._url)
             raise ShardNotFound(f"{shown}: there is no such bucket or folder to write to; make it first.") from exn
-        fault = GenericBackend(_never).classify(exn)
-        raise error_for(fault, redact(self._url), self._offset, 1) from exn
-
-
-async def _never(*args: Any) -> Any:
-    raise AssertionError("nothing is read here")
+        name = scheme(self._url)
+        if name in _COMPLETED_BY_CLOSE:  # what adlfs raises quotes Azure's whole answer, signatures included
+            fault = explain_writing(exn, identity="the credentials given")
+            raise error_for(fault, redact(self._url), self._offset, 1) from None
+        s3 = explain_foreign_s3(exn) if name in _S3 else None
+        gcs = explain_write(exn) if name in _GCS else None
+        raise error_for(s3 or gcs or explain_foreign(exn), redact(self._url), self._offset, 1) from exn

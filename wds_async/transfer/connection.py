@@ -237,7 +237,8 @@ class Connection(asyncio.BufferedProtocol):
             self._set_low_water(rest)
 
     def eof_received(self) -> bool:
-        self._fail(ConnectionBroken("the server closed the connection"))
+        tls = self.origin.scheme == "http" and bytes(self._early[:2]) == b"\x15\x03"  # an alert of TLS
+        self._fail(ConnectionBroken(f"the server closed the connection{': it speaks TLS' if tls else ''}"))
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -311,5 +312,15 @@ async def open_connection(
     """Connect to ``address`` (a numeric host: names are resolved on a thread beforehand)."""
     connection = Connection(loop, origin)
     name = origin.host if tls is not None else None
-    await loop.create_connection(lambda: connection, address, origin.port, ssl=tls, server_hostname=name)
+    opening = asyncio.ensure_future(
+        loop.create_connection(lambda: connection, address, origin.port, ssl=tls, server_hostname=name)
+    )
+    try:
+        await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        # Cancelled in the middle of a handshake, uvloop would say good-bye on a loop that is closed by then.
+        opening.add_done_callback(
+            lambda done: connection.abort() if not done.cancelled() and not done.exception() else None
+        )
+        raise
     return connection

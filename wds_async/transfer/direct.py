@@ -7,14 +7,11 @@ that the first answer pinned must be that of each further one (RFC 9110 §13, §
 from __future__ import annotations
 
 import asyncio
-import urllib.parse
 from collections.abc import Callable
-from dataclasses import replace
 
-from wds_async.errors import UrlError
-from wds_async.redact import redact
 from wds_async.storage.base import Answer, RefusedAnswer, Request
 from wds_async.storage.http import identity_of
+from wds_async.storage.http import redirected as follow
 from wds_async.transfer.connection import ConnectionBroken, Head, Origin, request_bytes
 from wds_async.transfer.origins import ConnectionPool
 from wds_async.transfer.window import Part
@@ -47,18 +44,6 @@ class Redirected(Exception):
         self.location = location
 
 
-def follow(request: Request, location: str) -> Request:
-    """The request that a redirect asks for. When the origin changes, credentials stay behind (RFC 9110 §15.4), and
-    with them every other header of the user's: any may be a secret."""
-    target = urllib.parse.urljoin(request.url, location)
-    if urllib.parse.urlsplit(target).scheme not in ("http", "https"):
-        raise UrlError(f"{redact(request.url)} redirects to {redact(target)[:80]!r}, which is not HTTP: refused")
-    headers = request.headers
-    if Origin.of(target) != Origin.of(request.url):
-        headers = tuple((name, value) for name, value in headers if name.lower() in _HARMLESS_HEADERS)
-    return replace(request, url=target, headers=headers)
-
-
 async def get_part(
     pool: ConnectionPool,
     request: Request,
@@ -69,7 +54,7 @@ async def get_part(
     """Fill ``part`` from where it stands. ``learn(part, size, identity, etag)`` is told what the answer says of the
     object, before a byte of it is taken. ``part.filled`` counts what arrived, also when this raises;
     ``observe(bytes, seconds, now)`` is told how long a good answer took."""
-    answer, clock = _PartAnswer(part, learn), asyncio.get_running_loop().time
+    answer, clock = _PartAnswer(part, learn, request.follows), asyncio.get_running_loop().time
     start = part.start + part.filled
     headers = [*request.headers, ("Range", f"bytes={start}-{part.stop - 1}")]
     etag = part.shard.notes.etag
@@ -102,7 +87,8 @@ async def get_part(
 class _PartAnswer:
     """Judges the head of the answer to one part and says where its body goes."""
 
-    def __init__(self, part: Part, learn: Callable[[Part, int, str, str], None]) -> None:
+    def __init__(self, part: Part, learn: Callable[[Part, int, str, str], None], follows: bool) -> None:
+        self.follows = follows
         self.part = part
         self.learn = learn
         self.status = 0
@@ -126,7 +112,7 @@ class _PartAnswer:
         """Raise what the answer means, once its body is out of the way."""
         if head.status in (200, 206) or (head.status == 416 and self.part.dropped):
             return
-        if head.status in _REDIRECTS and "location" in head.fields:
+        if self.follows and head.status in _REDIRECTS and "location" in head.fields:
             raise Redirected(head.fields["location"])
         if head.status == 416 and self.part.start == 0 and self.part.shard.size == 0:
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import random
 import time
@@ -57,17 +58,20 @@ class ShardNotes:
     files: dict[LocalFile, FileReader] = field(default_factory=dict)
     stream: StreamReader | None = None
     etag: str = ""
+    fault: Fault | None = None
+    """What was wrong last, for who gives up before the attempts do."""
 
 
 @dataclass(slots=True)
 class _Attempts:
-    """The attempts of one part since its last new byte. ``access`` is what the last one was made with."""
+    """The attempts of one part since its last new byte, the last one with ``access``, at ``location``."""
 
     since: float
     count: int = 0
     bytes: int = 0
     renewals: int = 0
     access: Access | None = None
+    location: Location | None = None
 
     def progress(self, filled: int, now: float) -> None:
         if filled > self.bytes:
@@ -136,10 +140,11 @@ class Fetcher:
         now = asyncio.get_running_loop().time()
         attempts.count += 1
         shard, retry = part.shard, self._config.retry
+        shard.notes.fault = fault
         again = fault.verdict.again and fault.verdict is not Verdict.EXPIRED and self._restartable(shard)
         known = self._origin_known(shard)
         if not again or retry.gives_up(attempts.count, now - attempts.since, origin_known=known):
-            if again and self._leave(shard, fault):
+            if again and await self._leave(shard, attempts.location, fault):
                 attempts.count, attempts.since = 0, now
                 return
             url = redact(shard.notes.location.url)
@@ -172,10 +177,12 @@ class Fetcher:
         found: Location = shard.notes.location
         return found
 
-    def _leave(self, shard: Shard, fault: Fault) -> bool:
+    async def _leave(self, shard: Shard, left: Location | None, fault: Fault) -> bool:
         """Go on from the same byte at the place that the shard comes from, where there is one."""
         notes: ShardNotes = shard.notes
         location = notes.location
+        if location is not left:  # another part of the shard has left it meanwhile
+            return True
         if location.fallback is None:
             return False
         if location.kind not in self._unreachable_until:
@@ -183,6 +190,9 @@ class Fetcher:
         self._unreachable_until[location.kind] = time.monotonic() + _UNREACHABLE_FOR_S
         notes.location, notes.access, notes.moved = location.fallback, None, None
         shard.identity = notes.etag = ""  # they were the other's
+        stream, notes.stream = notes.stream, None
+        if stream is not None:
+            await stream.close()
         return True
 
     def _explain(self, backend: Backend, exn: Exception, shard: Shard) -> Fault:
@@ -203,7 +213,7 @@ class Fetcher:
     async def _once(self, backend: Backend, part: Part, attempts: _Attempts) -> bool:
         """One attempt, by the way that the backend names."""
         shard = part.shard
-        attempts.access = None
+        attempts.access, attempts.location = None, shard.notes.location
         access = attempts.access = await self._access(backend, shard)
         if part.dropped:
             return False
@@ -214,7 +224,7 @@ class Fetcher:
         if isinstance(access, LocalFile):
             return await self._read_file(part, access)
         if isinstance(access, Request):
-            return await self._get(backend, part, access)
+            return await self._get(backend, part, access, attempts)
         return await self._read_ranges(part, access)
 
     async def _read_copy(
@@ -292,20 +302,20 @@ class Fetcher:
             self._counters.add("wire_bytes", len(data))
         return False
 
-    async def _get(self, backend: Backend, part: Part, access: Request) -> bool:
+    async def _get(self, backend: Backend, part: Part, access: Request, attempts: _Attempts) -> bool:
         notes: ShardNotes = part.shard.notes
         if part.start + part.filled >= part.stop:
             return False  # all had come when the last attempt broke
         if self._pool.rangeless(Origin.of(access.url, access.tls)):
             return await self._turn_streamed(backend, part, access)
-        kept = notes.moved
+        kept, learn = notes.moved, functools.partial(self._learn, at=attempts.location)
         request = kept or access
         asked_again = False
         for _ in range(_REDIRECTS_AT_MOST):
             before = part.filled
             self._counters.add("requests")
             try:
-                await get_part(self._pool, request, part, self._learn, self._window.concurrency.observe)
+                await get_part(self._pool, request, part, learn, self._window.concurrency.observe)
             except Redirected as moved:
                 request = follow(request, moved.location)
                 if access.keeps_redirect:
@@ -322,12 +332,14 @@ class Fetcher:
             except RangesIgnored:
                 if part.filled == 0:
                     self._pool.mark_rangeless(Origin.of(access.url, access.tls))
-                return await self._turn_streamed(backend, part, access)
+                break
             finally:
                 self._counters.add("wire_bytes", part.filled - before)
             if part.dropped or part.start + part.filled >= part.stop:
                 return False
-        raise ConnectionError(f"redirected or cut short more than {_REDIRECTS_AT_MOST} times")
+        else:
+            raise ConnectionError(f"redirected or cut short more than {_REDIRECTS_AT_MOST} times")
+        return await self._turn_streamed(backend, part, access)
 
     async def _turn_streamed(self, backend: Backend, part: Part, access: Access) -> bool:
         if not self._window.turn_streamed(part):
@@ -357,8 +369,10 @@ class Fetcher:
             return lambda: DirectStream(self._pool, access)
         return lambda: access  # type: ignore[return-value]
 
-    def _learn(self, part: Part, size: int, identity: str, etag: str) -> None:
+    def _learn(self, part: Part, size: int, identity: str, etag: str, at: Location | None = None) -> None:
         shard = part.shard
+        if at not in (None, shard.notes.location):  # its identity is not that of the store that is read now
+            raise ConnectionError("the answer of a store that was left meanwhile")
         if shard.size not in (None, size):
             raise IdentityChanged(f"it had {shard.size} bytes and now has {size}")
         if not shard.identity:

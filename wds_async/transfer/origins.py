@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from wds_async.config import TransferConfig
-from wds_async.errors import ConfigError
 from wds_async.storage.base import Tls
+from wds_async.storage.http import tls_context
 from wds_async.transfer.connection import Connection, Origin, open_connection
 from wds_async.transfer.threads import BlockingThreads
 
@@ -146,20 +146,5 @@ class ConnectionPool:
         if origin.scheme == "http":
             return None
         if origin.tls not in self._contexts:
-            self._contexts[origin.tls] = _tls_context(origin.tls)
+            self._contexts[origin.tls] = tls_context(origin.tls)
         return self._contexts[origin.tls]
-
-
-def _tls_context(tls: Tls) -> ssl.SSLContext:
-    """ConfigError where a file that it names cannot be used."""
-    try:
-        context = ssl.create_default_context(cafile=tls.ca_file or None)
-        if tls.certificate:
-            context.load_cert_chain(tls.certificate, tls.key or None)
-    except (OSError, ssl.SSLError) as exn:
-        named = ", ".join(name for name in (tls.ca_file, tls.certificate, tls.key) if name)
-        raise ConfigError(f"TLS: cannot use {named}: {exn}. They are PEM files of certificates and keys.") from exn
-    if not tls.verify:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context

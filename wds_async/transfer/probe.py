@@ -11,16 +11,16 @@ import contextlib
 import functools
 import os
 import queue
+import stat
 import threading
-import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from wds_async.config import TransferConfig, transfer_config
 from wds_async.errors import FetchTimeout, StorageError, WdsError
 from wds_async.redact import redact
-from wds_async.storage.base import Description, error_for
+from wds_async.storage.base import Description, Fault, error_for
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.storage.registry import Backends, Location, locate
 from wds_async.transfer.bridge import new_event_loop
@@ -29,10 +29,10 @@ from wds_async.transfer.origins import ConnectionPool
 from wds_async.transfer.slabs import Slab, SlabPool
 from wds_async.transfer.stats import Counters
 from wds_async.transfer.threads import BlockingThreads
-from wds_async.transfer.window import Part, Window
+from wds_async.transfer.window import Part, Shard, Window
 from wds_async.urls import local_path
 
-__all__ = ["HEAD_BYTES", "Probed", "describe", "probe"]
+__all__ = ["HEAD_BYTES", "Described", "Probed", "describe", "probe"]
 
 HEAD_BYTES = 512
 """How much of a shard is read: a tar's first header."""
@@ -40,17 +40,22 @@ HEAD_BYTES = 512
 _AT_ONCE = 32
 _END_WITHIN_S = 2.0
 _LOOK_EVERY_S = 1.0
+_UNREAD = {
+    "pipe": "running a command is no check",
+    "stdin": "standard input can be read only once",
+    "opener": "the program's own opener reads it",
+}
 
 T = TypeVar("T")
 
-_Job = Callable[["_Engine", Location], Awaitable[T]]
+Located = tuple[str, Location | WdsError]
 
 
 @dataclass(frozen=True, slots=True)
 class Probed:
     """What a look at one shard found. Where ``error`` is None and ``checked``, it can be read."""
 
-    url: str
+    url: str = field(repr=False)
     """As the user wrote it (expanded)."""
     size: int | None = None
     """Bytes; None where the answer did not tell, as one without ranges does not."""
@@ -68,6 +73,16 @@ class Probed:
     """Where it was read: its own store, where AIStore could not be reached (``WDS_AIS_FALLBACK``)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Described:
+    """How one shard would be read: ``found`` by its backend, or an ``error`` in its stead."""
+
+    url: str = field(repr=False)
+    location: Location | None = field(default=None, repr=False)
+    found: Description | None = None
+    error: WdsError | None = None
+
+
 def probe(
     urls: Iterable[str],
     options: StorageOptions = NOTHING_GIVEN,
@@ -82,63 +97,172 @@ def probe(
     is asked for, and all is gone with the last one, or when the iterator is closed. Errors are in the results.
     ``timeout_s`` bounds the look at each shard; without it the attempts end as they do in a training (``WDS_RETRIES``,
     ``WDS_TIMEOUT``). What can be read only once, or runs a command (``pipe:``, ``-``, the program's openers, FIFOs), is
-    not read: ``checked`` is False.
+    not read: ``checked`` is False. StorageError where the look itself fails.
     """
-    config = config or transfer_config()
     located = [_located(url, options) for url in urls]
-    look = functools.partial(_look, timeout_s=timeout_s)
-    with contextlib.closing(_Run(config, located, look, counters).results()) as results:
-        for (url, place), found in zip(located, results, strict=True):
-            yield found if isinstance(found, Probed) else Probed(url, error=found, location=_place(place))
+    job = functools.partial(_probed, timeout_s=timeout_s)
+    with contextlib.closing(_Run(config or transfer_config(), located, job, counters).results()) as results:
+        yield from results
 
 
 def describe(
-    urls: Iterable[str], options: StorageOptions = NOTHING_GIVEN, *, config: TransferConfig | None = None
-) -> Iterator[tuple[Location | None, Description | WdsError]]:
-    """Where each of ``urls`` (expanded) is and how it would be read, in their order; reads no shard.
-
-    Instead of a description there is the error, and no location where that could not be found out."""
+    urls: Iterable[str],
+    options: StorageOptions = NOTHING_GIVEN,
+    *,
+    config: TransferConfig | None = None,
+    timeout_s: float | None = None,
+) -> Iterator[Described]:
+    """How each of ``urls`` (expanded) would be read, in their order. Reads no shard, but may ask for credentials, for
+    which ``timeout_s`` is the bound. Otherwise as `probe`."""
     located = [_located(url, options) for url in urls]
-    with contextlib.closing(_Run(config or transfer_config(), located, _describe).results()) as results:
-        for (_, place), found in zip(located, results, strict=True):
-            yield _place(place), found
+    job = functools.partial(_described, timeout_s=timeout_s)
+    with contextlib.closing(_Run(config or transfer_config(), located, job).results()) as results:
+        yield from results
 
 
-def _located(url: str, options: StorageOptions) -> tuple[str, Location | WdsError]:
+def _located(url: str, options: StorageOptions) -> Located:
     try:
         return url, locate(url, options=options)
     except WdsError as exn:
         return url, exn
 
 
-def _place(located: Location | WdsError) -> Location | None:
-    return located if isinstance(located, Location) else None
+class _Engine:
+    """What the engine is made of, without its memory: for parts of a few bytes."""
+
+    def __init__(self, config: TransferConfig, counters: Counters) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.threads = BlockingThreads(self._loop)
+        self._connections = ConnectionPool(self._loop, self.threads, config)
+        self.backends = Backends(
+            self.threads.call,
+            direct=config.direct,
+            connect_timeout_s=config.connect_timeout_s,
+            stall_timeout_s=config.stall_timeout_s,
+        )
+        slabs = SlabPool(config.budget_bytes, config.part_bytes)  # maps nothing before it is asked
+        self.fetcher = Fetcher(
+            Window(slabs, config, _ignore, _ignore),
+            backends=self.backends,
+            pool=self._connections,
+            threads=self.threads,
+            config=config,
+            counters=counters,
+            hurried=lambda: False,
+        )
+
+    async def watch(self) -> None:
+        """Look for stalled connections, once a second."""
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            self._connections.expire(self._loop.time())
+
+    async def close(self) -> None:
+        """Close all, within a second and a half."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_END_WITHIN_S * 0.75):
+                await self.backends.close()
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=_END_WITHIN_S * 0.1)
+        self._connections.close()
+        self.threads.stop()
+        await asyncio.sleep(0)  # aborted transports report their end in the next round
+
+
+def _ignore(_: object) -> None:
+    """A window that plans nothing has nothing to hand on."""
+
+
+async def _probed(engine: _Engine, url: str, located: Location | WdsError, timeout_s: float | None) -> Probed:
+    if isinstance(located, WdsError):
+        return Probed(url, error=located)
+    notes = ShardNotes(located)
+    shard = Shard(0, url, notes=notes)
+    part = Part(shard, 0, HEAD_BYTES, Slab(0, HEAD_BYTES, memoryview(bytearray(HEAD_BYTES))))
+    shard.parts.append(part)
+    clock = asyncio.get_running_loop().time
+    asked_at = clock()
+    error: WdsError | None = None
+    try:
+        async with asyncio.timeout(timeout_s) as bound:
+            if why := await _why_unread(engine, located):
+                return Probed(url, checked=False, why=why, location=located)
+            if await engine.fetcher.fetch(part):
+                shard.size = part.filled
+    except WdsError as exn:
+        error = exn
+    except TimeoutError:
+        if not bound.expired():
+            raise
+        error = _too_slow(located, timeout_s, notes.fault)
+    finally:
+        taken_s = clock() - asked_at
+        await engine.fetcher.close(notes)
+    head = bytes(part.slab.view[: part.filled])
+    return Probed(url, shard.size, shard.identity, head, taken_s, error, location=notes.location)
+
+
+async def _described(engine: _Engine, url: str, located: Location | WdsError, timeout_s: float | None) -> Described:
+    if isinstance(located, WdsError):
+        return Described(url, error=located)
+    backend = engine.backends.of(located)
+    try:
+        async with asyncio.timeout(timeout_s) as bound:
+            return Described(url, located, await backend.describe(located.target))
+    except WdsError as exn:
+        return Described(url, located, error=exn)
+    except Exception as exn:
+        if isinstance(exn, TimeoutError) and bound.expired():
+            return Described(url, located, error=_too_slow(located, timeout_s))
+        fault = backend.classify(exn, located.target)
+        return Described(url, located, error=error_for(fault, redact(located.target), 0, 1))
+
+
+def _too_slow(location: Location, timeout_s: float | None, fault: Fault | None = None) -> FetchTimeout:
+    said = "Check that the endpoint is the right one, and the network between."
+    if fault is not None:
+        said = f"The last attempt failed: {fault.reason}. {fault.advice}".rstrip()
+    return FetchTimeout(f"{redact(location.target)}: no answer within {timeout_s:g} s. {said}")
+
+
+async def _why_unread(engine: _Engine, location: Location) -> str:
+    if location.kind == "local" and (path := local_path(location.target)) is not None:
+        # Only what was seen to be there is no file: what a look at it raises, the read will raise and explain.
+        with contextlib.suppress(OSError, ValueError):
+            mode = (await engine.threads.call(os.stat, path)).st_mode
+            if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+                return "it is no regular file, and could be read only once"
+    return _UNREAD.get(location.kind, "")
 
 
 class _Run(Generic[T]):
-    """One loop thread, and its results by their numbers."""
+    """One job for each shard, at most 32 at once, on one loop thread."""
 
     def __init__(
         self,
         config: TransferConfig,
-        located: list[tuple[str, Location | WdsError]],
-        job: _Job[T],
+        located: Sequence[Located],
+        job: Callable[[_Engine, str, Location | WdsError], Awaitable[T]],
         counters: Counters | None = None,
     ) -> None:
         self._config = config
         self._located = located
         self._job = job
         self._counters = counters or Counters()
-        self._done: queue.SimpleQueue[tuple[int, T | WdsError] | BaseException] = queue.SimpleQueue()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._main: asyncio.Task[None] | None = None
+        self._done: queue.SimpleQueue[tuple[int, T] | BaseException] = queue.SimpleQueue()
+        self._jobs: asyncio.Task[None] | None = None
+        self._left = False
 
-    def results(self) -> Iterator[T | WdsError]:
-        """What became of each, in order. Ends the thread when it is closed, also by Ctrl-C."""
+    def results(self) -> Generator[T, None, None]:
+        """What became of each, in order. The thread ends with it, also when it is closed or by Ctrl-C."""
         pid = os.getpid()
-        thread = threading.Thread(target=self._run, name="wds-async-probe", daemon=True)
+        loop = new_event_loop()
+        thread = threading.Thread(target=self._run, args=(loop,), name="wds-async-probe", daemon=True)
         thread.start()
-        early: dict[int, T | WdsError] = {}
+        early: dict[int, T] = {}
         try:
             for number in range(len(self._located)):
                 while number not in early:
@@ -146,42 +270,29 @@ class _Run(Generic[T]):
                     early[index] = found
                 yield early.pop(number)
         finally:
-            if os.getpid() == pid:  # in a forked child the loop is still the parent's
-                self._stop()
+            if os.getpid() == pid:  # in a forked child loop and thread are the parent's
+                with contextlib.suppress(RuntimeError):  # the loop is closed already
+                    loop.call_soon_threadsafe(self._leave)
                 thread.join(_END_WITHIN_S)
 
-    def _next(self, thread: threading.Thread) -> tuple[int, T | WdsError]:
+    def _next(self, thread: threading.Thread) -> tuple[int, T]:
         while True:
             try:
                 found = self._done.get(timeout=_LOOK_EVERY_S)
             except queue.Empty:
-                if not thread.is_alive() and self._done.empty():
-                    raise StorageError("the look at the shards ended early") from None
-                continue
+                if thread.is_alive() or not self._done.empty():
+                    continue
+                raise StorageError("the look at the shards ended early") from None
             if isinstance(found, BaseException):
                 raise StorageError(f"the look at the shards failed: {found!r}") from found
             return found
 
-    def _stop(self) -> None:
-        loop = self._loop
-        if loop is not None:
-            with contextlib.suppress(RuntimeError):  # it has ended by itself
-                loop.call_soon_threadsafe(self._cancel)
-
-    def _cancel(self) -> None:
-        if self._main is not None:
-            self._main.cancel()
-
     # On the thread
 
-    def _run(self) -> None:
-        loop = self._loop = new_event_loop()
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
         try:
-            self._main = loop.create_task(self._all())
-            loop.run_until_complete(self._main)
-        except asyncio.CancelledError:
-            pass
+            loop.run_until_complete(self._all())
         except BaseException as exn:
             self._done.put(exn)
         finally:
@@ -189,24 +300,31 @@ class _Run(Generic[T]):
             asyncio.set_event_loop(None)
             loop.close()
 
+    def _leave(self) -> None:
+        """Nobody wants the rest. What is being closed is closed all the same."""
+        self._left = True
+        if self._jobs is not None:
+            self._jobs.cancel()
+
     async def _all(self) -> None:
         engine = _Engine(self._config, self._counters)
+        watch = asyncio.ensure_future(engine.watch())
+        self._jobs = asyncio.ensure_future(self._do(engine))
         try:
-            waiting = iter(enumerate(self._located))
-            count = min(_AT_ONCE, self._config.connections, len(self._located))
-            async with asyncio.TaskGroup() as group:
-                for _ in range(count):
-                    group.create_task(self._work(engine, waiting))
-                watch = asyncio.ensure_future(engine.watch())
-                group.create_task(_cancelled_after(watch, [task for task in group._tasks]))
+            if self._left:
+                self._jobs.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._jobs
         finally:
+            watch.cancel()
             await engine.close()
 
-    async def _work(self, engine: _Engine, waiting: Iterator[tuple[int, tuple[str, Location | WdsError]]]) -> None:
-        for index, (_, located) in waiting:
-            found: T | WdsError
-            try:
-                found = located if isinstance(located, WdsError) else await self._job(engine, located)
-            except WdsError as exn:
-                found = exn
-            self._done.put((index, found))
+    async def _do(self, engine: _Engine) -> None:
+        waiting = iter(enumerate(self._located))
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(_AT_ONCE, self._config.connections, len(self._located))):
+                group.create_task(self._work(engine, waiting))
+
+    async def _work(self, engine: _Engine, waiting: Iterator[tuple[int, Located]]) -> None:
+        for index, (url, located) in waiting:
+            self._done.put((index, await self._job(engine, url, located)))

@@ -1,0 +1,595 @@
+"""Azure Blob Storage by its emulator: reading, listing, writing, and what goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import wds_async as wds
+from tests.servers import Origin, Tls, make_shards
+from tests.servers.azuremetadata import AzureMetadata, azure_metadata_fixture  # noqa: F401
+from tests.servers.azurite import (
+    ACCOUNT,
+    KEY,
+    Azurite,
+    azure_environment_fixture,  # noqa: F401
+    azurite_fixture,  # noqa: F401
+    azurite_tls_fixture,  # noqa: F401
+)
+from tests.transfer.reading import KIB, MIB, data, quick
+from wds_async.errors import AccessDenied, ConfigError, ObjectChanged, ShardNotFound, UrlError, WdsError
+from wds_async.storage import azureauthority
+from wds_async.storage.azure import AzureBackend
+from wds_async.storage.azureaccount import adlfs_options
+from wds_async.storage.azurefaults import explain_writing
+from wds_async.storage.base import Entry, Verdict
+from wds_async.storage.options import Options, StorageOptions
+from wds_async.transfer.reader import open_shards
+
+pytestmark = pytest.mark.servers
+
+SIZE = 3 * MIB + 17
+NAMES = ("with space.tar", "50%25.tar", "a#b?c=d&e.tar", "plus+and~tilde'().tar", "ümlaut/☃.tar", "a//b.tar", "$x@y:z")
+
+
+def account(server: Azurite, **more: Any) -> dict[str, Any]:
+    """storage_options of ``server``, without a credential."""
+    return {"account_name": ACCOUNT, "account_host": server.endpoint, **more}
+
+
+def signature(container: str, *, permission: str = "r", start_s: float = -300, stop_s: float = 3600) -> str:
+    """A signature such as a user is given."""
+    from azure.storage.blob import generate_container_sas
+
+    now = datetime.datetime.now(datetime.UTC)
+    start, stop = now + datetime.timedelta(seconds=start_s), now + datetime.timedelta(seconds=stop_s)
+    made: str = generate_container_sas(ACCOUNT, container, KEY, permission=permission, start=start, expiry=stop)
+    return made
+
+
+def read(
+    urls: Iterable[str], options: dict[str, Any] | None = None, after: Callable[[], Any] | None = None, **config: Any
+) -> list[bytes]:
+    """The bytes of each shard; raises the first error."""
+    found = []
+    given = StorageOptions({"az": options} if options else None)
+    with open_shards(urls, config=quick(**config), options=given) as reader:
+        for shard in reader:
+            got = bytearray()
+            while (piece := shard.read()) is not None:
+                got += piece
+                if after is not None:
+                    after()
+            found.append(bytes(got))
+    return found
+
+
+def failure(url: str, options: dict[str, Any] | None = None, **config: Any) -> WdsError:
+    with pytest.raises(WdsError) as caught:
+        read([url], options, **config)
+    return caught.value
+
+
+def count_signatures(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The container of each signature that is made from now on."""
+    import azure.storage.blob
+
+    signed: list[str] = []
+    real = azure.storage.blob.generate_container_sas
+
+    def counted(**kwargs: Any) -> str:
+        signed.append(kwargs["container_name"])
+        return real(**kwargs)
+
+    monkeypatch.setattr(azure.storage.blob, "generate_container_sas", counted)
+    return signed
+
+
+def _without_ours() -> dict[str, str]:
+    """The environment, less what is the tests' own."""
+    return {name: value for name, value in os.environ.items() if name != "WDS_AZURITE"}
+
+
+def with_backend(ask: Callable[[AzureBackend], Awaitable[Any]], options: dict[str, Any] | None = None) -> Any:
+    """What ``ask`` gets of a backend on a loop of its own."""
+
+    async def scenario() -> Any:
+        backend = AzureBackend(asyncio.to_thread, Options(options or {}))
+        try:
+            return await ask(backend)
+        finally:
+            await backend.close()
+
+    return asyncio.run(scenario())
+
+
+def entries(url: str, options: dict[str, Any] | None = None) -> list[Entry]:
+    async def ask(backend: AzureBackend) -> list[Entry]:
+        return [entry async for entry in backend.entries(url)]
+
+    found: list[Entry] = with_backend(ask, options)
+    return found
+
+
+@pytest.fixture
+def configured(azurite: Azurite, azure_environment: pytest.MonkeyPatch) -> Azurite:
+    """Azurite, with its connection string in the environment."""
+    azure_environment.setenv("AZURE_STORAGE_CONNECTION_STRING", azurite.connection_string)
+    return azurite
+
+
+@pytest.fixture
+def machine(
+    azurite_tls: Azurite, azure_environment: pytest.MonkeyPatch, azure_metadata: AzureMetadata, tls: Tls
+) -> AzureMetadata:
+    """This machine is one of Azure's, with a managed identity."""
+    azure_metadata.as_machine(azure_environment)
+    azure_environment.setenv("SSL_CERT_FILE", str(tls.ca))
+    return azure_metadata
+
+
+# -- reading ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_the_same_bytes_directly_and_not(configured: Azurite, direct: bool) -> None:
+    blobs = {f"{size}.tar": data(size) for size in (0, 1, 256 * KIB, SIZE)}
+    configured.put("same", blobs)
+    assert read([f"az://same/{name}" for name in blobs], direct=direct) == list(blobs.values())
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_names_with_any_characters(configured: Azurite, direct: bool) -> None:
+    blobs = {name: data(300 * KIB, seed) for seed, name in enumerate(NAMES)}
+    configured.put("names", blobs)
+    assert read([f"az://names/{name}" for name in NAMES], direct=direct) == list(blobs.values())
+
+
+def test_every_way_to_say_who_we_are(azurite: Azurite, azure_environment: pytest.MonkeyPatch) -> None:
+    from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
+
+    azurite.put("ways", {"x.tar": data(SIZE)})
+    token = signature("ways")
+    ways: list[dict[str, Any]] = [
+        {"connection_string": azurite.connection_string},
+        {"connection_string": f"BlobEndpoint={azurite.endpoint}/;AccountName={ACCOUNT};SharedAccessSignature={token}"},
+        account(azurite, account_key=KEY),
+        account(azurite, credential=AzureNamedKeyCredential(ACCOUNT, KEY)),
+        account(azurite, sas_token=f"?{token}"),
+        account(azurite, credential=token),
+        account(azurite, credential=AzureSasCredential(token)),
+    ]
+    for options in ways:
+        for direct in (True, False):
+            assert read(["az://ways/x.tar"], options, direct=direct) == [data(SIZE)]
+    names = (f"abfs://ways@{ACCOUNT}.dfs.core.windows.net/x.tar", f"https://{ACCOUNT}.blob.core.windows.net/ways/x.tar")
+    azure_environment.setenv("AZURE_STORAGE_CONNECTION_STRING", azurite.connection_string)
+    assert read(names) == [data(SIZE)] * 2
+    azure_environment.delenv("AZURE_STORAGE_CONNECTION_STRING")
+    azure_environment.setenv("AZURE_STORAGE_ACCOUNT", ACCOUNT)
+    azure_environment.setenv("AZURE_STORAGE_KEY", KEY)
+    assert read(["az://ways/x.tar"], {"account_host": azurite.endpoint}) == [data(SIZE)]
+
+
+def test_a_public_container_is_read_anonymously_as_the_user_says(
+    azurite: Azurite, azure_environment: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    azurite.put("public", {"x.tar": data(SIZE)}, public=True)
+    for direct in (True, False):
+        assert read(["az://public/x.tar"], account(azurite, anon=True), direct=direct) == [data(SIZE)]
+    azure_environment.setenv("AZURE_STORAGE_ANON", "1")
+    assert read(["az://public/x.tar"], account(azurite)) == [data(SIZE)]
+    assert not [record for record in caplog.records if record.name == "wds_async"]
+
+
+def test_a_snapshot_is_read_as_it_was(configured: Azurite) -> None:
+    configured.put("snap", {"x.tar": data(SIZE)})
+    with configured.client() as client:
+        taken = client.get_blob_client("snap", "x.tar").create_snapshot()["snapshot"]
+    configured.put("snap", {"x.tar": data(SIZE, 1)})
+    for direct in (True, False):
+        found = read([f"az://snap/x.tar?snapshot={taken}", "az://snap/x.tar"], direct=direct)
+        assert found == [data(SIZE), data(SIZE, 1)]
+
+
+def test_a_webdataset_over_epochs_and_gopen(configured: Azurite, tmp_path: Path) -> None:
+    shards = make_shards(tmp_path, 4, 5)
+    configured.put("shards", {f"train/x-{n}.tar": path.read_bytes() for n, path in enumerate(shards)})
+    dataset = wds.WebDataset("az://shards/train/x-{0..3}.tar", shardshuffle=False)
+    keys = [sample["__key__"] for sample in dataset]
+    assert len(keys) == 20
+    assert [sample["__key__"] for sample in dataset] == keys
+    with wds.gopen("abfs://shards/train/x-0.tar") as stream:
+        assert stream.read() == shards[0].read_bytes()
+
+
+def test_one_signature_serves_a_container(configured: Azurite, azure_environment: pytest.MonkeyPatch) -> None:
+    signed = count_signatures(azure_environment)
+    configured.put("many", {f"{n}.tar": data(1000, n) for n in range(40)})
+    assert read([f"az://many/{n}.tar" for n in range(40)]) == [data(1000, n) for n in range(40)]
+    assert signed == ["many"]
+
+
+def test_a_replaced_blob_is_no_mixture(configured: Azurite) -> None:
+    configured.put("replaced", {"x.tar": data(SIZE)})
+
+    def replace() -> None:
+        configured.put("replaced", {"x.tar": data(SIZE, 1)})
+
+    for direct in (True, False):
+        with pytest.raises(ObjectChanged):
+            read(["az://replaced/x.tar"], after=replace, direct=direct, budget_bytes=MIB)
+
+
+def test_nothing_is_left_open_at_the_end_of_the_program(configured: Azurite, tmp_path: Path) -> None:
+    configured.put("ends", {"x.tar": make_shards(tmp_path, 1, 3)[0].read_bytes()})
+    program = (
+        "import wds_async as wds\n"
+        "print(len(list(wds.WebDataset('az://ends/x.tar', shardshuffle=False))))\n"
+        "it = iter(wds.WebDataset('az://ends/x.tar', shardshuffle=False)); next(it)\n"
+    )
+    for direct in ("1", "0"):
+        done = subprocess.run(
+            [sys.executable, "-X", "dev", "-W", "error", "-c", program],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**_without_ours(), "WDS_DIRECT": direct},
+        )
+        assert (done.stdout, done.stderr, done.returncode) == ("3\n", "", 0)
+
+
+# -- renewal ------------------------------------------------------------------------------------------------------
+
+
+def slowly(until: float) -> Callable[[], None]:
+    """Wait, once, until an instant of ``time.time`` has passed."""
+
+    def wait() -> None:
+        while time.time() < until:
+            time.sleep(0.02)
+
+    return wait
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+def test_a_signature_that_lapses_mid_shard_is_renewed(
+    configured: Azurite, azure_environment: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, in_time: bool
+) -> None:
+    content = data(8 * MIB)
+    configured.put("lapses", {"x.tar": content})
+    azure_environment.setattr(azureauthority, "_VALID_S", 2.0)
+    azure_environment.setattr(azureauthority, "_RENEWED_AT", 0.2 if in_time else 1000)
+    signed = count_signatures(azure_environment)
+    passed = slowly(time.time() + (0.6 if in_time else 2.2))
+    with caplog.at_level(logging.INFO, "wds_async"):
+        assert read(["az://lapses/x.tar"], after=passed, budget_bytes=MIB) == [content]
+    assert len(signed) > 1
+    told = [record.getMessage() for record in caplog.records if "asked for another request" in record.getMessage()]
+    assert bool(told) is not in_time
+    assert all("account key of devstoreaccount1" in line and "sig=" not in line for line in told)
+
+
+def test_a_managed_identity_reads_and_lists(
+    azurite_tls: Azurite, machine: AzureMetadata, caplog: pytest.LogCaptureFixture
+) -> None:
+    azurite_tls.put("managed", {"x.tar": data(SIZE), "y.tar": b""})
+    options = account(azurite_tls)
+    with caplog.at_level(logging.DEBUG):
+        for direct in (True, False):
+            assert read(["az://managed/x.tar"], options, direct=direct) == [data(SIZE)]
+        assert [entry.url for entry in entries("az://managed/", options)] == [
+            "az://managed/x.tar",
+            "az://managed/y.tar",
+        ]
+        described = with_backend(lambda backend: backend.describe("az://managed/x.tar"), options)
+    assert (described.identity, described.direct) == ("managed identity", True)
+    assert described.endpoint == azurite_tls.endpoint
+    assert machine.given
+    assert not [token for token in machine.given if token in caplog.text]
+
+
+def test_app_service_hands_out_tokens_too(
+    azurite_tls: Azurite, azure_environment: pytest.MonkeyPatch, azure_metadata: AzureMetadata, tls: Tls
+) -> None:
+    azure_metadata.as_app_service(azure_environment)
+    azure_environment.setenv("SSL_CERT_FILE", str(tls.ca))
+    azurite_tls.put("service", {"x.tar": data(SIZE)})
+    assert read(["az://service/x.tar"], account(azurite_tls)) == [data(SIZE)]
+    assert azure_metadata.given
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+def test_a_token_that_lapses_mid_shard_is_renewed(
+    azurite_tls: Azurite, machine: AzureMetadata, azure_environment: pytest.MonkeyPatch, in_time: bool
+) -> None:
+    content = data(8 * MIB)
+    azurite_tls.put("token", {"x.tar": content})
+    machine.lives_s = 2
+    if not in_time:
+        azure_environment.setattr(azureauthority, "_TOKEN_MARGIN_S", -1000)
+    found = read(
+        ["az://token/x.tar"],
+        account(azurite_tls),
+        after=slowly(time.time() + (1.5 if in_time else 2.2)),
+        budget_bytes=MIB,
+    )
+    assert found == [content]
+    assert len(machine.given) > 1
+
+
+def test_a_credential_of_the_programs_own(
+    azurite_tls: Azurite, machine: AzureMetadata, azure_environment: pytest.MonkeyPatch
+) -> None:
+    from azure.identity import ManagedIdentityCredential
+    from azure.identity.aio import ManagedIdentityCredential as Asynchronous
+    from fsspec.asyn import get_loop, sync
+
+    azurite_tls.put("own", {"x.tar": data(SIZE)})
+    with ManagedIdentityCredential() as credential:
+        for _ in range(2):
+            assert read(["az://own/x.tar"], account(azurite_tls, credential=credential)) == [data(SIZE)]
+    later = Asynchronous()
+    for _ in range(2):  # each with a loop of its own
+        assert read(["az://own/x.tar"], account(azurite_tls, credential=later)) == [data(SIZE)]
+    sync(get_loop(), later.close)
+
+
+# -- no credentials -----------------------------------------------------------------------------------------------
+
+
+def test_without_credentials_it_is_anonymous_and_said_once(
+    azurite_tls: Azurite, machine: AzureMetadata, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine.status = 400
+    azurite_tls.put("open", {"x.tar": data(SIZE)}, public=True)
+    azurite_tls.put("closed", {"x.tar": b"x"})
+    for _ in range(2):
+        assert read(["az://open/x.tar"], account(azurite_tls)) == [data(SIZE)]
+    told = [record.getMessage() for record in caplog.records if record.name == "wds_async"]
+    assert len(told) == 1
+    assert "reading anonymously" in told[0]
+    error = failure("az://closed/x.tar", account(azurite_tls), connections=1)
+    assert isinstance(error, AccessDenied)
+    assert "anonymous" in str(error)
+    assert "AZURE_STORAGE_ACCOUNT_KEY" in str(error)
+
+
+def test_a_metadata_service_that_does_not_answer_is_not_waited_for(
+    azurite_tls: Azurite, machine: AzureMetadata, azure_environment: pytest.MonkeyPatch
+) -> None:
+    assert azureauthority._LOOKED_FOR_S <= 3
+    azure_environment.setattr(azureauthority, "_LOOKED_FOR_S", 0.3)
+    azure_environment.setattr(azureauthority, "_TOOLS", ())
+    machine.silent = True
+    azurite_tls.put("silent", {"x.tar": data(SIZE)}, public=True)
+    began = time.monotonic()
+    assert read(["az://silent/x.tar"], account(azurite_tls)) == [data(SIZE)]
+    assert time.monotonic() - began < 10
+
+
+def test_an_account_must_be_named(azure_environment: pytest.MonkeyPatch) -> None:
+    error = failure("az://container/x.tar")
+    assert isinstance(error, ConfigError)
+    assert "AZURE_STORAGE_ACCOUNT_NAME" in str(error)
+
+
+def test_a_token_does_not_go_over_plain_http(azurite: Azurite, machine: AzureMetadata) -> None:
+    error = failure("az://ways/x.tar", account(azurite))
+    assert isinstance(error, ConfigError)
+    assert "plain http" in str(error)
+    assert not machine.given
+
+
+# -- what goes wrong ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_what_is_missing(configured: Azurite, direct: bool) -> None:
+    configured.put("there", {"x.tar": b"x"})
+    blob, container = failure("az://there/none.tar", direct=direct), failure("az://none/x.tar", direct=direct)
+    assert isinstance(blob, ShardNotFound)
+    assert isinstance(container, ShardNotFound)
+    assert "az://there/none.tar at byte 0: Azure answered 404 BlobNotFound" in str(blob)
+    assert "ContainerNotFound" in str(container)
+    assert "account key of devstoreaccount1" in str(container)
+    assert isinstance(failure("az://there/"), UrlError)
+
+
+WRONG = "V1JPTkctS0VZLVNFQ1JFVA=="
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_wrong_credentials(azurite: Azurite, azure_environment: pytest.MonkeyPatch, direct: bool) -> None:
+    azurite.put("wrong", {"x.tar": b"x"})
+    cases = {
+        "key": ({"account_key": WRONG}, "AZURE_STORAGE_ACCOUNT_KEY"),
+        "expired": ({"sas_token": signature("wrong", stop_s=-60)}, "Make a new signature"),
+        "other": ({"sas_token": signature("another")}, "Make a new signature"),
+        "permission": ({"sas_token": signature("wrong", permission="l")}, "sp=r"),
+    }
+    for name, (options, advice) in cases.items():
+        error = failure("az://wrong/x.tar", account(azurite, **options), direct=direct)
+        assert isinstance(error, AccessDenied), name
+        assert advice in str(error), name
+        for secret in (WRONG, KEY, signature("wrong").partition("sig=")[2]):
+            assert secret not in str(error)
+    error = failure("az://wrong/x.tar", account(azurite, account_key="no base64 SECRET"), direct=direct)
+    assert "SECRET" not in f"{error!r} {error.__cause__!r}"
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_secrets_stay_secret(azurite: Azurite, azure_environment: pytest.MonkeyPatch, direct: bool) -> None:
+    """Everything that a failing program says, with a traceback and all loggers at work."""
+    azurite.put("quiet", {"x.tar": b"x"})
+    program = (
+        "import logging, sys, wds_async as wds\n"
+        "logging.basicConfig(level=logging.DEBUG)\n"
+        "list(wds.WebDataset(sys.argv[1], shardshuffle=False))\n"
+    )
+    token = signature("other")
+    environments = {
+        WRONG: {"AZURE_STORAGE_CONNECTION_STRING": azurite.connection_string.replace(KEY, WRONG)},
+        token.partition("sig=")[2]: {
+            "AZURE_STORAGE_CONNECTION_STRING": azurite.connection_string.replace(
+                f"AccountKey={KEY}", f"SharedAccessSignature={token}"
+            )
+        },
+    }
+    for secret, variables in environments.items():
+        done = subprocess.run(
+            [sys.executable, "-c", program, "az://quiet/x.tar"],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, **variables, "WDS_DIRECT": "1" if direct else "0"},
+        )
+        assert done.returncode == 1
+        assert "AccessDenied" in done.stderr
+        assert secret not in done.stderr + done.stdout
+        assert "MAC signature" not in done.stderr
+
+
+def test_an_account_that_does_not_exist(azure_environment: pytest.MonkeyPatch) -> None:
+    import socket
+
+    def nowhere(*args: Any, **kwargs: Any) -> Any:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    azure_environment.setattr(socket, "getaddrinfo", nowhere)
+    error = failure("az://c/x.tar", {"account_name": "mistyped", "account_key": KEY})
+    assert isinstance(error, ShardNotFound)
+    assert "there is no storage account mistyped" in str(error)
+
+
+def test_a_busy_service_is_asked_again(origin: Origin, azure_environment: pytest.MonkeyPatch) -> None:
+    origin.add(f"{ACCOUNT}/busy/x.tar", data(300 * KIB))
+    busy = b"<?xml version='1.0'?><Error><Code>ServerBusy</Code><Message>Ingress is over.</Message></Error>"
+    origin.behave(status=503, body=busy, headers={"x-ms-error-code": "ServerBusy"}, times=2)
+    options = {"account_name": ACCOUNT, "account_key": KEY, "account_host": f"{origin.base}/{ACCOUNT}"}
+    assert read(["az://busy/x.tar"], options) == [data(300 * KIB)]
+
+
+# -- listing ------------------------------------------------------------------------------------------------------
+
+
+def test_listing(configured: Azurite, azure_environment: pytest.MonkeyPatch) -> None:
+    blobs = {
+        "train/a-0.tar": b"0",
+        "train/a-1.tar": b"11",
+        "train/deep/b.tar": b"b",
+        "top.tar": b"",
+        "50%25 #.tar": b"x",
+    }
+    configured.put("listing", blobs)
+    found = {entry.url: entry.size for entry in entries("az://listing/train/")}
+    assert found == {"az://listing/train/a-0.tar": 1, "az://listing/train/a-1.tar": 2, "az://listing/train/deep/": None}
+    assert all(
+        entry.modified and abs(time.time() - entry.modified) < 600 for entry in entries("az://listing/train/")[1:]
+    )
+    assert {entry.url for entry in entries("az://listing/")} == {
+        "az://listing/train/",
+        "az://listing/top.tar",
+        "az://listing/50%25 #.tar",
+    }
+    assert "az://listing/" in {entry.url for entry in entries("az://")}
+    assert entries("az://listing/nothing/") == []
+    base = f"https://{ACCOUNT}.blob.core.windows.net/listing/"
+    urls = [entry.url for entry in entries(base)]
+    assert f"{base}50%2525%20%23.tar" in urls
+    assert read([f"{base}50%2525%20%23.tar"]) == [b"x"]
+
+
+def test_a_listing_comes_page_by_page(configured: Azurite) -> None:
+    configured.put("pages", {"x.tar": b"x"})
+
+    async def first(backend: AzureBackend) -> Entry:
+        return await anext(backend.entries("az://pages/"))
+
+    assert with_backend(first).url == "az://pages/x.tar"
+
+
+def test_a_listing_that_fails_is_explained(configured: Azurite) -> None:
+    async def ask(backend: AzureBackend) -> Any:
+        try:
+            return [entry async for entry in backend.entries("az://nowhere/")]
+        except Exception as exn:
+            return backend.classify(exn, "az://nowhere/")
+
+    assert "ContainerNotFound" in with_backend(ask).reason
+
+
+# -- writing ------------------------------------------------------------------------------------------------------
+
+
+def test_shards_are_written_and_read_back(configured: Azurite) -> None:
+    configured.put("written", {})
+    with wds.TarWriter("az://written/one.tar") as one:
+        one.write({"__key__": "a", "txt": "hello"})
+    with wds.ShardWriter("az://written/many-%d.tar", maxcount=2, verbose=0) as many:
+        for n in range(5):
+            many.write({"__key__": f"{n}", "bin": data(200 * KIB, n)})
+    assert configured.names("written") == ["many-0.tar", "many-1.tar", "many-2.tar", "one.tar"]
+    read_back = list(wds.WebDataset("az://written/many-{0..2}.tar", shardshuffle=False))
+    assert [sample["bin"] for sample in read_back] == [data(200 * KIB, n) for n in range(5)]
+    with wds.gopen("az://written/plain.bin", "wb") as stream:
+        stream.write(b"plain")
+    assert read(["az://written/plain.bin"]) == [b"plain"]
+
+
+def test_an_upload_that_is_broken_off_leaves_nothing(configured: Azurite) -> None:
+    configured.put("broken", {"before.tar": b"as it was"})
+    for name in ("before.tar", "new.tar"):
+        sink = wds.TarWriter(f"az://broken/{name}")
+        sink.write({"__key__": "a", "bin": data(SIZE)})
+        sink.__exit__(RuntimeError, RuntimeError(), None)
+    assert configured.names("broken") == ["before.tar"]
+    assert read(["az://broken/before.tar"]) == [b"as it was"]
+
+
+def test_writing_to_a_container_that_is_not_there(configured: Azurite) -> None:
+    with pytest.raises(WdsError) as caught, wds.TarWriter("az://not-there/x.tar") as sink:
+        sink.write({"__key__": "a", "txt": "x"})
+    assert "az://not-there/x.tar" in str(caught.value)
+    assert KEY not in str(caught.value)
+
+
+def test_what_adlfs_says_while_writing_is_explained(azurite: Azurite, azure_environment: pytest.MonkeyPatch) -> None:
+    from wds_async.storage.filesystems import filesystem_of
+
+    azurite.put("refused", {})
+    for url, options, verdict, said in (
+        ("az://nowhere/x", account(azurite, account_key=KEY), Verdict.MISSING, "ContainerNotFound"),
+        ("az://refused/x", account(azurite, sas_token=signature("refused")), Verdict.DENIED, "Contributor"),
+        ("az://refused/x", account(azurite, account_key=WRONG), Verdict.DENIED, "AuthorizationFailure"),
+    ):
+        filesystem, path = filesystem_of(url, adlfs_options(url, options))
+        with pytest.raises(Exception) as caught, filesystem.open(path, "wb") as stream:
+            stream.write(b"x")
+        stream.closed = True
+        fault = explain_writing(caught.value, identity="us")
+        assert fault.verdict is verdict
+        assert said in f"{fault.reason} {fault.advice}"
+        assert "\n" not in fault.reason
+
+
+def test_adlfs_writes_where_we_read(azurite: Azurite, azure_environment: pytest.MonkeyPatch) -> None:
+    from wds_async.storage.filesystems import filesystem_of
+
+    azurite.put("agreed", {})
+    azure_environment.setenv("AZURE_STORAGE_ACCOUNT", ACCOUNT)
+    azure_environment.setenv("AZURE_STORAGE_KEY", KEY)
+    options = {"account_host": azurite.endpoint}
+    filesystem, path = filesystem_of("az://agreed/x", adlfs_options("az://agreed/x", options))
+    filesystem.pipe_file(path, b"x")
+    assert read(["az://agreed/x"], options) == [b"x"]

@@ -1,0 +1,184 @@
+"""Azurite, Microsoft's emulator of Blob Storage, as a child process that keeps everything in its memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.servers.nginx import free_port
+from tests.servers.tls import Tls
+
+__all__ = ["ACCOUNT", "KEY", "Azurite", "AzuriteMissing", "azure_environment_fixture", "azurite_fixture"]
+
+ACCOUNT = "devstoreaccount1"
+KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+"""The emulator's own, published by Microsoft: no secret, but tests treat it as one."""
+
+_START_TIMEOUT_S = 30.0
+_ROOT = Path(__file__).parent.parent.parent
+
+
+class AzuriteMissing(RuntimeError):
+    """Azurite is not installed on this machine."""
+
+
+def _program() -> str:
+    found = os.environ.get("WDS_AZURITE") or shutil.which("azurite-blob")
+    found = found or shutil.which("azurite-blob", path=str(_ROOT / "node_modules" / ".bin"))
+    if found is None:
+        raise AzuriteMissing("Azurite is not installed: npm install azurite@3.37.0, or WDS_AZURITE=/path/azurite-blob")
+    return found
+
+
+class Azurite:
+    """Use it as a context manager. With ``tls`` it speaks https and takes bearer tokens (it checks their times, issuer
+    and audience, not their signature)."""
+
+    def __init__(self, tls: Tls | None = None) -> None:
+        self.tls = tls
+        self.port = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder: str | None = None
+
+    @property
+    def endpoint(self) -> str:
+        """Of the account, without a final slash."""
+        return f"{'https://localhost' if self.tls else 'http://127.0.0.1'}:{self.port}/{ACCOUNT}"
+
+    @property
+    def connection_string(self) -> str:
+        protocol = "https" if self.tls else "http"
+        return (
+            f"DefaultEndpointsProtocol={protocol};AccountName={ACCOUNT};AccountKey={KEY};BlobEndpoint={self.endpoint};"
+        )
+
+    def client(self) -> Any:
+        """Azure's own client, to put things there and to look."""
+        from azure.storage.blob import BlobServiceClient
+
+        verify = {"connection_verify": str(self.tls.ca)} if self.tls else {}
+        return BlobServiceClient.from_connection_string(self.connection_string, **verify)
+
+    def put(self, container: str, blobs: dict[str, bytes], *, public: bool = False) -> None:
+        """Make ``container`` where it is not there, and put ``blobs`` into it."""
+        with self.client() as client:
+            place = client.get_container_client(container)
+            if not place.exists():
+                place.create_container(public_access="blob" if public else None)
+            for name, data in blobs.items():
+                place.get_blob_client(name).upload_blob(data, overwrite=True)
+
+    def names(self, container: str) -> list[str]:
+        """The names of the blobs in ``container``, those that are not committed too."""
+        with self.client() as client:
+            return [blob.name for blob in client.get_container_client(container).list_blobs()]
+
+    def start(self) -> Azurite:
+        program = _program()
+        message = ""
+        for _ in range(3):
+            self.port = free_port()
+            if self._launch(program):
+                return self
+            message = Path(self._folder or "", "output").read_text(errors="replace")[-500:]
+            self.stop()
+        raise RuntimeError(f"Azurite did not start: {message}")
+
+    def stop(self) -> None:
+        """Stop it; harmless when it is not running."""
+        process, self._process = self._process, None
+        if process is not None:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                try:
+                    process.wait(5)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+            process.wait()
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def __enter__(self) -> Azurite:
+        return self.start()
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    def _launch(self, program: str) -> bool:
+        self._folder = tempfile.mkdtemp(prefix="wds-azurite-")
+        # The kernel stops it when this process dies without stopping it.
+        guard = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
+        # The client speaks a newer version of the protocol than the emulator.
+        options = ["--silent", "--disableTelemetry", "--skipApiVersionCheck", "--inMemoryPersistence"]
+        if self.tls:
+            options += ["--oauth", "basic", "--cert", str(self.tls.cert), "--key", str(self.tls.key)]
+        place = ["--blobHost", "127.0.0.1", "--blobPort", str(self.port)]
+        with open(os.path.join(self._folder, "output"), "wb") as output:
+            self._process = subprocess.Popen(
+                [*guard, program, *place, *options],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd=self._folder,
+            )
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while time.monotonic() < deadline and self._process.poll() is None:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
+                return True
+            time.sleep(0.02)
+        return False
+
+
+@contextlib.contextmanager
+def _running(tls: Tls | None) -> Iterator[Azurite]:
+    server = Azurite(tls)
+    try:
+        server.start()
+    except AzuriteMissing as exn:
+        if os.environ.get("WDS_REQUIRE_SERVERS") == "1":
+            raise
+        pytest.skip(str(exn))
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="session", name="azurite")
+def azurite_fixture() -> Iterator[Azurite]:
+    """One without TLS for the whole run. Skips where there is none, fails instead with ``WDS_REQUIRE_SERVERS=1``."""
+    with _running(None) as server:
+        yield server
+
+
+@pytest.fixture(scope="session", name="azurite_tls")
+def azurite_tls_fixture(tls: Tls) -> Iterator[Azurite]:
+    """One with TLS, which takes bearer tokens."""
+    with _running(tls) as server:
+        yield server
+
+
+@pytest.fixture(name="azure_environment")
+def azure_environment_fixture(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Nothing in the environment says anything of Azure or of a proxy, and nothing is remembered of earlier tests."""
+    from wds_async.storage import azureauthority
+
+    mine = ("AZURE_", "IDENTITY_", "MSI_", "IMDS_")
+    for name in list(os.environ):
+        if name.startswith(mine) or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    monkeypatch.setattr(azureauthority, "_nothing_found_until", {})
+    monkeypatch.setattr(azureauthority, "_told", set())
+    return monkeypatch

@@ -1,0 +1,55 @@
+"""moto's S3 on a free port, in a thread of this process."""
+
+from __future__ import annotations
+
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+__all__ = ["CREDENTIALS", "clean_aws", "moto"]
+
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "AKIAMOTOMOTOMOTOMOTO", "AWS_SECRET_ACCESS_KEY": "hush-secret"}
+
+_NAMES = (
+    "AWS_",
+    "BOTO_",
+    "FSSPEC_S3",
+    "http_proxy",
+    "https_proxy",
+    "all_proxy",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "ALL_PROXY",
+)
+
+
+@pytest.fixture
+def clean_aws(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> pytest.MonkeyPatch:
+    """An environment without a trace of S3: no variables, no files, no metadata service."""
+    import os
+
+    for name in list(os.environ):
+        if name.startswith(_NAMES):
+            monkeypatch.delenv(name)
+    home = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(home / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(home / "credentials"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    return monkeypatch
+
+
+@pytest.fixture(scope="session")
+def moto() -> Iterator[str]:
+    """The address of a moto server that lets everybody in; buckets are as good as its tests' names."""
+    server: Any = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+def reset(base: str) -> None:
+    """Forget all buckets."""
+    urllib.request.urlopen(urllib.request.Request(f"{base}/moto-api/reset", method="POST")).close()

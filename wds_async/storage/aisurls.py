@@ -1,0 +1,225 @@
+"""What the URLs and settings of AIStore mean: which bucket of which provider, at which cluster, by whose token.
+
+``ais://bucket/object`` is a bucket of the cluster itself; ``ais://@uuid#namespace/bucket/object`` one of a namespace
+or of an attached cluster (either half may be missing). With ``USE_AIS_FOR`` the URLs of clouds are read there
+unchanged. A name is taken as it is written, with every character, up to a ``?`` that is followed by a parameter that
+AIStore knows: ``?archpath=``, ``?archregx=&archmode=``, ``?etl_name=``, ``&etl_args=``, ``?latest-ver=true``. Values
+may be percent-encoded; braces must be (``%7B``), because those are expanded.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import urllib.parse
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from wds_async import environment
+from wds_async.errors import ConfigError, UrlError
+from wds_async.redact import redact
+from wds_async.storage.base import Tls
+from wds_async.urls import scheme
+
+__all__ = ["OPTIONS", "Cluster", "Place", "has_own_store", "read_token", "routes"]
+
+logger = logging.getLogger("wds_async")
+
+OPTIONS = {
+    "endpoint": "AIS_ENDPOINT",
+    "token": "AIS_AUTHN_TOKEN",
+    "verify": "AIS_SKIP_VERIFY_CRT",
+    "ca_file": "AIS_CLIENT_CA",
+    "certificate": "AIS_CRT",
+    "key": "AIS_CRT_KEY",
+}
+"""The names of ``storage_options={"ais": {…}}``, each with the variable that says the same (``verify=False`` is
+``AIS_SKIP_VERIFY_CRT=1``)."""
+
+_PROVIDERS = {"ais": "ais", "gs": "gcp", "s3": "aws", "az": "azure", "oci": "oci"}
+_KNOWN_PARAMETERS = ("archpath", "archregx", "archmode", "etl_name", "etl_args", "etl_pipeline", "latest-ver")
+_QUERY = re.compile(r"\?(?=(?:" + "|".join(_KNOWN_PARAMETERS) + ")=)")
+_IN_ORDER = frozenset({"archpath", "archregx", "etl_name", "etl_pipeline"})
+_NAMESPACE = re.compile(r"@?([\w-]*)(?:#([\w-]*))?")
+
+_told: set[str] = set()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An object, or with a ``name`` that ends with "/" (or is empty) a folder."""
+
+    provider: str
+    bucket: str
+    namespace: str
+    """``@uuid#name``, "" for the cluster's own."""
+    name: str
+    query: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(cls, url: str) -> Place:
+        """What ``url`` (rewritten) names. UrlError where it has no bucket, or AIStore no such provider."""
+        name = environment.SCHEME_ALIASES.get(scheme(url), scheme(url))
+        provider = _PROVIDERS.get(name)
+        if provider is None:
+            raise UrlError(f"{redact(url)}: AIStore reads ais, gs, s3, az and oci; take {name} out of USE_AIS_FOR")
+        path, query = _split_query(url.partition("://")[2])
+        namespace = ""
+        if path[:1] in ("@", "#"):
+            first, _, path = path.partition("/")
+            namespace = _namespace(first, url)
+        bucket, _, rest = path.partition("/")
+        if provider == "azure":  # abfs://container@account.dfs.core.windows.net/path
+            bucket = bucket.partition("@")[0]
+        if not re.fullmatch(r"[\w.-]+", bucket, re.ASCII):
+            raise UrlError(f"{redact(url)}: names no bucket; write {name}://bucket/object")
+        return cls(provider, bucket, namespace, rest, query)
+
+    @property
+    def in_order(self) -> bool:
+        """Whether it can only be read from the start on: members of archives, and what an ETL makes."""
+        return any(name in _IN_ORDER for name, _ in self.query)
+
+    def object_url(self, endpoint: str) -> str:
+        """Where the proxy at ``endpoint`` is asked for it."""
+        return f"{endpoint}/v1/objects/{self.bucket}/{urllib.parse.quote(self.name)}?{self._parameters()}"
+
+    def bucket_url(self, endpoint: str) -> str:
+        """Where the proxy at ``endpoint`` lists its bucket."""
+        return f"{endpoint}/v1/buckets/{self.bucket}?{self._parameters()}"
+
+    def _parameters(self) -> str:
+        pairs = [("provider", self.provider), *([("namespace", self.namespace)] if self.namespace else []), *self.query]
+        return urllib.parse.urlencode(pairs, quote_via=urllib.parse.quote)
+
+
+def _split_query(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+    found = _QUERY.search(text)
+    if found is None:
+        return text, ()
+    pairs = (pair.partition("=") for pair in text[found.end() :].split("&") if pair)
+    return text[: found.start()], tuple((name, urllib.parse.unquote(value)) for name, _, value in pairs)
+
+
+def _namespace(text: str, url: str) -> str:
+    found = _NAMESPACE.fullmatch(text)
+    if found is None or text in ("@", "#", "@#"):
+        raise UrlError(f"{redact(url)}: {text!r} is no namespace; write ais://@uuid#name/bucket/object")
+    return f"@{found[1]}#{found[2] or ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Where the cluster is and how its TLS is checked. ``token`` is what the program gave, "" for what
+    `read_token` finds."""
+
+    endpoint: str
+    tls: Tls
+    token: str = field(default="", repr=False)
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Cluster:
+        """From ``storage_options`` of "ais" (see `OPTIONS`), and where they are silent from the environment.
+        ConfigError for an unknown option, and for an endpoint that is missing or none."""
+        if unknown := sorted(set(options) - set(OPTIONS)):
+            raise ConfigError(
+                f"storage_options for AIStore: {', '.join(unknown)} means nothing; it takes {', '.join(OPTIONS)}"
+            )
+        verify = options.get("verify")
+        if verify is None:
+            verify = not environment.value("AIS_SKIP_VERIFY_CRT")
+        files = [
+            str(options.get(name) or environment.value(OPTIONS[name])) for name in ("ca_file", "certificate", "key")
+        ]
+        tls = Tls(bool(verify), *files)
+        return cls(_endpoint(options), tls, str(options.get("token") or ""))
+
+
+def _endpoint(options: Mapping[str, Any]) -> str:
+    name = "endpoint" if options.get("endpoint") else "AIS_ENDPOINT"
+    text = str(options.get("endpoint") or environment.value("AIS_ENDPOINT")).strip()
+    if not text:
+        raise ConfigError(
+            "AIS_ENDPOINT is not set: AIStore is read at its proxy, for instance AIS_ENDPOINT=http://ais-proxy:51080"
+        )
+    try:
+        parts = urllib.parse.urlsplit(text)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        valid = False
+    if not valid or parts.query or parts.fragment:
+        raise ConfigError(f"{name}={redact(text)!r} is not a URL of AIStore's proxy; write http://host:51080")
+    if "@" in parts.netloc:
+        raise ConfigError(f"{name}: AIStore takes no user and password; give its token as AIS_AUTHN_TOKEN")
+    return text.rstrip("/").removesuffix("/v1")
+
+
+def read_token(given: str = "") -> tuple[str, str, str]:
+    """The token, the file that it was read from ("" for none), and words for where it comes from. Blocks (a file).
+
+    Asked in this order: ``given`` by the program, ``AIS_AUTHN_TOKEN``, ``AIS_AUTHN_TOKEN_FILE``, and the file that
+    AIStore's own command line writes when one logs in. ConfigError for a file that is named but cannot be used.
+    """
+    if given:
+        return given, "", "token of storage_options"
+    if token := environment.value("AIS_AUTHN_TOKEN").strip():
+        return token, "", "token of AIS_AUTHN_TOKEN"
+    named = environment.value("AIS_AUTHN_TOKEN_FILE")
+    path = os.path.expanduser(named) if named else _default_token_file()
+    try:
+        with open(path, encoding="utf-8") as file:
+            token = str(json.load(file)["token"])
+    except FileNotFoundError as exn:
+        if not named:
+            return "", "", "no token"
+        raise ConfigError(f"AIS_AUTHN_TOKEN_FILE={named!r}: there is no such file; log in with ais auth login") from exn
+    except (OSError, ValueError, KeyError, TypeError) as exn:
+        reason = exn.strerror if isinstance(exn, OSError) else 'it is not JSON with a "token"'
+        raise ConfigError(f"AIStore's token file {path!r}: {reason} (AIS_AUTHN_TOKEN_FILE names another)") from exn
+    return token, path, f"token file {path}"
+
+
+def _default_token_file() -> str:
+    folder = environment.variable("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+    return os.path.join(folder, "ais", "cli", "auth.token")
+
+
+def routes(url: str, options: Mapping[str, Any]) -> bool:
+    """Whether ``url`` (rewritten), which names another store, is read through AIStore. ``options`` are those for "ais".
+
+    Says once a process what the user may have overlooked.
+    """
+    name = environment.SCHEME_ALIASES.get(scheme(url), scheme(url))
+    used = environment.schemes(environment.value("USE_AIS_FOR"))
+    known = bool(options.get("endpoint") or environment.value("AIS_ENDPOINT"))
+    if name in used and name in _PROVIDERS and known:
+        return True
+    if name in used and name not in _PROVIDERS:
+        _tell("USE_AIS_FOR names %s, for which AIStore has no provider: it is read directly (said once)", name)
+    elif name in used:
+        _tell(
+            "USE_AIS_FOR names %s, but AIS_ENDPOINT is not set: read from its own store "
+            "(AIS_ENDPOINT=http://host:51080 is AIStore's proxy; said once)",
+            name,
+        )
+    elif known and not used and name in _PROVIDERS:
+        _tell(
+            "AIS_ENDPOINT is set, but USE_AIS_FOR is not: %s:// is read from its own store, and only ais:// from "
+            "AIStore (USE_AIS_FOR=gs:s3:az changes that; said once)",
+            name,
+        )
+    return False
+
+
+def has_own_store(url: str) -> bool:
+    """Whether what ``url`` names can be read without AIStore: not what its ETLs make, nor a member of an archive."""
+    return scheme(url) != "ais" and not Place.of(url).in_order
+
+
+def _tell(words: str, name: str) -> None:
+    if words not in _told:
+        _told.add(words)
+        logger.warning(words, name)

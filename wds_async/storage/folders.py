@@ -1,0 +1,163 @@
+"""One folder of a store, listed with retries where rewriting and routing lead; and the memory of what was listed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import re
+from collections.abc import AsyncGenerator, Iterator
+from typing import Any
+
+from wds_async.environment import variable
+from wds_async.errors import UrlError, WdsError
+from wds_async.redact import redact
+from wds_async.retry import RetryPolicy
+from wds_async.storage.base import Backend, Entry, Fault, RefusedAnswer, Verdict, error_for
+from wds_async.storage.options import StorageOptions
+from wds_async.storage.registry import Backends, locate
+
+__all__ = ["KEPT_CHARS", "Folder", "Names", "forget", "keep", "kept"]
+
+logger = logging.getLogger("wds_async")
+
+KEPT_CHARS = 16_000_000
+"""The names of one folder, and of all that are kept, are no more characters than this."""
+
+_RENEWALS_AT_MOST = 3
+_PIECE = 1000
+_LIST_ADVICE = (
+    " Where these credentials may read objects but not list them (s3:ListBucket, storage.objects.list, …), name the "
+    "shards with braces: x-{000..999}.tar."
+)
+
+# What decides which store a URL means, or what of it is seen: a listing is not for those of another account.
+_IDENTITIES = (
+    "AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ROLE_ARN",
+    "GOOGLE_APPLICATION_CREDENTIALS", "STORAGE_EMULATOR_HOST", "AZURE_STORAGE_ACCOUNT_NAME",
+    "AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN",
+    "HF_ENDPOINT", "HF_TOKEN", "AIS_ENDPOINT", "AIS_AUTHN_TOKEN",
+)  # fmt: skip
+
+
+# -- the names of folders that were listed, for the run ---------------------------------------------------------
+
+
+class Names:
+    """The names in one folder, close together: "/" is in none of them, and ends those of folders."""
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+        self._last: list[str] = []
+        self._count = self.chars = 0
+
+    def add(self, name: str) -> None:
+        """Put down a name; that of a folder ends with "/"."""
+        self._last.append(name if name.endswith("/") else name + "//")  # '//' ends an object's
+        self._count += 1
+        self.chars += len(name) + 1
+        if len(self._last) == _PIECE:
+            self._pieces.append("".join(self._last))
+            self._last.clear()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[str]:
+        for piece in (*self._pieces, "".join(self._last)):
+            for found in re.finditer("([^/]+/)(/?)", piece):
+                yield found[1][:-1] if found[2] else found[1]
+
+
+_kept: dict[Any, Names] = {}
+
+
+def keep(key: Any, listed: Names) -> None:
+    """Remember a folder, and forget the oldest ones that are too many characters together."""
+    _kept[key] = listed
+    while sum(names.chars for names in list(_kept.values())) > KEPT_CHARS:
+        _kept.pop(next(iter(list(_kept))), None)
+
+
+def kept(key: Any) -> Names | None:
+    """What is remembered of a folder."""
+    return _kept.get(key)
+
+
+def forget() -> None:
+    """Forget every folder that was listed."""
+    _kept.clear()
+
+
+# -- one folder -------------------------------------------------------------------------------------------------
+
+
+class Folder:
+    """The folder ``url`` while it is listed: where, and what went wrong so far."""
+
+    def __init__(self, url: str, backends: Backends, options: StorageOptions, retry: RetryPolicy) -> None:
+        self.url = url
+        self.location = locate(url, options=options)
+        if self.location.in_order:
+            raise UrlError(
+                f"{redact(url)}: {redact(self.location.target)!r} is not a folder that can be listed (a command, or an "
+                "opener of the program); name the shards, with braces {000..999}"
+            )
+        self._backends = backends
+        self._retry = retry
+        self._rng = random.Random()
+        self._restart()
+
+    @property
+    def key(self) -> Any:
+        """What a listing of it is remembered by."""
+        seen = hash(tuple(variable(name) for name in _IDENTITIES))
+        return self.location.kind, self.location.target, self.location.options, seen
+
+    async def names(self) -> AsyncGenerator[tuple[str, Entry]]:
+        """Each name in it (that of a folder ends with "/") with the store's entry; raises what the client raises."""
+        target = self.location.target
+        entries: Any = self._backend.entries(target)
+        async with contextlib.aclosing(entries):
+            async for entry in entries:
+                self._since, self._answered = self._clock(), True
+                name = entry.url[len(target) :] if entry.url.startswith(target) else ""
+                if name and "/" not in name[:-1] and name != "/":
+                    yield name, entry
+
+    async def again(self, exn: Exception) -> None:
+        """Wait until it may be listed once more, or raise what ``exn`` means."""
+        fault = self._backend.classify(exn, self.location.target)
+        self._answered = self._answered or isinstance(exn, RefusedAnswer)
+        if fault.verdict is Verdict.EXPIRED and self._renewals < _RENEWALS_AT_MOST:
+            self._renewals += 1
+            return
+        self._count += 1
+        again = fault.verdict.again and fault.verdict is not Verdict.EXPIRED
+        known = self._answered or self.location.kind != "http"
+        if not again or self._retry.gives_up(self._count, self._clock() - self._since, origin_known=known):
+            if not again or self.location.fallback is None:
+                raise self._error(fault) from exn
+            logger.warning("%s: %s; listing its own store instead", redact(self.url), fault.reason)
+            self.location = self.location.fallback
+            self._restart()
+            return
+        logger.info("%s: %s; it is listed again, attempt %d", redact(self.url), fault.reason, self._count + 1)
+        await asyncio.sleep(self._retry.delay_s(self._count, self._rng, fault.retry_after_s))
+
+    @property
+    def _backend(self) -> Backend:
+        return self._backends.of(self.location)
+
+    def _restart(self) -> None:
+        self._clock = asyncio.get_running_loop().time
+        self._since, self._count, self._renewals, self._answered = self._clock(), 0, 0, False
+
+    def _error(self, fault: Fault) -> WdsError:
+        kind = type(error_for(fault, "", 0, 1))
+        tried = f" after {self._count} attempts" if self._count > 1 else ""
+        advice = f" {fault.advice}" if fault.advice else ""
+        advice += _LIST_ADVICE if fault.verdict in (Verdict.DENIED, Verdict.EXPIRED) else ""
+        where = "" if self.location.target == self.url else f" (at {redact(self.location.target)})"
+        return kind(f"{redact(self.url)}{where} cannot be listed: {fault.reason}{tried}.{advice}")

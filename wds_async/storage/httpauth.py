@@ -1,0 +1,272 @@
+"""As whom HTTP(S) is asked: what ``storage_options`` say, fsspec's configuration, the URL's userinfo and netrc files.
+
+Options go before the URL, and the URL before netrc. What comes out is an `Identity`: the headers that prove it, and a
+name for people that holds no secret.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import netrc
+import os
+import sys
+import urllib.parse
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from wds_async.environment import variable
+from wds_async.errors import ConfigError
+from wds_async.storage.base import Tls
+
+__all__ = [
+    "ANONYMOUS",
+    "HttpSettings",
+    "Identity",
+    "Netrc",
+    "checked_header",
+    "fsspec_configuration",
+    "identity_of_url",
+]
+
+logger = logging.getLogger("wds_async")
+
+Headers = tuple[tuple[str, str], ...]
+
+_ACCEPTED = ("headers", "token", "username", "password", "auth", "ca_file", "verify", "certificate", "key")
+_OF_A_SESSION = ("headers", "auth", "trust_env")
+# What fsspec's HTTP filesystem takes besides, and has no meaning here.
+_MEANINGLESS = frozenset({
+    "asynchronous", "block_size", "cache_options", "cache_type", "encoded", "listings_expiry_time", "loop",
+    "max_paths", "same_scheme", "simple_links", "size_policy", "skip_instance_cache", "use_listings_cache",
+})  # fmt: skip
+_CREDENTIALS = frozenset(("token", "username", "password", "auth"))
+_OURS = frozenset(("connection", "content-length", "host", "if-match", "range", "transfer-encoding"))
+_SYSTEM_TLS = Tls()
+_told: set[str] = set()
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """As whom a request is sent. ``name`` is for people; ``headers`` prove it: never log them."""
+
+    name: str
+    headers: Headers = field(default=(), repr=False)
+
+    @property
+    def described(self) -> str:
+        """What `Description` calls it, as for every store."""
+        return self.name if self.headers else "anonymous"
+
+    def hidden(self, text: str) -> str:
+        """``text`` without the secrets of this identity: some servers repeat what they were sent."""
+        for _, proof in self.headers:
+            for secret in {proof, proof.rpartition(" ")[2]}:
+                if len(secret) > 3:
+                    text = text.replace(secret, "***")
+        return text
+
+
+ANONYMOUS = Identity("no credentials")
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSettings:
+    """What ``storage_options`` for HTTP(S) say: further ``headers``, as whom (None: what URL and netrc say), how TLS is
+    verified, and whether proxies and netrc of the ``environment`` count."""
+
+    headers: Headers = field(default=(), repr=False)
+    identity: Identity | None = None
+    tls: Tls = _SYSTEM_TLS
+    environment: bool = True
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], configured: Mapping[str, Any] | None = None) -> HttpSettings:
+        """``options`` over what is ``configured`` for fsspec. ConfigError for a name or value that nothing here knows;
+        what is configured for other programs and unknown here is passed over."""
+        given = {**_usable(configured or {}, options), **options}
+        session = given.pop("client_kwargs", None) or {}
+        _refuse_unknown(given, (*_ACCEPTED, "client_kwargs"), "storage_options for http(s)")
+        if not isinstance(session, Mapping):
+            raise ConfigError("storage_options for http(s): client_kwargs is a dict")
+        _refuse_unknown(session, _OF_A_SESSION, "client_kwargs for http(s)")
+        headers = _headers(session.get("headers")) | _headers(given.get("headers"))
+        auth = given.get("auth") or session.get("auth")
+        identity = _identity({**given, "auth": auth}, headers)
+        return cls(tuple(headers.items()), identity, _tls(given), _truth("trust_env", session.get("trust_env", True)))
+
+
+def _refuse_unknown(given: Mapping[str, Any], accepted: Iterable[str], what: str) -> None:
+    unknown = sorted(str(name) for name in given if name not in accepted and name not in _MEANINGLESS)
+    if unknown:
+        raise ConfigError(
+            f"{what}: {', '.join(unknown)} means nothing here; accepted are {', '.join(accepted)}. Options of one store"
+            ' only are written by scheme: {"https": {…}, "s3": {…}}.'
+        )
+
+
+def _usable(configured: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of fsspec's configuration that means something here, and that ``options`` do not replace."""
+    known = {name: value for name, value in configured.items() if name in (*_ACCEPTED, "client_kwargs")}
+    if isinstance(session := known.get("client_kwargs"), Mapping):
+        known["client_kwargs"] = {name: value for name, value in session.items() if name in _OF_A_SESSION}
+    if _CREDENTIALS & options.keys():  # one identity is given whole
+        known = {name: value for name, value in known.items() if name not in _CREDENTIALS}
+    return known
+
+
+def checked_header(name: str, value: Any) -> str:
+    """``value`` where it can be sent as a header; ConfigError, without the value, where not."""
+    if not isinstance(value, str):
+        raise ConfigError(f"header {name!r}: its value is a str, not {type(value).__name__}")
+    if not value.isprintable() or not _latin1(name + value) or not name.strip() or ":" in name or " " in name:
+        raise ConfigError(f"header {name!r}: a header is one line of Latin-1 text; look for a stray line break")
+    return value
+
+
+def _latin1(text: str) -> bool:
+    return all(ord(character) < 256 for character in text)
+
+
+def _headers(given: Any) -> dict[str, str]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"storage_options for http(s): headers is a dict, not {type(given).__name__}")
+    for name in given:
+        if str(name).lower() in _OURS:
+            raise ConfigError(f"storage_options for http(s): the header {name} is set by the transfer itself")
+    return {str(name): checked_header(str(name), value) for name, value in given.items()}
+
+
+def _identity(given: Mapping[str, Any], headers: Mapping[str, str]) -> Identity | None:
+    """The one way in which the options say who asks; ConfigError where there are two."""
+    header = next((name for name in headers if name.lower() == "authorization"), None)
+    ways = [name for name in ("token", "username", "auth") if given.get(name) is not None]
+    ways += [f"the header {header}"] if header else []
+    if len(ways) > 1:
+        raise ConfigError(f"storage_options for http(s): {' and '.join(ways)} contradict each other; give one")
+    if given.get("password") is not None and given.get("username") is None:
+        raise ConfigError("storage_options for http(s): a password needs a username")
+    if header:
+        return Identity(f"the {header} header of storage_options", (("Authorization", headers[header]),))
+    if not ways:
+        return None
+    if given.get("token") is not None:
+        token = checked_header("Authorization", given["token"])
+        if not token:
+            raise ConfigError("storage_options for http(s): the token is empty")
+        return Identity("the token of storage_options", (("Authorization", f"Bearer {token}"),))
+    user, proof = _pair(given)
+    return Identity(f"user {user!r} of storage_options", (("Authorization", proof),))
+
+
+def _pair(given: Mapping[str, Any]) -> tuple[str, str]:
+    auth = given.get("auth")
+    if auth is None:
+        user, password = given["username"], given.get("password") or ""
+    elif hasattr(auth, "login"):  # aiohttp's BasicAuth, with an encoding of its own
+        return str(auth.login), str(auth.encode())
+    elif isinstance(auth, tuple | list) and len(auth) == 2:
+        user, password = auth
+    else:
+        raise ConfigError("storage_options for http(s): auth is an aiohttp.BasicAuth, or a user and a password")
+    if not isinstance(user, str) or not isinstance(password, str):
+        raise ConfigError("storage_options for http(s): username and password are str")
+    return user, _basic(user, password)
+
+
+def _basic(user: str, password: str) -> str:
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode("ascii")
+
+
+def _tls(given: Mapping[str, Any]) -> Tls:
+    files = {name: given.get(name) or "" for name in ("ca_file", "certificate", "key")}
+    for name, path in files.items():
+        if not isinstance(path, str | os.PathLike):
+            raise ConfigError(f"storage_options for http(s): {name} is the path of a PEM file")
+    if files["key"] and not files["certificate"]:
+        raise ConfigError("storage_options for http(s): a key needs its certificate")
+    verify = _truth("verify", given.get("verify", True))
+    return Tls(verify=verify, **{name: os.fspath(path) for name, path in files.items()})
+
+
+def _truth(name: str, value: Any) -> bool:
+    if isinstance(value, str):  # from a configuration file
+        value = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}.get(value.lower())
+    if not isinstance(value, bool | int):
+        raise ConfigError(f"storage_options for http(s): {name} is True or False")
+    return bool(value)
+
+
+def identity_of_url(parts: urllib.parse.SplitResult) -> Identity | None:
+    """What the userinfo of a URL says, as basic authorisation (RFC 7617)."""
+    if parts.username is None:
+        return None
+    user, password = urllib.parse.unquote(parts.username), urllib.parse.unquote(parts.password or "")
+    # A lone user is a token by the habit of code hosts, and nothing to show.
+    name = f"user {user!r} of the URL" if parts.password else "the user of the URL"
+    return Identity(name, (("Authorization", _basic(user, password)),))
+
+
+class Netrc:
+    """Names and passwords by host, of the file that ``NETRC`` names, or ``~/.netrc``. Only an entry that names the host
+    counts: a ``default`` one would tell every server that a URL or a redirect names."""
+
+    def __init__(self, entries: Mapping[str, tuple[str, str]]) -> None:
+        self._entries = entries
+
+    @classmethod
+    def read(cls) -> Netrc:
+        """Blocks. A file that cannot be read or parsed is told of once, and counts as empty."""
+        named = variable("NETRC")
+        path = os.path.expanduser(named or "~/.netrc")
+        try:
+            found = netrc.netrc(path).hosts
+        except netrc.NetrcParseError as exn:  # its own text may quote a password
+            _tell(f"netrc file {path}, line {exn.lineno or '?'}: cannot be understood; nothing of this file is used")
+        except UnicodeDecodeError:
+            _tell(f"netrc file {path}: is not text; nothing of this file is used")
+        except OSError as exn:
+            if named or not isinstance(exn, FileNotFoundError):
+                _tell(f"netrc file {path}: {exn.strerror or exn}; it is not used")
+        else:
+            return cls({h.lower(): (e[0] or "", e[2] or "") for h, e in found.items() if h != "default"})
+        return cls({})
+
+    def identity(self, host: str) -> Identity | None:
+        """Of the entry for ``host``, None without one."""
+        entry = self._entries.get(host.lower())
+        if entry is None:
+            return None
+        return Identity(f"the netrc entry for {host}", (("Authorization", _basic(*entry)),))
+
+
+def _tell(message: str) -> None:
+    if message not in _told:
+        _told.add(message)
+        logger.warning("%s", message)
+
+
+def fsspec_configuration(*protocols: str) -> dict[str, Any]:
+    """What fsspec's files and ``FSSPEC_*`` say for ``protocols``, the later over the earlier. Blocks.
+
+    fsspec (60 ms) is imported only where there is something to find.
+    """
+    if "fsspec.config" not in sys.modules and not any(_configured(name) for name in protocols):
+        return {}
+    try:
+        from fsspec.config import conf  # noqa: PLC0415 (slow, and often not needed)
+    except ImportError:
+        return {}
+    merged: dict[str, Any] = {}
+    for name in protocols:
+        merged.update(conf.get(name, {}))
+    return merged
+
+
+def _configured(protocol: str) -> bool:
+    folder = variable("FSSPEC_CONFIG_DIR") or os.path.expanduser("~/.config/fsspec")
+    names = ("", *(f"_{name.upper()}" for name in (*_ACCEPTED, "client_kwargs", "endpoint", "revision")))
+    return os.path.isdir(folder) or any(variable(f"FSSPEC_{protocol.upper()}{name}") is not None for name in names)

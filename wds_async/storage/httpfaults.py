@@ -1,0 +1,126 @@
+"""What HTTP statuses and network exceptions mean, in words.
+
+Statuses are those of RFC 9110; which of them are worth another attempt follows the clouds' own guidance
+(408, 425, 429 and 5xx are, but not 501 and 505, which say that the server never will).
+"""
+
+from __future__ import annotations
+
+import email.utils
+import errno
+import re
+import socket
+import ssl
+import time
+import urllib.parse
+from dataclasses import replace
+
+from wds_async.storage.base import Answer, Fault, Verdict
+
+__all__ = ["explain_exception", "explain_status", "told_as_whom", "told_of_the_port"]
+
+_TRANSIENT = frozenset({408, 425, 429, *range(500, 600)}) - {501, 505}
+_PROXY_ADVICE = "The proxy wants credentials: HTTPS_PROXY=http://user:password@host:port."
+# What OpenSSL calls bytes that are no TLS.
+_NOT_TLS = frozenset({"HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE", "WRONG_VERSION_NUMBER"})
+
+
+def explain_status(answer: Answer) -> Fault:
+    """A status as a `Fault`, in words."""
+    status = answer.status
+    words = f"the server answered {status}{_excerpt(answer)}"
+    if status in (404, 410):
+        return Fault(Verdict.MISSING, words, "Check the URL, and that the object was not moved.")
+    if status in (401, 403, 407):
+        return Fault(Verdict.DENIED, words, "Check the credentials and the permission to read.")
+    if status == 412:
+        return Fault(Verdict.CHANGED, "the object was replaced while it was being read (412)", "Read it again.")
+    if status in _TRANSIENT:
+        return Fault(Verdict.TRANSIENT, words, "The server is overloaded or broken.", _retry_after(answer))
+    return Fault(Verdict.FATAL, words)
+
+
+def _excerpt(answer: Answer) -> str:
+    text = re.sub(r"<[^>]*>|\s+", " ", answer.excerpt[:500].decode("utf-8", "replace"))
+    text = " ".join(text.split())[:120]
+    return f" ({text})" if text.isprintable() and text else ""
+
+
+def _retry_after(answer: Answer) -> float | None:
+    text = answer.fields.get("retry-after", "").strip()
+    if text.isascii() and text.isdigit():
+        return float(text)
+    if text:
+        try:
+            return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
+        except ValueError:
+            return None
+    return None
+
+
+def explain_exception(exn: BaseException) -> Fault:
+    """A network exception as a `Fault`."""
+    cause: BaseException = getattr(exn, "certificate_error", None) or getattr(exn, "os_error", None) or exn
+    text = str(cause) or type(cause).__name__
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return Fault(
+            Verdict.FATAL,
+            f"the server's TLS certificate does not verify: {cause.verify_message or text}",
+            "Point SSL_CERT_FILE to the authority that signed it.",
+        )
+    if isinstance(cause, socket.gaierror):
+        return Fault(Verdict.TRANSIENT, f"the host does not resolve: {text}", "Check the host's name and the DNS.")
+    if _is_client_error(exn) and getattr(exn, "status", None) == 407:
+        return Fault(Verdict.DENIED, "the proxy answered 407", _PROXY_ADVICE)
+    if isinstance(cause, ConnectionRefusedError) or getattr(cause, "errno", None) == errno.ECONNREFUSED:
+        return Fault(Verdict.TRANSIENT, "the connection was refused", "Check that the server runs on this port.")
+    if isinstance(cause, TimeoutError):
+        return Fault(
+            Verdict.STALLED,
+            text,
+            "Check the server, the port and the network between; WDS_TIMEOUT is for how long it is tried.",
+        )
+    if isinstance(cause, OSError) or _is_client_error(exn):
+        return Fault(Verdict.TRANSIENT, text, "Check the network and the server.")
+    return Fault(Verdict.FATAL, f"{type(cause).__name__}: {text}")
+
+
+def _is_client_error(exn: BaseException) -> bool:
+    return any(cls.__module__.startswith("aiohttp") for cls in type(exn).__mro__)
+
+
+def told_as_whom(fault: Fault, answer: Answer, name: str, url: str) -> Fault:
+    """``fault`` of an ``answer`` to a request for ``url``: a refusal says as whom it was asked (``name``), and what may
+    help."""
+    plain = url.lower().startswith("http:")
+    if answer.status in (400, 497) and plain and b"https" in answer.excerpt.lower():
+        return replace(fault, reason="the server speaks TLS on this port", advice="Write https:// for it.")
+    if answer.status == 407:
+        return replace(fault, advice=_PROXY_ADVICE)
+    if fault.verdict is not Verdict.DENIED:
+        return fault
+    host = urllib.parse.urlsplit(url).hostname or "HOST"
+    give = (
+        f"user:password@ in the URL, an entry for {host} in ~/.netrc (or NETRC), or storage_options={{'https': "
+        "{'token': …}} (also username and password, or headers)"
+    )
+    if name == "no credentials":
+        advice = f"Give credentials: {give}."
+    elif answer.status == 401:
+        advice = f"Check {name}: the server does not accept it. Other credentials: {give}."
+    else:
+        advice = f"Check that {name} may read this object."
+    return replace(fault, reason=f"{fault.reason}, asked with {name}", advice=advice)
+
+
+def told_of_the_port(fault: Fault, exn: BaseException, url: str) -> Fault:
+    """``fault`` of an exception, with a guess where ``http`` seems to have been taken for ``https``, or the reverse."""
+    cause = getattr(exn, "os_error", None) or exn
+    said = getattr(cause, "reason", None) if isinstance(cause, ssl.SSLError) else None
+    if said in _NOT_TLS and url.lower().startswith("https:"):
+        reason = f"what the server sent is no TLS ({said.lower().replace('_', ' ')})"
+        return replace(fault, reason=reason, advice="Perhaps it speaks plain HTTP on this port: write http://.")
+    broken = type(exn).__name__ in ("ConnectionBroken", "ServerDisconnectedError", "ClientResponseError")
+    if broken and url.lower().startswith("http:"):
+        return replace(fault, advice=f"{fault.advice} If it speaks TLS on this port, write https://.".lstrip())
+    return fault
