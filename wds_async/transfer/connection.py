@@ -168,6 +168,8 @@ class Connection(asyncio.BufferedProtocol):
         connection whose body is left unread must be aborted. 1xx answers are passed over.
         """
         assert self._transport is not None
+        if self._broken is not None:
+            raise self._broken
         self.exchanges += 1
         self.received = 0
         self.moved_at = self._loop.time()
