@@ -299,10 +299,9 @@ def signing(job: dict[str, Any]) -> dict[str, Any]:
 
 def listing(job: dict[str, Any]) -> dict[str, Any]:
     """Expand a pattern that matches nothing: wall, CPU and peak memory."""
-    from wds_async.storage.listing import expand
-
-    import wds_async.storage.s3  # noqa: F401
+    import wds_async.storage.s3.backend  # noqa: F401
     from wds_async.errors import UrlError
+    from wds_async.storage.listing.expand import expand
 
     _reset_peak()
     base, cpu, began = _memory("VmRSS"), time.process_time(), time.perf_counter()

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from wds_async import directories, shardlists
 from wds_async.errors import UrlError
 from wds_async.pipeline import DataPipeline
-from wds_async.storage.listing import forget_listings
+from wds_async.storage.listing.expand import forget_listings
 from wds_async.storage.options import StorageOptions
 
 URLS = [f"http://host/{i}.tar" for i in range(10)]

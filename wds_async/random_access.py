@@ -21,7 +21,7 @@ from wds_async.errors import ConfigError, MissingExtra, ShardFormatError, UrlErr
 from wds_async.redact import redact
 from wds_async.shardfiles import MappedShard, OpenShards, ShardFiles, default_folder
 from wds_async.shardindex import load_index
-from wds_async.storage.listing import expand_listed
+from wds_async.storage.listing.expand import expand_listed
 from wds_async.urls import merge_url
 
 __all__ = ["ShardListDataset"]

@@ -16,7 +16,7 @@ from wds_async.directories import DirectoryShardList
 from wds_async.errors import ConfigError, UrlError
 from wds_async.pipeline import pipelinefilter
 from wds_async.spec import Source, Spec, is_specification, load
-from wds_async.storage.listing import expand_listed
+from wds_async.storage.listing.expand import expand_listed
 from wds_async.storage.options import StorageOptions
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Expanded(list[str]):
 
 def expand_urls(urls: Any, *, storage_options: Mapping[str, Any] | StorageOptions | None = None) -> list[str]:
     """Every shard that ``urls`` names, in order: braces, ``::``, ``${X}`` for ``WDS_X``, and patterns and folders in
-    files and stores (see `storage.listing.expand_listed`). ``storage_options`` are for the stores that are listed.
+    files and stores (see `storage.listing.expand`). ``storage_options`` are for the stores that are listed.
     """
     return expand_listed(urls, _options(storage_options))
 
@@ -95,7 +95,7 @@ def expand_source(
     """The URLs of a string, path, list or other iterable (of which at most ``max_urls`` items are taken); those of an
     `Expanded` as they are. ``storage_options`` are for the stores that are listed.
 
-    Raises UrlError where it is none of these or gives no URL, and what `storage.listing.expand_listed` raises.
+    Raises UrlError where it is none of these or gives no URL, and what `storage.listing.expand.expand_listed` raises.
     """
     if isinstance(source, Expanded):
         found = list(itertools.islice(source, max_urls))

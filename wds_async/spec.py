@@ -29,7 +29,7 @@ from wds_async import environment
 from wds_async.document import Document, read
 from wds_async.errors import ConfigError, UnsafeContent, UrlError
 from wds_async.redact import redact
-from wds_async.storage.listing import expand_listed
+from wds_async.storage.listing.expand import expand_listed
 from wds_async.urls import expand_urls, merge_url, scheme
 
 __all__ = ["Source", "Spec", "call", "is_function", "is_specification", "load"]

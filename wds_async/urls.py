@@ -75,7 +75,7 @@ def expand_urls(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]])
     and braces expand as in a shell (``x-{000..999}.tar``). For local files also ``~``, globs (sorted; a file
     of exactly that name is taken literally) and directories: all their shards (``.tar``, ``.tgz``, ``.tar.gz``,
     ``.tar.bz2``, ``.tar.xz``, ``.tar.zst``), sorted. URLs of other schemes keep their ``*``
-    (`storage.listing.expand_listed` lists their stores). A path object is always a local file, whatever it looks like.
+    (`storage.listing.expand` lists their stores). A path object is always a local file, whatever it looks like.
 
     Raises `UrlError` for nothing at all, an unset ``${X}``, unbalanced braces, a malformed ``http`` URL, and a glob
     or directory without a single match. Whether the files exist is found out when they are opened.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from wds_async.storage.listing import forget_listings
+from wds_async.storage.listing.expand import forget_listings
 
 
 def test_samples_one_a_line(call: Any, shards: Any) -> None:

@@ -28,10 +28,10 @@ from tests.servers.azurite import (
 )
 from tests.transfer.reading import KIB, MIB, data, quick
 from wds_async.errors import AccessDenied, ConfigError, ObjectChanged, ShardNotFound, UrlError, WdsError
-from wds_async.storage import azureauthority
-from wds_async.storage.azure import AzureBackend
-from wds_async.storage.azureaccount import adlfs_options
-from wds_async.storage.azurefaults import explain_writing
+from wds_async.storage.azure import authority as azureauthority
+from wds_async.storage.azure.account import adlfs_options
+from wds_async.storage.azure.backend import AzureBackend
+from wds_async.storage.azure.errors import explain_writing
 from wds_async.storage.base import Entry, Verdict
 from wds_async.storage.options import Options, StorageOptions
 from wds_async.transfer.reader import open_shards

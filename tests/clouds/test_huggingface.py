@@ -20,7 +20,7 @@ from tests.transfer.reading import KIB, bytes_of, data, outcomes, quick
 from wds_async.config import TransferConfig
 from wds_async.errors import AccessDenied, ConfigError, ShardNotFound, UrlError, WdsError
 from wds_async.storage.base import Entry
-from wds_async.storage.huggingface import HuggingFaceBackend
+from wds_async.storage.hub.backend import HuggingFaceBackend
 from wds_async.storage.options import Options, StorageOptions
 from wds_async.transfer.reader import open_shards
 
@@ -308,7 +308,7 @@ def test_a_login_that_is_renewed_while_we_read(hub: Hub, monkeypatch: pytest.Mon
     file = tmp_path / "token"
     file.write_text(TOKEN + "\n")
     monkeypatch.setenv("HF_TOKEN_PATH", str(file))
-    monkeypatch.setattr("wds_async.storage.huggingface._LOOKED_UP_AGAIN_S", 0.0)
+    monkeypatch.setattr("wds_async.storage.hub.backend._LOOKED_UP_AGAIN_S", 0.0)
     if importlib.util.find_spec("huggingface_hub"):
         monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(file))
     hub.tokens = {TOKEN}

@@ -173,7 +173,7 @@ def azurite_tls_fixture(tls: Tls) -> Iterator[Azurite]:
 @pytest.fixture(name="azure_environment")
 def azure_environment_fixture(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Nothing in the environment says anything of Azure or of a proxy, and nothing is remembered of earlier tests."""
-    from wds_async.storage import azureauthority
+    from wds_async.storage.azure import authority as azureauthority
 
     mine = ("AZURE_", "IDENTITY_", "MSI_", "IMDS_")
     for name in list(os.environ):

@@ -18,7 +18,7 @@ from wds_async.shardcache.cache import DiskCache
 from wds_async.shardcache.partial import Filling, Following
 from wds_async.storage.base import Answer, Verdict
 from wds_async.storage.growing import CachedBackend, CopiedFile, GrowingStream, StoodStill
-from wds_async.storage.http import HttpBackend
+from wds_async.storage.http.backend import HttpBackend
 from wds_async.transfer.reader import open_shards
 
 Call = Callable[..., Awaitable[Any]]

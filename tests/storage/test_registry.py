@@ -12,7 +12,7 @@ from tests.servers import Origin
 from tests.transfer.reading import bytes_of, outcomes
 from wds_async.errors import UnsafeContent, UrlError
 from wds_async.storage import registry
-from wds_async.storage.http import HttpBackend
+from wds_async.storage.http.backend import HttpBackend
 from wds_async.storage.local import LocalBackend
 from wds_async.storage.registry import Backends, check_allowed, locate
 

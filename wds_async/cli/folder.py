@@ -17,7 +17,7 @@ from wds_async import spec
 from wds_async.cli import shards
 from wds_async.redact import redact
 from wds_async.storage.base import Entry
-from wds_async.storage.listing import folder_entries, matches
+from wds_async.storage.listing.expand import folder_entries, matches
 from wds_async.urls import local_path, scheme
 
 __all__ = ["folder_of", "matched", "show", "within"]

@@ -11,7 +11,7 @@ from typing import Any
 
 from wds_async import spec
 from wds_async.errors import ConfigError, UrlError
-from wds_async.storage.listing import expand_listed
+from wds_async.storage.listing.expand import expand_listed
 from wds_async.tar import decompress, group, parse
 from wds_async.transfer import reader
 

@@ -62,33 +62,37 @@ def filesystem_of(url: str, options: Mapping[str, Any], *, asynchronous: bool = 
             import fsspec  # noqa: PLC0415 (slow, and often not needed)
 
             with _core_gcsfs(url):
-                filesystem, path = fsspec.core.url_to_fs(url, **_with_gcs_token(url, options))
+                filesystem, path = fsspec.core.url_to_fs(url, **_prepared_chain(url, options))
             return filesystem, str(path)
     cls = _class_of(url)
     given: dict[str, Any] = {**cls._get_kwargs_from_urls(url), **options, "skip_instance_cache": True}
     if asynchronous and getattr(cls, "async_impl", False):
         given["asynchronous"] = True
     with _extra_named(url):
-        if protocols(url)[0] in _GOOGLE:
-            given = _gcs_given(given)
-        return cls(**given), str(cls._strip_protocol(url))
+        return cls(**_prepared(protocols(url)[0], given)), str(cls._strip_protocol(url))
 
 
 _GOOGLE = ("gs", "gcs")
+_AMAZON = ("s3", "s3a")
 _registering = threading.Lock()
 
 
-def _gcs_given(given: Mapping[str, Any]) -> dict[str, Any]:
-    """gcsfs's options with a token in them: gcsfs itself would search for one for 15 s."""
-    from wds_async.storage.gcscredentials import gcsfs_token  # noqa: PLC0415 (it stands on this room)
+def _prepared(protocol: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a filesystem as its client is to get them, where what was given is not enough. Imports it."""
+    if protocol in _GOOGLE:
+        from wds_async.storage.gcs.credentials import gcsfs_token  # noqa: PLC0415 (it stands on this room)
 
-    return {**given, "token": gcsfs_token(given)}
+        return {**options, "token": gcsfs_token(options)}  # gcsfs itself would search for one for 15 s
+    if protocol in _AMAZON:
+        from wds_async.storage.s3.options import s3fs_options  # noqa: PLC0415 (it stands on this room)
+
+        return s3fs_options(options)
+    return dict(options)
 
 
-def _with_gcs_token(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def _prepared_chain(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a chain, in which each protocol has its own."""
-    names = [name for name in protocols(url) if name in _GOOGLE]
-    return {**options, **{name: _gcs_given(options.get(name, {})) for name in names}}
+    return {**options, **{n: _prepared(n, options.get(n, {})) for n in protocols(url) if n in _GOOGLE + _AMAZON}}
 
 
 @contextlib.contextmanager

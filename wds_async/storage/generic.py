@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 from wds_async.storage.base import Access, Answer, Call, Description, Entry, Fault, Store, Verdict
 from wds_async.storage.filesystems import Filesystems, protocols
-from wds_async.storage.http import explain_exception
+from wds_async.storage.http.backend import explain_exception
 from wds_async.storage.local import explain_os_error
 from wds_async.storage.options import NO_OPTIONS, Options
 from wds_async.urls import scheme

@@ -13,21 +13,21 @@ from wds_async.config import settings
 from wds_async.environment import SCHEME_ALIASES
 from wds_async.errors import UnsafeContent, UrlError
 from wds_async.redact import redact
-from wds_async.storage.ais import AisBackend
-from wds_async.storage.aisurls import has_own_store, routes
-from wds_async.storage.azure import AzureBackend, is_blob_url
+from wds_async.storage.ais.backend import AisBackend
+from wds_async.storage.ais.urls import has_own_store, routes
+from wds_async.storage.azure.backend import AzureBackend, is_blob_url
 from wds_async.storage.base import Backend
 from wds_async.storage.filesystems import known_protocol
-from wds_async.storage.gcs import GcsBackend
+from wds_async.storage.gcs.backend import GcsBackend
 from wds_async.storage.generic import GenericBackend, reads_local_files
 from wds_async.storage.growing import CachedBackend, CacheEntry
-from wds_async.storage.http import HttpBackend
-from wds_async.storage.huggingface import HuggingFaceBackend
+from wds_async.storage.http.backend import HttpBackend
+from wds_async.storage.hub.backend import HuggingFaceBackend
 from wds_async.storage.local import LocalBackend
 from wds_async.storage.opened import OpenedBackend
 from wds_async.storage.options import NO_OPTIONS, NOTHING_GIVEN, Options, StorageOptions
 from wds_async.storage.pipe import PipeBackend, StdinBackend
-from wds_async.storage.s3 import S3Backend
+from wds_async.storage.s3.backend import S3Backend
 from wds_async.storage.schemes import default_opener, opener_of
 from wds_async.urls import native_pipe, rewrite, rules_from_env, scheme
 

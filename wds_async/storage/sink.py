@@ -15,7 +15,8 @@ from typing import Any, NoReturn, Protocol
 
 from wds_async.errors import AccessDenied, ConfigError, PipeError, ShardNotFound, StorageError, UrlError
 from wds_async.redact import redact
-from wds_async.storage import aisput, pipe, registry, upload
+from wds_async.storage import pipe, registry, upload
+from wds_async.storage.ais.put import AisSink
 from wds_async.storage.opened import GOPEN_BUFSIZE, named_opener
 from wds_async.storage.options import StorageOptions
 from wds_async.urls import local_path
@@ -226,7 +227,7 @@ def open_sink(url: str, *, options: Mapping[str, Any] | StorageOptions | None = 
     if place.kind == "http":
         return upload.HttpSink(target, place.options)
     if place.kind == "ais":
-        return aisput.AisSink(target, place.options)
+        return AisSink(target, place.options)
     return upload.fsspec_sink(target, place.options)
 
 

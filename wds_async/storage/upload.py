@@ -23,16 +23,15 @@ from typing import IO, Any, NoReturn
 from wds_async.config import proxy_for, transfer_config
 from wds_async.errors import MissingExtra, ShardNotFound, StorageError
 from wds_async.redact import redact
-from wds_async.storage.azureaccount import adlfs_options
-from wds_async.storage.azurefaults import explain_writing
+from wds_async.storage.azure.account import adlfs_options
+from wds_async.storage.azure.errors import explain_writing
 from wds_async.storage.base import Answer, Fault, Request, Verdict, error_for
 from wds_async.storage.filesystems import filesystem_of
-from wds_async.storage.gcserrors import explain_write
+from wds_async.storage.gcs.errors import explain_write
 from wds_async.storage.generic import explain_foreign
-from wds_async.storage.http import HttpBackend, redirected, tls_context
+from wds_async.storage.http.backend import HttpBackend, redirected, tls_context
 from wds_async.storage.options import NO_OPTIONS, Options
-from wds_async.storage.s3client import with_region
-from wds_async.storage.s3errors import explain_foreign_s3
+from wds_async.storage.s3.errors import explain_foreign_s3
 from wds_async.urls import scheme
 
 __all__ = ["HttpSink", "MultipartSink", "StoreSink", "fsspec_sink"]
@@ -272,9 +271,7 @@ def fsspec_sink(url: str, options: Mapping[str, Any]) -> MultipartSink | StoreSi
     """Begin to write ``url`` through fsspec; ``options`` are its filesystem's."""
     name = scheme(url)
     with _explained(url, 0):
-        if name in _S3:
-            options = with_region(options)
-        elif name in _COMPLETED_BY_CLOSE and "::" not in url:
+        if name in _COMPLETED_BY_CLOSE and "::" not in url:
             options = adlfs_options(url, options)
         filesystem, path = filesystem_of(url, options)
         transactional = name in _TRANSACTIONAL

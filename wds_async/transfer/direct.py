@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Callable
 
 from wds_async.storage.base import Answer, RefusedAnswer, Request
-from wds_async.storage.http import identity_of
-from wds_async.storage.http import redirected as follow
+from wds_async.storage.http.backend import identity_of
+from wds_async.storage.http.backend import redirected as follow
 from wds_async.transfer.connection import ConnectionBroken, Head, Origin, request_bytes
 from wds_async.transfer.origins import ConnectionPool
 from wds_async.transfer.window import Part

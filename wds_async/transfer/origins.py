@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from wds_async.config import TransferConfig
 from wds_async.storage.base import Tls
-from wds_async.storage.http import tls_context
+from wds_async.storage.http.backend import tls_context
 from wds_async.transfer.connection import Connection, Origin, open_connection
 from wds_async.transfer.threads import BlockingThreads
 

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable
 
 from wds_async.storage.base import Answer, RefusedAnswer, Request, Stream
-from wds_async.storage.http import identity_of
+from wds_async.storage.http.backend import identity_of
 from wds_async.transfer.connection import Connection, ConnectionBroken, Head, Origin, request_bytes
 from wds_async.transfer.direct import IdentityChanged, RangesIgnored, Redirected, follow
 from wds_async.transfer.origins import ConnectionPool

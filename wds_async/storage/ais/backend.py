@@ -1,0 +1,306 @@
+"""AIStore: requests that its proxy redirects to the target that holds the object, by HTTP alone.
+
+The redirect (301) is never remembered: targets come and go and signatures lapse, so each part and each attempt asks the
+proxy anew. The token goes to the proxy only. What a URL and a setting mean is in `aisurls`; ``storage_options`` are
+``endpoint``, ``token``, ``verify``, ``ca_file``, ``certificate`` and ``key``. Time limits are the engine's own, not
+``AIS_CONNECT_TIMEOUT`` and ``AIS_READ_TIMEOUT``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from wds_async.config import proxy_for, transfer_config
+from wds_async.redact import redact
+from wds_async.storage.ais.urls import Cluster, Place, read_token
+from wds_async.storage.base import (
+    Access,
+    Answer,
+    Call,
+    Description,
+    Entry,
+    Fault,
+    RefusedAnswer,
+    Request,
+    Store,
+    Stream,
+    Verdict,
+)
+from wds_async.storage.http.backend import (
+    PLAIN_HEADERS,
+    HttpBackend,
+    HttpStream,
+    answer_of,
+    identity_of,
+    redirected,
+    wire_url,
+)
+from wds_async.storage.http.errors import explain_exception, explain_status
+from wds_async.storage.options import NO_OPTIONS, Options
+
+if TYPE_CHECKING:
+    import aiohttp
+
+__all__ = ["AisBackend", "explain_answer"]
+
+_NO_RECURSION, _NAME_AND_SIZE = 1 << 11, 1 << 5
+_IS_FOLDER = 1 << 8
+_REDIRECTS_AT_MOST = 10
+_BUSY = frozenset({409, 423})
+_BUCKET = re.compile(r"(?:ais|aws|s3|gcp|gs|azure|az|oci)://(?:[@#][\w@#-]*/)?[\w.-]+(/)?")
+
+
+def explain_answer(answer: Answer, identity: str, endpoint: str) -> Fault:
+    """A status of AIStore as a `Fault`, with what it said itself. ``identity`` is in words and no secret."""
+    said = _message(answer)
+    words = f"AIStore at {endpoint} answered {answer.status}{f' ({said})' if said else ''}"
+    fault = replace(explain_status(answer), reason=words)
+    if answer.status == 401:
+        return replace(fault, reason=f"{words} to {identity}", advice=_TOKEN_ADVICE)
+    if answer.status == 403:
+        return replace(
+            fault,
+            reason=f"{words} to {identity}",
+            advice="Ask for the permission to read this bucket, or give another token (AIS_AUTHN_TOKEN).",
+        )
+    if answer.status == 404:
+        return replace(fault, advice=_missing_advice(said))
+    if answer.status in _BUSY:  # another client's request has the cluster fetch it from its cloud
+        waits_s = explain_status(replace(answer, status=503)).retry_after_s
+        return Fault(Verdict.TRANSIENT, words, "The object is being fetched or written; try later.", waits_s)
+    if answer.status == 507:
+        return replace(fault, advice="The cluster has no room left: free some, or let it evict (ais storage cleanup).")
+    return fault
+
+
+_TOKEN_ADVICE = (
+    "Log in (ais auth login) and set AIS_AUTHN_TOKEN, or AIS_AUTHN_TOKEN_FILE to the file that it writes; "
+    'or pass storage_options={"ais": {"token": …}}.'
+)
+
+
+def _missing_advice(said: str) -> str:
+    if "etl" in said.lower():
+        return "Start that ETL, or correct ?etl_name= in the URL."
+    if "archived file" in said:
+        return "Correct ?archpath= in the URL."
+    found = _BUCKET.search(said)
+    if found is not None and found[1] is None:
+        return "There is no such bucket in this cluster: check its name, provider and namespace (ais ls)."
+    return "Check the object's name (ais ls lists its bucket)."
+
+
+def _message(answer: Answer) -> str:
+    """What AIStore says of an error: JSON in the body, or after HEAD in a header."""
+    text = answer.excerpt.decode("utf-8", "replace") or answer.fields.get("hdr-error", "")
+    try:
+        said = json.loads(text)["message"]
+    except (ValueError, KeyError, TypeError):
+        found = re.search(r'"message"\s*:\s*"((?:[^"\\]|\\.)*)', text)  # cut off by the length of the excerpt
+        said = found[1] if found else re.sub(r"<[^>]*>", " ", text)
+    said = " ".join(str(said).split())[:300]
+    return redact(said) if said.isprintable() else ""
+
+
+class _Client(HttpBackend):
+    """aiohttp for what the engine does not request itself. Unlike `get`, it takes a range along to another origin."""
+
+    async def ask(self, request: Request, more: dict[str, str], body: Any = None) -> tuple[Answer, bytes]:
+        """The answer to a GET with ``more`` headers, which hold no secret, and its body unless that is not the range
+        that was asked for. RefusedAnswer from 400 on."""
+        for _ in range(_REDIRECTS_AT_MOST):
+            response = await self._send(request, more, body)
+            try:
+                answer = await answer_of(response)
+                if answer.status >= 400:
+                    raise RefusedAnswer(answer)
+                if answer.status < 300:
+                    whole = "Range" in more and answer.status != 206
+                    return answer, b"" if whole else await response.read()
+            finally:
+                response.close() if response.status == 200 and "Range" in more else response.release()
+            request = redirected(request, answer.fields.get("location", ""))
+        raise RefusedAnswer(Answer(310, {}, b"redirected too often"))
+
+    async def _send(self, request: Request, more: dict[str, str], body: Any) -> aiohttp.ClientResponse:
+        import yarl  # noqa: PLC0415 (comes with aiohttp)
+
+        session = await self.session()
+        secure = request.url.startswith("https:")
+        proxy, proof = self._proxy(request.url)
+        return await session.get(
+            yarl.URL(wire_url(request.url), encoded=True),
+            headers=dict(request.headers) | more | ({} if secure else proof),
+            json=body,
+            allow_redirects=False,
+            proxy=proxy,
+            proxy_headers=proof if secure else None,
+            ssl=await self._context(request.tls) if secure else True,
+        )
+
+
+class _Ranges:
+    """An object whose ranges aiohttp reads: where a proxy is in the way, and with ``WDS_DIRECT=0``."""
+
+    def __init__(self, client: _Client, request: Request, size: int, first: Answer) -> None:
+        self._client, self._request = client, request
+        self.size, self.identity = size, _identity(first.fields, size)
+        self._etag = first.fields.get("etag", "")
+
+    async def read(self, start: int, stop: int) -> bytes:
+        condition = {"If-Match": self._etag} if self._etag.startswith('"') else {}
+        answer, data = await self._client.ask(self._request, {"Range": f"bytes={start}-{stop - 1}", **condition})
+        span, got = f"bytes {start}-{stop - 1}/{self.size}", answer.fields.get("content-range", "no Content-Range")
+        if answer.status != 206 or got != span:
+            raise ConnectionError(f"asked for {span}, AIStore answered {answer.status} with {got}")
+        if _identity(answer.fields, self.size) != self.identity:
+            raise RefusedAnswer(Answer(412, answer.fields))
+        return data
+
+
+def _identity(fields: Mapping[str, str], size: int) -> str:
+    """The version counts too: AIStore gives an ETag only where a cloud gave one. A checksum does not, because a
+    bucket may be set to give that of the range."""
+    version = fields.get("ais-version", "")
+    return f"{identity_of(dict(fields), size)}{f', version {version}' if version else ''}"
+
+
+class AisBackend(Store):
+    """One cluster. ``options``: see `aisurls.OPTIONS`. ConfigError where its settings cannot be used."""
+
+    def __init__(
+        self,
+        call: Call,
+        options: Options = NO_OPTIONS,
+        *,
+        direct: bool = True,
+        connect_timeout_s: float = 5.0,
+        stall_timeout_s: float = 30.0,
+    ) -> None:
+        self._cluster = Cluster.of(options)
+        self._call, self._direct = call, direct
+        self._client = _Client(call=call, connect_timeout_s=connect_timeout_s, stall_timeout_s=stall_timeout_s)
+        self._identity, self._token_file = "no token", ""
+
+    async def access(self, url: str) -> Access:
+        place = Place.of(url)
+        request = await self._request(place.object_url(self._cluster.endpoint))
+        if place.in_order:
+            return self.streamed(request)
+        if self._why_not() == "":
+            return request
+        return await self._ranges(request)
+
+    def streamed(self, request: Request) -> Stream:
+        return HttpStream(self._client, request)
+
+    async def entries(self, url: str) -> AsyncIterator[Entry]:
+        """One folder, a page at a time; transient faults are tried again. RefusedAnswer, or what aiohttp raises."""
+        place = Place.of(url)
+        request = await self._request(place.bucket_url(self._cluster.endpoint))
+        base = url.removesuffix(place.name)
+        wanted: dict[str, Any] = {
+            "prefix": place.name,
+            "props": "name,size",
+            "flags": str(_NO_RECURSION | _NAME_AND_SIZE),
+            "pagesize": 0,
+            "uuid": "",
+            "continuation_token": "",
+        }
+        folder = ""
+        while True:
+            page = await self._page(request, wanted, url)
+            for entry in page.get("entries") or ():
+                name = str(entry["name"]).removeprefix(place.name)
+                first, deeper, _ = name.partition("/")
+                # Older clusters list all that is below, in order: the entries of a folder come one after another.
+                if deeper or int(entry.get("flags") or 0) & _IS_FOLDER:
+                    if first and first != folder:
+                        folder = first
+                        yield Entry(f"{base}{place.name}{first}/", None)
+                elif name:
+                    yield Entry(f"{base}{place.name}{name}", int(entry.get("size") or 0))
+            wanted["continuation_token"], wanted["uuid"] = page.get("continuation_token"), page.get("uuid")
+            if not wanted["continuation_token"]:
+                return
+
+    async def _page(self, request: Request, wanted: dict[str, Any], url: str) -> dict[str, Any]:
+        retry, rng = transfer_config().retry, random.Random()
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                message = {"action": "list", "name": "", "value": wanted}
+                _, data = await self._client.ask(request, {}, message)
+                page: dict[str, Any] = json.loads(data)
+                return page
+            except Exception as exn:
+                fault = self.classify(exn, url)
+                if not fault.verdict.again or attempt >= retry.max_attempts:
+                    raise
+                await asyncio.sleep(retry.delay_s(attempt, rng, fault.retry_after_s))
+
+    async def describe(self, url: str) -> Description:
+        Place.of(url)
+        await self._token()
+        why = self._why_not()
+        if Place.of(url).in_order:
+            why = "an archive's member, or what an ETL makes, has no ranges"
+        return Description("AIStore", self._cluster.endpoint, self._identity, not why, why)
+
+    def classify(self, outcome: Answer | BaseException, url: str) -> Fault:
+        if isinstance(outcome, RefusedAnswer):
+            outcome = outcome.answer
+        if isinstance(outcome, Answer):
+            fault = explain_answer(outcome, self._identity, self._cluster.endpoint)
+            if outcome.status == 401 and self._token_file:  # somebody may have logged in again since it was read
+                return replace(fault, verdict=Verdict.EXPIRED)
+            return fault
+        fault = explain_exception(outcome)
+        if fault.verdict is Verdict.FATAL:
+            if "certificate" in fault.reason:  # which authority signs a cluster's is said to AIStore's own clients so
+                return replace(
+                    fault, advice="Set AIS_CLIENT_CA to the authority that signed the cluster's certificates."
+                )
+            return fault
+        reached = f"Is AIStore's proxy at {self._cluster.endpoint} (AIS_ENDPOINT), and can its targets be reached?"
+        more = " WDS_AIS_FALLBACK=1 reads the bucket itself when they cannot." if not url.startswith("ais:") else ""
+        return replace(fault, advice=reached + more)
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    def _why_not(self) -> str:
+        """Why the engine does not send the requests itself, "" where it does."""
+        if not self._direct:
+            return "WDS_DIRECT=0"
+        return "a proxy is in the way" if proxy_for(self._cluster.endpoint) is not None else ""
+
+    async def _token(self) -> str:
+        token: str
+        token, self._token_file, self._identity = await self._call(read_token, self._cluster.token)
+        return token
+
+    async def _request(self, url: str) -> Request:
+        token = await self._token()
+        mine = (("Authorization", f"Bearer {token}"),) if token else ()
+        return Request(url, (*PLAIN_HEADERS, *mine), keeps_redirect=False, tls=self._cluster.tls)
+
+    async def _ranges(self, request: Request) -> Access:
+        """The first byte tells the size, in the same way that a part would."""
+        try:
+            first, _ = await self._client.ask(request, {"Range": "bytes=0-0"})
+        except RefusedAnswer as refused:
+            if refused.answer.status != 416:
+                raise
+            first = refused.answer
+        total = first.fields.get("content-range", "").rpartition("/")[2]
+        if first.status not in (206, 416) or not total.isdigit():
+            return self.streamed(request)
+        return _Ranges(self._client, request, int(total), first)

@@ -1,0 +1,250 @@
+"""Azure Blob Storage: requests with a signature or a token of our own, listings by Azure's own client.
+
+``az://``, ``abfs(s)://`` and, where credentials for the account are known, ``https://account.blob.core.windows.net``;
+without them that last is a web server like any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import urllib.parse
+from collections.abc import AsyncIterator
+from typing import Any
+
+from wds_async.config import proxy_for
+from wds_async.errors import UrlError
+from wds_async.redact import redact
+from wds_async.storage.azure.account import Account, Blob, account_of, has_credentials, parse, without_ours
+from wds_async.storage.azure.authority import VERSIONS, Authority
+from wds_async.storage.azure.errors import (
+    answer_of,
+    code_of,
+    explain_answer,
+    explain_client,
+    out_of_time,
+    unauthenticated,
+)
+from wds_async.storage.base import (
+    Access,
+    Answer,
+    Call,
+    Description,
+    Entry,
+    Fault,
+    RefusedAnswer,
+    Request,
+    Store,
+    Stream,
+    Verdict,
+    error_for,
+)
+from wds_async.storage.http.backend import HttpBackend
+from wds_async.storage.options import NO_OPTIONS, Options
+
+__all__ = ["AzureBackend", "is_blob_url"]
+
+_BLOB_SERVICES = frozenset(
+    {f"blob.{cloud}" for cloud in ("core.windows.net", "core.chinacloudapi.cn", "core.usgovcloudapi.net")}
+)
+
+_NO_SUCH_HOST = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
+
+
+def is_blob_url(url: str) -> bool:
+    """Whether ``url`` is an ``https`` URL of a blob that our credentials may be for: one with a signature of its own is
+    read as it stands."""
+    parts = urllib.parse.urlsplit(url)
+    account, _, service = (parts.hostname or "").partition(".")
+    named = parts.scheme == "https" and bool(account) and service in _BLOB_SERVICES
+    return named and "sig" not in urllib.parse.parse_qs(parts.query)
+
+
+class AzureBackend(Store):
+    """Azure Blob Storage. ``options`` are adlfs's; what it would give DefaultAzureCredential is given to that."""
+
+    def __init__(self, call: Call, options: Options = NO_OPTIONS, *, direct: bool = True) -> None:
+        self._call = call
+        self._options = options
+        self._direct = direct
+        self._http: HttpBackend | None = None
+        self._authorities: dict[Account, Authority] = {}
+        # By the account that a URL names: reading the environment for each of many small shards would cost more than
+        # asking for them.
+        self._known: dict[tuple[bool, str], tuple[Authority, bool]] = {}
+        self._resolved: dict[str, asyncio.Future[None]] = {}
+
+    async def access(self, url: str) -> Access:
+        if self._is_plain(url):
+            return await self._web().access(url)
+        blob, authority = self._of(url)
+        if not blob.name:
+            raise UrlError(f"{redact(url)} names a container, not a blob: write a folder's URL with a final slash")
+        if not self._direct or proxy_for(authority.account.endpoint) is not None:
+            return await _BlobRanges.of(authority, blob)
+        await self._resolve(authority.account, url)
+        grant = await authority.grant(blob)
+        version = [urllib.parse.urlencode([blob.version])] if blob.version else []
+        query = "&".join([*version, *([grant.query] if grant.query else [])])
+        path = f"{urllib.parse.quote(blob.container, safe='$')}/{urllib.parse.quote(blob.name, safe='/~')}"
+        headers = (
+            ("User-Agent", "wds-async"),
+            ("Accept", "*/*"),
+            ("Accept-Encoding", "identity"),
+            *grant.headers,
+        )
+        address = f"{authority.account.endpoint}/{path}{f'?{query}' if query else ''}"
+        return Request(address, headers, keeps_redirect=False, renew_after=grant.renew_after)
+
+    def streamed(self, request: Request) -> Stream:
+        return self._web().streamed(request)
+
+    async def entries(self, url: str) -> AsyncIterator[Entry]:
+        blob, authority = self._of(url)
+        try:
+            service = await authority.service()
+            if not blob.container:
+                async for container in service.list_containers():
+                    yield Entry(f"{url}{container.name}/", None)
+                return
+            client = service.get_container_client(blob.container)
+            base = _base(url, blob)
+            async for item in client.walk_blobs(name_starts_with=blob.name or None, delimiter="/"):
+                name = str(item.name)
+                if name.endswith("/"):
+                    yield Entry(base + _quoted(name, url), None)
+                else:
+                    modified = item.last_modified.timestamp() if item.last_modified else None
+                    yield Entry(base + _quoted(name, url), item.size, modified)
+        except Exception as exn:
+            if (answer := answer_of(exn)) is not None:
+                raise RefusedAnswer(answer) from None
+            raise
+
+    async def describe(self, url: str) -> Description:
+        if self._is_plain(url):
+            return await self._web().describe(url)
+        blob, authority = self._of(url)
+        endpoint = authority.account.endpoint
+        await authority.grant(blob)
+        why = "WDS_DIRECT=0" if not self._direct else "a proxy is in the way" if proxy_for(endpoint) else ""
+        return Description("Azure Blob Storage", endpoint, authority.identity, not why, why)
+
+    def classify(self, outcome: Answer | BaseException, url: str) -> Fault:
+        if isinstance(outcome, RefusedAnswer):
+            outcome = outcome.answer
+        elif isinstance(outcome, BaseException) and (answer := answer_of(outcome)) is not None:
+            outcome = answer
+        if self._is_plain(url) and not (isinstance(outcome, Answer) and code_of(outcome)):
+            return self._web().classify(outcome, url)
+        blob, authority = self._of(url)
+        if isinstance(outcome, Answer):
+            lost = unauthenticated(outcome)
+            renewed = lost and authority.lapsed(blob, surely=out_of_time(outcome))
+            return explain_answer(outcome, identity=authority.identity, kind=authority.kind, renewed=renewed)
+        return explain_client(outcome, identity=authority.identity)
+
+    async def close(self) -> None:
+        authorities, self._authorities = self._authorities, {}
+        self._known.clear()
+        for authority in authorities.values():
+            await authority.close()
+        if self._http is not None:
+            await self._http.close()
+
+    def _web(self) -> HttpBackend:
+        """For what is read without credentials of ours. Options with a name of adlfs's are not for it."""
+        if self._http is None:
+            given = NO_OPTIONS if len(without_ours(self._options)) < len(self._options) else self._options
+            self._http = HttpBackend(given, call=self._call, direct=self._direct)
+        return self._http
+
+    def _is_plain(self, url: str) -> bool:
+        return _is_https(url) and self._find(url, parse(url))[1]
+
+    def _of(self, url: str) -> tuple[Blob, Authority]:
+        blob = parse(url)
+        return blob, self._find(url, blob)[0]
+
+    def _find(self, url: str, blob: Blob) -> tuple[Authority, bool]:
+        """Who we are to the account of ``blob``, and whether that is a web server's guest."""
+        key = _is_https(url), blob.endpoint
+        if key not in self._known:
+            plain = _is_https(url) and not has_credentials(url, self._options)
+            account = (
+                Account(blob.account, blob.endpoint, "anonymous") if plain else account_of(url, blob, self._options)
+            )
+            authority = self._authorities.setdefault(account, Authority(self._call, account))
+            self._known[key] = authority, plain
+        return self._known[key]
+
+    async def _resolve(self, account: Account, url: str) -> None:
+        """A mistyped account has no address, which is no passing fault: say so at once."""
+        host = urllib.parse.urlsplit(account.endpoint).hostname or ""
+        if ".blob." not in host:
+            return
+        if host not in self._resolved:
+            self._resolved[host] = asyncio.ensure_future(self._call(socket.getaddrinfo, host, 443))
+        try:
+            await asyncio.shield(self._resolved[host])
+        except socket.gaierror as exn:
+            self._resolved.pop(host, None)
+            if exn.errno in _NO_SUCH_HOST:
+                reason = f"there is no storage account {account.name}: {host} does not resolve"
+                advice = "Check AZURE_STORAGE_ACCOUNT_NAME (account_name=), or the URL."
+                raise error_for(Fault(Verdict.MISSING, reason, advice), redact(url), 0, 1) from exn
+            raise
+
+
+class _BlobRanges:
+    """A blob whose ranges Azure's own client reads."""
+
+    def __init__(self, client: Any, size: int, etag: str) -> None:
+        self.size = size
+        self.identity = f"etag {etag}" if etag else f"{size} bytes"
+        self._client = client
+        self._etag = etag
+
+    @classmethod
+    async def of(cls, authority: Authority, blob: Blob) -> _BlobRanges:
+        version = {VERSIONS[blob.version[0]]: blob.version[1]} if blob.version else {}
+        try:
+            service = await authority.service()
+            client = service.get_blob_client(blob.container, blob.name, **version)
+            properties = await client.get_blob_properties(retry_total=0)
+        except Exception as exn:
+            if (answer := answer_of(exn)) is not None:
+                raise RefusedAnswer(answer) from None
+            raise
+        return cls(client, int(properties.size), str(properties.etag or ""))
+
+    async def read(self, start: int, stop: int) -> bytes:
+        from azure.core import MatchConditions  # noqa: PLC0415 (slow, and loaded by now)
+
+        same = {"etag": self._etag, "match_condition": MatchConditions.IfNotModified} if self._etag else {}
+        try:
+            found = await self._client.download_blob(
+                offset=start, length=stop - start, max_concurrency=1, decompress=False, retry_total=0, **same
+            )
+            return bytes(await found.readall())
+        except Exception as exn:
+            if (answer := answer_of(exn)) is not None:
+                raise RefusedAnswer(answer) from None
+            raise
+
+
+def _is_https(url: str) -> bool:
+    return url[:6].lower() == "https:"
+
+
+def _base(url: str, blob: Blob) -> str:
+    """``url`` up to its container's slash."""
+    if _is_https(url):
+        parts = urllib.parse.urlsplit(url)
+        return f"{parts.scheme}://{parts.netloc}/{urllib.parse.quote(blob.container, safe='$')}/"
+    return url[: len(url) - len(blob.name)]
+
+
+def _quoted(name: str, url: str) -> str:
+    """A blob's name as it stands in a URL like ``url``."""
+    return urllib.parse.quote(name, safe="/~") if _is_https(url) else name

@@ -1,0 +1,269 @@
+"""Google Cloud Storage: ``gs://bucket/object``, and with ``#N`` (or ``?generation=N``) its generation N.
+
+Objects are read by the JSON API's media URL, with a bearer token where there are credentials (`gcscredentials`), and
+listed by the same API page by page. gcsfs, which shares options and credentials with both, reads where a request
+of our own will not do. ``storage_options`` are gcsfs's: ``token``, ``project``, ``endpoint_url``, ``requester_pays``,
+``access``, ``version_aware``, ``session_kwargs``, ….
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import functools
+import json
+import random
+import re
+import urllib.parse
+from collections.abc import AsyncIterator
+from typing import Any
+
+from wds_async.config import proxy_for, transfer_config
+from wds_async.environment import variable
+from wds_async.errors import ConfigError, MissingExtra, UrlError
+from wds_async.redact import redact
+from wds_async.storage.base import (
+    Access,
+    Answer,
+    Call,
+    Description,
+    Entry,
+    Fault,
+    Ranges,
+    RefusedAnswer,
+    Request,
+    Store,
+    Stream,
+    Verdict,
+)
+from wds_async.storage.filesystems import Filesystems
+from wds_async.storage.gcs.credentials import Identity, emulator, find_identity, metadata_project
+from wds_async.storage.gcs.errors import explain
+from wds_async.storage.gcs.tokens import Tokens
+from wds_async.storage.http.backend import HttpBackend
+from wds_async.storage.options import NO_OPTIONS, Options
+
+__all__ = ["GcsBackend"]
+
+_GENERATION = re.compile(r"#(\d+)$|\?(?:[^#]*&)?generation=(\d+)(?:&[^#]*)?$")
+_LISTED = "items(name,size,updated),prefixes,nextPageToken"
+_PAGE = "1000"
+_RENEWALS_AT_MOST = 2
+_EXCERPT_BYTES = 4096
+_NOBODY_YET = Identity("")
+
+
+class GcsBackend(Store):
+    """Google Cloud Storage. Credentials are looked for when they are first needed, on a thread of ``call``."""
+
+    def __init__(self, call: Call, options: Options = NO_OPTIONS, *, direct: bool = True) -> None:
+        self._call = call
+        self._options = options
+        self._direct = direct
+        self._http = HttpBackend()
+        self._identity = _NOBODY_YET
+        self._tokens = Tokens(call, None)
+        self._filesystems: Filesystems | None = None
+        self._ready = asyncio.Lock()
+        self._rng = random.Random()
+
+    async def access(self, url: str) -> Access:
+        if self._why_not():
+            return await self._ranges(url)
+        await self._identify()
+        bucket, key, generation = self._split(url)
+        if not key:
+            raise IsADirectoryError(f"{bucket}: a bucket, not an object")
+        query = {"alt": "media", **({"generation": generation} if generation else {}), **await self._payer()}
+        path = f"/download/storage/v1/b/{_quote(bucket)}/o/{_quote(key)}"
+        headers, renew_after = await self._tokens.headers()
+        media = f"{self._endpoint()}{path}?{urllib.parse.urlencode(query)}"
+        return Request(media, (*_PLAIN, *headers), renew_after=renew_after)
+
+    async def entries(self, url: str) -> AsyncIterator[Entry]:
+        """See `Backend.entries`; ``gs://`` alone lists the buckets of the project. In order of names."""
+        bucket, _, prefix = url.partition("://")[2].partition("/")
+        await self._identify()
+        if self._only_gcsfs():
+            filesystems = await self._gcsfs(url)
+            for entry in sorted([entry async for entry in filesystems.entries(url)], key=lambda entry: entry.url):
+                yield entry
+            return
+        if bucket:
+            path = f"/storage/v1/b/{_quote(bucket)}/o"
+            query = {"delimiter": "/", "prefix": prefix, "fields": _LISTED, **await self._payer()}
+        else:
+            path = "/storage/v1/b"
+            query = {"project": await self._project(url), "fields": "items(name),nextPageToken"}
+        query["maxResults"] = _PAGE
+        while True:
+            page = await self._page(path, query)
+            items = page.get("items", [])
+            if not bucket:
+                found = [Entry(f"{url}{item['name']}/", None) for item in items]
+            else:
+                found = [_entry(url, item, len(prefix)) for item in items if len(item["name"]) > len(prefix)]
+                found += [Entry(url + folder[len(prefix) :], None) for folder in page.get("prefixes", [])]
+            for entry in sorted(found, key=lambda entry: entry.url):
+                yield entry
+            if not page.get("nextPageToken"):
+                return
+            query["pageToken"] = page["nextPageToken"]
+
+    async def describe(self, url: str) -> Description:
+        await self._identify()
+        why = self._why_not()
+        return Description("Google Cloud Storage", self._endpoint(), self._identity.who, not why, why)
+
+    def streamed(self, request: Request) -> Stream:
+        return self._http.streamed(request)
+
+    def classify(self, outcome: Answer | BaseException, url: str) -> Fault:
+        fault = explain(outcome, self._identity, generation=self._split(url)[2], renewable=self._tokens.refreshable)
+        if fault.verdict is Verdict.EXPIRED:
+            self._tokens.refuse()
+        return fault
+
+    async def close(self) -> None:
+        await self._http.close()
+        if self._filesystems is not None:
+            await self._filesystems.close()
+
+    def _endpoint(self) -> str:
+        given = self._options.get("endpoint_url") or emulator()
+        universe = variable("GOOGLE_CLOUD_UNIVERSE_DOMAIN") or "googleapis.com"
+        return str(given or f"https://storage.{universe}").rstrip("/")
+
+    def _why_not(self) -> str:
+        """Why gcsfs reads in our place; "" where it does not."""
+        if not self._direct:
+            return "WDS_DIRECT=0"
+        if proxy_for(self._endpoint()) is not None:
+            return "a proxy is in the way"
+        return self._only_gcsfs()
+
+    def _only_gcsfs(self) -> str:
+        """Why nobody else may talk to the store; "" where we may."""
+        if self._options.get("session_kwargs"):
+            return "session_kwargs= are for gcsfs's own client"
+        certificate = (variable("GOOGLE_API_USE_CLIENT_CERTIFICATE") or "").lower() == "true"
+        return "client certificates are presented by gcsfs" if certificate else ""
+
+    def _split(self, url: str) -> tuple[str, str, str]:
+        """Bucket, key and generation, as gcsfs reads them: "#" and "?" belong to the key where no number follows."""
+        bucket, _, key = url.partition("://")[2].partition("/")
+        found = _GENERATION.search(key) if self._options.get("version_aware", True) else None
+        if found is None:
+            return bucket, key, ""
+        return bucket, key[: found.start()], found[1] or found[2]
+
+    async def _identify(self) -> None:
+        async with self._ready:
+            if self._identity is _NOBODY_YET:
+                try:
+                    self._identity = await self._call(find_identity, self._options)
+                except ImportError as exn:
+                    raise MissingExtra('gs:// with credentials needs: pip install "wds-async[gcs]"') from exn
+                self._tokens = Tokens(self._call, self._identity.credentials)
+
+    async def _payer(self) -> dict[str, str]:
+        """The project that is billed, where the requester pays. ConfigError where it is not known."""
+        pays = self._options.get("requester_pays")
+        if not pays:
+            return {}
+        project = pays if isinstance(pays, str) else await self._own_project()
+        if not project:
+            raise ConfigError("requester_pays=True: name the project that is billed, requester_pays='PROJECT'")
+        return {"userProject": project}
+
+    async def _project(self, url: str) -> str:
+        if not (project := await self._own_project()):
+            raise UrlError(
+                f"{redact(url)}: buckets are listed by project: set GOOGLE_CLOUD_PROJECT, or name a bucket, gs://BUCKET/"
+            )
+        return project
+
+    async def _own_project(self) -> str:
+        if self._identity.project or self._identity.name != "metadata server":
+            return self._identity.project
+        return str(await self._call(metadata_project))
+
+    async def _ranges(self, url: str) -> Ranges:
+        return _FreshRanges(await (await self._gcsfs(url)).ranges(url), self._tokens)
+
+    async def _gcsfs(self, url: str) -> Filesystems:
+        await self._identify()
+        await self._tokens.headers()
+        if self._filesystems is None:
+            # gcsfs gets a token that is always fresh, because it would refresh on the loop, and the environment's
+            # proxy, which its session does not look for.
+            session = {"trust_env": True, **(self._options.get("session_kwargs") or {})}
+            given = {**self._options, "token": self._tokens.bearer, "session_kwargs": session}
+            if self._options.get("requester_pays"):
+                given["requester_pays"] = (await self._payer())["userProject"]
+            self._filesystems = Filesystems(self._call, given)
+        _without_retries((await self._filesystems.find(url))[0])
+        return self._filesystems
+
+    async def _page(self, path: str, query: dict[str, str]) -> dict[str, Any]:
+        """One page of a listing, tried again where that can help. `RefusedAnswer`, or the network's exception."""
+        retry, attempt, renewals = transfer_config().retry, 0, 0
+        while True:
+            try:
+                return await self._ask(path, query)
+            except Exception as exn:
+                fault = self.classify(exn, "gs://")
+                if fault.verdict is Verdict.EXPIRED and renewals < _RENEWALS_AT_MOST:
+                    renewals += 1
+                    continue
+                attempt += 1
+                again = fault.verdict.again and fault.verdict is not Verdict.EXPIRED
+                if not again or attempt >= retry.max_attempts:
+                    raise
+                await asyncio.sleep(retry.delay_s(attempt, self._rng, fault.retry_after_s))
+
+    async def _ask(self, path: str, query: dict[str, str]) -> dict[str, Any]:
+        session = await self._http.session()
+        headers, _ = await self._tokens.headers()
+        async with session.get(self._endpoint() + path, params=query, headers=dict((*_PLAIN, *headers))) as response:
+            if response.status != 200:
+                fields = {name.lower(): value for name, value in response.headers.items()}
+                raise RefusedAnswer(Answer(response.status, fields, await response.content.read(_EXCERPT_BYTES)))
+            page = json.loads(await response.read())
+            return page if isinstance(page, dict) else {}
+
+
+_PLAIN = (("User-Agent", "wds-async"), ("Accept", "*/*"), ("Accept-Encoding", "identity"))
+
+
+def _without_retries(filesystem: Any) -> None:
+    """Let gcsfs try once: the engine tries again itself, and knows better tokens. gcsfs would repeat a refused one for
+    half a minute, and log it."""
+    once = getattr(type(filesystem)._request, "__wrapped__", None)
+    if once is not None:
+        filesystem._request = functools.partial(once, filesystem)
+
+
+def _quote(name: str) -> str:
+    return urllib.parse.quote(name, safe="")
+
+
+def _entry(url: str, item: dict[str, Any], skipped: int) -> Entry:
+    modified = None
+    if "updated" in item:
+        modified = datetime.datetime.fromisoformat(item["updated"]).timestamp()
+    return Entry(url + item["name"][skipped:], int(item.get("size", 0)), modified)
+
+
+class _FreshRanges:
+    """gcsfs's ranges, each read with a token that holds."""
+
+    def __init__(self, ranges: Ranges, tokens: Tokens) -> None:
+        self._ranges = ranges
+        self._tokens = tokens
+        self.size = ranges.size
+        self.identity = ranges.identity
+
+    async def read(self, start: int, stop: int) -> bytes:
+        await self._tokens.headers()
+        return await self._ranges.read(start, stop)

@@ -1,0 +1,282 @@
+"""Whose authority Google Cloud Storage is read with: found as Google's own libraries find it, but never waited for
+longer than three seconds where there is nothing.
+
+The order is that of "Application Default Credentials": ``GOOGLE_APPLICATION_CREDENTIALS``, gcloud's file, the metadata
+server of the machine; then nobody (anonymous), which is said once a process.
+"""
+
+# google-auth says that it is typed, and is in parts.
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import logging
+import os
+import time
+import urllib.parse
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from wds_async.environment import variable
+from wds_async.storage.gcs.tokens import AuthFailed, in_words
+
+__all__ = ["HOW_TO_GIVE", "Identity", "emulator", "find_identity", "gcsfs_token", "metadata_project"]
+
+logger = logging.getLogger("wds_async")
+
+HOW_TO_GIVE = (
+    "Set GOOGLE_APPLICATION_CREDENTIALS to a key or workload identity file, run `gcloud auth application-default "
+    "login`, give the machine a service account, or pass storage_options={'token': …}."
+)
+_METADATA_ADDRESS = "169.254.169.254"
+_METADATA_TRIES, _METADATA_TRY_S = 2, 1.0
+_ABSENT_FOR_S = 600.0
+_MACHINE = "/sys/class/dmi/id/product_name"
+
+_answering: set[str] = set()
+"""Metadata addresses that have answered this process."""
+_silent_until: dict[str, float] = {}
+"""Those that have not, and until when (time.monotonic) they are not asked again."""
+_said: set[str] = set()
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who reads. ``name`` is for people; ``credentials`` are google-auth's, None for anonymous; ``missed`` says that
+    credentials were looked for and not found."""
+
+    name: str
+    credentials: Any = field(default=None, repr=False)
+    project: str = ""
+    missed: bool = False
+
+    @property
+    def who(self) -> str:
+        """``name``, and the machine's account once its metadata server has told it."""
+        email = getattr(self.credentials, "service_account_email", None)
+        known = isinstance(email, str) and email not in ("", "default") and email not in self.name
+        return f"{self.name}, service account {email}" if known else self.name
+
+
+def emulator() -> str:
+    """The URL that ``STORAGE_EMULATOR_HOST`` names, "" without one."""
+    host = (variable("STORAGE_EMULATOR_HOST") or "").rstrip("/")
+    if host in ("", "default"):
+        return ""
+    return host if host.startswith(("http://", "https://")) else f"http://{host}"
+
+
+def find_identity(options: Mapping[str, Any]) -> Identity:
+    """Who reads, by gcsfs's ``token=`` of ``options`` or by what the environment has. Blocks, 3 s at most where there
+    is nothing. `AuthFailed` where credentials are named and cannot be used.
+
+    An emulator gets no credentials but those of ``token=``: a real token is none of its business.
+    """
+    scopes = [f"https://www.googleapis.com/auth/devstorage.{options.get('access') or 'read_only'}"]
+    token = options.get("token")
+    with in_words("credentials"):
+        if token == "anon":
+            return Identity("anonymous (token='anon')")
+        if token is None and emulator() and not options.get("endpoint_url"):
+            return Identity("anonymous (STORAGE_EMULATOR_HOST)", project=_project(options, {}))
+        if token in (None, "google_default"):
+            return _default(options, scopes)
+        if token == "cloud":
+            return _metadata(options, scopes)
+        return _given(token, options, scopes)
+
+
+def gcsfs_token(options: Mapping[str, Any]) -> Any:
+    """What to give gcsfs as ``token=``, so that it does not search for 15 s itself. Blocks like `find_identity`."""
+    return find_identity({"access": "full_control", **options}).credentials or "anon"
+
+
+def metadata_project() -> str:
+    """The project of this machine, "" where no metadata server says one. Blocks."""
+    status, _, body = _ask_metadata("/computeMetadata/v1/project/project-id")
+    return body.decode("ascii", "replace").strip() if status == 200 else ""
+
+
+def _default(options: Mapping[str, Any], scopes: list[str]) -> Identity:
+    named = variable("GOOGLE_APPLICATION_CREDENTIALS")
+    if named:
+        return _from_file(named, "GOOGLE_APPLICATION_CREDENTIALS", options, scopes)
+    known = _gcloud_file()
+    if os.path.isfile(known):
+        return _from_file(known, "gcloud's application default credentials", options, scopes)
+    if _has_metadata():
+        return _metadata(options, scopes)
+    if options.get("token") == "google_default":
+        raise AuthFailed("token='google_default': there are no application default credentials")
+    if "anonymous" not in _said:
+        _said.add("anonymous")
+        logger.warning(
+            "Google Cloud Storage is read anonymously: no credentials were found (no GOOGLE_APPLICATION_CREDENTIALS, "
+            "none of gcloud's, no metadata server); storage_options={'token': 'anon'} says that this is meant "
+            "(said once a process)"
+        )
+    return Identity("anonymous (no credentials were found)", project=_project(options, {}), missed=True)
+
+
+def _gcloud_file() -> str:
+    folder = variable("CLOUDSDK_CONFIG")
+    if not folder and os.name == "nt":
+        folder = os.path.join(variable("APPDATA") or "", "gcloud")
+    folder = folder or os.path.join(os.path.expanduser("~"), ".config", "gcloud")
+    return os.path.join(folder, "application_default_credentials.json")
+
+
+def _given(token: Any, options: Mapping[str, Any], scopes: list[str]) -> Identity:
+    """What ``token=`` holds: a file, its content, an access token, or credentials."""
+    from google.auth.credentials import Credentials as AnyCredentials  # noqa: PLC0415
+    from google.oauth2.credentials import Credentials  # noqa: PLC0415
+
+    if token == "browser":
+        raise AuthFailed("token='browser' cannot log in from here; run `gcloud auth application-default login` before")
+    if token == "cache":
+        from gcsfs.credentials import GoogleCredentials  # noqa: PLC0415
+
+        made = GoogleCredentials(options.get("project"), options.get("access", "full_control"), token)
+        return Identity("gcsfs's token='cache'", made.credentials, _project(options, {}))
+    if isinstance(token, str) and os.path.exists(token):
+        return _from_file(token, "storage_options", options, scopes)
+    if isinstance(token, str):
+        return Identity("access token (storage_options)", Credentials(token), _project(options, {}))
+    if isinstance(token, Mapping):
+        return _from_info(dict(token), "storage_options", options, scopes)
+    if isinstance(token, AnyCredentials):
+        email = getattr(token, "service_account_email", "")
+        name = f"service account {email}" if email else type(token).__name__
+        return Identity(f"{name} (storage_options)", token, _project(options, {}))
+    raise AuthFailed(f"token= is a file, a dict, an access token or credentials, not {type(token).__name__}")
+
+
+def _from_file(path: str, where: str, options: Mapping[str, Any], scopes: list[str]) -> Identity:
+    try:
+        with open(path, encoding="utf-8") as file:
+            info = json.load(file)
+    except OSError as exn:
+        raise AuthFailed(f"the file that {where} names cannot be read: {exn.strerror or exn}: {path!r}") from None
+    except ValueError:
+        raise AuthFailed(f"the file that {where} names is not JSON: {path!r}") from None
+    if not isinstance(info, dict):
+        raise AuthFailed(f"the file that {where} names holds no credentials: {path!r}")
+    return _from_info(info, where, options, scopes)
+
+
+def _from_info(info: dict[str, Any], where: str, options: Mapping[str, Any], scopes: list[str]) -> Identity:
+    """Credentials by the ``type`` of their file. User credentials are not given scopes: theirs are set at login."""
+    from google.auth.credentials import with_scopes_if_required  # noqa: PLC0415
+
+    kind = info.get("type") or ("authorized_user" if "refresh_token" in info else None)
+    credentials, name = _of_kind(kind, info, where)
+    credentials = with_scopes_if_required(credentials, scopes)
+    if hasattr(credentials, "with_quota_project_from_environment"):
+        credentials = credentials.with_quota_project_from_environment()
+    return Identity(f"{name} ({where})", credentials, _project(options, info))
+
+
+def _of_kind(kind: Any, info: dict[str, Any], where: str) -> tuple[Any, str]:
+    if kind == "service_account":
+        from google.oauth2 import service_account  # noqa: PLC0415
+
+        found = service_account.Credentials.from_service_account_info(info)
+        return found, f"service account {found.service_account_email}"
+    if kind == "authorized_user":
+        from google.oauth2.credentials import Credentials  # noqa: PLC0415
+
+        info = {"client_id": "", "client_secret": "", **info}
+        return Credentials.from_authorized_user_info(info), f"user account {info.get('account') or ''}".rstrip()
+    if kind == "external_account":
+        found = _external(info)
+        email = found.service_account_email
+        return found, "workload identity" + (f" as service account {email}" if email else "")
+    if kind == "external_account_authorized_user":
+        from google.auth import external_account_authorized_user as users  # noqa: PLC0415
+
+        return users.Credentials.from_info(info), "workforce identity"
+    if kind == "impersonated_service_account":
+        from google.auth import impersonated_credentials as others  # noqa: PLC0415
+
+        found = others.Credentials.from_impersonated_service_account_info(info)
+        return found, f"impersonated service account {found.service_account_email}"
+    raise AuthFailed(f"{where}: credentials of a type that is not known here: {kind!r:.60}")
+
+
+def _external(info: dict[str, Any]) -> Any:
+    """Workload identity federation: AWS, a program (which Google's library runs only where it is allowed to by
+    ``GOOGLE_EXTERNAL_ACCOUNT_ALLOW_EXECUTABLES=1``), a file or a URL."""
+    if info.get("subject_token_type") == "urn:ietf:params:aws:token-type:aws4_request":
+        from google.auth import aws  # noqa: PLC0415
+
+        return aws.Credentials.from_info(info)
+    if (info.get("credential_source") or {}).get("executable") is not None:
+        from google.auth import pluggable  # noqa: PLC0415
+
+        return pluggable.Credentials.from_info(info)
+    from google.auth import identity_pool  # noqa: PLC0415
+
+    return identity_pool.Credentials.from_info(info)
+
+
+def _project(options: Mapping[str, Any], info: Mapping[str, Any]) -> str:
+    named = options.get("project") or variable("GOOGLE_CLOUD_PROJECT") or variable("GCLOUD_PROJECT")
+    return str(named or info.get("project_id") or info.get("quota_project_id") or "")
+
+
+def _metadata(options: Mapping[str, Any], scopes: list[str]) -> Identity:
+    from google.auth import compute_engine  # noqa: PLC0415
+
+    return Identity("metadata server", compute_engine.Credentials(scopes=scopes), _project(options, {}))
+
+
+def _metadata_address() -> str:
+    named = (variable(name) for name in ("GCE_METADATA_HOST", "GCE_METADATA_ROOT", "GCE_METADATA_IP"))
+    return next((address for address in named if address), _METADATA_ADDRESS)
+
+
+def _has_metadata() -> bool:
+    """Whether this machine has a metadata server. One that has ever answered is believed to be there, also when it is
+    slow; one that has not is asked again only after ten minutes."""
+    if variable("NO_GCE_CHECK") == "true":
+        return False
+    with contextlib.suppress(OSError), open(_MACHINE, encoding="utf-8") as file:
+        if file.read().strip().startswith("Google"):
+            return True
+    address = _metadata_address()
+    if address in _answering:
+        return True
+    if _silent_until.get(address, 0.0) > time.monotonic():
+        return False
+    _, flavor, _ = _ask_metadata("/")
+    if flavor == "Google":
+        _answering.add(address)
+    else:
+        _silent_until[address] = time.monotonic() + _ABSENT_FOR_S
+    return address in _answering
+
+
+def _ask_metadata(path: str) -> tuple[int, str, bytes]:
+    """Status, ``Metadata-Flavor`` and body of a quick GET; status 0 for no answer. Never by a proxy."""
+    try:
+        patience_s = float(variable("GCE_METADATA_TIMEOUT") or _METADATA_TRY_S)
+    except ValueError:
+        patience_s = _METADATA_TRY_S
+    parts = urllib.parse.urlsplit(f"http://{_metadata_address()}")
+    for _ in range(_METADATA_TRIES):
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=patience_s)
+        try:
+            connection.request("GET", path, headers={"Metadata-Flavor": "Google"})
+            answer = connection.getresponse()
+            return answer.status, answer.getheader("Metadata-Flavor") or "", answer.read(4096)
+        except TimeoutError:
+            continue
+        except (OSError, http.client.HTTPException):
+            break
+        finally:
+            connection.close()
+    return 0, "", b""

@@ -1,0 +1,177 @@
+"""What Google Cloud Storage means by an answer, and gcsfs by an exception: in our words, with what Google said."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from wds_async.redact import redact
+from wds_async.storage.base import Answer, Fault, RefusedAnswer, Verdict
+from wds_async.storage.gcs.credentials import HOW_TO_GIVE, Identity
+from wds_async.storage.gcs.tokens import AuthFailed
+from wds_async.storage.generic import explain_foreign
+from wds_async.storage.http.backend import explain_status
+
+__all__ = ["explain", "explain_write"]
+
+_PERMISSION = re.compile(r"\b(?:storage|serviceusage)\.[a-zA-Z]+\.[a-zA-Z]+\b")
+_RATE = frozenset({"rateLimitExceeded", "userRateLimitExceeded", "SlowDown"})
+_CLOCK = re.compile(r"invalid_grant.*(?:reasonable timeframe|\biat\b|\bexp\b|clock)", re.IGNORECASE)
+_REQUESTER_PAYS = re.compile(r"requester pays|UserProjectMissing", re.IGNORECASE)
+_USER_PROJECT = re.compile(r"UserProject(?:Invalid|Denied|AccountProblem)|User project specified", re.IGNORECASE)
+_NO_BUCKET = re.compile(r"NoSuchBucket|specified bucket does not exist", re.IGNORECASE)
+_SHOWN = 240
+_WRITER = Identity("the credentials that write", credentials=True)
+
+
+def explain(outcome: Answer | BaseException, identity: Identity, *, generation: str, renewable: bool) -> Fault:
+    """``outcome`` as a `Fault`. ``generation`` is the one that the URL asks for; ``renewable`` says whether another
+    token can be asked for, so that a 401 is worth another request."""
+    if isinstance(outcome, RefusedAnswer):
+        outcome = outcome.answer
+    if isinstance(outcome, AuthFailed):
+        return _explain_auth(outcome, identity)
+    if isinstance(outcome, BaseException):
+        answer = _answer_of(outcome)
+        if answer is None:
+            return _explain_missing(outcome, identity) or explain_foreign(outcome)
+        outcome = answer
+    return _explain_answer(outcome, identity, generation, renewable)
+
+
+def explain_write(exn: BaseException) -> Fault:
+    """An exception of gcsfs while it writes, as a `Fault`."""
+    return explain(exn, _WRITER, generation="", renewable=False)
+
+
+def _explain_answer(answer: Answer, identity: Identity, generation: str, renewable: bool) -> Fault:
+    code, message = _said(answer)
+    text = f"{code} {message}"
+    said = f"Google Cloud Storage answered {answer.status} to {identity.who}" + (f": {message}" if message else "")
+    status = answer.status
+    if code in _RATE:
+        return Fault(Verdict.TRANSIENT, said, "Fewer connections (WDS_CONNECTIONS), or another time.", _wait(answer))
+    if status in (400, 403) and _REQUESTER_PAYS.search(text):
+        return Fault(Verdict.DENIED, said, "The requester pays for this bucket: pass storage_options="
+                     "{'requester_pays': 'PROJECT'}, the project that is billed for it.")  # fmt: skip
+    if status in (400, 403) and (_USER_PROJECT.search(text) or "serviceusage.services.use" in text):
+        return Fault(Verdict.DENIED, said, "Name a project of yours that has billing and in which this identity has "
+                     "the role Service Usage Consumer: storage_options={'requester_pays': 'PROJECT'}.")  # fmt: skip
+    if status == 401 and identity.credentials is not None:
+        verdict = Verdict.EXPIRED if renewable else Verdict.DENIED
+        advice = "The token is invalid or has expired. Log in again (`gcloud auth application-default login`), or "
+        return Fault(verdict, said, advice + "check the key file, and that it was not revoked.")
+    if status in (401, 403) and identity.credentials is None:
+        return _explain_nobody(said, identity)
+    if status == 403:
+        return Fault(Verdict.DENIED, said, _permission_advice(message, identity))
+    if status == 404 and generation:
+        gone = f"the object's generation {generation} is not there: it was replaced or deleted ({said})"
+        return Fault(Verdict.CHANGED, gone, "Name the generation that is there now, or none.")
+    if status == 404:
+        return _explain_404(said, text)
+    if status == 400:
+        return Fault(Verdict.FATAL, said, "Check the bucket's name, and the project and options that were given.")
+    fault = explain_status(answer)
+    return Fault(fault.verdict, fault.reason if status == 412 else said, fault.advice, fault.retry_after_s)
+
+
+def _explain_404(said: str, text: str) -> Fault:
+    if _NO_BUCKET.search(text):
+        return Fault(
+            Verdict.MISSING, f"there is no such bucket ({said})", "Check the bucket's name, gs://BUCKET/OBJECT."
+        )
+    if "No such object" in text or "NoSuchKey" in text:
+        return Fault(Verdict.MISSING, f"there is no such object ({said})", "Check its name; `wds-async ls` shows them.")
+    return Fault(Verdict.MISSING, said, "There is no such object or no such bucket: check both names.")
+
+
+def _explain_nobody(said: str, identity: Identity) -> Fault:
+    if identity.missed:
+        said = f"no credentials were found, and the bucket refuses anonymous reads ({said})"
+    else:
+        said = f"the bucket refuses anonymous reads ({said})"
+    return Fault(Verdict.DENIED, said, HOW_TO_GIVE)
+
+
+def _permission_advice(message: str, identity: Identity) -> str:
+    if "insufficient authentication scopes" in message.lower() or "Insufficient Permission" in message:
+        return "Give the machine the scope devstorage.read_only (or cloud-platform), or use a key file."
+    found = _PERMISSION.search(message)
+    permission = found[0] if found else "storage.objects.get"
+    role = "storage.objectViewer" if permission.endswith((".get", ".list")) else "storage.objectUser"
+    return (
+        f"{permission} is missing: grant {identity.who.partition(' (')[0]} the role roles/{role} on the bucket "
+        "(and check the bucket's name: where it is not yours, a missing one looks the same)."
+    )
+
+
+def _explain_auth(exn: AuthFailed, identity: Identity) -> Fault:
+    text = str(exn)
+    said = f"{text} (as {identity.who})" if identity.who else text
+    if _CLOCK.search(text):
+        return Fault(Verdict.DENIED, said, "This machine's clock is wrong: set it (NTP), tokens are dated.")
+    if exn.retryable:
+        return Fault(Verdict.TRANSIENT, said, "Check that the token endpoint or metadata server can be reached.")
+    if "invalid_grant" in text or "reauth" in text.lower():
+        return Fault(Verdict.DENIED, said, "The login or key is no longer valid: log in again with "
+                     "`gcloud auth application-default login`, or make another key.")  # fmt: skip
+    return Fault(Verdict.DENIED, said, HOW_TO_GIVE)
+
+
+def _explain_missing(exn: BaseException, identity: Identity) -> Fault | None:
+    """gcsfs drops what Google says with a 404."""
+    if not isinstance(exn, FileNotFoundError):
+        return None
+    said = f"Google Cloud Storage has nothing there for {identity.who}"
+    return Fault(Verdict.MISSING, said, "There is no such object or no such bucket: check both names.")
+
+
+def _answer_of(exn: BaseException) -> Answer | None:
+    """The answer behind an exception of gcsfs: ``HttpError`` with its code, and what it makes of 400 and 403."""
+    text = str(exn)
+    if type(exn).__name__ == "HttpError" and str(getattr(exn, "code", "")).isdigit():
+        return Answer(int(exn.code), {}, str(getattr(exn, "message", "")).encode())  # type: ignore[attr-defined]
+    if isinstance(exn, OSError) and text.startswith("Forbidden: "):
+        return Answer(403, {}, text.partition("\n")[2].encode())
+    if isinstance(exn, ValueError) and text.startswith("Bad Request: "):
+        return Answer(400, {}, text.partition("\n")[2].encode())
+    if isinstance(exn, ValueError) and "requester pays" in text:
+        return Answer(400, {}, text.encode())
+    return None
+
+
+def _said(answer: Answer) -> tuple[str, str]:
+    """The code and message of an error, from JSON, XML or plain text; the message is fit to be shown."""
+    text = answer.excerpt.decode("utf-8", "replace")
+    code, message = "", text
+    if text.lstrip().startswith("{"):
+        code, message = _from_json(text)
+    elif "<Error>" in text:
+        found = dict(re.findall(r"<(Code|Message|Details)>(.*?)</", text, re.DOTALL))
+        code = found.get("Code", "")
+        message = " ".join(found[name] for name in ("Message", "Details") if name in found)
+    else:
+        message = re.sub(r"<[^>]*>", " ", text)
+    message = " ".join(message.split())
+    shown = "".join(c for c in message if c.isprintable())[:_SHOWN]
+    return code, redact(shown).rstrip(".")
+
+
+def _from_json(text: str) -> tuple[str, str]:
+    try:
+        error: Any = json.loads(text)["error"]
+    except (ValueError, KeyError, TypeError):
+        found = re.search(r'"message"\s*:\s*"((?:[^"\\]|\\.)*)', text)  # an excerpt may end in the middle
+        return "", found[1] if found else ""
+    if not isinstance(error, Mapping):
+        return "", str(error)
+    errors = error.get("errors") or [{}]
+    first = errors[0] if isinstance(errors, list) and isinstance(errors[0], Mapping) else {}
+    return str(first.get("reason", "")), str(error.get("message", ""))
+
+
+def _wait(answer: Answer) -> float | None:
+    return explain_status(Answer(429, answer.fields)).retry_after_s

@@ -1,0 +1,348 @@
+"""HTTP(S) by URL. Direct requests; aiohttp where a proxy is in the way, or a server streams what it should cut."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import ssl
+import urllib.parse
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from wds_async.config import proxy_for
+from wds_async.errors import ConfigError, UrlError
+from wds_async.redact import redact
+from wds_async.storage.base import (
+    Access,
+    Answer,
+    Call,
+    Description,
+    Entry,
+    Fault,
+    RefusedAnswer,
+    Request,
+    Store,
+    Stream,
+    Tls,
+)
+from wds_async.storage.http.auth import (
+    ANONYMOUS,
+    HttpSettings,
+    Identity,
+    Netrc,
+    fsspec_configuration,
+    identity_of_url,
+)
+from wds_async.storage.http.errors import explain_exception, explain_status, told_as_whom, told_of_the_port
+from wds_async.storage.http.index import IndexPage
+from wds_async.storage.options import NO_OPTIONS, Options
+
+if TYPE_CHECKING:
+    import aiohttp
+
+__all__ = [
+    "PLAIN_HEADERS",
+    "HttpBackend",
+    "HttpStream",
+    "answer_of",
+    "explain_exception",
+    "explain_status",
+    "identity_of",
+    "redirected",
+    "tls_context",
+    "wire_url",
+]
+
+PLAIN_HEADERS = (("User-Agent", "wds-async"), ("Accept", "*/*"), ("Accept-Encoding", "identity"))
+"""What every request says, whoever asks."""
+
+_HARMLESS_HEADERS = frozenset(name.lower() for name, _ in PLAIN_HEADERS)
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_REDIRECTS_AT_MOST = 10
+_INDEX_LIMIT_BYTES = 32 << 20
+_INDEX_PIECE_BYTES = 64 << 10
+
+
+def identity_of(fields: dict[str, str], total: int | None) -> str:
+    """What pins an object while it is read: its ETag, else ``Last-Modified`` and size, else the size."""
+    if etag := fields.get("etag"):
+        return f"etag {etag}"
+    if version := fields.get("ais-version"):  # of AIStore, which gives no validators for its own buckets
+        return f"version {version}, {'unknown size' if total is None else f'{total} bytes'}"
+    modified = fields.get("last-modified")
+    size = "unknown size" if total is None else f"{total} bytes"
+    return f"modified {modified}, {size}" if modified else size
+
+
+async def _here(function: Callable[..., Any], *args: Any) -> Any:
+    return function(*args)
+
+
+class HttpBackend(Store):
+    """Plain web servers.
+
+    ``options``: ``headers``, ``token`` (bearer), ``username`` and ``password``, ``ca_file``, ``verify``,
+    ``certificate``, ``key``, or fsspec's ``client_kwargs`` with ``headers``, ``auth`` and ``trust_env``; ConfigError
+    for others. ``call`` runs a blocking function on a thread.
+    """
+
+    def __init__(
+        self,
+        options: Options = NO_OPTIONS,
+        *,
+        call: Call = _here,
+        direct: bool = True,
+        connect_timeout_s: float = 5.0,
+        stall_timeout_s: float = 30.0,
+    ) -> None:
+        self._options = options
+        self._settings = HttpSettings.of(options)
+        self._netrc: Netrc | None = None
+        self._call = call
+        self._direct = direct
+        self._timeouts_s = connect_timeout_s, stall_timeout_s
+        self._session: aiohttp.ClientSession | None = None
+        self._contexts: dict[Tls, ssl.SSLContext] = {}
+
+    def prepare(self) -> None:
+        """Read, once, what may say as whom to ask: fsspec's configuration and the netrc file. Blocks."""
+        if self._netrc is None:
+            if configured := fsspec_configuration("http", "https"):
+                self._settings = HttpSettings.of(self._options, configured)
+            self._netrc = Netrc.read() if self._settings.environment else Netrc({})
+
+    async def access(self, url: str) -> Access:
+        await self._prepared()
+        return self.read_by(self.request(url))
+
+    def read_by(self, request: Request) -> Request | Stream:
+        """The engine's own ``request``, or aiohttp in its stead where that cannot be."""
+        return self.streamed(request) if self.why_not(request.url) else request
+
+    def request(self, url: str) -> Request:
+        """The GET for ``url``, with the credentials and headers that are known; fragments are dropped.
+
+        `UrlError` for a URL without a host or with a port that is none."""
+        parts = _split(url)
+        headers = {name.lower(): (name, value) for name, value in PLAIN_HEADERS}
+        for name, value in (*self._settings.headers, *self.identity(url).headers):
+            headers[name.lower()] = name, value
+        netloc = parts.netloc.rpartition("@")[2]
+        target = parts._replace(netloc=netloc, fragment="").geturl()
+        return Request(target, tuple(headers.values()), tls=self._settings.tls)
+
+    def identity(self, url: str) -> Identity:
+        """As whom ``url`` is asked for: of the options, the URL, or (once it was read) the netrc file."""
+        parts = _split(url)
+        found = self._settings.identity or identity_of_url(parts)
+        if found is None and self._netrc is not None:
+            found = self._netrc.identity(parts.hostname or "")
+        return found or ANONYMOUS
+
+    def streamed(self, request: Request) -> Stream:
+        return HttpStream(self, request)
+
+    async def entries(self, url: str) -> AsyncIterator[Entry]:
+        """The links of the folder's index page that lead one level down; the size of a file is None (unknown)."""
+        await self._prepared()
+        response, page_url = await self.get(self.request(url))
+        with contextlib.closing(response):
+            if response.status != 200:
+                raise RefusedAnswer(await answer_of(response))
+            if response.content_type not in ("text/html", "application/xhtml+xml"):
+                raise UrlError(f"{redact(url)}: the server shows no index page; name the shards, with {{000..999}}")
+            page, size = IndexPage(url, page_url), 0
+            decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+            async for piece in response.content.iter_chunked(_INDEX_PIECE_BYTES):
+                size += len(piece)
+                if size > _INDEX_LIMIT_BYTES:
+                    raise UrlError(
+                        f"{redact(url)}: an index page of more than 32 MiB; name the shards, with {{000..999}}"
+                    )
+                page.feed(decode(piece))
+                for entry in page.take():
+                    yield entry
+            page.close()
+            for entry in page.take():
+                yield entry
+
+    async def describe(self, url: str) -> Description:
+        await self._prepared()
+        request = self.request(url)
+        parts = urllib.parse.urlsplit(request.url)
+        why = self.why_not(request.url)
+        also = [name for name, _ in self._settings.headers if name.lower() != "authorization"]
+        identity = self.identity(url).described + (f", with the headers {', '.join(also)}" if also else "")
+        return Description("HTTP", f"{parts.scheme}://{parts.netloc}", identity, not why, why)
+
+    def classify(self, outcome: Answer | BaseException, url: str = "") -> Fault:
+        if isinstance(outcome, RefusedAnswer):
+            outcome = outcome.answer
+        if not isinstance(outcome, Answer):
+            return told_of_the_port(explain_exception(outcome), outcome, url)
+        if not url:
+            return explain_status(outcome)
+        identity = self.identity(url)
+        proofs = Identity("", (*identity.headers, *self._settings.headers))
+        fault = told_as_whom(explain_status(outcome), outcome, identity.name, url)
+        return replace(fault, reason=proofs.hidden(fault.reason))
+
+    async def get(self, request: Request) -> tuple[aiohttp.ClientResponse, str]:
+        """The answer by aiohttp after all redirects, and the URL that gave it. What another origin may not see is not
+        sent there (aiohttp itself would hold back the one header ``Authorization``)."""
+        import yarl  # noqa: PLC0415 (comes with aiohttp)
+
+        session = await self.session()
+        for _ in range(_REDIRECTS_AT_MOST):
+            proxy, proof = self._proxy(request.url)
+            target = yarl.URL(wire_url(request.url), encoded=True)
+            response = await session.get(
+                target,
+                headers=dict(request.headers) | (proof if target.scheme == "http" else {}),
+                allow_redirects=False,
+                proxy=proxy,
+                proxy_headers=proof if target.scheme == "https" else None,
+                ssl=await self._context(request.tls) if target.scheme == "https" else True,
+            )
+            if response.status not in _REDIRECTS or "location" not in response.headers:
+                return response, request.url
+            response.release()
+            request = redirected(request, response.headers["location"])
+        raise RefusedAnswer(Answer(310, {}, b"redirected too often"))
+
+    async def session(self) -> aiohttp.ClientSession:
+        """The aiohttp session for what is not read directly, made at first use. It reads no environment: proxies are
+        given with each request, and aiohttp's netrc would also use its ``default`` entry."""
+        import aiohttp  # noqa: PLC0415 (a slow import that a direct read never needs)
+
+        if self._session is None:
+            connect_s, stall_s = self._timeouts_s
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_s, sock_read=stall_s)
+            self._session = aiohttp.ClientSession(timeout=timeout, read_bufsize=1 << 20)
+        return self._session
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def _prepared(self) -> None:
+        if self._netrc is None:
+            await self._call(self.prepare)
+
+    def why_not(self, url: str) -> str:
+        """Why ``url`` is not read by the engine's own requests; "" where it is."""
+        if not self._direct:
+            return "WDS_DIRECT=0"
+        return "a proxy is in the way" if self._settings.environment and proxy_for(url) is not None else ""
+
+    def _proxy(self, url: str) -> tuple[str | None, dict[str, str]]:
+        """The proxy for ``url``, and what proves to it who we are. aiohttp's errors show the URL of a proxy whole, so
+        userinfo is not left in it."""
+        named = proxy_for(url) if self._settings.environment else None
+        if named is None:
+            return None, {}
+        parts = urllib.parse.urlsplit(named if "://" in named else f"http://{named}")
+        identity = identity_of_url(parts) or ANONYMOUS
+        proxy = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+        return proxy, {f"Proxy-{name}": value for name, value in identity.headers}
+
+    async def _context(self, tls: Tls) -> ssl.SSLContext:
+        # Not aiohttp's own: that is as old as its import, and so may be what it made of SSL_CERT_FILE.
+        if tls not in self._contexts:
+            self._contexts[tls] = await self._call(tls_context, tls)
+        return self._contexts[tls]
+
+
+def _split(url: str) -> urllib.parse.SplitResult:
+    try:
+        parts = urllib.parse.urlsplit(url)
+        valid = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        valid = False
+    if not valid:
+        raise UrlError(f"{redact(url)!r}: a malformed URL; write http://host[:port]/path")
+    return parts
+
+
+def wire_url(url: str) -> str:
+    """``url`` as it stands in a request: what is escaped already stays as it is, or a signature would not fit."""
+    parts = urllib.parse.urlsplit(url)
+    path = urllib.parse.quote(parts.path or "/", safe="/%:@!$&'()*+,;=~-._")
+    query = urllib.parse.quote(parts.query, safe="/%:@!$&'()*+,;=~-._?")
+    return parts._replace(path=path, query=query, fragment="").geturl()
+
+
+def redirected(request: Request, location: str) -> Request:
+    """The request that a redirect asks for. When the origin changes, credentials stay behind (RFC 9110 §15.4), and
+    with them every other header of the user's: any may be a secret. UrlError where it leads out of HTTP."""
+    target = urllib.parse.urljoin(request.url, location)
+    parts = urllib.parse.urlsplit(target)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UrlError(f"{redact(request.url)} redirects to {redact(target)[:80]!r}, which is not HTTP: refused")
+    target = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    headers = request.headers
+    if _origin(target) != _origin(request.url):
+        headers = tuple((name, value) for name, value in headers if name.lower() in _HARMLESS_HEADERS)
+    return replace(request, url=target, headers=headers)
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urllib.parse.urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+
+
+def tls_context(tls: Tls) -> ssl.SSLContext:
+    """A client's context. ConfigError where a file that ``tls`` names cannot be used. Blocks: it reads files."""
+    try:
+        context = ssl.create_default_context(cafile=tls.ca_file or None)
+        if tls.certificate:
+            context.load_cert_chain(tls.certificate, tls.key or None)
+    except (OSError, ssl.SSLError) as exn:
+        named = ", ".join(name for name in (tls.ca_file, tls.certificate, tls.key) if name)
+        raise ConfigError(f"TLS: cannot use {named}: {exn}. They are PEM files of certificates and keys.") from exn
+    if not tls.verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+async def answer_of(response: aiohttp.ClientResponse) -> Answer:
+    """What is not the bytes asked for, with the beginning of its body."""
+    excerpt = (await response.content.read(500)) if response.status >= 400 else b""
+    return Answer(response.status, {name.lower(): value for name, value in response.headers.items()}, excerpt)
+
+
+class HttpStream:
+    """The whole body through aiohttp: chunked, compressed, by a proxy. Decoded where it was encoded."""
+
+    restartable = True
+
+    def __init__(self, backend: HttpBackend, request: Request) -> None:
+        self._backend = backend
+        self._request = request
+        self._response: aiohttp.ClientResponse | None = None
+        self._chunk = memoryview(b"")
+
+    async def open(self) -> str:
+        response, _ = await self._backend.get(self._request)
+        self._response = response
+        if response.status != 200:
+            raise RefusedAnswer(await answer_of(response))
+        return identity_of({name.lower(): value for name, value in response.headers.items()}, None)
+
+    async def readinto(self, into: memoryview) -> int:
+        assert self._response is not None
+        if not self._chunk:
+            self._chunk = memoryview(await self._response.content.readany())
+        count = min(len(self._chunk), len(into))
+        into[:count] = self._chunk[:count]
+        self._chunk = self._chunk[count:]
+        return count
+
+    async def close(self) -> None:
+        if self._response is not None:
+            self._response.close()
+            self._response = None
+        self._chunk = memoryview(b"")

@@ -1,0 +1,287 @@
+"""The Hugging Face hub: ``hf://datasets/OWNER/NAME@REVISION/PATH``, models, spaces, and buckets.
+
+A file is asked of the hub with the token; the hub redirects to a signed URL of its CDN, where the engine goes without
+it and which it keeps until the CDN refuses. Nothing here needs ``huggingface_hub``; where it is installed, it is asked
+for the login's token, because it renews those that expire.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import re
+import sys
+import time
+import urllib.parse
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from wds_async.environment import variable
+from wds_async.errors import ConfigError, UrlError
+from wds_async.redact import redact
+from wds_async.storage.base import (
+    Access,
+    Answer,
+    Call,
+    Description,
+    Entry,
+    Fault,
+    RefusedAnswer,
+    Request,
+    Store,
+    Stream,
+)
+from wds_async.storage.http.auth import ANONYMOUS, Identity, checked_header, fsspec_configuration
+from wds_async.storage.http.backend import PLAIN_HEADERS, HttpBackend, answer_of, redirected
+from wds_async.storage.hub.errors import HubPlace, explain_hub_answer
+from wds_async.storage.options import NO_OPTIONS, Options
+
+__all__ = ["HuggingFaceBackend", "hub_place"]
+
+_ENDPOINT = "https://huggingface.co"
+_FOLDERS = ("datasets", "models", "spaces", "kernels", "buckets")
+# Revisions that hold a slash and are written as they are; others escape it: @my%2Fbranch.
+_SPECIAL_REVISION = re.compile(r"refs/(?:convert/[\w.-]+|pr/\d+)(?=/|$)")
+_ACCEPTED = ("token", "endpoint", "revision")
+# What HfFileSystem takes besides, and has no meaning here.
+_MEANINGLESS = frozenset({
+    "asynchronous", "block_size", "expand_info", "listings_expiry_time", "live_follow", "loop", "max_workers",
+    "skip_instance_cache", "use_listings_cache",
+})  # fmt: skip
+_TRUE = frozenset({"1", "on", "yes", "true"})
+_LOOKED_UP_AGAIN_S = 60.0
+
+
+def hub_place(url: str, revision: str | None = None) -> HubPlace:
+    """What an ``hf://`` URL names. ``revision`` holds where the URL names none (default ``main``); UrlError for a URL
+    that is none, and for two revisions."""
+    folder, _, rest = url.partition("://")[2].partition("/")
+    if folder not in _FOLDERS:
+        folder, rest = "models", url.partition("://")[2]
+    repo, at, tail = rest.partition("@") if "@" in "/".join(rest.split("/")[:2]) else (rest, "", "")
+    if at:
+        special = _SPECIAL_REVISION.match(tail)
+        named, path = (special[0], tail[special.end() + 1 :]) if special else tail.partition("/")[::2]
+        named = urllib.parse.unquote(named)
+    else:
+        names = rest.split("/", 2)
+        repo, named, path = "/".join(names[:2]), "", names[2] if len(names) > 2 else ""
+    good = all(repo.split("/")) and repo.count("/") <= 1 and (at or "/" in repo) and bool(named) == bool(at)
+    if not good or (folder == "buckets" and at):
+        raise UrlError(
+            f"{redact(url)}: not a place of the hub; write hf://datasets/OWNER/NAME/PATH, hf://OWNER/NAME/PATH for a "
+            "model, hf://spaces/… or hf://buckets/OWNER/NAME/PATH; a revision goes behind the NAME: NAME@main"
+        )
+    if named and revision and named != revision:
+        raise UrlError(f"{redact(url)}: names revision {named!r}, and storage_options {revision!r}")
+    return HubPlace(folder, repo, "" if folder == "buckets" else named or revision or "main", path)
+
+
+@dataclass(frozen=True, slots=True)
+class _Login:
+    """Who asks the hub; ``asked_at`` (monotonic) is when the token was looked up, ``renewable`` whether doing that
+    again may give another one."""
+
+    identity: Identity = field(repr=False)
+    renewable: bool
+    asked_at: float
+
+
+class HuggingFaceBackend(Store):
+    """The hub. ``options``: ``token`` (False: none), ``endpoint``, ``revision``; ConfigError for others."""
+
+    def __init__(
+        self,
+        call: Call,
+        options: Options = NO_OPTIONS,
+        *,
+        direct: bool = True,
+        connect_timeout_s: float = 5.0,
+        stall_timeout_s: float = 30.0,
+    ) -> None:
+        unknown = sorted(name for name in options if name not in _ACCEPTED and name not in _MEANINGLESS)
+        if unknown:
+            accepted = ", ".join(_ACCEPTED)
+            raise ConfigError(
+                f"storage_options for hf: {', '.join(unknown)} means nothing here; accepted are {accepted}"
+            )
+        self._call = call
+        self._options: dict[str, Any] = dict(options)
+        self._prepared = False
+        self._login: _Login | None = None
+        self._renewed_at = -_LOOKED_UP_AGAIN_S
+        self._http = HttpBackend(
+            call=call, direct=direct, connect_timeout_s=connect_timeout_s, stall_timeout_s=stall_timeout_s
+        )
+
+    async def access(self, url: str) -> Access:
+        place = await self._place(url)
+        if not place.path or place.path.endswith("/"):
+            raise UrlError(f"{redact(url)}: names no file; {_folder_advice(place)}")
+        return self._http.read_by(await self._request(place.resolve_url(self._endpoint())))
+
+    def streamed(self, request: Request) -> Stream:
+        return self._http.streamed(request)
+
+    async def entries(self, url: str) -> AsyncIterator[Entry]:
+        """A folder of a repository or bucket, in the hub's order, as many at once as it gives (a thousand)."""
+        place = await self._place(url)
+        folder = place.path.strip("/")
+        beneath = f"{folder}/" if folder else ""
+        seen: set[str] = set()
+        request: Request | None = await self._request(place.tree_url(self._endpoint()))
+        while request is not None:
+            page, request = await self._page(request)
+            for item in page:
+                name = str(item.get("path", ""))
+                # A bucket's listing goes by the beginning of names, so "logs" also gives "logs-2/…".
+                below, slash, _ = name.removeprefix(beneath).partition("/")
+                if not name.startswith(beneath) or not below or below in seen:
+                    continue
+                seen.add(below)
+                if slash or item.get("type") == "directory":
+                    yield Entry(f"{url}{below}/", None)
+                else:
+                    yield Entry(url + below, int(item["size"]), _modified(item))
+
+    async def describe(self, url: str) -> Description:
+        await self._place(url)
+        endpoint = self._endpoint()
+        identity = (await self._who()).identity.described
+        why = self._http.why_not(endpoint)
+        return Description("the Hugging Face hub", endpoint, identity, not why, why)
+
+    def classify(self, outcome: Answer | BaseException, url: str) -> Fault:
+        answer = outcome.answer if isinstance(outcome, RefusedAnswer) else outcome
+        if not isinstance(answer, Answer):
+            return self._http.classify(answer, self._endpoint())
+        identity = self._login.identity if self._login is not None else ANONYMOUS
+        place = hub_place(url, self._options.get("revision"))
+        renewed = answer.status == 401 and self._forget_token()
+        return explain_hub_answer(answer, place, self._endpoint(), identity, renewed=renewed)
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    def _endpoint(self) -> str:
+        named = self._options.get("endpoint") or variable("HF_ENDPOINT") or _ENDPOINT
+        parts = urllib.parse.urlsplit(str(named))
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
+            raise ConfigError(f"HF_ENDPOINT or endpoint={redact(str(named))!r}: write https://host")
+        return str(named).rstrip("/")
+
+    async def _place(self, url: str) -> HubPlace:
+        for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+            if (variable(name) or "").lower() in _TRUE:
+                raise ConfigError(
+                    f"{redact(url)}: {name} is set, so the hub may not be asked; unset it, or read a copy"
+                )
+        if not self._prepared:
+            configured = await self._call(fsspec_configuration, "hf")
+            known = {name: value for name, value in configured.items() if name in _ACCEPTED}
+            self._options, self._prepared = {**known, **self._options}, True
+        return hub_place(url, self._options.get("revision"))
+
+    async def _request(self, url: str) -> Request:
+        login = await self._who()
+        return Request(url, (*PLAIN_HEADERS, *login.identity.headers))
+
+    async def _who(self) -> _Login:
+        if self._login is None:
+            identity, renewable = await self._call(_look_up, self._options.get("token"))
+            self._login = _Login(identity, renewable, time.monotonic())
+        return self._login
+
+    def _forget_token(self) -> bool:
+        """Whether a refused token is worth looking up again: a login's is renewed, or written anew, while we read.
+        Parts that were on their way with the old one come a little later than the first refusal."""
+        now, login = time.monotonic(), self._login
+        if now - self._renewed_at < _LOOKED_UP_AGAIN_S / 2:
+            return True
+        if login is None or not login.renewable or now - login.asked_at < _LOOKED_UP_AGAIN_S:
+            return False
+        self._login, self._renewed_at = None, now
+        return True
+
+    async def _page(self, request: Request) -> tuple[list[dict[str, Any]], Request | None]:
+        response, _ = await self._http.get(request)
+        with contextlib.closing(response):
+            if response.status != 200:
+                raise RefusedAnswer(await answer_of(response))
+            page = json.loads(await response.read())
+            following = [str(link["url"]) for rel, link in response.links.items() if rel == "next"]
+        return page, redirected(request, following[0]) if following else None
+
+
+def _folder_advice(place: HubPlace) -> str:
+    if place.path:
+        return "a folder is listed, and a file read"
+    name = place.repo.partition("/")[0]
+    return f"a dataset without an owner is written with its revision: hf://{place.folder}/{name}@main/PATH"
+
+
+def _modified(item: dict[str, Any]) -> float | None:
+    found = item.get("mtime") or (item.get("lastCommit") or {}).get("date")
+    try:
+        return datetime.datetime.fromisoformat(found).timestamp() if found else None
+    except (TypeError, ValueError):
+        return None
+
+
+def _look_up(given: Any) -> tuple[Identity, bool]:
+    """As whom to ask, and whether that can change: ``storage_options``, ``HF_TOKEN``, the login. Blocks."""
+    if given is False:
+        return ANONYMOUS, False
+    if isinstance(given, str):
+        return _bearer("the token of storage_options", given), False
+    if given not in (None, True):
+        raise ConfigError("storage_options for hf: token is a str, or False for none")
+    identity, renewable = _environments_token()
+    if given is True and identity is ANONYMOUS:
+        raise ConfigError("storage_options for hf: token=True, and there is none: set HF_TOKEN, or `hf auth login`")
+    return identity, renewable
+
+
+def _environments_token() -> tuple[Identity, bool]:
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        if not variable("HF_OIDC_RESOURCE") and (token := (variable(name) or "").strip()):
+            return _bearer(f"the token of {name}", token), False
+    path = _login_file()
+    if not os.path.exists(path) and not variable("HF_OIDC_RESOURCE") and "google.colab" not in sys.modules:
+        return ANONYMOUS, False  # nothing for huggingface_hub to find, so it is not imported (100 ms)
+    token = _hub_packages_token() or _read(path)
+    return (_bearer("the token of `hf auth login`", token), True) if token else (ANONYMOUS, False)
+
+
+def _hub_packages_token() -> str:
+    try:
+        from huggingface_hub import get_token  # noqa: PLC0415 (slow, and often not needed)
+    except ImportError:
+        return ""
+    return get_token() or ""
+
+
+def _login_file() -> str:
+    home = variable("HF_HOME") or os.path.join(variable("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    path = variable("HF_TOKEN_PATH") or os.path.join(home, "token")
+    return os.path.expandvars(os.path.expanduser(path))
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read().replace("\r", "").replace("\n", "").strip()
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as exn:
+        why = getattr(exn, "strerror", None) or "it is not text"
+        raise ConfigError(f"the hub's token file {path}: {why}; repair it, or set HF_TOKEN") from None
+
+
+def _bearer(name: str, token: str) -> Identity:
+    if not token.strip():
+        raise ConfigError(f"{name} is empty; give False for none")
+    return Identity(name, (("Authorization", f"Bearer {checked_header('Authorization', token.strip())}"),))

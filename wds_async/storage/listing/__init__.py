@@ -1,0 +1,1 @@
+"""What is in folders, and what patterns match there."""

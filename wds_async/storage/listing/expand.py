@@ -1,0 +1,196 @@
+"""What is in a store: the shards that a pattern or a folder stands for, and what a folder holds.
+
+It is asked when a dataset is made, by plain code, which a notebook may call from within a running event loop. So each
+call has a thread with an event loop of its own, which has ended when the call returns, with its clients; a program
+that forks later inherits nothing but names.
+
+Only the folders that a pattern needs are listed, page by page, and of their names only those that match are held. The
+names of a folder in which something matched are kept for the run (`forget_listings` drops them), so that the datasets
+of one folder list it once: 16 million characters at most. A folder that is larger is listed anew each time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import stat
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable
+from types import TracebackType
+from typing import Any, TypeVar
+
+from wds_async.config import transfer_config
+from wds_async.storage.base import Entry
+from wds_async.storage.listing.folders import forget
+from wds_async.storage.listing.globs import Pattern, parse
+from wds_async.storage.listing.searching import Folders
+from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
+from wds_async.storage.registry import Backends, locate
+from wds_async.urls import expand_urls, local_path
+
+__all__ = ["expand_listed", "folder_entries", "forget_listings", "matches"]
+
+T = TypeVar("T")
+Urls = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+
+_STOP_WITHIN_S = 2.0
+_PAGE = 1000
+
+
+def expand_listed(urls: Urls, options: StorageOptions = NOTHING_GIVEN) -> list[str]:
+    """Every shard that ``urls`` names, in order: what `urls.expand_urls` gives, and then patterns in URLs of stores
+    (``s3://b/x-*.tar``, ``gs://b/**/[ab].tar``) and folders (``https://host/dir/``: the shards in it) as well, each
+    sorted. See `globs` for what a pattern is; a name that is there literally is taken literally.
+
+    ``options``: for the stores' clients. Blocks while stores are listed. Raises `UrlError` for what cannot be listed
+    and where nothing matches, and a StorageError where the store refuses or fails.
+    """
+    return [entry.url for entry in _found(urls, options, fresh=False)]
+
+
+def matches(urls: Urls, options: StorageOptions = NOTHING_GIVEN) -> list[Entry]:
+    """The same, with sizes and times where a listing tells them or the file is local; never from memory."""
+    return [_with_status(entry) for entry in _found(urls, options, fresh=True)]
+
+
+def folder_entries(url: str, *, recursive: bool = False, options: StorageOptions = NOTHING_GIVEN) -> Generator[Entry]:
+    """What is in the folder ``url``, which ends with "/", in the store's order: objects and folders, or with
+    ``recursive`` the objects in it and then those in its folders. Listed page by page as it is taken; close the
+    iterator to stop before its end. Raises what `expand_listed` raises.
+    """
+    with _Loop(options, fresh=True) as loop:
+        pages = _pages(loop.folders, url, recursive)
+        while page := loop.run(_next(pages)):
+            yield from page
+
+
+def forget_listings() -> None:
+    """Forget which names there are, so that the next dataset lists its folders again."""
+    forget()
+
+
+def _found(urls: Urls, options: StorageOptions, *, fresh: bool) -> list[Entry]:
+    expanded = expand_urls(urls)
+    patterns: dict[str, Pattern] = {}
+    for url in expanded:
+        if url not in patterns and (pattern := parse(url)) is not None and not _is_the_programs(pattern, options):
+            patterns[url] = pattern
+    if not patterns:
+        return [Entry(url, None) for url in expanded]
+    with _Loop(options, fresh=fresh) as loop:
+        searches = loop.run(loop.folders.match(patterns.values()))
+    results = {search.pattern.url: search for search in searches}
+    return [entry for url in expanded for entry in (results[url].result() if url in results else [Entry(url, None)])]
+
+
+def _is_the_programs(pattern: Pattern, options: StorageOptions) -> bool:
+    """Whether the program opens such URLs itself: its opener may have a meaning of its own for ``*``."""
+    place = locate(pattern.folder, options=options)
+    return place.kind == "opener" and place.target == pattern.folder
+
+
+def _with_status(entry: Entry) -> Entry:
+    path = local_path(entry.url) if entry.size is None else None
+    if path is not None:
+        with contextlib.suppress(OSError):
+            status = os.stat(path)
+            if stat.S_ISREG(status.st_mode):
+                return Entry(entry.url, status.st_size, status.st_mtime)
+    return entry
+
+
+async def _pages(folders: Folders, url: str, recursive: bool) -> AsyncIterator[list[Entry]]:
+    todo = [url]
+    while todo:
+        page: list[Entry] = []
+        inner: list[str] = []
+        async with contextlib.aclosing(folders.entries(todo.pop())) as entries:
+            async for entry in entries:
+                if recursive and entry.url.endswith("/"):
+                    inner.append(entry.url)
+                    continue
+                page.append(entry)
+                if len(page) == _PAGE:
+                    yield page
+                    page = []
+        if page:
+            yield page
+        todo += reversed(inner)
+
+
+async def _next(pages: AsyncIterator[list[Entry]]) -> list[Entry] | None:
+    return await anext(pages, None)
+
+
+class _Loop:
+    """An event loop on a thread of its own, with backends of its own, for the length of a ``with`` block."""
+
+    def __init__(self, options: StorageOptions, *, fresh: bool) -> None:
+        config = transfer_config()
+        self._backends = Backends(
+            self._call,
+            direct=config.direct,
+            connect_timeout_s=config.connect_timeout_s,
+            stall_timeout_s=config.stall_timeout_s,
+        )
+        self.folders = Folders(self._backends, options, config.retry, fresh=fresh)
+        self._loop = asyncio.new_event_loop()
+        # A daemon, because Ctrl-C must not wait for a file server that does not answer.
+        self._thread = threading.Thread(target=self._run, name="wds-async-listing", daemon=True)
+
+    def __enter__(self) -> _Loop:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exn: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_STOP_WITHIN_S)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Its result, or what it raises; Ctrl-C ends the waiting."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.run_until_complete(self._end())
+            self._loop.close()
+
+    async def _end(self) -> None:
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_STOP_WITHIN_S * 0.75):
+                await asyncio.gather(*left, return_exceptions=True)
+                await self._loop.shutdown_asyncgens()
+                await self._backends.close()
+        await asyncio.sleep(0)  # transports that were closed report their end in the next round
+
+    async def _call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Run a blocking function on a daemon thread; a call that is cancelled goes on in its thread."""
+        future: asyncio.Future[Any] = self._loop.create_future()
+
+        def finish(result: Any, error: BaseException | None) -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+
+        def work() -> None:
+            result, error = None, None
+            try:
+                result = function(*args, **kwargs)
+            except Exception as exn:
+                error = exn
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                self._loop.call_soon_threadsafe(finish, result, error)
+
+        threading.Thread(target=work, name="wds-async-listing-call", daemon=True).start()
+        return await future

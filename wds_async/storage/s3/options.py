@@ -1,0 +1,49 @@
+"""s3fs's options: what the program gave, and what it has to be told beside."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from wds_async.environment import variable
+
+__all__ = ["s3fs_options", "with_region"]
+
+
+def s3fs_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """``options`` as s3fs gets them: with the region of ``AWS_REGION`` where they name none, and a client that follows
+    no redirects, because it would take the session token along to wherever they lead."""
+    options = with_region(options)
+    return {**options, "config_kwargs": {"http_session_cls": _session_class(), **(options.get("config_kwargs") or {})}}
+
+
+@functools.cache
+def _session_class() -> Any:
+    from aiobotocore.httpsession import AIOHTTPSession  # noqa: PLC0415 (slow)
+
+    class Stays(AIOHTTPSession):  # type: ignore[misc]
+        """Answers 3xx are answers: botocore knows what S3 means by them."""
+
+        async def _get_session(self, proxy_url: Any) -> Any:
+            return _Stays(await super()._get_session(proxy_url))
+
+    return Stays
+
+
+class _Stays:
+    def __init__(self, session: Any) -> None:
+        self._session = session
+
+    def request(self, *args: Any, **kw: Any) -> Any:
+        return self._session.request(*args, **{**kw, "allow_redirects": False})
+
+
+def with_region(options: Mapping[str, Any]) -> dict[str, Any]:
+    """``options`` with the region of ``AWS_REGION`` where they name none. Amazon's other tools read it; botocore reads
+    ``AWS_DEFAULT_REGION`` only, which therefore comes before it here."""
+    region = variable("AWS_REGION")
+    places = (options, options.get("client_kwargs") or {}, options.get("config_kwargs") or {})
+    if not region or variable("AWS_DEFAULT_REGION") or any("region_name" in place for place in places):
+        return dict(options)
+    return {**options, "client_kwargs": {"region_name": region, **places[1]}}
