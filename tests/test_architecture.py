@@ -31,7 +31,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("tar", "tar.*", "tenbin"),
     ("tariterators", "tarparts", "opening", "autodecode", "images", "media", "unpickle", "picklememo", "streamdecode",
      "parallel", "filters", "fields", "batches", "shuffles", "shardlists", "directories", "mix", "extradatasets",
-     "cache", "samplecache", "records", "shardcheck", "spec", "document", "shardfiles", "shardindex", "pipeline",
+     "cache", "samplecache", "records", "shardcheck", "spec", "sources", "document", "shardfiles", "shardindex", "pipeline",
      "checkpoint", "progress"),
     ("dataset", "fluid", "loader", "asyncreader", "mixture", "lengths", "shardplan", "multi", "random_access",
      "samplers", "handover", "legacy", "legacy.*"),

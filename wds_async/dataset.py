@@ -18,7 +18,7 @@ from wds_async.mixture import Mixture
 from wds_async.pipeline import DataPipeline
 from wds_async.shardcache.cache import DiskCache, shard_cache
 from wds_async.shardplan import ShardPlan, shuffle_buffer
-from wds_async.storage.options import StorageOptions
+from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.tariterators import ReadingStage, base_plus_ext, tarfile_to_samples
 from wds_async.transfer.stats import Boards
 
@@ -166,7 +166,7 @@ class WebDataset(DataPipeline, FluidInterface):
         setting = config.transfer_config(**transfer)
         check_shards(lists_of(self.pipeline[0]), which, options, config=setting, cache=cache)
 
-    def _add_source(self, urls: Any, plan: ShardPlan, reading: Callable[[], Any]) -> None:
+    def _add_source(self, urls: Any, plan: ShardPlan, reading: Callable[..., Any]) -> None:
         """What gives raw samples: shards and their reading, a mix of several such, or what a function returns."""
         if spec.is_function(urls):
             if plan.mode is not None or plan.resampled or plan.buffer:
@@ -175,7 +175,7 @@ class WebDataset(DataPipeline, FluidInterface):
         elif spec.is_specification(urls):
             if plan.mode not in (None, "resampled"):
                 raise ConfigError(f"mode={plan.mode!r} is for a directory, and {urls!r:.80} is a specification")
-            described = spec.load(urls)
+            described = spec.load(urls, plan.storage_options)
             make = functools.partial(_source, plan=dataclasses.replace(plan, strict=False), reading=reading)
             self.append(Mixture(described, make, resampled=plan.resampled, seed=self.seed))
         else:
@@ -202,9 +202,13 @@ class WebDataset(DataPipeline, FluidInterface):
         return super().__len__()
 
 
-def _source(shards: Any, plan: ShardPlan, reading: Callable[[], Any]) -> DataPipeline:
-    """The pipeline of one source of a specification."""
-    return DataPipeline(plan.stages(shards), reading())
+def _source(
+    shards: Any, plan: ShardPlan, reading: Callable[..., Any], storage_options: StorageOptions = NOTHING_GIVEN
+) -> DataPipeline:
+    """The pipeline of one source of a specification, whose options go over the dataset's."""
+    return DataPipeline(
+        plan.stages(shards), reading(**({"storage_options": storage_options} if storage_options else {}))
+    )
 
 
 def _how_many(shards: Any) -> int | None:

@@ -14,6 +14,7 @@ from typing import Any
 from wds_async.errors import ConfigError, UnsafeContent, WdsError
 from wds_async.redact import redact
 from wds_async.storage.generic import reads_local_files
+from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.storage.registry import locate
 from wds_async.transfer.reader import open_shards
 from wds_async.urls import local_path, scheme
@@ -34,6 +35,7 @@ class Document:
     ``text``: what ``data`` was parsed from; None for a program's own dict.
     ``base``: what relative names in it are relative to, with a slash at its end; empty for the working directory.
     ``trusted``: false where it came from elsewhere than this machine.
+    ``options``: for the clients of the stores that it names.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Document:
     text: str | None = None
     base: str = ""
     trusted: bool = True
+    options: StorageOptions = NOTHING_GIVEN
 
     def error(self, path: tuple[str | int, ...], message: str, kind: type[WdsError] = ConfigError) -> WdsError:
         """An error about the value at ``path``, naming its line and column."""
@@ -90,13 +93,13 @@ class Document:
         return f", line {mark.line + 1}, column {mark.column + 1}"
 
 
-def read(url: str) -> Document:
+def read(url: str, options: StorageOptions = NOTHING_GIVEN) -> Document:
     """The YAML or JSON document at ``url``, or in the file of that name; read by the engine, like a shard.
 
     Raises ConfigError, with line and column, where it is none, and a StorageError where it cannot be read.
     """
     pieces, size = [], 0
-    with open_shards([url]) as opened:
+    with open_shards([url], options=options) as opened:
         for stream in opened:
             while (piece := stream.read()) is not None:
                 size += len(piece)
@@ -114,7 +117,7 @@ def read(url: str) -> Document:
         trusted = locate(url).kind == "local"  # a rewritten name may lead anywhere
     else:
         base, trusted = re.split(r"[?#]", url, maxsplit=1)[0].rpartition("/")[0] + "/", False
-    return Document(name, _parsed(text, name), text, base, trusted)
+    return Document(name, _parsed(text, name), text, base, trusted, options)
 
 
 def _parsed(text: str, name: str) -> Any:

@@ -57,7 +57,8 @@ class Labelled(world.TorchDataset):
 class Mixture(mix.Mix):
     """The samples of all sources of ``spec``, each from a source drawn by weight; the first stage of a pipeline.
 
-    ``make(shards)`` builds the pipeline of one source, from shards to samples. ``shards`` is a shard list: a
+    ``make(shards)`` builds the pipeline of one source, from shards to samples; of one with ``storage_options`` it gets
+    those too. ``shards`` is a shard list: a
     `SimpleShardList` (with its ``counts``), for a source with ``resample`` or ``choose`` a `ResampledShards` or
     `MultiShardSample`; with ``resampled`` it is a list of URLs, to be drawn from without end. The pipelines split their
     shards among ranks and workers, and must bear to have none.
@@ -72,13 +73,13 @@ class Mixture(mix.Mix):
     def __init__(
         self,
         spec: Spec,
-        make: Callable[[Any], Iterable[dict[str, Any]]],
+        make: Callable[..., Iterable[dict[str, Any]]],
         *,
         resampled: bool = False,
         seed: int = 0,
     ) -> None:
         self.sources = tuple(source for source in spec.sources if source.weight)
-        super().__init__([make(_shards(source, resampled, seed)) for source in self.sources])
+        super().__init__([make(_shards(source, resampled, seed), **_own(source)) for source in self.sources])
         self.weights = [source.weight for source in self.sources]
         self.endless = frozenset(i for i, source in enumerate(self.sources) if resampled or source.resample is True)
         self.seed = seed
@@ -111,6 +112,10 @@ class Mixture(mix.Mix):
         """Drawn by weight, until every source that ends has ended."""
         rng = random.Random(world.make_seed(self.seed, self._epoch.next(), world.worker_seed()))
         return mix.random_samples(sources, self.weights, longest=True, rng=rng, endless=self.endless)
+
+
+def _own(source: Source) -> dict[str, Any]:
+    return {"storage_options": source.storage_options} if source.storage_options else {}
 
 
 def _shards(source: Source, resampled: bool, seed: int) -> Any:

@@ -22,14 +22,16 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 from wds_async import environment
 from wds_async.document import Document, read
 from wds_async.errors import ConfigError, UnsafeContent, UrlError
 from wds_async.redact import redact
+from wds_async.sources import Source, Spec
 from wds_async.storage.listing.expand import expand_listed
+from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.urls import expand_urls, merge_url, scheme
 
 __all__ = ["Source", "Spec", "call", "is_function", "is_specification", "load"]
@@ -40,50 +42,21 @@ _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)")
 _MAX_RANGE = 10**7  # of fetched braces: {0..999999999999} would fill the memory
 _SOURCE_KEYS = frozenset(
-    ("shards", "shardlist", "name", "weight", "extensions", "nsamples", "resample", "choose", "buckets")
+    (
+        "shards",
+        "shardlist",
+        "name",
+        "weight",
+        "extensions",
+        "nsamples",
+        "resample",
+        "choose",
+        "buckets",
+        "storage_options",
+    )
 )
 _SHARD_LIST_KEYS = frozenset(("wids_version", "__kind__"))
 _EXAMPLE = "a specification holds `dataset:` with a list of `- shards: …`, `datasets:`, or a JSON `shardlist`"
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """One source of a mix.
-
-    ``urls``: its shards, expanded.
-    ``weight``: its share in the mix, in any scale; by default the number of shards it reads an epoch. 0 leaves it out.
-    ``fields``: the fields that its samples keep beside ``__…__``; None keeps all.
-    ``metadata``: its other keys.
-    ``nsamples``: samples of all its shards, where that is stated; ``counts``: those of single shards, by URL.
-    ``resample``: True draws its shards with replacement and without end; a number draws so many each epoch.
-    ``choose``: so many of its shards each epoch, without replacement; 0 for all.
-    """
-
-    name: str
-    urls: tuple[str, ...]
-    weight: float
-    fields: tuple[str, ...] | None = None
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    nsamples: int | None = None
-    resample: bool | int = False
-    choose: int = 0
-    counts: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Spec:
-    """The sources of a dataset, in the order of the specification."""
-
-    sources: tuple[Source, ...]
-    name: str = ""
-
-    @property
-    def nsamples(self) -> int | None:
-        """Samples of an epoch, None where a source does not state its own."""
-        counts = [source.nsamples for source in self.sources if source.weight]
-        known = [n for n in counts if n is not None]
-        whole = not any(source.resample or source.choose for source in self.sources if source.weight)
-        return sum(known) if whole and len(known) == len(counts) else None
 
 
 def is_function(urls: Any) -> bool:
@@ -129,12 +102,15 @@ def call(name: str) -> Any:
     return result
 
 
-def load(urls: str | os.PathLike[str] | Mapping[str, Any] | Spec) -> Spec:
-    """The specification in a file, at a URL, or in a dict.
+def load(
+    urls: str | os.PathLike[str] | Mapping[str, Any] | Spec, storage_options: StorageOptions = NOTHING_GIVEN
+) -> Spec:
+    """The specification in a file, at a URL, or in a dict. ``storage_options`` are for reading and listing it.
 
     Relative names of shards mean files beside the specification; those of a local ``datasets:`` are relative to the
     working directory, as WebDataset reads them, and ``$X`` in it is the environment's. What comes from elsewhere
-    than this machine (or the program) names neither local files nor ``pipe:`` commands nor variables.
+    than this machine (or the program) names neither local files nor ``pipe:`` commands nor variables nor
+    ``storage_options``, which might lead credentials elsewhere.
 
     Raises ConfigError and UrlError that name the line and say what would be right, UnsafeContent for forbidden shards,
     and a StorageError where it cannot be read.
@@ -143,7 +119,9 @@ def load(urls: str | os.PathLike[str] | Mapping[str, Any] | Spec) -> Spec:
         return urls
     if is_function(urls):
         raise ConfigError(f"{urls} is a function, not a list of sources: spec.call runs it")
-    return _spec(Document("the specification", dict(urls)) if isinstance(urls, Mapping) else read(os.fspath(urls)))
+    if isinstance(urls, Mapping):
+        return _spec(Document("the specification", dict(urls), options=storage_options))
+    return _spec(read(os.fspath(urls), storage_options))
 
 
 @dataclass(frozen=True)
@@ -260,6 +238,7 @@ def _source(
         raise document.error(path, f"a source without shards ({', '.join(map(str, given))}): it needs `shards: …`")
     bucket = _bucket(document, path, given.get("buckets", place.buckets))
     where = (*path, key) if at is None else at
+    document = _with_options(document, path, given)
     urls, counted, counts = _shards(document, where, given[key], place, bucket)
     resample = _resample(document, (*path, "resample"), given.get("resample"))
     choose = _count(document, (*path, "choose"), given.get("choose"), least=-1)
@@ -285,7 +264,23 @@ def _source(
         resample=resample,
         choose=chosen,
         counts=counts,
+        storage_options=document.options,
     )
+
+
+def _with_options(document: Document, path: tuple[str | int, ...], given: Mapping[str, Any]) -> Document:
+    """The document as one source sees it: with the ``storage_options`` that it names."""
+    if "storage_options" not in given:
+        return document
+    if not document.trusted:
+        raise document.error(
+            (*path, "storage_options"), "a fetched specification may not say where credentials go: give them to "
+            "WebDataset(storage_options=…), or save it to a file and name that", UnsafeContent,
+        )  # fmt: skip
+    try:
+        return replace(document, options=StorageOptions(given["storage_options"]))
+    except ConfigError as exn:
+        raise document.error((*path, "storage_options"), str(exn)) from exn
 
 
 def _default_name(shards: Any, bucket: str, index: int) -> str:
@@ -323,17 +318,17 @@ def _shards(
 
 def _urls(document: Document, path: tuple[str | int, ...], given: Any, place: _Place, bucket: str) -> list[str]:
     if isinstance(given, os.PathLike):
-        return expand_listed(given)  # of a dict: the program's own
+        return expand_listed(given, document.options)  # of a dict: the program's own
     if not isinstance(given, str) or not given.strip():
         raise document.error(path, f"{given!r:.60} is not the name of a shard: write a URL or a path, as text")
     text = place.complete(given, bucket)
     try:
         if document.trusted:
-            return expand_listed(text)
+            return expand_listed(text, document.options)
         _refuse_large(document, path, text)
         patterns = expand_urls(text)
         _refuse_unsafe(document, path, patterns)  # before anything is listed
-        found = expand_listed(patterns)
+        found = expand_listed(patterns, document.options)
     except UrlError as exn:
         raise document.error(path, str(exn), UrlError) from exn
     _refuse_unsafe(document, path, found)
