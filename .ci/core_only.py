@@ -11,7 +11,7 @@ import tempfile
 import threading
 from pathlib import Path
 
-for absent in ("torch", "s3fs", "gcsfs", "adlfs", "PIL", "webdataset"):
+for absent in ("torch", "s3fs", "gcsfs", "adlfs", "huggingface_hub", "PIL", "webdataset"):
     assert importlib.util.find_spec(absent) is None, f"{absent} is installed: this is no core-only environment"
 
 import wds_async as wds  # noqa: E402

@@ -8,6 +8,7 @@ from benchmarks.harness import Bench, Job, child, command
 from benchmarks.http import shard_bytes
 from benchmarks.link import RATE, link
 from tests.servers import Nginx
+from tests.servers.s3list import S3List
 
 __all__ = ["main"]
 
@@ -21,7 +22,7 @@ def main(bench: Bench) -> None:
     """s3://, gs:// and az:// against http://; signing, listing, and a shaped link."""
     corpus = image_like(bench.root, bench.shards, shard_bytes(bench))
     datapath.prepare(bench.root, corpus)
-    with bench.nginx(extra=datapath.directives(bench.root)) as server:
+    with bench.nginx(extra=datapath.directives(bench.root), modules=datapath.MODULES) as server:
         _compare(bench, server, corpus)
         _signing(bench, server, corpus)
     _listing(bench)
@@ -62,11 +63,9 @@ def _signing(bench: Bench, server: Nginx, corpus: Corpus) -> None:
 
 def _listing(bench: Bench) -> None:
     """Peak memory of matching one name among 100,000 keys."""
-    from tests.servers.listing import ListServer  # noqa: PLC0415 (aiohttp's, for this alone)
-
-    with ListServer(_LISTED_KEYS) as server:
-        job = {"measure": "listing", "contender": "listing", "url": "s3://bench/key-*7.none-*"}
-        listed = child(job, datapath.STORES["s3"].environment(server.base))
+    with S3List([f"shard-{number:06d}.tar" for number in range(_LISTED_KEYS)]) as server:
+        job = {"measure": "listing", "contender": "listing", "url": "s3://bench/shard-0*000.tar"}
+        listed = child(job, datapath.STORES["s3"].environment(server.endpoint))
     bench.raw.append({"case": "listing", **listed})
     peak_mb = listed["peak_bytes"] / 1e6
     bench.notes.append(f"listing of {_LISTED_KEYS:,} keys: {listed['wall_s']:.1f} s, {listed['cpu_s']:.1f} s of CPU")
@@ -78,7 +77,7 @@ def _listing(bench: Bench) -> None:
 def _link(bench: Bench, corpus: Corpus) -> None:
     """Four DataLoader workers on a store-like server behind a shaped link; as root only."""
     store = datapath.STORES["s3"]
-    turns = 1 if bench.quick else _LINK_TURNS_OVER_THE_CORPUS
+    turns = 2 if bench.quick else _LINK_TURNS_OVER_THE_CORPUS  # every worker needs a shard
     longer = Corpus(corpus.names * turns, corpus.samples * turns, corpus.size_bytes * turns)
     with link() as (name, address):
         inside = ("ip", "netns", "exec", name)

@@ -23,6 +23,7 @@ ORDER = (
     "store",
     "busy",
     "link",
+    "clouds",
     "memory",
     "importtime",
     "first_sample",

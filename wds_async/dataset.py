@@ -206,9 +206,8 @@ def _source(
     shards: Any, plan: ShardPlan, reading: Callable[..., Any], storage_options: StorageOptions = NOTHING_GIVEN
 ) -> DataPipeline:
     """The pipeline of one source of a specification, whose options go over the dataset's."""
-    return DataPipeline(
-        plan.stages(shards), reading(**({"storage_options": storage_options} if storage_options else {}))
-    )
+    own = {"storage_options": storage_options} if storage_options else {}
+    return DataPipeline(plan.stages(shards), reading(**own))
 
 
 def _how_many(shards: Any) -> int | None:

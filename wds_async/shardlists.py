@@ -16,6 +16,7 @@ from wds_async.directories import DirectoryShardList
 from wds_async.errors import ConfigError, UrlError
 from wds_async.pipeline import pipelinefilter
 from wds_async.spec import Source, Spec, is_specification, load
+from wds_async.storage.clients import import_clients
 from wds_async.storage.listing.expand import expand_listed
 from wds_async.storage.options import StorageOptions
 
@@ -110,6 +111,11 @@ def expand_source(
     return found
 
 
+def _prepare(urls: Iterable[str]) -> None:
+    if world.may_fork_workers():
+        import_clients(urls)
+
+
 class SimpleShardList(world.TorchDataset):
     """The shards of ``urls``, each once, as ``{"url": …}``.
 
@@ -129,6 +135,7 @@ class SimpleShardList(world.TorchDataset):
         storage_options: Mapping[str, Any] | StorageOptions | None = None,
     ) -> None:
         self.urls = expand_source(urls, storage_options=storage_options)
+        _prepare(self.urls)
         self.seed = time.time() if seed is True else seed
         self.counts: Mapping[str, int] = counts or {}
 
@@ -166,6 +173,7 @@ class ResampledShards(world.CountsEpochs, world.TorchDataset):
         storage_options: Mapping[str, Any] | StorageOptions | None = None,
     ) -> None:
         self.urls = expand_source(urls, int(max_urls), storage_options=storage_options)
+        _prepare(self.urls)
         self.nshards = nshards
         self.seed = seed
         self.worker_seed = world.worker_seed if worker_seed is None else worker_seed

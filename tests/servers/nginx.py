@@ -82,14 +82,21 @@ def _program() -> str:
     return found
 
 
+def _module(name: str) -> Path:
+    path = _ECHO_MODULE.with_name(f"ngx_http_{name}_module.so")
+    if not path.exists():
+        raise NginxMissing(f"nginx has no such module: apt-get install libnginx-mod-http-{name.replace('_', '-')}")
+    return path
+
+
 class Nginx:
     """Serves the files under ``root``; use it as a context manager, or ``start`` and ``stop``.
 
     ``tls`` is ``(certificate, key)``. ``latency_ms`` is the time to the first byte of every answer, and
     ``rate_bytes_s`` the pace of each connection's body, in steps of 5 ms. ``ignore_ranges`` answers 200 with the
     whole file, ``gzip`` compresses on the fly (chunked, without ranges). ``extra`` are directives of the
-    ``server`` block; they override what is set around them. ``command`` runs before nginx's own (``ip netns
-    exec name``), and ``host`` is then an address inside.
+    ``server`` block; they override what is set around them. ``modules`` are names of Debian's dynamic modules.
+    ``command`` runs before nginx's own (``ip netns exec name``), and ``host`` is then an address inside.
     """
 
     def __init__(
@@ -103,6 +110,7 @@ class Nginx:
         gzip: bool = False,
         access_log: bool = False,
         extra: str = "",
+        modules: Sequence[str] = (),
         host: str = "127.0.0.1",
         command: Sequence[str] = (),
     ) -> None:
@@ -110,6 +118,7 @@ class Nginx:
         self.rate_bytes_s, self.latency_ms = rate_bytes_s, latency_ms
         self.ignore_ranges, self.gzip, self.access_log, self.extra = ignore_ranges, gzip, access_log, extra
         self.port = 0
+        self.modules = modules
         self._command = list(command)
         self._process: subprocess.Popen[bytes] | None = None
         self._prefix: Path | None = None
@@ -210,11 +219,11 @@ class Nginx:
             http.append("max_ranges 0;")
         if self.gzip:
             http.append("gzip on; gzip_types *; gzip_min_length 0; gzip_comp_level 1;")
-        modules, locations = "", ""
+        modules, locations = "".join(f"load_module {_module(name)};" for name in self.modules), ""
         if self.latency_ms:
             if not _ECHO_MODULE.exists():
                 raise NginxMissing("nginx has no echo module: apt-get install libnginx-mod-http-echo")
-            modules = f"load_module {_ECHO_MODULE};"
+            modules += f"load_module {_ECHO_MODULE};"
             locations = (
                 f"location / {{ echo_sleep {self.latency_ms / 1000:.3f}; echo_exec @file; }}\n"
                 "        location @file { }"
