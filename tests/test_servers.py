@@ -6,7 +6,9 @@ import gzip
 import http.client
 import io
 import os
+import signal
 import socket
+import sys
 import tarfile
 import threading
 import time
@@ -18,6 +20,7 @@ import pytest
 
 from tests.conftest import leftover_threads
 from tests.servers import BEFORE_HEAD, Nginx, NginxMissing, Origin, Tls, make_shards, png
+from tests.servers import process as programs
 
 BODY = bytes(range(256)) * 40
 
@@ -406,3 +409,23 @@ def test_a_thread_left_behind_is_seen() -> None:
     gate.set()
     assert leftover_threads(before) == []
     tame.join()
+
+
+def test_a_process_ends_by_its_handle_and_says_when_it_is_ready(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    stubborn = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
+    )
+    running = programs.launch([sys.executable, "-c", stubborn], said)
+    assert programs.until(running, lambda: said.stat().st_size > 0, 20)
+    programs.stop(running, signal.SIGKILL)
+    assert running.returncode == -signal.SIGKILL
+    programs.stop(running)  # harmless
+    assert not programs.until(programs.launch([sys.executable, "-c", ""]), lambda: False, 20)
+
+
+def test_a_server_that_is_required_is_no_reason_to_skip(monkeypatch: pytest.MonkeyPatch) -> None:
+    for required, outcome in (("1", programs.ServerMissing), ("", pytest.skip.Exception)):
+        monkeypatch.setenv("WDS_REQUIRE_SERVERS", required)
+        with pytest.raises(outcome, match="apt-get install it"), programs.required():
+            raise programs.ServerMissing("apt-get install it")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from wds_async import urls
 from wds_async.errors import UrlError
-from wds_async.urls import expand_urls, local_path, merge_url, scheme
+from wds_async.urls import expand_urls, links, local_path, merge_url, scheme
 
 # ---------------------------------------------------------------- strings, lists, braces
 
@@ -324,3 +324,20 @@ def test_urls_are_seen_from_a_folder(base: str, url: str, merged: str) -> None:
 
 def test_all_is_there() -> None:
     assert all(hasattr(urls, name) for name in urls.__all__)
+
+
+@pytest.mark.parametrize(
+    ("url", "found"),
+    [
+        ("s3://b/x.tar", ["s3://b/x.tar"]),
+        ("gs://b/a::b.tar", ["gs://b/a::b.tar"]),
+        ("gs://b/x::pipe:id", ["gs://b/x::pipe:id"]),
+        ("memory://a::b", ["memory://a::b"]),
+        ("http://[::1]/x", ["http://[::1]/x"]),
+        ("simplecache::s3://b/x", ["simplecache", "s3://b/x"]),
+        ("zip://x.tar::s3://b/y.zip", ["zip://x.tar", "s3://b/y.zip"]),
+        ("zip://a::simplecache::http://h/y", ["zip://a", "simplecache", "http://h/y"]),
+    ],
+)
+def test_only_a_file_system_over_another_begins_a_chain(url: str, found: list[str]) -> None:
+    assert links(url) == found

@@ -11,6 +11,7 @@ import re
 __all__ = ["redact"]
 
 _HIDDEN = "***"
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _SECRET = r"(?:key|token|secret|sig|passw|pwd|credential|session|bearer|jwt)"
 
 # scheme://user:password@host. The user stays, because adlfs puts the container there and ssh the account.
@@ -43,9 +44,11 @@ def redact(url: str) -> str:
     Hidden are passwords in ``user:password@``, a lone user of ``http(s)://``, the values of parameters whose name
     tells of a key, token, secret, signature, password or credential (``X-Amz-Signature``, ``sig``,
     ``AWSAccessKeyId``, …), and in commands ``Authorization:`` and similar headers, ``-u user:password``, and
-    options such as ``--account-key``. Hosts, buckets, object names and other parameters stay readable.
+    options such as ``--account-key``. Hosts, buckets, object names and other parameters stay readable. Control
+    characters, which a terminal would obey, become escapes.
     """
-    text = _PASSWORD.sub(rf"\1:{_HIDDEN}@", url)
+    text = _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), url)
+    text = _PASSWORD.sub(rf"\1:{_HIDDEN}@", text)
     text = _LONE_USER.sub(rf"\1{_HIDDEN}@", text)
     text = _PARAMETER.sub(rf"\1{_HIDDEN}", text)
     text = _QUOTED_HEADER.sub(rf"\1\2: {_HIDDEN}\1", text)

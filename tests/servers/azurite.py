@@ -5,18 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
-import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.servers.nginx import free_port
+from tests.servers.process import ServerMissing, accepts, free_port, launch, required, stop, until
 from tests.servers.tls import Tls
 
 __all__ = ["ACCOUNT", "KEY", "Azurite", "AzuriteMissing", "azure_environment_fixture", "azurite_fixture"]
@@ -29,7 +26,7 @@ _START_TIMEOUT_S = 30.0
 _ROOT = Path(__file__).parent.parent.parent
 
 
-class AzuriteMissing(RuntimeError):
+class AzuriteMissing(ServerMissing):
     """Azurite is not installed on this machine."""
 
 
@@ -98,14 +95,7 @@ class Azurite:
     def stop(self) -> None:
         """Stop it; harmless when it is not running."""
         process, self._process = self._process, None
-        if process is not None:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-                try:
-                    process.wait(5)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-            process.wait()
+        stop(process)
         folder, self._folder = self._folder, None
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -118,38 +108,19 @@ class Azurite:
 
     def _launch(self, program: str) -> bool:
         self._folder = tempfile.mkdtemp(prefix="wds-azurite-")
-        # The kernel stops it when this process dies without stopping it.
-        guard = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
         # The client speaks a newer version of the protocol than the emulator.
         options = ["--silent", "--disableTelemetry", "--skipApiVersionCheck", "--inMemoryPersistence"]
         if self.tls:
             options += ["--oauth", "basic", "--cert", str(self.tls.cert), "--key", str(self.tls.key)]
         place = ["--blobHost", "127.0.0.1", "--blobPort", str(self.port)]
-        with open(os.path.join(self._folder, "output"), "wb") as output:
-            self._process = subprocess.Popen(
-                [*guard, program, *place, *options],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                cwd=self._folder,
-            )
-        deadline = time.monotonic() + _START_TIMEOUT_S
-        while time.monotonic() < deadline and self._process.poll() is None:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
-                return True
-            time.sleep(0.02)
-        return False
+        self._process = launch([program, *place, *options], Path(self._folder, "output"), cwd=self._folder)
+        return until(self._process, lambda: accepts(self.port), _START_TIMEOUT_S)
 
 
 @contextlib.contextmanager
 def _running(tls: Tls | None) -> Iterator[Azurite]:
-    server = Azurite(tls)
-    try:
-        server.start()
-    except AzuriteMissing as exn:
-        if os.environ.get("WDS_REQUIRE_SERVERS") == "1":
-            raise
-        pytest.skip(str(exn))
+    with required():
+        server = Azurite(tls).start()
     try:
         yield server
     finally:

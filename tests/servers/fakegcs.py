@@ -7,10 +7,7 @@ import importlib.util
 import json
 import os
 import platform
-import shutil
-import signal
 import subprocess
-import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -18,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers.nginx import free_port
+from tests.servers.process import ServerMissing, free_port, launch, required, stop, until
 
 __all__ = ["FakeGcs", "FakeGcsMissing", "clean_google", "fake_gcs"]
 
@@ -27,7 +24,7 @@ _CLEANED = ("GOOGLE_", "GCE_", "GCLOUD_", "GCSFS_", "CLOUDSDK_", "STORAGE_EMULAT
             "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")  # fmt: skip
 
 
-class FakeGcsMissing(RuntimeError):
+class FakeGcsMissing(ServerMissing):
     """The wheel with the server is not installed, or has none for this machine."""
 
 
@@ -53,23 +50,12 @@ class FakeGcs:
     def __enter__(self) -> FakeGcs:
         port = free_port()
         self.base = f"http://127.0.0.1:{port}"
-        guard = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
         options = {"scheme": "http", "host": "127.0.0.1", "port": port, "backend": "memory", "log-level": "error",
                    "external-url": self.base, "public-host": f"127.0.0.1:{port}"}  # fmt: skip
-        command = [
-            *guard,
-            str(_program()),
-            *(text for name, value in options.items() for text in (f"-{name}", str(value))),
-        ]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        deadline = time.monotonic() + _START_TIMEOUT_S
-        while time.monotonic() < deadline and self._process.poll() is None:
-            with contextlib.suppress(OSError):
-                self.ask("GET", "/storage/v1/b?project=p")
-                return self
-            time.sleep(0.005)
+        arguments = [text for name, value in options.items() for text in (f"-{name}", str(value))]
+        self._process = launch([str(_program()), *arguments])
+        if until(self._process, self._answers, _START_TIMEOUT_S):
+            return self
         self.stop()
         raise RuntimeError("fake-gcs-server did not start")
 
@@ -79,13 +65,13 @@ class FakeGcs:
     def stop(self) -> None:
         """Stop it; harmless when it is not running."""
         process, self._process = self._process, None
-        if process is not None:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(5)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        stop(process)
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(OSError):
+            self.ask("GET", "/storage/v1/b?project=p")
+            return True
+        return False
 
     def ask(self, method: str, path: str, body: bytes | None = None, kind: str = "application/json") -> bytes:
         """The body of one answer; OSError where it is none."""
@@ -120,13 +106,8 @@ class FakeGcs:
 @pytest.fixture(scope="session")
 def fake_gcs() -> Iterator[FakeGcs]:
     """One server for all tests. Skips where it is not installed, fails instead with ``WDS_REQUIRE_SERVERS=1``."""
-    try:
-        with FakeGcs() as server:
-            yield server
-    except FakeGcsMissing as exn:
-        if os.environ.get("WDS_REQUIRE_SERVERS") == "1":
-            raise
-        pytest.skip(str(exn))
+    with required(), FakeGcs() as server:
+        yield server
 
 
 @pytest.fixture

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import os
 import shutil
-import signal
-import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from tests.servers.process import ServerMissing, accepts, free_port, launch, stop, until
 
 __all__ = ["STORE_LATENCY_MS", "STORE_RATE_BYTES_S", "Nginx", "NginxMissing", "free_port"]
 
@@ -63,15 +61,8 @@ http {{
 """
 
 
-class NginxMissing(RuntimeError):
+class NginxMissing(ServerMissing):
     """nginx, or a module of it, is not installed on this machine."""
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
 
 
 @functools.cache
@@ -160,14 +151,7 @@ class Nginx:
     def stop(self) -> None:
         """Stop it and remove its folder; harmless when it is not running."""
         process, self._process = self._process, None
-        if process is not None:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-                try:
-                    process.wait(5)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-            process.wait()
+        stop(process)
         prefix, self._prefix = self._prefix, None
         if prefix is not None:
             shutil.rmtree(prefix, ignore_errors=True)
@@ -182,22 +166,14 @@ class Nginx:
         program = _program()
         self._prefix = Path(tempfile.mkdtemp(prefix="wds-nginx-"))
         (self._prefix / "nginx.conf").write_text(self._config(self._prefix))
-        # The kernel stops nginx when this process dies without stopping it.
-        guard = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
-        command = [*self._command, *guard, program, "-p", str(self._prefix), "-c", "nginx.conf"]
-        with open(self._prefix / "stderr", "wb") as stderr:
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr)
-        deadline = time.monotonic() + _START_TIMEOUT_S
-        while time.monotonic() < deadline and self._process.poll() is None:
-            if (self._prefix / "nginx.pid").exists() and (self._command or self._accepts()):
-                return self._process.poll() is None
-            time.sleep(0.005)
-        return False
-
-    def _accepts(self) -> bool:
-        with contextlib.suppress(OSError), socket.create_connection((self.host, self.port), timeout=1):
-            return True
-        return False
+        command = [program, "-p", str(self._prefix), "-c", "nginx.conf"]
+        self._process = launch(command, self._prefix / "stderr", before=self._command)
+        written = self._prefix / "nginx.pid"
+        return until(
+            self._process,
+            lambda: written.exists() and (bool(self._command) or accepts(self.port, self.host)),
+            _START_TIMEOUT_S,
+        )
 
     def _failure(self) -> str:
         assert self._prefix is not None

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import signal
 import subprocess
 import tempfile
-import time
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
@@ -21,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from tests.servers.nginx import free_port
+from tests.servers.process import ServerMissing, free_port, launch, required, stop, until
 
 __all__ = ["KEY", "SECRET", "RadosGateway", "RadosGatewayMissing", "radosgw"]
 
@@ -77,7 +75,7 @@ rgw thread pool size = 32
 """
 
 
-class RadosGatewayMissing(RuntimeError):
+class RadosGatewayMissing(ServerMissing):
     """Ceph's programs are not installed on this machine."""
 
 
@@ -113,9 +111,8 @@ class RadosGateway:
     def stop(self) -> None:
         """Stop it and remove its folder; harmless when it is not running."""
         while self._running:
-            process = self._running.pop()  # the gateway first
-            process.send_signal(signal.SIGKILL)  # nothing here is to be kept, and its own end takes seconds
-            process.wait()
+            # The gateway first. Nothing here is to be kept, and its own end takes seconds.
+            stop(self._running.pop(), signal.SIGKILL)
         folder, self._folder = self._folder, None
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -166,26 +163,17 @@ class RadosGateway:
 
     def _launch(self, *command: str) -> None:
         assert self._folder is not None
-        guard = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
-        with open(self._folder / f"{command[0]}.out", "wb") as out:
-            self._running.append(subprocess.Popen([*guard, *command], stdin=subprocess.DEVNULL, stdout=out, stderr=out))
+        self._running.append(launch(command, self._folder / f"{command[0]}.out", death="KILL"))
 
     def _until(self, ready: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + _START_TIMEOUT_S
-        while not ready():
-            if time.monotonic() > deadline or self._running[-1].poll() is not None:
-                raise RuntimeError(f"{self._running[-1].args!r} is not ready")
-            time.sleep(0.02)
+        if not until(self._running[-1], ready, _START_TIMEOUT_S):
+            raise RuntimeError(f"{self._running[-1].args!r} is not ready")
 
 
 def started(extra: str = "") -> RadosGateway:
     """A running one; skips where it is not installed, fails instead with ``WDS_REQUIRE_SERVERS=1``."""
-    try:
+    with required():
         return RadosGateway(extra).start()
-    except RadosGatewayMissing as exn:
-        if os.environ.get("WDS_REQUIRE_SERVERS") == "1":
-            raise
-        pytest.skip(str(exn))
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from tests.transfer.reading import data, quick, snapshot
 from wds_async.config import TransferConfig
 from wds_async.errors import ConfigError, TransferError
 from wds_async.shardcache.cache import DiskCache, shard_cache
+from wds_async.storage.options import StorageOptions
 from wds_async.storage.registry import Location
 from wds_async.transfer.reader import open_shards
 from wds_async.transfer.stats import Counters, Stats
@@ -435,3 +436,33 @@ def test_two_shards_of_one_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"http://h/a/x\.tar and http://h/b/x\.tar the same name 'x\.tar'"):
         cache.expect(["http://h/a/x.tar", "http://h/b/x.tar"])
     assert cache.expect(["http://h/a/x.tar", "http://h/b/y.tar", "http://h/a/x.tar"]) is cache
+
+
+def test_the_same_url_at_two_endpoints_is_two_shards(tmp_path: Path) -> None:
+    """``storage_options`` lead one URL to two stores: none gets the other's bytes."""
+    fsspec = pytest.importorskip("fsspec")
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    class Two(MemoryFileSystem):
+        """Another file for each endpoint."""
+
+        protocol = "two"
+        cachable = False
+
+        def __init__(self, endpoint_url: str, **kw: object) -> None:
+            super().__init__(**kw)
+            self.endpoint_url = endpoint_url
+
+        def info(self, path: str, **kw: object) -> dict[str, object]:
+            return {"name": path, "size": len(self.endpoint_url), "type": "file"}
+
+        def cat_file(self, path: str, start: int = 0, end: int | None = None, **kw: object) -> bytes:
+            return self.endpoint_url.encode()[start:end]
+
+    fsspec.register_implementation("two", Two, clobber=True)
+    cache = DiskCache(tmp_path / "cache", validator=lambda _: True)
+    for endpoint in ("http://a", "http://other", "http://a"):
+        options = StorageOptions({"two": {"endpoint_url": endpoint}})
+        with open_shards(["two://bucket/x.tar"], cache=cache, options=options) as shards:
+            got = b"".join(bytes(piece) for shard in shards for piece in iter(shard.read, None))
+        assert got == endpoint.encode()

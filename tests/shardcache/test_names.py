@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from wds_async.errors import ConfigError
 from wds_async.shardcache import names
-from wds_async.shardcache.names import base_name, cache_name, copied_name, given_name, is_own
+from wds_async.shardcache.names import base_name, cache_name, copied_name, elsewhere, given_name, is_own
 
 
 @pytest.mark.parametrize(
@@ -132,3 +132,11 @@ def test_given_names() -> None:
 def test_a_function_that_fails() -> None:
     with pytest.raises(ConfigError, match=r"url_to_name failed for s3://b/x\.tar: KeyError"):
         given_name("s3://b/x.tar", dict[str, str]().__getitem__)
+
+
+def test_another_endpoint_has_a_folder_of_its_own() -> None:
+    name = cache_name("s3://bucket/train/x.tar")
+    assert elsewhere(name, "") == name
+    assert elsewhere(name, "abc") == "s3@bucket@abc/train/x.tar"
+    assert is_own(elsewhere(name, "abc"))
+    assert elsewhere("x.tar", "abc") == "x.tar@abc"

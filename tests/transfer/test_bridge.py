@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
+import socket
+import struct
 import sys
 import threading
 import time
 
 import pytest
 
-from tests.servers import Origin
+from tests.servers import Origin, Tls
 from tests.transfer.reading import KIB, MIB, bytes_of, data, outcomes, quick
-from wds_async.errors import ReaderClosed
+from wds_async.errors import FetchTimeout, ReaderClosed, TransferError
 from wds_async.transfer import bridge
 from wds_async.transfer.reader import ShardReader, open_shards
 
@@ -21,6 +24,13 @@ PART = 256 * KIB
 
 def _engines() -> int:
     return sum(thread.name == "wds-async" for thread in threading.enumerate())
+
+
+def _join_engines() -> None:
+    """Wait for the engines that are still closing: on a busy machine `close` does not wait for their last step."""
+    for thread in threading.enumerate():
+        if thread.name == "wds-async":
+            thread.join(10)
 
 
 def test_nothing_runs_before_the_first_shard_is_asked_for(origin: Origin) -> None:
@@ -105,16 +115,19 @@ def test_threads_that_open_and_close_at_the_same_time(origin: Origin) -> None:
 
 
 def test_the_switch_interval_is_given_back(origin: Origin) -> None:
+    _join_engines()
     before = sys.getswitchinterval()
     with open_shards([origin.add("x.tar", b"x")]) as reader:
         next(reader)
         assert sys.getswitchinterval() < before
+    _join_engines()
     assert sys.getswitchinterval() == before
     sys.setswitchinterval(0.003)
     try:
         with open_shards([origin.url("x.tar")]) as reader:
             next(reader)
             assert sys.getswitchinterval() == pytest.approx(0.003)
+        _join_engines()
         assert sys.getswitchinterval() == pytest.approx(0.003)
     finally:
         sys.setswitchinterval(before)
@@ -184,3 +197,88 @@ def test_the_end_is_sticky(origin: Origin) -> None:
         with pytest.raises(StopIteration):
             next(reader)
     assert outcomes([]) == []
+
+
+def _read_all(reader: ShardReader) -> None:
+    for shard in reader:
+        shard.read()
+
+
+class Broken:
+    """Takes connections and lets every handshake fail: ``silent`` never answers, ``reset`` and ``garbage`` say so."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+        self.taken: list[socket.socket] = []
+        self._listening = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self.url = f"https://localhost:{self._listening.getsockname()[1]}/x.tar"
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Broken:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listening.close()
+        for client in self.taken:
+            client.close()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                client, _ = self._listening.accept()
+            except OSError:
+                return
+            self.taken.append(client)
+            if self.how == "reset":
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                client.close()
+            elif self.how == "garbage":
+                client.sendall(b"HTTP/1.1 400 no\r\n\r\n")
+
+
+@pytest.mark.parametrize("uvloop", [True, False])
+@pytest.mark.parametrize("how", ["silent", "reset", "garbage"])
+@pytest.mark.parametrize("after_s", [0.0, 0.01, None])
+def test_leaving_within_handshakes(
+    how: str, uvloop: bool, after_s: float | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if not uvloop:
+        monkeypatch.setitem(sys.modules, "uvloop", None)
+    with Broken(how) as server, caplog.at_level(logging.DEBUG, "asyncio"):
+        for _ in range(3 if after_s is None else 1):
+            reader = open_shards([server.url] * 12, config=quick(connect_timeout_s=0.1))
+            leaving = threading.Timer(after_s or 0, reader.close)
+            began = time.monotonic()
+            if after_s is not None:
+                leaving.start()
+            with pytest.raises((TransferError, FetchTimeout, ReaderClosed)):
+                _read_all(reader)
+            reader.close()
+            assert time.monotonic() - began < 5
+            if after_s is not None:
+                leaving.join()
+            _join_engines()
+        gc.collect()  # what is left open warns now
+    assert not [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("uvloop", [True, False])
+def test_a_certificate_that_is_not_trusted(
+    tls: Tls, uvloop: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if not uvloop:
+        monkeypatch.setitem(sys.modules, "uvloop", None)
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    with Origin({"/x.tar": b"x"}, tls=tls.server_context()) as origin:
+        for _ in range(10):
+            found = outcomes([origin.url("x.tar")] * 6)
+            assert all("certificate" in str(error) for _, error in found)
+        _join_engines()
+        gc.collect()
+        monkeypatch.setenv("SSL_CERT_FILE", str(tls.ca))
+        assert bytes_of([origin.url("x.tar")] * 6) == [b"x"] * 6
+    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert not [line for line in said if "incoming" not in line]

@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from wds_async import config, environment
+from wds_async.cli import terminal
 from wds_async.errors import ConfigError, MissingExtra, UrlError, WdsError
 
 __all__ = ["COMMANDS", "Commands", "main"]
@@ -87,7 +88,7 @@ def report(exn: BaseException) -> None:
     """One red message on stderr, after the traceback where ``WDS_LOG=debug``."""
     if (environment.variable("WDS_LOG") or "").lower() == "debug":
         traceback.print_exception(exn)
-    click.echo(click.style(f"wds-async: {exn}", fg="red"), err=True)
+    click.echo(click.style(terminal.line(f"wds-async: {exn}", keep="\n"), fg="red"), err=True)
 
 
 def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from wds_async.cli import shards
+from wds_async.cli import shards, terminal
 from wds_async.errors import WdsError
 from wds_async.redact import redact
 
@@ -78,7 +78,7 @@ def _show(entries: Iterable[shards.Entry], as_json: bool, given: Sequence[str], 
     none = True
     for entry in entries:
         none = False
-        click.echo(json.dumps(_object(entry)) if as_json else _line(entry))
+        terminal.say(json.dumps(_object(entry)) if as_json else _line(entry))
     if none and key is not None:
         raise _missing(given, key)
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 
 import click
 
-from wds_async.cli import shards
+from wds_async.cli import shards, terminal
 from wds_async.errors import WdsError
 from wds_async.redact import redact
 from wds_async.tar import decompress, group, parse
@@ -66,7 +66,7 @@ def command(*, url: tuple[str, ...], as_json: bool) -> None:
     survey, errors = Survey(), 0
     for finding in _findings(shards.expand(url), survey):
         errors += finding.error
-        click.echo(json.dumps(asdict(finding)) if as_json else _line(finding))
+        terminal.say(json.dumps(asdict(finding)) if as_json else _line(finding))
     summary = {"shards": survey.shards, "samples": survey.samples, "bytes": survey.container_bytes, "errors": errors}
     if as_json:
         click.echo(json.dumps(summary))

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from wds_async import spec
-from wds_async.cli import shards
+from wds_async.cli import shards, terminal
 from wds_async.redact import redact
 from wds_async.storage.base import Entry
 from wds_async.storage.listing.expand import folder_entries, matches
@@ -61,7 +61,7 @@ def show(entries: Iterable[Entry], *, below: str, limit: int | None, as_json: bo
     for entry in itertools.islice(entries, limit):
         folder = entry.url.endswith("/")
         objects, folders, total = objects + (not folder), folders + folder, total + (entry.size or 0)
-        click.echo(json.dumps(_row(entry)) if as_json else _line(entry, below))
+        terminal.say(json.dumps(_row(entry)) if as_json else _line(entry, below))
     if not as_json and sys.stdout.isatty():
         cut = ", and perhaps more" if objects + folders == limit else ""
         counted = f"{_count(folders, 'folder')}, {_count(objects, 'object')}" if folders else _count(objects, "object")
@@ -74,7 +74,7 @@ def _row(entry: Entry) -> dict[str, Any]:
 
 
 def _line(entry: Entry, below: str) -> str:
-    name = "".join(c if c.isprintable() else "?" for c in redact(entry.url.removeprefix(below)))
+    name = redact(entry.url.removeprefix(below))
     size = "" if entry.size is None else shards.human(entry.size)
     when = "" if entry.modified is None else f"{_when(entry.modified):%Y-%m-%d %H:%M}"
     name = click.style(name, fg="cyan", bold=True) if name.endswith("/") else name

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from wds_async.cli import folder, shards
+from wds_async.cli import folder, shards, terminal
 from wds_async.redact import redact
 
 __all__ = ["command"]
@@ -53,7 +53,7 @@ def command(
     else:
         rows = _members(shards.expand(url)) if as_members else _samples(url)
         for row in itertools.islice(rows, limit):
-            click.echo(json.dumps(row) if as_json else _line(row))
+            terminal.say(json.dumps(row) if as_json else _line(row))
 
 
 def _members(found: list[str]) -> Iterator[dict[str, Any]]:

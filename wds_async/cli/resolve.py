@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from wds_async import rewrite, shardcheck, urls
-from wds_async.cli import shards
+from wds_async.cli import shards, terminal
 from wds_async.config import settings
 from wds_async.environment import SCHEME_ALIASES
 from wds_async.errors import WdsError
@@ -100,7 +100,7 @@ def command(*, url: tuple[str, ...], wanted: bool, everything: bool, timeout_s: 
         for number, row in enumerate(alike):
             failed += row.failed
             if as_json:
-                click.echo(json.dumps(asdict(row)))
+                terminal.say(json.dumps(asdict(row)))
             else:
                 _draw(row, first=number == 0)
     summary = {"shards": len(found), "shown": len(shown), "checked": wanted, "failed": failed}
@@ -172,7 +172,8 @@ def _route(place: Location | None) -> str:
     if place.kind == "ais":
         return "to AIStore (AIS_ENDPOINT)" if name == "ais" else f"to AIStore: USE_AIS_FOR names {name}"
     if name in now.use_ais_for:
-        return f"not to AIStore: USE_AIS_FOR names {name}, but AIS_ENDPOINT is not set"
+        why = f"AIStore has no provider for {name}" if now.ais_endpoint else "AIS_ENDPOINT is not set"
+        return f"not to AIStore: USE_AIS_FOR names {name}, but {why}"
     if now.ais_endpoint and name in _STORES:
         return f"not to AIStore: USE_AIS_FOR does not name {name}"
     return ""
@@ -182,10 +183,10 @@ def _draw(row: Row, *, first: bool) -> None:
     if first:
         click.echo(click.style(row.store or "cannot be resolved", bold=True, fg=None if row.store else "red"))
         for name, text in _facts(row):
-            click.echo(f"  {click.style(name.ljust(9), dim=True)} {text}")
+            terminal.say(f"  {click.style(name.ljust(9), dim=True)} {text}")
     where = row.url if row.target in ("", row.url) else f"{row.url} → {row.target}"
     notes = ["in the cache"] if row.cached else []
-    click.echo("  ".join([f"    {where}", *(click.style(note, fg="cyan") for note in notes), *_said(row)]))
+    terminal.say("  ".join([f"    {where}", *(click.style(note, fg="cyan") for note in notes), *_said(row)]))
 
 
 def _facts(row: Row) -> Iterator[tuple[str, str]]:

@@ -17,7 +17,7 @@ from wds_async.redact import redact
 from wds_async.shardcache.entries import ShardEntry
 from wds_async.shardcache.eviction import evict, touch
 from wds_async.shardcache.formats import looks_like_shard
-from wds_async.shardcache.names import base_name, cache_name, copied_name, given_name, is_own
+from wds_async.shardcache.names import base_name, cache_name, copied_name, elsewhere, given_name, is_own
 from wds_async.shardcache.partial import sweep
 from wds_async.storage.generic import reads_local_files
 from wds_async.storage.registry import Location
@@ -100,7 +100,7 @@ class DiskCache:
         is_local = location.kind == "local" or (location.kind == "generic" and reads_local_files(location.target))
         if location.kind == "stdin" or (is_local and not self.local):
             return None
-        return ShardEntry(self, location.url, self.name(location.url))
+        return ShardEntry(self, location.url, elsewhere(self.name(location.url), location.options.place))
 
     def find(self, url: str, name: str | None = None) -> Path | None:
         """The file that holds the shard, whole; it counts as used now. ``name``: `name` of it, where that is known."""
@@ -109,7 +109,7 @@ class DiskCache:
         if _size(own) > 0:
             touch(own)
             return own
-        if self._url_to_name is None:
+        if self._url_to_name is None and name in (None, self.name(url)):
             bare = base_name(url)
             for copied in (copied_name(url), bare if bare in self._unique else None):
                 if copied is not None and self._is_good(path := self.folder / copied):

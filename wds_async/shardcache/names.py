@@ -18,7 +18,7 @@ from wds_async.errors import ConfigError
 from wds_async.redact import redact
 from wds_async.urls import local_path, scheme
 
-__all__ = ["base_name", "cache_name", "copied_name", "given_name", "is_own"]
+__all__ = ["base_name", "cache_name", "copied_name", "elsewhere", "given_name", "is_own"]
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+=,@~-]")
 _IN_COMMAND = re.compile(r"(?<![\w+.-])(?:https?|ftp|gs|gcs|s3|ais|az|abfss?|hf|hdfs)://[^\s'\"|;<>()]+")
@@ -57,6 +57,14 @@ def cache_name(url: str) -> str:
     if len(name) > _NAME_BYTES:
         name, exact = f"{name.partition('/')[0]}/{clean[-1]}", False
     return name if exact else _with_hash(name, url if command else f"{kind}://{host}{path}?{query}")
+
+
+def elsewhere(name: str, place: str) -> str:
+    """The name of a shard of the same URL at another endpoint, which ``place`` is a digest of ("" for the usual one)."""
+    if not place:
+        return name
+    first, slash, rest = name.partition("/")
+    return f"{first}@{place}{slash}{rest}" if slash else f"{name}@{place}"
 
 
 def copied_name(url: str) -> str | None:

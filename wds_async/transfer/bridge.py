@@ -189,16 +189,17 @@ class Engine:
             self._threads.stop()
             self.slabs.close()  # now, not when the cyclic collector comes by: an epoch's budget is a lot to leave
             self._restore_switch_interval()
-            await asyncio.sleep(0)  # aborted transports report their end in the next round
+            await self._connections.gone()
             self._loop.stop()
 
 
 async def _end_tasks() -> None:
-    """Cancel what still waits, for instance for a file server that does not answer."""
+    """Cancel what still waits, for instance for a file server that does not answer; nor is that waited for long."""
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
         task.cancel()
-    await asyncio.wait_for(asyncio.gather(*left, return_exceptions=True), _STOP_WITHIN_S * 0.1)
+    if left:
+        await asyncio.wait(left, timeout=_STOP_WITHIN_S * 0.1)
 
 
 def _stop_at_exit() -> None:

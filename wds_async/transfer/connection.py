@@ -10,6 +10,7 @@ Framing follows RFC 9112; ranges RFC 9110 §14.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
 import urllib.parse
@@ -139,12 +140,13 @@ class Connection(asyncio.BufferedProtocol):
     """One keep-alive connection. ``received`` counts body bytes of the current exchange: they are in the
     caller's memory already when an exchange fails, so that the next attempt goes on behind them."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, origin: Origin) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, origin: Origin, held: set[Connection] | None = None) -> None:
         self.origin = origin
         self.received = 0
         self.exchanges = 0
         self.moved_at = loop.time()
         self._loop = loop
+        self._held = set() if held is None else held
         self._transport: asyncio.Transport | None = None
         self._socket: Any = None
         self._low_water = 1
@@ -179,6 +181,27 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.write(request)
         return cast(Head, await self._wait())
 
+    async def shake_hands(self, plain: asyncio.Transport, tls: ssl.SSLContext) -> None:
+        """Go on in TLS over ``plain``, the transport that was made.
+
+        It comes second, so that the transport below it is ours to abort: cancelled within a handshake, uvloop would
+        say good-bye on a loop that is closed by then. Aborted, the handshake ends by itself in the next turn.
+        """
+        handshake = asyncio.ensure_future(self._start_tls(plain, tls))
+        handshake.add_done_callback(self._shaken)
+        try:
+            await asyncio.shield(handshake)
+        except BaseException:
+            self.abort()
+            raise
+        if self._broken is not None:
+            raise self._broken
+
+    async def _start_tls(self, plain: asyncio.Transport, tls: ssl.SSLContext) -> asyncio.Transport | None:
+        if self._broken is not None or plain.is_closing():
+            raise self._broken or ConnectionBroken("the server closed the connection")
+        return await self._loop.start_tls(plain, self, tls, server_hostname=self.origin.host)
+
     async def body(self, into: memoryview) -> None:
         """Receive the next ``len(into)`` bytes of the body; `ConnectionBroken` if it ends before."""
         self.moved_at = self._loop.time()
@@ -188,6 +211,15 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
         if self._body is not None:
             await self._wait()
+
+    async def beginning(self, enough: Callable[[bytes], bool], within_s: float) -> bytes:
+        """The bytes behind the head as they come, framing and all, until they are ``enough``, or fill 32 KiB, or the
+        time or the connection is over. For a body that is left after that: the connection must be aborted."""
+        with contextlib.suppress(OSError):  # a broken connection, a stalled one, and the end of the time
+            async with asyncio.timeout(within_s):
+                while len(self._early) < _EARLY_LIMIT_BYTES and not enough(bytes(self._early)):
+                    await self._wait()
+        return bytes(self._early)
 
     @property
     def awaited(self) -> bool:
@@ -213,8 +245,19 @@ class Connection(asyncio.BufferedProtocol):
     # What the loop does
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._held.add(self)
         self._transport = cast(asyncio.Transport, transport)
         self._socket = transport.get_extra_info("socket")
+
+    def _shaken(self, handshake: asyncio.Future[asyncio.Transport | None]) -> None:
+        upper = None if handshake.cancelled() or handshake.exception() else handshake.result()
+        if upper is None or upper.is_closing():  # one whose plain transport was aborted ends without an exception
+            # Not every loop tells a protocol of the end of a connection whose handshake failed; soon it is over.
+            self._loop.call_soon(self.connection_lost, None)
+        elif self._broken is not None:  # nobody waits for it any more
+            upper.abort()
+        else:
+            self._transport = upper
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._scratch if self._body is None else self._body
@@ -226,9 +269,11 @@ class Connection(asyncio.BufferedProtocol):
             self._early += self._scratch[:nbytes]
             if self._accept is not None:
                 self._read_head(self._accept)
-            elif len(self._early) >= _EARLY_LIMIT_BYTES and not self._paused and self._transport is not None:
+                return
+            if len(self._early) >= _EARLY_LIMIT_BYTES and not self._paused and self._transport is not None:
                 self._paused = True
                 self._transport.pause_reading()
+            self._done(self._head)  # for who waits for a body's beginning
             return
         self.received += nbytes
         rest = len(body) - nbytes
@@ -244,6 +289,7 @@ class Connection(asyncio.BufferedProtocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._held.discard(self)
         reason = f"the connection was lost: {exc}" if exc else "the server closed the connection"
         self._fail(ConnectionBroken(reason))
 
@@ -309,20 +355,20 @@ class Connection(asyncio.BufferedProtocol):
 
 
 async def open_connection(
-    loop: asyncio.AbstractEventLoop, origin: Origin, address: str, tls: ssl.SSLContext | None
+    loop: asyncio.AbstractEventLoop,
+    origin: Origin,
+    address: str,
+    tls: ssl.SSLContext | None,
+    held: set[Connection] | None = None,
 ) -> Connection:
-    """Connect to ``address`` (a numeric host: names are resolved on a thread beforehand)."""
-    connection = Connection(loop, origin)
-    name = origin.host if tls is not None else None
-    opening = asyncio.ensure_future(
-        loop.create_connection(lambda: connection, address, origin.port, ssl=tls, server_hostname=name)
-    )
+    """Connect to ``address`` (a numeric host: names are resolved on a thread beforehand). ``held`` has the connection
+    as long as the loop has a transport for it, which is some turns longer than until it was closed or aborted."""
+    connection = Connection(loop, origin, held)
     try:
-        await asyncio.shield(opening)
-    except asyncio.CancelledError:
-        # Cancelled in the middle of a handshake, uvloop would say good-bye on a loop that is closed by then.
-        opening.add_done_callback(
-            lambda done: connection.abort() if not done.cancelled() and not done.exception() else None
-        )
+        plain, _ = await loop.create_connection(lambda: connection, address, origin.port)
+    except BaseException as exn:
+        connection.connection_lost(exn if isinstance(exn, Exception) else None)  # uvloop does not say so to all
         raise
+    if tls is not None:
+        await connection.shake_hands(plain, tls)
     return connection

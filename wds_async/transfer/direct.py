@@ -7,25 +7,44 @@ that the first answer pinned must be that of each further one (RFC 9110 §13, §
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 
 from wds_async.storage.base import Answer, RefusedAnswer, Request
 from wds_async.storage.http.backend import identity_of
 from wds_async.storage.http.backend import redirected as follow
-from wds_async.transfer.connection import ConnectionBroken, Head, Origin, request_bytes
+from wds_async.transfer.connection import Connection, ConnectionBroken, Head, Origin, request_bytes
 from wds_async.transfer.origins import ConnectionPool
 from wds_async.transfer.window import Part
 
-__all__ = ["IdentityChanged", "RangesIgnored", "WrongAnswer", "follow", "get_part"]
+__all__ = [
+    "EXCERPT_BYTES",
+    "IdentityChanged",
+    "NoSuchRange",
+    "RangesIgnored",
+    "Redirected",
+    "WrongAnswer",
+    "excerpt_of",
+    "follow",
+    "get_part",
+    "unchunked",
+]
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _HARMLESS_HEADERS = frozenset({"accept", "accept-encoding", "user-agent"})
 _SCRATCH_BYTES = 64 << 10
-_EXCERPT_BYTES = 4096
+EXCERPT_BYTES = 4096
+_EXCERPT_WITHIN_S = 1.0
+_HEXADECIMAL = re.compile(rb"[0-9A-Fa-f]{1,8}")
 
 
 class RangesIgnored(Exception):
     """The server answers with the whole object, or in a framing that cannot be cut: it must be streamed."""
+
+
+class NoSuchRange(RangesIgnored):
+    """416 without the object's size, which some stores leave out (RFC 9110 only asks for it): it ends at or before the
+    part. At its beginning that says that it is empty, or not cut."""
 
 
 class WrongAnswer(ConnectionError):
@@ -78,10 +97,42 @@ async def get_part(
                     part.filled += connection.received
             if answer.into_slab:
                 observe(connection.received, clock() - asked_at, clock())
+            excerpt = bytes(answer.scratch[:EXCERPT_BYTES]) if answer.framed else await excerpt_of(connection, head)
             if not head.keep_alive or not answer.framed:
                 connection.abort()
-        answer.finish(head)
+        answer.finish(head, excerpt)
         return
+
+
+async def excerpt_of(connection: Connection, head: Head) -> bytes:
+    """The beginning of what an error says, where nothing of its body was read yet; b"" where it comes too slowly. The
+    connection must be aborted after that."""
+    if head.status < 400 or head.encoded:
+        return b""
+    chunked = head.fields.get("transfer-encoding", "").lower().endswith("chunked")
+    most = EXCERPT_BYTES if head.length is None else min(head.length, EXCERPT_BYTES)
+
+    def text(raw: bytes) -> tuple[bytes, bool]:
+        return unchunked(raw) if chunked else (raw, False)
+
+    def enough(raw: bytes) -> bool:
+        found, whole = text(raw)
+        return whole or len(found) >= most
+
+    return text(await connection.beginning(enough, _EXCERPT_WITHIN_S))[0][:most]
+
+
+def unchunked(raw: bytes) -> tuple[bytes, bool]:
+    """What is in the chunks that have come (RFC 9112 §7.1), and whether they have an end (or are none)."""
+    found, at = bytearray(), 0
+    while (line_end := raw.find(b"\r\n", at)) >= 0:
+        digits = raw[at:line_end].partition(b";")[0].strip()
+        size = int(digits, 16) if _HEXADECIMAL.fullmatch(digits) else 0
+        if size == 0:
+            return bytes(found), True
+        found += raw[line_end + 2 : line_end + 2 + size]
+        at = line_end + 2 + size + 2
+    return bytes(found), False
 
 
 class _PartAnswer:
@@ -108,7 +159,7 @@ class _PartAnswer:
                 raise WrongAnswer(f"the server says that byte {self.part.start} lies behind the end ({span[2]} bytes)")
         return self._accept_other(head)
 
-    def finish(self, head: Head) -> None:
+    def finish(self, head: Head, excerpt: bytes) -> None:
         """Raise what the answer means, once its body is out of the way."""
         if head.status in (200, 206) or (head.status == 416 and self.part.dropped):
             return
@@ -116,7 +167,9 @@ class _PartAnswer:
             raise Redirected(head.fields["location"])
         if head.status == 416 and self.part.start == 0 and self.part.shard.size == 0:
             return
-        raise RefusedAnswer(Answer(head.status, head.fields, bytes(self.scratch[:_EXCERPT_BYTES])))
+        if head.status == 416 and self.part.shard.size is None:
+            raise NoSuchRange
+        raise RefusedAnswer(Answer(head.status, head.fields, excerpt))
 
     def _accept_range(self, head: Head) -> memoryview:
         span, part = head.content_range(), self.part

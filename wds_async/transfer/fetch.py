@@ -1,15 +1,11 @@
-"""One part with its attempts: chooses the way, tries again where that can help, and gives up with the whole story."""
+"""One part with its attempts, each by the way that its backend names; `attempts` says what comes between them."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 import logging
-import random
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
 
 from wds_async.config import TransferConfig
 from wds_async.errors import WdsError
@@ -17,65 +13,31 @@ from wds_async.redact import redact
 from wds_async.storage.base import (
     Access,
     Backend,
-    Fault,
     LocalFile,
     Ranges,
     RefusedAnswer,
     Request,
     Stream,
-    Verdict,
-    error_for,
 )
 from wds_async.storage.growing import CopiedFile, GrowingStream, StoodStill
 from wds_async.storage.registry import Backends, Location
+from wds_async.transfer.attempts import Attempts, Recovery, ShardNotes, retrieved
 from wds_async.transfer.connection import Origin
-from wds_async.transfer.direct import IdentityChanged, RangesIgnored, Redirected, follow, get_part
+from wds_async.transfer.direct import IdentityChanged, NoSuchRange, RangesIgnored, Redirected, follow, get_part
 from wds_async.transfer.files import FileReader, FileReplaced
 from wds_async.transfer.origins import ConnectionPool
 from wds_async.transfer.stats import Counters
 from wds_async.transfer.streams import DirectStream, StreamReader
 from wds_async.transfer.threads import BlockingThreads
-from wds_async.transfer.window import Part, Shard, Window
+from wds_async.transfer.window import Part, Window
 
-__all__ = ["Fetcher", "ShardNotes"]
+__all__ = ["Fetcher"]
 
 logger = logging.getLogger("wds_async")
 
 _REDIRECTS_AT_MOST = 10
 _UNREADY_WAIT_S = 0.02
 _MOVED_AWAY = frozenset({401, 403, 404, 410})
-_RENEWALS_AT_MOST = 3
-_UNREACHABLE_FOR_S = 60.0
-
-
-@dataclass(slots=True, eq=False)
-class ShardNotes:
-    """What fetching remembers of a shard between its parts."""
-
-    location: Location
-    access: asyncio.Future[Access] | None = None
-    moved: Request | None = None
-    files: dict[LocalFile, FileReader] = field(default_factory=dict)
-    stream: StreamReader | None = None
-    etag: str = ""
-    fault: Fault | None = None
-    """What was wrong last, for who gives up before the attempts do."""
-
-
-@dataclass(slots=True)
-class _Attempts:
-    """The attempts of one part since its last new byte, the last one with ``access``, at ``location``."""
-
-    since: float
-    count: int = 0
-    bytes: int = 0
-    renewals: int = 0
-    access: Access | None = None
-    location: Location | None = None
-
-    def progress(self, filled: int, now: float) -> None:
-        if filled > self.bytes:
-            self.count, self.renewals, self.since, self.bytes = 0, 0, now, filled
 
 
 class _Unready(Exception):
@@ -98,22 +60,17 @@ class Fetcher:
     ) -> None:
         self.answering: Part | None = None
         self._window = window
-        self._backends = backends
         self._pool = pool
         self._threads = threads
-        self._config = config
         self._counters = counters
         self._hurried = hurried
-        self._rng = random.Random()
-        self._unreachable_until: dict[str, float] = {}
+        self._recovery = Recovery(backends, pool, config, counters)
 
     async def fetch(self, part: Part) -> bool:
         """Fill ``part``; True where a streamed shard ends behind it. Raises one error of the tree."""
-        shard = part.shard
-        clock = asyncio.get_running_loop().time
-        attempts = _Attempts(since=clock(), bytes=part.filled)
+        attempts = Attempts(since=asyncio.get_running_loop().time(), bytes=part.filled)
         while True:
-            backend = self._backends.of(self._location(shard))
+            backend = self._recovery.backend(part.shard)
             try:
                 return await self._once(backend, part, attempts)
             except WdsError:
@@ -121,10 +78,7 @@ class Fetcher:
             except _Unready:  # no fault: the part before it lands some time, or ends the shard
                 await asyncio.sleep(_UNREADY_WAIT_S)
             except Exception as exn:
-                attempts.progress(part.filled, clock())
-                fault = self._explain(backend, exn, shard)
-                if not self._renew(shard, attempts, fault):
-                    await self._again(part, attempts, fault, exn)
+                await self._recovery.after(part, attempts, backend, exn)
 
     async def close(self, notes: ShardNotes) -> None:
         """Release what a shard that is over holds."""
@@ -135,86 +89,13 @@ class Fetcher:
         for file in notes.files.values():
             file.close()
 
-    async def _again(self, part: Part, attempts: _Attempts, fault: Fault, exn: Exception) -> None:
-        """Wait until the next attempt, or raise what the last one means."""
-        now = asyncio.get_running_loop().time()
-        attempts.count += 1
-        shard, retry = part.shard, self._config.retry
-        shard.notes.fault = fault
-        again = fault.verdict.again and fault.verdict is not Verdict.EXPIRED and self._restartable(shard)
-        known = self._origin_known(shard)
-        if not again or retry.gives_up(attempts.count, now - attempts.since, origin_known=known):
-            if again and await self._leave(shard, attempts.location, fault):
-                attempts.count, attempts.since = 0, now
-                return
-            url = redact(shard.notes.location.url)
-            raise error_for(fault, url, part.start + part.filled, attempts.count) from exn
-        self._counters.add("retries")
-        logger.info(
-            "%s at byte %d: %s; attempt %d follows",
-            redact(shard.url),
-            part.start + part.filled,
-            fault.reason,
-            attempts.count + 1,
-        )
-        await asyncio.sleep(retry.delay_s(attempts.count, self._rng, fault.retry_after_s))
-
-    def _renew(self, shard: Shard, attempts: _Attempts, fault: Fault) -> bool:
-        """Whether the backend has another request to try, now that this one has lapsed."""
-        if fault.verdict is not Verdict.EXPIRED or attempts.renewals >= _RENEWALS_AT_MOST:
-            return False
-        attempts.renewals += 1
-        _drop(shard.notes, attempts.access)
-        logger.info("%s: %s; asked for another request", redact(shard.url), fault.reason)
-        return True
-
-    def _location(self, shard: Shard) -> Location:
-        """Where the shard is read now: a store that could not be reached a moment ago is not asked again."""
-        location: Location = shard.notes.location
-        unreachable = self._unreachable_until.get(location.kind, 0.0) > time.monotonic()
-        if location.fallback is not None and unreachable and shard.notes.access is None:
-            shard.notes.location = location.fallback
-        found: Location = shard.notes.location
-        return found
-
-    async def _leave(self, shard: Shard, left: Location | None, fault: Fault) -> bool:
-        """Go on from the same byte at the place that the shard comes from, where there is one."""
-        notes: ShardNotes = shard.notes
-        location = notes.location
-        if location is not left:  # another part of the shard has left it meanwhile
-            return True
-        if location.fallback is None:
-            return False
-        if location.kind not in self._unreachable_until:
-            logger.warning("%s: %s; reading from its own store instead", redact(shard.url), fault.reason)
-        self._unreachable_until[location.kind] = time.monotonic() + _UNREACHABLE_FOR_S
-        notes.location, notes.access, notes.moved = location.fallback, None, None
-        shard.identity = notes.etag = ""  # they were the other's
-        stream, notes.stream = notes.stream, None
-        if stream is not None:
-            await stream.close()
-        return True
-
-    def _explain(self, backend: Backend, exn: Exception, shard: Shard) -> Fault:
-        if isinstance(exn, IdentityChanged | FileReplaced):
-            return Fault(Verdict.CHANGED, f"the object was replaced while it was being read: {exn}", "Read it again.")
-        return backend.classify(exn, shard.notes.location.target)
-
-    def _restartable(self, shard: Shard) -> bool:
-        stream: StreamReader | None = shard.notes.stream
-        return stream is None or stream.restartable
-
-    def _origin_known(self, shard: Shard) -> bool:
-        location: Location = shard.notes.location
-        if location.kind != "http":
-            return True
-        return self._pool.answered(Origin.of(location.target))
-
-    async def _once(self, backend: Backend, part: Part, attempts: _Attempts) -> bool:
+    async def _once(self, backend: Backend, part: Part, attempts: Attempts) -> bool:
         """One attempt, by the way that the backend names."""
         shard = part.shard
         attempts.access, attempts.location = None, shard.notes.location
-        access = attempts.access = await self._access(backend, shard)
+        access = attempts.access = await self._recovery.access(backend, shard)
+        if not isinstance(access, Request):
+            self._recovery.reached(attempts.location)
         if part.dropped:
             return False
         if isinstance(access, CopiedFile | GrowingStream):
@@ -225,10 +106,10 @@ class Fetcher:
             return await self._read_file(part, access)
         if isinstance(access, Request):
             return await self._get(backend, part, access, attempts)
-        return await self._read_ranges(part, access)
+        return await self._read_ranges(part, access, attempts)
 
     async def _read_copy(
-        self, backend: Backend, part: Part, copy: CopiedFile | GrowingStream, attempts: _Attempts
+        self, backend: Backend, part: Part, copy: CopiedFile | GrowingStream, attempts: Attempts
     ) -> bool:
         """Read what a disk cache has of the shard. Where that fails the store gives the rest, from this byte on."""
         shard = part.shard
@@ -251,25 +132,6 @@ class Fetcher:
             shard.identity = notes.etag = ""  # they were the copy's
         return await self._once(backend, part, attempts)
 
-    async def _access(self, backend: Backend, shard: Shard) -> Access:
-        """The shard's way of access, asked for once however many parts wait for it."""
-        notes: ShardNotes = shard.notes
-        if notes.access is None:
-            notes.access = asyncio.ensure_future(backend.access(notes.location.target))
-            notes.access.add_done_callback(_retrieved)
-        future = notes.access
-        try:
-            access = await asyncio.shield(future)
-        except Exception:
-            if notes.access is future:  # the next attempt asks again
-                notes.access = None
-            raise
-        if isinstance(access, Request) and access.renew_after <= time.monotonic():
-            if notes.access is future:
-                notes.access = notes.moved = None
-            return await self._access(backend, shard)
-        return access
-
     async def _read_file(self, part: Part, file: LocalFile) -> bool:
         self._learn(part, file.size, file.identity, "")
         notes: ShardNotes = part.shard.notes
@@ -278,7 +140,7 @@ class Fetcher:
         reader = notes.files.setdefault(file, FileReader(file))
         view = part.slab.view[part.filled : part.stop - part.start]
         job = asyncio.ensure_future(self._threads.call(reader.read, view, part.start + part.filled))
-        job.add_done_callback(_retrieved)
+        job.add_done_callback(retrieved)
         try:
             await asyncio.shield(job)
         except asyncio.CancelledError:
@@ -289,8 +151,8 @@ class Fetcher:
         self._counters.add("wire_bytes", len(view))
         return False
 
-    async def _read_ranges(self, part: Part, ranges: Ranges) -> bool:
-        self._learn(part, ranges.size, ranges.identity, "")
+    async def _read_ranges(self, part: Part, ranges: Ranges, attempts: Attempts) -> bool:
+        self._learn(part, ranges.size, ranges.identity, "", at=attempts.location)
         while not part.dropped and part.start + part.filled < part.stop:
             start = part.start + part.filled
             data = await ranges.read(start, part.stop)
@@ -302,11 +164,12 @@ class Fetcher:
             self._counters.add("wire_bytes", len(data))
         return False
 
-    async def _get(self, backend: Backend, part: Part, access: Request, attempts: _Attempts) -> bool:
+    async def _get(self, backend: Backend, part: Part, access: Request, attempts: Attempts) -> bool:
         notes: ShardNotes = part.shard.notes
         if part.start + part.filled >= part.stop:
             return False  # all had come when the last attempt broke
-        if self._pool.rangeless(Origin.of(access.url, access.tls)):
+        origin = Origin.of(access.url, access.tls)
+        if notes.rangeless or self._pool.rangeless(origin):
             return await self._turn_streamed(backend, part, access)
         kept, learn = notes.moved, functools.partial(self._learn, at=attempts.location)
         request = kept or access
@@ -318,7 +181,7 @@ class Fetcher:
                 await get_part(self._pool, request, part, learn, self._window.concurrency.observe)
             except Redirected as moved:
                 request = follow(request, moved.location)
-                if access.keeps_redirect:
+                if access.keeps_redirect and notes.known() is access:  # else it was renewed meanwhile
                     notes.moved = request
                 continue
             except RefusedAnswer as refused:
@@ -329,9 +192,16 @@ class Fetcher:
                     notes.moved = None
                 request, asked_again = access, True
                 continue
+            except NoSuchRange:
+                if part.start:
+                    await self._size_of(part)
+                    raise _Unready("it may lie behind the end") from None
+                notes.rangeless = True
+                break
             except RangesIgnored:
-                if part.filled == 0:
-                    self._pool.mark_rangeless(Origin.of(access.url, access.tls))
+                notes.rangeless = True
+                if part.filled == 0 and notes.location.kind == "http":  # a cloud's endpoint has objects of all kinds
+                    self._pool.mark_rangeless(origin)
                 break
             finally:
                 self._counters.add("wire_bytes", part.filled - before)
@@ -340,6 +210,11 @@ class Fetcher:
         else:
             raise ConnectionError(f"redirected or cut short more than {_REDIRECTS_AT_MOST} times")
         return await self._turn_streamed(backend, part, access)
+
+    async def _size_of(self, part: Part) -> None:
+        """Wait until an earlier part tells the size of its shard: this one may not be there at all."""
+        while part.shard.size is None and not part.dropped and not part.shard.streamed:  # noqa: ASYNC110 (it is rare)
+            await asyncio.sleep(_UNREADY_WAIT_S)
 
     async def _turn_streamed(self, backend: Backend, part: Part, access: Access) -> bool:
         if not self._window.turn_streamed(part):
@@ -352,22 +227,23 @@ class Fetcher:
         if not shard.streamed and not self._window.turn_streamed(part):
             raise _Unready("this shard can be read in order only")
         if notes.stream is None:
-            notes.stream = StreamReader(self._maker(backend, access))
+            notes.stream = StreamReader()
         before = part.filled
         try:
-            return await notes.stream.fill(part, self._hurried)
+            return await notes.stream.fill(part, self._maker(backend, notes, access), self._hurried)
         except RangesIgnored:  # not framed either: aiohttp reads it
+            notes.unframed = True
             await notes.stream.close()
-            assert isinstance(access, Request)
-            notes.stream = StreamReader(lambda: backend.streamed(access))
-            return await notes.stream.fill(part, self._hurried)
+            return await notes.stream.fill(part, self._maker(backend, notes, access), self._hurried)
         finally:
             self._counters.add("wire_bytes", part.filled - before)
 
-    def _maker(self, backend: Backend, access: Access) -> Callable[[], Stream]:
-        if isinstance(access, Request):
-            return lambda: DirectStream(self._pool, access)
-        return lambda: access  # type: ignore[return-value]
+    def _maker(self, backend: Backend, notes: ShardNotes, access: Access) -> Callable[[], Stream]:
+        if not isinstance(access, Request):
+            return lambda: access  # type: ignore[return-value]
+        if notes.unframed:
+            return lambda: backend.streamed(access)
+        return lambda: DirectStream(self._pool, access)
 
     def _learn(self, part: Part, size: int, identity: str, etag: str, at: Location | None = None) -> None:
         shard = part.shard
@@ -384,17 +260,3 @@ class Fetcher:
             self._window.learn(shard, size)
         finally:
             self.answering = None
-
-
-def _drop(notes: ShardNotes, access: Access | None) -> None:
-    """Forget the access that an attempt was made with, unless another attempt has renewed it meanwhile."""
-    future = notes.access
-    known = future is not None and future.done() and not future.cancelled() and future.exception() is None
-    if future is not None and known and future.result() is access:
-        notes.access = notes.moved = None
-
-
-def _retrieved(future: asyncio.Future[Any]) -> None:
-    """An access or read that nobody waits for any more may fail: that is not worth a line in the log."""
-    if not future.cancelled():
-        future.exception()

@@ -23,8 +23,9 @@ from wds_async.redact import redact
 from wds_async.storage.base import Description, Fault, error_for
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.storage.registry import Backends, Location, locate
+from wds_async.transfer.attempts import ShardNotes
 from wds_async.transfer.bridge import new_event_loop
-from wds_async.transfer.fetch import Fetcher, ShardNotes
+from wds_async.transfer.fetch import Fetcher
 from wds_async.transfer.origins import ConnectionPool
 from wds_async.transfer.slabs import Slab, SlabPool
 from wds_async.transfer.stats import Counters
@@ -169,7 +170,7 @@ class _Engine:
             await asyncio.wait(left, timeout=_END_WITHIN_S * 0.1)
         self._connections.close()
         self.threads.stop()
-        await asyncio.sleep(0)  # aborted transports report their end in the next round
+        await self._connections.gone()
 
 
 def _ignore(_: object) -> None:

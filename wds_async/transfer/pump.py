@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from wds_async.config import TransferConfig
 from wds_async.errors import WdsError
 from wds_async.storage.registry import Backends, Location
-from wds_async.transfer.fetch import Fetcher, ShardNotes
+from wds_async.transfer.attempts import ShardNotes
+from wds_async.transfer.fetch import Fetcher
 from wds_async.transfer.origins import ConnectionPool
 from wds_async.transfer.slabs import Slab, SlabPool
 from wds_async.transfer.stats import Counters

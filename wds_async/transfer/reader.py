@@ -324,7 +324,11 @@ class ShardStream:
             raise StorageError(f"{redact(self.url)}: the engine failed: {event.error!r}") from event.error
         if isinstance(event, Piece):
             self._slab = event.slab
-            self._piece = event.slab.view[: event.length]
+            try:
+                self._piece = event.slab.view[: event.length]
+            except ValueError:  # its memory is released: another thread has closed the reader since `_check`
+                self._reader._check()
+                raise
             if self._cached is not None and not self._left:
                 self._cached.write(self._piece)
             return self._piece

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from wds_async.storage.base import Answer, RefusedAnswer, Request, Stream
 from wds_async.storage.http.backend import identity_of
 from wds_async.transfer.connection import Connection, ConnectionBroken, Head, Origin, request_bytes
-from wds_async.transfer.direct import IdentityChanged, RangesIgnored, Redirected, follow
+from wds_async.transfer.direct import IdentityChanged, RangesIgnored, Redirected, excerpt_of, follow
 from wds_async.transfer.origins import ConnectionPool
 from wds_async.transfer.window import Part
 
@@ -44,10 +44,12 @@ class DirectStream:
     async def _open(self, request: Request) -> str:
         head = await self._exchange(request)
         if head.status != 200:
+            assert self._connection is not None
+            excerpt = await excerpt_of(self._connection, head)
             await self.close()
             if head.status // 100 == 3 and "location" in head.fields:
                 raise Redirected(head.fields["location"])
-            raise RefusedAnswer(Answer(head.status, head.fields))
+            raise RefusedAnswer(Answer(head.status, head.fields, excerpt))
         if head.length is None or head.encoded:
             await self.close()
             raise RangesIgnored
@@ -85,8 +87,7 @@ class DirectStream:
 class StreamReader:
     """One shard's stream over all its attempts: remembers where it is, and starts again where that is possible."""
 
-    def __init__(self, make: Callable[[], Stream]) -> None:
-        self._make = make
+    def __init__(self) -> None:
         self._stream: Stream | None = None
         self._identity: str | None = None
         self._position = 0
@@ -96,12 +97,13 @@ class StreamReader:
         """Whether another attempt can be made after a fault (nothing was lost, or it can be read again)."""
         return self._stream is None or self._stream.restartable
 
-    async def fill(self, part: Part, hurried: Callable[[], bool]) -> bool:
-        """Fill ``part`` from where it stands; True at the end of the stream. While the consumer waits (``hurried``)
-        the part may stay short, so that a slow stream is not held back."""
+    async def fill(self, part: Part, make: Callable[[], Stream], hurried: Callable[[], bool]) -> bool:
+        """Fill ``part`` from where it stands; True at the end of the stream. Where it has to start (again) ``make``
+        gives what is read: it may be another request by now. While the consumer waits (``hurried``) the part may stay
+        short, so that a slow stream is not held back."""
         view, offset = part.slab.view, part.start
         if self._stream is None or self._position != offset + part.filled:
-            await self._start(offset + part.filled)
+            await self._start(make, offset + part.filled)
         assert self._stream is not None
         try:
             while part.filled < part.slab.size:
@@ -124,9 +126,9 @@ class StreamReader:
         if stream is not None:
             await stream.close()
 
-    async def _start(self, position: int) -> None:
+    async def _start(self, make: Callable[[], Stream], position: int) -> None:
         await self.close()
-        stream = self._make()
+        stream = make()
         self._stream, self._position = stream, -1
         identity = await stream.open()
         if self._identity is not None and identity != self._identity:

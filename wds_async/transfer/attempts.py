@@ -1,0 +1,215 @@
+"""What comes between the attempts of a part: another request, a pause, another place to read from, or the end with the
+whole story."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from wds_async.config import TransferConfig
+from wds_async.redact import redact
+from wds_async.storage.base import Access, Backend, Fault, LocalFile, Request, Verdict, error_for
+from wds_async.storage.registry import Backends, Location
+from wds_async.transfer.connection import Origin
+from wds_async.transfer.direct import IdentityChanged
+from wds_async.transfer.files import FileReader, FileReplaced
+from wds_async.transfer.origins import ConnectionPool
+from wds_async.transfer.stats import Counters
+from wds_async.transfer.streams import StreamReader
+from wds_async.transfer.window import Part, Shard
+
+__all__ = ["Attempts", "Recovery", "ShardNotes", "retrieved"]
+
+logger = logging.getLogger("wds_async")
+
+_RENEWALS_AT_MOST = 3
+_UNREACHABLE_FOR_S = 60.0
+_BEFORE_THE_FALLBACK = 2  # attempts at a store that has never answered, where there is another place to read from
+
+
+@dataclass(slots=True, eq=False)
+class ShardNotes:
+    """What fetching remembers of a shard between its parts."""
+
+    location: Location
+    access: asyncio.Future[Access] | None = None
+    moved: Request | None = None
+    files: dict[LocalFile, FileReader] = field(default_factory=dict)
+    stream: StreamReader | None = None
+    rangeless: bool = False
+    """Its server was seen to ignore ranges."""
+    unframed: bool = False
+    """Its server frames the whole of it in a way that only aiohttp reads."""
+    etag: str = ""
+    fault: Fault | None = None
+    """What was wrong last, for who gives up before the attempts do."""
+
+    def known(self) -> Access | None:
+        """The access that is there, None where it is asked for still (or could not be had)."""
+        future = self.access
+        if future is None or not future.done() or future.cancelled() or future.exception() is not None:
+            return None
+        return future.result()
+
+    def drop(self, access: Access | None) -> None:
+        """Forget ``access``, unless it was renewed meanwhile."""
+        if access is not None and self.known() is access:
+            self.access = self.moved = None
+
+
+@dataclass(slots=True)
+class Attempts:
+    """The attempts of one part since its last new byte, the last one with ``access``, at ``location``."""
+
+    since: float
+    count: int = 0
+    bytes: int = 0
+    renewals: int = 0
+    access: Access | None = None
+    location: Location | None = None
+
+    def progress(self, filled: int, now: float) -> None:
+        """Count anew where bytes have come since the last look."""
+        if filled > self.bytes:
+            self.count, self.renewals, self.since, self.bytes = 0, 0, now, filled
+
+    def anew(self, now: float) -> None:
+        """Count anew: another store has the next attempt."""
+        self.count, self.renewals, self.since = 0, 0, now
+
+
+class Recovery:
+    """Decides, for the parts of one reader, what follows a failed attempt."""
+
+    def __init__(self, backends: Backends, pool: ConnectionPool, config: TransferConfig, counters: Counters) -> None:
+        self._backends = backends
+        self._pool = pool
+        self._retry = config.retry
+        self._counters = counters
+        self._rng = random.Random()
+        self._unreachable_until: dict[str, float] = {}
+        self._reached: set[str] = set()
+
+    def backend(self, shard: Shard) -> Backend:
+        """Of where the shard is read now: a store that could not be reached a moment ago is not asked again."""
+        notes: ShardNotes = shard.notes
+        unreachable = self._unreachable_until.get(notes.location.kind, 0.0) > time.monotonic()
+        if unreachable and notes.access is None and notes.stream is None:
+            _move(shard)
+        return self._backends.of(notes.location)
+
+    async def access(self, backend: Backend, shard: Shard) -> Access:
+        """The shard's way of access, asked for once however many parts wait for it. One that is past its
+        ``renew_after`` is asked for again; what comes then is used, whatever it says of itself."""
+        notes: ShardNotes = shard.notes
+        known = notes.known()
+        if isinstance(known, Request) and known.renew_after <= time.monotonic():
+            notes.drop(known)
+        if notes.access is None:
+            notes.access = asyncio.ensure_future(backend.access(notes.location.target))
+            notes.access.add_done_callback(retrieved)
+        future = notes.access
+        try:
+            return await asyncio.shield(future)
+        except Exception:
+            if notes.access is future:  # the next attempt asks again
+                notes.access = None
+            raise
+
+    def reached(self, location: Location) -> None:
+        """The store at ``location`` has told how it is read: what fails from now on is a bad day, and no typo."""
+        self._reached.add(location.kind)
+
+    async def after(self, part: Part, attempts: Attempts, backend: Backend, exn: Exception) -> None:
+        """Return when the next attempt may begin, or raise what the last one means."""
+        shard, now = part.shard, asyncio.get_running_loop().time()
+        attempts.progress(part.filled, now)
+        fault = _explain(backend, exn, attempts.location or shard.notes.location)
+        if self._renew(shard, attempts, fault):
+            return
+        attempts.count += 1
+        shard.notes.fault = fault
+        again = fault.verdict.again and fault.verdict is not Verdict.EXPIRED and _restartable(shard)
+        location = attempts.location or shard.notes.location
+        known = self._origin_known(location, attempts.access)
+        impatient = location.fallback is not None and not known and attempts.count >= _BEFORE_THE_FALLBACK
+        if not again or impatient or self._retry.gives_up(attempts.count, now - attempts.since, origin_known=known):
+            if again and await self._leave(shard, attempts.location, fault):
+                attempts.anew(now)
+                return
+            url = redact(shard.notes.location.url)
+            raise error_for(fault, url, part.start + part.filled, attempts.count) from exn
+        self._counters.add("retries")
+        logger.info(
+            "%s at byte %d: %s; attempt %d follows",
+            redact(shard.url),
+            part.start + part.filled,
+            fault.reason,
+            attempts.count + 1,
+        )
+        await asyncio.sleep(self._retry.delay_s(attempts.count, self._rng, fault.retry_after_s))
+
+    def _renew(self, shard: Shard, attempts: Attempts, fault: Fault) -> bool:
+        """Whether the backend has another request to try, now that this one has lapsed."""
+        if fault.verdict is not Verdict.EXPIRED or attempts.renewals >= _RENEWALS_AT_MOST:
+            return False
+        attempts.renewals += 1
+        shard.notes.drop(attempts.access)
+        logger.info("%s: %s; asked for another request", redact(shard.url), fault.reason)
+        return True
+
+    async def _leave(self, shard: Shard, left: Location | None, fault: Fault) -> bool:
+        """Go on from the same byte at the place that the shard comes from, where there is one."""
+        location: Location = shard.notes.location
+        if location is not left:  # another part of the shard has left it meanwhile
+            return True
+        if location.fallback is None:
+            return False
+        if location.kind not in self._unreachable_until:
+            logger.warning("%s: %s; reading from its own store instead", redact(shard.url), fault.reason)
+        self._unreachable_until[location.kind] = time.monotonic() + _UNREACHABLE_FOR_S
+        stream = _move(shard)
+        if stream is not None:
+            await stream.close()
+        return True
+
+    def _origin_known(self, location: Location, access: Access | None) -> bool:
+        if location.kind == "local" or location.kind in self._reached:
+            return True
+        if isinstance(access, Request):
+            return self._pool.answered(Origin.of(access.url, access.tls))
+        return location.kind == "http" and self._pool.answered(Origin.of(location.target))
+
+
+def _move(shard: Shard) -> StreamReader | None:
+    """Make the shard's next access that of its fallback, where it has one. What was learnt of the store that is left
+    says nothing of the other, but for the size of the object. Returns the stream that has to be closed."""
+    notes: ShardNotes = shard.notes
+    if notes.location.fallback is None:
+        return None
+    notes.location, notes.access, notes.moved = notes.location.fallback, None, None
+    notes.rangeless = notes.unframed = False
+    shard.identity = notes.etag = ""
+    stream, notes.stream = notes.stream, None
+    return stream
+
+
+def _explain(backend: Backend, exn: Exception, location: Location) -> Fault:
+    if isinstance(exn, IdentityChanged | FileReplaced):
+        return Fault(Verdict.CHANGED, f"the object was replaced while it was being read: {exn}", "Read it again.")
+    return backend.classify(exn, location.target)
+
+
+def _restartable(shard: Shard) -> bool:
+    stream: StreamReader | None = shard.notes.stream
+    return stream is None or stream.restartable
+
+
+def retrieved(future: asyncio.Future[Any]) -> None:
+    """An access or read that nobody waits for any more may fail: that is not worth a line in the log."""
+    if not future.cancelled():
+        future.exception()
