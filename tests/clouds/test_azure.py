@@ -359,7 +359,7 @@ def test_without_credentials_it_is_anonymous_and_said_once(
     told = [record.getMessage() for record in caplog.records if record.name == "wds_async"]
     assert len(told) == 1
     assert "reading anonymously" in told[0]
-    error = failure("az://closed/x.tar", account(azurite_tls), connections=1)
+    error = failure("az://closed/x.tar", account(azurite_tls))
     assert isinstance(error, AccessDenied)
     assert "anonymous" in str(error)
     assert "AZURE_STORAGE_ACCOUNT_KEY" in str(error)

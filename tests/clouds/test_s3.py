@@ -240,7 +240,7 @@ def test_ceph_slows_down_and_is_waited_for(ceph: Any) -> None:
 
     config = quick(connections=32, part_bytes=64 * KIB, retry=RetryPolicy(max_attempts=50, base_s=0.005, cap_s=0.1))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("wds_async.storage.registry.S3Backend", Watching)
+        patch.setattr("wds_async.storage.s3.backend.S3Backend", Watching)
         found = outcomes(["s3://bucket/many.tar"] * 4, config)
     assert [error for _, error in found] == [None] * 4
     assert all(got == data(8 << 20) for got, _ in found)

@@ -53,7 +53,7 @@ def _environment(origin: Origin, tmp_path: Path) -> dict[str, str]:
         "HOME": str(tmp_path),
         "WDS_LOG": "debug",
         "GOPEN_VERBOSE": "1",
-        "WDS_TIMEOUT": "2",
+        "WDS_TIMEOUT": "1",
         "WDS_RETRIES": "2",
         "WDS_CACHE": str(tmp_path / "cache"),
         "AWS_ENDPOINT_URL": origin.base,

@@ -23,8 +23,29 @@ def test_options_by_scheme_and_its_aliases() -> None:
 def test_one_stores_options_are_those_of_every_url() -> None:
     given = StorageOptions({"key": "k", "client_kwargs": {"verify": False}})
     assert given.of("s3://b/x") == given.of("memory://x") == Options({"key": "k", "client_kwargs": {"verify": False}})
-    # An option that has a scheme's name, but no options in it, is an option.
+    # An option that has a lesser scheme's name, but no options in it, is an option.
     assert StorageOptions({"file": "x"}).of("s3://b") == Options({"file": "x"})
+
+
+@pytest.mark.parametrize("given", [{"s3": {}, "gz": {}}, {"s3": "x"}, {"gs": {"token": "t"}, "key": "k"}, {"az": None}])
+def test_what_is_half_by_scheme(given: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="storage_options: '"):
+        StorageOptions(given)
+
+
+def test_a_chain_gets_the_options_of_its_links() -> None:
+    given = StorageOptions({"s3": {"key": "k"}, "simplecache": {"cache_storage": "/c"}})
+    assert given.of("simplecache::s3://b/x") == Options({"s3": {"key": "k"}, "simplecache": {"cache_storage": "/c"}})
+    assert given.of("zip://x.tar::gs://b/y.zip") == NO_OPTIONS
+
+
+def test_another_endpoint_is_another_place() -> None:
+    here, there = Options({"endpoint_url": "http://a"}), Options({"client_kwargs": {"endpoint_url": "http://b"}})
+    assert here.place != there.place
+    assert here.place == Options({"key": "other", "endpoint_url": "http://me:secret@a".replace("me:secret@", "")}).place
+    assert Options({"key": "k"}).place == NO_OPTIONS.place == ""
+    one, other = (f"BlobEndpoint=http://h/acct;AccountKey={key}" for key in ("a==", "b=="))
+    assert Options({"connection_string": one}).place == Options({"connection_string": other}).place != ""
 
 
 def test_nothing_given() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,6 +33,7 @@ from wds_async.storage.registry import Backends, check_allowed, locate
         ("HTTPS://h/x", "http"),
         ("s3://b/x", "s3"),
         ("S3A://b/x", "s3"),
+        ("s3n://b/x", "s3"),
         ("gcs://b/x", "gcs"),
         ("abfs://c@a.dfs.core.windows.net/x", "azure"),
         ("https://a.blob.core.windows.net/c/x", "azure"),
@@ -43,6 +47,11 @@ from wds_async.storage.registry import Backends, check_allowed, locate
 def test_kinds(url: str, kind: str) -> None:
     location = locate(url)
     assert (location.kind, location.url) == (kind, url)
+
+
+def test_names_that_no_client_knows_become_those_that_it_does() -> None:
+    found = [locate(url).target for url in ("s3n://b/x.tar", "htgs://b/x.tar", "SCP://h/x.tar", "s3a://b/x.tar")]
+    assert found == ["s3://b/x.tar", "gs://b/x.tar", "sftp://h/x.tar", "s3a://b/x.tar"]
 
 
 def test_an_unknown_scheme_is_named_without_secrets() -> None:
@@ -132,3 +141,50 @@ def test_the_notice_on_pipes_is_given_once(monkeypatch: pytest.MonkeyPatch, capl
     monkeypatch.setenv("WDS_SECURE", "1")
     registry.tell_of_native_pipes(urls)  # what it would recommend is forbidden too
     assert not caplog.records
+
+
+_READS = """
+import sys
+import wds_async as wds
+assert not [name for name in sys.modules if name.startswith("wds_async.storage")], "the door is open"
+assert len(list(wds.WebDataset(sys.argv[1], shardshuffle=False))) == 5
+print(*sorted(sys.modules))
+"""
+
+
+@pytest.mark.parametrize("by", ["file", "http"])
+def test_no_store_is_imported_that_is_not_read(shards: Callable[..., list[Path]], origin: Origin, by: str) -> None:
+    (path,) = shards(1)
+    url = str(path) if by == "file" else origin.add("x.tar", path.read_bytes())
+    done = subprocess.run([sys.executable, "-c", _READS, url], capture_output=True, text=True, timeout=60, check=True)
+    loaded = done.stdout.split()
+    assert "wds_async.storage.registry" in loaded
+    ours = [name for name in loaded if name.startswith("wds_async.storage.")]
+    assert not [name for name in ours if name.split(".")[2] in ("ais", "azure", "gcs", "hub", "s3", "upload")]
+    foreign = {"fsspec", "s3fs", "botocore", "aiobotocore", "gcsfs", "google", "adlfs", "azure", "huggingface_hub"}
+    assert not foreign.intersection(name.partition(".")[0] for name in loaded)
+    assert "aiohttp" not in loaded  # the engine's own client reads both
+
+
+@pytest.mark.parametrize(
+    ("url", "kind", "name"),
+    [
+        ("s3://b/x", "s3", "S3Backend"),
+        ("gs://b/x", "gcs", "GcsBackend"),
+        ("az://c/x", "azure", "AzureBackend"),
+        ("https://a.blob.core.windows.net/c/x", "azure", "AzureBackend"),
+        ("hf://datasets/o/n/x", "hf", "HuggingFaceBackend"),
+        ("ais://b/x", "ais", "AisBackend"),
+    ],
+)
+def test_each_store_has_its_backend(url: str, kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIS_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.delenv("USE_AIS_FOR", raising=False)
+
+    async def scenario() -> None:
+        place = locate(url)
+        backends = Backends(asyncio.to_thread)
+        assert (place.kind, type(backends.of(place)).__name__) == (kind, name)
+        await backends.close()
+
+    asyncio.run(scenario())

@@ -13,10 +13,15 @@ from typing import Any
 
 import pytest
 
+from tests.servers import moto as moto_server
+from tests.servers.azurite import ACCOUNT, Azurite, azure_environment_fixture, azurite_fixture  # noqa: F401
 from tests.writing import memory
 from wds_async.errors import AccessDenied, MissingExtra, ShardNotFound, StorageError, TransferError
 from wds_async.storage.sink import open_sink
 from wds_async.storage.upload import MultipartSink, StoreSink
+from wds_async.transfer.reader import open_shards
+
+clean_aws, moto = moto_server.clean_aws, moto_server.moto
 
 
 class Store(http.server.ThreadingHTTPServer):
@@ -282,19 +287,16 @@ def test_an_upload_that_fails_is_aborted() -> None:
 
 
 @pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A bucket of a server that speaks S3's protocol."""
+def bucket(moto: str, clean_aws: pytest.MonkeyPatch) -> Any:
+    """A bucket of a server that speaks S3's protocol, and the client that looks into it."""
     pytest.importorskip("s3fs")
-    server = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    for name, value in (("ACCESS_KEY_ID", "a"), ("SECRET_ACCESS_KEY", "b"), ("DEFAULT_REGION", "us-east-1")):
-        monkeypatch.setenv(f"AWS_{name}", value)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    settings = {**moto_server.CREDENTIALS, "AWS_DEFAULT_REGION": "us-east-1", "AWS_ENDPOINT_URL": moto}
+    for name, value in settings.items():
+        clean_aws.setenv(name, value)
+    moto_server.reset(moto)  # what it holds, all of its servers in this process hold
     client = pytest.importorskip("boto3").client("s3")
     client.create_bucket(Bucket="bucket")
-    yield client
-    server.stop()
+    return client
 
 
 @pytest.mark.parametrize("size", [0, 1000, 12 << 20])
@@ -326,3 +328,19 @@ def test_s3_without_credentials(bucket: Any, monkeypatch: pytest.MonkeyPatch, tm
 def test_s3_without_the_bucket(bucket: Any) -> None:
     with pytest.raises(ShardNotFound, match="s3://missing/x: there is no such bucket"):
         put("s3://missing/x", b"data", options={"skip_instance_cache": True})
+
+
+@pytest.mark.servers
+def test_a_blobs_own_address_is_written_with_its_accounts_credentials(
+    azurite: Azurite, azure_environment: pytest.MonkeyPatch
+) -> None:
+    azure_environment.setenv("AZURE_STORAGE_CONNECTION_STRING", azurite.connection_string)
+    azurite.put("addressed", {})
+    url = f"https://{ACCOUNT}.blob.core.windows.net/addressed/a%20b.tar"
+    sink = open_sink(url)
+    sink.write(b"whole")
+    sink.commit()
+    with azurite.client() as client:
+        assert client.get_blob_client("addressed", "a b.tar").download_blob().readall() == b"whole"
+    with open_shards([url]) as opened:
+        assert bytes(next(iter(opened)).read() or b"") == b"whole"

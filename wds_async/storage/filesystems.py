@@ -17,6 +17,8 @@ from typing import Any
 from wds_async.errors import MissingExtra, UrlError
 from wds_async.redact import redact
 from wds_async.storage.base import Call, Entry
+from wds_async.storage.sessions import end_session, holds_connection, prepared_session, read_range, said_by_url, started
+from wds_async.urls import links
 
 __all__ = ["EXTRAS", "Filesystems", "FsspecRanges", "filesystem_of", "is_async", "known_protocol", "protocols"]
 
@@ -30,14 +32,18 @@ EXTRAS = {
     "abfss": "azure",
     "adl": "azure",
     "hf": "hf",
+    "sftp": "sftp",
+    "ssh": "sftp",
+    "webdav": "webdav",
+    "dav": "webdav",
 }
 """The extra that brings the filesystem of a scheme."""
 
 
 def protocols(url: str) -> list[str]:
     """The protocol of each link of an fsspec chain; "" for a path."""
-    links = url.split("::")
-    return [link.partition("://")[0] if "://" in link or link is not links[-1] else "" for link in links]
+    chain = links(url)
+    return [link.partition("://")[0] if "://" in link or link is not chain[-1] else "" for link in chain]
 
 
 def known_protocol(name: str) -> bool:
@@ -57,7 +63,7 @@ def filesystem_of(url: str, options: Mapping[str, Any], *, asynchronous: bool = 
 
     MissingExtra where its package is not installed.
     """
-    if "::" in url:  # fsspec keeps the instances of chains, by all their arguments
+    if len(links(url)) > 1:  # fsspec keeps the instances of chains, by all their arguments
         with _extra_named(url):
             import fsspec  # noqa: PLC0415 (slow, and often not needed)
 
@@ -65,15 +71,16 @@ def filesystem_of(url: str, options: Mapping[str, Any], *, asynchronous: bool = 
                 filesystem, path = fsspec.core.url_to_fs(url, **_prepared_chain(url, options))
             return filesystem, str(path)
     cls = _class_of(url)
-    given: dict[str, Any] = {**cls._get_kwargs_from_urls(url), **options, "skip_instance_cache": True}
+    given: dict[str, Any] = {**said_by_url(cls._get_kwargs_from_urls(url)), **options, "skip_instance_cache": True}
     if asynchronous and getattr(cls, "async_impl", False):
         given["asynchronous"] = True
     with _extra_named(url):
-        return cls(**_prepared(protocols(url)[0], given)), str(cls._strip_protocol(url))
+        return started(cls(**_prepared(protocols(url)[0], given))), str(cls._strip_protocol(url))
 
 
 _GOOGLE = ("gs", "gcs")
 _AMAZON = ("s3", "s3a")
+_CHANGED = (*_GOOGLE, *_AMAZON, "ftp", "sftp", "ssh")
 _registering = threading.Lock()
 
 
@@ -87,12 +94,12 @@ def _prepared(protocol: str, options: Mapping[str, Any]) -> dict[str, Any]:
         from wds_async.storage.s3.options import s3fs_options  # noqa: PLC0415 (it stands on this room)
 
         return s3fs_options(options)
-    return dict(options)
+    return prepared_session(protocol, options)
 
 
 def _prepared_chain(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a chain, in which each protocol has its own."""
-    return {**options, **{n: _prepared(n, options.get(n, {})) for n in protocols(url) if n in _GOOGLE + _AMAZON}}
+    return {**options, **{n: _prepared(n, options.get(n, {})) for n in protocols(url) if n in _CHANGED}}
 
 
 @contextlib.contextmanager
@@ -150,6 +157,7 @@ class Filesystems:
         self._options = options
         self._made: dict[str, Any] = {}
         self._turns: dict[int, _Turn] = {}
+        self._lost: list[Any] = []
 
     async def find(self, url: str) -> tuple[Any, str]:
         """The filesystem of ``url``, ready for use on this loop, and the path in it."""
@@ -161,14 +169,13 @@ class Filesystems:
     async def ranges(self, url: str) -> FsspecRanges:
         """``url`` read by the filesystem's own client: the way that every store has."""
         filesystem, path = await self.find(url)
-        turn = self._turn(filesystem)
-        info = await (filesystem._info(path) if is_async(filesystem) else turn.take(filesystem.info, path))
+        info = await (filesystem._info(path) if is_async(filesystem) else self.take(filesystem, filesystem.info, path))
         if info.get("type") == "directory":
             raise IsADirectoryError(path)
         size = info.get("size")
         if size is None:
             raise UrlError(f"{redact(url)}: its filesystem does not tell its size; copy it to a store that does")
-        return FsspecRanges(turn, filesystem, path, int(size), _identity(info))
+        return FsspecRanges(self, url, (filesystem, path), int(size), _identity(info))
 
     async def entries(self, url: str) -> AsyncIterator[Entry]:
         """What is in the folder ``url`` (which ends with "/"), in the filesystem's order; folders end with "/"."""
@@ -176,7 +183,7 @@ class Filesystems:
         if is_async(filesystem):
             found = await filesystem._ls(path, detail=True)
         else:
-            found = await self._turn(filesystem).take(filesystem.ls, path, detail=True)
+            found = await self.take(filesystem, filesystem.ls, path, detail=True)
         for info in found:
             if str(info["name"]).strip("/") == path.strip("/"):  # fsspec lists a file as itself
                 continue
@@ -186,9 +193,30 @@ class Filesystems:
             elif name:
                 yield Entry(url + name, info.get("size"), _modified(info))
 
+    async def take(self, filesystem: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """One call of a filesystem that blocks. Where all go over one connection, and this is not the server's answer,
+        the next is over another connection."""
+        try:
+            return await self._turn(filesystem).take(function, *args, **kwargs)
+        except (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError):
+            raise
+        except Exception as exn:
+            if self.lost(filesystem):  # it was closed while this call waited for its turn
+                raise ConnectionResetError("the connection broke") from exn
+            if holds_connection(filesystem):
+                self._lost.append(filesystem)
+                self._made = {key: made for key, made in self._made.items() if made is not filesystem}
+                await self._call(end_session, filesystem)
+            raise
+
+    def lost(self, filesystem: Any) -> bool:
+        """Whether its connection broke."""
+        return any(filesystem is one for one in self._lost)
+
     async def close(self) -> None:
         """Close the sessions of all."""
         for filesystem in self._made.values():
+            await self._call(end_session, filesystem)
             session = getattr(filesystem, "_session", None)
             if is_async(filesystem) and session is not None and hasattr(session, "close"):
                 await session.close()
@@ -201,13 +229,14 @@ class Filesystems:
         return self._turns.setdefault(id(filesystem), _Turn(self._call))
 
     def _find(self, url: str) -> tuple[Any, str]:
-        if "::" in url:
+        if len(links(url)) > 1:
             return filesystem_of(url, self._options)
         cls = _class_of(url)
         key = f"{protocols(url)[0]} {sorted(cls._get_kwargs_from_urls(url).items())}"
         if key not in self._made:
             made, _ = filesystem_of(url, self._options, asynchronous=True)
-            self._made.setdefault(key, made)
+            if self._made.setdefault(key, made) is not made:  # another thread was quicker
+                end_session(made)
         return self._made[key], str(cls._strip_protocol(url))
 
 
@@ -254,16 +283,17 @@ class _Turn:
 class FsspecRanges:
     """An object whose ranges a filesystem reads, always with an explicit end (without one gcsfs asks three times)."""
 
-    def __init__(self, turn: _Turn, filesystem: Any, path: str, size: int, identity: str) -> None:
-        self._turn = turn
-        self._filesystem = filesystem
-        self._path = path
+    def __init__(self, owner: Filesystems, url: str, found: tuple[Any, str], size: int, identity: str) -> None:
+        self._owner, self._url = owner, url
+        self._filesystem, self._path = found
         self.size = size
         self.identity = identity
 
     async def read(self, start: int, stop: int) -> bytes:
+        if self._owner.lost(self._filesystem):
+            self._filesystem, self._path = await self._owner.find(self._url)
         if is_async(self._filesystem):
             data = await self._filesystem._cat_file(self._path, start=start, end=stop)
         else:
-            data = await self._turn.take(self._filesystem.cat_file, self._path, start=start, end=stop)
+            data = await self._owner.take(self._filesystem, read_range, self._filesystem, self._path, start, stop)
         return bytes(data) if not isinstance(data, bytes) else data

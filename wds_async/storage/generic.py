@@ -9,6 +9,7 @@ from wds_async.storage.filesystems import Filesystems, protocols
 from wds_async.storage.http.backend import explain_exception
 from wds_async.storage.local import explain_os_error
 from wds_async.storage.options import NO_OPTIONS, Options
+from wds_async.storage.sessions import explain_session, user_of
 from wds_async.urls import scheme
 
 __all__ = ["GenericBackend", "explain_foreign", "reads_local_files"]
@@ -31,13 +32,16 @@ def reads_local_files(url: str) -> bool:
     return not _LOCAL.isdisjoint(protocols(url))
 
 
-def explain_foreign(exn: BaseException) -> Fault:
-    """An exception of a filesystem of fsspec, as a `Fault`."""
+def explain_foreign(exn: BaseException, user: str = "") -> Fault:
+    """An exception of a filesystem of fsspec, as a `Fault`; ``user`` is as whom it was asked."""
+    cause = exn.__cause__  # fsspec's HTTP says of every failure that there is no such file
+    if isinstance(exn, FileNotFoundError) and isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
+        return explain_foreign(cause, user)
     if isinstance(exn, FileNotFoundError | PermissionError | IsADirectoryError):
         return explain_os_error(exn)
     if type(exn).__name__ in _NO_CREDENTIALS:  # of packages that are not imported for their names
         return Fault(Verdict.DENIED, f"{type(exn).__name__}: {exn}".rstrip("."), _CREDENTIALS_ADVICE)
-    fault = explain_exception(exn)
+    fault = explain_session(exn, user) or explain_exception(exn)
     if fault.verdict is Verdict.FATAL and isinstance(exn, OSError):
         return Fault(Verdict.TRANSIENT, fault.reason, fault.advice)
     return fault
@@ -48,6 +52,7 @@ class GenericBackend(Store):
 
     def __init__(self, call: Call, options: Options = NO_OPTIONS) -> None:
         self._filesystems = Filesystems(call, options)
+        self._options = options
 
     async def access(self, url: str) -> Access:
         return await self._filesystems.ranges(url)
@@ -62,7 +67,7 @@ class GenericBackend(Store):
     def classify(self, outcome: Answer | BaseException, url: str) -> Fault:
         if isinstance(outcome, Answer):
             return Fault(Verdict.FATAL, f"the store answered {outcome.status}")
-        return explain_foreign(outcome)
+        return explain_foreign(outcome, user_of(url, self._options))
 
     async def close(self) -> None:
         await self._filesystems.close()

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from wds_async.environment import SCHEME_ALIASES
 from wds_async.errors import ConfigError
 from wds_async.storage.filesystems import known_protocol
-from wds_async.urls import scheme
+from wds_async.urls import links, scheme
 
 __all__ = ["NOTHING_GIVEN", "NO_OPTIONS", "Options", "StorageOptions"]
+
+
+_STORES = frozenset({"s3", "gs", "az", "hf", "ais", "http"})
+_PLACES = ("endpoint_url", "endpoint", "account_host", "account_name", "connection_string", "host", "port")
+_SECRETS = re.compile(r"(?:AccountKey|SharedAccessSignature)=[^;]*;?|(?<=://)[^/@]*@", re.IGNORECASE)
+_DIGEST_DIGITS = 16
 
 
 class Options(Mapping[str, Any]):
@@ -34,6 +42,16 @@ class Options(Mapping[str, Any]):
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Options) and self._key == other._key
+
+    @property
+    def place(self) -> str:
+        """What tells objects of one URL apart: a digest of the endpoint and account among these options, "" where they
+        name none."""
+        given = (
+            {**(self.get("client_kwargs") or {}), **self} if isinstance(self.get("client_kwargs"), Mapping) else self
+        )
+        named = [(name, _SECRETS.sub("", str(given[name]))) for name in _PLACES if given.get(name)]
+        return hashlib.sha256(repr(named).encode()).hexdigest()[:_DIGEST_DIGITS] if named else ""
 
     def __repr__(self) -> str:
         return f"<options: {', '.join(sorted(self._given)) or 'none'}>"
@@ -59,15 +77,24 @@ class StorageOptions:
             raise ConfigError(
                 f"storage_options: a dict of options, or of such dicts by scheme, not {type(given).__name__}"
             )
-        if given and all(_is_scheme(name) and isinstance(value, Mapping) for name, value in given.items()):
+        schemes = {name for name in given if _is_scheme(name)}
+        if any(isinstance(given[name], Mapping) or _canonical(name) in _STORES for name in schemes):
+            if wrong := sorted(name for name in given if name not in schemes or not isinstance(given[name], Mapping)):
+                raise ConfigError(
+                    f"storage_options: {', '.join(map(repr, wrong))}: beside the options of a scheme stand those of "
+                    'other schemes only, each a dict: {"s3": {…}, "gs": {…}}'
+                )
             self._by_scheme = {_canonical(name): Options(value) for name, value in given.items()}
         elif given:
             self._all = Options(given)
 
     def of(self, url: str) -> Options:
-        """The options for ``url`` (rewritten)."""
+        """The options for ``url`` (rewritten). Of a chain they are by link, as fsspec takes them."""
         if self._all is not None:
             return self._all
+        if len(chain := links(url)) > 1 and self._by_scheme:
+            by_link = {protocol: self.of(f"{protocol}://") for protocol in (link.partition("://")[0] for link in chain)}
+            return Options({protocol: dict(options) for protocol, options in by_link.items() if options})
         return self._by_scheme.get(_canonical(scheme(url)), NO_OPTIONS) if self._by_scheme else NO_OPTIONS
 
     def named(self, name: str) -> Options:

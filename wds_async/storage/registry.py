@@ -1,7 +1,12 @@
-"""From a URL to its backend: rewrite, route, refuse what the security rules forbid, and choose."""
+"""From a URL to its backend: rewrite, route, refuse what the security rules forbid, and choose.
+
+A store's own folder is imported when the first URL needs it: together they would cost a third of the time that a
+program, and each of its spawned workers, has to wait for its first sample of a local file.
+"""
 
 from __future__ import annotations
 
+import importlib
 import logging
 import multiprocessing
 import re
@@ -10,26 +15,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from wds_async.config import settings
-from wds_async.environment import SCHEME_ALIASES
+from wds_async.environment import SCHEME_ALIASES, value
 from wds_async.errors import UnsafeContent, UrlError
 from wds_async.redact import redact
-from wds_async.storage.ais.backend import AisBackend
-from wds_async.storage.ais.urls import has_own_store, routes
-from wds_async.storage.azure.backend import AzureBackend, is_blob_url
 from wds_async.storage.base import Backend
 from wds_async.storage.filesystems import known_protocol
-from wds_async.storage.gcs.backend import GcsBackend
 from wds_async.storage.generic import GenericBackend, reads_local_files
 from wds_async.storage.growing import CachedBackend, CacheEntry
 from wds_async.storage.http.backend import HttpBackend
-from wds_async.storage.hub.backend import HuggingFaceBackend
 from wds_async.storage.local import LocalBackend
 from wds_async.storage.opened import OpenedBackend
 from wds_async.storage.options import NO_OPTIONS, NOTHING_GIVEN, Options, StorageOptions
 from wds_async.storage.pipe import PipeBackend, StdinBackend
-from wds_async.storage.s3.backend import S3Backend
 from wds_async.storage.schemes import default_opener, opener_of
-from wds_async.urls import native_pipe, rewrite, rules_from_env, scheme
+from wds_async.urls import links, native_pipe, rewrite, rules_from_env, scheme
 
 __all__ = ["Backends", "Location", "check_allowed", "locate", "tell_of_native_pipes"]
 
@@ -40,8 +39,9 @@ _told: set[str] = set()
 _KINDS = {"s3": "s3", "gs": "gcs", "az": "azure", "hf": "hf", "ais": "ais"}
 _ROUTABLE = frozenset({"s3", "gcs", "azure", "hf", "http", "generic"})
 
-# WebDataset's other names: its htgs:// is gs:// without the tools, and scp goes over the protocol of sftp.
-_SYNONYMS = {"htgs://": "gs://", "scp://": "sftp://"}
+# WebDataset's other names: its htgs:// is gs:// without the tools, and scp goes over the protocol of sftp. And one of
+# Hadoop's, which fsspec does not know.
+_SYNONYMS = {"htgs://": "gs://", "scp://": "sftp://", "s3n://": "s3://"}
 _SYNONYM = re.compile("^(?:" + "|".join(_SYNONYMS) + ")", re.IGNORECASE)
 
 
@@ -119,16 +119,30 @@ def _kind(target: str) -> str | None:
     if name in ("", "file"):
         return "local"
     if name in ("http", "https"):
-        return "azure" if ".blob.core." in target and is_blob_url(target) else "http"
-    if name == "pipe" or "::" in target:
-        return "pipe" if name == "pipe" else "generic"
+        return "azure" if _is_blob(target) else "http"
+    if name == "pipe":
+        return "pipe"
+    if len(links(target)) > 1:
+        return "generic"
     name = SCHEME_ALIASES.get(name, name)
     return _KINDS.get(name) or ("generic" if known_protocol(name) else None)
+
+
+def _is_blob(target: str) -> bool:
+    if ".blob.core." not in target:
+        return False
+    from wds_async.storage.azure.backend import is_blob_url  # noqa: PLC0415 (see above)
+
+    return is_blob_url(target)
 
 
 def _routed(place: Location, options: StorageOptions) -> Location:
     """``place``, or AIStore in its stead where ``USE_AIS_FOR`` names its scheme."""
     given = options.named("ais")
+    if not (given or value("AIS_ENDPOINT") or value("USE_AIS_FOR")):
+        return place
+    from wds_async.storage.ais.urls import has_own_store, routes  # noqa: PLC0415 (see above)
+
     if not routes(place.target, given):
         return place
     ais = Location(place.url, place.target, "ais", given)
@@ -166,6 +180,12 @@ def _tell(target: str, native: str) -> None:
         )
 
 
+def _store(folder: str, name: str) -> Callable[..., Backend]:
+    """The class of a store's backend, from the store's own folder."""
+    found: Callable[..., Backend] = getattr(importlib.import_module(f"wds_async.storage.{folder}.backend"), name)
+    return found
+
+
 class Backends:
     """The backends of one engine, made when first needed; ``call`` runs a blocking function on a thread. ``direct``:
     whether requests are the engine's own (``WDS_DIRECT``)."""
@@ -185,11 +205,11 @@ class Backends:
             "stdin": lambda _: StdinBackend(call),
             "opener": lambda _: OpenedBackend(call),
             "http": lambda options: HttpBackend(options, call=call, direct=direct, **timeouts),
-            "s3": lambda options: S3Backend(call, options, direct=direct),
-            "gcs": lambda options: GcsBackend(call, options, direct=direct),
-            "azure": lambda options: AzureBackend(call, options, direct=direct),
-            "hf": lambda options: HuggingFaceBackend(call, options, direct=direct, **timeouts),
-            "ais": lambda options: AisBackend(call, options, direct=direct, **timeouts),
+            "s3": lambda options: _store("s3", "S3Backend")(call, options, direct=direct),
+            "gcs": lambda options: _store("gcs", "GcsBackend")(call, options, direct=direct),
+            "azure": lambda options: _store("azure", "AzureBackend")(call, options, direct=direct),
+            "hf": lambda options: _store("hub", "HuggingFaceBackend")(call, options, direct=direct, **timeouts),
+            "ais": lambda options: _store("ais", "AisBackend")(call, options, direct=direct, **timeouts),
             "generic": lambda options: GenericBackend(call, options),
         }
         self._made: dict[tuple[str, Options], Backend] = {}

@@ -15,8 +15,7 @@ from typing import Any, NoReturn, Protocol
 
 from wds_async.errors import AccessDenied, ConfigError, PipeError, ShardNotFound, StorageError, UrlError
 from wds_async.redact import redact
-from wds_async.storage import pipe, registry, upload
-from wds_async.storage.ais.put import AisSink
+from wds_async.storage import pipe, registry
 from wds_async.storage.opened import GOPEN_BUFSIZE, named_opener
 from wds_async.storage.options import StorageOptions
 from wds_async.urls import local_path
@@ -224,11 +223,13 @@ def open_sink(url: str, *, options: Mapping[str, Any] | StorageOptions | None = 
         return PipeSink(target)
     if place.kind == "opener":
         return FileSink(named_opener(target)(target, "wb", GOPEN_BUFSIZE), closes=True)
-    if place.kind == "http":
-        return upload.HttpSink(target, place.options)
     if place.kind == "ais":
+        from wds_async.storage.ais.put import AisSink  # noqa: PLC0415 (who reads has no use for it)
+
         return AisSink(target, place.options)
-    return upload.fsspec_sink(target, place.options)
+    from wds_async.storage import upload  # noqa: PLC0415 (it knows every store, and who reads has no use for them)
+
+    return upload.HttpSink(target, place.options) if place.kind == "http" else upload.fsspec_sink(target, place.options)
 
 
 def publish_text(url: str, text: str, options: Mapping[str, Any] | StorageOptions | None = None) -> None:

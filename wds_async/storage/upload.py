@@ -17,13 +17,14 @@ import tempfile
 import threading
 import urllib.parse
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import IO, Any, NoReturn
 
 from wds_async.config import proxy_for, transfer_config
-from wds_async.errors import MissingExtra, ShardNotFound, StorageError
+from wds_async.environment import SCHEME_ALIASES
+from wds_async.errors import MissingExtra, ShardNotFound, StorageError, UrlError
 from wds_async.redact import redact
-from wds_async.storage.azure.account import adlfs_options
+from wds_async.storage.azure.account import adlfs_options, parse
 from wds_async.storage.azure.errors import explain_writing
 from wds_async.storage.base import Answer, Fault, Request, Verdict, error_for
 from wds_async.storage.filesystems import filesystem_of
@@ -32,17 +33,21 @@ from wds_async.storage.generic import explain_foreign
 from wds_async.storage.http.backend import HttpBackend, redirected, tls_context
 from wds_async.storage.options import NO_OPTIONS, Options
 from wds_async.storage.s3.errors import explain_foreign_s3
-from wds_async.urls import scheme
+from wds_async.storage.sessions import end_session, user_of
+from wds_async.storage.writers import close_writer, writer_of
+from wds_async.urls import links, scheme
 
 __all__ = ["HttpSink", "MultipartSink", "StoreSink", "fsspec_sink"]
 
 Data = bytes | bytearray | memoryview
 
-_S3 = frozenset({"s3", "s3a"})
-_GCS = frozenset({"gs", "gcs"})
-_TRANSACTIONAL = _S3 | _GCS
-"""Files of these obey ``autocommit=False``: ``close`` sends the last part, ``commit`` completes, ``discard`` aborts."""
-_COMPLETED_BY_CLOSE = frozenset({"az", "abfs", "abfss"})
+_TRANSACTIONAL: Mapping[str, Callable[[BaseException, str], Fault | None]] = {
+    "s3": explain_foreign_s3,
+    "gs": explain_write,
+}
+"""Files of these obey ``autocommit=False``: ``close`` sends the last part, ``commit`` completes, ``discard`` aborts. To
+each, what reads its client's errors."""
+_COMPLETED_BY_CLOSE = frozenset({"az"})
 """Blocks of these become a blob at ``close``; those of an upload that is never closed are dropped by the service."""
 _RENAMED = frozenset({"arrow_hdfs", "ftp", "hdfs", "memory", "sftp", "smb", "ssh", "webhdfs"})
 """Here a file is visible while it is being sent, and renaming is cheap: it gets its name last."""
@@ -201,13 +206,14 @@ def _answer(connection: http.client.HTTPConnection) -> Answer:
 class MultipartSink:
     """A streamed upload of a store whose files become objects only when they are completed."""
 
-    def __init__(self, url: str, stream: Any, *, transactional: bool) -> None:
+    def __init__(self, url: str, stream: Any, *, transactional: bool, options: Mapping[str, Any] = NO_OPTIONS) -> None:
         self._url, self._stream, self._transactional = url, stream, transactional
+        self._options, self._filesystem = options, getattr(stream, "fs", None)
         self._offset = 0
         self._open = True
 
     def write(self, data: Data) -> int:
-        with _explained(self._url, self._offset):
+        with self._explained():
             self._stream.write(data)
         self._offset += len(data)
         return len(data)
@@ -219,7 +225,7 @@ class MultipartSink:
         if not self._open:
             return
         try:
-            with _explained(self._url, self._offset):
+            with self._explained():
                 self._stream.close()
                 if self._transactional:
                     self._stream.commit()
@@ -227,6 +233,10 @@ class MultipartSink:
             self.abort()
             raise
         self._open = False
+        close_writer(self._filesystem)
+
+    def _explained(self) -> _explained:
+        return _explained(self._url, self._offset, options=self._options, filesystem=self._filesystem)
 
     def abort(self) -> None:
         if not self._open:
@@ -236,19 +246,31 @@ class MultipartSink:
             if self._transactional:
                 self._stream.discard()
         self._stream.closed = True  # its own `close`, also by garbage collection, would send what it holds
+        close_writer(self._filesystem)
 
 
 class StoreSink(_Gathered):
     """A file put to any other filesystem of fsspec."""
 
-    def __init__(self, url: str, filesystem: Any, target: str, *, renames: bool) -> None:
+    def __init__(self, url: str, filesystem: Any, target: str, *, renames: bool, user: str = "") -> None:
         super().__init__(url)
+        self._user = user
         self._filesystem, self._target, self._renames = filesystem, target, renames
+
+    def commit(self) -> None:
+        try:
+            super().commit()
+        finally:
+            end_session(self._filesystem)
+
+    def abort(self) -> None:
+        super().abort()
+        end_session(self._filesystem)
 
     def _send(self, path: str) -> None:
         folder, slash, name = self._target.rpartition("/")
         first = f"{folder}{slash}.{name}.{os.urandom(4).hex()}.tmp" if self._renames else self._target
-        with _explained(self.url, self.offset):
+        with _explained(self.url, self.offset, self._user):
             try:
                 self._filesystem.put_file(path, first)
                 if self._renames:
@@ -268,24 +290,49 @@ class StoreSink(_Gathered):
 
 
 def fsspec_sink(url: str, options: Mapping[str, Any]) -> MultipartSink | StoreSink:
-    """Begin to write ``url`` through fsspec; ``options`` are its filesystem's."""
-    name = scheme(url)
-    with _explained(url, 0):
-        if name in _COMPLETED_BY_CLOSE and "::" not in url:
+    """Begin to write ``url`` through fsspec, a blob's https address too; ``options`` are its filesystem's."""
+    name, address, user, given = _store(url), url, user_of(url, options), options
+    chained = len(links(url)) > 1
+    with _explained(url, 0, user, given):
+        if name in _COMPLETED_BY_CLOSE and not chained:
             options = adlfs_options(url, options)
-        filesystem, path = filesystem_of(url, options)
+            if scheme(url) == "https":  # adlfs knows no such URLs; the account is in its options
+                blob = parse(url)
+                address = f"az://{blob.container}/{blob.name}"
+        try:
+            filesystem, path = filesystem_of(address, options)
+        except ValueError as exn:
+            if "Protocol not known" not in str(exn):
+                raise
+            raise UrlError(f"{redact(url)}: nothing here writes to URLs of this scheme") from None
         transactional = name in _TRANSACTIONAL
-        if "::" in url or not (transactional or name in _COMPLETED_BY_CLOSE):
-            return StoreSink(url, filesystem, str(path), renames="::" not in url and name in _RENAMED)
+        if chained or not (transactional or name in _COMPLETED_BY_CLOSE):
+            renames = not chained and name in _RENAMED
+            return StoreSink(url, filesystem, str(path), renames=renames, user=user)
         stream = filesystem.open(path, "wb", autocommit=not transactional)
-        return MultipartSink(url, stream, transactional=transactional)
+        return MultipartSink(url, stream, transactional=transactional, options=given)
+
+
+def _store(url: str) -> str:
+    """The name that the other names of its scheme follow. What still is https here is a blob's own address: other
+    servers get a PUT."""
+    name = scheme(url)
+    return "az" if name == "https" else SCHEME_ALIASES.get(name, name)
 
 
 class _explained:
     """Exceptions of a filesystem as errors of the tree."""
 
-    def __init__(self, url: str, offset: int) -> None:
-        self._url, self._offset = url, offset
+    def __init__(
+        self,
+        url: str,
+        offset: int,
+        user: str = "",
+        options: Mapping[str, Any] = NO_OPTIONS,
+        filesystem: Any = None,
+    ) -> None:
+        self._url, self._offset, self._user = url, offset, user
+        self._options, self._filesystem = options, filesystem
 
     def __enter__(self) -> None:
         return None
@@ -298,10 +345,13 @@ class _explained:
         if isinstance(exn, FileNotFoundError):
             shown = redact(self._url)
             raise ShardNotFound(f"{shown}: there is no such bucket or folder to write to; make it first.") from exn
-        name = scheme(self._url)
+        name = _store(self._url)
+        writer = writer_of(name, self._url, self._options, self._filesystem)
         if name in _COMPLETED_BY_CLOSE:  # what adlfs raises quotes Azure's whole answer, signatures included
-            fault = explain_writing(exn, identity="the credentials given")
+            fault = writer.secrets.of_fault(explain_writing(exn, identity=writer.identity, kind=writer.kind))
             raise error_for(fault, redact(self._url), self._offset, 1) from None
-        s3 = explain_foreign_s3(exn) if name in _S3 else None
-        gcs = explain_write(exn) if name in _GCS else None
-        raise error_for(s3 or gcs or explain_foreign(exn), redact(self._url), self._offset, 1) from exn
+        read = _TRANSACTIONAL.get(name)
+        fault = (read(exn, writer.identity) if read else None) or explain_foreign(exn, self._user)
+        repeats = any(writer.secrets.hidden(text) != text for text in (fault.reason, str(exn)))
+        error = error_for(writer.secrets.of_fault(fault), redact(self._url), self._offset, 1)
+        raise error from (None if repeats else exn)  # a cause's text is shown whole

@@ -59,7 +59,7 @@ class Redirected(Exception):
     """The answer names another place."""
 
     def __init__(self, location: str) -> None:
-        super().__init__(location)
+        super().__init__("redirected")  # where to may be signed, and this may be shown as a cause
         self.location = location
 
 

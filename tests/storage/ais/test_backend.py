@@ -122,7 +122,7 @@ def test_what_the_cluster_says_wherever_it_says_it() -> None:
         Answer(404, {}, b"<p>not here</p>\n"),
     ):
         assert "answered 404 (not here)" in explain_answer(answer, "", "http://p").reason
-    assert explain_answer(Answer(404, {}, b"\x1b[2J"), "", "http://p").reason.endswith("answered 404")
+    assert explain_answer(Answer(404, {}, b"\x1b[2J"), "me", "http://p").reason.endswith("answered 404 to me")
     secret = Answer(500, {}, b'{"message": "GET http://t/x?token=MARKED failed"}')
     assert "MARKED" not in explain_answer(secret, "", "http://p").reason
 
@@ -166,7 +166,7 @@ def test_described(ais: AisDouble, monkeypatch: pytest.MonkeyPatch) -> None:
         found: Description = use(lambda backend: backend.describe(url), **kwargs)
         return found
 
-    assert described() == Description("AIStore", ais.endpoint, "no token", True)
+    assert described() == Description("AIStore", ais.endpoint, "anonymous (no token)", True)
     monkeypatch.setenv("AIS_AUTHN_TOKEN", "MARKED")
     assert described(direct=False) == Description(
         "AIStore", ais.endpoint, "token of AIS_AUTHN_TOKEN", False, "WDS_DIRECT=0"

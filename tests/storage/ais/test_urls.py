@@ -114,7 +114,7 @@ def test_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_where_the_token_comes_from(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert read_token() == ("", "", "no token")
+    assert read_token() == ("", "", "anonymous (no token)")
     default = tmp_path / "config" / "ais" / "cli" / "auth.token"
     default.parent.mkdir(parents=True)
     default.write_text('{"token": "a"}')
@@ -174,3 +174,12 @@ def test_what_the_bucket_itself_has() -> None:
     assert has_own_store("gs://b/o")
     assert not has_own_store("gs://b/o?archpath=x")
     assert not has_own_store("ais://b/o")
+
+
+def test_ais_itself_is_not_said_to_be_read_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("AIS_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.delenv("USE_AIS_FOR", raising=False)
+    assert not routes("ais://b/x", {})
+    assert not caplog.records

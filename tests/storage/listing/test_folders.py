@@ -45,3 +45,22 @@ def test_the_oldest_folders_are_forgotten() -> None:
 
 def test_all_is_there() -> None:
     assert all(hasattr(folders, name) for name in folders.__all__)
+
+
+@pytest.mark.parametrize("name", ["AWS_SESSION_TOKEN", "AZURE_STORAGE_CLIENT_ID", "NETRC", "AIS_AUTHN_TOKEN_FILE"])
+def test_a_listing_is_not_for_another_identity(name: str) -> None:
+    assert name in folders._IDENTITIES
+
+
+@pytest.mark.parametrize(
+    ("reason", "permission"),
+    [
+        ("S3 answered 403 AccessDenied to access key AKIA…MPLE (environment)", True),
+        ("S3 answered 403 InvalidAccessKeyId to access key AKIA…MPLE (environment)", False),
+        ("Google Cloud Storage answered 401 to access token", False),
+        ("Azure answered 403 AuthorizationPermissionMismatch to key of a", True),
+        ("no credentials were found, and anonymous listing is refused", False),
+    ],
+)
+def test_braces_are_advised_where_permission_is_missing(reason: str, permission: bool) -> None:
+    assert (folders._NO_GRANT.search(reason) is None) == permission

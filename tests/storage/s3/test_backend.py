@@ -298,3 +298,46 @@ def test_secrets_stay_inside(
     everything = "\n".join([*ours, out, err, repr(error), repr(StorageOptions(options))])
     for secret in ("hush", "AWS4-HMAC", KEY):
         assert secret not in everything
+
+
+def test_the_endpoints_password_is_not_shown(clean_aws: pytest.MonkeyPatch) -> None:
+    clean_aws.setenv("AWS_ENDPOINT_URL_S3", "http://u:hush@127.0.0.1:1")
+    clean_aws.setenv("AWS_ACCESS_KEY_ID", KEY)
+    clean_aws.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    clean_aws.setenv("WDS_RETRIES", "1")
+    assert "S3 at http://127.0.0.1:1: " in str(refusal())
+
+
+def test_an_option_that_s3fs_does_not_take(store: SignedStore) -> None:
+    error = refusal(s3={"key": KEY, "secret": SECRET, "nonsense": "hush"})
+    assert isinstance(error, ConfigError)
+    assert "storage_options" in str(error)
+    assert "'nonsense'" in str(error)
+
+
+def test_a_key_that_is_rotated_in_the_credentials_file(
+    store: SignedStore, clean_aws: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    path = tmp_path / "credentials"
+    clean_aws.delenv("AWS_ACCESS_KEY_ID")
+    clean_aws.delenv("AWS_SECRET_ACCESS_KEY")
+    clean_aws.setenv("AWS_SHARED_CREDENTIALS_FILE", str(path))
+
+    def say(key: str) -> None:
+        path.write_text(f"[default]\naws_access_key_id={key}\naws_secret_access_key={SECRET}\n")
+
+    say(KEY)
+    store.objects["bucket", "y.tar"] = SHARD
+    with open_shards(["s3://bucket/x.tar", "s3://bucket/y.tar"] * 4, config=quick()) as reader:
+        got = []
+        for number, shard in enumerate(reader):
+            if number == 1:
+                say("AKIANEWNEWNEWNEWNEWN")
+                store.accounts["AKIANEWNEWNEWNEWNEWN"] = store.accounts.pop(KEY)
+            data_read = bytearray()
+            while (piece := shard.read()) is not None:
+                data_read += piece
+            got.append(bytes(data_read) == SHARD)
+    assert got == [True] * 8
+    store.accounts.clear()
+    assert "InvalidAccessKeyId" in str(refusal())  # another look gives the same key: no more of them

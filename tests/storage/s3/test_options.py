@@ -11,7 +11,7 @@ from tests.servers import Origin
 from tests.servers.moto import clean_aws as clean_aws_fixture
 from wds_async.storage.filesystems import Filesystems
 from wds_async.storage.options import Options
-from wds_async.storage.s3.options import s3fs_options, with_region
+from wds_async.storage.s3.options import s3fs_options, tried_once, with_region
 
 clean_aws = clean_aws_fixture
 
@@ -51,3 +51,9 @@ def test_no_redirect_takes_the_token_along(origin: Origin, clean_aws: pytest.Mon
             asyncio.run(read())
         assert any(request.headers.get("x-amz-security-token") == "the-session" for request in origin.requests)
         assert other.requests == []
+
+
+def test_requests_are_tried_once_unless_the_program_says_otherwise() -> None:
+    assert tried_once({})["config_kwargs"]["retries"]["total_max_attempts"] == 1
+    given = {"key": "k", "config_kwargs": {"retries": {"max_attempts": 7}, "signature_version": "s3v4"}}
+    assert tried_once(given) == given

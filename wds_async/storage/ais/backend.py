@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from wds_async.config import proxy_for, transfer_config
 from wds_async.redact import redact
-from wds_async.storage.ais.urls import Cluster, Place, read_token
+from wds_async.storage.ais.urls import NOBODY, Cluster, Place, cluster_for, read_token
 from wds_async.storage.base import (
     Access,
     Answer,
@@ -32,6 +32,7 @@ from wds_async.storage.base import (
     Stream,
     Verdict,
 )
+from wds_async.storage.hiding import Secrets
 from wds_async.storage.http.backend import (
     PLAIN_HEADERS,
     HttpBackend,
@@ -43,6 +44,7 @@ from wds_async.storage.http.backend import (
 )
 from wds_async.storage.http.errors import explain_exception, explain_status
 from wds_async.storage.options import NO_OPTIONS, Options
+from wds_async.storage.paging import Pages
 
 if TYPE_CHECKING:
     import aiohttp
@@ -59,14 +61,13 @@ _BUCKET = re.compile(r"(?:ais|aws|s3|gcp|gs|azure|az|oci)://(?:[@#][\w@#-]*/)?[\
 def explain_answer(answer: Answer, identity: str, endpoint: str) -> Fault:
     """A status of AIStore as a `Fault`, with what it said itself. ``identity`` is in words and no secret."""
     said = _message(answer)
-    words = f"AIStore at {endpoint} answered {answer.status}{f' ({said})' if said else ''}"
+    words = f"AIStore at {endpoint} answered {answer.status}{f' ({said})' if said else ''} to {identity}"
     fault = replace(explain_status(answer), reason=words)
     if answer.status == 401:
-        return replace(fault, reason=f"{words} to {identity}", advice=_TOKEN_ADVICE)
+        return replace(fault, advice=_TOKEN_ADVICE)
     if answer.status == 403:
         return replace(
             fault,
-            reason=f"{words} to {identity}",
             advice="Ask for the permission to read this bucket, or give another token (AIS_AUTHN_TOKEN).",
         )
     if answer.status == 404:
@@ -172,7 +173,7 @@ def _identity(fields: Mapping[str, str], size: int) -> str:
 
 
 class AisBackend(Store):
-    """One cluster. ``options``: see `aisurls.OPTIONS`. ConfigError where its settings cannot be used."""
+    """One cluster. ``options``: see `urls.OPTIONS`. ConfigError for the first URL where they cannot be used."""
 
     def __init__(
         self,
@@ -183,13 +184,15 @@ class AisBackend(Store):
         connect_timeout_s: float = 5.0,
         stall_timeout_s: float = 30.0,
     ) -> None:
-        self._cluster = Cluster.of(options)
+        self._options = options
+        self._known: Cluster | None = None
         self._call, self._direct = call, direct
         self._client = _Client(call=call, connect_timeout_s=connect_timeout_s, stall_timeout_s=stall_timeout_s)
-        self._identity, self._token_file = "no token", ""
+        self._identity, self._token_file = NOBODY, ""
+        self._secrets = Secrets()
 
     async def access(self, url: str) -> Access:
-        place = Place.of(url)
+        place = self._place(url)
         request = await self._request(place.object_url(self._cluster.endpoint))
         if place.in_order:
             return self.streamed(request)
@@ -202,7 +205,7 @@ class AisBackend(Store):
 
     async def entries(self, url: str) -> AsyncIterator[Entry]:
         """One folder, a page at a time; transient faults are tried again. RefusedAnswer, or what aiohttp raises."""
-        place = Place.of(url)
+        place = self._place(url)
         request = await self._request(place.bucket_url(self._cluster.endpoint))
         base = url.removesuffix(place.name)
         wanted: dict[str, Any] = {
@@ -213,7 +216,7 @@ class AisBackend(Store):
             "uuid": "",
             "continuation_token": "",
         }
-        folder = ""
+        folder, pages = "", Pages(f"AIStore at {self._cluster.endpoint}", url)
         while True:
             page = await self._page(request, wanted, url)
             for entry in page.get("entries") or ():
@@ -229,6 +232,7 @@ class AisBackend(Store):
             wanted["continuation_token"], wanted["uuid"] = page.get("continuation_token"), page.get("uuid")
             if not wanted["continuation_token"]:
                 return
+            pages.turn(str(wanted["continuation_token"]))
 
     async def _page(self, request: Request, wanted: dict[str, Any], url: str) -> dict[str, Any]:
         retry, rng = transfer_config().retry, random.Random()
@@ -242,15 +246,17 @@ class AisBackend(Store):
                 return page
             except Exception as exn:
                 fault = self.classify(exn, url)
-                if not fault.verdict.again or attempt >= retry.max_attempts:
+                # Another token is for who asks again from the start, and reads it anew.
+                again = fault.verdict.again and fault.verdict is not Verdict.EXPIRED
+                if not again or attempt >= retry.max_attempts:
                     raise
                 await asyncio.sleep(retry.delay_s(attempt, rng, fault.retry_after_s))
 
     async def describe(self, url: str) -> Description:
-        Place.of(url)
+        place = self._place(url)
         await self._token()
         why = self._why_not()
-        if Place.of(url).in_order:
+        if place.in_order:
             why = "an archive's member, or what an ETL makes, has no ranges"
         return Description("AIStore", self._cluster.endpoint, self._identity, not why, why)
 
@@ -258,6 +264,7 @@ class AisBackend(Store):
         if isinstance(outcome, RefusedAnswer):
             outcome = outcome.answer
         if isinstance(outcome, Answer):
+            outcome = self._secrets.of_answer(outcome)
             fault = explain_answer(outcome, self._identity, self._cluster.endpoint)
             if outcome.status == 401 and self._token_file:  # somebody may have logged in again since it was read
                 return replace(fault, verdict=Verdict.EXPIRED)
@@ -276,6 +283,18 @@ class AisBackend(Store):
     async def close(self) -> None:
         await self._client.close()
 
+    @property
+    def _cluster(self) -> Cluster:
+        if self._known is None:
+            self._known = Cluster.of(self._options)
+        return self._known
+
+    def _place(self, url: str) -> Place:
+        """What ``url`` names, once it is known at which cluster."""
+        if self._known is None:
+            self._known = cluster_for(url, self._options)
+        return Place.of(url)
+
     def _why_not(self) -> str:
         """Why the engine does not send the requests itself, "" where it does."""
         if not self._direct:
@@ -285,6 +304,7 @@ class AisBackend(Store):
     async def _token(self) -> str:
         token: str
         token, self._token_file, self._identity = await self._call(read_token, self._cluster.token)
+        self._secrets.add(token)
         return token
 
     async def _request(self, url: str) -> Request:

@@ -12,8 +12,9 @@ from typing import IO, Any
 from wds_async.errors import UrlError
 from wds_async.redact import redact
 from wds_async.storage.ais.backend import explain_answer
-from wds_async.storage.ais.urls import Cluster, Place, read_token
+from wds_async.storage.ais.urls import NOBODY, Place, cluster_for, read_token
 from wds_async.storage.base import Answer, Fault, Tls, Verdict
+from wds_async.storage.hiding import Secrets
 from wds_async.storage.http.backend import PLAIN_HEADERS, tls_context
 from wds_async.storage.http.errors import explain_exception
 from wds_async.storage.upload import HttpSink
@@ -30,14 +31,15 @@ class AisSink(HttpSink):
     used."""
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
-        self._cluster = Cluster.of(options or {})
+        self._cluster = cluster_for(url, options or {})
         place = Place.of(url)
         if not place.name or place.name.endswith("/") or place.query:
             raise UrlError(f"{redact(url)}: names no object to write; write ais://bucket/object")
         self._target = place.object_url(self._cluster.endpoint)
         super().__init__(self._target)
         self.url = url
-        self._who = "no token"
+        self._who = NOBODY
+        self._secrets = Secrets()
 
     def _attempt(self, file: IO[bytes], timeout_s: float) -> Fault | None:
         try:
@@ -49,16 +51,18 @@ class AisSink(HttpSink):
             return None
         if answer.status in _REDIRECTS:
             return Fault(Verdict.FATAL, f"a target of AIStore at {self._cluster.endpoint} redirected the upload again")
-        return explain_answer(answer, self._who, self._cluster.endpoint)
+        return explain_answer(self._secrets.of_answer(answer), self._who, self._cluster.endpoint)
 
     def _exchange(self, file: IO[bytes], timeout_s: float) -> Answer:
-        """The proxy is told the length and says where to; the body goes to that target only, and the token only to
-        the proxy."""
+        """The proxy is asked with an empty body, as AIStore's own client does (a front end may read the body that a
+        length promises, before it answers), and says where to; the body goes to that target only, and the token only
+        to the proxy."""
         token, _, self._who = read_token(self._cluster.token)
+        self._secrets.add(token)
         headers = {**dict(PLAIN_HEADERS[:1]), "Content-Type": "application/octet-stream"}
         mine = {"Authorization": f"Bearer {token}"} if token else {}
         asked = {**headers, **mine, "Connection": "close"}
-        answer = _put(self._target, asked, None, self.offset, self._cluster.tls, timeout_s)
+        answer = _put(self._target, asked, None, 0, self._cluster.tls, timeout_s)
         if answer.status not in _REDIRECTS or "location" not in answer.fields:
             # A single node may have taken the object itself, without a body: that is no success.
             return answer if answer.status >= 300 else Answer(502, {}, b"the proxy did not redirect the upload")

@@ -24,7 +24,7 @@ from wds_async.redact import redact
 from wds_async.storage.base import Tls
 from wds_async.urls import scheme
 
-__all__ = ["OPTIONS", "Cluster", "Place", "has_own_store", "read_token", "routes"]
+__all__ = ["NOBODY", "OPTIONS", "Cluster", "Place", "cluster_for", "has_own_store", "read_token", "routes"]
 
 logger = logging.getLogger("wds_async")
 
@@ -38,6 +38,9 @@ OPTIONS = {
 }
 """The names of ``storage_options={"ais": {…}}``, each with the variable that says the same (``verify=False`` is
 ``AIS_SKIP_VERIFY_CRT=1``)."""
+
+NOBODY = "anonymous (no token)"
+"""Who asks without a token, for people."""
 
 _PROVIDERS = {"ais": "ais", "gs": "gcp", "s3": "aws", "az": "azure", "oci": "oci"}
 _KNOWN_PARAMETERS = ("archpath", "archregx", "archmode", "etl_name", "etl_args", "etl_pipeline", "latest-ver")
@@ -138,6 +141,14 @@ class Cluster:
         return cls(_endpoint(options), tls, str(options.get("token") or ""))
 
 
+def cluster_for(url: str, options: Mapping[str, Any]) -> Cluster:
+    """`Cluster.of`; its ConfigError names ``url``."""
+    try:
+        return Cluster.of(options)
+    except ConfigError as exn:
+        raise ConfigError(f"{redact(url)}: {exn}") from None
+
+
 def _endpoint(options: Mapping[str, Any]) -> str:
     name = "endpoint" if options.get("endpoint") else "AIS_ENDPOINT"
     text = str(options.get("endpoint") or environment.value("AIS_ENDPOINT")).strip()
@@ -174,7 +185,7 @@ def read_token(given: str = "") -> tuple[str, str, str]:
             token = str(json.load(file)["token"])
     except FileNotFoundError as exn:
         if not named:
-            return "", "", "no token"
+            return "", "", NOBODY
         raise ConfigError(f"AIS_AUTHN_TOKEN_FILE={named!r}: there is no such file; log in with ais auth login") from exn
     except (OSError, ValueError, KeyError, TypeError) as exn:
         reason = exn.strerror if isinstance(exn, OSError) else 'it is not JSON with a "token"'
@@ -197,6 +208,8 @@ def routes(url: str, options: Mapping[str, Any]) -> bool:
     known = bool(options.get("endpoint") or environment.value("AIS_ENDPOINT"))
     if name in used and name in _PROVIDERS and known:
         return True
+    if name == "ais":  # always is
+        return False
     if name in used and name not in _PROVIDERS:
         _tell("USE_AIS_FOR names %s, for which AIStore has no provider: it is read directly (said once)", name)
     elif name in used:

@@ -13,9 +13,10 @@ import inspect
 import logging
 import math
 import shutil
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from wds_async.environment import variable
 from wds_async.errors import ConfigError, MissingExtra
 from wds_async.storage.azure.account import Account, Blob
 from wds_async.storage.base import Call
+from wds_async.storage.hiding import Secrets
 
 __all__ = ["API_VERSION", "VERSIONS", "Authority", "Grant", "NoToken"]
 
@@ -45,6 +47,10 @@ _TOOLS_S = 10.0  # they are programs that azure.identity starts, and take a seco
 _ASKED_S = 60.0
 _NOTHING_FOUND_FOR_S = 300.0
 _FRESH_S = 5.0
+_TRIED = {"retry_total": 2, "retry_status": 2}
+"""How often azure.identity itself asks a metadata service again; its own five times take 24 s, and we ask again too."""
+_TALKATIVE = ("azure.identity._credentials.chained", "azure.identity._internal.get_token_mixin",
+              "azure.identity._internal.decorators")  # fmt: skip
 
 _WORDS = {
     "AzureCliCredential": "az login",
@@ -93,6 +99,12 @@ class Authority:
         self._credential: Any = account.secret if account.kind == "credential" else None
         self._had_token = False
         self._service: Any = None
+        self.secrets = Secrets()
+        """What was sent as proof, or proof is made of."""
+        for secret in account.secret if isinstance(account.secret, tuple) else (account.secret,):
+            if isinstance(secret, str):
+                self.secrets.add(secret)
+                self.secrets.add_query(secret)
 
     @property
     def kind(self) -> str:
@@ -194,6 +206,7 @@ class Authority:
             raise ConfigError(
                 f"the account key of {self.account.name} is not base64: copy it whole from the account's access keys"
             ) from None
+        self.secrets.add_query(signature)
         return Grant(signature, (), time.monotonic() + _VALID_S * _RENEWED_AT, _VALID_S, replaces=replaces)
 
     # Tokens
@@ -209,7 +222,7 @@ class Authority:
         limit_s = _LOOKED_FOR_S + (_TOOLS_S if tools else 0.0) if looking else _ASKED_S
         try:
             async with asyncio.timeout(limit_s):
-                token = await self._call(_ask, self._credential)
+                token = await self._call(_ask, self._credential, looking)
         except TimeoutError:
             if not looking:
                 raise TimeoutError(f"no token from {self.identity} within {limit_s:g} s") from None
@@ -223,6 +236,7 @@ class Authority:
             _nothing_found_until[self.account.endpoint] = time.monotonic() + _NOTHING_FOUND_FOR_S
             return self._turn_anonymous("no identity that azure.identity knows of")
         self._had_token = True
+        self.secrets.add(token.token)
         if self._kind == "found":
             chosen = getattr(self._credential, "_successful_credential", None)
             self.identity = _WORDS.get(type(chosen).__name__, "Microsoft Entra ID")
@@ -250,7 +264,7 @@ class Authority:
                     "(client_secret=, tenant_id=)"
                 )
             return identity.ClientSecretCredential(tenant, client, secret)
-        return identity.DefaultAzureCredential(**dict(self.account.more))
+        return identity.DefaultAzureCredential(**{**_TRIED, **dict(self.account.more)})
 
     # Azure's client
 
@@ -265,7 +279,7 @@ class Authority:
             credential = AzureSasCredential(self.account.secret)
         elif self._kind != "anonymous":
             credential = _Tokens(self)
-        more: dict[str, Any] = {"initial_backoff": 1, "increment_base": 2, "random_jitter_range": 1}
+        more: dict[str, Any] = {"retry_total": 0}  # the engine tries again itself
         if ca_file := variable("SSL_CERT_FILE"):  # aiohttp's own context is as old as its import
             more["connection_verify"] = ca_file
         return BlobServiceClient(self.account.endpoint, credential=credential, user_agent="wds-async", **more)
@@ -298,14 +312,34 @@ class _Tokens:
         return None
 
 
-def _ask(credential: Any) -> Any:
-    """A token, in a thread. A program's asynchronous credential keeps its session with the loop that first asked it, so
-    it is always asked on the one loop that lives as long as the process: fsspec's."""
+def _ask(credential: Any, quietly: bool) -> Any:
+    """A token, in a thread; ``quietly``: without azure.identity's own warning that it found nothing, which
+    `_turn_anonymous` says in fewer words. A program's asynchronous credential keeps its session with the loop that
+    first asked it, so it is always asked on the one loop that lives as long as the process: fsspec's."""
     if not inspect.iscoroutinefunction(credential.get_token):
-        return credential.get_token(_SCOPE)
+        with _quiet() if quietly else nullcontext():
+            return credential.get_token(_SCOPE)
     from fsspec.asyn import get_loop, sync  # noqa: PLC0415 (slow, and often not needed)
 
     return sync(get_loop(), credential.get_token, _SCOPE)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No warnings of azure.identity from this thread."""
+    thread = threading.get_ident()
+
+    def keep(record: logging.LogRecord) -> bool:
+        return record.thread != thread or record.levelno >= logging.ERROR
+
+    loggers = [logging.getLogger(name) for name in _TALKATIVE]
+    for each in loggers:
+        each.addFilter(keep)
+    try:
+        yield
+    finally:
+        for each in loggers:
+            each.removeFilter(keep)
 
 
 def _is_authentication(exn: BaseException) -> bool:

@@ -40,7 +40,9 @@ from wds_async.storage.base import (
     error_for,
 )
 from wds_async.storage.http.backend import HttpBackend
+from wds_async.storage.http.errors import told_where
 from wds_async.storage.options import NO_OPTIONS, Options
+from wds_async.storage.paging import Pages
 
 __all__ = ["AzureBackend", "is_blob_url"]
 
@@ -48,6 +50,7 @@ _BLOB_SERVICES = frozenset(
     {f"blob.{cloud}" for cloud in ("core.windows.net", "core.chinacloudapi.cn", "core.usgovcloudapi.net")}
 )
 
+_PLACE = "The endpoint follows AZURE_STORAGE_ACCOUNT_NAME or AZURE_STORAGE_CONNECTION_STRING."
 _NO_SUCH_HOST = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
 
 
@@ -109,13 +112,13 @@ class AzureBackend(Store):
                 return
             client = service.get_container_client(blob.container)
             base = _base(url, blob)
-            async for item in client.walk_blobs(name_starts_with=blob.name or None, delimiter="/"):
-                name = str(item.name)
-                if name.endswith("/"):
-                    yield Entry(base + _quoted(name, url), None)
-                else:
-                    modified = item.last_modified.timestamp() if item.last_modified else None
-                    yield Entry(base + _quoted(name, url), item.size, modified)
+            found = client.walk_blobs(name_starts_with=blob.name or None, delimiter="/").by_page()
+            pages = Pages(f"Azure at {redact(authority.account.endpoint)}", url)
+            async for page in found:
+                async for item in page:
+                    yield _entry(base, item, url)
+                if found.continuation_token:
+                    pages.turn(str(found.continuation_token))
         except Exception as exn:
             if (answer := answer_of(exn)) is not None:
                 raise RefusedAnswer(answer) from None
@@ -128,7 +131,7 @@ class AzureBackend(Store):
         endpoint = authority.account.endpoint
         await authority.grant(blob)
         why = "WDS_DIRECT=0" if not self._direct else "a proxy is in the way" if proxy_for(endpoint) else ""
-        return Description("Azure Blob Storage", endpoint, authority.identity, not why, why)
+        return Description("Azure Blob Storage", redact(endpoint), authority.identity, not why, why)
 
     def classify(self, outcome: Answer | BaseException, url: str) -> Fault:
         if isinstance(outcome, RefusedAnswer):
@@ -139,10 +142,13 @@ class AzureBackend(Store):
             return self._web().classify(outcome, url)
         blob, authority = self._of(url)
         if isinstance(outcome, Answer):
+            outcome = authority.secrets.of_answer(outcome)
             lost = unauthenticated(outcome)
             renewed = lost and authority.lapsed(blob, surely=out_of_time(outcome))
             return explain_answer(outcome, identity=authority.identity, kind=authority.kind, renewed=renewed)
-        return explain_client(outcome, identity=authority.identity)
+        fault = explain_client(outcome, identity=authority.identity)
+        fault = authority.secrets.of_fault(fault)
+        return told_where(fault, f"Azure at {redact(authority.account.endpoint)}", _PLACE)
 
     async def close(self) -> None:
         authorities, self._authorities = self._authorities, {}
@@ -231,6 +237,14 @@ class _BlobRanges:
             if (answer := answer_of(exn)) is not None:
                 raise RefusedAnswer(answer) from None
             raise
+
+
+def _entry(base: str, item: Any, url: str) -> Entry:
+    name = str(item.name)
+    if name.endswith("/"):
+        return Entry(base + _quoted(name, url), None)
+    modified = item.last_modified.timestamp() if item.last_modified else None
+    return Entry(base + _quoted(name, url), item.size, modified)
 
 
 def _is_https(url: str) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from wds_async.redact import redact
 from wds_async.storage.base import Answer, Fault, Verdict
+from wds_async.storage.hiding import code_shown
 from wds_async.storage.http.backend import explain_exception, explain_status
 
 __all__ = [
@@ -90,7 +91,7 @@ _SKEWED_S = 120.0
 
 def code_of(answer: Answer) -> str:
     """Azure's error code, "" where it says none (another server may have answered)."""
-    return answer.fields.get("x-ms-error-code") or _element(answer, "Code")
+    return code_shown(answer.fields.get("x-ms-error-code") or _element(answer, "Code"))
 
 
 def unauthenticated(answer: Answer) -> bool:
@@ -144,13 +145,13 @@ def explain_client(exn: BaseException, *, identity: str) -> Fault:
     return explain_exception(exn)
 
 
-def explain_writing(exn: BaseException, *, identity: str) -> Fault:
-    """An exception of adlfs while a blob was being written; the answer is somewhere behind it. Its own text is not to
-    be shown, see `answer_of`."""
+def explain_writing(exn: BaseException, *, identity: str, kind: str = "") -> Fault:
+    """An exception of adlfs while a blob was being written, as ``identity`` of an account's ``kind``; the answer is
+    somewhere behind it. Its own text is not to be shown, see `answer_of`."""
     behind: BaseException | None = exn
     while behind is not None:
         if (answer := answer_of(behind)) is not None:
-            fault = explain_answer(answer, identity=identity, kind="", renewed=False)
+            fault = explain_answer(answer, identity=identity, kind=kind, renewed=False)
             wanting = code_of(answer) in ("AuthorizationPermissionMismatch", "InsufficientAccountPermissions")
             return replace(fault, advice=_WRITE) if wanting else fault
         behind = behind.__cause__ or behind.__context__

@@ -9,6 +9,7 @@ of our own will not do. ``storage_options`` are gcsfs's: ``token``, ``project``,
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import functools
 import json
@@ -39,9 +40,12 @@ from wds_async.storage.base import (
 from wds_async.storage.filesystems import Filesystems
 from wds_async.storage.gcs.credentials import Identity, emulator, find_identity, metadata_project
 from wds_async.storage.gcs.errors import explain
+from wds_async.storage.gcs.options import check_options
 from wds_async.storage.gcs.tokens import Tokens
 from wds_async.storage.http.backend import HttpBackend
+from wds_async.storage.http.errors import told_where
 from wds_async.storage.options import NO_OPTIONS, Options
+from wds_async.storage.paging import Pages
 
 __all__ = ["GcsBackend"]
 
@@ -50,6 +54,7 @@ _LISTED = "items(name,size,updated),prefixes,nextPageToken"
 _PAGE = "1000"
 _RENEWALS_AT_MOST = 2
 _EXCERPT_BYTES = 4096
+_PLACE = "The endpoint follows STORAGE_EMULATOR_HOST and endpoint_url= of storage_options."
 _NOBODY_YET = Identity("")
 
 
@@ -96,6 +101,7 @@ class GcsBackend(Store):
             path = "/storage/v1/b"
             query = {"project": await self._project(url), "fields": "items(name),nextPageToken"}
         query["maxResults"] = _PAGE
+        pages = Pages(f"Google Cloud Storage at {redact(self._endpoint())}", url)
         while True:
             page = await self._page(path, query)
             items = page.get("items", [])
@@ -108,21 +114,28 @@ class GcsBackend(Store):
                 yield entry
             if not page.get("nextPageToken"):
                 return
+            pages.turn(str(page["nextPageToken"]))
             query["pageToken"] = page["nextPageToken"]
 
     async def describe(self, url: str) -> Description:
         await self._identify()
         why = self._why_not()
-        return Description("Google Cloud Storage", self._endpoint(), self._identity.who, not why, why)
+        return Description("Google Cloud Storage", redact(self._endpoint()), self._identity.who, not why, why)
 
     def streamed(self, request: Request) -> Stream:
         return self._http.streamed(request)
 
     def classify(self, outcome: Answer | BaseException, url: str) -> Fault:
+        if isinstance(outcome, RefusedAnswer):
+            outcome = outcome.answer
+        if isinstance(outcome, Answer):
+            outcome = self._tokens.secrets.of_answer(outcome)
         fault = explain(outcome, self._identity, generation=self._split(url)[2], renewable=self._tokens.refreshable)
         if fault.verdict is Verdict.EXPIRED:
             self._tokens.refuse()
-        return fault
+        if isinstance(outcome, OSError) and "Google" not in fault.reason:  # nobody has answered
+            fault = told_where(fault, f"Google Cloud Storage at {redact(self._endpoint())}", _PLACE)
+        return self._tokens.secrets.of_fault(fault)
 
     async def close(self) -> None:
         await self._http.close()
@@ -160,6 +173,7 @@ class GcsBackend(Store):
     async def _identify(self) -> None:
         async with self._ready:
             if self._identity is _NOBODY_YET:
+                check_options(self._options)
                 try:
                     self._identity = await self._call(find_identity, self._options)
                 except ImportError as exn:
@@ -189,7 +203,21 @@ class GcsBackend(Store):
         return str(await self._call(metadata_project))
 
     async def _ranges(self, url: str) -> Ranges:
-        return _FreshRanges(await (await self._gcsfs(url)).ranges(url), self._tokens)
+        try:
+            return _FreshRanges(await (await self._gcsfs(url)).ranges(url), self._tokens)
+        except (FileNotFoundError, IsADirectoryError):
+            await self._tell_what_is_missing(url)
+            raise
+
+    async def _tell_what_is_missing(self, url: str) -> None:
+        """Ask Google once more whether it is the object or the bucket, which gcsfs drops: raises `RefusedAnswer` with
+        its words, unless the object is there or nobody but gcsfs may ask."""
+        if self._only_gcsfs():
+            return
+        bucket, key, generation = self._split(url)
+        query = {"fields": "size", **({"generation": generation} if generation else {}), **await self._payer()}
+        with contextlib.suppress(OSError):  # what gcsfs found out will do
+            await self._ask(f"/storage/v1/b/{_quote(bucket)}/o/{_quote(key)}", query)
 
     async def _gcsfs(self, url: str) -> Filesystems:
         await self._identify()

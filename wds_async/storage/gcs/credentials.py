@@ -61,6 +61,11 @@ class Identity:
         known = isinstance(email, str) and email not in ("", "default") and email not in self.name
         return f"{self.name}, service account {email}" if known else self.name
 
+    @property
+    def account(self) -> str:
+        """What a role can be granted to, as far as it is known."""
+        return self.who.partition(" (")[0] if "account" in self.who else "this identity"
+
 
 def emulator() -> str:
     """The URL that ``STORAGE_EMULATOR_HOST`` names, "" without one."""

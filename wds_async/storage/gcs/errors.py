@@ -22,8 +22,8 @@ _CLOCK = re.compile(r"invalid_grant.*(?:reasonable timeframe|\biat\b|\bexp\b|clo
 _REQUESTER_PAYS = re.compile(r"requester pays|UserProjectMissing", re.IGNORECASE)
 _USER_PROJECT = re.compile(r"UserProject(?:Invalid|Denied|AccountProblem)|User project specified", re.IGNORECASE)
 _NO_BUCKET = re.compile(r"NoSuchBucket|specified bucket does not exist", re.IGNORECASE)
+_STATUS_BEHIND = re.compile(r"\.?, [45]\d\d$")  # gcsfs puts it behind what Google says
 _SHOWN = 240
-_WRITER = Identity("the credentials that write", credentials=True)
 
 
 def explain(outcome: Answer | BaseException, identity: Identity, *, generation: str, renewable: bool) -> Fault:
@@ -41,9 +41,13 @@ def explain(outcome: Answer | BaseException, identity: Identity, *, generation: 
     return _explain_answer(outcome, identity, generation, renewable)
 
 
-def explain_write(exn: BaseException) -> Fault:
-    """An exception of gcsfs while it writes, as a `Fault`."""
-    return explain(exn, _WRITER, generation="", renewable=False)
+def explain_write(exn: BaseException, identity: str = "the credentials that write") -> Fault:
+    """An exception of gcsfs while it writes as ``identity``, as a `Fault`."""
+    return explain(exn, _writer(identity), generation="", renewable=False)
+
+
+def _writer(identity: str) -> Identity:
+    return Identity(identity, credentials=None if identity.startswith("anonymous") else True)
 
 
 def _explain_answer(answer: Answer, identity: Identity, generation: str, renewable: bool) -> Fault:
@@ -90,6 +94,7 @@ def _explain_404(said: str, text: str) -> Fault:
 
 def _explain_nobody(said: str, identity: Identity) -> Fault:
     if identity.missed:
+        said = said.replace(f"{identity.who}", "anonymous")  # that none were found need not be said twice
         said = f"no credentials were found, and the bucket refuses anonymous reads ({said})"
     else:
         said = f"the bucket refuses anonymous reads ({said})"
@@ -103,7 +108,7 @@ def _permission_advice(message: str, identity: Identity) -> str:
     permission = found[0] if found else "storage.objects.get"
     role = "storage.objectViewer" if permission.endswith((".get", ".list")) else "storage.objectUser"
     return (
-        f"{permission} is missing: grant {identity.who.partition(' (')[0]} the role roles/{role} on the bucket "
+        f"{permission} is missing: grant {identity.account} the role roles/{role} on the bucket "
         "(and check the bucket's name: where it is not yours, a missing one looks the same)."
     )
 
@@ -157,7 +162,7 @@ def _said(answer: Answer) -> tuple[str, str]:
         message = re.sub(r"<[^>]*>", " ", text)
     message = " ".join(message.split())
     shown = "".join(c for c in message if c.isprintable())[:_SHOWN]
-    return code, redact(shown).rstrip(".")
+    return code, _STATUS_BEHIND.sub("", redact(shown)).rstrip(".")
 
 
 def _from_json(text: str) -> tuple[str, str]:

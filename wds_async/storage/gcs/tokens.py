@@ -20,6 +20,7 @@ from typing import Any
 
 from wds_async.redact import redact
 from wds_async.storage.base import Call
+from wds_async.storage.hiding import Secrets
 
 __all__ = ["AuthFailed", "Tokens", "in_words"]
 
@@ -71,6 +72,8 @@ class Tokens:
         self._headers: tuple[tuple[str, str], ...] = ()
         self._renew_after = math.inf if credentials is None else -math.inf
         self._refused_at = self._got_at = -math.inf
+        self.secrets = Secrets()
+        """What was sent as proof."""
         self.bearer: Any = "anon"
         """For gcsfs, as ``token=``: always what was fetched last, so that gcsfs never refreshes on the loop."""
 
@@ -112,6 +115,7 @@ class Tokens:
             return
         now = time.monotonic()
         self._headers, self._got_at = headers, now
+        self.secrets.add_headers(headers)
         self._renew_after = now + max(left_s - min(_RENEW_BEFORE_S, left_s / 4), _RENEW_NO_SOONER_S)
         if self.bearer == "anon":
             self.bearer = bearer

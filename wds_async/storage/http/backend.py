@@ -280,7 +280,8 @@ def redirected(request: Request, location: str) -> Request:
     target = urllib.parse.urljoin(request.url, location)
     parts = urllib.parse.urlsplit(target)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UrlError(f"{redact(request.url)} redirects to {redact(target)[:80]!r}, which is not HTTP: refused")
+        led = Identity("", request.headers).hidden(redact(f"{parts.scheme}://{parts.hostname or ''}"))  # no more
+        raise UrlError(f"{redact(request.url)} redirects to {led[:80]!r}, which is not HTTP: refused")
     target = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
     headers = request.headers
     if _origin(target) != _origin(request.url):

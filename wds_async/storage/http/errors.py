@@ -17,10 +17,11 @@ from dataclasses import replace
 
 from wds_async.storage.base import Answer, Fault, Verdict
 
-__all__ = ["explain_exception", "explain_status", "told_as_whom", "told_of_the_port"]
+__all__ = ["explain_exception", "explain_status", "told_as_whom", "told_of_the_port", "told_where"]
 
 _TRANSIENT = frozenset({408, 425, 429, *range(500, 600)}) - {501, 505}
 _PROXY_ADVICE = "The proxy wants credentials: HTTPS_PROXY=http://user:password@host:port."
+_NO_URLS = frozenset({"InvalidUrlRedirectClientError", "NonHttpUrlRedirectClientError"})
 # What OpenSSL calls bytes that are no TLS.
 _NOT_TLS = frozenset({"HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE", "WRONG_VERSION_NUMBER"})
 
@@ -62,6 +63,8 @@ def explain_exception(exn: BaseException) -> Fault:
     """A network exception as a `Fault`."""
     cause: BaseException = getattr(exn, "certificate_error", None) or getattr(exn, "os_error", None) or exn
     text = str(cause) or type(cause).__name__
+    if type(cause).__name__ in _NO_URLS:  # its text is what the server sent
+        return Fault(Verdict.FATAL, "the server redirects to what is not HTTP: refused")
     if isinstance(cause, ssl.SSLCertVerificationError):
         return Fault(
             Verdict.FATAL,
@@ -83,6 +86,14 @@ def explain_exception(exn: BaseException) -> Fault:
     if isinstance(cause, OSError) or _is_client_error(exn):
         return Fault(Verdict.TRANSIENT, text, "Check the network and the server.")
     return Fault(Verdict.FATAL, f"{type(cause).__name__}: {text}")
+
+
+def told_where(fault: Fault, place: str, advice: str) -> Fault:
+    """``fault`` of the network, with the ``place`` (a store and its endpoint) that was not reached, and what decides
+    that place; another fault as it is."""
+    if fault.verdict not in (Verdict.TRANSIENT, Verdict.STALLED):
+        return fault
+    return replace(fault, reason=f"{place}: {fault.reason}", advice=f"{fault.advice} {advice}".strip())
 
 
 def _is_client_error(exn: BaseException) -> bool:

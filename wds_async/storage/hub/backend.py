@@ -15,7 +15,7 @@ import re
 import sys
 import time
 import urllib.parse
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,8 +36,10 @@ from wds_async.storage.base import (
 )
 from wds_async.storage.http.auth import ANONYMOUS, Identity, checked_header, fsspec_configuration
 from wds_async.storage.http.backend import PLAIN_HEADERS, HttpBackend, answer_of, redirected
+from wds_async.storage.http.errors import told_where
 from wds_async.storage.hub.errors import HubPlace, explain_hub_answer
 from wds_async.storage.options import NO_OPTIONS, Options
+from wds_async.storage.paging import Pages
 
 __all__ = ["HuggingFaceBackend", "hub_place"]
 
@@ -133,7 +135,9 @@ class HuggingFaceBackend(Store):
         beneath = f"{folder}/" if folder else ""
         seen: set[str] = set()
         request: Request | None = await self._request(place.tree_url(self._endpoint()))
+        pages = Pages(f"the Hugging Face hub at {redact(self._endpoint())}", url)
         while request is not None:
+            pages.turn(request.url)
             page, request = await self._page(request)
             for item in page:
                 name = str(item.get("path", ""))
@@ -152,16 +156,18 @@ class HuggingFaceBackend(Store):
         endpoint = self._endpoint()
         identity = (await self._who()).identity.described
         why = self._http.why_not(endpoint)
-        return Description("the Hugging Face hub", endpoint, identity, not why, why)
+        return Description("the Hugging Face hub", redact(endpoint), identity, not why, why)
 
     def classify(self, outcome: Answer | BaseException, url: str) -> Fault:
         answer = outcome.answer if isinstance(outcome, RefusedAnswer) else outcome
         if not isinstance(answer, Answer):
-            return self._http.classify(answer, self._endpoint())
+            fault = self._http.classify(answer, self._endpoint())
+            hub = f"the Hugging Face hub at {redact(self._endpoint())}"
+            return told_where(fault, hub, "Its address is HF_ENDPOINT, where that is set.")
         identity = self._login.identity if self._login is not None else ANONYMOUS
         place = hub_place(url, self._options.get("revision"))
         renewed = answer.status == 401 and self._forget_token()
-        return explain_hub_answer(answer, place, self._endpoint(), identity, renewed=renewed)
+        return explain_hub_answer(answer, place, redact(self._endpoint()), identity, renewed=renewed)
 
     async def close(self) -> None:
         await self._http.close()
@@ -243,6 +249,11 @@ def _look_up(given: Any) -> tuple[Identity, bool]:
     if given is True and identity is ANONYMOUS:
         raise ConfigError("storage_options for hf: token=True, and there is none: set HF_TOKEN, or `hf auth login`")
     return identity, renewable
+
+
+def identity_of(options: Mapping[str, Any]) -> Identity:
+    """As whom the hub is asked with ``options``. Blocks; ConfigError where they cannot be used."""
+    return _look_up(options.get("token"))[0]
 
 
 def _environments_token() -> tuple[Identity, bool]:

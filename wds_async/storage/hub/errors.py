@@ -61,15 +61,21 @@ def explain_hub_answer(
     whom = f"asked with {identity.name}"
     if code == "RevisionNotFound":
         return Fault(
-            Verdict.MISSING, f"{place.name} has no revision {place.revision!r}{said}", "Check what follows the @."
+            Verdict.MISSING,
+            f"on the hub {place.name} has no revision {place.revision!r}{said}; {whom}",
+            "Check what follows the @.",
         )
     if code == "EntryNotFound":
         where = f" at revision {place.revision!r}" if place.revision else ""
-        return Fault(Verdict.MISSING, f"{place.name} has no file {place.path!r}{where}{said}", "Check the path.")
+        return Fault(
+            Verdict.MISSING,
+            f"on the hub {place.name} has no file {place.path!r}{where}{said}; {whom}",
+            "Check the path.",
+        )
     if code == "GatedRepo":
         advice = f"Accept its terms at {endpoint}/{place.page}"
         advice += ", then set HF_TOKEN." if identity is ANONYMOUS else ", with the account that the token belongs to."
-        return Fault(Verdict.DENIED, f"{place.name} is gated{said}; {whom}", advice)
+        return Fault(Verdict.DENIED, f"on the hub {place.name} is gated{said}; {whom}", advice)
     if status == 401:
         return _unauthorised(place, identity, said, whom, renewed)
     if code == "RepoNotFound":

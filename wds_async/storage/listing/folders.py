@@ -10,7 +10,7 @@ import re
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
-from wds_async.environment import variable
+from wds_async.environment import VARIABLES, variable
 from wds_async.errors import UrlError, WdsError
 from wds_async.redact import redact
 from wds_async.retry import RetryPolicy
@@ -31,14 +31,29 @@ _LIST_ADVICE = (
     " Where these credentials may read objects but not list them (s3:ListBucket, storage.objects.list, …), name the "
     "shards with braces: x-{000..999}.tar."
 )
+_ATTEMPTS_BESIDE_A_FALLBACK = 2
+_ANSWERS_FIRST = ("http", "s3", "gcs", "azure", "hf", "ais", "generic")
+"""Kinds of stores that are networks: one that has never answered is given up soon."""
+_GRANTED = ("s3", "gcs", "azure", "ais")
+"""Kinds of stores where reading and listing are granted apart."""
+_NO_GRANT = re.compile(
+    r"\b401\b|InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken|Expired|TimeTooSkewed|AuthenticationFailed"
+    r"|InvalidAuthenticationInfo|no credentials|clock|profile|no token|S3's client|cannot be read|is not JSON",
+    re.IGNORECASE,
+)
+"""Refusals that are not about permissions: wrong or old keys, clocks, credentials that are not there."""
 
 # What decides which store a URL means, or what of it is seen: a listing is not for those of another account.
-_IDENTITIES = (
-    "AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ROLE_ARN",
-    "GOOGLE_APPLICATION_CREDENTIALS", "STORAGE_EMULATOR_HOST", "AZURE_STORAGE_ACCOUNT_NAME",
-    "AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN",
-    "HF_ENDPOINT", "HF_TOKEN", "AIS_ENDPOINT", "AIS_AUTHN_TOKEN",
+_PREFIXES = ("AWS_", "AZURE_", "GOOGLE_", "STORAGE_", "HF_", "AIS_", "NETRC")
+_IN_NO_TABLE = (  # the clouds' own, which nothing here reads itself
+    "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_ENDPOINT_URL",
+    "AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AZURE_STORAGE_ACCOUNT",
+    "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_CLIENT_ID",
+    "AZURE_STORAGE_TENANT_ID", "AZURE_STORAGE_ANON", "AZURE_CLIENT_ID", "AZURE_TENANT_ID", "CLOUDSDK_CONFIG",
+    "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH", "HF_HOME", "NETRC",
 )  # fmt: skip
+_IDENTITIES = tuple(dict.fromkeys((*(v.name for v in VARIABLES if v.name.startswith(_PREFIXES)), *_IN_NO_TABLE)))
 
 
 # -- the names of folders that were listed, for the run ---------------------------------------------------------
@@ -135,8 +150,10 @@ class Folder:
             return
         self._count += 1
         again = fault.verdict.again and fault.verdict is not Verdict.EXPIRED
-        known = self._answered or self.location.kind != "http"
-        if not again or self._retry.gives_up(self._count, self._clock() - self._since, origin_known=known):
+        known = self._answered or self.location.kind not in _ANSWERS_FIRST
+        leaves = self.location.fallback is not None and self._count >= _ATTEMPTS_BESIDE_A_FALLBACK
+        idle_s = self._clock() - self._since
+        if not again or leaves or self._retry.gives_up(self._count, idle_s, origin_known=known):
             if not again or self.location.fallback is None:
                 raise self._error(fault) from exn
             logger.warning("%s: %s; listing its own store instead", redact(self.url), fault.reason)
@@ -158,6 +175,7 @@ class Folder:
         kind = type(error_for(fault, "", 0, 1))
         tried = f" after {self._count} attempts" if self._count > 1 else ""
         advice = f" {fault.advice}" if fault.advice else ""
-        advice += _LIST_ADVICE if fault.verdict in (Verdict.DENIED, Verdict.EXPIRED) else ""
+        permission = fault.verdict is Verdict.DENIED and self.location.kind in _GRANTED
+        advice += _LIST_ADVICE if permission and not _NO_GRANT.search(fault.reason) else ""
         where = "" if self.location.target == self.url else f" (at {redact(self.location.target)})"
         return kind(f"{redact(self.url)}{where} cannot be listed: {fault.reason}{tried}.{advice}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import urllib.parse
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -30,12 +31,15 @@ from wds_async.storage.base import (
 )
 from wds_async.storage.filesystems import Filesystems
 from wds_async.storage.generic import GenericBackend, explain_foreign
+from wds_async.storage.hiding import Secrets
 from wds_async.storage.http.backend import HttpBackend
-from wds_async.storage.http.errors import explain_status
+from wds_async.storage.http.errors import explain_status, told_where
 from wds_async.storage.options import NO_OPTIONS, Options
 from wds_async.storage.s3.client import S3Client, Signed, connect
 from wds_async.storage.s3.errors import (
+    KEY_REFUSED,
     REGION_CODES,
+    SESSION_OVER,
     Said,
     explain_client,
     explain_said,
@@ -43,6 +47,7 @@ from wds_async.storage.s3.errors import (
     said_by_exception,
 )
 from wds_async.storage.s3.names import S3Name
+from wds_async.storage.s3.options import tried_once
 
 __all__ = ["S3Backend"]
 
@@ -50,6 +55,7 @@ logger = logging.getLogger("wds_async")
 
 _SIGNED_AT_MOST = 10_000
 _SEARCHES_AT_MOST = 3
+_LATE_S = 5.0
 _told_of_anonymity: set[str] = set()
 
 
@@ -60,7 +66,7 @@ class S3Backend(GenericBackend):
         super().__init__(call, options)
         self._call = call
         self._options = options
-        self._filesystems = Filesystems(call, self._options)
+        self._filesystems = Filesystems(call, tried_once(options))
         self._direct = direct
         self._client: S3Client | None = None
         self._former: S3Client | None = None
@@ -72,26 +78,29 @@ class S3Backend(GenericBackend):
         # signature is no reason to drop the present ones.
         self._generation = 0
         self._generations: dict[str, int] = {}
+        # Sessions that were refused as over (`S3Client.proof`), and at which generation.
+        self._over: dict[int, int] = {}
         self._proxies: dict[str, str | None] = {}
         self._http: HttpBackend | None = None
         self._endpoint = ""
+        self._key_dropped_at = -_LATE_S
+        self._secrets = Secrets(options.get("secret"), options.get("password"), options.get("token"))
 
     async def access(self, url: str) -> Access:
         name = S3Name.of(url)
         if not name.bucket or not name.key:
             raise UrlError(f"{redact(url)}: names no object; write s3://bucket/key")
         client = await self._connected(name)
-        if len(self._generations) >= _SIGNED_AT_MOST:
-            self._generations.clear()
-        self._generations[url] = self._generation
+        self._remember(url)
         signed = await client.sign(name)
         if self._why_not(client, signed):
-            return await self._filesystems.ranges(url)
+            return await self._ranges(client, name, url)
         return Request(signed.url, signed.headers, renew_after=signed.renew_after, tls=client.tls, follows=False)
 
     async def entries(self, url: str) -> AsyncIterator[Entry]:
         name = S3Name.of(url)
         client = await self._connected(name)
+        self._remember(url)
         if not name.bucket:
             for bucket in (await client.client.list_buckets()).get("Buckets", []):
                 yield Entry(f"{name.folder}{bucket['Name']}/", None)
@@ -122,20 +131,30 @@ class S3Backend(GenericBackend):
     def classify(self, outcome: Answer | BaseException, url: str) -> Fault:
         if isinstance(outcome, RefusedAnswer):
             outcome = outcome.answer
+        if isinstance(outcome, Answer):
+            outcome = self._secrets.of_answer(outcome)
+        return self._secrets.of_fault(self._classified(outcome, url))
+
+    def _classified(self, outcome: Answer | BaseException, url: str) -> Fault:
         said = said_by_answer(outcome) if isinstance(outcome, Answer) else said_by_exception(outcome)
         if said is None:
             assert not isinstance(outcome, Answer)
             fault = explain_client(outcome) or explain_foreign(outcome)
             return self._at_endpoint(fault)
-        if self._elsewhere(said, S3Name.of(url).bucket):
-            return self._moved(said)
         client = self._client or self._former
         identity = client.identity if client is not None else "nobody yet"
+        said = replace(said, message=self._secrets.hidden(said.message))
+        if self._elsewhere(said, S3Name.of(url).bucket):
+            return self._moved(said, identity)
         anonymous, found = (client.anonymous, client.found) if client is not None else (False, True)
         fault = explain_said(said, identity, anonymous=anonymous, asked=found)
         if fault.verdict is Verdict.DENIED and not found and self._searches < _SEARCHES_AT_MOST:
             # Metadata services turn clients away when all workers of a host start at once: look for credentials again.
             fault = replace(fault, verdict=Verdict.EXPIRED)
+        if said.code in KEY_REFUSED and client is not None and client.credentials is not None:
+            return replace(fault, verdict=self._after_a_refused_key())
+        if said.code in SESSION_OVER and client is not None and self._is_over(client, url):
+            fault = replace(fault, verdict=Verdict.DENIED)
         if fault.verdict is Verdict.EXPIRED and self._generations.get(url, self._generation) == self._generation:
             self._drop()
         wait_s = explain_status(outcome).retry_after_s if isinstance(outcome, Answer) else None
@@ -155,7 +174,7 @@ class S3Backend(GenericBackend):
             self._connecting = asyncio.Lock()
         async with self._connecting:
             if self._client is None:
-                client = await connect(self._filesystems, name.scheme)
+                client = await connect(self._filesystems, name.scheme, self._secrets)
                 if client is None:
                     client = await self._anonymous(name)
                 client.use_regions(self._regions)
@@ -173,7 +192,7 @@ class S3Backend(GenericBackend):
             )
         self._searches += 1
         self._left.append(self._filesystems)
-        self._filesystems = Filesystems(self._call, {**self._options, "anon": True})
+        self._filesystems = Filesystems(self._call, tried_once({**self._options, "anon": True}))
         client = await connect(self._filesystems, name.scheme)
         assert client is not None
         client.found = False
@@ -184,12 +203,47 @@ class S3Backend(GenericBackend):
         self._generation += 1
         self._client, self._former = None, self._client or self._former
         self._left.append(self._filesystems)
-        self._filesystems = Filesystems(self._call, self._options)
+        self._filesystems = Filesystems(self._call, tried_once(self._options))
+
+    def _remember(self, url: str) -> None:
+        """Which credentials are asked for ``url`` now."""
+        if len(self._generations) >= _SIGNED_AT_MOST:
+            self._generations.clear()
+        self._generations[url] = self._generation
+
+    def _after_a_refused_key(self) -> Verdict:
+        """Somebody may have put another key in its place since it was read: look once more. Requests that were on their
+        way with the old one are refused a little later than the first."""
+        now, client, former = time.monotonic(), self._client, self._former
+        if now - self._key_dropped_at < _LATE_S:
+            another = client is None or former is None or client.proof != former.proof
+            return Verdict.EXPIRED if another else Verdict.DENIED
+        self._key_dropped_at = now
+        self._drop()
+        return Verdict.EXPIRED
+
+    def _is_over(self, client: S3Client, url: str) -> bool:
+        """Whether the session that was refused as over is the one that was found again since it was dropped for that:
+        looking for credentials once more gives nothing else."""
+        asked = self._generations.get(url, self._generation)
+        return asked > self._over.setdefault(client.proof, asked)
+
+    async def _ranges(self, client: S3Client, name: S3Name, url: str) -> Access:
+        """The object by s3fs. That begins with a HEAD, which is refused without a word; so S3 is asked why by a GET."""
+        try:
+            return await self._filesystems.ranges(url)
+        except Exception as exn:
+            said = said_by_exception(exn)
+            wordless = said is not None and (not said.code or said.code.isdigit())
+            if not wordless and not isinstance(exn, FileNotFoundError | PermissionError | IsADirectoryError):
+                raise
+            told = await client.refusal(name)
+            raise (told or exn) from None
 
     def _why_not(self, client: S3Client, signed: Signed) -> str:
         """Why a request cannot be the engine's own; "" where it can."""
         parts = urllib.parse.urlsplit(signed.url)
-        self._endpoint = f"{parts.scheme}://{parts.netloc}"
+        self._endpoint = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"  # it may hold a password
         if not self._direct:
             return "WDS_DIRECT=0"
         if self._endpoint not in self._proxies:
@@ -198,22 +252,20 @@ class S3Backend(GenericBackend):
 
     def _elsewhere(self, said: Said, bucket: str) -> bool:
         """Whether the bucket was asked for in the wrong region."""
-        if said.operation:  # botocore follows by itself
-            return False
         wrong = said.code in REGION_CODES or said.status in (301, 307)
-        if wrong and said.region:
+        if wrong and said.region and not said.operation:  # botocore follows by itself, where it can
             self._regions[bucket] = said.region
         return wrong
 
-    def _moved(self, said: Said) -> Fault:
-        verdict = Verdict.EXPIRED if said.region else Verdict.FATAL
+    def _moved(self, said: Said, identity: str) -> Fault:
+        verdict = Verdict.EXPIRED if said.region and not said.operation else Verdict.FATAL
         where = f"; the bucket is in {said.region}" if said.region else ""
-        return Fault(
-            verdict, f"S3 answered {said}{where}", f"Set AWS_REGION={said.region or 'the region of the bucket'}."
-        )
+        right = f"AWS_REGION={said.region}" if said.region else "AWS_REGION to the region of the bucket"
+        advice = f"Set {right}, and check AWS_ENDPOINT_URL_S3 where the store is another than Amazon's."
+        return Fault(verdict, f"S3 answered {said} to {identity}{where}", advice)
 
     def _at_endpoint(self, fault: Fault) -> Fault:
-        if fault.verdict not in (Verdict.TRANSIENT, Verdict.STALLED) or not self._endpoint:
+        if not self._endpoint:
             return fault
-        advice = f"{fault.advice} The endpoint follows AWS_REGION and AWS_ENDPOINT_URL_S3.".lstrip()
-        return replace(fault, reason=f"{self._endpoint}: {fault.reason}", advice=advice)
+        advice = "The endpoint follows AWS_REGION and AWS_ENDPOINT_URL_S3."
+        return told_where(fault, f"S3 at {self._endpoint}", "" if "AWS_ENDPOINT_URL_S3" in fault.advice else advice)

@@ -7,19 +7,24 @@ and is stopped before it sends. That costs 0.27 ms of CPU a request, less than 1
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import datetime
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from wds_async.environment import variable
+from wds_async.errors import ConfigError
+from wds_async.redact import redact
 from wds_async.storage.base import Tls
 from wds_async.storage.filesystems import Filesystems
+from wds_async.storage.hiding import Secrets
 from wds_async.storage.s3.names import S3Name
 
-__all__ = ["S3Client", "Signed", "connect"]
+__all__ = ["S3Client", "Signed", "connect", "key_in_words"]
 
 _VALID_FOR_S = 600.0
 _SESSION_VALID_FOR_S = 50.0  # botocore renews those of S3 Express when less than a minute is left
@@ -36,6 +41,9 @@ _SOURCES = {
     "custom-process": "credential_process",
 }
 
+_INTERNAL = re.compile(r"\b\w+\.\w+\(\) ")
+
+_locating: contextvars.ContextVar[int] = contextvars.ContextVar("wds_async_s3_locating", default=0)
 _asked: contextvars.ContextVar[bool] = contextvars.ContextVar("wds_async_s3_asked", default=False)
 
 
@@ -60,18 +68,26 @@ class Signed:
 class S3Client:
     """``filesystem`` is s3fs's, connected; ``found`` is False where it is anonymous for want of credentials."""
 
-    def __init__(self, filesystem: Any, client: Any, *, found: bool) -> None:
+    def __init__(self, filesystem: Any, client: Any, *, found: bool, secrets: Secrets | None = None) -> None:
         self.client = client
+        self._secrets = Secrets() if secrets is None else secrets
         self.anonymous = bool(filesystem.anon)
         self.found = found
         self.identity = "anonymous" if self.anonymous else "credentials that were not asked for yet"
         self.given: Mapping[str, Any] = {**filesystem.s3_additional_kwargs, **filesystem.req_kw}
         """Arguments for every call, as s3fs adds them."""
         self.tls = _tls(filesystem, client)
+        self.proof = 0
+        """Differs where another key or session signs."""
         self.credentials: Any = None
         """botocore's, None where ``storage_options`` gave them or there are none."""
+        self._authorization = ""
         self._get_arguments = self.arguments("GetObject")
         client.meta.events.register("before-send.s3.GetObject", _instead_of_sending)
+        client.meta.events.register("before-send.s3", self._note)
+        client.meta.events.register("before-call.s3.HeadBucket", _ask_once_where_it_is)
+        for over in ("after-call", "after-call-error"):
+            client.meta.events.register(f"{over}.s3.HeadBucket", _told_where_it_is)
 
     def by_itself(self) -> str:
         """Why only the client itself can read, "" where the engine can."""
@@ -107,12 +123,34 @@ class S3Client:
             _asked.reset(token)
         raise RuntimeError("the S3 client sent a request that it was asked for only")
 
+    async def refusal(self, name: S3Name) -> Exception | None:
+        """Why S3 does not give an object, asked for by a GET of its first byte; None where it gives it."""
+        extra = {**self._get_arguments, **({"VersionId": name.version} if name.version else {})}
+        try:
+            answer = await self.client.get_object(Bucket=name.bucket, Key=name.key, Range="bytes=0-0", **extra)
+        except Exception as exn:
+            return exn
+        answer["Body"].close()
+        return None
+
+    def _note(self, request: Any, **_: Any) -> None:
+        """What botocore proves itself by: a store may repeat it."""
+        self._secrets.add_headers([(name, _text(value)) for name, value in request.headers.items()])
+
+    def use_credentials(self, credentials: Any) -> None:
+        """Say whose ``credentials`` those are that sign."""
+        self.credentials = credentials
+        self.identity = self._identify(self._authorization, S3Name("s3", "bucket", ""))
+
     def _signed(self, request: Any, name: S3Name) -> Signed:
         headers = [("User-Agent", "wds-async"), ("Accept", "*/*"), ("Accept-Encoding", "identity")]
         for key, value in request.headers.items():
             if key.lower() not in _LEFT_OUT:
-                headers.append((key, value.decode("latin-1") if isinstance(value, bytes) else str(value)))
-        self.identity = self._identify(dict(headers).get("Authorization", ""), name)
+                headers.append((key, _text(value)))
+        self._secrets.add_headers(headers)
+        self._authorization = dict(headers).get("Authorization", "")
+        self.identity = self._identify(self._authorization, name)
+        self.proof = hash((_key_of(self._authorization), request.headers.get("X-Amz-Security-Token")))
         return Signed(request.url, tuple(headers), self._renew_after(name), self.identity)
 
     def _renew_after(self, name: S3Name) -> float:
@@ -126,23 +164,31 @@ class S3Client:
         """The access key of the signature, shortened, and where it came from."""
         if not authorization:
             return "anonymous"
-        scope = authorization.partition("Credential=")[2] or authorization.partition(" ")[2].partition(":")[0]
-        key = scope.partition("/")[0].strip(",")
+        key = _key_of(authorization)
         if name.bucket.endswith("--x-s3"):
             return f"S3 Express session {_shortened(key)}"
-        if self.credentials is None:
-            return f"access key {_shortened(key)} (storage_options)"
-        method = str(getattr(self.credentials, "method", ""))
-        source = _SOURCES.get(method, method)
-        if method == "assume-role-with-web-identity" and (role := variable("AWS_ROLE_ARN")):
-            source = f"{source}, role {role}"
-        return f"access key {_shortened(key)} ({source})"
+        return key_in_words(key, self.credentials)
 
 
-async def connect(filesystems: Filesystems, scheme: str) -> S3Client | None:
-    """A client for reading on this loop; None where nobody gave credentials, nor asked to be anonymous."""
-    filesystem, _ = await filesystems.find(f"{scheme}://")
-    made = S3Client(filesystem, await filesystem.get_s3(), found=True)
+def key_in_words(key: str, credentials: Any) -> str:
+    """The access ``key``, shortened, and where it came from: botocore's ``credentials``, or None for options."""
+    if credentials is None:
+        return f"access key {_shortened(key)} (storage_options)"
+    method = str(getattr(credentials, "method", ""))
+    source = _SOURCES.get(method, method)
+    if method == "assume-role-with-web-identity" and (role := variable("AWS_ROLE_ARN")):
+        source = f"{source}, role {role}"
+    return f"access key {_shortened(key)} ({source})"
+
+
+async def connect(filesystems: Filesystems, scheme: str, secrets: Secrets | None = None) -> S3Client | None:
+    """A client for reading on this loop; None where nobody gave credentials, nor asked to be anonymous. What it sends
+    as proof is put down in ``secrets``."""
+    with _options_named(secrets or Secrets()):
+        filesystem, _ = await filesystems.find(f"{scheme}://")
+        filesystem.retries = 1  # the engine tries again itself
+        client = await filesystem.get_s3()
+    made = S3Client(filesystem, client, found=True, secrets=secrets)
     if filesystem.anon:
         return made
     try:
@@ -154,13 +200,51 @@ async def connect(filesystems: Filesystems, scheme: str) -> S3Client | None:
             return None
         raise
     if not (filesystem.key or filesystem.client_kwargs.get("aws_access_key_id")):
-        made.credentials = await filesystem.session.get_credentials()
+        made.use_credentials(await filesystem.session.get_credentials())
     return made
+
+
+@contextlib.contextmanager
+def _options_named(secrets: Secrets) -> Iterator[None]:
+    """What is raised where a client is made of options that it does not take, as ConfigError."""
+    try:
+        yield
+    except (AttributeError, TypeError, ValueError) as exn:
+        if type(exn).__module__.startswith(("botocore", "aiobotocore", "wds_async")):
+            raise
+        said = _INTERNAL.sub("", redact(secrets.hidden(" ".join(str(exn).split()))))[:200].rstrip(".")
+        raise ConfigError(
+            f"S3's client cannot be made: {said or type(exn).__name__}. Check storage_options={{'s3': …}} (the options "
+            "are s3fs's: key, secret, token, profile, anon, endpoint_url, client_kwargs, config_kwargs, …) and "
+            "AWS_ENDPOINT_URL_S3."
+        ) from None
 
 
 def _instead_of_sending(request: Any, **_: Any) -> None:
     if _asked.get():
         raise _NotSent(request)
+
+
+def _ask_once_where_it_is(**_: Any) -> None:
+    """botocore asks a bucket where it is when it is redirected, and again when that is redirected, without end."""
+    if _locating.get():
+        from botocore.exceptions import ClientError  # noqa: PLC0415 (loaded by now)
+
+        raise ClientError({"Error": {}, "ResponseMetadata": {"HTTPHeaders": {}}}, "HeadBucket")
+    _locating.set(1)
+
+
+def _told_where_it_is(**_: Any) -> None:
+    _locating.set(0)
+
+
+def _text(value: Any) -> str:
+    return value.decode("latin-1") if isinstance(value, bytes) else str(value)
+
+
+def _key_of(authorization: str) -> str:
+    scope = authorization.partition("Credential=")[2] or authorization.partition(" ")[2].partition(":")[0]
+    return scope.partition("/")[0].strip(",")
 
 
 def _shortened(key: str) -> str:

@@ -15,9 +15,20 @@ from dataclasses import dataclass
 
 from wds_async.redact import redact
 from wds_async.storage.base import Answer, Fault, Verdict
+from wds_async.storage.hiding import code_shown
 from wds_async.storage.http.errors import explain_status
 
-__all__ = ["Said", "explain_client", "explain_foreign_s3", "explain_said", "said_by_answer", "said_by_exception"]
+__all__ = [
+    "KEY_REFUSED",
+    "REGION_CODES",
+    "SESSION_OVER",
+    "Said",
+    "explain_client",
+    "explain_foreign_s3",
+    "explain_said",
+    "said_by_answer",
+    "said_by_exception",
+]
 
 REGION_CODES = frozenset(
     {
@@ -28,7 +39,9 @@ REGION_CODES = frozenset(
         "301",
     }
 )
-_EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"})
+SESSION_OVER = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"})
+KEY_REFUSED = frozenset({"InvalidAccessKeyId", "InvalidToken"})
+_EXPIRED = SESSION_OVER | {"RequestExpired"}
 _TRANSIENT = frozenset(
     {"SlowDown", "InternalError", "RequestTimeout", "ServiceUnavailable", "Throttling", "ThrottlingException",
      "TooManyRequests", "RequestLimitExceeded", "OperationAborted", "ConditionalRequestConflict"}
@@ -71,6 +84,9 @@ _DENIED_ADVICE = (
     "Allow s3:GetObject on it (and kms:Decrypt where the bucket encrypts with SSE-KMS). Without s3:ListBucket a key "
     "that does not exist looks like this. Where the reader pays: storage_options={'s3': {'requester_pays': True}}."
 )
+_LIST_ADVICE = (
+    "Allow s3:ListBucket on the bucket. Where the reader pays: storage_options={'s3': {'requester_pays': True}}."
+)
 _LOGIN = "Log in again (`aws sso login`), or renew what AWS_PROFILE or the environment names."
 _CLIENT: Mapping[str, tuple[Verdict, str]] = {
     "NoCredentialsError": (Verdict.DENIED, _GIVE),
@@ -90,6 +106,7 @@ _CLIENT: Mapping[str, tuple[Verdict, str]] = {
     "InvalidRegionError": (Verdict.FATAL, "Set AWS_REGION to a region's name."),
     "MissingDependencyException": (Verdict.FATAL, 'Run: pip install "botocore[crt]".'),
     "EndpointConnectionError": (Verdict.TRANSIENT, "Check the network, AWS_REGION and AWS_ENDPOINT_URL_S3."),
+    "ConnectTimeoutError": (Verdict.STALLED, "Check the network, AWS_REGION and AWS_ENDPOINT_URL_S3."),
     "HTTPClientError": (Verdict.TRANSIENT, "Check the network, AWS_REGION and AWS_ENDPOINT_URL_S3."),
     "BotoCoreError": (Verdict.FATAL, "Check the URL, the profile and storage_options."),
 }
@@ -110,8 +127,9 @@ class Said:
 
     def __str__(self) -> str:
         message = redact(" ".join(self.message.split()))[:_TEXT_AT_MOST].rstrip(".")
-        shown = f" ({message})" if message and message.isprintable() else ""
-        return f"{self.status or ''} {self.code}".strip() + shown
+        told = message.isprintable() and message not in ("", "None", self.code)  # "None" is botocore's for nothing
+        code = "" if self.code == str(self.status) else code_shown(self.code)
+        return f"{self.status or ''} {code}".strip() + (f" ({message})" if told else "")
 
 
 _ELEMENT = re.compile(r"<(\w+)>([^<]{0,500})</\1>")
@@ -123,7 +141,7 @@ def said_by_answer(answer: Answer) -> Said:
     text = answer.excerpt.decode("utf-8", "replace")
     more = {name: html.unescape(value) for name, value in _ELEMENT.findall(text)} if "<Code>" in text else {}
     region = answer.fields.get("x-amz-bucket-region", "") or more.get("Region", "") or _in_endpoint(more)
-    return Said(answer.status, more.get("Code", ""), more.get("Message", ""), region, more=more)
+    return Said(answer.status, more.get("Code", ""), more.get("Message", ""), code_shown(region), more=more)
 
 
 def said_by_exception(exn: BaseException) -> Said | None:
@@ -137,7 +155,7 @@ def said_by_exception(exn: BaseException) -> Said | None:
             region = headers.get("x-amz-bucket-region", "") or error.get("Region", "") or _in_endpoint(error)
             operation = str(getattr(each, "operation_name", ""))
             code, status = error.get("Code", ""), int(meta.get("HTTPStatusCode") or 0)
-            return Said(status, code, error.get("Message", ""), region, operation, error)
+            return Said(status, code, error.get("Message", ""), code_shown(region), operation, error)
     return None
 
 
@@ -166,17 +184,25 @@ def explain_said(said: Said, identity: str, *, anonymous: bool = False, asked: b
             "Give its key: storage_options={'s3': {'s3_additional_kwargs': {'SSECustomerKey': …}}}.",
         )
     if said.status in (401, 403) or said.code in ("AccessDenied", "403"):
+        lists = said.operation.startswith("List")
+        refused = f"anonymous {'listing is' if lists else 'reads are'} refused"
         if anonymous and not asked:
-            return Fault(Verdict.DENIED, f"no credentials were found, and anonymous reads are refused ({said})", _GIVE)
+            return Fault(Verdict.DENIED, f"no credentials were found, and {refused} (S3 answered {said})", _GIVE)
         if said.operation in _WRITING:
             return Fault(Verdict.DENIED, words, "Allow s3:PutObject and s3:AbortMultipartUpload on it.")
-        return Fault(Verdict.DENIED, words, f"Anonymous reads are refused. {_GIVE}" if anonymous else _DENIED_ADVICE)
+        if anonymous:
+            return Fault(Verdict.DENIED, words, f"{refused.capitalize()}. {_GIVE}")
+        return Fault(Verdict.DENIED, words, _LIST_ADVICE if lists else _DENIED_ADVICE)
     plain = explain_status(Answer(said.status or 400, {}))
     return Fault(plain.verdict, words, plain.advice)
 
 
 def explain_client(exn: BaseException) -> Fault | None:
     """An exception of botocore's own, for which nothing was answered; None for others."""
+    if isinstance(exn, RecursionError):  # botocore follows its redirects by asking again, within the answer
+        return Fault(
+            Verdict.FATAL, "S3's client was redirected in a circle", "Check AWS_ENDPOINT_URL_S3 and AWS_REGION."
+        )
     for each in _causes(exn):
         names = [cls.__name__ for cls in type(each).__mro__ if cls.__module__.startswith(("botocore", "aiobotocore"))]
         for name in names:
@@ -187,10 +213,11 @@ def explain_client(exn: BaseException) -> Fault | None:
     return None
 
 
-def explain_foreign_s3(exn: BaseException) -> Fault | None:
-    """An exception of s3fs or botocore, for who did not ask through the backend; None where it is neither's."""
+def explain_foreign_s3(exn: BaseException, identity: str = "the credentials in use") -> Fault | None:
+    """An exception of s3fs or botocore, for who asked as ``identity`` and not through the backend; None where it is
+    neither's."""
     said = said_by_exception(exn)
-    return explain_client(exn) if said is None else explain_said(said, "the credentials in use")
+    return explain_client(exn) if said is None else explain_said(said, identity)
 
 
 def _skewed(said: Said, words: str) -> Fault:

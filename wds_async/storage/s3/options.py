@@ -8,7 +8,7 @@ from typing import Any
 
 from wds_async.environment import variable
 
-__all__ = ["s3fs_options", "with_region"]
+__all__ = ["s3fs_options", "tried_once", "with_region"]
 
 
 def s3fs_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -16,6 +16,13 @@ def s3fs_options(options: Mapping[str, Any]) -> dict[str, Any]:
     no redirects, because it would take the session token along to wherever they lead."""
     options = with_region(options)
     return {**options, "config_kwargs": {"http_session_cls": _session_class(), **(options.get("config_kwargs") or {})}}
+
+
+def tried_once(options: Mapping[str, Any]) -> dict[str, Any]:
+    """``options`` with a client that tries each request once: the engine tries again itself, and attempts of both would
+    multiply. Says ``options`` otherwise, they hold."""
+    config = {"retries": {"total_max_attempts": 1, "mode": "standard"}, **(options.get("config_kwargs") or {})}
+    return {**options, "config_kwargs": config}
 
 
 @functools.cache

@@ -1,0 +1,141 @@
+"""What the clients of file servers (FTP, SFTP, WebDAV) need besides what the program says: time limits, an end, a new
+connection after a broken one, and their errors read. None of their packages is imported for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import urllib.parse
+from collections.abc import Mapping
+from typing import Any
+
+from wds_async.errors import ConfigError
+from wds_async.storage.base import Fault, Verdict
+
+__all__ = [
+    "end_session",
+    "explain_session",
+    "holds_connection",
+    "prepared_session",
+    "read_range",
+    "said_by_url",
+    "server_of",
+    "started",
+    "user_of",
+]
+
+_SFTP = frozenset({"sftp", "ssh"})
+_WEBDAV = frozenset({"webdav", "dav"})
+_ANSWER_S = 10.0
+"""How long a server may say nothing. Where these clients have limits of their own they are 15 s and 30 s, else none."""
+_AS_WHOM = "Check the user and password: in the URL (user:password@), or username and password in storage_options."
+_DENIED = frozenset(
+    {"AuthenticationException", "BadAuthenticationType", "PasswordRequiredException", "ForbiddenOperation"}
+)
+_BROKEN = frozenset({"SSHException", "ChannelException", "EOFError", "error_temp", "error_reply", "error_proto"})
+
+
+def prepared_session(protocol: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a file server's client, with time limits. ConfigError where WebDAV is told no server."""
+    if protocol == "ftp":
+        return {"timeout": _ANSWER_S, **options}
+    if protocol in _SFTP:
+        limits = {"timeout": _ANSWER_S, "banner_timeout": _ANSWER_S, "auth_timeout": _ANSWER_S}
+        return {**limits, **options}
+    if protocol in _WEBDAV and not ("base_url" in options or "client" in options):
+        raise ConfigError(
+            f"{protocol}:// names a path only: give its server as storage_options="
+            f'{{"{protocol}": {{"base_url": "https://…", "auth": (user, password)}}}}'
+        )
+    if protocol in _WEBDAV and isinstance(options.get("auth"), list):  # as JSON has it; httpx refuses, and quotes it
+        return {**options, "auth": tuple(options["auth"])}
+    return dict(options)
+
+
+def said_by_url(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What fsspec took from a URL, with user and password as they are meant: it leaves ``%40`` for ``@``."""
+    quoted = {name: urllib.parse.unquote(options[name]) for name in ("username", "password") if options.get(name)}
+    return {**options, **quoted}
+
+
+def server_of(url: str) -> str:
+    """The scheme and host of what a URL, or a chain of fsspec, ends at."""
+    return "/".join(url.rpartition("::")[2].split("/", 3)[:3])
+
+
+def _speaks(filesystem: Any) -> frozenset[str]:
+    spoken = getattr(filesystem, "protocol", ())
+    return frozenset({spoken} if isinstance(spoken, str) else spoken)
+
+
+def holds_connection(filesystem: Any) -> bool:
+    """Whether all its calls go over one connection, so that it is of no more use when that breaks."""
+    return "ftp" in _speaks(filesystem) or not _SFTP.isdisjoint(_speaks(filesystem))
+
+
+def started(filesystem: Any) -> Any:
+    """The same, once its connection has a time limit also for reads, which paramiko does not set."""
+    if not _SFTP.isdisjoint(_speaks(filesystem)):
+        filesystem.ftp.get_channel().settimeout(3 * _ANSWER_S)
+    return filesystem
+
+
+def end_session(filesystem: Any) -> None:
+    """Close what it holds open; harmless for filesystems that hold nothing. May block for a moment."""
+    spoken = _speaks(filesystem)
+    with contextlib.suppress(Exception):
+        if "ftp" in spoken:
+            filesystem.ftp.close()
+        elif not _SFTP.isdisjoint(spoken):
+            transport = filesystem.client.get_transport()
+            filesystem.client.close()
+            transport.join(1.0)  # its thread ends by itself, but a moment later
+        elif not _WEBDAV.isdisjoint(spoken):
+            filesystem.client.http.close()
+
+
+def read_range(filesystem: Any, path: str, start: int, stop: int) -> bytes:
+    """Bytes ``[start, stop)``. SFTP's are asked for all at once: one by one, 32 KiB take a round trip each."""
+    if _SFTP.isdisjoint(_speaks(filesystem)):
+        return bytes(filesystem.cat_file(path, start=start, end=stop))
+    with filesystem.ftp.open(path) as file:
+        return b"".join(file.readv([(start, stop - start)]))
+
+
+def user_of(url: str, options: Mapping[str, Any]) -> str:
+    """As whom a server is asked; "" where neither the URL nor the options say it."""
+    with contextlib.suppress(ValueError):
+        if name := urllib.parse.urlsplit(url.rpartition("::")[2]).username:
+            return urllib.parse.unquote(name)
+    auth = options.get("auth")
+    first = auth[0] if isinstance(auth, tuple | list) and auth else ""
+    return str(options.get("username") or first or "")
+
+
+def explain_session(exn: BaseException, user: str = "") -> Fault | None:
+    """An exception of one of these clients as a `Fault`; None for others'."""
+    name, text = type(exn).__name__, str(exn).rstrip(".") or type(exn).__name__
+    denied = Fault(Verdict.DENIED, f"{text} (as user {user!r})" if user else f"{text} (no user was given)", _AS_WHOM)
+    status = getattr(exn, "status_code", None)
+    if name in _DENIED or "No authentication methods" in text:
+        return denied
+    if name == "BadHostKeyException":
+        return Fault(Verdict.FATAL, text, "The server's key is not that in known_hosts.")
+    if name == "NoValidConnectionsError":
+        return Fault(Verdict.TRANSIENT, text.removeprefix("[Errno None] "), "Check that the server runs on this port.")
+    if name == "error_perm":
+        if text[:3] in ("530", "532"):
+            return denied
+        missing = text.startswith("550")
+        return Fault(Verdict.MISSING if missing else Verdict.FATAL, f"the server answered: {text}")
+    if name == "HTTPError" and isinstance(status, int):
+        if status in (401, 403, 407):
+            return denied
+        again = status in (408, 425, 429) or status >= 500
+        return Fault(Verdict.TRANSIENT if again else Verdict.FATAL, f"the server answered {status}")
+    if name in _BROKEN:
+        return Fault(Verdict.TRANSIENT, f"the connection broke: {text}", "Check the network and the server.")
+    if type(exn).__module__.partition(".")[0] in ("httpx", "httpcore"):
+        verdict = Verdict.STALLED if "Timeout" in name else Verdict.TRANSIENT
+        return Fault(verdict, f"{name}: {text}", "Check the network and the server.")
+    return None
