@@ -156,8 +156,10 @@ def _split(text: str) -> list[str]:
 
 
 def links(url: str) -> list[str]:
-    """The links of an fsspec chain, ``["zip://x.tar", "s3://b/y.zip"]``; of anything else ``[url]``. Only a file
-    system that lies over another one begins a chain: in ``gs://bucket/a::b.tar`` the colons are part of an object's name."""
+    """The links of an fsspec chain, ``["zip://x.tar", "s3://b/y.zip"]``; of anything else ``[url]``.
+
+    Only a file system over another one begins a chain: in ``gs://bucket/a::b.tar`` the colons are part of a name.
+    """
     first = url.partition("::")[0]
     bare = "://" not in first and re.fullmatch(r"[A-Za-z_][\w+]*", first) is not None
     return url.split("::") if "::" in url and (bare or scheme(first) in _WRAPPERS) else [url]

@@ -34,9 +34,7 @@ def test_urls_in_errors_are_shown_so_too() -> None:
     assert redact(f"s3://bucket/{EVIL}.tar") == r"s3://bucket/\x1b]0;title\x07\x1b[2J\x9b5mname\r\nforged\x7f.tar"
 
 
-@pytest.mark.parametrize(
-    "words", [["ls"], ["ls", "--members"], ["resolve"], ["resolve", "--check"], ["cat"]]
-)
+@pytest.mark.parametrize("words", [["ls"], ["ls", "--members"], ["resolve"], ["resolve", "--check"], ["cat"]])
 def test_no_command_obeys_a_name(words: list[str], tmp_path: Path) -> None:
     path = tmp_path / "x\x1b]0;t\x07.tar"
     with tarfile.open(path, "w") as archive:

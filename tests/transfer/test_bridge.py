@@ -133,6 +133,28 @@ def test_the_switch_interval_is_given_back(origin: Origin) -> None:
         sys.setswitchinterval(before)
 
 
+def test_engines_that_overlap_give_the_switch_interval_back(origin: Origin) -> None:
+    _join_engines()
+    before = sys.getswitchinterval()
+    first, second, third = (bridge.Engine(quick()) for _ in range(3))
+    try:
+        first._start()
+        second._start()  # finds what the first has set
+        first._restore_switch_interval()
+        third._start()
+        second._restore_switch_interval()
+        assert sys.getswitchinterval() < before
+        third._restore_switch_interval()
+        assert sys.getswitchinterval() == before
+    finally:
+        sys.setswitchinterval(before)
+        for engine in (first, second, third):
+            engine.submit(engine._loop.stop)
+        _join_engines()
+        for engine in (first, second, third):
+            engine.slabs.close()
+
+
 def test_without_uvloop(origin: Origin, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvloop", None)
     contents = [data(3 * PART, i) for i in range(4)]

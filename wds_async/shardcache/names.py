@@ -60,7 +60,7 @@ def cache_name(url: str) -> str:
 
 
 def elsewhere(name: str, place: str) -> str:
-    """The name of a shard of the same URL at another endpoint, which ``place`` is a digest of ("" for the usual one)."""
+    """The name of a shard of the same URL at another endpoint; ``place`` is a digest of that ("" for the usual one)."""
     if not place:
         return name
     first, slash, rest = name.partition("/")

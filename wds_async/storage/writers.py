@@ -13,6 +13,9 @@ from wds_async.storage.hiding import Secrets
 __all__ = ["Writer", "close_writer", "writer_of"]
 
 
+_NO_SECRETS = frozenset({"host", "port", "user", "username"})
+
+
 @dataclass(frozen=True, slots=True)
 class Writer:
     """``identity`` in words, the ``kind`` of an Azure account, and the ``secrets`` that were sent."""
@@ -34,7 +37,7 @@ def writer_of(name: str, url: str, options: Mapping[str, Any], filesystem: Any) 
             return _azure(url, options)
         if name == "hf":
             return _hub(options)
-    return Writer(secrets=Secrets(*options.values()))
+    return Writer(secrets=Secrets(*(value for option, value in options.items() if option not in _NO_SECRETS)))
 
 
 def _amazon(filesystem: Any) -> Writer:

@@ -76,7 +76,7 @@ class Engine:
             connect_timeout_s=config.connect_timeout_s,
             stall_timeout_s=config.stall_timeout_s,
         )
-        self._switch_interval_s = sys.getswitchinterval()
+        self._switch_interval_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="wds-async", daemon=True)
 
     @staticmethod
@@ -139,11 +139,16 @@ class Engine:
 
     def _start(self) -> None:
         # A consumer in pure Python would hold the GIL 5 ms for each time that the loop thread wants it.
-        if math.isclose(self._switch_interval_s, _DEFAULT_SWITCH_INTERVAL_S, rel_tol=0.01):
+        before_s = sys.getswitchinterval()
+        if math.isclose(before_s, _DEFAULT_SWITCH_INTERVAL_S, rel_tol=0.01):
+            self._switch_interval_s = before_s
             sys.setswitchinterval(self.config.switch_interval_s)
         self._thread.start()
 
     def _restore_switch_interval(self) -> None:
+        # Only who changed it: what an engine found that began while another one ended is not the program's.
+        if self._switch_interval_s is None:
+            return
         # CPython counts whole microseconds and gives 4.9999999999999996e-05 for 5e-5.
         if math.isclose(sys.getswitchinterval(), self.config.switch_interval_s, rel_tol=0.01):
             sys.setswitchinterval(self._switch_interval_s)

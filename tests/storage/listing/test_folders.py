@@ -59,7 +59,7 @@ def test_a_listing_is_not_for_another_identity(name: str) -> None:
         ("S3 answered 403 InvalidAccessKeyId to access key AKIA…MPLE (environment)", False),
         ("Google Cloud Storage answered 401 to access token", False),
         ("Azure answered 403 AuthorizationPermissionMismatch to key of a", True),
-        ("no credentials were found, and anonymous listing is refused", False),
+        ("no credentials were found, and anonymous listing is refused", True),
     ],
 )
 def test_braces_are_advised_where_permission_is_missing(reason: str, permission: bool) -> None:

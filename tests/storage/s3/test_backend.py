@@ -332,8 +332,9 @@ def test_a_key_that_is_rotated_in_the_credentials_file(
         got = []
         for number, shard in enumerate(reader):
             if number == 1:
+                store.accounts["AKIANEWNEWNEWNEWNEWN"] = store.accounts[KEY]
                 say("AKIANEWNEWNEWNEWNEWN")
-                store.accounts["AKIANEWNEWNEWNEWNEWN"] = store.accounts.pop(KEY)
+                del store.accounts[KEY]
             data_read = bytearray()
             while (piece := shard.read()) is not None:
                 data_read += piece

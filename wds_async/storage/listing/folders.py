@@ -38,7 +38,8 @@ _GRANTED = ("s3", "gcs", "azure", "ais")
 """Kinds of stores where reading and listing are granted apart."""
 _NO_GRANT = re.compile(
     r"\b401\b|InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken|Expired|TimeTooSkewed|AuthenticationFailed"
-    r"|InvalidAuthenticationInfo|no credentials|clock|profile|no token|S3's client|cannot be read|is not JSON",
+    r"|InvalidAuthenticationInfo|no credentials(?!.*anonymous listing)|clock|profile|no token|S3's client"
+    r"|cannot be read|is not JSON",
     re.IGNORECASE,
 )
 """Refusals that are not about permissions: wrong or old keys, clocks, credentials that are not there."""
