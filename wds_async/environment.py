@@ -23,6 +23,7 @@ __all__ = [
     "SCHEME_ALIASES",
     "VARIABLES",
     "Variable",
+    "names",
     "parse_bytes",
     "schemes",
     "unknown_variables",
@@ -174,6 +175,11 @@ def variable(name: str, environ: Mapping[str, str] | None = None) -> str | None:
     """The raw text of environment variable ``name``, None where it is not set."""
     _asked.add(name)
     return (os.environ if environ is None else environ).get(name)
+
+
+def names(prefix: str) -> list[str]:
+    """The variables that are set and begin with ``prefix``, sorted."""
+    return sorted(name for name in os.environ if name.startswith(prefix))
 
 
 def value(name: str, environ: Mapping[str, str] | None = None) -> Any:

@@ -19,6 +19,7 @@ from wds_async.environment import SCHEME_ALIASES, value
 from wds_async.errors import UnsafeContent, UrlError
 from wds_async.redact import redact
 from wds_async.storage.base import Backend
+from wds_async.storage.configuration import configured
 from wds_async.storage.filesystems import known_protocol
 from wds_async.storage.generic import GenericBackend, reads_local_files
 from wds_async.storage.growing import CachedBackend, CacheEntry
@@ -206,8 +207,10 @@ class Backends:
             "opener": lambda _: OpenedBackend(call),
             "http": lambda options: HttpBackend(options, call=call, direct=direct, **timeouts),
             "s3": lambda options: _store("s3", "S3Backend")(call, options, direct=direct),
-            "gcs": lambda options: _store("gcs", "GcsBackend")(call, options, direct=direct),
-            "azure": lambda options: _store("azure", "AzureBackend")(call, options, direct=direct),
+            "gcs": lambda options: _store("gcs", "GcsBackend")(call, configured(options, "gcs", "gs"), direct=direct),
+            "azure": lambda options: _store("azure", "AzureBackend")(
+                call, configured(options, "abfs", "az"), direct=direct
+            ),
             "hf": lambda options: _store("hub", "HuggingFaceBackend")(call, options, direct=direct, **timeouts),
             "ais": lambda options: _store("ais", "AisBackend")(call, options, direct=direct, **timeouts),
             "generic": lambda options: GenericBackend(call, options),

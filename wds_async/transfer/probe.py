@@ -209,7 +209,10 @@ async def _probed(engine: _Engine, url: str, located: Location | WdsError, timeo
 async def _described(engine: _Engine, url: str, located: Location | WdsError, timeout_s: float | None) -> Described:
     if isinstance(located, WdsError):
         return Described(url, error=located)
-    backend = engine.backends.of(located)
+    try:
+        backend = engine.backends.of(located)
+    except WdsError as exn:  # settings without which there is no backend
+        return Described(url, located, error=exn)
     try:
         async with asyncio.timeout(timeout_s) as bound:
             return Described(url, located, await backend.describe(located.target))

@@ -10,7 +10,6 @@ import base64
 import logging
 import netrc
 import os
-import sys
 import urllib.parse
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -26,7 +25,6 @@ __all__ = [
     "Identity",
     "Netrc",
     "checked_header",
-    "fsspec_configuration",
     "identity_of_url",
 ]
 
@@ -247,26 +245,3 @@ def _tell(message: str) -> None:
     if message not in _told:
         _told.add(message)
         logger.warning("%s", message)
-
-
-def fsspec_configuration(*protocols: str) -> dict[str, Any]:
-    """What fsspec's files and ``FSSPEC_*`` say for ``protocols``, the later over the earlier. Blocks.
-
-    fsspec (60 ms) is imported only where there is something to find.
-    """
-    if "fsspec.config" not in sys.modules and not any(_configured(name) for name in protocols):
-        return {}
-    try:
-        from fsspec.config import conf  # noqa: PLC0415 (slow, and often not needed)
-    except ImportError:
-        return {}
-    merged: dict[str, Any] = {}
-    for name in protocols:
-        merged.update(conf.get(name, {}))
-    return merged
-
-
-def _configured(protocol: str) -> bool:
-    folder = variable("FSSPEC_CONFIG_DIR") or os.path.expanduser("~/.config/fsspec")
-    names = ("", *(f"_{name.upper()}" for name in (*_ACCEPTED, "client_kwargs", "endpoint", "revision")))
-    return os.path.isdir(folder) or any(variable(f"FSSPEC_{protocol.upper()}{name}") is not None for name in names)

@@ -26,12 +26,12 @@ from wds_async.storage.base import (
     Stream,
     Tls,
 )
+from wds_async.storage.configuration import fsspec_configuration
 from wds_async.storage.http.auth import (
     ANONYMOUS,
     HttpSettings,
     Identity,
     Netrc,
-    fsspec_configuration,
     identity_of_url,
 )
 from wds_async.storage.http.errors import explain_exception, explain_status, told_as_whom, told_of_the_port

@@ -34,7 +34,8 @@ from wds_async.storage.base import (
     Store,
     Stream,
 )
-from wds_async.storage.http.auth import ANONYMOUS, Identity, checked_header, fsspec_configuration
+from wds_async.storage.configuration import fsspec_configuration
+from wds_async.storage.http.auth import ANONYMOUS, Identity, checked_header
 from wds_async.storage.http.backend import PLAIN_HEADERS, HttpBackend, answer_of, redirected
 from wds_async.storage.http.errors import told_where
 from wds_async.storage.hub.errors import HubPlace, explain_hub_answer
