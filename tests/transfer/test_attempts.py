@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from tests.servers import BEFORE_HEAD, Origin
+from tests.servers.process import free_port
 from tests.transfer.reading import KIB, bytes_of, data, outcomes, quick
 from wds_async.errors import AccessDenied, TransferError
+from wds_async.retry import RetryPolicy
 from wds_async.storage.base import Access, Answer, Description, Fault, RefusedAnswer, Request, Store, Stream, Verdict
 from wds_async.storage.http.backend import HttpBackend, explain_exception, explain_status
 from wds_async.storage.registry import Backends
@@ -242,3 +244,14 @@ def test_a_store_that_was_left_is_not_asked_by_the_next_shards(origin: Origin, c
     cluster.behave(cut_after=BEFORE_HEAD)
     assert bytes_of([f"s3://bucket/{i}.tar" for i in range(3)], quick(connections=1)) == contents
     assert {request.path for request in cluster.requests} == {"/0.tar"}
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_server_that_never_answered_is_given_up_soon_however_it_is_read(direct: bool) -> None:
+    """What was reached of another server, or is no server at all, says nothing of this one."""
+    patient = RetryPolicy(max_attempts=500, timeout_s=300.0, first_contact_s=0.3, cap_s=0.05)
+    missing = f"http://127.0.0.1:{free_port()}/x.tar"
+    first, last = outcomes(["pipe:printf x", missing], config=quick(direct=direct, retry=patient))
+    assert first == (b"x", None)
+    assert isinstance(last[1], TransferError)
+    assert "refused" in str(last[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -92,8 +93,6 @@ def close_writer(filesystem: Any) -> None:
     from fsspec.asyn import sync  # noqa: PLC0415 (loaded by now)
 
     filesystem._s3creator = filesystem._s3 = None
-    import weakref  # noqa: PLC0415
-
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         found = finalizer.peek()
         if found is not None and found[0] is filesystem:

@@ -14,6 +14,7 @@ from wds_async.config import TransferConfig
 from wds_async.redact import redact
 from wds_async.storage.base import Access, Backend, Fault, LocalFile, Request, Verdict, error_for
 from wds_async.storage.registry import Backends, Location
+from wds_async.storage.sessions import server_of
 from wds_async.transfer.connection import Origin
 from wds_async.transfer.direct import IdentityChanged
 from wds_async.transfer.files import FileReader, FileReplaced
@@ -28,6 +29,7 @@ logger = logging.getLogger("wds_async")
 
 _RENEWALS_AT_MOST = 3
 _UNREACHABLE_FOR_S = 60.0
+_NO_SERVERS = frozenset({"local", "opener", "pipe", "stdin"})
 _BEFORE_THE_FALLBACK = 2  # attempts at a store that has never answered, where there is another place to read from
 
 
@@ -121,8 +123,9 @@ class Recovery:
             raise
 
     def reached(self, location: Location) -> None:
-        """The store at ``location`` has told how it is read: what fails from now on is a bad day, and no typo."""
-        self._reached.add(location.kind)
+        """The server of ``location`` has answered: what fails from now on is a bad day, and no typo."""
+        if location.kind not in _NO_SERVERS:
+            self._reached.add(server_of(location.target))
 
     async def after(self, part: Part, attempts: Attempts, backend: Backend, exn: Exception) -> None:
         """Return when the next attempt may begin, or raise what the last one means."""
@@ -178,7 +181,7 @@ class Recovery:
         return True
 
     def _origin_known(self, location: Location, access: Access | None) -> bool:
-        if location.kind == "local" or location.kind in self._reached:
+        if location.kind in _NO_SERVERS or server_of(location.target) in self._reached:
             return True
         if isinstance(access, Request):
             return self._pool.answered(Origin.of(access.url, access.tls))

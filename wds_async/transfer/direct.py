@@ -31,7 +31,6 @@ __all__ = [
 ]
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-_HARMLESS_HEADERS = frozenset({"accept", "accept-encoding", "user-agent"})
 _SCRATCH_BYTES = 64 << 10
 EXCERPT_BYTES = 4096
 _EXCERPT_WITHIN_S = 1.0

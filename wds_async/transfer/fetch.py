@@ -94,7 +94,7 @@ class Fetcher:
         shard = part.shard
         attempts.access, attempts.location = None, shard.notes.location
         access = attempts.access = await self._recovery.access(backend, shard)
-        if not isinstance(access, Request):
+        if hasattr(access, "read"):  # ranges, whose size the server told; requests and streams have asked nobody yet
             self._recovery.reached(attempts.location)
         if part.dropped:
             return False
@@ -237,6 +237,8 @@ class Fetcher:
             return await notes.stream.fill(part, self._maker(backend, notes, access), self._hurried)
         finally:
             self._counters.add("wire_bytes", part.filled - before)
+            if part.filled > before and not isinstance(access, GrowingStream):
+                self._recovery.reached(notes.location)
 
     def _maker(self, backend: Backend, notes: ShardNotes, access: Access) -> Callable[[], Stream]:
         if not isinstance(access, Request):
