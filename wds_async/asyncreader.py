@@ -21,6 +21,7 @@ __all__ = ["AsyncReader"]
 
 _PATIENCE_S = 0.2  # for a thread that decodes; then its dataset is closed, in case it waits for bytes
 _STOP_TIMEOUT_S = 1.8
+_JOIN_WITHIN_S = 0.5
 _TURN = 32  # items taken in a row before other tasks of the loop get a turn
 
 
@@ -74,6 +75,8 @@ class AsyncReader:
                 with contextlib.suppress(Exception):
                     await asyncio.to_thread(dataset.close)
         await asyncio.wait(ended, timeout=_STOP_TIMEOUT_S)
+        for channel in running:
+            channel.join()
 
     async def __aenter__(self) -> Self:
         return self
@@ -100,7 +103,7 @@ class _Pass(AsyncIterator[Any]):
         self._channel = channel
         weakref.finalize(self, channel.stop).atexit = False
         # The thread knows the channel only, never the pass, whose end it would otherwise put off.
-        threading.Thread(target=_produce, args=(items, channel), name="wds-async-reader", daemon=True).start()
+        channel.start(items)
 
     async def __anext__(self) -> Any:
         try:
@@ -122,6 +125,17 @@ class _Channel:
         self.stopped = False
         self.ended: asyncio.Future[None] = loop.create_future()
         self.taken = 0
+        self._thread: threading.Thread | None = None
+
+    def start(self, items: Iterable[Any]) -> None:
+        """Have a thread of its own iterate over ``items``."""
+        self._thread = threading.Thread(target=_produce, args=(items, self), name="wds-async-reader", daemon=True)
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait for a thread that has said that it ends, which was the last thing it did; for no other."""
+        if self._thread is not None and self.ended.done():
+            self._thread.join(_JOIN_WITHIN_S)
 
     def put(self, item: Any) -> bool:
         """Hand over one item, waiting while the buffer is full; False: nobody wants more."""
