@@ -20,6 +20,7 @@ from wds_async.retry import RetryPolicy
 __all__ = [
     "DEFAULT_BUDGET_BYTES",
     "MIN_BUDGET_BYTES",
+    "VERIFY",
     "Settings",
     "TransferConfig",
     "configure_logging",
@@ -39,6 +40,8 @@ logger = logging.getLogger("wds_async")
 DEFAULT_BUDGET_BYTES = 128 * MIB
 MIN_BUDGET_BYTES = 32 * MIB
 _HOST_BUDGET_BYTES = 3 * GIB
+VERIFY = ("auto", "always", "never")
+"""The choices of ``verify``."""
 
 
 _inherited_security = False
@@ -76,6 +79,9 @@ class Settings:
     progress: bool
     log: str
     verbose: int
+    ledger: str
+    max_bad_fraction: float | None
+    on_corrupt: str
     gopen_buffer: int
     cache: str
     cache_size: int | None
@@ -112,6 +118,9 @@ def settings() -> Settings:
         progress=value("WDS_PROGRESS"),
         log=value("WDS_LOG"),
         verbose=value("GOPEN_VERBOSE"),
+        ledger=value("WDS_LEDGER"),
+        max_bad_fraction=value("WDS_MAX_BAD_FRACTION"),
+        on_corrupt=value("WDS_ON_CORRUPT"),
         gopen_buffer=value("GOPEN_BUFFER"),
         cache=value("WDS_CACHE"),
         cache_size=value("WDS_CACHE_SIZE"),
@@ -148,6 +157,12 @@ class TransferConfig:
     stall_timeout_s: float = 30.0
     """Seconds without a byte before an attempt is given up and made again."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
+    hedge_share: float = 0.03
+    """Bytes that may be asked for twice, of all that are read, where a part is much slower than its peers.
+    0: none."""
+    verify: str = "auto"
+    """Whose checksums are compared: "auto" (CRC-32C where an answer brings it), "always" (whatever the store gives,
+    asked for where need be; a shard's samples come once it was found good) or "never"."""
     switch_interval_s: float = 5e-5
     """GIL switch interval while a reader is open, unless the program chose one of its own. With
     CPython's 5 ms a consumer in pure Python starves the loop thread (see ``benchmarks/busy.py``)."""
@@ -160,6 +175,10 @@ class TransferConfig:
                 f"budget of {self.budget_bytes} bytes holds fewer than four parts of {self.part_bytes} bytes: "
                 "raise the budget (WDS_BUDGET, budget_bytes) or lower the part size (WDS_PART_SIZE, part_bytes)"
             )
+        if self.verify not in VERIFY:
+            raise ConfigError(f"verify={self.verify!r}: one of {', '.join(VERIFY)} (WDS_VERIFY)")
+        if not 0 <= self.hedge_share <= 1:
+            raise ConfigError(f"hedge_share={self.hedge_share!r}: a share of the bytes, from 0 to 1")
         if self.connections < 1:
             raise ConfigError("connections: at least 1 (WDS_CONNECTIONS)")
 
@@ -174,7 +193,8 @@ def transfer_config(workers: int = 1, **overrides: Any) -> TransferConfig:
     budget = value("WDS_BUDGET")
     if budget is None:
         budget = default_budget_bytes(processes)
-    retry = RetryPolicy(max_attempts=max(1, value("WDS_RETRIES")), timeout_s=value("WDS_TIMEOUT"))
+    attempts = value("WDS_RETRIES")
+    retry = RetryPolicy(max_attempts=None if attempts is None else max(1, attempts), timeout_s=value("WDS_TIMEOUT"))
     values: dict[str, Any] = {
         "budget_bytes": budget,
         "processes": processes,
@@ -183,6 +203,7 @@ def transfer_config(workers: int = 1, **overrides: Any) -> TransferConfig:
         "direct": value("WDS_DIRECT"),
         "retry": retry,
         "stall_timeout_s": min(30.0, retry.timeout_s),
+        "verify": value("WDS_VERIFY"),
     }
     return TransferConfig(**{**values, **{name: _override(name, given) for name, given in overrides.items()}})
 

@@ -65,6 +65,13 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _fraction(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise ValueError("a share is a number from 0 to 1")
+    return value
+
+
 def _flag(text: str) -> bool:
     lowered = text.strip().lower()
     if lowered in ("1", "true", "yes", "on"):
@@ -102,8 +109,17 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("WDS_PART_SIZE", parse_bytes, 2 * MIB, "bytes of one range request; a power of two of at least 64K"),
     Variable("WDS_CONNECTIONS", _count, 64, "most HTTP connections of one process"),
     Variable("WDS_DIRECT", _flag, True, "0: read HTTP through aiohttp instead of the zero-copy client"),
-    Variable("WDS_RETRIES", _count, 8, "attempts without a new byte before a transfer fails"),
+    Variable(
+        "WDS_RETRIES",
+        _count,
+        None,
+        "attempts without a new byte before a transfer fails; unset: as many as WDS_TIMEOUT allows",
+    ),
     Variable("WDS_TIMEOUT", _seconds, 300.0, "seconds without a new byte before a transfer fails"),
+    Variable("WDS_VERIFY", str, "auto", "auto: compare CRC-32C where it comes by itself; always: all checksums; never"),
+    Variable("WDS_LEDGER", str, "", "file that what handlers let pass is appended to, a JSON object a line"),
+    Variable("WDS_MAX_BAD_FRACTION", _fraction, None, "share of bad samples (or bytes) that stops the run, as 0.01"),
+    Variable("WDS_ON_CORRUPT", str, "raise", "raise, skip_shard or resync: what follows damage inside a tar"),
     Variable("WDS_REWRITE", str, "", "regex=replacement;… applied to the start of every URL before it is opened"),
     Variable("GOPEN_REWRITE", str, "", "WebDataset's older name, read where WDS_REWRITE is not set"),
     Variable("WDS_NATIVE_PIPES", _flag, False, "1: read pipe:curl, pipe:cat and the like natively"),

@@ -10,6 +10,7 @@
     │   ├── ShardNotFound (FileNotFoundError)
     │   ├── AccessDenied (PermissionError)
     │   ├── ObjectChanged                   replaced while it was being read
+    │   ├── ChecksumMismatch                not the bytes that the store vouches for
     │   ├── TransferError (ConnectionError) broken, refused, wrong answer, after all attempts
     │   │   └── FetchTimeout (TimeoutError) no progress within the time allowed
     │   └── PipeError                       a command failed
@@ -20,6 +21,7 @@
     │   ├── FieldTooLarge                   one field above ``max_field_bytes``
     │   └── DuplicateField                  a sample has the same field twice
     ├── DecodingError                       a field could not be decoded
+    ├── TooMuchLost (RuntimeError)          handlers let more pass than ``max_bad_fraction``
     ├── UnsafeContent (ValueError)          refused by the security rules
     └── ReaderClosed (RuntimeError)         a reader used after ``close`` or in another process
 
@@ -30,9 +32,11 @@ string, because torch's DataLoader re-raises worker exceptions that way.
 from __future__ import annotations
 
 import tarfile
+from typing import Self
 
 __all__ = [
     "AccessDenied",
+    "ChecksumMismatch",
     "ConfigError",
     "CorruptShard",
     "DecodingError",
@@ -47,6 +51,7 @@ __all__ = [
     "ShardFormatError",
     "ShardNotFound",
     "StorageError",
+    "TooMuchLost",
     "TransferError",
     "TruncatedShard",
     "UnsafeContent",
@@ -57,7 +62,18 @@ __all__ = [
 
 class WdsError(Exception):
     """Base of every error that wds_async raises on purpose. ``str(error)`` is the whole story: which
-    URL (secrets redacted), which byte, what was tried, what to do next."""
+    URL (secrets redacted), which byte, what was tried, what to do next.
+
+    ``shard`` (its URL, redacted) and ``offset`` (where in it, in bytes) are for programs and the ledger; None where
+    nobody knows, and in one built from a string."""
+
+    shard: str | None = None
+    offset: int | None = None
+
+    def at(self, shard: str, offset: int | None) -> Self:
+        """This error, which knows its place."""
+        self.shard, self.offset = shard, offset
+        return self
 
 
 class ConfigError(WdsError, ValueError):
@@ -86,6 +102,10 @@ class AccessDenied(StorageError, PermissionError):
 
 class ObjectChanged(StorageError):
     """The object was replaced while it was being read; the message names both identities."""
+
+
+class ChecksumMismatch(StorageError):
+    """What arrived of an object is not what its checksum says; the message names both, and what was delivered."""
 
 
 class TransferError(StorageError, ConnectionError):
@@ -134,6 +154,10 @@ class DecodingError(WdsError):
     key: str | None = None
     field: str | None = None
     k: str | None = None
+
+
+class TooMuchLost(WdsError, RuntimeError):
+    """Handlers let more of the data pass than ``max_bad_fraction`` allows; no handler is asked about this."""
 
 
 class UnsafeContent(WdsError, ValueError):

@@ -21,8 +21,11 @@ class RetryPolicy:
     count again, so a long download over a bad line ends only when nothing moves any more.
     """
 
-    max_attempts: int = 8
-    """Attempts without progress before the error is raised; 1 means never try again."""
+    max_attempts: int | None = None
+    """Attempts without progress before the error is raised; 1 means never try again. None: as many as ``timeout_s``
+    allows, so that an outage is waited for whatever the number of attempts in it."""
+    max_contradictions: int = 8
+    """The same, for answers that contradict the request: those of a broken server, which time does not heal."""
     timeout_s: float = 300.0
     """Seconds without progress, over all attempts, before the error is raised."""
     first_contact_s: float = 10.0
@@ -32,6 +35,11 @@ class RetryPolicy:
     cap_s: float = 20.0
     """Upper bound of every wait, and of what ``Retry-After`` can ask for."""
 
+    @property
+    def brief_attempts(self) -> int:
+        """For one request that nobody should wait minutes for: a page of a listing, a file to be written."""
+        return self.max_contradictions if self.max_attempts is None else self.max_attempts
+
     def delay_s(self, attempt: int, rng: random.Random, retry_after_s: float | None = None) -> float:
         """Seconds to wait after failed attempt number ``attempt`` (the first is 1)."""
         bound = min(self.cap_s, self.base_s * 2.0 ** min(attempt - 1, 30))
@@ -40,7 +48,10 @@ class RetryPolicy:
             return jittered
         return max(jittered, min(retry_after_s, self.cap_s))
 
-    def gives_up(self, attempt: int, idle_s: float, *, origin_known: bool) -> bool:
+    def gives_up(self, attempt: int, idle_s: float, *, origin_known: bool, contradicted: bool = False) -> bool:
         """Whether to stop after ``attempt`` failures in a row and ``idle_s`` seconds without a byte."""
-        allowed = self.timeout_s if origin_known else min(self.first_contact_s, self.timeout_s)
-        return attempt >= self.max_attempts or idle_s >= allowed
+        allowed_s = self.timeout_s if origin_known else min(self.first_contact_s, self.timeout_s)
+        most = self.max_attempts
+        if contradicted:
+            most = self.max_contradictions if most is None else min(most, self.max_contradictions)
+        return idle_s >= allowed_s or (most is not None and attempt >= most)

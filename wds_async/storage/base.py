@@ -34,6 +34,7 @@ __all__ = [
     "Answer",
     "Backend",
     "Call",
+    "Checksum",
     "Description",
     "Entry",
     "Fault",
@@ -192,6 +193,20 @@ class Fault:
     reason: str
     advice: str = ""
     retry_after_s: float | None = None
+    throttled: bool = False
+    """The store asks for fewer requests: the engine uses fewer connections for a while."""
+    contradicts: bool = False
+    """The answer is not one to the request: a broken server, which is tried less often."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checksum:
+    """What a store (or a file beside the shard) says that an object's bytes add up to. ``algorithm``: ``crc32c``,
+    ``md5``, ``sha256``, …; ``digest``: its bytes, big-endian; ``source``: where it is said, for messages."""
+
+    algorithm: str
+    digest: bytes
+    source: str = ""
 
 
 class Backend(Protocol):
@@ -224,6 +239,16 @@ class Backend(Protocol):
         engine asks for it at once, and does not count that as a fault."""
         ...
 
+    def checksum(self, fields: Mapping[str, str]) -> Checksum | None:
+        """The checksum of the whole object (as stored), where the head of an answer brings one for it; ``fields`` in
+        lower case. The strongest of several that costs little: CRC-32C before others."""
+        ...
+
+    async def vouched(self, url: str) -> Checksum | None:
+        """The checksum of the whole object where it has to be asked for (``verify="always"``); None where the store
+        keeps none."""
+        ...
+
     async def close(self) -> None:
         """Release clients and sessions."""
         ...
@@ -237,6 +262,12 @@ class Store:
 
     def entries(self, url: str) -> AsyncIterator[Entry]:
         raise UrlError(f"{redact(url)}: this kind of URL cannot be listed; name the shards, with braces {{000..999}}")
+
+    def checksum(self, fields: Mapping[str, str]) -> Checksum | None:
+        return None
+
+    async def vouched(self, url: str) -> Checksum | None:
+        return None
 
     async def close(self) -> None:
         return None
@@ -258,4 +289,4 @@ def error_for(fault: Fault, url: str, offset: int, attempts: int) -> StorageErro
     """The exception of the tree for a fault that ends a read; ``url`` is already redacted."""
     tried = f" after {attempts} attempts" if attempts > 1 else ""
     advice = f" {fault.advice}" if fault.advice else ""
-    return _ERRORS[fault.verdict](f"{url} at byte {offset}: {fault.reason}{tried}.{advice}")
+    return _ERRORS[fault.verdict](f"{url} at byte {offset}: {fault.reason}{tried}.{advice}").at(url, offset)

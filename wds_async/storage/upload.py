@@ -128,7 +128,7 @@ class HttpSink(_Gathered):
                 fault = self._attempt(file, config.stall_timeout_s)
             if fault is None:
                 return
-            if not fault.verdict.again or attempt >= config.retry.max_attempts:
+            if not fault.verdict.again or attempt >= config.retry.brief_attempts:
                 raise error_for(fault, redact(self.url), self.offset, attempt)
             never.wait(config.retry.delay_s(attempt, rng, fault.retry_after_s))
 

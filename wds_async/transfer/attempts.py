@@ -7,7 +7,7 @@ import asyncio
 import logging
 import random
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from wds_async.config import TransferConfig
@@ -16,7 +16,8 @@ from wds_async.storage.base import Access, Backend, Fault, LocalFile, Request, V
 from wds_async.storage.registry import Backends, Location
 from wds_async.storage.sessions import server_of
 from wds_async.transfer.connection import Origin
-from wds_async.transfer.direct import IdentityChanged
+from wds_async.transfer.control import Concurrency
+from wds_async.transfer.direct import IdentityChanged, WrongAnswer
 from wds_async.transfer.files import FileReader, FileReplaced
 from wds_async.transfer.origins import ConnectionPool
 from wds_async.transfer.stats import Counters
@@ -87,11 +88,19 @@ class Attempts:
 class Recovery:
     """Decides, for the parts of one reader, what follows a failed attempt."""
 
-    def __init__(self, backends: Backends, pool: ConnectionPool, config: TransferConfig, counters: Counters) -> None:
+    def __init__(
+        self,
+        backends: Backends,
+        pool: ConnectionPool,
+        config: TransferConfig,
+        counters: Counters,
+        concurrency: Concurrency,
+    ) -> None:
         self._backends = backends
         self._pool = pool
         self._retry = config.retry
         self._counters = counters
+        self._concurrency = concurrency
         self._rng = random.Random()
         self._unreachable_until: dict[str, float] = {}
         self._reached: set[str] = set()
@@ -136,11 +145,17 @@ class Recovery:
             return
         attempts.count += 1
         shard.notes.fault = fault
+        if fault.throttled:
+            self._counters.add("throttled")
+            self._concurrency.throttled(now)
         again = fault.verdict.again and fault.verdict is not Verdict.EXPIRED and _restartable(shard)
         location = attempts.location or shard.notes.location
         known = self._origin_known(location, attempts.access)
         impatient = location.fallback is not None and not known and attempts.count >= _BEFORE_THE_FALLBACK
-        if not again or impatient or self._retry.gives_up(attempts.count, now - attempts.since, origin_known=known):
+        spent = self._retry.gives_up(
+            attempts.count, now - attempts.since, origin_known=known, contradicted=fault.contradicts
+        )
+        if not again or impatient or spent:
             if again and await self._leave(shard, attempts.location, fault):
                 attempts.anew(now)
                 return
@@ -204,7 +219,8 @@ def _move(shard: Shard) -> StreamReader | None:
 def _explain(backend: Backend, exn: Exception, location: Location) -> Fault:
     if isinstance(exn, IdentityChanged | FileReplaced):
         return Fault(Verdict.CHANGED, f"the object was replaced while it was being read: {exn}", "Read it again.")
-    return backend.classify(exn, location.target)
+    fault = backend.classify(exn, location.target)
+    return replace(fault, contradicts=True) if isinstance(exn, WrongAnswer) else fault
 
 
 def _restartable(shard: Shard) -> bool:

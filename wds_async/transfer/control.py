@@ -48,3 +48,6 @@ class Concurrency:
             self._epoch_began = now
             self._wanted.append(float("inf"))
         self._wanted[-1] = min(self._wanted[-1], self._ceiling * took_s / received_bytes)
+
+    def throttled(self, now: float) -> None:
+        """The store asked for fewer requests."""

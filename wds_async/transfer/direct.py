@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from wds_async.storage.base import Answer, RefusedAnswer, Request
 from wds_async.storage.http.backend import identity_of
@@ -35,6 +35,9 @@ _SCRATCH_BYTES = 64 << 10
 EXCERPT_BYTES = 4096
 _EXCERPT_WITHIN_S = 1.0
 _HEXADECIMAL = re.compile(rb"[0-9A-Fa-f]{1,8}")
+
+
+Learn = Callable[[Part, int, str, Mapping[str, str]], None]
 
 
 class RangesIgnored(Exception):
@@ -66,10 +69,10 @@ async def get_part(
     pool: ConnectionPool,
     request: Request,
     part: Part,
-    learn: Callable[[Part, int, str, str], None],
+    learn: Learn,
     observe: Callable[[int, float, float], None],
 ) -> None:
-    """Fill ``part`` from where it stands. ``learn(part, size, identity, etag)`` is told what the answer says of the
+    """Fill ``part`` from where it stands. ``learn(part, size, identity, fields)`` is told what the answer says of the
     object, before a byte of it is taken. ``part.filled`` counts what arrived, also when this raises;
     ``observe(bytes, seconds, now)`` is told how long a good answer took."""
     answer, clock = _PartAnswer(part, learn, request.follows), asyncio.get_running_loop().time
@@ -137,7 +140,7 @@ def unchunked(raw: bytes) -> tuple[bytes, bool]:
 class _PartAnswer:
     """Judges the head of the answer to one part and says where its body goes."""
 
-    def __init__(self, part: Part, learn: Callable[[Part, int, str, str], None], follows: bool) -> None:
+    def __init__(self, part: Part, learn: Learn, follows: bool) -> None:
         self.follows = follows
         self.part = part
         self.learn = learn
@@ -153,7 +156,7 @@ class _PartAnswer:
         if head.status == 200:
             return self._accept_whole(head)
         if head.status == 416 and (span := head.content_range()) is not None and span[2] is not None:
-            self.learn(self.part, span[2], "", "")  # a 416 need not carry the validators (RFC 9110 §15.5.17)
+            self.learn(self.part, span[2], "", {})  # a 416 need not carry the validators (RFC 9110 §15.5.17)
             if self.part.start < span[2]:
                 raise WrongAnswer(f"the server says that byte {self.part.start} lies behind the end ({span[2]} bytes)")
         return self._accept_other(head)
@@ -206,4 +209,4 @@ class _PartAnswer:
         return self.part.slab.view[self.part.filled : self.part.filled + length]
 
     def _learn(self, head: Head, total: int) -> None:
-        self.learn(self.part, total, identity_of(head.fields, total), head.fields.get("etag", ""))
+        self.learn(self.part, total, identity_of(head.fields, total), head.fields)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from wds_async.config import TransferConfig
 from wds_async.errors import WdsError
@@ -64,7 +64,7 @@ class Fetcher:
         self._threads = threads
         self._counters = counters
         self._hurried = hurried
-        self._recovery = Recovery(backends, pool, config, counters)
+        self._recovery = Recovery(backends, pool, config, counters, window.concurrency)
 
     async def fetch(self, part: Part) -> bool:
         """Fill ``part``; True where a streamed shard ends behind it. Raises one error of the tree."""
@@ -133,7 +133,7 @@ class Fetcher:
         return await self._once(backend, part, attempts)
 
     async def _read_file(self, part: Part, file: LocalFile) -> bool:
-        self._learn(part, file.size, file.identity, "")
+        self._learn(None, part, file.size, file.identity, {})
         notes: ShardNotes = part.shard.notes
         if part.dropped or part.start >= part.stop:
             return False
@@ -152,7 +152,7 @@ class Fetcher:
         return False
 
     async def _read_ranges(self, part: Part, ranges: Ranges, attempts: Attempts) -> bool:
-        self._learn(part, ranges.size, ranges.identity, "", at=attempts.location)
+        self._learn(None, part, ranges.size, ranges.identity, {}, at=attempts.location)
         while not part.dropped and part.start + part.filled < part.stop:
             start = part.start + part.filled
             data = await ranges.read(start, part.stop)
@@ -171,7 +171,7 @@ class Fetcher:
         origin = Origin.of(access.url, access.tls)
         if notes.rangeless or self._pool.rangeless(origin):
             return await self._turn_streamed(backend, part, access)
-        kept, learn = notes.moved, functools.partial(self._learn, at=attempts.location)
+        kept, learn = notes.moved, functools.partial(self._learn, backend, at=attempts.location)
         request = kept or access
         asked_again = False
         for _ in range(_REDIRECTS_AT_MOST):
@@ -247,14 +247,24 @@ class Fetcher:
             return lambda: backend.streamed(access)
         return lambda: DirectStream(self._pool, access)
 
-    def _learn(self, part: Part, size: int, identity: str, etag: str, at: Location | None = None) -> None:
+    def _learn(
+        self,
+        backend: Backend | None,
+        part: Part,
+        size: int,
+        identity: str,
+        fields: Mapping[str, str],
+        at: Location | None = None,
+    ) -> None:
+        """What an answer (its head's ``fields``) says of the object. Pinned by the first, compared on every other."""
         shard = part.shard
         if at not in (None, shard.notes.location):  # its identity is not that of the store that is read now
             raise ConnectionError("the answer of a store that was left meanwhile")
         if shard.size not in (None, size):
             raise IdentityChanged(f"it had {shard.size} bytes and now has {size}")
         if not shard.identity:
-            shard.identity, shard.notes.etag = identity, etag
+            shard.identity, shard.notes.etag = identity, fields.get("etag", "")
+            shard.checksum = None if backend is None else backend.checksum(fields)
         elif identity not in ("", shard.identity):
             raise IdentityChanged(f"it was {shard.identity} and is now {identity}")
         self.answering = part

@@ -35,6 +35,12 @@ class Stats:
     requests: float = 0
     retries: float = 0
     """Faults that were healed, or tried."""
+    throttled: float = 0
+    """Answers that asked for fewer requests (429, 503 and the like); among the retries."""
+    hedges: float = 0
+    """Parts that were asked for twice, because they were much slower than their peers."""
+    hedged_bytes: float = 0
+    """Bytes that came twice for it; among ``wire_bytes``."""
     samples: float = 0
     bad_samples: float = 0
     """Samples that a handler let pass."""
@@ -42,12 +48,18 @@ class Stats:
     """Shards that ended well."""
     bad_shards: float = 0
     """Shards that ended in an error."""
+    bad_bytes: float = 0
+    """Bytes that were passed over: rests of shards that a handler let go, and gaps behind damage."""
+    verified_shards: float = 0
+    """Shards whose checksum was compared, and was right."""
     wait_s: float = 0
     """Seconds in which the consumer waited for bytes."""
     read_s: float = 0
     """Seconds in which a reader was open."""
     connections: float = 0
     connections_peak: float = 0
+    connections_limit: float = 0
+    """Parts that may be in flight now, as the engine found."""
     window_bytes: float = 0
     """Slab bytes in flight or waiting for the consumer, now."""
     window_peak_bytes: float = 0

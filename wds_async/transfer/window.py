@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from wds_async.config import TransferConfig
+from wds_async.storage.base import Checksum
 from wds_async.transfer.control import Concurrency
 from wds_async.transfer.slabs import Slab, SlabPool, slab_bytes
 
@@ -49,7 +50,8 @@ class Part:
 class Shard:
     """One shard in the window. ``size`` is None until an answer tells it; ``identity`` pins what is read.
 
-    ``notes`` belongs to whoever fetches: the open file, the kept redirect, the running stream.
+    ``notes`` belongs to whoever fetches: the open file, the kept redirect, the running stream. ``checksum`` is what the
+    store says of the whole object, where it does.
     """
 
     number: int
@@ -64,6 +66,7 @@ class Shard:
     parts: deque[Part] = field(default_factory=deque)
     error: Exception | None = None
     notes: Any = None
+    checksum: Checksum | None = None
 
     @property
     def complete(self) -> bool:

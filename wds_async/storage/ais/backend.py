@@ -248,7 +248,7 @@ class AisBackend(Store):
                 fault = self.classify(exn, url)
                 # Another token is for who asks again from the start, and reads it anew.
                 again = fault.verdict.again and fault.verdict is not Verdict.EXPIRED
-                if not again or attempt >= retry.max_attempts:
+                if not again or attempt >= retry.brief_attempts:
                     raise
                 await asyncio.sleep(retry.delay_s(attempt, rng, fault.retry_after_s))
 

@@ -246,7 +246,7 @@ class GcsBackend(Store):
                     continue
                 attempt += 1
                 again = fault.verdict.again and fault.verdict is not Verdict.EXPIRED
-                if not again or attempt >= retry.max_attempts:
+                if not again or attempt >= retry.brief_attempts:
                     raise
                 await asyncio.sleep(retry.delay_s(attempt, self._rng, fault.retry_after_s))
 

@@ -20,6 +20,7 @@ from wds_async.storage.base import Answer, Fault, Verdict
 __all__ = ["explain_exception", "explain_status", "told_as_whom", "told_of_the_port", "told_where"]
 
 _TRANSIENT = frozenset({408, 425, 429, *range(500, 600)}) - {501, 505}
+_THROTTLED = frozenset({429, 503})
 _PROXY_ADVICE = "The proxy wants credentials: HTTPS_PROXY=http://user:password@host:port."
 _NO_URLS = frozenset({"InvalidUrlRedirectClientError", "NonHttpUrlRedirectClientError"})
 # What OpenSSL calls bytes that are no TLS.
@@ -37,7 +38,13 @@ def explain_status(answer: Answer) -> Fault:
     if status == 412:
         return Fault(Verdict.CHANGED, "the object was replaced while it was being read (412)", "Read it again.")
     if status in _TRANSIENT:
-        return Fault(Verdict.TRANSIENT, words, "The server is overloaded or broken.", _retry_after(answer))
+        return Fault(
+            Verdict.TRANSIENT,
+            words,
+            "The server is overloaded or broken.",
+            _retry_after(answer),
+            throttled=status in _THROTTLED,
+        )
     return Fault(Verdict.FATAL, words)
 
 
