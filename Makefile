@@ -6,7 +6,8 @@ VENV ?= .venv
 #   make test PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 TORCH ?= torch==2.13.0
 PIP_FLAGS ?=
-PYTEST_FLAGS ?= -q
+# Two processes, a file in one of them; conftest.py puts the long files first.
+PYTEST_FLAGS ?= -q -n 2 --dist loadfile --no-loadscope-reorder
 # The newest of these that is at least 3.11 makes the environment; PYTHON=... overrides.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +16,26 @@ import pytest
 
 from tests.servers import Nginx, NginxMissing, Origin, Tls, make_shards
 
-_THREADS_END_S = 3.0
+_LONG = ("tests/isolated/", "tests/test_examples.py", "tests/clouds/", "tests/cli/", "tests/faults/")
+"""Files whose few tests take long. They come first: two processes share the files, and neither should be left with one
+of these when the other has nothing more to do."""
+_THREADS_END_S = 10.0
+
+# A shell that runs a command in the background without job control has it ignore Ctrl-C, and every program that a test
+# starts, to see what Ctrl-C does to it, would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put `_LONG` first, in that order; all else stays in its order."""
+    for name in reversed(_LONG):
+        items.sort(key=lambda item, name=name: not item.nodeid.startswith(name))
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Name long bytes by their length. Two processes must find the same names, and gzip writes the time down."""
+    return f"{argname}-{len(val)}-bytes" if isinstance(val, bytes) and len(val) > 16 else None
 
 
 def leftover_threads(before: set[threading.Thread], timeout_s: float = _THREADS_END_S) -> list[str]:
@@ -46,6 +67,16 @@ def no_thread_left() -> Iterator[None]:
     yield
     names = leftover_threads(before)
     assert not names, f"threads left behind: {names}"
+
+
+@pytest.fixture(autouse=True)
+def nothing_in_memory() -> Iterator[None]:
+    """What a test put into fsspec's ``memory://``, which is one for the whole process, goes with it."""
+    yield
+    memory = sys.modules.get("fsspec.implementations.memory")
+    if memory is not None:
+        memory.MemoryFileSystem.store.clear()
+        memory.MemoryFileSystem.pseudo_dirs[:] = [""]
 
 
 @pytest.fixture

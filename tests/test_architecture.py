@@ -23,7 +23,7 @@ PACKAGE = "wds_async"
 
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "environment", "config", "handlers", "retry"),
-    ("urls", "world", "redact", "rewrite", "pipes"),
+    ("urls", "world", "redact", "rewrite", "pipes", "orphans"),
     ("storage", "storage.*"),
     ("transfer", "transfer.*"),
     ("shardcache", "shardcache.*"),
@@ -32,7 +32,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("tariterators", "tarparts", "opening", "autodecode", "images", "media", "unpickle", "picklememo", "streamdecode",
      "parallel", "filters", "fields", "batches", "shuffles", "shardlists", "directories", "mix", "extradatasets",
      "cache", "samplecache", "records", "shardcheck", "spec", "sources", "document", "shardfiles", "shardindex",
-     "pipeline", "checkpoint", "progress"),
+     "pipeline", "checkpoint", "progress", "ledger", "losses", "damage"),
     ("dataset", "fluid", "loader", "asyncreader", "mixture", "lengths", "shardplan", "multi", "random_access",
      "samplers", "handover", "legacy", "legacy.*"),
     ("encoders", "writer", "tarwriter", "shardwriter"),

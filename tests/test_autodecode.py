@@ -334,7 +334,9 @@ def test_an_error_names_shard_key_and_field_and_keeps_its_cause() -> None:
         Decoder([])(sample)
     error = caught.value
     assert isinstance(error.__cause__, json.JSONDecodeError)
-    assert vars(error) == {"url": "https://me:***@h/x.tar?sig=***", "key": "a/001", "field": "json", "k": "json"}
+    url = "https://me:***@h/x.tar?sig=***"
+    said = {"url": url, "shard": url, "offset": None, "key": "a/001", "field": "json", "k": "json"}
+    assert vars(error) == said
     for part in ("https://me:***@h/x.tar?sig=***", "'a/001'", "'json'", "1 bytes, b'{'", "JSONDecodeError"):
         assert part in str(error)
     copy = pickle.loads(pickle.dumps(error))

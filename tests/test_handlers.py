@@ -52,3 +52,17 @@ def test_what_is_no_handler_is_told_before_it_is_needed(given: object) -> None:
     ):
         with pytest.raises(ConfigError, match="handler="):
             make()
+
+
+def test_a_recorder_tells_what_passed() -> None:
+    told: list[tuple[Exception, object]] = []
+    recorder = handlers.Recorder(handlers.ignore_and_stop, lambda exn, sample: told.append((exn, sample)))
+    error = ValueError()
+    assert handlers.passed(recorder, error, "sample") is False
+    assert recorder(error) is False
+    assert told == [(error, "sample"), (error, None)]
+    raising = handlers.Recorder(handlers.reraise_exception, lambda exn, sample: told.append((exn, sample)))
+    with pytest.raises(ValueError):
+        handlers.passed(raising, error, "sample")
+    assert len(told) == 2
+    assert handlers.passed(handlers.ignore_and_continue, error, "sample") is True

@@ -5,9 +5,13 @@ from __future__ import annotations
 import ast
 import gc
 import itertools
+import multiprocessing
 import subprocess
 import sys
+import threading
+import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +141,22 @@ def test_leaving_the_loader_early(spec: str, workers: int) -> None:
     for _ in range(2):
         assert len(list(itertools.islice(loader, 7))) == 7
         gc.collect()
+
+
+def test_workers_that_hang_are_left_soon(spec: str) -> None:
+    items = iter(WebLoader(WebDataset(spec).compose(first_then_wait), batch_size=None, num_workers=3))
+    next(items)
+    workers = multiprocessing.active_children()
+    began = time.monotonic()
+    items.close()  # type: ignore[attr-defined]
+    assert len(workers) == 3
+    assert not any(worker.is_alive() for worker in workers)
+    assert time.monotonic() - began < 3 * 5  # torch gives each of them five seconds
+
+
+def first_then_wait(source: Any) -> Iterator[str]:
+    yield key_of(next(iter(source)))
+    threading.Event().wait(300)
 
 
 def test_web_loader(spec: str) -> None:

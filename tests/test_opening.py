@@ -67,7 +67,7 @@ def test_leaving_early_stops_at_once() -> None:
             file.close()
         del file
         gc.collect()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
 
 
 def test_pipes(tmp_path: Path) -> None:

@@ -54,6 +54,9 @@ def test_what_the_summary_says() -> None:
         "wds_async epoch 4: 2.00 GB in 10.0 s, 200.0 MB/s, 4,000 samples (400/s); 3 faults healed, 2 bad samples, "
         "1 bad shards; bound by the network or the store: the consumer waited for bytes 90% of the time"
     )
+    assert "0 bad samples, passed over: 2 shards, 3.0 MB; " in progress.summary(
+        Stats(passed_shards=2, bad_bytes=3e6), 1.0
+    )
 
 
 def test_leaving_early_is_said() -> None:

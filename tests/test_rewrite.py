@@ -32,6 +32,7 @@ def test_rules_are_anchored_at_the_start() -> None:
 def test_groups_and_escapes() -> None:
     assert rewritten("s3://bkt/k.tar", r"s3://([^/]+)/=http://\1.h/") == "http://bkt.h/k.tar"
     assert rewritten("s3://bkt/k.tar", r"s3://(?P<b>\w+)=az://\g<b>-x") == "az://bkt-x/k.tar"
+    assert rewritten("s3://bkt/k.tar", r"s3://(\w+)=pipe:get \g<1> ") == "pipe:get bkt /k.tar"
     assert rewritten("x=1;y", r"x\=1\;=z:") == "z:y"
     assert rewritten("gs://b/k", r"gs://=http://h/?path=") == "http://h/?path=b/k"
     assert rewritten("a/b", r"a=x\;y\=z") == "x;y=z/b"
@@ -52,7 +53,18 @@ def test_a_replacement_keeps_its_last_space() -> None:
 
 @pytest.mark.parametrize(
     ("text", "number"),
-    [("nothing", 1), ("a=b;(=c", 2), ("a=b;c=d;=e", 3), (r"a=\1", 1), (r"a=\g<x>", 1), ("[=x", 1), (r"a=\q", 1)],
+    [
+        ("nothing", 1),
+        ("a=b;(=c", 2),
+        ("a=b;c=d;=e", 3),
+        (r"a=\1", 1),
+        (r"a=\g<x>", 1),
+        ("[=x", 1),
+        (r"a=\q", 1),
+        (r"a=\033", 1),
+        (r"a=\0", 1),
+        (r"a=\123", 1),
+    ],
 )
 def test_a_malformed_rule_is_named(text: str, number: int) -> None:
     with pytest.raises(UrlError, match=re.escape(f"rewrite rule {number}, {text.rpartition(';')[2]!r}"[:-1])):

@@ -275,7 +275,7 @@ def test_a_stalled_server_stops(data: str, origin: Origin) -> None:
         origin.wait_until(lambda o: o.in_flight == 1)
         began = time.monotonic()
         origin.stop()
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 15
 
 
 def test_delay_and_trickle_take_their_time(origin: Origin, data: str) -> None:
@@ -314,7 +314,7 @@ def test_nginx_serves_ranges_and_logs_them(nginx: Callable[..., Nginx], tmp_path
     asked = urllib.request.Request(server.url("data.tar"), headers={"Range": "bytes=5-9"})
     with urllib.request.urlopen(asked, timeout=10) as response:
         assert (response.status, response.read()) == (206, BODY[5:10])
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while not server.log() and time.monotonic() < deadline:
         time.sleep(0.002)
     (entry,) = server.log()

@@ -381,3 +381,11 @@ def test_a_misspelt_key_is_told(caplog: pytest.LogCaptureFixture) -> None:
     assert found.sources[0].metadata == {"wieght": 3, "scale": 2}
     (record,) = caplog.records
     assert "'wieght' means nothing; did you mean 'weight'?" in record.getMessage()
+
+
+@pytest.mark.parametrize("pattern", ["/no-such-folder/**/*.tar", "no-such-*.tar", "~/no-such-*.tar"])
+def test_what_was_fetched_has_no_local_files_looked_for(pattern: str) -> None:
+    """A pattern would take minutes over a whole disk, and tell whether a file is there."""
+    fetched = document.Document("https://host/x.yaml", [{"shards": pattern}], base="", trusted=False)
+    with pytest.raises(UnsafeContent):
+        spec._spec(fetched)

@@ -7,7 +7,6 @@ object, None for "not mine", or `Continue` to hand another name and other bytes 
 from __future__ import annotations
 
 import functools
-import gzip
 import importlib
 import io
 import json
@@ -26,6 +25,7 @@ from wds_async.images import IMAGE_EXTENSIONS, ImageHandler, imagehandler, image
 from wds_async.media import torch_audio, torch_video
 from wds_async.pipeline import DataPipeline
 from wds_async.redact import redact
+from wds_async.tar.decompress import gunzip
 from wds_async.unpickle import TRUST_HINT, safe_loads
 
 __all__ = [
@@ -191,7 +191,7 @@ class Continue:
 
 def gzfilter(key: str, data: bytes) -> Continue | None:
     """Decompresses ``x.gz``, and lets the other handlers decode it as ``x``."""
-    return Continue(key[:-3], gzip.decompress(data)) if key.endswith(".gz") else None
+    return Continue(key[:-3], gunzip(data)) if key.endswith(".gz") else None
 
 
 def basichandlers(key: str, data: bytes) -> Any:
@@ -339,4 +339,4 @@ def _failure(sample: dict[str, Any], field: str, why: str) -> DecodingError:
     what = f"{len(value)} bytes, {value[:16]!r}…" if isinstance(value, bytes) else type(value).__name__
     error = DecodingError(f"{url}: field {field!r} ({what}) of sample {key!r} cannot be decoded: {why}")
     error.__dict__.update(url=url, key=key, field=field, k=field)  # k is WebDataset's name for the field
-    return error
+    return error.at(url, getattr(sample, "offset", None))

@@ -81,6 +81,16 @@ class WebDataset(DataPipeline, FluidInterface):
         fsspec's filesystems name them. Their values are shown nowhere.
     ``check``: look at the first and last shard of each source (``"ends"``) or at ``"all"`` of them now, by one small
         request each; what is missing, refused or no shard is one error. None: find out when they are read.
+    ``verify``: whose checksums are compared: ``"auto"`` (CRC-32C where an answer brings it, which costs no request),
+        ``"always"`` (whatever the store gives; a shard's samples come once it was found good) or ``"never"``; default
+        ``WDS_VERIFY``, else ``"auto"``. The same as ``transfer={"verify": …}``.
+    ``on_corrupt``: what follows damage inside a tar: ``"raise"`` it to the handler; ``"skip_shard"``, whatever the
+        handler: the rest of the shard is passed over; ``"resync"``: the same shard is read on at its next valid header,
+        without the sample on each side of the gap (a damaged compressed stream has none: its rest is passed over).
+        Default ``WDS_ON_CORRUPT``, else ``"raise"``. A shard that is no tar at all goes to the handler.
+    ``max_bad_fraction``: the share of the samples (of the bytes, where they cannot be counted) that a process may pass
+        over before TooMuchLost ends the run, which no handler is asked about; judged after 10,000 samples or 1 GiB.
+        Default ``WDS_MAX_BAD_FRACTION``, else None: no more than a warning at 1 %. See `ledger`.
     ``progress``: show a bar and a line for every epoch on standard error; None does what ``WDS_PROGRESS`` says.
 
     Raises UrlError for URLs that cannot be understood, and ConfigError for arguments out of range and where there
@@ -115,6 +125,9 @@ class WebDataset(DataPipeline, FluidInterface):
         transfer: Mapping[str, Any] | None = None,
         storage_options: Mapping[str, Any] | None = None,
         check: str | None = None,
+        verify: str | None = None,
+        on_corrupt: str | None = None,
+        max_bad_fraction: float | None = None,
     ) -> None:
         super().__init__()
         environment = config.settings()
@@ -134,17 +147,15 @@ class WebDataset(DataPipeline, FluidInterface):
             storage_options=options,
         )
         cache = shard_cache(cache_dir, cache_size, url_to_name=url_to_name, verbose=verbose, local=cache_local)
-        parsing: dict[str, Any] = {"keys": keys or base_plus_ext, "cache": cache, "storage_options": options}
+        faults: dict[str, Any] = {"verify": verify, "on_corrupt": on_corrupt, "max_bad_fraction": max_bad_fraction}
+        parsing = {"keys": keys or base_plus_ext, "cache": cache, "storage_options": options, **faults}
         reading = functools.partial(tarfile_to_samples, handler, select_files, rename_files, transfer, **parsing)
         self._add_source(urls, plan, reading)
         if cache is not None:
             cache.expect(getattr(self.pipeline[0], "urls", ()))
-        if check is not None:
-            self._check(check, options, cache, transfer or {})
+        self._check(check, options, cache, transfer or {})
         warn_of_unknown_variables()  # here: what ${X} read is known by now, and workers need not repeat it
-        self._add_stages(empty_check, environment.progress if progress is None else progress, repeat)
-        if length is not None:
-            self.with_length(length, silent=True)
+        self._add_stages(empty_check, environment.progress if progress is None else progress, repeat, length)
         if verbose:
             self._describe()
 
@@ -152,15 +163,21 @@ class WebDataset(DataPipeline, FluidInterface):
         shards = _how_many(self.pipeline[0])
         logger.warning("WebDataset of %s shards, seed %s: %s", shards, self.seed, self.pipeline)
 
-    def _add_stages(self, empty_check: bool, progress: bool, repeat: bool | int) -> None:
+    def _add_stages(self, empty_check: bool, progress: bool, repeat: bool | int, length: int | None) -> None:
         if empty_check:
             self.append(functools.partial(check_empty, shards=_how_many(self.pipeline[0])))
         if progress:
             self._add_progress()
         if repeat:
             self.repeat(-1 if repeat is True else repeat)
+        if length is not None:
+            self.with_length(length, silent=True)
 
-    def _check(self, which: str, options: StorageOptions, cache: DiskCache | None, transfer: Mapping[str, Any]) -> None:
+    def _check(
+        self, which: str | None, options: StorageOptions, cache: DiskCache | None, transfer: Mapping[str, Any]
+    ) -> None:
+        if which is None:
+            return
         from wds_async.shardcheck import check_shards, lists_of  # noqa: PLC0415 (its loop is not loaded for nothing)
 
         setting = config.transfer_config(**transfer)

@@ -77,19 +77,20 @@ class Document:
         if self.text is None:
             return ""
         # JSON is YAML; composing is slow, but only an error asks for it.
-        node: Any = _loader(self.text).get_single_node()
+        import yaml  # noqa: PLC0415
+
+        try:
+            node: Any = _loader(self.text).get_single_node()
+        except yaml.YAMLError:  # but YAML forbids some of JSON's characters
+            node = None
         if node is None:
             return ""
         mark = node.start_mark
         for step in path:
-            if isinstance(step, int):
-                node = node.value[step]
-                mark = node.start_mark
-                continue
-            pair = next((pair for pair in node.value if pair[0].value == str(step)), None)
-            if pair is None:  # merged in from elsewhere ('<<')
+            found = _part(node, step)
+            if found is None:  # merged in from elsewhere ('<<'), or not there at all
                 break
-            mark, node = pair[0].start_mark, pair[1]
+            mark, node = found
         return f", line {mark.line + 1}, column {mark.column + 1}"
 
 
@@ -145,6 +146,16 @@ def _parsed(text: str, name: str) -> Any:
         if isinstance(exn, WdsError):
             raise
         raise ConfigError(f"{name}: not valid YAML: {exn}") from exn
+
+
+def _part(node: Any, step: str | int) -> tuple[Any, Any] | None:
+    """Where the part ``step`` of a node begins, its key if it has one, and the part."""
+    import yaml  # noqa: PLC0415
+
+    if isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
+        return node.value[step].start_mark, node.value[step]
+    pairs = node.value if isinstance(node, yaml.MappingNode) else ()
+    return next(((key.start_mark, part) for key, part in pairs if key.value == str(step)), None)
 
 
 def _loader(text: str) -> Any:

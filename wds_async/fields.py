@@ -8,7 +8,7 @@ from fnmatch import fnmatch
 from typing import Any
 
 from wds_async.errors import ConfigError
-from wds_async.handlers import Handler, reraise_exception
+from wds_async.handlers import Handler, passed, reraise_exception
 from wds_async.pipeline import pipelinefilter
 from wds_async.redact import redact
 
@@ -101,7 +101,7 @@ def _rename(
                     raise ValueError(not_found(sample, names))
                 renamed[new] = value
         except Exception as exn:
-            if handler(exn):
+            if passed(handler, exn, sample):
                 continue
             return
         yield renamed
@@ -146,7 +146,7 @@ def _rename_keys(
             if must_match and (idle := {p for p, _ in rules} - matched):
                 raise ValueError(f"rename_keys: {sorted(idle)} fit none of {list(sample)}")
         except Exception as exn:
-            if handler(exn):
+            if passed(handler, exn, sample):
                 continue
             return
         yield renamed
@@ -185,7 +185,7 @@ def _extract_keys(
                 elif not ignore_missing:
                     raise ValueError(not_found(sample, alternatives))
         except Exception as exn:
-            if handler(exn):
+            if passed(handler, exn, sample):
                 continue
             return
         yield tuple(values)
@@ -229,7 +229,7 @@ def _to_tuple(
                     raise ValueError(f"to_tuple: field {';'.join(names)!r} is None in {sample.get('__key__')!r}")
                 values.append(value)
         except Exception as exn:
-            if handler(exn):
+            if passed(handler, exn, sample):
                 continue
             return
         yield tuple(values)

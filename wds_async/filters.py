@@ -36,7 +36,7 @@ from wds_async.fields import (
     rename_keys,
     to_tuple,
 )
-from wds_async.handlers import Handler, reraise_exception
+from wds_async.handlers import Handler, passed, reraise_exception
 from wds_async.parallel import ordered_map
 from wds_async.pipeline import FilterFunction, PipelineStage, RestCurried, pipelinefilter
 from wds_async.shuffles import _rsample, _shuffle, detshuffle, rsample, shuffle
@@ -148,7 +148,7 @@ def _select_handled(data: Iterable[Any], predicate: Callable[[Any], Any], handle
             if not predicate(sample):
                 continue
         except Exception as exn:
-            if handler(exn):
+            if passed(handler, exn, sample):
                 continue
             return
         yield sample
@@ -201,7 +201,7 @@ def _decode(
         try:
             decoded = decode(sample)
         except Exception as exn:
-            if handler(exn):
+            if passed(handler, exn, sample):
                 continue
             return
         yield decoded
@@ -225,7 +225,7 @@ def _map(
         try:
             result = f(sample)
         except Exception as exn:
-            if handler(exn):
+            if passed(handler, exn, sample):
                 continue
             return
         if result is None:
@@ -258,7 +258,7 @@ def _map_dict(data: Iterable[Sample], handler: Handler = reraise_exception, **kw
                     raise KeyError(not_found(sample, [k]))
                 sample[k] = f(sample[k])
         except Exception as exn:
-            if handler(exn):
+            if passed(handler, exn, sample):
                 continue
             return
         yield sample
@@ -280,7 +280,7 @@ def _map_tuple(data: Iterable[Any], *args: Any, handler: Handler = reraise_excep
                 if i < n:
                     values[i] = f(values[i])
         except Exception as exn:
-            if handler(exn):
+            if passed(handler, exn, sample):
                 continue
             return
         yield tuple(values)

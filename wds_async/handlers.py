@@ -14,9 +14,11 @@ from wds_async.errors import ConfigError
 
 __all__ = [
     "Handler",
+    "Recorder",
     "check_handler",
     "ignore_and_continue",
     "ignore_and_stop",
+    "passed",
     "reraise_exception",
     "warn_and_continue",
     "warn_and_stop",
@@ -33,9 +35,49 @@ def check_handler(handler: Any) -> None:
         )
 
 
+class Recorder:
+    """A handler that tells ``note(exception, sample)`` of what the handler in it let pass, or ended the stream for.
+
+    What that handler raises is not told. What ``note`` raises is raised, whatever the handler said.
+    """
+
+    __slots__ = ("handler", "note")
+
+    def __init__(self, handler: Handler, note: Callable[[Exception, Any], object]) -> None:
+        self.handler = handler
+        self.note = note
+
+    def __call__(self, exn: Exception) -> bool:
+        try:
+            return self.about(exn, None)
+        finally:
+            del exn
+
+    def about(self, exn: Exception, sample: Any) -> bool:
+        """The handler's answer about ``exn``, which came of ``sample`` (None: nobody knows)."""
+        try:
+            answer = self.handler(exn)
+            self.note(exn, sample)
+            return answer
+        finally:
+            del exn
+
+
+def passed(handler: Handler, exn: Exception, sample: Any = None) -> bool:
+    """Ask ``handler`` about ``exn``, which came of ``sample``: stages call this, so that what passes can be noted with
+    its place."""
+    try:
+        return handler.about(exn, sample) if isinstance(handler, Recorder) else handler(exn)
+    finally:
+        del exn
+
+
 def reraise_exception(exn: Exception) -> bool:
     """Raise it again: the default everywhere, so that nothing is lost unless the user says so."""
-    raise exn
+    try:
+        raise exn
+    finally:
+        del exn  # its traceback holds this frame: a cycle would keep the stages below, and their engine, for a while
 
 
 def ignore_and_continue(exn: Exception) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from wds_async import config, handover, lengths
@@ -12,6 +14,8 @@ from wds_async.fluid import FluidInterface
 from wds_async.pipeline import DataPipeline
 
 __all__ = ["WebLoader"]
+
+_LEAVES_WITHIN_S = 1.0
 
 
 class WebLoader(DataPipeline, FluidInterface):
@@ -43,6 +47,13 @@ class WebLoader(DataPipeline, FluidInterface):
         """Run the workers once; they start now."""
         return _sweeping(super().iterator1())
 
+    def invoke(self, f: Any, *args: Any, **kwargs: Any) -> Any:
+        """The output of stage ``f``. Where a DataLoader's is left early, those of its workers that have not ended
+        within a second (they wait for bytes, or are in the user's function) are terminated; torch gives each 5 s."""
+        output = super().invoke(f, *args, **kwargs)
+        workers = getattr(output, "_workers", None)
+        return output if not workers or getattr(f, "persistent_workers", False) else _left_soon(output, workers)
+
     def __len__(self) -> int:
         if self.size is None and self.repetitions == sys.maxsize and self.nsamples > 0:
             return self.nsamples  # an epoch of `with_epoch` is cut to it, and filled by starting again
@@ -58,6 +69,29 @@ def _sweeping(batches: Iterator[Any]) -> Iterator[Any]:
         yield from batches
     finally:
         handover.sweep()
+
+
+def _left_soon(batches: Iterator[Any], workers: Sequence[Any]) -> Iterator[Any]:
+    ended = False
+    try:
+        yield from batches
+        ended = True
+    finally:
+        if not ended:
+            # While torch joins one after the other.
+            threading.Thread(target=_end, args=(list(workers),), name="leave-workers", daemon=True).start()
+
+
+def _end(workers: Sequence[Any]) -> None:
+    from multiprocessing.connection import wait  # noqa: PLC0415 (loaded by whoever has workers)
+
+    deadline = time.monotonic() + _LEAVES_WITHIN_S
+    running = {worker.sentinel: worker for worker in workers}
+    while running and (left_s := deadline - time.monotonic()) > 0:
+        for sentinel in wait(list(running), left_s):
+            del running[sentinel]
+    for worker in running.values():
+        worker.terminate()  # torch's worker takes it from its parent as the word to exit
 
 
 def _received(loader: Any) -> lengths.Length | None:

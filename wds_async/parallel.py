@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from wds_async.errors import ConfigError, ReaderClosed
-from wds_async.handlers import Handler, reraise_exception
+from wds_async.handlers import Handler, passed, reraise_exception
 
 __all__ = ["ordered_map"]
 
@@ -68,14 +68,15 @@ def _threaded(source: Iterable[Any], f: Callable[[Any], Any], threads: int, hand
                 break
             if os.getpid() != owner:
                 raise ReaderClosed("this iterator's threads are its parent process's: begin a new iteration here")
-            result, error = jobs.popleft().answer.get()
+            job = jobs.popleft()
+            result, error = job.answer.get()
             if error is None:
                 yield result
             elif not isinstance(error, Exception):
                 raise error
-            elif not handler(error):
+            elif not passed(handler, error, job.item):
                 return
-            del result, error
+            del result, error, job
     if failure is not None:
         raise failure
 

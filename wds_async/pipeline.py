@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 
 from wds_async import config, world
 from wds_async.errors import ConfigError, ReaderClosed
-from wds_async.handlers import check_handler
+from wds_async.handlers import Recorder, check_handler, reraise_exception
+from wds_async.ledger import Ledger, Ledgers, Pass, ledger_of, ledgers_of
 
 __all__ = [
     "DataPipeline",
@@ -33,6 +34,7 @@ __all__ = [
     "stages_of",
 ]
 
+_OURS = "wds_async."
 _Maker = TypeVar("_Maker", bound=Callable[..., Any])
 
 
@@ -235,8 +237,9 @@ class DataPipeline(world.TorchDataset, Inheriting):
         if not self.pipeline:
             raise ConfigError("a pipeline without stages cannot be iterated; append a source first")
         source = self.invoke(self.pipeline[0])
+        recorders = _Recorders(self.pipeline)
         for stage in self.pipeline[1:]:
-            source = self.invoke(stage, source)
+            source = self.invoke(recorders.noting(stage), source)
         return iter(source)
 
     def iterator(self) -> Iterator[Any]:
@@ -334,6 +337,12 @@ class DataPipeline(world.TorchDataset, Inheriting):
             return None
         return functools.reduce(operator.add, found)
 
+    @property
+    def ledger(self) -> Ledger | Ledgers | None:
+        """What was passed over, by the shard readers of this pipeline and the stages behind them, in this process and
+        its DataLoader workers (see `ledger.Ledger`). None where no stage reads shards."""
+        return ledger_of(self.pipeline)
+
     def _holders(self, method: str) -> list[Any]:
         """The stages that offer ``method``; for a DataLoader, its dataset."""
         stages = [s if hasattr(s, method) else getattr(s, "dataset", None) for s in self.pipeline]
@@ -351,3 +360,35 @@ class DataPipeline(world.TorchDataset, Inheriting):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+class _Recorders:
+    """Gives our own filters a handler that notes in the readers' ledger what it lets pass."""
+
+    def __init__(self, pipeline: list[Any]) -> None:
+        self._pipeline = pipeline
+        self._pass: Pass | None = None
+        self._in_one = 1  # samples in an item: more behind `batched`
+
+    def noting(self, stage: Any) -> Any:
+        """``stage`` itself, or one that notes."""
+        if type(stage) is not FilterFunction or not str(getattr(stage.f, "__module__", "")).startswith(_OURS):
+            return stage  # what users write asks handlers of its own
+        try:
+            given = inspect.signature(stage.f).bind(None, *stage.args, **stage.kw)
+        except (TypeError, ValueError):
+            return stage  # said when it is called
+        name = stage.f.__name__.lstrip("_")
+        if name in ("batched", "unbatched", "unlisted"):
+            given.apply_defaults()
+            self._in_one = given.arguments.get("batchsize", 1)
+        handler = given.arguments.get("handler")
+        if handler is None or handler is reraise_exception:
+            return stage
+        if self._pass is None:
+            ledgers = ledgers_of(self._pipeline)
+            if not ledgers:
+                return stage
+            self._pass = ledgers[0].current()
+        given.arguments["handler"] = Recorder(handler, functools.partial(self._pass.note_sample, name, self._in_one))
+        return FilterFunction(stage.f, *given.args[1:], **given.kwargs)

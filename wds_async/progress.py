@@ -127,9 +127,11 @@ def _generation(worker: int) -> int:
 
 
 def summary(stats: Stats, wall_s: float, number: int = 1, how: str = "") -> str:
-    """The line of an epoch: bytes, MB/s, samples, faults healed, bad samples, what bounds it."""
+    """The line of an epoch: bytes, MB/s, samples, faults healed, bad samples, what was passed over, what bounds it."""
     wall_s = max(wall_s, 1e-9)
     shards = f", {stats.bad_shards:.0f} bad shards" if stats.bad_shards else ""
+    if stats.passed_shards or stats.bad_bytes:
+        shards += f", passed over: {stats.passed_shards:.0f} shards, {_size(stats.bad_bytes)}"
     return (
         f"wds_async epoch {number}{how}: {_size(stats.bytes)} in {wall_s:.1f} s, "
         f"{stats.bytes / wall_s / 1e6:,.1f} MB/s, {stats.samples:,.0f} samples "

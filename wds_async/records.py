@@ -16,15 +16,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from wds_async import config, world
-from wds_async.errors import CorruptShard, FieldTooLarge, MissingExtra, ReaderClosed, TruncatedShard
+from wds_async.errors import CorruptShard, FieldTooLarge, MissingExtra, ReaderClosed, ShardFormatError, TruncatedShard
 from wds_async.handlers import Handler, reraise_exception
+from wds_async.ledger import Ledger, Pass
 from wds_async.pipeline import stage_maker
 from wds_async.redact import redact
 from wds_async.tar.decompress import plain
 from wds_async.tar.source import Read
 from wds_async.tariterators import ReadingStage
 from wds_async.transfer.reader import ShardReader, open_shards
-from wds_async.transfer.stats import Counters
+from wds_async.transfer.stats import Board, Counters
 
 __all__ = [
     "MAX_OBJECT_BYTES",
@@ -124,19 +125,21 @@ def _installed(module: str) -> Any:
 
 def _corrupt(url: str, offset: int, why: BaseException) -> CorruptShard:
     what = f"{type(why).__name__}: {why}"
-    return CorruptShard(f"{redact(url)}: the object at byte {offset} cannot be decoded: {what}; {_SOURCE}")
+    return CorruptShard(f"{redact(url)}: the object at byte {offset} cannot be decoded: {what}; {_SOURCE}").at(
+        redact(url), offset
+    )
 
 
 def _truncated(url: str, offset: int, end: int) -> TruncatedShard:
     return TruncatedShard(
         f"{redact(url)}: ends at byte {end} inside the object that begins at byte {offset}; {_SOURCE}"
-    )
+    ).at(redact(url), offset)
 
 
 def _too_large(url: str, offset: int, limit: int) -> FieldTooLarge:
     return FieldTooLarge(
         f"{redact(url)}: the object at byte {offset} is damaged, or larger than max_object_bytes={limit}"
-    )
+    ).at(redact(url), offset)
 
 
 def _samples(
@@ -147,27 +150,35 @@ def _samples(
     max_object_bytes: int,
     counters: Counters | None,
     opened: Callable[[ShardReader], Any] | None,
+    ledger: Pass | None,
 ) -> Iterator[Any]:
     setting = config.transfer_config(workers=world.place().num_workers, **(transfer or {}))
-    with open_shards(src, config=setting, stats=counters) as reader:
-        if opened is not None:
-            opened(reader)
-        for stream in reader:
-            n = 0
-            try:
-                for sample in objects(plain(stream.read, stream.url), stream.url, max_object_bytes):
-                    n += 1
-                    yield sample
-            except Exception as exn:
-                if reader.closed:  # memory was taken from the decoder
-                    raise ReaderClosed("the dataset was closed while it was read") from None
-                if not handler(exn):
-                    return
-            finally:
-                if counters is not None:
+    ledger = ledger or Ledger(Board()).begin(counters)
+    counters = ledger.counters
+    try:
+        with open_shards(src, config=setting, stats=counters) as reader:
+            if opened is not None:
+                opened(reader)
+            for stream in reader:
+                n, failed = 0, False
+                try:
+                    for sample in objects(plain(stream.read, stream.url), stream.url, max_object_bytes):
+                        n += 1
+                        yield sample
+                except Exception as exn:
+                    if reader.closed:  # memory was taken from the decoder
+                        raise ReaderClosed("the dataset was closed while it was read") from None
+                    failed, goes_on = True, handler(exn)
+                    stage = "records" if isinstance(exn, ShardFormatError) else "read"
+                    ledger.note(exn, stage, shard=stream.url, samples=None, rest=True)
+                    if not goes_on:
+                        return
+                finally:
                     counters.add_samples(n)
-        if counters is not None:
+                ledger.shard_over(failed, n)
             counters.add("epochs")
+    finally:
+        del ledger  # which an error's frames would keep, see `damage.Reading`
 
 
 def cbors_samples(
@@ -178,17 +189,19 @@ def cbors_samples(
     *,
     counters: Counters | None = None,
     opened: Callable[[ShardReader], Any] | None = None,
+    ledger: Pass | None = None,
 ) -> Iterator[Any]:
     """The objects of the CBOR files in ``src`` (``{"url": …}`` or URLs), in order, read ahead within the byte budget.
 
     ``transfer`` sets fields of `config.TransferConfig` over the environment. An object takes up to twice its size in
     memory while it arrives, and ``max_object_bytes`` is the most that it may have.
 
-    An error of a file goes to ``handler``: True goes on with the next file, False ends the stream. Beside those of the
+    An error of a file goes to ``handler``: True goes on with the next file, False ends the stream; what passes is noted
+    in the `ledger`. Beside those of the
     engine these are CorruptShard, TruncatedShard and FieldTooLarge, with the byte where the object begins (after
     decompression), and MissingExtra without the package cbor2.
     """
-    return _samples(_cbor_objects, src, handler, transfer, max_object_bytes, counters, opened)
+    return _samples(_cbor_objects, src, handler, transfer, max_object_bytes, counters, opened, ledger)
 
 
 def msgpack_samples(
@@ -199,10 +212,11 @@ def msgpack_samples(
     *,
     counters: Counters | None = None,
     opened: Callable[[ShardReader], Any] | None = None,
+    ledger: Pass | None = None,
 ) -> Iterator[Any]:
     """The objects of MessagePack files, see `cbors_samples`. Binaries come as bytes, strings as str, keys of maps may
     be numbers."""
-    return _samples(_msgpack_objects, src, handler, transfer, max_object_bytes, counters, opened)
+    return _samples(_msgpack_objects, src, handler, transfer, max_object_bytes, counters, opened, ledger)
 
 
 class RecordStage(ReadingStage):

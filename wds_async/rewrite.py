@@ -66,6 +66,9 @@ def _rule(number: int, text: str) -> Rule:
         compiled.sub(replacement, "")  # raises for a reference to a group that there is not
     except (re.error, IndexError) as exn:
         raise wrong(str(exn)) from exn
+    numbers = [found[2] for found in _REFERENCE.finditer(replacement) if found[2]]
+    if any(number.startswith("0") or int(number) > compiled.groups for number in numbers):
+        raise wrong(r"\0 and three digits are a character's code to Python; write \g<0> for all that matched")
     return Rule(compiled, replacement)
 
 
@@ -129,7 +132,8 @@ def _command(match: re.Match[str], replacement: str, rest: str) -> str:
         if other is not None:
             command += other if other == "\\" else reference.group()
         else:
-            command += quote(match.group(name or int(number)) or "", command)
+            group = int(name or number) if (name or number).isdecimal() else name
+            command += quote(match.group(group) or "", command)
     command += replacement[position:]
     return command + (quote(rest, command) if rest else "")
 

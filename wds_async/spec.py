@@ -326,7 +326,7 @@ def _urls(document: Document, path: tuple[str | int, ...], given: Any, place: _P
         if document.trusted:
             return expand_listed(text, document.options)
         _refuse_large(document, path, text)
-        patterns = expand_urls(text)
+        patterns = expand_urls(text, files=False)
         _refuse_unsafe(document, path, patterns)  # before anything is listed
         found = expand_listed(patterns, document.options)
     except UrlError as exn:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatch
 from typing import IO, Any, Literal
 
-from wds_async.handlers import Handler, reraise_exception
+from wds_async.handlers import Handler, passed, reraise_exception
 from wds_async.pipeline import pipelinefilter
 
 __all__ = ["default_decoders", "xdecode"]
@@ -65,7 +65,7 @@ def _xdecode(
                     raise ValueError(f"xdecode: no decoder fits the field {field!r}{_where(sample)}")
                 decoded[field] = _applied(f, field, sample) if f else value
         except Exception as exn:
-            if handler(exn):
+            if passed(handler, exn, sample):
                 continue
             return
         yield decoded

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from wds_async import config, world
-from wds_async.errors import CorruptShard, NotATar, ReaderClosed, ShardFormatError, TruncatedShard
+from wds_async.damage import Reading
+from wds_async.errors import ConfigError, ReaderClosed
 from wds_async.handlers import Handler, check_handler, reraise_exception
+from wds_async.ledger import Ledger, Pass
 from wds_async.pipeline import FilterFunction, stage_maker
 from wds_async.redact import redact
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
-from wds_async.tar.decompress import plain
 from wds_async.tar.group import admission, base_plus_ext, samples
-from wds_async.tar.parse import members
+from wds_async.tar.parse import members_of
 from wds_async.tarparts import (
-    Ended,
     EndOfShard,
-    Outcome,
     group_by_keys,
     guarded,
     meta_prefix,
@@ -57,19 +57,8 @@ _WATCH_EVERY = 16  # shards: a tool that writes members out of order writes all 
 _COUNT_EVERY = 64  # samples counted at once: a shared counter for each would cost as much as a small sample
 
 
-class _Counting(Outcome):
-    """Counts the bad samples that go to the handler."""
-
-    def __init__(self, handler: Handler, counters: Counters | None) -> None:
-        super().__init__(handler)
-        self.counters = counters
-
-    def __call__(self, exn: Exception) -> bool:
-        passed = super().__call__(exn)
-        # A shard that broke on its way is counted by the engine; what is wrong inside one costs a sample.
-        if self.counters is not None and isinstance(exn, ShardFormatError):
-            self.counters.add("bad_samples")
-        return passed
+ON_CORRUPT = ("raise", "skip_shard", "resync")
+"""The choices of ``on_corrupt``."""
 
 
 def tarfile_samples(
@@ -84,8 +73,12 @@ def tarfile_samples(
     suffixes: Collection[str] | None = None,
     cache: ShardCache | None = None,
     storage_options: StorageOptions = NOTHING_GIVEN,
+    verify: str | None = None,
+    on_corrupt: str | None = None,
+    max_bad_fraction: float | None = None,
     counters: Counters | None = None,
     opened: Callable[[ShardReader], Any] | None = None,
+    ledger: Pass | None = None,
 ) -> Iterator[Sample]:
     """The samples of the shards in ``src`` (``{"url": …}`` or URLs), in order, read ahead within the byte budget.
 
@@ -97,58 +90,88 @@ def tarfile_samples(
     ``storage_options`` see `storage.options.StorageOptions`.
 
     An error of a shard (see `errors`) goes to ``handler``: True goes on with the next shard, False ends the
-    stream. The sample that the error cut short is dropped, or with False comes last, as it is; nothing of it joins
-    another. After a duplicate field, or what those functions raise, True drops that member and goes on in its shard. An
+    stream. The sample that the error cut short is dropped: it is never yielded, and nothing of it joins another. What
+    was let pass is noted in the `ledger`, of the stage or of its own (``max_bad_fraction`` is for that). After a
+    duplicate field, or what those functions raise, True drops that member and goes on in its shard. An
     error of ``src`` is raised. A key that returns in its shard, behind others, is warned of: every sixteenth shard is
     looked at. Nothing is opened before the first sample is asked for.
+
+    ``on_corrupt`` (default ``WDS_ON_CORRUPT``, else "raise") says what follows damage inside a tar, see `WebDataset`;
+    ``verify`` is that of ``transfer``. ConfigError for choices that there are not.
     """
-    outcome = _Counting(handler, counters)
-    admit = guarded(admission(select_files, rename_files), outcome) if select_files or rename_files else None
-    grouping: dict[str, Any] = {"keys": keys, "lcase": lcase, "suffixes": suffixes, "on_duplicate": outcome}
-    setting = config.transfer_config(workers=world.place().num_workers, **(transfer or {}))
-    n = 0
-    with open_shards(src, config=setting, stats=counters, cache=cache, options=storage_options) as reader:
-        (opened or _nobody)(reader)
+    ledger = ledger or Ledger(Board(), max_bad_fraction).begin(counters)
+    reading = Reading(handler, _on_corrupt(on_corrupt), ledger)
+    admit = guarded(admission(select_files, rename_files), reading.of_member) if select_files or rename_files else None
+    grouping: dict[str, Any] = {"keys": keys, "lcase": lcase, "suffixes": suffixes, "on_duplicate": reading.of_member}
+    setting = config.transfer_config(workers=world.place().num_workers, **_transfer(transfer, verify))
+    opening = functools.partial(
+        open_shards, src, config=setting, stats=ledger.counters, cache=cache, options=storage_options
+    )
+    return _read(opening, opened or _nobody, reading, ledger, admit, grouping)
+
+
+def _read(
+    opening: Callable[[], ShardReader],
+    opened: Callable[[ShardReader], Any],
+    reading: Reading,
+    ledger: Pass,
+    admit: Callable[[str], str | None] | None,
+    grouping: dict[str, Any],
+) -> Iterator[Sample]:
+    counters = ledger.counters
+    n = total = 0
+    with opening() as reader:
+        opened(reader)
         try:
             for stream in reader:
-                grouping.update(local_path=stream.local_path, on_return=_teller(stream), pending=[None])
-                try:
-                    parsed = members(plain(stream.read, stream.url), stream.url, admit=admit)
-                    for sample in samples(parsed, stream.url, **grouping):
-                        n += 1
-                        if n == _COUNT_EVERY and counters is not None:
-                            counters.add_samples(n)
-                            n = 0
-                        yield sample
-                except Exception as exn:
-                    _judge(exn, reader, stream, outcome)
-                    if outcome.stop and valid_sample(grouping["pending"][0]):
-                        n += 1
-                        yield grouping["pending"][0]
-                if outcome.stop:
+                before, behind = total + n, None
+                shard = reading.begin(stream)
+                grouping.update(local_path=stream.local_path, on_return=_teller(stream), on_cut=shard.on_cut)
+                while True:
+                    try:
+                        parsed = members_of(shard.source(), admit=admit)
+                        for sample in samples(parsed, stream.url, drop_first=behind, **grouping):
+                            n += 1
+                            if n == _COUNT_EVERY:
+                                counters.add_samples(n)
+                                total, n = total + n, 0
+                                ledger.judge()
+                            yield sample
+                    except Exception as exn:
+                        if reader.closed:  # the parser met memory that was taken from it
+                            raise ReaderClosed("the dataset was closed while it was read") from None
+                        if reading.goes_on(exn, total + n - before):
+                            behind = shard.on_first_behind
+                            continue
+                    break
+                shard.over(total + n - before)
+                if reading.stop:
                     return
-            if counters is not None:
-                counters.add("epochs")
+            counters.add("epochs")
         finally:
-            if counters is not None and n:
+            reading.drop()
+            if n:
                 counters.add_samples(n)
+            del ledger  # see `Reading`
 
 
 def _nobody(reader: ShardReader) -> None:
     """Whom to tell of a reader, where nobody asked."""
 
 
-def _judge(exn: Exception, reader: ShardReader, stream: ShardStream, outcome: Outcome) -> None:
-    """Ask the handler about what ended a shard, unless it was the handler, or the end of everything."""
-    if reader.closed:  # the parser met memory that was taken from it
-        raise ReaderClosed("the dataset was closed while it was read") from None
-    if isinstance(exn, NotATar | CorruptShard | TruncatedShard):
-        stream.reject()
-    if isinstance(exn, Ended):
-        return
-    if outcome.stop:  # what the handler itself raised, between two members
-        raise exn
-    outcome(exn)
+def _on_corrupt(given: str | None) -> str:
+    chosen = config.settings().on_corrupt if given is None else given
+    if chosen not in ON_CORRUPT:
+        raise ConfigError(f"on_corrupt={chosen!r}: one of {', '.join(ON_CORRUPT)} (WDS_ON_CORRUPT)")
+    return chosen
+
+
+def _transfer(transfer: Mapping[str, Any] | None, verify: str | None) -> dict[str, Any]:
+    """The fields of ``transfer``, with ``verify`` among them. ConfigError where they contradict each other."""
+    fields = dict(transfer or {})
+    if verify is not None and fields.setdefault("verify", verify) != verify:
+        raise ConfigError(f"verify={verify!r}, and transfer={{'verify': {fields['verify']!r}}}: give one of them")
+    return fields
 
 
 def _teller(stream: ShardStream) -> Callable[[str, int], None] | None:
@@ -171,20 +194,25 @@ def _teller(stream: ShardStream) -> Callable[[str, int], None] | None:
 
 
 class ReadingStage(FilterFunction):
-    """A stage of ``f(source, *args, counters=…, opened=…, **kw)``, which reads shards by the engine: it counts what it
-    reads, in this process and its workers."""
+    """A stage of ``f(source, *args, counters=…, opened=…, ledger=…, **kw)``, which reads shards by the engine: it
+    counts what it reads, and notes what is passed over (``ledger``), in this process and its workers."""
 
-    def __init__(self, f: Callable[..., Iterator[Any]], *args: Any, **kw: Any) -> None:
+    def __init__(
+        self, f: Callable[..., Iterator[Any]], *args: Any, max_bad_fraction: float | None = None, **kw: Any
+    ) -> None:
         super().__init__(f, *args, **kw)
         if world.may_fork_workers():
             prepare()
         self.board = Board()
+        self.ledger = Ledger(self.board, max_bad_fraction)
         self._open: weakref.WeakSet[ShardReader] = weakref.WeakSet()
 
     def run(self, source: Iterable[Any]) -> Iterator[Any]:
         """What is in the shards of ``source``."""
+        counters = self.board.counters()
+        ledger = self.ledger.begin(counters)
         read: Iterator[Any] = self.f(
-            source, *self.args, counters=self.board.counters(), opened=self._open.add, **self.kw
+            source, *self.args, counters=counters, opened=self._open.add, ledger=ledger, **self.kw
         )
         return read
 
@@ -193,6 +221,10 @@ class ReadingStage(FilterFunction):
     def statistics(self) -> Stats:
         """What every run of this stage read so far, in this process and its DataLoader workers together."""
         return self.board.total()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration that of ``epoch``, in the ledger."""
+        self.ledger.epoch.set(epoch - 1)
 
     def close(self) -> None:
         """Close the readers that runs of this stage left open in this process."""
@@ -226,13 +258,21 @@ def tarfile_to_samples(
     lcase: bool = True,
     suffixes: Collection[str] | None = None,
     storage_options: Mapping[str, Any] | StorageOptions | None = None,
+    verify: str | None = None,
+    on_corrupt: str | None = None,
+    max_bad_fraction: float | None = None,
 ) -> TarStage:
-    """The stage from shards to samples, see `tarfile_samples`. ConfigError at once for a wrong ``transfer`` or
-    ``storage_options``."""
+    """The stage from shards to samples, see `tarfile_samples`. ConfigError at once for a wrong ``transfer``,
+    ``storage_options``, ``verify``, ``on_corrupt`` or ``max_bad_fraction``, and for a ``WDS_LEDGER`` that cannot be
+    written."""
     check_handler(handler)
+    transfer = _transfer(transfer, verify) if verify is not None else transfer
     config.transfer_config(**(transfer or {}))
+    _on_corrupt(on_corrupt)
     given: dict[str, Any] = {"cache": cache, "keys": keys, "lcase": lcase, "suffixes": suffixes}
     usual = {"cache": None, "keys": base_plus_ext, "lcase": True, "suffixes": None}
+    given |= {"on_corrupt": on_corrupt, "max_bad_fraction": max_bad_fraction}
+    usual |= {"on_corrupt": None, "max_bad_fraction": None}
     options = StorageOptions(storage_options)
     kept = {name: value for name, value in given.items() if value is not usual[name]}
     kept |= {"storage_options": options} if options else {}

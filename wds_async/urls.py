@@ -68,7 +68,7 @@ _WRAPPERS = frozenset(
 )
 
 
-def expand_urls(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
+def expand_urls(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], *, files: bool = True) -> list[str]:
     """Every shard that ``urls`` names, in order.
 
     ``urls`` is a string, a path, or any number of them. In each, ``::`` separates sources (where its left side
@@ -76,7 +76,8 @@ def expand_urls(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]])
     and braces expand as in a shell (``x-{000..999}.tar``). For local files also ``~``, globs (sorted; a file
     of exactly that name is taken literally) and directories: all their shards (``.tar``, ``.tgz``, ``.tar.gz``,
     ``.tar.bz2``, ``.tar.xz``, ``.tar.zst``), sorted. URLs of other schemes keep their ``*``
-    (`storage.listing.expand` lists their stores). A path object is always a local file, whatever it looks like.
+    (`storage.listing.expand` lists their stores). A path object is always a local file, whatever it looks like. With
+    ``files=False`` this machine's files are not looked at: for names from elsewhere, which are refused after that.
 
     Raises `UrlError` for nothing at all, an unset ``${X}``, unbalanced braces, a malformed ``http`` URL, and a glob
     or directory without a single match. Whether the files exist is found out when they are opened.
@@ -84,7 +85,7 @@ def expand_urls(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]])
     sources = [urls] if isinstance(urls, str | os.PathLike) else _sources(urls)
     if not sources:
         raise UrlError("an empty list of URLs: name at least one shard")
-    return [url for source in sources for url in _expand(source)]
+    return [url for source in sources for url in _expand(source, files)]
 
 
 def _sources(spec: object) -> list[object]:
@@ -93,7 +94,7 @@ def _sources(spec: object) -> list[object]:
     return list(spec)
 
 
-def _expand(source: object) -> Iterator[str]:
+def _expand(source: object, files: bool) -> Iterator[str]:
     if isinstance(source, os.PathLike):
         for name in _braces(_plain_path(source)):
             yield from _local(name)
@@ -104,7 +105,9 @@ def _expand(source: object) -> Iterator[str]:
         if not text.strip():
             raise UrlError(f"an empty URL in {redact(source)!r}: name at least one shard")
         for url in _braces(text):
-            if scheme(url) in ("", "file"):
+            if not url.strip():
+                raise UrlError(f"{redact(source)!r}: its braces give an empty URL; name a shard in each case")
+            if files and scheme(url) in ("", "file"):
                 yield from _local(url)
             else:
                 yield _checked(url)

@@ -10,15 +10,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from wds_async.cli.bench import table
+from tests.servers.origin import Origin
+from wds_async.cli.bench import decided, table
 from wds_async.cli.measure import Job, Outcome
 
 
-def test_summary(call: Any, shards: Any) -> None:
+def test_summary(call: Any, shards: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
     result = call("bench", *shards(2, 30), "--seconds", "0")
     assert result.exit_code == 0
     assert "wds_async" in result.output
-    for column in ("workers", "MB/s", "samples/s", "CPU s/GB", "peak memory"):
+    for column in ("workers", "MB/s", "samples/s", "CPU s/GB", "peak memory", "conns"):
         assert column in result.output
 
 
@@ -39,6 +41,31 @@ def test_ratios_stand_below_the_pair() -> None:
     ratios = console.export_text().splitlines()[-1].split()
     assert ratios[:2] == ["better", "by"]
     assert [float(text) for text in ratios[2:] if text != "×"] == [4.0, 5.0, 4.0, 3.0, 5.0]
+
+
+def test_the_decisions_on_connections_are_shown(call: Any, shards: Any) -> None:
+    paths = shards(2, 30)
+    with Origin({f"/{path.name}": path.read_bytes() for path in paths}) as origin:
+        urls = [origin.url(path.name) for path in paths]
+        (row,) = json.loads(call("bench", *urls, "--seconds", "0", "--json").stdout)["rows"]
+        shown = call("bench", *urls, "--seconds", "0").stdout
+    first = row["decisions"][0]
+    assert first["at_s"] >= 0
+    assert first["text"].startswith("connections 64 → ")
+    assert "s  connections 64 → " in shown
+
+
+def test_many_decisions_are_shortened_and_the_table_fits_into_100_columns() -> None:
+    lines = decided(Outcome(Job([]), 1, 1, 1, 1, 1, 1, 1, decisions=tuple((float(i), f"d{i}") for i in range(30))))
+    assert (len(lines), lines[0].split(), lines[-1].split()) == (11, ["0.00", "s", "d0"], ["29.00", "s", "d29"])
+    assert "20 more" in lines[5]
+    console = Console(record=True, width=100, file=io.StringIO())
+    stats = {"connections_limit": 1024.0, "connections_peak": 64.0}
+    large = Outcome(Job([], library="webdataset", workers=16), 1, 0, 10**11, 10**7, 999, 1, 10**11, stats=stats)
+    console.print(table([large, large]))
+    _, first, *_ = console.export_text().splitlines()
+    assert first.split()[-1] == "1024"
+    assert first.split()[1] == "16"
 
 
 def test_several_worker_counts_give_a_recommendation_and_a_chart(call: Any, shards: Any, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.servers.origin import Origin
 from tests.servers.shards import sample_fields
 from wds_async.cli import usage
 from wds_async.cli.measure import Job, Moment, Outcome, measure
@@ -63,6 +64,25 @@ def test_for_some_seconds_it_starts_again_and_tells_how_it_goes(shards: Any) -> 
     assert [moment.at_s for moment in moments] == sorted(moment.at_s for moment in moments)
     assert moments[-1].samples <= outcome.samples
     assert moments[-1].budget_bytes > 0
+
+
+def test_the_decisions_on_connections_come_along(shards: Any) -> None:
+    paths = shards(2, 30)
+    with Origin({f"/{path.name}": path.read_bytes() for path in paths}) as origin:
+        outcome = measure(Job([origin.url(path.name) for path in paths], pipeline="bytes", seconds=0))
+    at_s, text = outcome.decisions[0]
+    assert 0 <= at_s <= outcome.wall_s + 1
+    assert text.startswith("connections 64 → ")
+    assert measure(Job([str(path) for path in paths], seconds=0)).decisions == ()
+
+
+def test_connections_are_those_of_a_network() -> None:
+    def outcome(**stats: float) -> Outcome:
+        return Outcome(Job([]), 1, 1, 1, 1, 1, 1, 1, stats=stats)
+
+    assert outcome(connections_limit=64, connections_peak=12).connections == 64
+    assert outcome(connections_limit=64, connections_peak=0).connections == 0
+    assert outcome().connections == 0
 
 
 def test_an_error_of_the_tree_comes_back_as_itself(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def test_no_server(store: Store) -> None:
             patch.setenv("WDS_RETRIES", "3")
             with pytest.raises(TransferError, match=r"(?i)refused|unable to connect.*3 attempts"):
                 samples(url, store.options(port=port))
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
 
 
 def test_a_connection_that_breaks(store: Store) -> None:
@@ -290,7 +290,7 @@ def test_a_server_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
             began = time.monotonic()
             with pytest.raises((FetchTimeout, TransferError)) as info:
                 samples(url, given)
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 30
             assert PASSWORD not in str(info.value)
 
 

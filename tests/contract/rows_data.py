@@ -18,8 +18,8 @@ def _cache(name: str) -> str:
 READING = (
     Difference(
         "a sample cut short by an error",
-        "joined by the next shard's members of the same key",
-        "dropped where the handler goes on; its last sample where the handler stops; never joined",
+        "joined by the next shard's members of the same key; the last one where the handler stops",
+        "dropped and noted in dataset.ledger, whatever the handler; never joined",
         "an image with another sample's label",
         _data("test_a_cut_sample_is_not_joined_with_the_next_shard"),
         FAULTS,

@@ -111,18 +111,18 @@ CUTS = [100, 512, 700, 1024, 1500, 1536, 2000, 3 * 1536 + 10, 5 * 1536 + 600, 6 
 @pytest.mark.parametrize("handler", ["reraise_exception", "ignore_and_continue", "ignore_and_stop"])
 @pytest.mark.parametrize("cut", CUTS)
 def test_cut_short(tmp_path: Path, cut: int, handler: str) -> None:
-    """What was read before the end is the same. The sample that is cut comes last where the handler stops, and is
-    dropped where it goes on: a row of the table."""
+    """What was read before the end is the same, but for the sample that is cut, which we never give out: a row of the
+    table."""
     if handler == "reraise_exception" and cut % 1536 < 512:
         pytest.skip("a shard that ends inside a header: row of the table")
     data = make_tar([(f"{i}.{field}", bytes([i]) * 600) for i in range(3) for field in ("cls", "txt")])
-    if handler != "ignore_and_continue":
+    if handler == "reraise_exception":
         equal(tmp_path, data[:cut], handler=handler, empty_check=False)
         return
     path = tmp_path / "x.tar"
     path.write_bytes(data[:cut])
     options = {"shardshuffle": False, "empty_check": False}
-    whole, given = (list(wds.WebDataset(str(path), handler=wds.ignore_and_continue, **options)) for wds in BOTH)
+    whole, given = (list(wds.WebDataset(str(path), handler=getattr(wds, handler), **options)) for wds in BOTH)
     assert same(given, whole[: len(given)])
     if cut % 1536:  # between two members a cut looks like the end of an archive without end blocks
         assert all({"cls", "txt"} <= set(sample) for sample in given)

@@ -14,7 +14,7 @@ import pytest
 
 HERE = Path(__file__).parent
 # What the interpreter, pytest's absence and our imports cost on a busy machine; `_ENDS_WITHIN_S` counts from the end.
-_LIMIT_S = 20.0
+_LIMIT_S = 50.0
 _ENDS_WITHIN_S = 2.0
 
 
@@ -47,45 +47,56 @@ def start() -> Iterator[Start]:
         process.communicate()
 
 
-def _end(process: subprocess.Popen[str]) -> tuple[str, str]:
+def end(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Wait until it ends; what it said since, without what asyncio's debug mode says on a busy machine."""
     try:
-        return process.communicate(timeout=_LIMIT_S)
+        out, err = process.communicate(timeout=_LIMIT_S)
+        return out, "".join(line for line in err.splitlines(True) if not line.startswith("Executing <"))
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         out, err = process.communicate()
         raise AssertionError(f"it hangs; it said {out!r} {err[-2000:]!r}") from None
 
 
+def soon(attempt: Callable[[], float]) -> bool:
+    """Whether one of three took no more than 2 s: a busy machine may be late, but not always."""
+    return any(attempt() < _ENDS_WITHIN_S for _ in range(3))
+
+
 @pytest.mark.parametrize("name", ["leave.py", "no_memory.py", "read_all.py", "secondary_thread.py"])
 def test_scripts_end_silently(start: Start, name: str) -> None:
     process = start(name)
-    _, err = _end(process)
+    _, err = end(process)
     assert (err, process.returncode) == ("", 0)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="POSIX")
 def test_fork(start: Start, tmp_path: Path) -> None:
     process = start("fork_child.py", str(tmp_path / "urls"))
-    _, err = _end(process)
+    _, err = end(process)
     assert (err, process.returncode) == ("", 0)
 
 
 def test_exit_with_open_readers(start: Start) -> None:
-    process = start("exit_open.py")
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    ended = time.monotonic()
-    _, err = _end(process)
-    assert line.startswith("end of the script")
-    assert (err, process.returncode) == ("", 0)
-    assert time.monotonic() - ended < _ENDS_WITHIN_S
-    left = subprocess.run(["ps", "-o", "args=", "--sid", str(process.pid)], capture_output=True, text=True, check=False)
-    assert "yes" not in left.stdout
+    def attempt() -> float:
+        process = start("exit_open.py")
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        ended = time.monotonic()
+        _, err = end(process)
+        took_s = time.monotonic() - ended
+        assert line.startswith("end of the script")
+        assert (err, process.returncode) == ("", 0)
+        listed = ["ps", "-o", "args=", "--sid", str(process.pid)]
+        assert "yes" not in subprocess.run(listed, capture_output=True, text=True, check=False).stdout
+        return took_s
+
+    assert soon(attempt)
 
 
 def test_an_uncaught_exception(start: Start) -> None:
     process = start("exit_uncaught.py")
-    _, err = _end(process)
+    _, err = end(process)
     assert process.returncode == 1
     assert err.rstrip().endswith("LookupError: expected, at 65536")
     assert "ResourceWarning" not in err
@@ -93,15 +104,19 @@ def test_an_uncaught_exception(start: Start) -> None:
 
 
 def test_interrupt(start: Start) -> None:
-    process = start("interrupt.py")
-    assert process.stdout is not None
-    assert process.stdout.readline() == "waiting\n"
-    time.sleep(0.1)  # either in the wait or just before it: both have to work
-    process.send_signal(signal.SIGINT)
-    began = time.monotonic()
-    out, err = _end(process)
-    assert time.monotonic() - began < _ENDS_WITHIN_S
-    assert out == "interrupted\n"
-    assert process.returncode in (-signal.SIGINT, 130)
-    assert err.rstrip().endswith("KeyboardInterrupt")
-    assert "ResourceWarning" not in err
+    def attempt() -> float:
+        process = start("interrupt.py")
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting\n"
+        time.sleep(0.1)  # either in the wait or just before it: both have to work
+        process.send_signal(signal.SIGINT)
+        began = time.monotonic()
+        out, err = end(process)
+        took_s = time.monotonic() - began
+        assert out == "interrupted\n"
+        assert process.returncode in (-signal.SIGINT, 130)
+        assert err.rstrip().endswith("KeyboardInterrupt")
+        assert "ResourceWarning" not in err
+        return took_s
+
+    assert soon(attempt)

@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from tests.servers.quiet import QuietServer
+
 __all__ = ["AzureMetadata", "azure_metadata_fixture"]
 
 
@@ -32,7 +34,7 @@ class AzureMetadata:
         self.header = secrets.token_hex(8)
         """What App Service gives its programs as ``IDENTITY_HEADER``."""
         self._stopped = threading.Event()
-        self._server: http.server.ThreadingHTTPServer | None = None
+        self._server: QuietServer | None = None
         self._thread: threading.Thread | None = None
 
     @property
@@ -65,7 +67,7 @@ class AzureMetadata:
             def log_message(self, format: str, *args: object) -> None:
                 pass
 
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = QuietServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
         self._thread.start()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["BEFORE_HEAD", "Answer", "Behaviour", "Request", "answer"]
+__all__ = ["BEFORE_HEAD", "Answer", "Behaviour", "Request", "Sent", "answer", "short_etag"]
 
 BEFORE_HEAD = -1
 """For `Behaviour.cut_after` and `Behaviour.stall_after`: before the first byte of the answer."""
@@ -49,8 +49,12 @@ class Behaviour:
     """Let this many matching requests pass first."""
     times: int | None = None
     """Then take this many; None takes all."""
+    every: int = 1
+    """Then take one of so many, the first of them; ``times`` counts those taken."""
     probability: float = 1.0
     """Of those, take this share, by the server's seeded random numbers."""
+    then: Callable[[Request], None] | None = None
+    """Called, on the server's loop, for each request that is taken, before it is answered."""
 
     status: int | None = None
     """Status; one of 400 or more comes with a small HTML page unless ``body`` is given."""
@@ -58,8 +62,10 @@ class Behaviour:
     """This instead of the file (whole: its ranges are not looked at)."""
     headers: Mapping[str, str | None] = field(default_factory=dict)
     """Added to the answer's head or replaced there; None removes one."""
-    redirect: str | None = None
-    """``Location``, absolute or not; the status is 302 unless given."""
+    redirect: str | Callable[[Request], str] | None = None
+    """``Location``, absolute or not, or what gives it; the status is 302 unless given."""
+    content: Callable[[Request, bytes], bytes] | None = None
+    """Makes another object of the file's: its identity and its ranges are those of the other."""
     chunked: bool = False
     """Transfer-Encoding: chunked instead of a length."""
     gzip: bool = False
@@ -70,6 +76,8 @@ class Behaviour:
     """206 of a range that begins and ends this many bytes later, and says so."""
     corrupt_at: int | None = None
     """The bits of the file's byte at this offset are turned over."""
+    corrupt: Callable[[str, int, int], int | None] | None = None
+    """The same for the byte that it chooses of what is sent: ``corrupt(path, first, end)`` is an offset in the file."""
     length_error: int = 0
     """Added to Content-Length; too long ends in FIN, too short leaves bytes over."""
     no_length: bool = False
@@ -91,6 +99,8 @@ class Behaviour:
     """How it breaks: a real RST, or an orderly end."""
     hang_up: Literal["no", "announced", "silent"] = "no"
     """Close after the answer, with ``Connection: close`` or without a word."""
+    deaf_s: float | None = None
+    """No answer: every connection breaks and new ones are refused for so long; 0 for good. The port stays taken."""
 
     def matches(self, request: Request) -> bool:
         """Whether path and condition fit; counting is the server's."""
@@ -105,12 +115,33 @@ class Answer:
     headers: dict[str, str]
     body: bytes | memoryview = b""
     framing: Literal["length", "chunked", "close"] = "length"
+    whole: bytes | None = None
+    """The object that the body is (a range) of, before any damage; None where it is something else."""
 
 
-def answer(request: Request, content: bytes | None, behaviour: Behaviour) -> Answer:
-    """What ``behaviour`` makes of the right answer (RFC 9110, sections 13 and 14)."""
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What became of one request: the behaviour that it got, the ``status`` of its answer (0 for none), and the bytes
+    of the body that were given to the network."""
+
+    request: Request
+    behaviour: Behaviour
+    status: int
+    body_bytes: int
+
+
+def short_etag(content: bytes) -> str:
+    """A strong identity of ``content``."""
+    return f'"{hashlib.sha1(content).hexdigest()[:16]}"'
+
+
+def answer(
+    request: Request, content: bytes | None, behaviour: Behaviour, etag_of: Callable[[bytes], str] = short_etag
+) -> Answer:
+    """What ``behaviour`` makes of the right answer (RFC 9110, sections 13 and 14); ``etag_of`` gives identities."""
     if behaviour.redirect is not None:
-        made = Answer(behaviour.status or 302, {"location": behaviour.redirect})
+        to = behaviour.redirect if isinstance(behaviour.redirect, str) else behaviour.redirect(request)
+        made = Answer(behaviour.status or 302, {"location": to})
     elif behaviour.body is not None:
         made = Answer(behaviour.status or 200, {"content-type": "text/html"}, behaviour.body)
     elif behaviour.status is not None and behaviour.status >= 400:
@@ -120,7 +151,10 @@ def answer(request: Request, content: bytes | None, behaviour: Behaviour) -> Ans
     elif content is None:
         made = _page(404)
     else:
-        made = _file(request, content, behaviour)
+        if behaviour.content is not None:
+            content = behaviour.content(request, content)
+        made = _file(request, content, behaviour, etag_of)
+        made.whole = content
         made.status = behaviour.status or made.status
     made.headers.setdefault("content-length", str(len(made.body) + behaviour.length_error))
     if behaviour.chunked or behaviour.no_length:
@@ -144,8 +178,8 @@ def _page(status: int) -> Answer:
     return Answer(status, {"content-type": "text/html"}, page)
 
 
-def _file(request: Request, content: bytes, behaviour: Behaviour) -> Answer:
-    etag = behaviour.etag or f'"{hashlib.sha1(content).hexdigest()[:16]}"'
+def _file(request: Request, content: bytes, behaviour: Behaviour, etag_of: Callable[[bytes], str]) -> Answer:
+    etag = behaviour.etag or etag_of(content)
     if behaviour.change_etag:
         etag = f'"{request.number:08d}"'
     headers = {
@@ -157,9 +191,12 @@ def _file(request: Request, content: bytes, behaviour: Behaviour) -> Answer:
     expected = request.headers.get("if-match")
     if expected is not None and expected != "*" and etag not in re.findall(r'(?<!W/)"[^"]*"', expected):
         return _page(412)
-    if behaviour.corrupt_at is not None and behaviour.corrupt_at < len(content):
+    flipped = behaviour.corrupt_at
+    if behaviour.corrupt is not None:
+        flipped = behaviour.corrupt(request.path, *(_span(request.range, len(content)) or (0, len(content))))
+    if flipped is not None and flipped < len(content):
         damaged = bytearray(content)
-        damaged[behaviour.corrupt_at] ^= 0xFF
+        damaged[flipped] ^= 0xFF
         content = bytes(damaged)
     if behaviour.gzip:
         return Answer(200, {**headers, "content-encoding": "gzip"}, gzip.compress(content, 1))

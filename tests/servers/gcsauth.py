@@ -10,9 +10,11 @@ import json
 import threading
 import urllib.parse
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
+
+from tests.servers.quiet import QuietServer
 
 __all__ = ["GcsAuth", "service_account_file"]
 
@@ -49,7 +51,7 @@ class GcsAuth:
         self.tokens_made = 0
         self.clock_off_s = 0
         self._behind = urllib.parse.urlsplit(behind).netloc
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._server = QuietServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
         self.base = f"http://127.0.0.1:{self._server.server_address[1]}"
 

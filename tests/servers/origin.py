@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 from typing import Any
 
-from tests.servers.behaviour import BEFORE_HEAD, Answer, Behaviour, Request, answer
+from tests.servers.behaviour import BEFORE_HEAD, Answer, Behaviour, Request, Sent, answer, short_etag
 
 __all__ = ["Origin"]
 
@@ -30,6 +30,9 @@ class Origin:
     It runs on a loop and thread of its own. `behave` scripts faults; `requests`, `connections`, `most_in_flight`
     and `most_connections` say what the clients did. ``latency_s`` delays every answer's head. ``seed`` drives
     `Behaviour.probability`. Everything may be called from any thread.
+
+    ``etag_of`` makes the identity of a file. ``dialect(request, answer)`` may change every answer before it is sent, so
+    that it is the one of some store's protocol. `sent` says what became of each request.
     """
 
     def __init__(
@@ -40,9 +43,12 @@ class Origin:
         latency_s: float = 0.0,
         seed: int = 0,
         host: str = "127.0.0.1",
+        etag_of: Callable[[bytes], str] = short_etag,
+        dialect: Callable[[Request, Answer], None] | None = None,
     ) -> None:
         self.files: dict[str, bytes] = dict(files or {})
         self.requests: list[Request] = []
+        self.sent: list[Sent] = []
         self.connections = 0
         self.open_connections = 0
         self.most_connections = 0
@@ -52,6 +58,7 @@ class Origin:
         """Close every new connection before reading from it."""
         self.latency_s = latency_s
         self._tls, self._host, self.port = tls, host, 0
+        self._etag_of, self._dialect = etag_of, dialect
         self._rng = random.Random(seed)
         self._script: list[tuple[Behaviour, list[int]]] = []
         self._changed = threading.Condition()
@@ -59,6 +66,8 @@ class Origin:
         self._thread: threading.Thread | None = None
         self._released = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self._listening: socket.socket | None = None
 
     # -- the test's side ----------------------------------------------------------------------------------
 
@@ -88,6 +97,7 @@ class Origin:
         with self._changed:
             self._script.clear()
             self.requests.clear()
+            self.sent = []  # a new one: what is on its way belongs to the old one
             self.most_in_flight, self.most_connections = self.in_flight, self.open_connections
 
     def release(self) -> None:
@@ -103,10 +113,10 @@ class Origin:
 
     def start(self) -> Origin:
         """Listen on a free port."""
-        listening = socket.create_server((self._host, 0), backlog=512)
-        self.port = listening.getsockname()[1]
+        self._listening = self._listen()
+        self.port = self._listening.getsockname()[1]
         started = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(listening, started), name="origin", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(started,), name="origin", daemon=True)
         self._thread.start()
         started.wait()
         return self
@@ -126,26 +136,62 @@ class Origin:
 
     # -- the loop's side ----------------------------------------------------------------------------------
 
-    def _run(self, listening: socket.socket, started: threading.Event) -> None:
+    def _listen(self) -> socket.socket:
+        # SO_REUSEPORT, so that `_go_deaf` can keep the port while nobody listens on it.
+        return socket.create_server((self._host, self.port), backlog=512, reuse_port=hasattr(socket, "SO_REUSEPORT"))
+
+    def _run(self, started: threading.Event) -> None:
         loop = asyncio.new_event_loop()
         self._loop, self._released = loop, asyncio.Event()
-        server = loop.run_until_complete(asyncio.start_server(self._accept, sock=listening, ssl=self._tls))
+        loop.run_until_complete(self._serve())
         loop.call_soon(started.set)
         try:
             loop.run_forever()
         finally:
-            # A connection accepted just now reaches `_accept` some turns later, and needs the server until then.
-            loop.remove_reader(listening.fileno())
-            for _ in range(5):
-                loop.run_until_complete(asyncio.sleep(0))
-            server.close()
+            if self._listening is not None:
+                loop.run_until_complete(_settle(loop, self._listening))
+            if self._server is not None:
+                self._server.close()
             loop.run_until_complete(self._end_connections())
             loop.close()
 
-    async def _end_connections(self) -> None:
-        for task in self._tasks:
+    async def _serve(self) -> None:
+        self._server = await asyncio.start_server(self._accept, sock=self._listening, ssl=self._tls)
+
+    async def _go_deaf(self, seconds: float) -> None:
+        """Break every connection but the caller's, and refuse new ones; after ``seconds``, unless 0, listen again."""
+        loop = asyncio.get_running_loop()
+        server, listening = self._server, self._listening
+        if server is None or listening is None:
+            return  # it is already
+        self._server = self._listening = None
+        taken = socket.socket()  # bound and not listening: the port is nobody else's, and connections are refused
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        taken.bind((self._host, self.port))
+        await _settle(loop, listening)
+        server.close()
+        # All of the loop's: those that asyncio itself accepts connections with wait for a handshake.
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+        async def hear() -> None:
+            try:
+                await asyncio.sleep(seconds) if seconds else await asyncio.Event().wait()
+                self._listening = self._listen()
+                await self._serve()
+            finally:
+                taken.close()
+
+        hearing = loop.create_task(hear())
+        self._tasks.add(hearing)
+        hearing.add_done_callback(self._tasks.discard)
+
+    async def _end_connections(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         # Aborted transports tell their protocols in a later turn of the loop.
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -200,8 +246,8 @@ class Origin:
                 if not behaviour.matches(request):
                     continue
                 seen[0] += 1
-                taken = seen[0] - behaviour.skip
-                if taken < 1 or (behaviour.times is not None and taken > behaviour.times):
+                before, other = divmod(seen[0] - behaviour.skip - 1, behaviour.every)
+                if before < 0 or other or (behaviour.times is not None and before >= behaviour.times):
                     continue
                 if behaviour.probability >= 1 or self._rng.random() < behaviour.probability:
                     return behaviour
@@ -209,25 +255,36 @@ class Origin:
 
     async def _handle(self, request: Request, writer: asyncio.StreamWriter) -> bool:
         """Answer one request; False where the connection has to end."""
-        behaviour = self._choose(request)
+        behaviour, sent = self._choose(request), self.sent
         with self._changed:
             self.in_flight += 1
             self.most_in_flight = max(self.most_in_flight, self.in_flight)
             self._changed.notify_all()
+        if behaviour.then is not None:
+            behaviour.then(request)
+        status, count = 0, [0]
         try:
+            if behaviour.deaf_s is not None:
+                await self._go_deaf(behaviour.deaf_s)
+                await _cut(writer, "reset")
+                return False
             if behaviour.stall_after == BEFORE_HEAD:
                 await self._released.wait()
             await asyncio.sleep(self.latency_s + behaviour.delay_s)
             if behaviour.cut_after == BEFORE_HEAD:
                 await _cut(writer, behaviour.cut)
                 return False
-            made = answer(request, self.files.get(request.path), behaviour)
+            made = answer(request, self.files.get(request.path), behaviour, self._etag_of)
+            if self._dialect is not None:
+                self._dialect(request, made)
+            status = made.status
             writer.write(_head(made))
             if request.method != "HEAD":
-                await self._body(made, behaviour, writer)
+                await self._body(made, behaviour, writer, count)
             return await self._ends_well(request, made, behaviour, writer)
         finally:
             with self._changed:
+                sent.append(Sent(request, behaviour, status, count[0]))
                 self.in_flight -= 1
                 self._changed.notify_all()
 
@@ -242,11 +299,12 @@ class Origin:
         closes = "close" in (made.headers.get("connection"), made.framing)
         return not (wants_close or closes or behaviour.hang_up != "no" or behaviour.length_error > 0)
 
-    async def _body(self, made: Answer, behaviour: Behaviour, writer: asyncio.StreamWriter) -> None:
+    async def _body(self, made: Answer, behaviour: Behaviour, writer: asyncio.StreamWriter, count: list[int]) -> None:
         view = memoryview(made.body)
         if behaviour.cut_after is not None:
             view = view[: behaviour.cut_after]
-        stops = [len(view)] if behaviour.stall_after is None else [behaviour.stall_after, len(view)]
+        stall_after = behaviour.stall_after
+        stops = [len(view)] if stall_after is None or stall_after > len(view) else [stall_after, len(view)]
         sent = 0
         for number, stop in enumerate(stops):
             if number:
@@ -257,12 +315,21 @@ class Origin:
                     writer.write(b"%x\r\n" % len(piece) + bytes(piece) + b"\r\n")
                 else:
                     writer.write(piece)
+                count[0] += len(piece)
                 await writer.drain()
                 if behaviour.rate_bytes_s:
                     await asyncio.sleep(len(piece) / behaviour.rate_bytes_s)
             sent = max(sent, stop)
         if made.framing == "chunked" and behaviour.cut_after is None:
             writer.write(b"0\r\n\r\n")
+
+
+async def _settle(loop: asyncio.AbstractEventLoop, listening: socket.socket) -> None:
+    """Accept no more. A connection accepted just now reaches `Origin._accept` some turns later, and needs the server
+    until then."""
+    loop.remove_reader(listening.fileno())
+    for _ in range(5):
+        await asyncio.sleep(0)
 
 
 def _pieces(view: memoryview, rate_bytes_s: float | None) -> Iterable[memoryview]:
@@ -284,11 +351,11 @@ async def _cut(writer: asyncio.StreamWriter, how: str) -> None:
         import termios
 
         deadline = time.monotonic() + 5
-        while time.monotonic() < deadline:
+        while sock.fileno() >= 0 and time.monotonic() < deadline:
             (unacknowledged,) = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))
             if unacknowledged == 0:
                 break
             await asyncio.sleep(0.001)
-    if how == "reset":
+    if how == "reset" and sock.fileno() >= 0:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         writer.transport.abort()

@@ -83,7 +83,7 @@ def test_leaving_early_kills_it_and_says_nothing() -> None:
             assert pipe.status == -9
         del pipe
         gc.collect()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
 
 
 def test_one_that_does_not_end_is_killed_after_its_time() -> None:

@@ -15,7 +15,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from tests.servers import Origin
 from tests.transfer.reading import KIB, bytes_of, data, outcomes, quick
-from wds_async.errors import MissingExtra, ShardNotFound, StorageError, TransferError
+from wds_async.errors import MissingExtra, ObjectChanged, ShardNotFound, StorageError, TransferError
 from wds_async.storage.base import Verdict
 from wds_async.storage.filesystems import known_protocol
 from wds_async.storage.generic import explain_foreign, reads_local_files
@@ -217,7 +217,7 @@ def test_reading_while_the_filesystem_hangs(moody: type[Moody]) -> None:
         protocol = "hangs"
 
         def cat_file(self, *args: Any, **kwargs: Any) -> bytes:
-            release.wait(10)
+            release.wait(40)
             return b""
 
     fsspec.register_implementation("hangs", Hangs, clobber=True)
@@ -227,7 +227,7 @@ def test_reading_while_the_filesystem_hangs(moody: type[Moody]) -> None:
     began = time.monotonic()
     with open_shards(["hangs://x.tar"], config=quick()) as reader:
         next(reader)
-    assert time.monotonic() - began < 2.5
+    assert time.monotonic() - began < 20
     release.set()
 
 
@@ -238,3 +238,27 @@ def test_missing_credentials_are_named_with_what_to_do() -> None:
     fault = explain_foreign(NoCredentialsError("none"))
     assert fault.verdict is Verdict.DENIED
     assert "AWS_*" in fault.advice
+
+
+def test_an_object_that_is_replaced_is_noticed_at_its_end(memory: MemoryFileSystem) -> None:
+    """The bytes have the right number: only the filesystem's own word of the object tells."""
+    size = 20 * PART
+    memory.pipe_file("/b/x.tar", data(size))
+    replaced = []
+
+    def replace() -> None:
+        if not replaced:
+            replaced.append(memory.pipe_file("/b/x.tar", data(size, 1)))
+
+    config = quick(budget_bytes=1 << 20, connections=2)
+    ((got, error),) = outcomes(["memory://b/x.tar"], config, after=replace)
+    assert isinstance(error, ObjectChanged)
+    assert len(got) < size
+
+
+def test_an_object_that_was_cut_is_no_broken_server(memory: MemoryFileSystem) -> None:
+    memory.pipe_file("/b/x.tar", data(20 * PART))
+    config = quick(budget_bytes=1 << 20, connections=2)
+    after = lambda: memory.pipe_file("/b/x.tar", b"")  # noqa: E731
+    ((_, error),) = outcomes(["memory://b/x.tar"], config, after=after)
+    assert isinstance(error, ObjectChanged)

@@ -16,6 +16,7 @@ from wds_async.dataset import WebDataset
 from wds_async.errors import ShardNotFound, TransferError, UrlError
 from wds_async.opening import gopen
 from wds_async.storage.schemes import gopen_schemes
+from wds_async.transfer import bridge
 from wds_async.transfer.reader import open_shards
 
 BYTES = data(3 * MIB + 17)
@@ -85,7 +86,8 @@ def test_an_entry_may_wrap_ours(origin: Origin) -> None:
     assert isinstance(error, ShardNotFound)
 
 
-def test_a_file_of_ours_that_is_left_keeps_nobody_waiting(origin: Origin) -> None:
+def test_a_file_of_ours_that_is_left_keeps_nobody_waiting(origin: Origin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bridge, "_STOP_WITHIN_S", 30.0)  # which it takes where thread and loop wait for each other
     url = origin.add("x.tar", data(256 * KIB))
     ours, files = gopen_schemes["http"], []
 
@@ -104,7 +106,7 @@ def test_a_file_of_ours_that_is_left_keeps_nobody_waiting(origin: Origin) -> Non
         assert next(reader).read() is not None
         began = time.monotonic()
     assert not _after(lambda: not _engine_threads())
-    assert time.monotonic() - began < 1.2  # 1.5 where its thread and the loop wait for each other
+    assert time.monotonic() - began < 15
 
 
 def _engine_threads() -> list[threading.Thread]:
@@ -112,7 +114,7 @@ def _engine_threads() -> list[threading.Thread]:
 
 
 def _after(condition: Callable[[], bool]) -> list[threading.Thread]:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.005)
     return _engine_threads()
@@ -191,7 +193,7 @@ def test_a_read_that_hangs_holds_nobody_up_and_closes_when_it_comes_back() -> No
     began = time.monotonic()
     with open_shards(["own:x"], config=quick()) as reader:
         assert next(reader).read() is not None
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 15
     assert not file.closed.is_set()
     goes_on.set()
     assert file.closed.wait(5)

@@ -93,7 +93,7 @@ def test_leaving_early_kills_the_whole_pipeline(tmp_path: Path) -> None:
         _wait_for(lambda: len(pids.read_text().split()) == 2)
     for pid in map(int, pids.read_text().split()):
         _wait_for(lambda pid=pid: not _runs(pid))
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 30
 
 
 def test_leaving_at_once_leaves_no_process() -> None:
@@ -132,7 +132,7 @@ def test_a_slow_command_is_not_held_back() -> None:
     with open_shards(["pipe:printf first; sleep 30"], config=quick()) as reader:
         shard = next(reader)
         assert bytes(shard.read() or b"") == b"first"
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 15
 
 
 def test_secure_mode(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def _runs(pid: int) -> bool:
     return state not in "ZX"
 
 
-def _wait_for(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
+def _wait_for(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"

@@ -8,7 +8,9 @@ import io
 import lzma
 import random
 import tarfile
+import tracemalloc
 import weakref
+import zlib
 from collections.abc import Callable
 
 import pytest
@@ -16,8 +18,8 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wds_async.errors import CorruptShard, ShardFormatError, TruncatedShard
-from wds_async.tar.decompress import PIECE_BYTES, plain
+from wds_async.errors import CorruptShard, FieldTooLarge, ShardFormatError, TruncatedShard
+from wds_async.tar.decompress import PIECE_BYTES, gunzip, plain
 from wds_async.tar.parse import members
 from wds_async.tar.source import Read
 
@@ -134,8 +136,9 @@ def test_a_bomb_comes_out_in_bounded_pieces(kind: str) -> None:
 def test_an_early_end_is_told_with_its_offset(kind: str, where: int, size: int) -> None:
     packed = PACK[kind](noise(2000))
     feed = Feed(packed[:where], size)
-    with pytest.raises(TruncatedShard, match=f"{URL}: the .* ends early, after {where} compressed bytes"):
+    with pytest.raises(TruncatedShard, match=f"{URL}: the .* ends early, after {where} compressed bytes") as info:
         drain(plain(feed, URL))
+    assert (info.value.shard, info.value.offset) == (URL, where)
     feed.check()
 
 
@@ -163,6 +166,102 @@ def test_damage_is_never_passed_off_as_data(kind: str, where: float, flip: int, 
 def test_garbage_behind_a_stream_is_damage(kind: str) -> None:
     with pytest.raises(CorruptShard):
         unpack(PACK[kind](b"data") + b"no member of anything")
+
+
+def packed_tar(kind: str, sizes: list[int]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for number, size in enumerate(sizes):
+            info = tarfile.TarInfo(f"{number}.bin")
+            info.size = size
+            tar.addfile(info, io.BytesIO(bytes(size)))
+    return PACK[kind](out.getvalue())
+
+
+@pytest.mark.parametrize(("kind", "tail"), [("gzip", 8), ("gzip", 4), ("bzip2", 4), ("xz", 30), ("zstd", 4)])
+def test_a_checksum_that_fails_at_the_very_end_is_told_behind_the_members(kind: str, tail: int) -> None:
+    """The members were delivered before it could be known."""
+    packed = bytearray(packed_tar(kind, [100, 3_000_000]))
+    packed[-tail] ^= 1
+    parsed = members(plain(Feed(bytes(packed), 1000), URL), URL)
+    if kind != "bzip2":  # which checks each block before it gives it
+        assert next(parsed)[0] == "0.bin"
+    with pytest.raises(CorruptShard) as info:
+        list(parsed)
+    assert (info.value.shard, info.value.offset) == (URL, len(packed))
+
+
+@pytest.mark.parametrize("kind", PACK)
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_bomb_takes_no_more_memory_than_its_fields_may(kind: str, wanted: bool) -> None:
+    bomb = packed_tar(kind, [1000, 40 << 20, 10])
+    assert len(bomb) < 100_000
+    read, found = plain(Feed(bomb, 1 << 20), URL), []
+    tracemalloc.start()
+    try:
+        for name, data, _ in members(read, URL, admit=(lambda name: name if wanted or name != "1.bin" else None)):
+            found.append((name, len(data)))
+            del data
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found == [("0.bin", 1000), ("1.bin", 40 << 20), ("2.bin", 10)][:: 1 if wanted else 2]
+    assert most < (100 << 20 if wanted else 16 << 20)
+
+
+@pytest.mark.parametrize("kind", ["gzip", "zstd"])
+def test_a_field_above_the_limit_is_not_unpacked(kind: str) -> None:
+    read = plain(Feed(packed_tar(kind, [1000, 40 << 20]), 1000), URL)
+    tracemalloc.start()
+    try:
+        with pytest.raises(FieldTooLarge, match=r"'1\.bin'"):
+            list(members(read, URL, max_field_bytes=1 << 20))
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def zstd_frame(window_log: int) -> bytes:
+    return b"\x28\xb5\x2f\xfd\0" + bytes([(window_log - 10) << 3]) + (1 | 1 << 3).to_bytes(3, "little") + b"x"
+
+
+def test_windows_are_bounded() -> None:
+    assert unpack(zstd_frame(29)) == b"x"
+    with pytest.raises(CorruptShard, match="zstd stream wants more than 512 MiB"):
+        unpack(zstd_frame(30))
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 1 << 30}]
+    with pytest.raises(CorruptShard, match="xz stream wants more than 512 MiB"):
+        unpack(lzma.compress(b"x" * 100, filters=filters))
+
+
+def test_gunzip_is_as_gzips_and_bounded() -> None:
+    data = noise(3000)
+    packed = gzip.compress(data)
+    assert gunzip(b"") == gzip.decompress(b"") == b""
+    assert gunzip(packed) == data
+    assert gunzip(packed + bytes(9) + packed + bytes(100)) == data * 2
+    assert gunzip(packed, 3000) == data
+    for limit, many in ((2999, 1), (0, 1), (5999, 2)):
+        with pytest.raises(FieldTooLarge, match=f"{limit} bytes"):
+            gunzip(packed * many, limit)
+    with pytest.raises(EOFError):
+        gunzip(packed[:-3])
+    for wrong in (b"text", packed + b"text"):
+        with pytest.raises(gzip.BadGzipFile):
+            gunzip(wrong)
+    with pytest.raises(zlib.error):
+        gunzip(packed[:-8] + bytes(8))
+
+
+def test_gunzip_unpacks_no_more_than_it_may() -> None:
+    bomb = gzip.compress(bytes(50_000_000))
+    tracemalloc.start()
+    try:
+        with pytest.raises(FieldTooLarge):
+            gunzip(bomb, 1 << 20)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_errors_show_no_secret() -> None:

@@ -6,7 +6,7 @@ import copy
 import io
 import pickle
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -202,3 +202,31 @@ def test_extensions_without_end_do_not_pile_up() -> None:
     found = list(samples(many, URL))
     assert len(found) == 10_000
     assert found[-1]["e9999"] == b""
+
+
+def test_a_sample_that_is_cut_is_told_of() -> None:
+    told: list[tuple[str, Exception]] = []
+
+    def on_cut(key: str, exn: Exception) -> bool:
+        told.append((key, exn))
+        return whole
+
+    def broken() -> Iterator[Member]:
+        yield from [("a.x", b"1", 0), ("b.x", b"2", 512)]
+        raise error
+
+    error = TruncatedShard("cut")
+    whole = False
+    seen: list[str] = []
+    with pytest.raises(TruncatedShard):
+        seen.extend(s["__key__"] for s in samples(broken(), URL, on_cut=on_cut))
+    assert (seen, told) == (["a"], [("b", error)])
+    whole = True  # what ended the shard was no damage
+    assert [s["__key__"] for s in samples(broken(), URL, on_cut=on_cut)] == ["a", "b"]
+
+
+def test_the_first_sample_behind_a_gap_is_dropped() -> None:
+    told: list[tuple[str, int]] = []
+    given: list[Member] = [("a.y", b"1", 512), ("a.z", b"2", 1024), ("b.x", b"3", 1536)]
+    found = list(samples(given, URL, drop_first=lambda key, offset: told.append((key, offset))))
+    assert ([dict(s) for s in found], told) == ([{"__key__": "b", "__url__": URL, "x": b"3"}], [("a", 512)])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import tarfile
-import zlib
 
 import pytest
 
-from wds_async.errors import CorruptShard, TruncatedShard
-from wds_async.tar.headers import BLOCK, LOW_SUMS, Headers, pass_over, shown
+from tests.servers.shards import make_tar
+from wds_async.errors import CorruptShard, NotATar, TruncatedShard
+from wds_async.tar.headers import BLOCK, Headers, pass_over, shown
+from wds_async.tar.resync import resync
 from wds_async.tar.source import Source
 
 LONG = "d/" + "n" * 200
@@ -67,8 +68,60 @@ def test_an_extension_header_without_its_member() -> None:
     walked.drop()
 
 
-def test_sums_are_those_of_zlib() -> None:
-    header = archive()[:BLOCK]
-    assert zlib.adler32(header) & 0xFFFF == LOW_SUMS[header[148:156]]
-    assert LOW_SUMS[b"no octal"] == -1
+def test_where_a_bad_header_leaves_the_source() -> None:
+    data = archive()[: 2 * BLOCK] + b"x" * BLOCK
+    walked = source(data)
+    headers = Headers(walked)
+    headers.next(-1)
+    pass_over(walked, BLOCK, 0)
+    with pytest.raises(CorruptShard) as info:
+        headers.next(-1)
+    assert (info.value.shard, info.value.offset) == ("x.tar", 2 * BLOCK)
+    assert walked.offset == 2 * BLOCK
+    assert walked.take(BLOCK) == b"x" * BLOCK
+    walked.drop()
+
+
+def test_errors_know_their_place() -> None:
+    for data, offset in ((archive()[: BLOCK + 3], BLOCK + 3), (archive()[: 2 * BLOCK + 9], 2 * BLOCK + 9)):
+        walked = source(data)
+        headers = Headers(walked)
+        headers.next(-1)
+        if offset > 2 * BLOCK:
+            pass_over(walked, BLOCK, 0)
+        with pytest.raises(TruncatedShard) as info:
+            headers.next(-1) if offset > 2 * BLOCK else pass_over(walked, BLOCK, 0)
+        assert (info.value.shard, info.value.offset) == ("x.tar", offset)
+    with pytest.raises(NotATar) as begin:
+        Headers(source(b"x" * BLOCK)).next(-1)
+    assert begin.value.offset == 0
+
+
+def test_a_name_is_shown_up_to_a_point() -> None:
     assert shown("n" * 300) == repr("n" * 200 + "…")
+
+
+@pytest.mark.parametrize("blocks", [1, 3, 5])
+def test_a_hole_of_zeros_before_a_header_is_damage(blocks: int) -> None:
+    """What it hides would be lost silently, and a sample might come without the fields that were there."""
+    whole = make_tar([("a.txt", b"x" * 100), ("a.cls", b"x" * 512 * (blocks - 1)), ("b.txt", b"y")])
+    hole = 2 * BLOCK
+    headers = Headers(source(whole[:hole] + bytes(BLOCK * blocks) + whole[hole + BLOCK * blocks :]))
+    assert headers.next(-1) == ("a.txt", 100, 0)
+    pass_over(headers.source, BLOCK, 0)
+    with pytest.raises(CorruptShard, match=f"zeros from byte {hole} to {hole + BLOCK * blocks}") as caught:
+        headers.next(-1)
+    assert caught.value.offset == hole
+    assert resync(headers.source, since=hole) == BLOCK * blocks
+    assert headers.next(-1) == ("b.txt", 1, hole + BLOCK * blocks)
+
+
+@pytest.mark.parametrize("record", [2 * BLOCK, 20 * BLOCK, 64 * BLOCK])
+def test_archives_that_end_as_programs_end_them_are_read_on(record: int) -> None:
+    archive = make_tar([("a.txt", b"x" * 100)])[: 2 * BLOCK]
+    ended = archive + bytes(2 * BLOCK if record == 2 * BLOCK else record - 2 * BLOCK)
+    headers = Headers(source(ended * 3))
+    for n in range(3):
+        assert headers.next(-1) == ("a.txt", 100, n * len(ended))
+        pass_over(headers.source, BLOCK, 0)
+    assert headers.next(-1) is None

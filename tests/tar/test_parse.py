@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from wds_async.errors import CorruptShard, FieldTooLarge, NotATar, ShardFormatError, TruncatedShard
@@ -149,11 +149,15 @@ def test_equals_tarfile_whatever_the_pieces(entries: list[Entry], format: int, s
 @settings(max_examples=150, deadline=None)
 @given(
     parts=st.lists(st.tuples(entries, st.sampled_from(FORMATS)), min_size=1, max_size=3),
-    zeros=st.integers(0, 3),
+    filled=st.booleans(),
     sizes=cuts,
 )
-def test_concatenated_archives_are_read_on(parts: list[tuple[list[Entry], int]], zeros: int, sizes: list[int]) -> None:
-    data = b"".join(archive(entries, format) + b"\0" * 512 * zeros for entries, format in parts)
+def test_concatenated_archives_are_read_on(
+    parts: list[tuple[list[Entry], int]], filled: bool, sizes: list[int]
+) -> None:
+    archives = [one for entries, format in parts if (one := archive(entries, format)).strip(b"\0")]
+    assume(archives)
+    data = b"".join(one + bytes(-len(one) % 10240 if filled else 0) for one in archives)
     assert [tuple(member) for member in parse(data, sizes)] == by_tarfile(data, ignore_zeros=True)
 
 
@@ -362,6 +366,29 @@ def test_a_pax_size_that_is_none_is_corrupt() -> None:
 def test_extension_headers_are_bounded(kind: bytes, size: int) -> None:
     with pytest.raises(CorruptShard, match="extension header at byte 0"):
         parse(header(kind=kind, size=b"%011o\0" % size) + b"x" * 4096)
+
+
+def test_a_pax_name_is_bounded_as_a_long_one() -> None:
+    assert len(parse(pax(b"x", b"path=" + b"n" * (64 << 10)) + header() + END)[0][0]) == 64 << 10
+    with pytest.raises(CorruptShard, match=r"byte 0 is damaged: a path of 65537 bytes"):
+        parse(pax(b"x", b"path=" + b"n" * ((64 << 10) + 1)) + header() + END)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "/etc/passwd.txt", "../up.txt", "\x1b[31m\a.txt", "a\nb.txt", "a//b.txt", "..", "?"]
+)
+def test_names_are_handed_on_as_they_are(name: str) -> None:
+    """They are names, and nothing here takes one for a path; messages show them quoted."""
+    assert parse(header(name=name.encode() + b"\0" * (100 - len(name))) + END) == [(name, b"", 0)]
+    large = header(name=name.encode() + b"\0" * (100 - len(name)), size=b"%011o\0" % 5)
+    with pytest.raises(FieldTooLarge) as info:
+        parse(large + padded(b"hello") + END, max_field_bytes=4)
+    assert str(info.value).isprintable()
+
+
+def test_members_without_data_are_as_many_as_there_are() -> None:
+    pieces = iter([memoryview(header() * 2000)] * 10)
+    assert sum(1 for _ in members(lambda: next(pieces, None), URL)) == 20_000
 
 
 @pytest.mark.parametrize("rest", [END, b"garbage!" * 64])

@@ -62,6 +62,38 @@ def test_takes_and_skips_like_a_file(data: bytes, sizes: list[int], steps: list[
     feed.check()
 
 
+@given(
+    data=st.binary(max_size=300),
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=5),
+    steps=st.lists(st.tuples(st.integers(0, 90), st.integers(0, 90)), max_size=12),
+)
+def test_what_is_put_back_comes_again(data: bytes, sizes: list[int], steps: list[tuple[int, int]]) -> None:
+    feed = Feed(data, endless(sizes))
+    source = Source(feed, "u")
+    at = 0
+    for size, back in steps:
+        taken = source.take(size)
+        assert taken == data[at : at + size]
+        kept = max(len(taken) - back, 0)
+        arrived = source.arrived
+        source.put_back(taken[kept:])
+        assert source.arrived == arrived == len(data) - len(feed.left)
+        at += kept
+        assert source.offset == at
+    assert source.take(1000) == data[at:]
+    source.drop()
+    feed.check()
+
+
+def test_what_was_put_back_goes_with_the_piece() -> None:
+    feed = Feed(b"abcdef", endless([4]))
+    source = Source(feed, "u")
+    source.put_back(source.take(5))
+    source.drop()
+    feed.check()
+    assert source.take(9) == b""
+
+
 def test_empty_pieces_are_passed_over_and_the_end_is_sticky() -> None:
     pieces = iter([memoryview(b""), memoryview(b"ab"), memoryview(b""), memoryview(b"c")])
     source = Source(lambda: next(pieces, None), "u")

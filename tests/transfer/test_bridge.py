@@ -85,7 +85,7 @@ def test_a_collection_within_acquire_does_not_deadlock(origin: Origin) -> None:
     thread.start()
     thread.join(5)
     assert not thread.is_alive()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while _engines() and time.monotonic() < deadline:
         time.sleep(0.001)
     assert _engines() == 0
@@ -196,7 +196,7 @@ def test_leaving_while_everything_stalls(origin: Origin) -> None:
     with open_shards(urls) as reader:
         next(reader)
         origin.wait_until(lambda server: server.in_flight > 0)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 15
     origin.release()
 
 

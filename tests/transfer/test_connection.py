@@ -16,7 +16,9 @@ from tests.servers import Tls
 from tests.transfer.reading import data
 from wds_async.transfer.bridge import new_event_loop
 from wds_async.transfer.connection import (
+    FIELDS_LIMIT,
     HEAD_LIMIT_BYTES,
+    PACE_BYTES,
     Connection,
     ConnectionBroken,
     Head,
@@ -214,8 +216,10 @@ def test_what_accept_raises_is_raised(loop: asyncio.AbstractEventLoop) -> None:
         b"HTTP/1.1 200 OK\r\nX: " + b"y" * (HEAD_LIMIT_BYTES + 1),
         b"",
         b"HTTP/1.1 200 OK\r\n",
+        b"HTTP/1.1 100 Continue\r\n\r\n" * (HEAD_LIMIT_BYTES // 25 + 700),
+        b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * (FIELDS_LIMIT + 2) + b"content-length: 0\r\n\r\n",
     ],
-    ids=["ssh", "http2", "tls", "lengths", "endless", "nothing", "half"],
+    ids=["ssh", "http2", "tls", "lengths", "endless", "nothing", "half", "interim", "fields"],
 )
 def test_what_is_not_http(loop: asyncio.AbstractEventLoop, raw: bytes) -> None:
     async def scenario(connection: Connection) -> None:
@@ -223,6 +227,78 @@ def test_what_is_not_http(loop: asyncio.AbstractEventLoop, raw: bytes) -> None:
             await connection.exchange(b"GET / HTTP/1.1\r\n\r\n", lambda head: memoryview(bytearray(1)))
 
     _talk(loop, [[raw]], scenario)
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 (nothing tells of it)
+        await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize(
+    ("come", "said"),
+    [
+        (b"", "no byte arrived for 30 s"),
+        (b"HTTP/1.1 200 OK\r\nA", "the answer's head was not complete within 30 s"),
+        (_head(100_000) + b"x" * 500, "less than 16 KiB arrived within 30 s"),
+    ],
+    ids=["silence", "slow head", "trickle"],
+)
+def test_what_counts_as_a_stall(loop: asyncio.AbstractEventLoop, come: bytes, said: str) -> None:
+    async def scenario(connection: Connection) -> None:
+        slab = memoryview(bytearray(100_000))
+        task = asyncio.ensure_future(connection.exchange(b"GET / HTTP/1.1\r\n\r\n", lambda head: slab))
+        await asyncio.sleep(0)
+        asked_at = connection.moved_at
+        if come:  # each byte is one that moved, and renews nothing
+            await _until(lambda: connection.moved_at > asked_at or connection.received > 0 or bool(connection._early))
+            connection.moved_at = asked_at + 25
+        assert connection.too_slow(asked_at + 29, 30) == ""
+        if connection.received:
+            assert connection.too_slow(connection._paced_at + 29.9, 30) == ""
+        assert connection.too_slow(connection._paced_at + 30.1, 30) == said
+        task.cancel()
+        await asyncio.wait([task])
+        assert connection.too_slow(asked_at + 1e6, 30) == ""  # nobody waits
+
+    # The server waits for another request, and keeps the connection open meanwhile.
+    _talk(loop, [[come] if come else [], []], scenario)
+
+
+def test_sixteen_kib_are_progress(loop: asyncio.AbstractEventLoop) -> None:
+    async def scenario(connection: Connection) -> None:
+        slab = memoryview(bytearray(1_000_000))
+        task = asyncio.ensure_future(connection.exchange(b"GET / HTTP/1.1\r\n\r\n", lambda head: slab))
+        await _until(lambda: connection._body is not None)
+        # What lies in the kernel below the low water mark is seen once nothing has moved for a second.
+        at = connection._paced_at
+        assert connection.too_slow(at + 5, 30) == ""
+        await _until(lambda: connection.received >= PACE_BYTES)
+        assert connection.too_slow(at + 20, 30) == ""
+        marked_at = connection._paced_at
+        assert marked_at >= at + 5
+        assert connection.too_slow(marked_at + 29, 30) == ""
+        assert connection.too_slow(marked_at + 31, 30).startswith("no byte")
+        task.cancel()
+        await asyncio.wait([task])
+
+    _talk(loop, [[_head(1_000_000) + b"x" * PACE_BYTES], []], scenario)
+
+
+def test_after_an_abort_nothing_is_written(loop: asyncio.AbstractEventLoop) -> None:
+    slab = bytearray(100_000)
+
+    async def scenario(connection: Connection) -> None:
+        exchange = connection.exchange(b"GET / HTTP/1.1\r\n\r\n", lambda head: memoryview(slab))
+        task = asyncio.ensure_future(exchange)
+        await _until(lambda: connection.received > 0)
+        connection.abort()
+        slab[:] = bytes(len(slab))
+        with pytest.raises(ConnectionBroken, match="aborted"):
+            await task
+        await asyncio.sleep(0.02)
+        assert slab == bytes(len(slab))
+
+    _talk(loop, [[_head(len(slab)) + b"x" * 10] + [b"y" * 1000] * 99, []], scenario)
 
 
 def test_a_cancelled_exchange_writes_no_more(loop: asyncio.AbstractEventLoop) -> None:

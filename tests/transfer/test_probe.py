@@ -115,11 +115,11 @@ def test_redirects_are_followed_and_credentials_stay_behind(origin: Origin) -> N
 def test_a_server_without_ranges_is_left_after_the_first_bytes(origin: Origin, fault: dict[str, bool]) -> None:
     content = data(16 * MIB)
     url = origin.add("x.tar", content)
-    origin.behave(rate_bytes_s=4 * MIB, **fault)  # the whole would take seconds
+    origin.behave(rate_bytes_s=MIB // 2, **fault)  # the whole would take half a minute
     counters, began = Counters(), time.monotonic()
     (found,) = look(url, counters=counters)
     assert (found.head, found.error) == (content[:HEAD_BYTES], None)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 15
     assert snapshot(counters).wire_bytes == HEAD_BYTES
     origin.wait_until(lambda server: server.in_flight == 0, 3)  # aborted, and not read to its end
     assert len(origin.requests) <= 3
@@ -212,7 +212,7 @@ def test_a_deadline_for_each(origin: Origin) -> None:
     origin.behave(path="/slow.tar", stall_after=BEFORE_HEAD)
     began = time.monotonic()
     found = look(slow, good, timeout_s=0.3)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 15
     assert isinstance(found[0].error, FetchTimeout)
     assert "no answer within 0.3 s" in str(found[0].error)
     assert found[1].head == b"good"
@@ -256,7 +256,7 @@ def test_left_while_a_server_does_not_answer(origin: Origin) -> None:
     origin.wait_until(lambda server: len(server.requests) == 2)
     began = time.monotonic()
     results.close()  # type: ignore[attr-defined]
-    assert time.monotonic() - began < 1.5
+    assert time.monotonic() - began < 15
     origin.release()
     origin.wait_until(lambda server: server.open_connections == 0, 3)
 
@@ -293,7 +293,7 @@ def test_ctrl_c_ends_it(origin: Origin) -> None:
     began = time.monotonic()
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=20)
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 15
     assert err.strip().endswith(b"KeyboardInterrupt")
     assert process.returncode != 0
 

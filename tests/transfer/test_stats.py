@@ -103,3 +103,12 @@ def test_cells() -> None:
 def test_what_sets_the_pace(wait_s: float, words: str) -> None:
     assert words in Stats(bytes=1, read_s=10, wait_s=wait_s).bound_by()
     assert Stats().bound_by() == "nothing was read"
+
+
+def test_notes_in_the_folder_are_no_counters() -> None:
+    board = Board()
+    board.counters().add("bytes", 7)
+    board.folder.mkdir(parents=True)
+    (board.folder / "x.lines").write_bytes(bytes([1]) * 8 * len(Stats().as_dict()))
+    assert board.total() == Stats(bytes=7, processes=1)
+    assert board.counters().get("bytes") == 7

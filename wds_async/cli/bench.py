@@ -18,7 +18,9 @@ from wds_async import environment, spec
 from wds_async.cli import advice, shards
 from wds_async.cli.measure import Job, Moment, Outcome, measure
 
-__all__ = ["command", "figures", "table", "watched"]
+__all__ = ["command", "decided", "figures", "table", "watched"]
+
+_DECISIONS_SHOWN = 10
 
 
 @click.command("bench")
@@ -43,7 +45,8 @@ def command(*, url: tuple[str, ...], **options: Any) -> None:
     shards), or one package.module:function: the pipeline that it returns is measured as it is.
 
     Each measurement is a process of its own. Bytes are those of the samples' fields as stored. With several
-    worker counts, workers and a memory budget are recommended, with the reason.
+    worker counts, workers and a memory budget are recommended, with the reason. Connections are as many as the
+    engine found to pay; what it decided, and why, stands below the table.
 
     Example: wds-async bench 'https://host/train-{000..009}.tar' --workers 1,2,4 --png bench.png
 
@@ -172,6 +175,8 @@ def _report(outcomes: list[Outcome], hint: advice.Advice | None, options: dict[s
                 console.print(
                     f"[dim]{advice.named(outcome.job.workers)}:[/] {outcome.bound_by}", highlight=False, soft_wrap=True
                 )
+            for line in decided(outcome):
+                console.print(f"[dim]{line}[/]", highlight=False, soft_wrap=True)
         if hint is not None:
             console.print(f"[bold green]Recommended:[/] {hint.text}", highlight=False, soft_wrap=True)
     if options["png"]:
@@ -179,6 +184,16 @@ def _report(outcomes: list[Outcome], hint: advice.Advice | None, options: dict[s
 
         chart.bench(outcomes, options["png"])
         click.echo(f"chart: {options['png']}", err=True)
+
+
+def decided(outcome: Outcome) -> list[str]:
+    """What the engine decided on its connections, a line each; of many the first and the last."""
+    lines = [f"  {at_s:6.2f} s  {text}" for at_s, text in outcome.decisions]
+    left_out = len(lines) - _DECISIONS_SHOWN
+    if left_out > 0:
+        half = _DECISIONS_SHOWN // 2
+        lines[half:-half] = [f"      …     {left_out} more (--json has them)"]
+    return lines
 
 
 def figures(outcome: Outcome) -> dict[str, Any]:
@@ -197,6 +212,8 @@ def figures(outcome: Outcome) -> dict[str, Any]:
         "peak_bytes": outcome.peak_bytes,
         "peak_bytes_above_import": outcome.peak_bytes - outcome.base_bytes,
         "bound_by": outcome.bound_by,
+        "connections": outcome.connections,
+        "decisions": [{"at_s": at_s, "text": text} for at_s, text in outcome.decisions],
         "stats": outcome.stats,
     }
 
@@ -205,7 +222,7 @@ def table(outcomes: list[Outcome]) -> Table:
     """The summary; where webdataset was measured beside ours, a row of ratios follows each pair."""
     drawn = Table(box=None, header_style="bold", pad_edge=False)
     drawn.add_column("reader")
-    for name in ("workers", "MB/s", "samples/s", "CPU s/GB", "peak memory", "first sample"):
+    for name in ("workers", "MB/s", "samples/s", "CPU s/GB", "peak memory", "first sample", "conns"):
         drawn.add_column(name, justify="right")
     ours: Outcome | None = None
     for outcome in outcomes:
@@ -217,6 +234,7 @@ def table(outcomes: list[Outcome]) -> Table:
             f"{outcome.cpu_s_per_gb:.2f}",
             shards.human(outcome.peak_bytes),
             f"{outcome.first_s * 1e3:,.0f} ms",
+            str(outcome.connections or "–"),
         )
         if outcome.job.library == "wds_async":
             ours = outcome
@@ -237,4 +255,5 @@ def _ratios(ours: Outcome, theirs: Outcome) -> list[str]:
         ratio(theirs.cpu_s_per_gb, ours.cpu_s_per_gb),
         ratio(theirs.peak_bytes, ours.peak_bytes),
         ratio(theirs.first_s, ours.first_s),
+        "",
     ]

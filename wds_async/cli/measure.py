@@ -8,6 +8,7 @@ process and everything it started, from after the imports on; memory is resident
 from __future__ import annotations
 
 import gc
+import logging
 import math
 import multiprocessing
 import signal
@@ -27,6 +28,7 @@ __all__ = ["Job", "Moment", "Outcome", "measure"]
 
 _TICK_S = 0.2
 _GRACE_S = 5.0
+_DECISIONS_KEPT = 200
 WEIGHT = "__weight__"
 
 
@@ -81,6 +83,9 @@ class Outcome:
     stats: dict[str, Any] = field(default_factory=dict)
     bound_by: str = ""
     moments: tuple[Moment, ...] = ()
+    decisions: tuple[tuple[float, str], ...] = ()
+    """What the engine of the reading process decided on its connections: seconds after the start, and why. What its
+    DataLoader workers decide stays theirs."""
 
     @property
     def rate(self) -> float:
@@ -91,6 +96,11 @@ class Outcome:
     def samples_rate(self) -> float:
         """Samples a second."""
         return self._rate(self.samples, self.first_samples)
+
+    @property
+    def connections(self) -> int:
+        """Parts that may be in flight, of all its processes together; 0 where nothing came over a network."""
+        return round(self.stats.get("connections_limit", 0)) if self.stats.get("connections_peak") else 0
 
     def _rate(self, total: int, first: int) -> float:
         if total > first and self.wall_s > self.first_s:
@@ -146,6 +156,22 @@ class _Tally:
         self.first_s = 0.0
 
 
+class _Decisions(logging.Handler):
+    """The lines of the engine's ``wds_async.control``, each with its second; the first `_DECISIONS_KEPT` of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._start = time.time()
+        self.taken: list[tuple[float, str]] = []
+        logger = logging.getLogger("wds_async.control")
+        logger.setLevel(logging.INFO)
+        logger.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if len(self.taken) < _DECISIONS_KEPT:
+            self.taken.append((round(record.created - self._start, 3), record.getMessage()))
+
+
 def _main(job: Job, report: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; it ends this process
     # By an exception, so that DataLoader workers are ended too; of themselves they may hang on a full queue.
@@ -162,7 +188,7 @@ def _read(job: Job, report: Connection) -> Outcome:
     source, total = _SOURCES[job.library](job)
     base = usage.peak_bytes()
     cpu, start = usage.cpu_s(), time.monotonic()
-    tally = _Tally()
+    tally, decisions = _Tally(), _Decisions()
     peak = [base]
     done = threading.Event()
 
@@ -196,6 +222,7 @@ def _read(job: Job, report: Connection) -> Outcome:
         peak_bytes=max(peak[0], usage.peak_bytes()),
         stats={} if stats is None else stats.as_dict(),
         bound_by="" if stats is None else stats.bound_by(),
+        decisions=tuple(decisions.taken),
     )
 
 

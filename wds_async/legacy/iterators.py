@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from wds_async.filters import transform_with
-from wds_async.handlers import Handler, reraise_exception
+from wds_async.handlers import Handler, passed, reraise_exception
 from wds_async.pipeline import pipelinefilter
 from wds_async.shardlists import split_by_worker
 
@@ -22,7 +22,7 @@ def _map_stream(
         try:
             result = sample if f is None else f(sample)
         except Exception as exn:
-            if handler(exn):
+            if passed(handler, exn, sample):
                 continue
             return
         if isinstance(result, dict) and isinstance(sample, dict):

@@ -35,10 +35,12 @@ __all__ = [
     "Backend",
     "Call",
     "Checksum",
+    "Contradiction",
     "Description",
     "Entry",
     "Fault",
     "LocalFile",
+    "ObjectReplaced",
     "Ranges",
     "RefusedAnswer",
     "Request",
@@ -160,6 +162,14 @@ class RefusedAnswer(Exception):
     def __init__(self, answer: Answer) -> None:
         super().__init__(f"HTTP {answer.status}")
         self.answer = answer
+
+
+class Contradiction(ConnectionError):
+    """The answer contradicts the request: other bytes than those asked for, or not as many as it says."""
+
+
+class ObjectReplaced(Exception):
+    """The object is not the one that was read before."""
 
 
 @dataclass(frozen=True, slots=True)

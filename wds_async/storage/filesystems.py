@@ -16,7 +16,7 @@ from typing import Any
 
 from wds_async.errors import MissingExtra, UrlError
 from wds_async.redact import redact
-from wds_async.storage.base import Call, Entry
+from wds_async.storage.base import Call, Contradiction, Entry, ObjectReplaced
 from wds_async.storage.sessions import end_session, holds_connection, prepared_session, read_range, said_by_url, started
 from wds_async.urls import links
 
@@ -169,13 +169,18 @@ class Filesystems:
     async def ranges(self, url: str) -> FsspecRanges:
         """``url`` read by the filesystem's own client: the way that every store has."""
         filesystem, path = await self.find(url)
-        info = await (filesystem._info(path) if is_async(filesystem) else self.take(filesystem, filesystem.info, path))
+        info = await self.info(filesystem, path)
         if info.get("type") == "directory":
             raise IsADirectoryError(path)
         size = info.get("size")
         if size is None:
             raise UrlError(f"{redact(url)}: its filesystem does not tell its size; copy it to a store that does")
         return FsspecRanges(self, url, (filesystem, path), int(size), _identity(info))
+
+    async def info(self, filesystem: Any, path: str) -> dict[str, Any]:
+        """What the filesystem knows of ``path``."""
+        asked = filesystem._info(path) if is_async(filesystem) else self.take(filesystem, filesystem.info, path)
+        return dict(await asked)
 
     async def entries(self, url: str) -> AsyncIterator[Entry]:
         """What is in the folder ``url`` (which ends with "/"), in the filesystem's order; folders end with "/"."""
@@ -241,13 +246,23 @@ class Filesystems:
 
 
 def _identity(info: dict[str, Any]) -> str:
-    for name in ("ETag", "etag", "generation", "md5Hash", "mtime", "LastModified", "last_modified", "created"):
+    for name in (
+        "ETag",
+        "etag",
+        "generation",
+        "md5Hash",
+        "mtime",
+        "LastModified",
+        "last_modified",
+        "modified",
+        "created",
+    ):
         if info.get(name):
             return f"{name} {info[name]}, {info.get('size')} bytes"
     return f"{info.get('size')} bytes"
 
 
-_MODIFIED = ("mtime", "LastModified", "last_modified", "updated", "created")
+_MODIFIED = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
 
 
 def _modified(info: dict[str, Any]) -> float | None:
@@ -281,13 +296,20 @@ class _Turn:
 
 
 class FsspecRanges:
-    """An object whose ranges a filesystem reads, always with an explicit end (without one gcsfs asks three times)."""
+    """An object whose ranges a filesystem reads, always with an explicit end (without one gcsfs asks three times).
+
+    Such a client gives bytes, and not the answer that they came in. So their number is checked; and what the filesystem
+    says of the object (size and its tag or time) is looked at again where a range comes short, and once when as many
+    bytes as the object has were read. Not seen are: other bytes of the right number, an object that was replaced by
+    one of the same size by a server that tells no tag and no time, and one that was replaced where the filesystem
+    remembers its listings (FTP does)."""
 
     def __init__(self, owner: Filesystems, url: str, found: tuple[Any, str], size: int, identity: str) -> None:
         self._owner, self._url = owner, url
         self._filesystem, self._path = found
         self.size = size
         self.identity = identity
+        self._left = size
 
     async def read(self, start: int, stop: int) -> bytes:
         if self._owner.lost(self._filesystem):
@@ -296,4 +318,19 @@ class FsspecRanges:
             data = await self._filesystem._cat_file(self._path, start=start, end=stop)
         else:
             data = await self._owner.take(self._filesystem, read_range, self._filesystem, self._path, start, stop)
+        if len(data) != stop - start:
+            await self._look_again()
+        if not 0 < len(data) <= stop - start:  # a client may give less than it was asked for, but something
+            raise Contradiction(f"asked for {stop - start} bytes, the filesystem gave {len(data)}")
+        before, self._left = self._left, self._left - len(data)
+        if before > 0 >= self._left:
+            await self._look_again()
         return bytes(data) if not isinstance(data, bytes) else data
+
+    async def _look_again(self) -> None:
+        """`ObjectReplaced` where the filesystem now says something else of the object."""
+        identity = self.identity
+        with contextlib.suppress(Exception):  # it cannot be had: nothing was seen
+            identity = _identity(await self._owner.info(self._filesystem, self._path))
+        if identity != self.identity:
+            raise ObjectReplaced(f"it was {self.identity} and is now {identity}")

@@ -131,8 +131,9 @@ def explain_session(exn: BaseException, user: str = "") -> Fault | None:
     if name == "HTTPError" and isinstance(status, int):
         if status in (401, 403, 407):
             return denied
-        again = status in (408, 425, 429) or status >= 500
-        return Fault(Verdict.TRANSIENT if again else Verdict.FATAL, f"the server answered {status}")
+        again = status in (408, 409, 425, 429) or status >= 500
+        verdict = Verdict.TRANSIENT if again else Verdict.FATAL
+        return Fault(verdict, f"the server answered {status}", throttled=status in (429, 503))
     if name in _BROKEN:
         return Fault(Verdict.TRANSIENT, f"the connection broke: {text}", "Check the network and the server.")
     if type(exn).__module__.partition(".")[0] in ("httpx", "httpcore"):

@@ -7,15 +7,16 @@ comes out is bounded. Sources: RFC 1952 (gzip), RFC 8878 (zstd), the bzip2 and x
 from __future__ import annotations
 
 import bz2
+import gzip
 import lzma
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from wds_async.errors import CorruptShard, TruncatedShard
+from wds_async.errors import CorruptShard, FieldTooLarge, TruncatedShard
 from wds_async.tar.source import Read, Source
 
-__all__ = ["plain"]
+__all__ = ["gunzip", "plain"]
 
 PIECE_BYTES = 512 << 10  # the most that comes out at once
 FEED_BYTES = 256 << 10  # the most that goes in at once: decompressors copy what they cannot use yet
@@ -45,7 +46,8 @@ def plain(read: Read, url: str) -> Read:
     compressed streams one after another are read on, and zero bytes after the last are passed over.
 
     The new ``Read`` raises ``CorruptShard`` where the compressed bytes are damaged and ``TruncatedShard``
-    where they end early, with ``url`` and the compressed offset.
+    where they end early, with ``url`` and the compressed offset, also as attributes. A checksum that the stream ends
+    with is checked there: what is damaged may have come out before. Windows above 512 MiB are refused.
     """
     through = _Through(read)
     head = through.peek(_PEEK_BYTES)
@@ -222,11 +224,37 @@ def _truncated(source: Source, what: str) -> TruncatedShard:
     return TruncatedShard(
         f"{source.shown}: the {what} stream ends early, after {source.offset} compressed bytes; write or copy the"
         " shard again"
-    )
+    ).at(source.shown, source.offset)
 
 
 def _corrupt(source: Source, what: str, why: object) -> CorruptShard:
+    if "memory" in str(why).lower():  # how lzma and zstandard say it
+        return CorruptShard(
+            f"{source.shown}: the {what} stream wants more than {_MEMORY_BYTES >> 20} MiB of memory: {why};"
+            " pack the shard with a smaller window"
+        ).at(source.shown, source.offset)
     return CorruptShard(
         f"{source.shown}: the {what} stream is damaged, found at or before compressed byte {source.offset}: {why};"
         " write or copy the shard again"
-    )
+    ).at(source.shown, source.offset)
+
+
+def gunzip(data: bytes, limit: int = 2 << 30) -> bytes:
+    """What is packed in a field, one or several gzip streams and perhaps zeros behind them, like `gzip.decompress`, and
+    with its errors; but FieldTooLarge above ``limit`` bytes (2 GiB), of which no more are unpacked."""
+    parts, left = [], limit
+    while data:
+        if data[:2] != b"\x1f\x8b":
+            raise gzip.BadGzipFile(f"Not a gzipped file ({data[:2]!r})")
+        codec = zlib.decompressobj(16 + zlib.MAX_WBITS)
+        part = codec.decompress(data, left + 1)
+        left -= len(part)
+        if left < 0:
+            raise FieldTooLarge(
+                f"{limit} bytes came out of a gzip field, and there is more; raise the limit if it is meant"
+            )
+        if not codec.eof:
+            raise EOFError("the gzip stream ends early")
+        parts.append(part)
+        data = codec.unused_data.lstrip(b"\0")
+    return parts[0] if len(parts) == 1 else b"".join(parts)

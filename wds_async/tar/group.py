@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
-from wds_async.errors import DuplicateField
+from wds_async.errors import DuplicateField, ShardFormatError
 from wds_async.redact import redact
 from wds_async.tar.parse import Member
 
@@ -21,6 +21,8 @@ SKIP_META = r"__[^/]*__($|/)"
 
 _skip_meta = re.compile(SKIP_META)
 _RECENT = 16384
+MAX_FIELDS = 100_000
+"""Of one sample: members without end under one key would fill the memory."""
 _NO_KEY = "\0"  # a prefix that no name of a tar has
 
 
@@ -92,7 +94,8 @@ def samples(
     local_path: str | None = None,
     on_duplicate: Callable[[Exception], bool] | None = None,
     on_return: Callable[[str, int], object] | None = None,
-    pending: list[RawSample | None] | None = None,
+    on_cut: Callable[[str, Exception], bool] | None = None,
+    drop_first: Callable[[str, int], object] | None = None,
 ) -> Iterator[RawSample]:
     """The samples of one shard.
 
@@ -103,9 +106,11 @@ def samples(
 
     A ``DuplicateField``, or what ``keys`` raises, goes to ``on_duplicate``: True drops the member and goes on,
     False yields the sample as it is and ends here; without it the exception is raised. What ``members`` raises
-    is raised; the sample that was being put together is not yielded then, but is the first item of ``pending``, a list
-    of one. ``on_return(key, offset)`` is told of a key that begins a sample again, behind others, if it came among the
-    last 16384; it costs a small sample 8 %.
+    is raised; the sample that was being put together is not yielded then, and ``on_cut(key, exception)`` is told of it:
+    True says that it is whole, so it is yielded and ends the shard. ``drop_first(key, offset)``, where it is given,
+    says that ``members`` begin behind a gap: the first sample may lack members, so it is told of and not yielded.
+    ``on_return(key, offset)`` is told of a key that begins a sample again, behind others, if it came among the last
+    16384; it costs a small sample 8 %.
     """
     return _group(
         members,
@@ -116,7 +121,8 @@ def samples(
         local_path=local_path,
         on_duplicate=on_duplicate or _raise,
         came=_Recent(on_return).came if on_return is not None else None,
-        pending=[None] if pending is None else pending,
+        on_cut=on_cut,
+        drop_first=drop_first,
     )
 
 
@@ -149,53 +155,69 @@ def _group(
     local_path: str | None,
     on_duplicate: Callable[[Exception], bool],
     came: Callable[[str, int], None] | None,
-    pending: list[RawSample | None],
+    on_cut: Callable[[str, Exception], bool] | None,
+    drop_first: Callable[[str, int], object] | None,
 ) -> Iterator[RawSample]:
     sample = RawSample(__key__=None, __bad__=True)  # what there is before the first: nothing to yield
     prefix, cut = _NO_KEY, 0  # what names of the current key begin with; only where it is plain what `keys` does
     fields: dict[str, str] = {}  # one string for each field's name, whatever the number of samples
-    default = keys is base_plus_ext
-    for name, data, offset in members:
-        # An extension seen before holds no slash, so it is one here too; any other goes the long way.
-        field = fields.get(name[cut:]) if name.startswith(prefix) else None
-        if field is None:
-            if name.startswith("__") and _skip_meta.match(name):
-                continue
-            try:
-                key, ext = keys(name)
-            except Exception as exn:
-                if on_duplicate(exn):
+    try:
+        for name, data, offset in members:
+            # An extension seen before holds no slash, so it is one here too; any other goes the long way.
+            field = fields.get(name[cut:]) if name.startswith(prefix) else None
+            if field is None:
+                if name.startswith("__") and _skip_meta.match(name):
+                    continue
+                try:
+                    key, ext = keys(name)
+                except Exception as exn:
+                    if on_duplicate(exn):
+                        continue
+                    break
+                if key is None or ext is None:
+                    continue
+                if key != sample["__key__"]:
+                    if not sample.get("__bad__"):
+                        yield sample
+                    sample = RawSample()
+                    sample["__key__"] = key
+                    sample["__url__"] = sample.shard = url
+                    sample.offset = offset
+                    if keys is base_plus_ext:
+                        prefix, cut = key + ".", len(key) + 1
+                    if drop_first is not None:
+                        _behind(drop_first, sample)
+                        drop_first = None
+                    if came is not None:
+                        came(key, offset)
+                field = fields.get(ext) or _field(fields, ext, lcase, sample)
+            if field in sample:
+                if on_duplicate(_duplicate(url, sample, name, field, offset)):
                     continue
                 break
-            if key is None or ext is None:
-                continue
-            if key != sample["__key__"]:
-                if not sample.get("__bad__"):
-                    yield sample
-                pending[0] = sample = RawSample()
-                sample["__key__"] = key
-                sample["__url__"] = sample.shard = url
-                sample.offset = offset
-                if default:
-                    prefix, cut = key + ".", len(key) + 1
-                if came is not None:
-                    came(key, offset)
-            field = fields.get(ext)
-            if field is None:
-                field = _field(fields, ext, lcase)
-        if field in sample:
-            if on_duplicate(_duplicate(url, sample, name, field, offset)):
-                continue
-            break
-        if suffixes is None or field in suffixes:
-            sample[field] = data
-        if local_path is not None:
-            sample["__local_path__"] = local_path
+            if suffixes is None or field in suffixes:
+                sample[field] = data
+            if local_path is not None:
+                sample["__local_path__"] = local_path
+    except Exception as exn:
+        if on_cut is None or sample.get("__bad__") or not on_cut(sample["__key__"], exn):
+            raise
     if not sample.get("__bad__"):
         yield sample
 
 
-def _field(fields: dict[str, str], ext: str, lcase: bool) -> str:
+def _behind(drop: Callable[[str, int], object], sample: RawSample) -> None:
+    """Mark the sample that comes first behind a gap, so that it is not yielded."""
+    sample["__bad__"] = True
+    drop(sample["__key__"], sample.offset)
+
+
+def _field(fields: dict[str, str], ext: str, lcase: bool, sample: RawSample) -> str:
+    if len(sample) > MAX_FIELDS:
+        raise ShardFormatError(
+            f"{redact(sample.shard)}: sample {sample['__key__']!r} has more than {MAX_FIELDS:,} fields; are the names"
+            " of its members right?"
+        ).at(redact(sample.shard), sample.offset)
     if len(fields) >= 4096:  # a shard whose extensions never repeat must not grow this without end
         fields.clear()
     fields[ext] = field = ext.lower() if lcase else ext
@@ -207,8 +229,10 @@ def _raise(exn: Exception) -> bool:
 
 
 def _duplicate(url: str, sample: RawSample, name: str, field: str, offset: int) -> DuplicateField:
-    fields = [key for key in sample if not key.startswith("__")]
-    return DuplicateField(
+    fields = [key for key in sample if not key.startswith("__")][:20]
+    error = DuplicateField(
         f"{redact(url)}: member {name!r} at byte {offset} gives sample {sample['__key__']!r} the field {field!r}"
         f" again; it has {fields} (extensions are compared in lower case)"
     )
+    error.__dict__.update(key=sample["__key__"], field=field)
+    return error.at(redact(url), offset)

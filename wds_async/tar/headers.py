@@ -5,16 +5,21 @@
 
 from __future__ import annotations
 
-import zlib
-
 from wds_async.errors import CorruptShard, NotATar, TruncatedShard
+from wds_async.tar.blocks import BLOCK, LOW_SUMS, checks, number, padded, records, text
+from wds_async.tar.resync import seek
 from wds_async.tar.source import Source
 
 __all__ = ["BLOCK", "LOW_SUMS", "Headers", "pass_over", "shown", "truncated"]
 
-BLOCK = 512
 LONG_NAME_BYTES = 64 << 10  # a name longer than any file system's, so a header that claims it lies
 PAX_BYTES = 1 << 20
+MAX_EXTENSIONS = 64  # before one member; GNU and POSIX need two
+SIZE_LIMIT = 1 << 63  # bytes: no file system has a larger file, and 8 EiB arrive nowhere
+
+_ZEROS_BYTES = 8 << 10
+_RECORDS_BYTES = (20 * BLOCK, 64 * BLOCK)  # what tar fills up with zeros at its end: usually, and as for tapes
+_SPARSE = b"GNU.sparse"
 
 _DATA = (b"0", b"\0", b"7")  # regular, regular as V7 writes it, contiguous
 _NO_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, directories, fifos: whatever their size says
@@ -37,40 +42,22 @@ _KNOWN = (
 )
 
 
-class _Sums(dict[bytes, int]):
-    """From a header's checksum field to what the low half of its Adler-32 must be.
-
-    The low half is one plus the sum of all bytes, modulo 65521 (RFC 1950); a tar's checksum is the same
-    sum with the checksum field counted as eight spaces. So C code sums the header.
-    """
-
-    def __missing__(self, field: bytes) -> int:
-        try:
-            low = (1 + _number(field) - 8 * 32 + sum(field)) % 65521
-        except ValueError:
-            low = -1
-        if len(self) >= 1 << 14:
-            self.clear()
-        self[field] = low
-        return low
-
-
-LOW_SUMS = _Sums()
-"""What `zlib.adler32(header) & 0xFFFF` has to be, by the header's checksum field; -1 where that is no number."""
-
-
 class Headers:
     """Reads whatever header comes next.
 
     ``shared`` holds the records of global PAX headers that change how later members are read.
+
+    After a ``CorruptShard`` the source stands where `resync.resync` may go on: at the block that is no header, or
+    behind what an impossible header says is its data.
     """
 
-    __slots__ = ("shared", "source", "zeros_end")
+    __slots__ = ("began", "shared", "source", "zeros", "zeros_end")
 
     def __init__(self, source: Source) -> None:
         self.source = source
         self.shared: dict[bytes, bytes] = {}
-        self.zeros_end = -1  # where the last zero block ended
+        self.zeros = self.zeros_end = -1  # where the last zero blocks began and ended
+        self.began = 0  # where this archive began, of several one after another
 
     def next(self, first: int) -> tuple[str, int, int] | None:
         """Name, size in bytes and offset of the next regular file, with the source at its data; ``None``
@@ -80,77 +67,135 @@ class Headers:
         while True:
             at = source.offset
             block = source.take(BLOCK)
-            if len(block) < BLOCK or not block.strip(b"\0") or not _checks(block):
+            if len(block) < BLOCK or not block.strip(b"\0") or not checks(block):
                 if self._ends(block, at, extra):
                     return None
                 continue
+            if at == self.zeros_end:
+                self._begins_anew(block, at)
             kind = block[156:157]
             if extra.first < 0 and kind != b"g":  # a global header belongs to no member
                 extra.first = at
-            size = self._size(block, at) if kind not in _NO_DATA else 0
+            size = self._size(block, at, extra) if kind not in _NO_DATA else 0
             if kind in (b"L", b"K", b"x", b"X", b"g"):
                 self._extend(extra, kind, size, at)
                 continue
             name, size = self._named(block, kind, size, extra)
-            if kind in _DATA and not (kind == b"\0" and _text(block[:100]).endswith("/")):
+            if kind in _DATA and not (kind == b"\0" and text(block[:100]).endswith("/")):
                 return name, size, extra.first
             if kind not in _NO_DATA and kind != b"\0":
-                pass_over(source, (size + BLOCK - 1) & -BLOCK, extra.first)
+                pass_over(source, padded(size), extra.first)
             extra = _Extra(-1)
 
     def _ends(self, block: bytes, at: int, extra: _Extra) -> bool:
         """What a block that is no header means: True ends the archive, False reads on."""
         url = self.source.shown
+        whole, zero = len(block) == BLOCK, not block.strip(b"\0")
         if extra.first >= 0:
-            if len(block) < BLOCK:
+            if not whole:
                 raise truncated(url, at + len(block), f"inside the headers of the member at byte {extra.first}")
+            self.source.put_back(block)
+            self.source.orphan = True
             raise CorruptShard(
                 f"{url}: no valid header at byte {at}, where the extension header at byte {extra.first} needs"
                 " one; the shard is damaged, write or copy it again"
-            )
-        if len(block) == BLOCK and not block.strip(b"\0"):
-            self.zeros_end = at + BLOCK
+            ).at(url, extra.first)
+        if whole and zero:
+            self._pass_zeros(at)
             return False
-        if at and (not block or at == self.zeros_end):
-            return True  # the end of the stream between two members, or what tape drives left behind
-        if at == 0:
-            raise NotATar(f"{url} at byte 0: {_guess(block)}; a shard is a tar, plain or compressed")
-        if len(block) < BLOCK:
+        if at and not block:
+            return True  # the end of the stream between two members
+        if at and at == self.zeros_end:
+            return zero or self._is_left_behind(block, at)
+        if at and not whole:
             raise truncated(url, at + len(block), f"inside the header at byte {at}")
+        self.source.put_back(block)
+        if not at:
+            raise NotATar(f"{url} at byte 0: {_guess(block)}; a shard is a tar, plain or compressed").at(url, 0)
         raise CorruptShard(
             f"{url}: the block at byte {at} is no tar header (wrong checksum) and follows no end-of-archive block;"
             f" it begins with {block[:16]!r}; the shard is damaged, write or copy it again"
-        )
+        ).at(url, at)
 
-    def _size(self, block: bytes, at: int) -> int:
+    def _pass_zeros(self, at: int) -> None:
+        if at != self.zeros_end:
+            self.zeros = at
+        source = self.source
+        while source.end - source.pos >= _ZEROS_BYTES:
+            if source.view[source.pos : source.pos + _ZEROS_BYTES].tobytes().strip(b"\0"):
+                break
+            source.pos += _ZEROS_BYTES
+        self.zeros_end = source.offset
+
+    def _begins_anew(self, block: bytes, at: int) -> None:
+        """A header follows zeros: another archive, where these ended one as programs end it (two blocks, or as many as
+        fill a record). Any other number of them is a hole in the shard, and what it hides would be lost silently."""
+        ends = at - self.zeros == 2 * BLOCK or any((at - self.began) % record == 0 for record in _RECORDS_BYTES)
+        if self.zeros == 0 or (ends and at - self.zeros >= 2 * BLOCK):
+            self.began = at
+            return
+        hole, self.zeros_end = self.zeros, -1
+        self.source.put_back(block)
+        raise self._hole(hole, at, "members go on behind them, and no archive ends so")
+
+    def _is_left_behind(self, block: bytes, at: int) -> bool:
+        """What follows zero blocks is no header: True where it may be what tape drives leave behind an archive, which
+        two such blocks end. Where it is not, the zeros are a hole in the shard."""
+        source, url, hole = self.source, self.source.shown, self.zeros
+        source.put_back(block)
+        if hole and at - hole == BLOCK:
+            why = "one block of zeros ends no archive, and what follows it is no header"
+        elif seek(source):
+            why = f"what follows them at byte {at} is no header, and at byte {source.offset} members go on"
+        elif not hole:
+            raise NotATar(f"{url} at byte 0: {at} bytes of zeros, and no tar header behind them").at(url, 0)
+        else:
+            return True
+        raise self._hole(hole, at, why)
+
+    def _hole(self, hole: int, at: int, why: str) -> CorruptShard:
+        url = self.source.shown
+        return CorruptShard(
+            f"{url}: zeros from byte {hole} to {at} stand where a member should: {why}; the shard is damaged, write"
+            " or copy it again"
+        ).at(url, hole)
+
+    def _size(self, block: bytes, at: int, extra: _Extra) -> int:
+        url = self.source.shown
         try:
-            size = _number(block[124:136])
+            size = number(block[124:136])
         except ValueError:
             size = -1
-        if size < 0:
-            raise CorruptShard(f"{self.source.shown}: the header at byte {at} has the size {block[124:136]!r}")
-        return size
+        if 0 <= size < SIZE_LIMIT:
+            return size
+        self.source.orphan = block[156:157] in (b"L", b"x", b"X")
+        raise CorruptShard(f"{url}: the header at byte {at} has the size {block[124:136]!r}").at(url, extra.start(at))
 
     def _extend(self, extra: _Extra, kind: bytes, size: int, at: int) -> None:
         """Read the data of a GNU long name or a PAX header. The first that names a thing wins, and a global
         header gives what no other does, as in ``tarfile``."""
+        source, url = self.source, self.source.shown
+        extra.count += kind != b"g"
         limit = LONG_NAME_BYTES if kind in (b"L", b"K") else PAX_BYTES
         if size > limit:
+            source.orphan = kind != b"g"
             raise CorruptShard(
-                f"{self.source.shown}: the extension header at byte {at} (type {kind.decode()!r}) says it holds"
+                f"{url}: the extension header at byte {at} (type {kind.decode()!r}) says it holds"
                 f" {size} bytes; more than {limit} are not believed"
-            )
-        payload = self.source.take(size)
-        if len(payload) < size or self.source.skip(-size % BLOCK) < -size % BLOCK:
-            raise truncated(self.source.shown, self.source.offset, f"inside the extension header at byte {at}")
+            ).at(url, extra.start(at))
+        payload = source.take(size)
+        if len(payload) < size or source.skip(-size % BLOCK) < -size % BLOCK:
+            raise truncated(url, source.offset, f"inside the extension header at byte {at}")
         if kind == b"L":
             extra.records.setdefault(b"path", payload.partition(b"\0")[0])
         elif kind != b"K":
             try:
-                records = _records(payload)
+                kept = _telling(records(payload))
             except ValueError as exn:
-                raise CorruptShard(f"{self.source.shown}: the PAX header at byte {at} is damaged: {exn}") from None
-            kept = {key: records[key] for key in records if key in (b"path", b"size") or b"sparse" in key}
+                source.orphan = kind != b"g"
+                raise CorruptShard(f"{url}: the PAX header at byte {at} is damaged: {exn}").at(
+                    url, extra.start(at)
+                ) from None
             if kind == b"g":
                 self.shared.update(kept)
             else:
@@ -158,31 +203,46 @@ class Headers:
 
     def _named(self, block: bytes, kind: bytes, size: int, extra: _Extra) -> tuple[str, int]:
         """The member's name and size with all that extension headers say of it."""
-        records = self.shared | extra.records
-        name = _text(records[b"path"]).rstrip("/") if records.get(b"path") else _header_name(block)
-        if kind == b"S" or any(key.startswith(b"GNU.sparse") for key in records):
-            raise CorruptShard(
-                f"{self.source.shown}: member {shown(name)} at byte {extra.first} is stored sparse, which is not"
-                " read; pack the shard again without tar's --sparse"
-            )
-        if kind in _NO_DATA or not records.get(b"size"):
+        url, said = self.source.shown, self.shared | extra.records
+        name = text(said[b"path"]).rstrip("/") if said.get(b"path") else _header_name(block)
+        digits = said.get(b"size", b"")
+        if kind == b"S" or _SPARSE in said:
+            why = "is stored sparse, which is not read; pack the shard again without tar's --sparse"
+        elif extra.count > MAX_EXTENSIONS:
+            why = f"has {extra.count} extension headers; more than {MAX_EXTENSIONS} are not believed"
+        elif kind in _NO_DATA or not digits:
             return name, size
-        digits = records[b"size"]
-        if not digits.isdigit():
-            raise CorruptShard(
-                f"{self.source.shown}: member {shown(name)} at byte {extra.first} has the PAX size {digits!r}"
-            )
-        return name, int(digits[:30])
+        elif not digits.isdigit() or len(digits) > 40 or int(digits) >= SIZE_LIMIT:
+            why = f"has the PAX size {digits[:40]!r}"
+        else:
+            return name, int(digits)
+        self.source.rest = padded(size)
+        raise CorruptShard(f"{url}: member {shown(name)} at byte {extra.first} {why}").at(url, extra.first)
 
 
 class _Extra:
-    """What extension headers have said about the member that comes next, and where they began."""
+    """What extension headers have said about the member that comes next, how many, and where they began."""
 
-    __slots__ = ("first", "records")
+    __slots__ = ("count", "first", "records")
 
     def __init__(self, first: int) -> None:
         self.first = first
+        self.count = int(first >= 0)
         self.records: dict[bytes, bytes] = {}
+
+    def start(self, at: int) -> int:
+        """Where the member begins whose header, perhaps one of several, is at ``at``."""
+        return at if self.first < 0 else self.first
+
+
+def _telling(found: dict[bytes, bytes]) -> dict[bytes, bytes]:
+    """The records of a PAX header that change how a member is read. Raises ``ValueError``."""
+    kept: dict[bytes, bytes] = {key: found[key] for key in (b"path", b"size") if key in found}
+    if len(kept.get(b"path", b"")) > LONG_NAME_BYTES:
+        raise ValueError(f"a path of {len(kept[b'path'])} bytes; more than {LONG_NAME_BYTES} are not believed")
+    if any(key.startswith(_SPARSE) for key in found):
+        kept[_SPARSE] = b""
+    return kept
 
 
 def pass_over(source: Source, size: int, offset: int) -> None:
@@ -195,52 +255,14 @@ def pass_over(source: Source, size: int, offset: int) -> None:
 
 def truncated(url: str, at: int, where: str) -> TruncatedShard:
     """The error of a shard that ends too early, ``at`` a byte."""
-    return TruncatedShard(f"{url}: the shard ends at byte {at}, {where}; write or copy it again")
-
-
-def _checks(block: bytes) -> bool:
-    """Whether a block is a header by its checksum, over unsigned or (old Sun and NeXT tars) signed bytes."""
-    if zlib.adler32(block) & 0xFFFF == LOW_SUMS[block[148:156]]:
-        return True
-    try:
-        wanted = _number(block[148:156])
-    except ValueError:
-        return False
-    rest = block[:148] + b" " * 8 + block[156:]
-    return wanted == sum(rest) - 256 * sum(byte > 127 for byte in rest)
-
-
-def _number(field: bytes) -> int:
-    """A number field: octal digits, or GNU's base-256 (first byte 0x80, or 0xff for a negative one)."""
-    if field[0] in (0x80, 0xFF):
-        return int.from_bytes(field[1:], "big") - (256 ** (len(field) - 1) if field[0] == 0xFF else 0)
-    return int(field.partition(b"\0")[0].strip() or b"0", 8)
-
-
-def _text(field: bytes) -> str:
-    return field.partition(b"\0")[0].decode("utf-8", "surrogateescape")
+    return TruncatedShard(f"{url}: the shard ends at byte {at}, {where}; write or copy it again").at(url, at)
 
 
 def _header_name(block: bytes) -> str:
     """The name field behind ustar's prefix; old GNU headers keep times where the prefix would be."""
     prefix = block[345:500] if block[257:265] != b"ustar  \0" else b""
-    name = _text(block[:100])
-    return f"{_text(prefix)}/{name}" if prefix[:1].strip(b"\0") else name
-
-
-def _records(payload: bytes) -> dict[bytes, bytes]:
-    """The ``length key=value`` lines of a PAX header. Raises ``ValueError``."""
-    records, pos = {}, 0
-    while pos < len(payload) and payload[pos]:
-        space = payload.find(b" ", pos, pos + 20)
-        digits = payload[pos:space]
-        stop = pos + int(digits) if space > 0 and digits.isdigit() else 0
-        key, equals, value = payload[space + 1 : stop - 1].partition(b"=")
-        if not equals or stop > len(payload) or payload[stop - 1 : stop] != b"\n":
-            raise ValueError(f"no record at its byte {pos}: {payload[pos : pos + 24]!r}")
-        records[key] = value
-        pos = stop
-    return records
+    name = text(block[:100])
+    return f"{text(prefix)}/{name}" if prefix[:1].strip(b"\0") else name
 
 
 def shown(name: str) -> str:

@@ -88,8 +88,8 @@ def read_dali(text: str) -> list[list[Entry]]:
     Indexes of versions 1.0 and 1.1, which hold no names, are refused.
     """
     first, *lines = text.splitlines() or [""]
-    version, _, count = first.partition(" ")
-    if version != _VERSION or not count.strip().isdigit():
+    version, _, count = first.rstrip().partition(" ")
+    if version != _VERSION or not (count.isascii() and count.isdecimal()):
         raise ShardFormatError(f"line 1 of an index is '{_VERSION} N', not {first[:80]!r}; make it again with wds2idx")
     samples = [_sample(line, number) for number, line in enumerate(lines, 2) if line.strip()]
     if len(samples) != int(count):

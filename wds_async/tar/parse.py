@@ -17,10 +17,11 @@ import zlib
 from collections.abc import Callable, Iterator
 
 from wds_async.errors import FieldTooLarge
-from wds_async.tar.headers import BLOCK, LOW_SUMS, Headers, pass_over, shown, truncated
+from wds_async.tar.blocks import BLOCK, LOW_SUMS, padded
+from wds_async.tar.headers import Headers, pass_over, shown, truncated
 from wds_async.tar.source import NOTHING, Read, Source
 
-__all__ = ["Member", "Read", "members"]
+__all__ = ["Member", "Read", "members", "members_of"]
 
 # name, size, checksum, type, first byte of the ustar prefix
 _HEADER = struct.Struct("100s24x12s12x8sc188xc166x")
@@ -59,21 +60,38 @@ def members(
 
     ``admit`` is given each name and returns the name to use, or ``None`` to pass over the data uncopied;
     without it all are read. A member of more than ``max_field_bytes`` (2 GiB) raises ``FieldTooLarge``
-    before its data is read. Archives one after another are read on. Bytes after an end-of-archive block that
-    are no header end the shard quietly, and so does the end of the stream between two members.
+    before its data is read. Archives one after another are read on. The end of the stream between two members
+    ends the shard quietly. So do bytes that are no header behind an end-of-archive (two blocks of zeros); but
+    where a header is found among them, the zeros are a hole in the shard, and that is ``CorruptShard``.
 
     Raises ``NotATar`` (no header at the start), ``CorruptShard`` (a bad header, or a sparse member) and
-    ``TruncatedShard``, each with ``url`` and the offset; and whatever ``read`` and ``admit`` raise. No piece
-    is referred to when the next one is asked for, nor when the iterator has ended or was closed.
+    ``TruncatedShard``, each with ``url`` and the offset, also as attributes; and whatever ``read`` and ``admit``
+    raise. No piece is referred to when the next one is asked for, nor when the iterator has ended or was closed.
     """
-    return _walk(Source(read, url), admit, max_field_bytes)
+    return _walk(Source(read, url), admit, max_field_bytes, keep=False)
 
 
-def _walk(source: Source, admit: Callable[[str], str | None] | None, limit: int) -> Iterator[Member]:
+def members_of(
+    source: Source,
+    *,
+    admit: Callable[[str], str | None] | None = None,
+    max_field_bytes: int = 2 << 30,
+) -> Iterator[Member]:
+    """`members` of what is left of ``source``, which must stand at a header.
+
+    After an error ``source`` still has its piece and its place, so that the shard can be read on: by `resync.resync`
+    and then this function again after ``CorruptShard`` (or ``NotATar``), by this function alone after
+    ``FieldTooLarge``, which passes that member over. Who does not read on calls ``source.drop()``. Global PAX headers
+    are forgotten between two calls.
+    """
+    return _walk(source, admit, max_field_bytes, keep=True)
+
+
+def _walk(source: Source, admit: Callable[[str], str | None] | None, limit: int, *, keep: bool) -> Iterator[Member]:
     """``members``, spelled for speed: what the loop needs of ``source`` is in locals while it runs here."""
-    headers = Headers(source)
+    headers = _headers_behind(source)
     sums, sizes, unpack, adler32 = LOW_SUMS, _sizes, _HEADER.unpack_from, zlib.adler32
-    view, pos, end, first, plain = NOTHING, 0, 0, -1, b"0"
+    view, pos, end, first, plain = source.view, source.pos, source.end, -1, b"0"
     try:
         while True:
             name: str | None = None
@@ -88,11 +106,12 @@ def _walk(source: Source, admit: Callable[[str], str | None] | None, limit: int)
                             name = None
                     elif (
                         kind == b"x"
+                        and first < 0
                         and 0 < size <= BLOCK
                         and pos + 2 * BLOCK <= end
                         and _TIMES.match(view, pos + BLOCK, pos + 2 * BLOCK)
                     ):
-                        first = first if first >= 0 else source.base + pos
+                        first = source.base + pos
                         pos += 2 * BLOCK
                         continue
             if name is None or size < 0:
@@ -110,22 +129,24 @@ def _walk(source: Source, admit: Callable[[str], str | None] | None, limit: int)
             if admit is not None:
                 name = admit(name)
             if name is not None and size > limit:
-                raise _too_large(source.shown, offset, name, size, limit)
-            padded = (size + BLOCK - 1) & -BLOCK
-            if pos + padded <= end:
-                start, pos = pos, pos + padded
+                raise _too_large(source, offset, name, size, limit)
+            whole = (size + BLOCK - 1) & -BLOCK
+            if pos + whole <= end:
+                start, pos = pos, pos + whole
                 if name is not None:
                     yield name, view[start : start + size].tobytes(), offset
             else:
                 source.pos, view = pos, NOTHING
                 if name is not None:
                     yield name, _data(source, size, name, offset), offset
-                    padded -= size
-                pass_over(source, padded, offset)
+                    whole -= size
+                pass_over(source, whole, offset)
                 view, pos, end = source.view, source.pos, source.end
     finally:
-        view = NOTHING
-        source.drop()
+        if view is not NOTHING:
+            source.pos, view = pos, NOTHING
+        if not keep:
+            source.drop()
 
 
 def _data(source: Source, size: int, name: str, offset: int) -> bytes:
@@ -136,8 +157,16 @@ def _data(source: Source, size: int, name: str, offset: int) -> bytes:
     return data
 
 
-def _too_large(url: str, offset: int, name: str, size: int, limit: int) -> FieldTooLarge:
+def _headers_behind(source: Source) -> Headers:
+    """The headers behind what is left of a member that an error told of, if one did."""
+    rest, source.rest = source.rest, 0
+    pass_over(source, rest, source.offset)
+    return Headers(source)
+
+
+def _too_large(source: Source, offset: int, name: str, size: int, limit: int) -> FieldTooLarge:
+    source.rest = padded(size)
     return FieldTooLarge(
-        f"{url}: member {shown(name)} at byte {offset} has {size} bytes, above max_field_bytes={limit};"
+        f"{source.shown}: member {shown(name)} at byte {offset} has {size} bytes, above max_field_bytes={limit};"
         " raise the limit if this is meant"
-    )
+    ).at(source.shown, offset)

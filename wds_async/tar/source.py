@@ -28,9 +28,12 @@ class Source:
 
     ``view`` is the current piece (``NOTHING`` before the first and after the last), ``pos`` and ``end`` are
     positions in it, and ``base`` is the offset of its first byte in the stream, in bytes.
+
+    For who reads on behind an error: ``rest`` is how many bytes of a member that was refused come next, and ``orphan``
+    says that an extension header was, so that the next member lacks its own name or size.
     """
 
-    __slots__ = ("base", "end", "pos", "read", "url", "view")
+    __slots__ = ("after", "base", "end", "orphan", "pos", "read", "rest", "url", "view")
 
     def __init__(self, read: Read, url: str) -> None:
         self.read = read
@@ -39,6 +42,9 @@ class Source:
         self.pos = 0
         self.end = 0
         self.base = 0
+        self.after: memoryview | None = None  # what is left of the piece that was interrupted by `put_back`
+        self.rest = 0
+        self.orphan = False
 
     @property
     def shown(self) -> str:
@@ -50,9 +56,18 @@ class Source:
         """Where the next byte stands in the stream, in bytes."""
         return self.base + self.pos
 
+    @property
+    def arrived(self) -> int:
+        """How many bytes of the stream have come so far, those of the current piece that nobody took included."""
+        return self.base + self.end + (0 if self.after is None else len(self.after))
+
     def fill(self) -> bool:
         """Go on to the next piece, once the current one is used up; False at the end of the stream."""
         self.base += self.end
+        if self.after is not None:
+            self.view, self.after = self.after, None
+            self.pos, self.end = 0, len(self.view)
+            return True
         self.drop()
         piece = self.read()
         while piece is not None and not len(piece):
@@ -95,7 +110,23 @@ class Source:
             left -= step
         return size - left
 
+    def put_back(self, data: bytes) -> None:
+        """Take back ``data``, the bytes that were taken last: they come next again. Bytes that came from pieces before
+        the current one are kept, as a piece of their own, until they are read."""
+        size = len(data)
+        if self.pos >= size:
+            self.pos -= size
+            return
+        self.base = self.offset - size
+        if self.after is not None:
+            data += self.view[self.pos : self.end]
+        elif self.pos < self.end:
+            self.after = self.view[self.pos : self.end]
+        self.view = memoryview(data)
+        self.pos, self.end = 0, len(data)
+
     def drop(self) -> None:
         """Let go of the current piece; the position goes with it, ``base`` stays."""
         self.view = NOTHING
+        self.after = None
         self.pos = self.end = 0

@@ -12,16 +12,17 @@ from typing import Any
 
 from wds_async.config import TransferConfig
 from wds_async.redact import redact
-from wds_async.storage.base import Access, Backend, Fault, LocalFile, Request, Verdict, error_for
+from wds_async.storage.base import Access, Backend, Fault, LocalFile, RefusedAnswer, Request, Verdict, error_for
 from wds_async.storage.registry import Backends, Location
 from wds_async.storage.sessions import server_of
-from wds_async.transfer.connection import Origin
+from wds_async.transfer.connection import PACE_BYTES, Origin
 from wds_async.transfer.control import Concurrency
 from wds_async.transfer.direct import IdentityChanged, WrongAnswer
 from wds_async.transfer.files import FileReader, FileReplaced
 from wds_async.transfer.origins import ConnectionPool
 from wds_async.transfer.stats import Counters
 from wds_async.transfer.streams import StreamReader
+from wds_async.transfer.weather import History, Sky
 from wds_async.transfer.window import Part, Shard
 
 __all__ = ["Attempts", "Recovery", "ShardNotes", "retrieved"]
@@ -50,6 +51,8 @@ class ShardNotes:
     etag: str = ""
     fault: Fault | None = None
     """What was wrong last, for who gives up before the attempts do."""
+    sky: Sky | None = None
+    """The state of its store; None until the first part is asked for, and where there is no server."""
 
     def known(self) -> Access | None:
         """The access that is there, None where it is asked for still (or could not be had)."""
@@ -66,23 +69,34 @@ class ShardNotes:
 
 @dataclass(slots=True)
 class Attempts:
-    """The attempts of one part since its last new byte, the last one with ``access``, at ``location``."""
+    """The attempts of one part since its last new bytes, the last one with ``access``, at ``location``."""
 
-    since: float
-    count: int = 0
+    history: History
+    began: float
+    """When the last one began."""
     bytes: int = 0
     renewals: int = 0
     access: Access | None = None
     location: Location | None = None
 
-    def progress(self, filled: int, now: float) -> None:
-        """Count anew where bytes have come since the last look."""
-        if filled > self.bytes:
-            self.count, self.renewals, self.since, self.bytes = 0, 0, now, filled
+    @classmethod
+    def of(cls, part: Part) -> Attempts:
+        """Those of a part that is to be asked for now."""
+        now = asyncio.get_running_loop().time()
+        return cls(History(now), now, part.filled)
+
+    def progress(self, filled: int, now: float, *, stalled: bool) -> bool:
+        """Count anew where bytes have come since the last look. A trickle is none: less than 16 KiB in an attempt that
+        was given up as stalled."""
+        gained, self.bytes = filled - self.bytes, filled
+        if gained <= 0 or (stalled and gained < PACE_BYTES):
+            return False
+        self.anew(now)
+        return True
 
     def anew(self, now: float) -> None:
-        """Count anew: another store has the next attempt."""
-        self.count, self.renewals, self.since = 0, 0, now
+        """Count anew: bytes have come, or another store has the next attempt."""
+        self.renewals, self.history = 0, History(now)
 
 
 class Recovery:
@@ -104,6 +118,32 @@ class Recovery:
         self._rng = random.Random()
         self._unreachable_until: dict[str, float] = {}
         self._reached: set[str] = set()
+
+    def sky(self, location: Location) -> Sky | None:
+        """The state of the store of ``location``; None where there is no server."""
+        return None if location.kind in _NO_SERVERS else self._pool.weather.of(server_of(location.target))
+
+    def good(self, shard: Shard) -> None:
+        """Its store gave what it was asked for."""
+        notes: ShardNotes = shard.notes
+        if notes.sky is None:
+            notes.sky = self.sky(notes.location)
+        if notes.sky is not None:
+            notes.sky.good()
+
+    def calm(self, shard: Shard) -> bool:
+        """Whether its store may be asked for more than is needed."""
+        notes: ShardNotes = shard.notes
+        return notes.sky is not None and notes.sky.calm
+
+    async def before(self, shard: Shard) -> None:
+        """Return when a part may be asked for the first time: at once, unless its store is down."""
+        notes: ShardNotes = shard.notes
+        if notes.sky is None:
+            notes.sky = self.sky(notes.location)
+        if notes.sky is not None and notes.sky.down and notes.location.fallback is None:
+            now = asyncio.get_running_loop().time()
+            await notes.sky.wait(0.0, now + self._retry.timeout_s, cap_s=self._retry.cap_s)
 
     def backend(self, shard: Shard) -> Backend:
         """Of where the shard is read now: a store that could not be reached a moment ago is not asked again."""
@@ -137,39 +177,61 @@ class Recovery:
             self._reached.add(server_of(location.target))
 
     async def after(self, part: Part, attempts: Attempts, backend: Backend, exn: Exception) -> None:
-        """Return when the next attempt may begin, or raise what the last one means."""
+        """Return when the next attempt may begin, or raise what the last one means, with all that was tried."""
         shard, now = part.shard, asyncio.get_running_loop().time()
-        attempts.progress(part.filled, now)
-        fault = _explain(backend, exn, attempts.location or shard.notes.location)
+        location = attempts.location or shard.notes.location
+        fault, sky = _explain(backend, exn, location), self.sky(location)
+        progressed = attempts.progress(part.filled, now, stalled=fault.verdict is Verdict.STALLED)
+        if sky is not None and progressed:
+            sky.good()
         if self._renew(shard, attempts, fault):
             return
-        attempts.count += 1
+        attempts.history.add(fault.reason)
         shard.notes.fault = fault
         if fault.throttled:
             self._counters.add("throttled")
             self._concurrency.throttled(now)
         again = fault.verdict.again and fault.verdict is not Verdict.EXPIRED and _restartable(shard)
-        location = attempts.location or shard.notes.location
+        if sky is not None and again:
+            sky.fault(fault.reason, attempts.began, throttled=fault.throttled)
+        elif sky is not None and isinstance(exn, RefusedAnswer):
+            sky.good()  # it answers, if not as one would like
+        if again and await self._pause(part, attempts, fault, sky):
+            return
+        now = asyncio.get_running_loop().time()
+        if again and await self._leave(shard, attempts.location, fault):
+            attempts.anew(now)
+            return
+        history, others = attempts.history, ""
+        by_time = self._retry.max_attempts is None and not fault.contradicts
+        if again and by_time and sky is not None and sky.down and sky.history is not None:
+            history, others = sky.history, ", those of other parts among them"  # it was mostly they that asked
+        tried = history.told(now) + others
+        if sky is not None:
+            sky.ended()
+        url = redact(shard.notes.location.url)
+        raise error_for(replace(fault, reason=fault.reason + tried), url, part.start + part.filled, 1) from exn
+
+    async def _pause(self, part: Part, attempts: Attempts, fault: Fault, sky: Sky | None) -> bool:
+        """Wait for the next attempt; False where there shall be none, at this store."""
+        now, retry, count = asyncio.get_running_loop().time(), self._retry, attempts.history.count
+        location = attempts.location or part.shard.notes.location
         known = self._origin_known(location, attempts.access)
-        impatient = location.fallback is not None and not known and attempts.count >= _BEFORE_THE_FALLBACK
-        spent = self._retry.gives_up(
-            attempts.count, now - attempts.since, origin_known=known, contradicted=fault.contradicts
-        )
-        if not again or impatient or spent:
-            if again and await self._leave(shard, attempts.location, fault):
-                attempts.anew(now)
-                return
-            url = redact(shard.notes.location.url)
-            raise error_for(fault, url, part.start + part.filled, attempts.count) from exn
+        since = attempts.history.since if sky is None else max(attempts.history.since, sky.back_at)
+        impatient = location.fallback is not None and not known and count >= _BEFORE_THE_FALLBACK
+        if impatient or retry.gives_up(count, now - since, origin_known=known, contradicted=fault.contradicts):
+            return False
         self._counters.add("retries")
-        logger.info(
-            "%s at byte %d: %s; attempt %d follows",
-            redact(shard.url),
-            part.start + part.filled,
-            fault.reason,
-            attempts.count + 1,
-        )
-        await asyncio.sleep(self._retry.delay_s(attempts.count, self._rng, fault.retry_after_s))
+        url, at = redact(part.shard.url), part.start + part.filled
+        logger.info("%s at byte %d: %s; attempt %d follows", url, at, fault.reason, count + 1)
+        allowed_s = retry.timeout_s if known else min(retry.first_contact_s, retry.timeout_s)
+        told_s = min(fault.retry_after_s or 0.0, retry.cap_s)
+        delay_s = retry.delay_s(count, self._rng)
+        if sky is None:
+            await asyncio.sleep(min(max(delay_s, told_s), since + allowed_s - now))
+            return True
+        sky.tell(url, fault.reason, allowed_s)
+        return await sky.wait(delay_s, since + allowed_s, told_s=told_s, cap_s=retry.cap_s)
 
     def _renew(self, shard: Shard, attempts: Attempts, fault: Fault) -> bool:
         """Whether the backend has another request to try, now that this one has lapsed."""
@@ -210,7 +272,7 @@ def _move(shard: Shard) -> StreamReader | None:
     if notes.location.fallback is None:
         return None
     notes.location, notes.access, notes.moved = notes.location.fallback, None, None
-    notes.rangeless = notes.unframed = False
+    notes.rangeless, notes.unframed, notes.sky = False, False, None
     shard.identity = notes.etag = ""
     stream, notes.stream = notes.stream, None
     return stream

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from wds_async import orphans
 from wds_async.config import TransferConfig
 from wds_async.storage.registry import Backends
 from wds_async.transfer.origins import ConnectionPool
@@ -101,6 +102,7 @@ class Engine:
                 hurried=hurried,
             )
             engine._pumps.add(pump)
+        orphans.end_with_parent(_stop_at_exit)
         engine.submit(pump.open)
         return engine, pump
 

@@ -33,8 +33,11 @@ __all__ = [
 ]
 
 HEAD_LIMIT_BYTES = 64 << 10
+FIELDS_LIMIT = 256
+PACE_BYTES = 16 << 10
 _EARLY_LIMIT_BYTES = 32 << 10
 _LOW_WATER_BYTES = 512 << 10
+_LOOK_CLOSELY_S = 1.0
 
 
 class ConnectionBroken(ConnectionError):
@@ -117,6 +120,8 @@ def parse_head(raw: bytes) -> Head:
     """The head of an answer, ``raw`` ending with its empty line; `ConnectionBroken` where it is not HTTP/1.x."""
     collected = _Fields()
     parser = httptools.HttpResponseParser(collected)
+    if raw.count(b"\n") > FIELDS_LIMIT + 2:
+        raise ConnectionBroken(f"more than {FIELDS_LIMIT} header fields")
     try:
         parser.feed_data(raw)
     except httptools.HttpParserError as exn:
@@ -142,9 +147,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def __init__(self, loop: asyncio.AbstractEventLoop, origin: Origin, held: set[Connection] | None = None) -> None:
         self.origin = origin
-        self.received = 0
-        self.exchanges = 0
-        self.moved_at = loop.time()
+        self.received = self.exchanges = self._paced_bytes = self._head_bytes = 0
+        self.moved_at = self._paced_at = loop.time()
         self._loop = loop
         self._held = set() if held is None else held
         self._transport: asyncio.Transport | None = None
@@ -173,8 +177,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._broken is not None:
             raise self._broken
         self.exchanges += 1
-        self.received = 0
-        self.moved_at = self._loop.time()
+        self.received = self._paced_bytes = self._head_bytes = 0
+        self.moved_at = self._paced_at = self._loop.time()
         self._set_low_water(0)
         self._accept = accept
         self._early.clear()
@@ -204,7 +208,8 @@ class Connection(asyncio.BufferedProtocol):
 
     async def body(self, into: memoryview) -> None:
         """Receive the next ``len(into)`` bytes of the body; `ConnectionBroken` if it ends before."""
-        self.moved_at = self._loop.time()
+        self.moved_at = self._paced_at = self._loop.time()
+        self._paced_bytes = self.received
         self._aim(into)
         if self._paused and self._transport is not None and self._broken is None:
             self._paused = False
@@ -221,10 +226,25 @@ class Connection(asyncio.BufferedProtocol):
                     await self._wait()
         return bytes(self._early)
 
-    @property
-    def awaited(self) -> bool:
-        """Whether somebody waits for bytes: a stream that is paused for want of memory does not stall."""
-        return self._waiter is not None
+    def too_slow(self, now: float, allowed_s: float) -> str:
+        """Why this exchange counts as stalled, or "": its head has to be complete within ``allowed_s`` seconds, and 16
+        KiB or the rest to come within each that follow. A stream that is paused for want of memory does not stall."""
+        if self._waiter is None or self.received - self._paced_bytes >= PACE_BYTES:
+            self._paced_at, self._paced_bytes = now, self.received
+        if now - self._paced_at <= allowed_s:
+            if now - self.moved_at > _LOOK_CLOSELY_S:
+                self.look_closely()
+            return ""
+        if now - self.moved_at > allowed_s:
+            return f"no byte arrived for {allowed_s:g} s"
+        few = "less than 16 KiB arrived" if self._accept is None else "the answer's head was not complete"
+        return f"{few} within {allowed_s:g} s"
+
+    def look_closely(self) -> bool:
+        """Take what comes, however little: a slow line would look like a dead one. False where that is so already."""
+        before = self._low_water
+        self._set_low_water(0)
+        return before > 1
 
     def reusable(self) -> bool:
         """Whether another exchange may follow: open, and nothing unasked-for has come."""
@@ -233,6 +253,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def abort(self) -> None:
         """Drop the connection now; after this no byte is written to the caller's memory."""
+        self._body = None
         if self._transport is not None:
             self._transport.abort()
         self._fail(ConnectionBroken("aborted"))
@@ -263,6 +284,8 @@ class Connection(asyncio.BufferedProtocol):
         return self._scratch if self._body is None else self._body
 
     def buffer_updated(self, nbytes: int) -> None:
+        if self._broken is not None:  # aborted: nothing is to be judged or kept any more
+            return
         self.moved_at = self._loop.time()
         body = self._body
         if body is None:
@@ -297,11 +320,13 @@ class Connection(asyncio.BufferedProtocol):
         while (end := self._early.find(b"\r\n\r\n") + 4) > 3:
             raw = bytes(memoryview(self._early)[:end])
             del self._early[:end]
+            self._head_bytes += end
             try:
                 self._head = parse_head(raw)
-                if self._head.status < 200:
+                if self._head.status < 200:  # it counts for the limit all the same
                     continue
                 self._accept = None
+                self._paced_at = self.moved_at
                 self._aim(accept(self._head))
             except Exception as exn:
                 self._fail(exn)
@@ -309,7 +334,7 @@ class Connection(asyncio.BufferedProtocol):
             if self._body is None:
                 self._done(self._head)
             return
-        if len(self._early) > HEAD_LIMIT_BYTES:
+        if self._head_bytes + len(self._early) > HEAD_LIMIT_BYTES:
             self._fail(ConnectionBroken(f"the answer's head is longer than {HEAD_LIMIT_BYTES} bytes"))
 
     def _aim(self, into: memoryview) -> None:

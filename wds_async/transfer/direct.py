@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
-from wds_async.storage.base import Answer, RefusedAnswer, Request
+from wds_async.storage.base import Answer, Contradiction, RefusedAnswer, Request
 from wds_async.storage.http.backend import identity_of
 from wds_async.storage.http.backend import redirected as follow
 from wds_async.transfer.connection import Connection, ConnectionBroken, Head, Origin, request_bytes
@@ -19,10 +20,13 @@ from wds_async.transfer.window import Part
 
 __all__ = [
     "EXCERPT_BYTES",
+    "Flights",
     "IdentityChanged",
     "NoSuchRange",
+    "PartAnswer",
     "RangesIgnored",
     "Redirected",
+    "Successor",
     "WrongAnswer",
     "excerpt_of",
     "follow",
@@ -49,7 +53,7 @@ class NoSuchRange(RangesIgnored):
     part. At its beginning that says that it is empty, or not cut."""
 
 
-class WrongAnswer(ConnectionError):
+class WrongAnswer(Contradiction):
     """The answer contradicts the request: other bytes than those asked for."""
 
 
@@ -65,45 +69,74 @@ class Redirected(Exception):
         self.location = location
 
 
+class Successor(Protocol):
+    """A second attempt that goes on in the place of the first."""
+
+    async def result(self) -> None:
+        """Return once it has ended, and the part counts what it brought; raises what went wrong."""
+        ...
+
+    def abort(self) -> None:
+        """End it now; after this no byte is written."""
+        ...
+
+
+class Flights(Protocol):
+    """Who is told of the attempts under way (see `hedge`)."""
+
+    def began(self, answer: PartAnswer, connection: Connection, now: float) -> None: ...
+
+    def ended(self, answer: PartAnswer) -> None: ...
+
+
 async def get_part(
     pool: ConnectionPool,
     request: Request,
     part: Part,
     learn: Learn,
     observe: Callable[[int, float, float], None],
+    flights: Flights | None = None,
 ) -> None:
     """Fill ``part`` from where it stands. ``learn(part, size, identity, fields)`` is told what the answer says of the
     object, before a byte of it is taken. ``part.filled`` counts what arrived, also when this raises;
-    ``observe(bytes, seconds, now)`` is told how long a good answer took."""
-    answer, clock = _PartAnswer(part, learn, request.follows), asyncio.get_running_loop().time
-    start = part.start + part.filled
-    headers = [*request.headers, ("Range", f"bytes={start}-{part.stop - 1}")]
-    etag = part.shard.notes.etag
-    if etag.startswith('"'):  # a weak one never matches: If-Match compares strongly
-        headers.append(("If-Match", etag))
-    raw = request_bytes(request.url, headers)
-    origin = Origin.of(request.url, request.tls)
+    ``observe(bytes, seconds, now)`` is told how long a good answer took. One of ``flights`` may take the part over."""
+    answer, clock = PartAnswer(request, part, learn, part.filled), asyncio.get_running_loop().time
+    raw, excerpt = answer.request_bytes(), b""
+    head: Head | None = None
     for fresh in (False, True):
-        async with pool.connection(origin, fresh=fresh) as connection:
+        async with pool.connection(answer.origin, fresh=fresh) as connection:
             asked_at = clock()
+            if flights is not None:
+                flights.began(answer, connection, asked_at)
             try:
                 head = await connection.exchange(raw, answer.accept)
-            except ConnectionBroken:
-                # A kept connection that the server closed meanwhile is not a fault: ask once more on a new one.
-                if answer.status == 0 and connection.exchanges > 1:
-                    connection.abort()
-                    continue
+            except asyncio.CancelledError:
+                if answer.successor is not None:
+                    answer.successor.abort()
                 raise
+            except Exception as exn:
+                # A kept connection that the server closed meanwhile is not a fault: ask once more on a new one.
+                if answer.successor is None:
+                    if isinstance(exn, ConnectionBroken) and answer.status == 0 and connection.exchanges > 1:
+                        connection.abort()
+                        continue
+                    raise
             finally:
                 if answer.into_slab:
                     part.filled += connection.received
-            if answer.into_slab:
-                observe(connection.received, clock() - asked_at, clock())
-            excerpt = bytes(answer.scratch[:EXCERPT_BYTES]) if answer.framed else await excerpt_of(connection, head)
-            if not head.keep_alive or not answer.framed:
-                connection.abort()
+                if flights is not None:
+                    flights.ended(answer)
+            if head is not None and answer.successor is None:
+                if answer.into_slab:
+                    observe(connection.received, clock() - asked_at, clock())
+                excerpt = bytes(answer.scratch[:EXCERPT_BYTES]) if answer.framed else await excerpt_of(connection, head)
+                if not head.keep_alive or not answer.framed:
+                    connection.abort()
+        break
+    if answer.successor is not None:
+        await answer.successor.result()
+    elif head is not None:
         answer.finish(head, excerpt)
-        return
 
 
 async def excerpt_of(connection: Connection, head: Head) -> bytes:
@@ -137,19 +170,33 @@ def unchunked(raw: bytes) -> tuple[bytes, bool]:
     return bytes(found), False
 
 
-class _PartAnswer:
-    """Judges the head of the answer to one part and says where its body goes."""
+class PartAnswer:
+    """One attempt at a part from its byte ``offset`` on: asks, judges the head and says where the body goes."""
 
-    def __init__(self, part: Part, learn: Learn, follows: bool) -> None:
-        self.follows = follows
+    def __init__(self, request: Request, part: Part, learn: Learn, offset: int) -> None:
+        self.request = request
+        self.origin = Origin.of(request.url, request.tls)
         self.part = part
         self.learn = learn
+        self.offset = offset
+        self.successor: Successor | None = None
+        """What has taken the part over."""
         self.status = 0
         self.framed = True
         self.into_slab = False
         self.scratch = memoryview(b"")
 
+    def request_bytes(self) -> bytes:
+        """The request as it is sent."""
+        part, headers = self.part, [*self.request.headers]
+        headers.append(("Range", f"bytes={part.start + self.offset}-{part.stop - 1}"))
+        etag = part.shard.notes.etag
+        if etag.startswith('"'):  # a weak one never matches: If-Match compares strongly
+            headers.append(("If-Match", etag))
+        return request_bytes(self.request.url, headers)
+
     def accept(self, head: Head) -> memoryview:
+        """Where the body goes; raises what the head means where it is not for the part."""
         self.status = head.status
         if head.status == 206:
             return self._accept_range(head)
@@ -165,7 +212,7 @@ class _PartAnswer:
         """Raise what the answer means, once its body is out of the way."""
         if head.status in (200, 206) or (head.status == 416 and self.part.dropped):
             return
-        if self.follows and head.status in _REDIRECTS and "location" in head.fields:
+        if self.request.follows and head.status in _REDIRECTS and "location" in head.fields:
             raise Redirected(head.fields["location"])
         if head.status == 416 and self.part.start == 0 and self.part.shard.size == 0:
             return
@@ -175,7 +222,7 @@ class _PartAnswer:
 
     def _accept_range(self, head: Head) -> memoryview:
         span, part = head.content_range(), self.part
-        start = part.start + part.filled
+        start = part.start + self.offset
         if head.encoded or head.length is None:
             raise RangesIgnored
         if span is None or span[2] is None:
@@ -193,7 +240,7 @@ class _PartAnswer:
     def _accept_whole(self, head: Head) -> memoryview:
         part = self.part
         length = head.length
-        if part.start or part.filled or length is None or head.encoded or length > part.slab.size:
+        if part.start or self.offset or length is None or head.encoded or length > part.slab.size:
             raise RangesIgnored
         self._learn(head, length)
         return self._slab(length)
@@ -206,7 +253,7 @@ class _PartAnswer:
 
     def _slab(self, length: int) -> memoryview:
         self.into_slab = True
-        return self.part.slab.view[self.part.filled : self.part.filled + length]
+        return self.part.slab.view[self.offset : self.offset + length]
 
     def _learn(self, head: Head, total: int) -> None:
         self.learn(self.part, total, identity_of(head.fields, total), head.fields)

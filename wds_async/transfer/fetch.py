@@ -13,6 +13,7 @@ from wds_async.redact import redact
 from wds_async.storage.base import (
     Access,
     Backend,
+    Contradiction,
     LocalFile,
     Ranges,
     RefusedAnswer,
@@ -23,8 +24,17 @@ from wds_async.storage.growing import CopiedFile, GrowingStream, StoodStill
 from wds_async.storage.registry import Backends, Location
 from wds_async.transfer.attempts import Attempts, Recovery, ShardNotes, retrieved
 from wds_async.transfer.connection import Origin
-from wds_async.transfer.direct import IdentityChanged, NoSuchRange, RangesIgnored, Redirected, follow, get_part
+from wds_async.transfer.direct import (
+    IdentityChanged,
+    NoSuchRange,
+    RangesIgnored,
+    Redirected,
+    WrongAnswer,
+    follow,
+    get_part,
+)
 from wds_async.transfer.files import FileReader, FileReplaced
+from wds_async.transfer.hedge import Hedges
 from wds_async.transfer.origins import ConnectionPool
 from wds_async.transfer.stats import Counters
 from wds_async.transfer.streams import DirectStream, StreamReader
@@ -36,6 +46,7 @@ __all__ = ["Fetcher"]
 logger = logging.getLogger("wds_async")
 
 _REDIRECTS_AT_MOST = 10
+_DOUBTS = 2  # answers without a range from a server that gives ranges, before its word is taken for it
 _UNREADY_WAIT_S = 0.02
 _MOVED_AWAY = frozenset({401, 403, 404, 410})
 
@@ -65,11 +76,14 @@ class Fetcher:
         self._counters = counters
         self._hurried = hurried
         self._recovery = Recovery(backends, pool, config, counters, window.concurrency)
+        self._hedges = Hedges(pool, config, counters, self._recovery.calm) if config.hedge_share else None
 
     async def fetch(self, part: Part) -> bool:
         """Fill ``part``; True where a streamed shard ends behind it. Raises one error of the tree."""
-        attempts = Attempts(since=asyncio.get_running_loop().time(), bytes=part.filled)
+        await self._recovery.before(part.shard)
+        attempts, clock = Attempts.of(part), asyncio.get_running_loop().time
         while True:
+            attempts.began = clock()
             backend = self._recovery.backend(part.shard)
             try:
                 return await self._once(backend, part, attempts)
@@ -79,6 +93,11 @@ class Fetcher:
                 await asyncio.sleep(_UNREADY_WAIT_S)
             except Exception as exn:
                 await self._recovery.after(part, attempts, backend, exn)
+
+    async def end(self) -> None:
+        """Return when nothing of what was asked for twice is under way; the parts have landed already."""
+        if self._hedges is not None:
+            await self._hedges.end()
 
     async def close(self, notes: ShardNotes) -> None:
         """Release what a shard that is over holds."""
@@ -106,7 +125,7 @@ class Fetcher:
             return await self._read_file(part, access)
         if isinstance(access, Request):
             return await self._get(backend, part, access, attempts)
-        return await self._read_ranges(part, access, attempts)
+        return await self._read_ranges(backend, part, access, attempts)
 
     async def _read_copy(
         self, backend: Backend, part: Part, copy: CopiedFile | GrowingStream, attempts: Attempts
@@ -151,15 +170,20 @@ class Fetcher:
         self._counters.add("wire_bytes", len(view))
         return False
 
-    async def _read_ranges(self, part: Part, ranges: Ranges, attempts: Attempts) -> bool:
-        self._learn(None, part, ranges.size, ranges.identity, {}, at=attempts.location)
+    async def _read_ranges(self, backend: Backend, part: Part, ranges: Ranges, attempts: Attempts) -> bool:
+        fields = getattr(ranges, "fields", {})
+        self._learn(backend, part, ranges.size, ranges.identity, fields, at=attempts.location)
+        clock = asyncio.get_running_loop().time
         while not part.dropped and part.start + part.filled < part.stop:
             start = part.start + part.filled
+            asked_at = clock()
             data = await ranges.read(start, part.stop)
             if not 0 < len(data) <= part.stop - start:
-                raise ConnectionError(f"asked for {part.stop - start} bytes, the filesystem gave {len(data)}")
+                raise Contradiction(f"asked for {part.stop - start} bytes, the filesystem gave {len(data)}")
             part.slab.view[part.filled : part.filled + len(data)] = data
             part.filled += len(data)
+            self._window.concurrency.observe(len(data), clock() - asked_at, clock())
+            self._recovery.good(part.shard)
             self._counters.add("requests")
             self._counters.add("wire_bytes", len(data))
         return False
@@ -178,7 +202,10 @@ class Fetcher:
             before = part.filled
             self._counters.add("requests")
             try:
-                await get_part(self._pool, request, part, learn, self._window.concurrency.observe)
+                await get_part(self._pool, request, part, learn, self._observe, self._hedges)
+                self._recovery.good(part.shard)
+                if part.start:
+                    self._pool.mark_ranged(origin)
             except Redirected as moved:
                 request = follow(request, moved.location)
                 if access.keeps_redirect and notes.known() is access:  # else it was renewed meanwhile
@@ -199,17 +226,26 @@ class Fetcher:
                 notes.rangeless = True
                 break
             except RangesIgnored:
+                # Where ranges were given before, a whole object is more likely a server's bad moment.
+                gives = part.shard.size is not None or (notes.location.kind == "http" and self._pool.ranged(origin))
+                if gives and attempts.history.count < _DOUBTS:
+                    raise WrongAnswer("asked for a range, the server sent the whole object") from None
                 notes.rangeless = True
-                if part.filled == 0 and notes.location.kind == "http":  # a cloud's endpoint has objects of all kinds
-                    self._pool.mark_rangeless(origin)
+                if part.filled == 0 and not gives and notes.location.kind == "http":
+                    self._pool.mark_rangeless(origin)  # a cloud's endpoint has objects of all kinds
                 break
             finally:
                 self._counters.add("wire_bytes", part.filled - before)
             if part.dropped or part.start + part.filled >= part.stop:
                 return False
         else:
-            raise ConnectionError(f"redirected or cut short more than {_REDIRECTS_AT_MOST} times")
+            raise WrongAnswer(f"redirected or cut short more than {_REDIRECTS_AT_MOST} times")
         return await self._turn_streamed(backend, part, access)
+
+    def _observe(self, received_bytes: int, took_s: float, now: float) -> None:
+        self._window.concurrency.observe(received_bytes, took_s, now)
+        if self._hedges is not None:
+            self._hedges.observe(received_bytes, took_s)
 
     async def _size_of(self, part: Part) -> None:
         """Wait until an earlier part tells the size of its shard: this one may not be there at all."""
@@ -239,6 +275,7 @@ class Fetcher:
             self._counters.add("wire_bytes", part.filled - before)
             if part.filled > before and not isinstance(access, GrowingStream):
                 self._recovery.reached(notes.location)
+                self._recovery.good(shard)
 
     def _maker(self, backend: Backend, notes: ShardNotes, access: Access) -> Callable[[], Stream]:
         if not isinstance(access, Request):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import ssl
 from collections import deque
@@ -15,10 +16,15 @@ from wds_async.storage.base import Tls
 from wds_async.storage.http.backend import tls_context
 from wds_async.transfer.connection import Connection, Origin, open_connection
 from wds_async.transfer.threads import BlockingThreads
+from wds_async.transfer.weather import Weather
 
 __all__ = ["ConnectionPool"]
 
+logger = logging.getLogger("wds_async")
+
 _ADDRESS_LIFETIME_S = 60.0
+_RESOLVE_AGAIN_S = 5.0
+_RENEWAL_WITHIN_S = 1.0
 _IDLE_LIFETIME_S = 55.0
 _GONE_WITHIN_S = 0.5
 _LOOK_AGAIN_S = 0.001
@@ -29,10 +35,12 @@ _TURNS_TO_CLOSE = 3
 class _OriginState:
     idle: deque[Connection] = field(default_factory=deque)
     addresses: list[str] = field(default_factory=list)
-    resolved_at: float = 0.0
+    resolve_at: float = 0.0
+    resolving: asyncio.Future[list[str]] | None = None
     turn: int = 0
     answered: bool = False
     rangeless: bool = False
+    ranged: bool = False
 
 
 class ConnectionPool:
@@ -47,6 +55,13 @@ class ConnectionPool:
         self._contexts: dict[Tls, ssl.SSLContext] = {}
         self._held: set[Connection] = set()
         self.peak = 0
+        self.weather = Weather(loop)
+        """What is known of the stores' state; all readers of the process share it."""
+
+    @property
+    def busy(self) -> int:
+        """Connections with an exchange under way."""
+        return len(self._busy)
 
     @property
     def open(self) -> int:
@@ -60,6 +75,14 @@ class ConnectionPool:
     def rangeless(self, origin: Origin) -> bool:
         """Whether this origin was seen to ignore ranges."""
         return self._state(origin).rangeless
+
+    def ranged(self, origin: Origin) -> bool:
+        """Whether this origin has given a range that did not begin at the start."""
+        return self._state(origin).ranged
+
+    def mark_ranged(self, origin: Origin) -> None:
+        """Remember that this origin gives ranges, so that one answer without does not change how it is read."""
+        self._state(origin).ranged = True
 
     def mark_rangeless(self, origin: Origin) -> None:
         """Remember that this origin ignores ranges, so that its next shards are streamed at once."""
@@ -87,11 +110,12 @@ class ConnectionPool:
                 connection.abort()
 
     def expire(self, now: float) -> None:
-        """End the exchanges that have not moved for the stall timeout, and close what has been idle for long."""
+        """End the exchanges that bring next to nothing within the stall timeout; close what has been idle for long."""
         for connection in list(self._busy):
-            idle_s = now - connection.moved_at
-            if connection.awaited and idle_s > self._config.stall_timeout_s:
-                connection.stall(f"no byte arrived for {idle_s:.0f} s")
+            if reason := connection.too_slow(now, self._config.stall_timeout_s):
+                connection.stall(reason)
+                if connection.exchanges > 1 and not connection.received:
+                    self._drop_idle(connection.origin)  # a middlebox that forgot this flow has forgotten theirs too
         for state in self._origins.values():
             while state.idle and now - state.idle[0].moved_at > _IDLE_LIFETIME_S:
                 state.idle.popleft().abort()
@@ -112,6 +136,11 @@ class ConnectionPool:
             await asyncio.sleep(_LOOK_AGAIN_S)
         for _ in range(_TURNS_TO_CLOSE):
             await asyncio.sleep(0)
+
+    def _drop_idle(self, origin: Origin) -> None:
+        idle = self._state(origin).idle
+        while idle:
+            idle.pop().abort()
 
     def _state(self, origin: Origin) -> _OriginState:
         return self._origins.setdefault(origin, _OriginState())
@@ -144,15 +173,43 @@ class ConnectionPool:
                 raise
             except OSError as exn:
                 failure = exn
-                state.addresses = [other for other in state.addresses if other != address]
+                self._refused(state, address)
         raise failure or OSError(f"{origin.host} has no address")
 
+    def _refused(self, state: _OriginState, address: str) -> None:
+        """Leave the address out, as long as there are others; the last one stays, and the name is asked about anew."""
+        state.addresses = [other for other in state.addresses if other != address] or [address]
+        if state.addresses == [address]:
+            state.resolve_at = min(state.resolve_at, self._loop.time())
+
     async def _resolve(self, origin: Origin, state: _OriginState) -> list[str]:
-        now = self._loop.time()
-        if not state.addresses or now - state.resolved_at > _ADDRESS_LIFETIME_S:
+        """The addresses of the host: asked for once however many connections wait. Known ones are used on where the
+        name service fails, or takes longer than a second to renew them."""
+        if state.addresses and self._loop.time() < state.resolve_at:
+            return state.addresses
+        if state.resolving is None:
+            state.resolving = asyncio.ensure_future(self._look_up(origin, state))
+            state.resolving.add_done_callback(_retrieved)
+        try:
+            async with asyncio.timeout(_RENEWAL_WITHIN_S if state.addresses else None):
+                return await asyncio.shield(state.resolving)
+        except OSError as exn:  # and its TimeoutError, and socket.gaierror
+            if not state.addresses:
+                raise
+            state.resolve_at = max(state.resolve_at, self._loop.time() + _RESOLVE_AGAIN_S)
+            logger.info("%s is not resolved again: %r; going on with %s", origin.host, exn, ", ".join(state.addresses))
+            return state.addresses
+
+    async def _look_up(self, origin: Origin, state: _OriginState) -> list[str]:
+        try:
             found = await self._threads.call(socket.getaddrinfo, origin.host, origin.port, type=socket.SOCK_STREAM)
             state.addresses = list(dict.fromkeys(str(info[4][0]) for info in found))
-            state.resolved_at = now
+            state.resolve_at = self._loop.time() + _ADDRESS_LIFETIME_S
+        except OSError:
+            state.resolve_at = self._loop.time() + _RESOLVE_AGAIN_S
+            raise
+        finally:
+            state.resolving = None
         return state.addresses
 
     def _context(self, origin: Origin) -> ssl.SSLContext | None:
@@ -161,3 +218,9 @@ class ConnectionPool:
         if origin.tls not in self._contexts:
             self._contexts[origin.tls] = tls_context(origin.tls)
         return self._contexts[origin.tls]
+
+
+def _retrieved(future: asyncio.Future[list[str]]) -> None:
+    """A name that nobody waits for any more may not resolve."""
+    if not future.cancelled():
+        future.exception()

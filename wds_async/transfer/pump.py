@@ -104,6 +104,7 @@ class Pump:
         self._counters.peak("window_peak_bytes", self.window.peak_bytes)
         self._counters.set("connections", self._connections.open)
         self._counters.peak("connections_peak", self._connections.peak)
+        self._counters.set("connections_limit", self.window.concurrency.limit)
 
     async def close(self) -> None:
         """Cancel everything and wait until no slab is being written to."""
@@ -114,6 +115,7 @@ class Pump:
             self._clean(shard)  # at once, or by the last of its tasks, which were cancelled
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         await asyncio.gather(*self._closing, return_exceptions=True)
+        await self._fetcher.end()
         self._pool.readers -= 1
         self._counters.set("window_bytes", 0)
         self._counters.set("connections", 0)

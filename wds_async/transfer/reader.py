@@ -19,19 +19,22 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from wds_async.config import TransferConfig, settings, transfer_config
 from wds_async.errors import ReaderClosed, StorageError, WdsError
 from wds_async.redact import redact
-from wds_async.storage.growing import CacheEntry
+from wds_async.storage.base import Checksum
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.storage.registry import Location, locate
+from wds_async.transfer.always import Always
 from wds_async.transfer.bridge import Engine
+from wds_async.transfer.kept import CachedShard, ShardCache
 from wds_async.transfer.pump import Event, Pump
 from wds_async.transfer.slabs import Slab
 from wds_async.transfer.stats import Board, Counters
-from wds_async.transfer.window import Broken, Finished, Piece
+from wds_async.transfer.verify import Comparison, HeldBack, brought
+from wds_async.transfer.window import Broken, Finished, Piece, Shard
 from wds_async.urls import local_path
 
 __all__ = ["CachedShard", "ShardCache", "ShardReader", "ShardStream", "open_shards"]
@@ -61,44 +64,6 @@ def open_shards(
     return ShardReader(
         shards, config or transfer_config(), stats or Board().counters(), lookahead, final, cache, options
     )
-
-
-class CachedShard(CacheEntry, Protocol):
-    """One shard in a cache, as its reader needs it; nothing here raises."""
-
-    @property
-    def hit(self) -> bool:
-        """Whether it was found there."""
-        ...
-
-    @property
-    def local_path(self) -> str | None:
-        """Where it is or, once it is read to its end, will be."""
-        ...
-
-    def want(self) -> None:
-        """The consumer has come to this shard."""
-        ...
-
-    def write(self, piece: memoryview) -> None:
-        """Its next bytes, as the consumer takes them."""
-        ...
-
-    def over(self, *, whole: bool = False) -> None:
-        """It was read to its good end (``whole``), or left. Idempotent."""
-        ...
-
-    def reject(self) -> None:
-        """What was read is no good shard: no copy of it may stay in use."""
-        ...
-
-
-class ShardCache(Protocol):
-    """Shards on this machine's disk."""
-
-    def entry(self, location: Location) -> CachedShard | None:
-        """The shard for one reader, None for one that is not cached."""
-        ...
 
 
 class _Hand:
@@ -144,6 +109,7 @@ class ShardReader(Iterator["ShardStream"]):
         self._verbose = settings().verbose > 0
         self._opened_at = time.monotonic()
         self._closed = False
+        self._always = Always(self, open_shards) if config.verify == "always" else None
 
     def __iter__(self) -> ShardReader:
         return self
@@ -164,6 +130,8 @@ class ShardReader(Iterator["ShardStream"]):
         self._open = following
         if following._cached is not None:
             following._cached.want()
+        if self._always is not None:
+            self._always.ahead((following, *self._ahead))
         return following
 
     def __enter__(self) -> ShardReader:
@@ -187,6 +155,8 @@ class ShardReader(Iterator["ShardStream"]):
             if isinstance(following, ShardStream):
                 following._leave_cache()
         self._ahead.clear()
+        if self._always is not None:
+            self._always.close()
         if self._finalizer is not None:
             self._finalizer()
         self._counters.add("read_s", time.monotonic() - self._opened_at)
@@ -301,6 +271,12 @@ class ShardStream:
         self._over = False
         self._left = False
         self._told = False
+        self._comparison: Comparison | None = None
+        self._held: HeldBack | None = None
+        if reader._always is not None:
+            self._comparison, self._held = reader._always.held(self, self._received)
+        elif reader._config.verify == "auto":
+            self._comparison = Comparison(self._brought)
 
     @property
     def local_path(self) -> str | None:
@@ -314,6 +290,18 @@ class ShardStream:
 
         Raises an error of the tree where the stream is broken: after all good bytes before it, never in between.
         """
+        if self._held is None:
+            return self._received()
+        if not self._held.over:
+            self._reader._check()
+        return self._held.read()
+
+    def compare(self, comparison: Comparison) -> None:
+        """Compare the shard so, and raise `ChecksumMismatch` at its end where it is another."""
+        self._comparison = comparison
+
+    def _received(self) -> memoryview | None:
+        """The next piece as it comes."""
         self._drop_piece()
         if self._over:
             return None
@@ -329,25 +317,47 @@ class ShardStream:
             except ValueError:  # its memory is released: another thread has closed the reader since `_check`
                 self._reader._check()
                 raise
+            if self._comparison is not None and not self._left:
+                self._comparison.add(event.shard, self._piece)
             if self._cached is not None and not self._left:
                 self._cached.write(self._piece)
             return self._piece
         self._over = True
         assert not isinstance(event, Finished)
-        self._leave_cache(whole=event.error is None and not self._left)
-        if event.error is not None:
-            raise event.error
+        error = event.error or self._compared(event.shard)
+        self._leave_cache(whole=error is None and not self._left)
+        if error is not None:
+            raise error
         return None
+
+    def _compared(self, shard: Shard) -> WdsError | None:
+        """What the end of the shard shows; nothing of one that was left."""
+        if self._comparison is None or self._left:
+            return None
+        try:
+            good = self._comparison.judge(shard)
+        except WdsError as exn:  # nobody could be asked
+            return exn
+        if good and self._held is None:
+            self._reader._counters.add("verified_shards")
+        return self._comparison.error(self.url) if good is False else None
+
+    def _brought(self, shard: Shard) -> Checksum | None:
+        """What ``verify="auto"`` compares by. A copy that another process is fetching is not yet known to be good, nor
+        has any answer come."""
+        return brought(shard, may_come=self._cached is not None and shard.streamed)
 
     def close(self) -> None:
         """Skip the rest of this shard; idempotent."""
+        if self._held is not None:
+            self._held.close()
         if self._over or self._reader._closed:
             self._drop_piece()
             return
         self._left = True
         self._reader._skip(self.number)
         try:
-            while self.read() is not None:
+            while self._received() is not None:
                 pass
         except WdsError:
             pass  # of bytes that nobody wanted

@@ -43,11 +43,13 @@ class Stats:
     """Bytes that came twice for it; among ``wire_bytes``."""
     samples: float = 0
     bad_samples: float = 0
-    """Samples that a handler let pass."""
+    """Samples that a handler let pass, that damage cut, or that lost a member."""
     shards: float = 0
     """Shards that ended well."""
     bad_shards: float = 0
     """Shards that ended in an error."""
+    passed_shards: float = 0
+    """Shards of which a handler, or ``on_corrupt``, let the rest go."""
     bad_bytes: float = 0
     """Bytes that were passed over: rests of shards that a handler let go, and gaps behind damage."""
     verified_shards: float = 0
@@ -110,6 +112,10 @@ class Counters:
     def add(self, name: str, amount: float = 1) -> None:
         """Count ``amount`` more."""
         self._cells[_CELLS[name]] += amount
+
+    def get(self, name: str) -> float:
+        """What this process counted."""
+        return float(self._cells[_CELLS[name]])
 
     def add_samples(self, count: int) -> None:
         """Count samples delivered; called now and then, not for each."""
@@ -204,7 +210,8 @@ def _read_rows(folder: Path) -> list[bytes]:
     rows = []
     with contextlib.suppress(OSError, ValueError):
         for path in folder.iterdir():
-            row = path.read_bytes()
+            # Others leave notes here: the ledger (lines of any length), the progress bar (longer ones than a row).
+            row = b"" if path.suffix else path.read_bytes()
             if len(row) == _ROW_BYTES:
                 rows.append(row)
     return rows

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from wds_async.storage.base import Answer, RefusedAnswer, Request, Stream
+from wds_async.storage.base import Answer, Checksum, RefusedAnswer, Request, Stream
 from wds_async.storage.http.backend import identity_of
 from wds_async.transfer.connection import Connection, ConnectionBroken, Head, Origin, request_bytes
 from wds_async.transfer.direct import IdentityChanged, RangesIgnored, Redirected, excerpt_of, follow
@@ -31,6 +31,8 @@ class DirectStream:
         self._connection: Connection | None = None
         self._rest = 0
         self._keep_alive = False
+        self.fields: Mapping[str, str] = {}
+        """Of the answer's head, in lower case, once it is open."""
 
     async def open(self) -> str:
         request = self._request
@@ -53,7 +55,7 @@ class DirectStream:
         if head.length is None or head.encoded:
             await self.close()
             raise RangesIgnored
-        self._rest, self._keep_alive = head.length, head.keep_alive
+        self._rest, self._keep_alive, self.fields = head.length, head.keep_alive, head.fields
         return identity_of(head.fields, None)
 
     async def _exchange(self, request: Request) -> Head:
@@ -97,13 +99,22 @@ class StreamReader:
         """Whether another attempt can be made after a fault (nothing was lost, or it can be read again)."""
         return self._stream is None or self._stream.restartable
 
-    async def fill(self, part: Part, make: Callable[[], Stream], hurried: Callable[[], bool]) -> bool:
+    async def fill(
+        self,
+        part: Part,
+        make: Callable[[], Stream],
+        hurried: Callable[[], bool],
+        checksum: Callable[[Mapping[str, str]], Checksum | None] | None = None,
+    ) -> bool:
         """Fill ``part`` from where it stands; True at the end of the stream. Where it has to start (again) ``make``
         gives what is read: it may be another request by now. While the consumer waits (``hurried``) the part may stay
-        short, so that a slow stream is not held back."""
+        short, so that a slow stream is not held back. ``checksum`` is what the backend takes from the head of an
+        answer (`Backend.checksum`), for the shard; another start does not take back what the first one brought."""
         view, offset = part.slab.view, part.start
         if self._stream is None or self._position != offset + part.filled:
             await self._start(make, offset + part.filled)
+            if checksum is not None and part.shard.checksum is None:
+                part.shard.checksum = checksum(getattr(self._stream, "fields", {}))
         assert self._stream is not None
         try:
             while part.filled < part.slab.size:

@@ -249,6 +249,8 @@ class Window:
             if slab is None:
                 break
             started.append(self._start(shard, slab))
+        # As if this reader had the whole limit: what it shares with others is theirs, and not left over.
+        self.concurrency.flying = self.flying * max(1, self._pool.readers)
         return started
 
     def deliver(self) -> None:

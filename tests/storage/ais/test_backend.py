@@ -16,7 +16,7 @@ from tests.clouds.ais import ais, no_settings  # noqa: F401 - fixtures
 from tests.servers import Tls
 from tests.servers.aistore import AisDouble
 from wds_async.storage.ais.backend import AisBackend, explain_answer
-from wds_async.storage.base import Answer, Description, RefusedAnswer, Request, Verdict
+from wds_async.storage.base import Answer, Description, ObjectReplaced, RefusedAnswer, Request, Verdict
 from wds_async.storage.http.backend import HttpStream
 from wds_async.storage.options import Options
 
@@ -111,6 +111,7 @@ def test_answers(status: int, message: str, verdict: Verdict, words: str) -> Non
     assert message in fault.reason
     assert words in fault.advice
     assert fault.retry_after_s == (3.0 if verdict is Verdict.TRANSIENT else None)
+    assert fault.throttled is (status in (429, 503))
 
 
 def test_what_the_cluster_says_wherever_it_says_it() -> None:
@@ -210,7 +211,7 @@ def test_an_object_that_is_replaced_between_ranges(ais: AisDouble) -> None:
         ranges: Any = await backend.access("ais://b/x")
         first = await ranges.read(0, 5)
         ais.put("ais/b/x", b"abcdefghij")
-        with pytest.raises(RefusedAnswer) as caught:
+        with pytest.raises(ObjectReplaced) as caught:
             await ranges.read(5, 10)
         return first, backend.classify(caught.value, "ais://b/x").verdict
 

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import email.utils
+import ssl
 import time
 
 import pytest
-from azure.core.exceptions import ClientAuthenticationError, HttpResponseError, ServiceRequestError
+from azure.core.exceptions import (
+    ClientAuthenticationError,
+    HttpResponseError,
+    ServiceRequestError,
+    ServiceResponseError,
+)
 
 from wds_async.storage.azure.errors import (
     answer_of,
@@ -139,3 +145,37 @@ def test_the_answer_behind_an_exception() -> None:
     assert (found.status, code_of(found)) == (404, "BlobNotFound")
     assert answer_of(HttpResponseError("x")) is None
     assert answer_of(OSError("x")) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "verdict", "throttled"),
+    [
+        (503, "ServerBusy", Verdict.TRANSIENT, True),
+        (503, "", Verdict.TRANSIENT, True),
+        (429, "TooManyRequests", Verdict.TRANSIENT, True),
+        (429, "", Verdict.TRANSIENT, True),
+        (500, "OperationTimedOut", Verdict.TRANSIENT, False),
+        (500, "InternalError", Verdict.TRANSIENT, False),
+        (408, "", Verdict.TRANSIENT, False),
+        (409, "", Verdict.TRANSIENT, False),
+        (409, "AccountBeingCreated", Verdict.TRANSIENT, False),
+        (409, "BlobModifiedWhileReading", Verdict.CHANGED, False),
+        (409, "SnapshotsPresent", Verdict.FATAL, False),
+        (425, "", Verdict.TRANSIENT, False),
+    ],
+)
+def test_what_asks_for_fewer_requests(status: int, code: str, verdict: Verdict, throttled: bool) -> None:
+    made = answer(status, code) if code else Answer(status, {})
+    fault = explained(Answer(status, {**made.fields, "retry-after": "4"}, made.excerpt))
+    assert (fault.verdict, fault.throttled, fault.retry_after_s) == (verdict, throttled, 4)
+
+
+def test_the_network_in_azures_words() -> None:
+    for inner, verdict in (
+        (OSError(101, "network unreachable"), Verdict.TRANSIENT),
+        (ssl.SSLCertVerificationError(1, "self-signed certificate"), Verdict.FATAL),
+        (ssl.SSLError(1, "tlsv1 alert internal error"), Verdict.TRANSIENT),
+        (TimeoutError("late"), Verdict.STALLED),
+    ):
+        for kind in (ServiceRequestError, ServiceResponseError):
+            assert explain_client(kind("x", error=inner), identity="us").verdict is verdict

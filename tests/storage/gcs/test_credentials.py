@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import socket
@@ -168,10 +169,14 @@ def test_silence_is_remembered(clean_google: Clean) -> None:
         clean_google.setenv("GCE_METADATA_IP", f"127.0.0.1:{listening.getsockname()[1]}")
         started = time.monotonic()
         assert find_identity({}).missed
-        assert 0.35 < time.monotonic() - started < 1.5
-        started = time.monotonic()
+        assert 0.35 < time.monotonic() - started < 30
+        listening.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:  # both attempts; the kernel took them
+                listening.accept()[0].close()
         assert find_identity({}).missed
-        assert time.monotonic() - started < 0.2
+        with pytest.raises(BlockingIOError):
+            listening.accept()
 
 
 def test_an_answer_of_another_server_is_none(clean_google: Clean, origin: Any) -> None:

@@ -140,3 +140,31 @@ def test_what_is_shown_is_short_and_clean() -> None:
     assert "xxx" in told(cut).reason
     for strange in (b"", b"\xff\xfe", b"{", b"[]", b'{"error": "words"}', b'{"error": {"errors": []}}'):
         assert told(Answer(403, {}, strange)).verdict is Verdict.DENIED
+
+
+RATE = "The object b/o exceeded the rate limit for object mutation operations"
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict", "throttled"),
+    [
+        (json_error(429, "rateLimitExceeded", "Slow.", retry_after="4"), Verdict.TRANSIENT, True),
+        (json_error(403, "rateLimitExceeded", "Slow.", retry_after="4"), Verdict.TRANSIENT, True),
+        (json_error(403, "userRateLimitExceeded", "Slow.", retry_after="4"), Verdict.TRANSIENT, True),
+        (Answer(403, {"retry-after": "4"}, RATE.encode()), Verdict.TRANSIENT, True),
+        (Answer(429, {"retry-after": "4"}), Verdict.TRANSIENT, True),
+        (json_error(503, "backendError", "Backend Error", retry_after="4"), Verdict.TRANSIENT, True),
+        (json_error(500, "internalError", "Oops", retry_after="4"), Verdict.TRANSIENT, False),
+        (json_error(502, "badGateway", "Oops", retry_after="4"), Verdict.TRANSIENT, False),
+        (Answer(408, {"retry-after": "4"}), Verdict.TRANSIENT, False),
+        (json_error(409, "conflict", "The bucket is being made", retry_after="4"), Verdict.TRANSIENT, False),
+        (json_error(403, "forbidden", "does not have storage.objects.get access"), Verdict.DENIED, False),
+        (json_error(403, "dailyLimitExceeded", "Daily Limit Exceeded"), Verdict.DENIED, False),
+        (json_error(412, "conditionNotMet", "Precondition"), Verdict.CHANGED, False),
+        (json_error(501, "notImplemented", "No"), Verdict.FATAL, False),
+    ],
+)
+def test_what_asks_for_fewer_requests(answer: Answer, verdict: Verdict, throttled: bool) -> None:
+    fault = told(answer)
+    assert (fault.verdict, fault.throttled) == (verdict, throttled)
+    assert fault.retry_after_s == (4 if verdict is Verdict.TRANSIENT else None)

@@ -21,7 +21,7 @@ from tests.servers import Nginx, Origin, Tls
 from tests.transfer.reading import bytes_of, data, outcomes, quick
 from wds_async.errors import AccessDenied, TransferError, UrlError
 from wds_async.storage.base import Answer, RefusedAnswer, Verdict
-from wds_async.storage.http.backend import HttpBackend, explain_status, identity_of
+from wds_async.storage.http.backend import HttpBackend, explain_status
 from wds_async.storage.options import Options
 
 
@@ -65,12 +65,6 @@ def test_retry_after(text: str, seconds: float | None) -> None:
 
 def test_retry_after_as_a_date() -> None:
     assert explain_status(Answer(503, {"retry-after": "Fri, 31 Dec 1999 23:59:59 GMT"})).retry_after_s == 0.0
-
-
-def test_what_pins_an_object() -> None:
-    assert identity_of({"etag": '"1"', "last-modified": "x"}, 5) == 'etag "1"'
-    assert identity_of({"last-modified": "x"}, 5) != identity_of({"last-modified": "x"}, 6)
-    assert identity_of({}, 5) == "5 bytes"
 
 
 @pytest.mark.parametrize(
@@ -182,10 +176,11 @@ def test_a_proxy_of_the_environment_is_used(origin: Origin, proxy: Proxy, monkey
     urls = [origin.add(f"{i}.tar", content) for i, content in enumerate(contents)]
     monkeypatch.setenv("HTTP_PROXY", proxy.url)
     assert bytes_of(urls) == contents
-    assert len(proxy.seen) == len(origin.requests) == 3
+    asked = len(origin.requests)
+    assert len(proxy.seen) == asked > 3
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     assert bytes_of(urls) == contents
-    assert len(proxy.seen) == 3
+    assert len(proxy.seen) == asked
 
 
 def test_a_proxy_that_wants_credentials(

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from tests.servers.origin import Origin
 from wds_async.errors import ConfigError, UrlError
 from wds_async.storage.base import Answer, RefusedAnswer, Request, Verdict
+from wds_async.storage.checked import CheckedRanges
 from wds_async.storage.http.backend import HttpStream
 from wds_async.storage.hub.backend import HuggingFaceBackend, hub_place
 from wds_async.storage.options import Options
@@ -83,7 +85,14 @@ def test_revisions_of_options() -> None:
 
 
 def access(url: str = "hf://datasets/o/n/x.tar", direct: bool = True, **options: Any) -> Any:
-    return asyncio.run(HuggingFaceBackend(asyncio.to_thread, Options(options), direct=direct).access(url))
+    async def ask() -> Any:
+        backend = HuggingFaceBackend(asyncio.to_thread, Options(options), direct=direct)
+        try:
+            return await backend.access(url)
+        finally:
+            await backend.close()
+
+    return asyncio.run(ask())
 
 
 def token_of(**options: Any) -> str | None:
@@ -97,9 +106,16 @@ def test_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
     assert request.keeps_redirect
     assert dict(request.headers)["Authorization"] == "Bearer t"
     assert "Bearer" not in repr(request)
-    assert isinstance(access(direct=False), HttpStream)
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
-    assert isinstance(access(), HttpStream)
+    with pytest.raises(OSError, match=r"127\.0\.0\.1"):  # aiohttp asks it for the size
+        access()
+
+
+@pytest.mark.parametrize(("cuts", "way"), [(True, CheckedRanges), (False, HttpStream)])
+def test_not_directly(origin: Origin, cuts: bool, way: type) -> None:
+    origin.add("datasets/o/n/resolve/main/x.tar", b"0123456789")
+    origin.behave(ignore_range=not cuts)
+    assert isinstance(access(direct=False, endpoint=origin.base), way)
 
 
 def test_tokens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

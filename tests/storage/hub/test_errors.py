@@ -92,3 +92,22 @@ def test_the_token_is_not_repeated() -> None:
         assert "SECRET" not in fault.reason + fault.advice
     body = explain_hub_answer(Answer(403, {}, b"Bearer hf_SECRET"), PLACE, ENDPOINT, SOMEBODY)
     assert "SECRET" not in body.reason
+
+
+@pytest.mark.parametrize(
+    ("status", "fields", "wait_s", "throttled"),
+    [
+        (429, {"retry-after": "9", "ratelimit": '"api";r=0;t=55'}, 9, True),
+        (429, {"ratelimit": '"api";r=0;t=55'}, 55, True),
+        (429, {}, None, True),
+        (503, {"retry-after": "2"}, 2, True),
+        (500, {"retry-after": "2"}, 2, False),
+        (408, {}, None, False),
+        (409, {}, None, False),
+    ],
+)
+def test_what_asks_for_fewer_requests(
+    status: int, fields: dict[str, str], wait_s: float | None, throttled: bool
+) -> None:
+    fault = explained(status, fields=fields)
+    assert (fault.verdict, fault.retry_after_s, fault.throttled) == (Verdict.TRANSIENT, wait_s, throttled)

@@ -194,7 +194,7 @@ def test_ctrl_c_while_it_waits(s3: Callable[..., S3List]) -> None:
         out, _ = process.communicate(timeout=20)
         assert out == "ready\ninterrupted ['MainThread']\n"
         assert process.returncode == 0
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 15
     finally:
         release.set()
         process.kill()

@@ -144,7 +144,8 @@ def test_a_session_that_ends_while_a_shard_is_read(
         assert len(keys) > 2
         assert len([seen for seen in store.seen if seen.status == 400]) == len(keys) - 1
         assert len(service.asked) == len(keys)
-        spans = [seen.headers["range"] for seen in good]
+        asked_for_its_size = "bytes=0-0"
+        spans = [seen.headers["range"] for seen in good if seen.headers["range"] != asked_for_its_size]
         assert len(set(spans)) == len(spans), "a part was read twice"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import time
 
 import pytest
@@ -123,7 +124,7 @@ def test_exceptions_of_botocore() -> None:
         (exceptions.ProfileNotFound(profile="none"), Verdict.DENIED, "AWS_PROFILE"),
         (exceptions.UnauthorizedSSOTokenError(), Verdict.DENIED, "aws sso login"),
         (exceptions.EndpointConnectionError(endpoint_url="http://x"), Verdict.TRANSIENT, "AWS_ENDPOINT_URL_S3"),
-        (exceptions.ReadTimeoutError(endpoint_url="http://x"), Verdict.TRANSIENT, "network"),
+        (exceptions.ReadTimeoutError(endpoint_url="http://x"), Verdict.STALLED, "network"),
         (exceptions.MissingDependencyException(msg="crt"), Verdict.FATAL, "botocore[crt]"),
         (exceptions.ParamValidationError(report="bad bucket"), Verdict.FATAL, "URL"),
     ):
@@ -143,3 +144,76 @@ def test_a_role_that_may_not_be_assumed() -> None:
     assert fault.verdict is Verdict.DENIED
     assert "AssumeRoleWithWebIdentity" in fault.reason
     assert "not you" in fault.reason
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "verdict", "throttled"),
+    [
+        (503, "SlowDown", Verdict.TRANSIENT, True),
+        (503, "SlowDownRead", Verdict.TRANSIENT, True),
+        (503, "ServiceUnavailable", Verdict.TRANSIENT, True),
+        (503, "", Verdict.TRANSIENT, True),
+        (503, "InternalError", Verdict.TRANSIENT, True),
+        (429, "", Verdict.TRANSIENT, True),
+        (429, "TooManyRequests", Verdict.TRANSIENT, True),
+        (400, "Throttling", Verdict.TRANSIENT, True),
+        (400, "RequestTimeout", Verdict.TRANSIENT, False),
+        (500, "InternalError", Verdict.TRANSIENT, False),
+        (408, "", Verdict.TRANSIENT, False),
+        (409, "OperationAborted", Verdict.TRANSIENT, False),
+        (409, "ConditionalRequestConflict", Verdict.TRANSIENT, False),
+        (425, "", Verdict.TRANSIENT, False),
+        (504, "", Verdict.TRANSIENT, False),
+        (501, "NotImplemented", Verdict.FATAL, False),
+        (400, "ExpiredToken", Verdict.EXPIRED, False),
+        (400, "TokenRefreshRequired", Verdict.EXPIRED, False),
+        (403, "RequestExpired", Verdict.EXPIRED, False),
+        (403, "RequestTimeTooSkewed", Verdict.DENIED, False),
+        (403, "AccessDenied", Verdict.DENIED, False),
+    ],
+)
+def test_what_asks_for_fewer_requests(status: int, code: str, verdict: Verdict, throttled: bool) -> None:
+    made = answer(status, code)
+    fault = explain_said(said_by_answer(Answer(status, {"retry-after": "4"}, made.excerpt)), "x")
+    assert (fault.verdict, fault.throttled) == (verdict, throttled)
+    assert fault.retry_after_s == (4 if verdict is Verdict.TRANSIENT else None)
+
+
+def test_a_signature_that_expired_in_words() -> None:
+    said = said_by_answer(answer(403, "AccessDenied", "Request has expired"))
+    assert explain_said(said, "x").verdict is Verdict.EXPIRED
+
+
+def test_retry_after_of_botocores_exception() -> None:
+    exceptions = pytest.importorskip("botocore.exceptions")
+    meta = {"HTTPStatusCode": 503, "HTTPHeaders": {"retry-after": "6"}}
+    said = said_by_exception(
+        exceptions.ClientError({"Error": {"Code": "SlowDown"}, "ResponseMetadata": meta}, "GetObject")
+    )
+    assert said is not None
+    fault = explain_said(said, "x")
+    assert (fault.verdict, fault.retry_after_s, fault.throttled) == (Verdict.TRANSIENT, 6, True)
+
+
+def test_botocores_words_for_the_network() -> None:
+    exceptions = pytest.importorskip("botocore.exceptions")
+    parsers = pytest.importorskip("botocore.parsers")
+    at = {"endpoint_url": "http://x"}
+    certificate = ssl.SSLCertVerificationError(1, "self-signed certificate")
+    alert = ssl.SSLError(1, "tlsv1 alert internal error")
+    for exn, verdict in (
+        (exceptions.EndpointConnectionError(**at), Verdict.TRANSIENT),
+        (exceptions.ConnectTimeoutError(**at), Verdict.STALLED),
+        (exceptions.ReadTimeoutError(**at), Verdict.STALLED),
+        (exceptions.ConnectionClosedError(**at), Verdict.TRANSIENT),
+        (exceptions.ProxyConnectionError(proxy_url="http://p"), Verdict.TRANSIENT),
+        (exceptions.ResponseStreamingError(error="reset"), Verdict.TRANSIENT),
+        (exceptions.IncompleteReadError(actual_bytes=1, expected_bytes=2), Verdict.TRANSIENT),
+        (parsers.ResponseParserError("no XML"), Verdict.TRANSIENT),
+        (exceptions.SSLError(error=certificate, **at), Verdict.FATAL),
+        (exceptions.SSLError(error=alert, **at), Verdict.TRANSIENT),
+        (exceptions.SSLError(error="alert", **at), Verdict.TRANSIENT),
+    ):
+        fault = explain_client(exn)
+        assert fault is not None
+        assert fault.verdict is verdict, exn

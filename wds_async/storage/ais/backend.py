@@ -14,7 +14,7 @@ import random
 import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wds_async.config import proxy_for, transfer_config
 from wds_async.redact import redact
@@ -23,6 +23,7 @@ from wds_async.storage.base import (
     Access,
     Answer,
     Call,
+    Checksum,
     Description,
     Entry,
     Fault,
@@ -32,6 +33,8 @@ from wds_async.storage.base import (
     Stream,
     Verdict,
 )
+from wds_async.storage.checked import CheckedRanges
+from wds_async.storage.checksums import aistore
 from wds_async.storage.hiding import Secrets
 from wds_async.storage.http.backend import (
     PLAIN_HEADERS,
@@ -40,14 +43,11 @@ from wds_async.storage.http.backend import (
     answer_of,
     identity_of,
     redirected,
-    wire_url,
 )
-from wds_async.storage.http.errors import explain_exception, explain_status
+from wds_async.storage.http.errors import explain_exception, explain_status, retry_after_s
+from wds_async.storage.http.ranges import RangeRequests
 from wds_async.storage.options import NO_OPTIONS, Options
 from wds_async.storage.paging import Pages
-
-if TYPE_CHECKING:
-    import aiohttp
 
 __all__ = ["AisBackend", "explain_answer"]
 
@@ -73,8 +73,8 @@ def explain_answer(answer: Answer, identity: str, endpoint: str) -> Fault:
     if answer.status == 404:
         return replace(fault, advice=_missing_advice(said))
     if answer.status in _BUSY:  # another client's request has the cluster fetch it from its cloud
-        waits_s = explain_status(replace(answer, status=503)).retry_after_s
-        return Fault(Verdict.TRANSIENT, words, "The object is being fetched or written; try later.", waits_s)
+        advice = "The object is being fetched or written; try later."
+        return Fault(Verdict.TRANSIENT, words, advice, retry_after_s(answer.fields))
     if answer.status == 507:
         return replace(fault, advice="The cluster has no room left: free some, or let it evict (ais storage cleanup).")
     return fault
@@ -110,66 +110,29 @@ def _message(answer: Answer) -> str:
 
 
 class _Client(HttpBackend):
-    """aiohttp for what the engine does not request itself. Unlike `get`, it takes a range along to another origin."""
+    """aiohttp for what the engine does not request itself. Unlike `get`, it takes a body along to another origin."""
 
-    async def ask(self, request: Request, more: dict[str, str], body: Any = None) -> tuple[Answer, bytes]:
-        """The answer to a GET with ``more`` headers, which hold no secret, and its body unless that is not the range
-        that was asked for. RefusedAnswer from 400 on."""
+    async def ask(self, request: Request, body: Any) -> bytes:
+        """The answer to a GET with ``body``, as JSON. RefusedAnswer from 400 on."""
         for _ in range(_REDIRECTS_AT_MOST):
-            response = await self._send(request, more, body)
+            response = await self.send(request, {}, body)
             try:
                 answer = await answer_of(response)
                 if answer.status >= 400:
                     raise RefusedAnswer(answer)
                 if answer.status < 300:
-                    whole = "Range" in more and answer.status != 206
-                    return answer, b"" if whole else await response.read()
+                    return await response.read()
             finally:
-                response.close() if response.status == 200 and "Range" in more else response.release()
+                response.release()
             request = redirected(request, answer.fields.get("location", ""))
         raise RefusedAnswer(Answer(310, {}, b"redirected too often"))
 
-    async def _send(self, request: Request, more: dict[str, str], body: Any) -> aiohttp.ClientResponse:
-        import yarl  # noqa: PLC0415 (comes with aiohttp)
 
-        session = await self.session()
-        secure = request.url.startswith("https:")
-        proxy, proof = self._proxy(request.url)
-        return await session.get(
-            yarl.URL(wire_url(request.url), encoded=True),
-            headers=dict(request.headers) | more | ({} if secure else proof),
-            json=body,
-            allow_redirects=False,
-            proxy=proxy,
-            proxy_headers=proof if secure else None,
-            ssl=await self._context(request.tls) if secure else True,
-        )
-
-
-class _Ranges:
-    """An object whose ranges aiohttp reads: where a proxy is in the way, and with ``WDS_DIRECT=0``."""
-
-    def __init__(self, client: _Client, request: Request, size: int, first: Answer) -> None:
-        self._client, self._request = client, request
-        self.size, self.identity = size, _identity(first.fields, size)
-        self._etag = first.fields.get("etag", "")
-
-    async def read(self, start: int, stop: int) -> bytes:
-        condition = {"If-Match": self._etag} if self._etag.startswith('"') else {}
-        answer, data = await self._client.ask(self._request, {"Range": f"bytes={start}-{stop - 1}", **condition})
-        span, got = f"bytes {start}-{stop - 1}/{self.size}", answer.fields.get("content-range", "no Content-Range")
-        if answer.status != 206 or got != span:
-            raise ConnectionError(f"asked for {span}, AIStore answered {answer.status} with {got}")
-        if _identity(answer.fields, self.size) != self.identity:
-            raise RefusedAnswer(Answer(412, answer.fields))
-        return data
-
-
-def _identity(fields: Mapping[str, str], size: int) -> str:
+def _identity(fields: Mapping[str, str], size: int | None) -> str:
     """The version counts too: AIStore gives an ETag only where a cloud gave one. A checksum does not, because a
     bucket may be set to give that of the range."""
     version = fields.get("ais-version", "")
-    return f"{identity_of(dict(fields), size)}{f', version {version}' if version else ''}"
+    return f"{identity_of(fields, size)}{f', version {version}' if version else ''}"
 
 
 class AisBackend(Store):
@@ -241,8 +204,7 @@ class AisBackend(Store):
             attempt += 1
             try:
                 message = {"action": "list", "name": "", "value": wanted}
-                _, data = await self._client.ask(request, {}, message)
-                page: dict[str, Any] = json.loads(data)
+                page: dict[str, Any] = json.loads(await self._client.ask(request, message))
                 return page
             except Exception as exn:
                 fault = self.classify(exn, url)
@@ -270,7 +232,7 @@ class AisBackend(Store):
                 return replace(fault, verdict=Verdict.EXPIRED)
             return fault
         fault = explain_exception(outcome)
-        if fault.verdict is Verdict.FATAL:
+        if fault.verdict in (Verdict.FATAL, Verdict.CHANGED):
             if "certificate" in fault.reason:  # which authority signs a cluster's is said to AIStore's own clients so
                 return replace(
                     fault, advice="Set AIS_CLIENT_CA to the authority that signed the cluster's certificates."
@@ -279,6 +241,15 @@ class AisBackend(Store):
         reached = f"Is AIStore's proxy at {self._cluster.endpoint} (AIS_ENDPOINT), and can its targets be reached?"
         more = " WDS_AIS_FALLBACK=1 reads the bucket itself when they cannot." if not url.startswith("ais:") else ""
         return replace(fault, advice=reached + more)
+
+    def checksum(self, fields: Mapping[str, str]) -> Checksum | None:
+        return aistore(fields)
+
+    async def vouched(self, url: str) -> Checksum | None:
+        place = self._place(url)
+        if place.in_order:  # what is made of an object has no checksum
+            return None
+        return aistore(await self._client.head(await self._request(place.object_url(self._cluster.endpoint))))
 
     async def close(self) -> None:
         await self._client.close()
@@ -313,14 +284,8 @@ class AisBackend(Store):
         return Request(url, (*PLAIN_HEADERS, *mine), keeps_redirect=False, tls=self._cluster.tls)
 
     async def _ranges(self, request: Request) -> Access:
-        """The first byte tells the size, in the same way that a part would."""
-        try:
-            first, _ = await self._client.ask(request, {"Range": "bytes=0-0"})
-        except RefusedAnswer as refused:
-            if refused.answer.status != 416:
-                raise
-            first = refused.answer
-        total = first.fields.get("content-range", "").rpartition("/")[2]
-        if first.status not in (206, 416) or not total.isdigit():
-            return self.streamed(request)
-        return _Ranges(self._client, request, int(total), first)
+        async def same() -> Request:
+            return request
+
+        ranges = await CheckedRanges.of(RangeRequests(self._client, same), _identity)
+        return self.streamed(request) if ranges is None else ranges

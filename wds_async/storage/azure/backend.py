@@ -7,16 +7,17 @@ without them that last is a web server like any other.
 from __future__ import annotations
 
 import asyncio
+import functools
 import socket
 import urllib.parse
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from wds_async.config import proxy_for
 from wds_async.errors import UrlError
 from wds_async.redact import redact
 from wds_async.storage.azure.account import Account, Blob, account_of, has_credentials, parse, without_ours
-from wds_async.storage.azure.authority import VERSIONS, Authority
+from wds_async.storage.azure.authority import Authority
 from wds_async.storage.azure.errors import (
     answer_of,
     code_of,
@@ -29,6 +30,7 @@ from wds_async.storage.base import (
     Access,
     Answer,
     Call,
+    Checksum,
     Description,
     Entry,
     Fault,
@@ -39,8 +41,11 @@ from wds_async.storage.base import (
     Verdict,
     error_for,
 )
-from wds_async.storage.http.backend import HttpBackend
+from wds_async.storage.checked import CheckedRanges
+from wds_async.storage.checksums import azure
+from wds_async.storage.http.backend import HttpBackend, identity_of
 from wds_async.storage.http.errors import told_where
+from wds_async.storage.http.ranges import RangeRequests
 from wds_async.storage.options import NO_OPTIONS, Options
 from wds_async.storage.paging import Pages
 
@@ -84,20 +89,12 @@ class AzureBackend(Store):
         if not blob.name:
             raise UrlError(f"{redact(url)} names a container, not a blob: write a folder's URL with a final slash")
         if not self._direct or proxy_for(authority.account.endpoint) is not None:
-            return await _BlobRanges.of(authority, blob)
+            ranges = await CheckedRanges.of(
+                RangeRequests(self._web(), functools.partial(_request, authority, blob)), identity_of
+            )
+            return self.streamed(await _request(authority, blob)) if ranges is None else ranges
         await self._resolve(authority.account, url)
-        grant = await authority.grant(blob)
-        version = [urllib.parse.urlencode([blob.version])] if blob.version else []
-        query = "&".join([*version, *([grant.query] if grant.query else [])])
-        path = f"{urllib.parse.quote(blob.container, safe='$')}/{urllib.parse.quote(blob.name, safe='/~')}"
-        headers = (
-            ("User-Agent", "wds-async"),
-            ("Accept", "*/*"),
-            ("Accept-Encoding", "identity"),
-            *grant.headers,
-        )
-        address = f"{authority.account.endpoint}/{path}{f'?{query}' if query else ''}"
-        return Request(address, headers, keeps_redirect=False, renew_after=grant.renew_after)
+        return await _request(authority, blob)
 
     def streamed(self, request: Request) -> Stream:
         return self._web().streamed(request)
@@ -149,6 +146,15 @@ class AzureBackend(Store):
         fault = explain_client(outcome, identity=authority.identity)
         fault = authority.secrets.of_fault(fault)
         return told_where(fault, f"Azure at {redact(authority.account.endpoint)}", _PLACE)
+
+    def checksum(self, fields: Mapping[str, str]) -> Checksum | None:
+        return azure(fields)
+
+    async def vouched(self, url: str) -> Checksum | None:
+        if self._is_plain(url):
+            return await self._web().vouched(url)
+        blob, authority = self._of(url)
+        return azure(await self._web().head(await _request(authority, blob)))
 
     async def close(self) -> None:
         authorities, self._authorities = self._authorities, {}
@@ -202,41 +208,20 @@ class AzureBackend(Store):
             raise
 
 
-class _BlobRanges:
-    """A blob whose ranges Azure's own client reads."""
-
-    def __init__(self, client: Any, size: int, etag: str) -> None:
-        self.size = size
-        self.identity = f"etag {etag}" if etag else f"{size} bytes"
-        self._client = client
-        self._etag = etag
-
-    @classmethod
-    async def of(cls, authority: Authority, blob: Blob) -> _BlobRanges:
-        version = {VERSIONS[blob.version[0]]: blob.version[1]} if blob.version else {}
-        try:
-            service = await authority.service()
-            client = service.get_blob_client(blob.container, blob.name, **version)
-            properties = await client.get_blob_properties(retry_total=0)
-        except Exception as exn:
-            if (answer := answer_of(exn)) is not None:
-                raise RefusedAnswer(answer) from None
-            raise
-        return cls(client, int(properties.size), str(properties.etag or ""))
-
-    async def read(self, start: int, stop: int) -> bytes:
-        from azure.core import MatchConditions  # noqa: PLC0415 (slow, and loaded by now)
-
-        same = {"etag": self._etag, "match_condition": MatchConditions.IfNotModified} if self._etag else {}
-        try:
-            found = await self._client.download_blob(
-                offset=start, length=stop - start, max_concurrency=1, decompress=False, retry_total=0, **same
-            )
-            return bytes(await found.readall())
-        except Exception as exn:
-            if (answer := answer_of(exn)) is not None:
-                raise RefusedAnswer(answer) from None
-            raise
+async def _request(authority: Authority, blob: Blob) -> Request:
+    """The GET of ``blob``, with a grant that holds now."""
+    grant = await authority.grant(blob)
+    version = [urllib.parse.urlencode([blob.version])] if blob.version else []
+    query = "&".join([*version, *([grant.query] if grant.query else [])])
+    path = f"{urllib.parse.quote(blob.container, safe='$')}/{urllib.parse.quote(blob.name, safe='/~')}"
+    headers = (
+        ("User-Agent", "wds-async"),
+        ("Accept", "*/*"),
+        ("Accept-Encoding", "identity"),
+        *grant.headers,
+    )
+    address = f"{authority.account.endpoint}/{path}{f'?{query}' if query else ''}"
+    return Request(address, headers, keeps_redirect=False, renew_after=grant.renew_after)
 
 
 def _entry(base: str, item: Any, url: str) -> Entry:

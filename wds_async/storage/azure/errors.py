@@ -14,7 +14,7 @@ from dataclasses import replace
 from wds_async.redact import redact
 from wds_async.storage.base import Answer, Fault, Verdict
 from wds_async.storage.hiding import code_shown
-from wds_async.storage.http.backend import explain_exception, explain_status
+from wds_async.storage.http.errors import explain_exception, explain_status, retry_after_s
 
 __all__ = [
     "answer_of",
@@ -75,7 +75,11 @@ _CODES: dict[str, tuple[Verdict, str]] = {
     "ServerBusy": (Verdict.TRANSIENT, "The account's limits are reached: fewer readers at once."),
     "InternalError": (Verdict.TRANSIENT, _LATER),
     "OperationTimedOut": (Verdict.TRANSIENT, _LATER),
+    "TooManyRequests": (Verdict.TRANSIENT, "The account's limits are reached: fewer readers at once."),
+    "AccountBeingCreated": (Verdict.TRANSIENT, "The account is being made."),
+    "BlobModifiedWhileReading": (Verdict.CHANGED, "Read it again."),
 }
+_THROTTLED = frozenset({"ServerBusy", "TooManyRequests"})
 _UNAUTHENTICATED = frozenset({"AuthenticationFailed", "InvalidAuthenticationInfo", "NoAuthenticationInformation"})
 _ANONYMOUS = (
     "A private container looks like this to who has no credentials: set AZURE_STORAGE_ACCOUNT_KEY, "
@@ -122,10 +126,13 @@ def explain_answer(answer: Answer, *, identity: str, kind: str, renewed: bool) -
             advice = f"{advice} If that is right: {_NETWORK}"
         return Fault(Verdict.DENIED, reason, _skew(answer) or advice)
     plain = explain_status(answer)
-    verdict, advice = _CODES.get(code, (plain.verdict, plain.advice))
+    # A conflict that has a name is a state which does not pass by itself, unless that is known.
+    lasting = answer.status == 409 and code
+    verdict, advice = _CODES.get(code, (Verdict.FATAL, "") if lasting else (plain.verdict, plain.advice))
     if kind == "anonymous" and answer.status in (403, 404, 409) and code not in ("BlobArchived", "BlobNotFound"):
         advice = _ANONYMOUS
-    return Fault(verdict, reason, advice, plain.retry_after_s)
+    throttled = plain.throttled or code in _THROTTLED
+    return Fault(verdict, reason, advice, retry_after_s(answer.fields), throttled=throttled)
 
 
 def explain_client(exn: BaseException, *, identity: str) -> Fault:
@@ -138,8 +145,7 @@ def explain_client(exn: BaseException, *, identity: str) -> Fault:
     if names & {"ServiceRequestError", "ServiceResponseError", "IncompleteReadError"}:
         inner = getattr(exn, "inner_exception", None) or exn.__cause__
         fault = explain_exception(inner) if inner is not None else Fault(Verdict.TRANSIENT, str(exn))
-        verdict = Verdict.TRANSIENT if fault.verdict is Verdict.FATAL and inner is None else fault.verdict
-        return Fault(verdict, fault.reason, fault.advice)
+        return fault
     if "HttpResponseError" in names:
         return Fault(Verdict.TRANSIENT, redact(str(exn).partition("\n")[0])[:300])
     return explain_exception(exn)

@@ -9,14 +9,13 @@ of our own will not do. ``storage_options`` are gcsfs's: ``token``, ``project``,
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import datetime
 import functools
 import json
 import random
 import re
 import urllib.parse
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from wds_async.config import proxy_for, transfer_config
@@ -27,20 +26,24 @@ from wds_async.storage.base import (
     Access,
     Answer,
     Call,
+    Checksum,
+    Contradiction,
     Description,
     Entry,
     Fault,
-    Ranges,
     RefusedAnswer,
     Request,
     Store,
     Stream,
     Verdict,
 )
+from wds_async.storage.checked import CheckedRanges
+from wds_async.storage.checksums import google, google_object
 from wds_async.storage.filesystems import Filesystems
 from wds_async.storage.gcs.credentials import Identity, emulator, find_identity, metadata_project
 from wds_async.storage.gcs.errors import explain
 from wds_async.storage.gcs.options import check_options
+from wds_async.storage.gcs.ranges import MediaGet, pinned_by
 from wds_async.storage.gcs.tokens import Tokens
 from wds_async.storage.http.backend import HttpBackend
 from wds_async.storage.http.errors import told_where
@@ -137,6 +140,18 @@ class GcsBackend(Store):
             fault = told_where(fault, f"Google Cloud Storage at {redact(self._endpoint())}", _PLACE)
         return self._tokens.secrets.of_fault(fault)
 
+    def checksum(self, fields: Mapping[str, str]) -> Checksum | None:
+        return google(fields)
+
+    async def vouched(self, url: str) -> Checksum | None:
+        await self._identify()
+        if self._only_gcsfs():
+            return None
+        bucket, key, generation = self._split(url)
+        which = {"generation": generation} if generation else {}
+        query = {"fields": "crc32c,md5Hash,contentEncoding", **which, **await self._payer()}
+        return google_object(await self._ask(f"/storage/v1/b/{_quote(bucket)}/o/{_quote(key)}", query))
+
     async def close(self) -> None:
         await self._http.close()
         if self._filesystems is not None:
@@ -202,22 +217,19 @@ class GcsBackend(Store):
             return self._identity.project
         return str(await self._call(metadata_project))
 
-    async def _ranges(self, url: str) -> Ranges:
-        try:
-            return _FreshRanges(await (await self._gcsfs(url)).ranges(url), self._tokens)
-        except (FileNotFoundError, IsADirectoryError):
-            await self._tell_what_is_missing(url)
-            raise
+    async def _ranges(self, url: str) -> Access:
+        if not self._split(url)[1]:
+            raise IsADirectoryError(f"{self._split(url)[0]}: a bucket, not an object")
+        filesystems = await self._gcsfs(url)
 
-    async def _tell_what_is_missing(self, url: str) -> None:
-        """Ask Google once more whether it is the object or the bucket, which gcsfs drops: raises `RefusedAnswer` with
-        its words, unless the object is there or nobody but gcsfs may ask."""
-        if self._only_gcsfs():
-            return
-        bucket, key, generation = self._split(url)
-        query = {"fields": "size", **({"generation": generation} if generation else {}), **await self._payer()}
-        with contextlib.suppress(OSError):  # what gcsfs found out will do
-            await self._ask(f"/storage/v1/b/{_quote(bucket)}/o/{_quote(key)}", query)
+        async def find() -> tuple[Any, str]:
+            await self._tokens.headers()
+            return await filesystems.find(url)
+
+        ranges = await CheckedRanges.of(MediaGet(find), pinned_by)
+        if ranges is None:
+            raise Contradiction("asked for the first byte, the store answered with the whole object")
+        return ranges
 
     async def _gcsfs(self, url: str) -> Filesystems:
         await self._identify()
@@ -281,17 +293,3 @@ def _entry(url: str, item: dict[str, Any], skipped: int) -> Entry:
     if "updated" in item:
         modified = datetime.datetime.fromisoformat(item["updated"]).timestamp()
     return Entry(url + item["name"][skipped:], int(item.get("size", 0)), modified)
-
-
-class _FreshRanges:
-    """gcsfs's ranges, each read with a token that holds."""
-
-    def __init__(self, ranges: Ranges, tokens: Tokens) -> None:
-        self._ranges = ranges
-        self._tokens = tokens
-        self.size = ranges.size
-        self.identity = ranges.identity
-
-    async def read(self, start: int, stop: int) -> bytes:
-        await self._tokens.headers()
-        return await self._ranges.read(start, stop)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from wds_async.redact import redact
@@ -12,12 +13,13 @@ from wds_async.storage.base import Answer, Fault, RefusedAnswer, Verdict
 from wds_async.storage.gcs.credentials import HOW_TO_GIVE, Identity
 from wds_async.storage.gcs.tokens import AuthFailed
 from wds_async.storage.generic import explain_foreign
-from wds_async.storage.http.backend import explain_status
+from wds_async.storage.http.errors import explain_status, retry_after_s
 
 __all__ = ["explain", "explain_write"]
 
 _PERMISSION = re.compile(r"\b(?:storage|serviceusage)\.[a-zA-Z]+\.[a-zA-Z]+\b")
 _RATE = frozenset({"rateLimitExceeded", "userRateLimitExceeded", "SlowDown"})
+_RATE_WORDS = re.compile(r"exceeded the rate limit|rate limit exceeded|ratelimitexceeded", re.IGNORECASE)
 _CLOCK = re.compile(r"invalid_grant.*(?:reasonable timeframe|\biat\b|\bexp\b|clock)", re.IGNORECASE)
 _REQUESTER_PAYS = re.compile(r"requester pays|UserProjectMissing", re.IGNORECASE)
 _USER_PROJECT = re.compile(r"UserProject(?:Invalid|Denied|AccountProblem)|User project specified", re.IGNORECASE)
@@ -55,8 +57,9 @@ def _explain_answer(answer: Answer, identity: Identity, generation: str, renewab
     text = f"{code} {message}"
     said = f"Google Cloud Storage answered {answer.status} to {identity.who}" + (f": {message}" if message else "")
     status = answer.status
-    if code in _RATE:
-        return Fault(Verdict.TRANSIENT, said, "Fewer connections (WDS_CONNECTIONS), or another time.", _wait(answer))
+    if code in _RATE or status == 429 or (status == 403 and _RATE_WORDS.search(message)):
+        advice = "Fewer connections (WDS_CONNECTIONS), or another time."
+        return Fault(Verdict.TRANSIENT, said, advice, retry_after_s(answer.fields), throttled=True)
     if status in (400, 403) and _REQUESTER_PAYS.search(text):
         return Fault(Verdict.DENIED, said, "The requester pays for this bucket: pass storage_options="
                      "{'requester_pays': 'PROJECT'}, the project that is billed for it.")  # fmt: skip
@@ -79,7 +82,7 @@ def _explain_answer(answer: Answer, identity: Identity, generation: str, renewab
     if status == 400:
         return Fault(Verdict.FATAL, said, "Check the bucket's name, and the project and options that were given.")
     fault = explain_status(answer)
-    return Fault(fault.verdict, fault.reason if status == 412 else said, fault.advice, fault.retry_after_s)
+    return fault if status == 412 else replace(fault, reason=said)
 
 
 def _explain_404(said: str, text: str) -> Fault:
@@ -176,7 +179,3 @@ def _from_json(text: str) -> tuple[str, str]:
     errors = error.get("errors") or [{}]
     first = errors[0] if isinstance(errors, list) and isinstance(errors[0], Mapping) else {}
     return str(first.get("reason", "")), str(error.get("message", ""))
-
-
-def _wait(answer: Answer) -> float | None:
-    return explain_status(Answer(429, answer.fields)).retry_after_s

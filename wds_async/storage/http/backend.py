@@ -6,7 +6,7 @@ import codecs
 import contextlib
 import ssl
 import urllib.parse
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from wds_async.storage.base import (
     Access,
     Answer,
     Call,
+    Checksum,
     Description,
     Entry,
     Fault,
@@ -26,6 +27,8 @@ from wds_async.storage.base import (
     Stream,
     Tls,
 )
+from wds_async.storage.checked import CheckedRanges
+from wds_async.storage.checksums import amazon, azure, google, representation
 from wds_async.storage.configuration import fsspec_configuration
 from wds_async.storage.http.auth import (
     ANONYMOUS,
@@ -36,6 +39,15 @@ from wds_async.storage.http.auth import (
 )
 from wds_async.storage.http.errors import explain_exception, explain_status, told_as_whom, told_of_the_port
 from wds_async.storage.http.index import IndexPage
+from wds_async.storage.http.messages import (
+    PLAIN_HEADERS,
+    REDIRECTS,
+    answer_of,
+    identity_of,
+    redirected,
+    wire_url,
+)
+from wds_async.storage.http.ranges import RangeRequests
 from wds_async.storage.options import NO_OPTIONS, Options
 
 if TYPE_CHECKING:
@@ -54,25 +66,10 @@ __all__ = [
     "wire_url",
 ]
 
-PLAIN_HEADERS = (("User-Agent", "wds-async"), ("Accept", "*/*"), ("Accept-Encoding", "identity"))
-"""What every request says, whoever asks."""
-
-_HARMLESS_HEADERS = frozenset(name.lower() for name, _ in PLAIN_HEADERS)
-_REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _REDIRECTS_AT_MOST = 10
+_WANTED = {"Want-Repr-Digest": "sha-256=10, sha-512=5"}  # RFC 9530 §4
 _INDEX_LIMIT_BYTES = 32 << 20
 _INDEX_PIECE_BYTES = 64 << 10
-
-
-def identity_of(fields: dict[str, str], total: int | None) -> str:
-    """What pins an object while it is read: its ETag, else ``Last-Modified`` and size, else the size."""
-    if etag := fields.get("etag"):
-        return f"etag {etag}"
-    if version := fields.get("ais-version"):  # of AIStore, which gives no validators for its own buckets
-        return f"version {version}, {'unknown size' if total is None else f'{total} bytes'}"
-    modified = fields.get("last-modified")
-    size = "unknown size" if total is None else f"{total} bytes"
-    return f"modified {modified}, {size}" if modified else size
 
 
 async def _here(function: Callable[..., Any], *args: Any) -> Any:
@@ -114,11 +111,19 @@ class HttpBackend(Store):
 
     async def access(self, url: str) -> Access:
         await self._prepared()
-        return self.read_by(self.request(url))
+        return await self.read_by(self.request(url))
 
-    def read_by(self, request: Request) -> Request | Stream:
-        """The engine's own ``request``, or aiohttp in its stead where that cannot be."""
-        return self.streamed(request) if self.why_not(request.url) else request
+    async def read_by(self, request: Request) -> Access:
+        """The engine's own ``request``, or aiohttp in its stead where that cannot be: by ranges that are checked, or
+        in order from a server that does not cut."""
+        if not self.why_not(request.url):
+            return request
+
+        async def same() -> Request:
+            return request
+
+        ranges = await CheckedRanges.of(RangeRequests(self, same), identity_of)
+        return self.streamed(request) if ranges is None else ranges
 
     def request(self, url: str) -> Request:
         """The GET for ``url``, with the credentials and headers that are known; fragments are dropped.
@@ -188,28 +193,64 @@ class HttpBackend(Store):
         fault = told_as_whom(explain_status(outcome), outcome, identity.name, url)
         return replace(fault, reason=proofs.hidden(fault.reason))
 
+    def checksum(self, fields: Mapping[str, str]) -> Checksum | None:
+        """That of a store's headers too: its objects may be read by their plain URLs."""
+        return google(fields) or amazon(fields) or azure(fields) or representation(fields)
+
+    async def vouched(self, url: str) -> Checksum | None:
+        await self._prepared()
+        return self.checksum(await self.head(self.request(url), _WANTED))
+
+    async def head(
+        self,
+        request: Request,
+        more: Mapping[str, str] = {},
+        enough: Callable[[Mapping[str, str]], bool] = lambda fields: False,
+    ) -> Mapping[str, str]:
+        """The fields (lower case) of the answer to a HEAD after all redirects, or of the redirect that has ``enough``
+        of them. RefusedAnswer from 400 on."""
+        for _ in range(_REDIRECTS_AT_MOST):
+            response = await self.send(request, more, method="HEAD")
+            response.release()
+            answer = Answer(response.status, fields_of(response.headers))
+            if answer.status >= 400:
+                raise RefusedAnswer(answer)
+            if answer.status not in REDIRECTS or "location" not in answer.fields or enough(answer.fields):
+                return answer.fields
+            request = redirected(request, answer.fields["location"])
+        raise RefusedAnswer(Answer(310, {}, b"redirected too often"))
+
     async def get(self, request: Request) -> tuple[aiohttp.ClientResponse, str]:
         """The answer by aiohttp after all redirects, and the URL that gave it. What another origin may not see is not
         sent there (aiohttp itself would hold back the one header ``Authorization``)."""
-        import yarl  # noqa: PLC0415 (comes with aiohttp)
-
-        session = await self.session()
         for _ in range(_REDIRECTS_AT_MOST):
-            proxy, proof = self._proxy(request.url)
-            target = yarl.URL(wire_url(request.url), encoded=True)
-            response = await session.get(
-                target,
-                headers=dict(request.headers) | (proof if target.scheme == "http" else {}),
-                allow_redirects=False,
-                proxy=proxy,
-                proxy_headers=proof if target.scheme == "https" else None,
-                ssl=await self._context(request.tls) if target.scheme == "https" else True,
-            )
-            if response.status not in _REDIRECTS or "location" not in response.headers:
+            response = await self.send(request)
+            if response.status not in REDIRECTS or "location" not in response.headers:
                 return response, request.url
             response.release()
             request = redirected(request, response.headers["location"])
         raise RefusedAnswer(Answer(310, {}, b"redirected too often"))
+
+    async def send(
+        self, request: Request, more: Mapping[str, str] = {}, body: Any = None, method: str = "GET"
+    ) -> aiohttp.ClientResponse:
+        """The answer to one GET by aiohttp, a redirect too; ``more`` headers hold no secret, ``body`` is for JSON."""
+        import yarl  # noqa: PLC0415 (comes with aiohttp)
+
+        session = await self.session()
+        proxy, proof = self._proxy(request.url)
+        target = yarl.URL(wire_url(request.url), encoded=True)
+        secure = target.scheme == "https"
+        return await session.request(
+            method,
+            target,
+            headers={**dict(request.headers), **more, **({} if secure else proof)},
+            json=body,
+            allow_redirects=False,
+            proxy=proxy,
+            proxy_headers=proof if secure else None,
+            ssl=await self._context(request.tls) if secure else True,
+        )
 
     async def session(self) -> aiohttp.ClientSession:
         """The aiohttp session for what is not read directly, made at first use. It reads no environment: proxies are
@@ -266,32 +307,14 @@ def _split(url: str) -> urllib.parse.SplitResult:
     return parts
 
 
-def wire_url(url: str) -> str:
-    """``url`` as it stands in a request: what is escaped already stays as it is, or a signature would not fit."""
-    parts = urllib.parse.urlsplit(url)
-    path = urllib.parse.quote(parts.path or "/", safe="/%:@!$&'()*+,;=~-._")
-    query = urllib.parse.quote(parts.query, safe="/%:@!$&'()*+,;=~-._?")
-    return parts._replace(path=path, query=query, fragment="").geturl()
-
-
-def redirected(request: Request, location: str) -> Request:
-    """The request that a redirect asks for. When the origin changes, credentials stay behind (RFC 9110 §15.4), and
-    with them every other header of the user's: any may be a secret. UrlError where it leads out of HTTP."""
-    target = urllib.parse.urljoin(request.url, location)
-    parts = urllib.parse.urlsplit(target)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        led = Identity("", request.headers).hidden(redact(f"{parts.scheme}://{parts.hostname or ''}"))  # no more
-        raise UrlError(f"{redact(request.url)} redirects to {led[:80]!r}, which is not HTTP: refused")
-    target = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-    headers = request.headers
-    if _origin(target) != _origin(request.url):
-        headers = tuple((name, value) for name, value in headers if name.lower() in _HARMLESS_HEADERS)
-    return replace(request, url=target, headers=headers)
-
-
-def _origin(url: str) -> tuple[str, str | None, int | None]:
-    parts = urllib.parse.urlsplit(url)
-    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+def fields_of(headers: Mapping[str, str]) -> dict[str, str]:
+    """aiohttp's headers by lower-case names, the values of a repeated one joined (RFC 9110 §5.3): Google sends each
+    checksum of an object in one of its own."""
+    fields: dict[str, str] = {}
+    for name, value in headers.items():
+        key = name.lower()
+        fields[key] = f"{fields[key]}, {value}" if key in fields else value
+    return fields
 
 
 def tls_context(tls: Tls) -> ssl.SSLContext:
@@ -309,12 +332,6 @@ def tls_context(tls: Tls) -> ssl.SSLContext:
     return context
 
 
-async def answer_of(response: aiohttp.ClientResponse) -> Answer:
-    """What is not the bytes asked for, with the beginning of its body."""
-    excerpt = (await response.content.read(500)) if response.status >= 400 else b""
-    return Answer(response.status, {name.lower(): value for name, value in response.headers.items()}, excerpt)
-
-
 class HttpStream:
     """The whole body through aiohttp: chunked, compressed, by a proxy. Decoded where it was encoded."""
 
@@ -325,13 +342,16 @@ class HttpStream:
         self._request = request
         self._response: aiohttp.ClientResponse | None = None
         self._chunk = memoryview(b"")
+        self.fields: Mapping[str, str] = {}
+        """Of the answer's head, in lower case, once it is open."""
 
     async def open(self) -> str:
         response, _ = await self._backend.get(self._request)
         self._response = response
         if response.status != 200:
             raise RefusedAnswer(await answer_of(response))
-        return identity_of({name.lower(): value for name, value in response.headers.items()}, None)
+        self.fields = fields_of(response.headers)
+        return identity_of(self.fields, None)
 
     async def readinto(self, into: memoryview) -> int:
         assert self._response is not None

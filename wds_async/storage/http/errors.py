@@ -1,11 +1,12 @@
 """What HTTP statuses and network exceptions mean, in words.
 
 Statuses are those of RFC 9110; which of them are worth another attempt follows the clouds' own guidance
-(408, 425, 429 and 5xx are, but not 501 and 505, which say that the server never will).
+(408, 409, 425, 429 and 5xx are, but not 501 and 505, which say that the server never will).
 """
 
 from __future__ import annotations
 
+import datetime
 import email.utils
 import errno
 import re
@@ -13,15 +14,22 @@ import socket
 import ssl
 import time
 import urllib.parse
+from collections.abc import Mapping
 from dataclasses import replace
 
-from wds_async.storage.base import Answer, Fault, Verdict
+from wds_async.storage.base import Answer, Contradiction, Fault, ObjectReplaced, Verdict
 
-__all__ = ["explain_exception", "explain_status", "told_as_whom", "told_of_the_port", "told_where"]
+__all__ = ["explain_exception", "explain_status", "retry_after_s", "told_as_whom", "told_of_the_port", "told_where"]
 
-_TRANSIENT = frozenset({408, 425, 429, *range(500, 600)}) - {501, 505}
+_TRANSIENT = frozenset({408, 409, 425, 429, *range(500, 600)}) - {501, 505}
 _THROTTLED = frozenset({429, 503})
+_SECONDS = re.compile(r"[0-9]{1,300}(\.[0-9]{1,20})?")
 _PROXY_ADVICE = "The proxy wants credentials: HTTPS_PROXY=http://user:password@host:port."
+_SIGNATURES = frozenset({"x-amz-signature", "x-goog-signature", "signature", "sig"})
+_SIGNED_ADVICE = (
+    "Nobody but its maker can renew it: have it made again, for longer, or read by the store's own scheme (s3://, "
+    "gs://, az://) with credentials, which are renewed."
+)
 _NO_URLS = frozenset({"InvalidUrlRedirectClientError", "NonHttpUrlRedirectClientError"})
 # What OpenSSL calls bytes that are no TLS.
 _NOT_TLS = frozenset({"HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE", "WRONG_VERSION_NUMBER"})
@@ -42,7 +50,7 @@ def explain_status(answer: Answer) -> Fault:
             Verdict.TRANSIENT,
             words,
             "The server is overloaded or broken.",
-            _retry_after(answer),
+            retry_after_s(answer.fields),
             throttled=status in _THROTTLED,
         )
     return Fault(Verdict.FATAL, words)
@@ -54,34 +62,43 @@ def _excerpt(answer: Answer) -> str:
     return f" ({text})" if text.isprintable() and text else ""
 
 
-def _retry_after(answer: Answer) -> float | None:
-    text = answer.fields.get("retry-after", "").strip()
-    if text.isascii() and text.isdigit():
+def retry_after_s(fields: Mapping[str, str]) -> float | None:
+    """What ``Retry-After`` asks for (RFC 9110 §10.2.3), seconds or a date; a date that is past is 0. None where it is
+    not given, or is neither. It may be absurd: the policy of retries has the last word."""
+    text = fields.get("retry-after", "").strip()
+    if _SECONDS.fullmatch(text):
         return float(text)
-    if text:
-        try:
-            return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
-        except ValueError:
-            return None
-    return None
+    try:
+        until = email.utils.parsedate_to_datetime(text)
+        if until.tzinfo is None:  # it was said in "-0000"
+            until = until.replace(tzinfo=datetime.UTC)
+        return max(0.0, until.timestamp() - time.time())
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
 
 
 def explain_exception(exn: BaseException) -> Fault:
     """A network exception as a `Fault`."""
     cause: BaseException = getattr(exn, "certificate_error", None) or getattr(exn, "os_error", None) or exn
     text = str(cause) or type(cause).__name__
+    if isinstance(exn, ObjectReplaced):
+        return Fault(Verdict.CHANGED, f"the object was replaced while it was being read: {exn}", "Read it again.")
+    if isinstance(exn, Contradiction):
+        return Fault(Verdict.TRANSIENT, text, "The server (or a proxy before it) is broken.", contradicts=True)
     if type(cause).__name__ in _NO_URLS:  # its text is what the server sent
         return Fault(Verdict.FATAL, "the server redirects to what is not HTTP: refused")
     if isinstance(cause, ssl.SSLCertVerificationError):
         return Fault(
             Verdict.FATAL,
-            f"the server's TLS certificate does not verify: {cause.verify_message or text}",
+            f"the server's TLS certificate does not verify: {getattr(cause, 'verify_message', '') or text}",
             "Point SSL_CERT_FILE to the authority that signed it.",
         )
     if isinstance(cause, socket.gaierror):
         return Fault(Verdict.TRANSIENT, f"the host does not resolve: {text}", "Check the host's name and the DNS.")
     if _is_client_error(exn) and getattr(exn, "status", None) == 407:
         return Fault(Verdict.DENIED, "the proxy answered 407", _PROXY_ADVICE)
+    if (refused := _refusal(exn)) is not None:
+        return explain_status(refused)
     if isinstance(cause, ConnectionRefusedError) or getattr(cause, "errno", None) == errno.ECONNREFUSED:
         return Fault(Verdict.TRANSIENT, "the connection was refused", "Check that the server runs on this port.")
     if isinstance(cause, TimeoutError):
@@ -93,6 +110,15 @@ def explain_exception(exn: BaseException) -> Fault:
     if isinstance(cause, OSError) or _is_client_error(exn):
         return Fault(Verdict.TRANSIENT, text, "Check the network and the server.")
     return Fault(Verdict.FATAL, f"{type(cause).__name__}: {text}")
+
+
+def _refusal(exn: BaseException) -> Answer | None:
+    """The answer that aiohttp made an exception of. It says 400 of its own where it cannot read an answer."""
+    status = getattr(exn, "status", None)
+    if type(exn).__name__ != "ClientResponseError" or not isinstance(status, int) or status <= 400:
+        return None
+    fields = getattr(exn, "headers", None) or {}
+    return Answer(status, {str(name).lower(): str(value) for name, value in fields.items()})
 
 
 def told_where(fault: Fault, place: str, advice: str) -> Fault:
@@ -115,6 +141,12 @@ def told_as_whom(fault: Fault, answer: Answer, name: str, url: str) -> Fault:
         return replace(fault, reason="the server speaks TLS on this port", advice="Write https:// for it.")
     if answer.status == 407:
         return replace(fault, advice=_PROXY_ADVICE)
+    if _is_signed(url) and answer.status in (400, 401, 403):
+        text = answer.excerpt.decode("utf-8", "replace").lower()
+        lapsed = "expired" in text or "not valid in the specified time" in text
+        if lapsed or fault.verdict is Verdict.DENIED:
+            reason = f"{fault.reason}: the URL is signed, and {'its time is over' if lapsed else 'that is refused'}"
+            return Fault(Verdict.DENIED, reason, _SIGNED_ADVICE)
     if fault.verdict is not Verdict.DENIED:
         return fault
     host = urllib.parse.urlsplit(url).hostname or "HOST"
@@ -129,6 +161,15 @@ def told_as_whom(fault: Fault, answer: Answer, name: str, url: str) -> Fault:
     else:
         advice = f"Check that {name} may read this object."
     return replace(fault, reason=f"{fault.reason}, asked with {name}", advice=advice)
+
+
+def _is_signed(url: str) -> bool:
+    """Whether the URL proves by itself that it may be read: by a signature of S3, CloudFront, GCS or Azure."""
+    try:
+        names = {name.lower() for name, _ in urllib.parse.parse_qsl(urllib.parse.urlsplit(url).query)}
+    except ValueError:
+        return False
+    return not _SIGNATURES.isdisjoint(names)
 
 
 def told_of_the_port(fault: Fault, exn: BaseException, url: str) -> Fault:

@@ -26,6 +26,7 @@ from wds_async.storage.base import (
     Access,
     Answer,
     Call,
+    Checksum,
     Description,
     Entry,
     Fault,
@@ -34,6 +35,7 @@ from wds_async.storage.base import (
     Store,
     Stream,
 )
+from wds_async.storage.checksums import hugging_face
 from wds_async.storage.configuration import fsspec_configuration
 from wds_async.storage.http.auth import ANONYMOUS, Identity, checked_header
 from wds_async.storage.http.backend import PLAIN_HEADERS, HttpBackend, answer_of, redirected
@@ -124,7 +126,7 @@ class HuggingFaceBackend(Store):
         place = await self._place(url)
         if not place.path or place.path.endswith("/"):
             raise UrlError(f"{redact(url)}: names no file; {_folder_advice(place)}")
-        return self._http.read_by(await self._request(place.resolve_url(self._endpoint())))
+        return await self._http.read_by(await self._request(place.resolve_url(self._endpoint())))
 
     def streamed(self, request: Request) -> Stream:
         return self._http.streamed(request)
@@ -169,6 +171,15 @@ class HuggingFaceBackend(Store):
         place = hub_place(url, self._options.get("revision"))
         renewed = answer.status == 401 and self._forget_token()
         return explain_hub_answer(answer, place, redact(self._endpoint()), identity, renewed=renewed)
+
+    def checksum(self, fields: Mapping[str, str]) -> Checksum | None:
+        return hugging_face(fields) or self._http.checksum(fields)
+
+    async def vouched(self, url: str) -> Checksum | None:
+        """The hub says it in the redirect to where the file is."""
+        place = await self._place(url)
+        request = await self._request(place.resolve_url(self._endpoint()))
+        return hugging_face(await self._http.head(request, enough=lambda fields: "x-linked-etag" in fields))
 
     async def close(self) -> None:
         await self._http.close()

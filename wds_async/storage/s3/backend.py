@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 import urllib.parse
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 
 from wds_async.config import proxy_for
@@ -21,6 +21,8 @@ from wds_async.storage.base import (
     Access,
     Answer,
     Call,
+    Checksum,
+    Contradiction,
     Description,
     Entry,
     Fault,
@@ -29,11 +31,14 @@ from wds_async.storage.base import (
     Stream,
     Verdict,
 )
+from wds_async.storage.checked import CheckedRanges
+from wds_async.storage.checksums import amazon, amazon_etag
 from wds_async.storage.filesystems import Filesystems
 from wds_async.storage.generic import GenericBackend, explain_foreign
 from wds_async.storage.hiding import Secrets
 from wds_async.storage.http.backend import HttpBackend
-from wds_async.storage.http.errors import explain_status, told_where
+from wds_async.storage.http.errors import told_where
+from wds_async.storage.http.messages import identity_of
 from wds_async.storage.options import NO_OPTIONS, Options
 from wds_async.storage.s3.client import S3Client, Signed, connect
 from wds_async.storage.s3.errors import (
@@ -48,6 +53,7 @@ from wds_async.storage.s3.errors import (
 )
 from wds_async.storage.s3.names import S3Name
 from wds_async.storage.s3.options import tried_once
+from wds_async.storage.s3.ranges import ObjectGet
 
 __all__ = ["S3Backend"]
 
@@ -94,7 +100,7 @@ class S3Backend(GenericBackend):
         self._remember(url)
         signed = await client.sign(name)
         if self._why_not(client, signed):
-            return await self._ranges(client, name, url)
+            return await self._ranges(client, name)
         return Request(signed.url, signed.headers, renew_after=signed.renew_after, tls=client.tls, follows=False)
 
     async def entries(self, url: str) -> AsyncIterator[Entry]:
@@ -157,8 +163,22 @@ class S3Backend(GenericBackend):
             fault = replace(fault, verdict=Verdict.DENIED)
         if fault.verdict is Verdict.EXPIRED and self._generations.get(url, self._generation) == self._generation:
             self._drop()
-        wait_s = explain_status(outcome).retry_after_s if isinstance(outcome, Answer) else None
-        return replace(fault, retry_after_s=wait_s)
+        return fault
+
+    def checksum(self, fields: Mapping[str, str]) -> Checksum | None:
+        return amazon(fields)
+
+    async def vouched(self, url: str) -> Checksum | None:
+        name = S3Name.of(url)
+        client = await self._connected(name)
+        self._remember(url)
+        extra = {**client.arguments("HeadObject"), **({"VersionId": name.version} if name.version else {})}
+        found = await client.client.head_object(
+            Bucket=name.bucket, Key=name.key, **{"ChecksumMode": "ENABLED", **extra}
+        )
+        fields = {key.lower(): str(value) for key, value in found["ResponseMetadata"]["HTTPHeaders"].items()}
+        is_directory = name.bucket.endswith("--x-s3")  # its ETags are made up
+        return amazon(fields) or (None if is_directory else amazon_etag(fields))
 
     async def close(self) -> None:
         for filesystems in (*self._left, self._filesystems):
@@ -228,17 +248,12 @@ class S3Backend(GenericBackend):
         asked = self._generations.get(url, self._generation)
         return asked > self._over.setdefault(client.proof, asked)
 
-    async def _ranges(self, client: S3Client, name: S3Name, url: str) -> Access:
-        """The object by s3fs. That begins with a HEAD, which is refused without a word; so S3 is asked why by a GET."""
-        try:
-            return await self._filesystems.ranges(url)
-        except Exception as exn:
-            said = said_by_exception(exn)
-            wordless = said is not None and (not said.code or said.code.isdigit())
-            if not wordless and not isinstance(exn, FileNotFoundError | PermissionError | IsADirectoryError):
-                raise
-            told = await client.refusal(name)
-            raise (told or exn) from None
+    async def _ranges(self, client: S3Client, name: S3Name) -> Access:
+        """The object by botocore's client. There is no reading in order by it."""
+        ranges = await CheckedRanges.of(ObjectGet(client, name), identity_of)
+        if ranges is None:
+            raise Contradiction("asked for the first byte, the store answered with the whole object")
+        return ranges
 
     def _why_not(self, client: S3Client, signed: Signed) -> str:
         """Why a request cannot be the engine's own; "" where it can."""

@@ -123,15 +123,15 @@ class S3Client:
             _asked.reset(token)
         raise RuntimeError("the S3 client sent a request that it was asked for only")
 
-    async def refusal(self, name: S3Name) -> Exception | None:
-        """Why S3 does not give an object, asked for by a GET of its first byte; None where it gives it."""
-        extra = {**self._get_arguments, **({"VersionId": name.version} if name.version else {})}
-        try:
-            answer = await self.client.get_object(Bucket=name.bucket, Key=name.key, Range="bytes=0-0", **extra)
-        except Exception as exn:
-            return exn
-        answer["Body"].close()
-        return None
+    async def get(self, name: S3Name, **more: str) -> Any:
+        """botocore's answer to the GET of an object, with ``more`` arguments; its body is to be closed."""
+        extra = {**self._get_arguments, **({"VersionId": name.version} if name.version else {}), **more}
+        return await self.client.get_object(Bucket=name.bucket, Key=name.key, **extra)
+
+    async def size(self, name: S3Name) -> int:
+        """Bytes of an object."""
+        extra = {**self.arguments("HeadObject"), **({"VersionId": name.version} if name.version else {})}
+        return int((await self.client.head_object(Bucket=name.bucket, Key=name.key, **extra))["ContentLength"])
 
     def _note(self, request: Any, **_: Any) -> None:
         """What botocore proves itself by: a store may repeat it."""

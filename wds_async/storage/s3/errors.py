@@ -11,12 +11,12 @@ import html
 import re
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from wds_async.redact import redact
 from wds_async.storage.base import Answer, Fault, Verdict
 from wds_async.storage.hiding import code_shown
-from wds_async.storage.http.errors import explain_status
+from wds_async.storage.http.errors import explain_exception, explain_status, retry_after_s
 
 __all__ = [
     "KEY_REFUSED",
@@ -42,10 +42,12 @@ REGION_CODES = frozenset(
 SESSION_OVER = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"})
 KEY_REFUSED = frozenset({"InvalidAccessKeyId", "InvalidToken"})
 _EXPIRED = SESSION_OVER | {"RequestExpired"}
-_TRANSIENT = frozenset(
-    {"SlowDown", "InternalError", "RequestTimeout", "ServiceUnavailable", "Throttling", "ThrottlingException",
-     "TooManyRequests", "RequestLimitExceeded", "OperationAborted", "ConditionalRequestConflict"}
+_THROTTLED = frozenset(
+    {"SlowDown", "SlowDownRead", "SlowDownWrite", "ServiceUnavailable", "Throttling", "ThrottlingException",
+     "RequestThrottled", "RequestThrottledException", "ThrottledException", "TooManyRequests",
+     "TooManyRequestsException", "RequestLimitExceeded", "BandwidthLimitExceeded"}
 )  # fmt: skip
+_TRANSIENT = _THROTTLED | {"InternalError", "RequestTimeout", "OperationAborted", "ConditionalRequestConflict"}
 _WRITING = frozenset({"PutObject", "CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload"})
 _SIGNED_FOR_S = 600.0
 _TEXT_AT_MOST = 200
@@ -106,6 +108,10 @@ _CLIENT: Mapping[str, tuple[Verdict, str]] = {
     "InvalidRegionError": (Verdict.FATAL, "Set AWS_REGION to a region's name."),
     "MissingDependencyException": (Verdict.FATAL, 'Run: pip install "botocore[crt]".'),
     "EndpointConnectionError": (Verdict.TRANSIENT, "Check the network, AWS_REGION and AWS_ENDPOINT_URL_S3."),
+    "ReadTimeoutError": (Verdict.STALLED, "Check the network, AWS_REGION and AWS_ENDPOINT_URL_S3."),
+    "ProxyConnectionError": (Verdict.TRANSIENT, "Check the proxy: HTTPS_PROXY, or proxies in config_kwargs."),
+    "IncompleteReadError": (Verdict.TRANSIENT, "Check the network."),
+    "ResponseParserError": (Verdict.TRANSIENT, "The store, or what is before it, sent no whole answer."),
     "ConnectTimeoutError": (Verdict.STALLED, "Check the network, AWS_REGION and AWS_ENDPOINT_URL_S3."),
     "HTTPClientError": (Verdict.TRANSIENT, "Check the network, AWS_REGION and AWS_ENDPOINT_URL_S3."),
     "BotoCoreError": (Verdict.FATAL, "Check the URL, the profile and storage_options."),
@@ -124,6 +130,8 @@ class Said:
     region: str = ""
     operation: str = ""
     more: Mapping[str, str] | None = None
+    wait_s: float | None = None
+    """What ``Retry-After`` asks for."""
 
     def __str__(self) -> str:
         message = redact(" ".join(self.message.split()))[:_TEXT_AT_MOST].rstrip(".")
@@ -141,7 +149,8 @@ def said_by_answer(answer: Answer) -> Said:
     text = answer.excerpt.decode("utf-8", "replace")
     more = {name: html.unescape(value) for name, value in _ELEMENT.findall(text)} if "<Code>" in text else {}
     region = answer.fields.get("x-amz-bucket-region", "") or more.get("Region", "") or _in_endpoint(more)
-    return Said(answer.status, more.get("Code", ""), more.get("Message", ""), code_shown(region), more=more)
+    return Said(answer.status, more.get("Code", ""), more.get("Message", ""), code_shown(region), more=more,
+                wait_s=retry_after_s(answer.fields))  # fmt: skip
 
 
 def said_by_exception(exn: BaseException) -> Said | None:
@@ -155,7 +164,8 @@ def said_by_exception(exn: BaseException) -> Said | None:
             region = headers.get("x-amz-bucket-region", "") or error.get("Region", "") or _in_endpoint(error)
             operation = str(getattr(each, "operation_name", ""))
             code, status = error.get("Code", ""), int(meta.get("HTTPStatusCode") or 0)
-            return Said(status, code, error.get("Message", ""), code_shown(region), operation, error)
+            wait_s = retry_after_s({"retry-after": str(headers.get("retry-after", ""))})
+            return Said(status, code, error.get("Message", ""), code_shown(region), operation, error, wait_s)
     return None
 
 
@@ -168,12 +178,14 @@ def explain_said(said: Said, identity: str, *, anonymous: bool = False, asked: b
         return Fault(again, f"no credentials: {said.operation} was answered {said}", "Check the role and its trust.")
     if said.code == "PreconditionFailed" or said.status == 412:
         return Fault(Verdict.CHANGED, f"the object was replaced while it was being read: {words}", "Read it again.")
-    if said.code in _EXPIRED:
+    if said.code in _EXPIRED or (said.code == "AccessDenied" and "request has expired" in said.message.lower()):
         return Fault(Verdict.EXPIRED, words, f"The session is over. {_LOGIN}")
     if said.code == "RequestTimeTooSkewed":
         return _skewed(said, words)
     if said.code in _TRANSIENT:
-        return Fault(Verdict.TRANSIENT, words, "The store is overloaded: use fewer connections (WDS_CONNECTIONS).")
+        advice = "The store is overloaded: use fewer connections (WDS_CONNECTIONS)."
+        throttled = said.code in _THROTTLED or said.status in (429, 503)
+        return Fault(Verdict.TRANSIENT, words, advice, said.wait_s, throttled=throttled)
     if said.code in _ADVICE:
         verdict, advice = _ADVICE[said.code]
         return Fault(verdict, words, advice)
@@ -194,7 +206,7 @@ def explain_said(said: Said, identity: str, *, anonymous: bool = False, asked: b
             return Fault(Verdict.DENIED, words, f"{refused.capitalize()}. {_GIVE}")
         return Fault(Verdict.DENIED, words, _LIST_ADVICE if lists else _DENIED_ADVICE)
     plain = explain_status(Answer(said.status or 400, {}))
-    return Fault(plain.verdict, words, plain.advice)
+    return replace(plain, reason=words, retry_after_s=said.wait_s if plain.verdict.again else None)
 
 
 def explain_client(exn: BaseException) -> Fault | None:
@@ -205,6 +217,10 @@ def explain_client(exn: BaseException) -> Fault | None:
         )
     for each in _causes(exn):
         names = [cls.__name__ for cls in type(each).__mro__ if cls.__module__.startswith(("botocore", "aiobotocore"))]
+        if "SSLError" in names:
+            inner = getattr(each, "kwargs", {}).get("error")
+            fault = explain_exception(inner if isinstance(inner, BaseException) else ConnectionError(str(each)))
+            return replace(fault, reason=f"S3's client: {fault.reason}")
         for name in names:
             if name in _CLIENT:
                 verdict, advice = _CLIENT[name]

@@ -1,0 +1,1 @@
+"""Fuzzing of everything that reads what others have written; see ``python -m tests.fuzz --help``."""

@@ -1,0 +1,106 @@
+"""Datasets among processes and signals: each script in a fresh interpreter in development mode, and what it leaves."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.isolated.test_isolated import Start, end, start
+from tests.servers import Origin, make_shards
+from wds_async.transfer.stats import Board
+
+__all__ = ["start"]
+
+posix = pytest.mark.skipif(not hasattr(os, "fork"), reason="POSIX")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+
+
+def left(session: int) -> list[str]:
+    """The commands of what is still alive of a script that was started with a session of its own."""
+    listed = subprocess.run(
+        ["ps", "-o", "stat=,pid=,args=", "--sid", str(session)], capture_output=True, text=True, check=False
+    )
+    return [line for line in listed.stdout.splitlines() if not line.startswith("Z")]
+
+
+@linux
+@pytest.mark.parametrize("name", ["at_once.py", "epochs.py", "leave_dataset.py"])
+def test_scripts_end_silently(start: Start, name: str) -> None:
+    process = start(name)
+    _, err = end(process)
+    assert (err, process.returncode) == ("", 0)
+
+
+@linux
+def test_workers(start: Start, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    process = start("workers.py", str(tmp_path))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "end of the script\n"
+    _, err = end(process)
+    assert (err, process.returncode) == ("", 0)
+    assert not left(process.pid)
+    assert not list(tmp_path.glob("wds-async-*/*"))
+
+
+@posix
+@pytest.mark.parametrize("workers", [0, 2])
+def test_signals(start: Start, workers: int) -> None:
+    if workers:
+        pytest.importorskip("torch")
+    process = start("signals.py", str(workers))
+    assert process.stdout is not None
+    for _ in range(2 if workers else 3):
+        while (line := process.stdout.readline()) != "phase\n":
+            assert line, end(process)
+        time.sleep(0.1)  # either in the wait or just before it: both have to work
+        process.send_signal(signal.SIGINT)
+        while (line := process.stdout.readline()) == "phase\n":
+            pass
+        assert line == "interrupted\n", end(process)
+    assert process.stdout.readline() == "phase\n"
+    process.send_signal(signal.SIGTERM)
+    _, err = end(process)
+    assert (err, process.returncode) == ("", 7)
+    assert not left(process.pid)
+
+
+@linux
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=str)
+def test_workers_of_a_killed_program(
+    start: Start, tmp_path: Path, origin: Origin, how: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    for number, path in enumerate(make_shards(tmp_path / "shards", 2, 50)):
+        origin.add(f"{number}.tar", path.read_bytes())
+        origin.add(f"stalls-{number}.tar", bytes(10_000))
+    origin.behave(path="/stalls-*", stall_after=512)
+    process = start("orphaned.py", origin.base, str(tmp_path))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    origin.wait_until(lambda server: server.in_flight >= 2)
+    assert len(left(process.pid)) == 5
+    process.send_signal(how)
+    deadline = time.monotonic() + 20  # a second and a half, where nobody else wants the processor
+    while (alive := left(process.pid)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not alive
+    assert process.wait() == -how
+    # Its folders of counters stay for a day, and go when another program's workers make theirs.
+    folders = list(tmp_path.glob("wds-async-*/*"))
+    assert folders
+    for folder in folders:
+        os.utime(folder, (0, 0))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    board = pickle.loads(pickle.dumps(Board()))
+    board._pid = 1  # as in a worker
+    board.counters()
+    assert not [folder for folder in folders if folder.exists()]

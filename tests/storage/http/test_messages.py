@@ -1,0 +1,28 @@
+"""What HTTP messages say and ask."""
+
+from __future__ import annotations
+
+import pytest
+
+from wds_async.errors import UrlError
+from wds_async.storage.base import Request
+from wds_async.storage.http.messages import identity_of, redirected, wire_url
+
+
+def test_what_pins_an_object() -> None:
+    assert identity_of({"etag": '"1"', "last-modified": "x"}, 5) == 'etag "1"'
+    assert identity_of({"last-modified": "x"}, 5) != identity_of({"last-modified": "x"}, 6)
+    assert identity_of({}, 5) == "5 bytes"
+
+
+def test_credentials_stay_at_their_origin() -> None:
+    asked = Request("http://a/x", (("Accept", "*/*"), ("Authorization", "secret"), ("X-Mine", "too")))
+    assert redirected(asked, "/y").headers == asked.headers
+    elsewhere = redirected(asked, "http://b/y")
+    assert (elsewhere.url, elsewhere.headers) == ("http://b/y", (("Accept", "*/*"),))
+    with pytest.raises(UrlError, match="not HTTP"):
+        redirected(asked, "file:///etc/passwd")
+
+
+def test_what_is_escaped_stays_escaped() -> None:
+    assert wire_url("http://h/a%2Fb c?sig=a%2Bb&x=d e#f") == "http://h/a%2Fb%20c?sig=a%2Bb&x=d%20e"

@@ -1,0 +1,251 @@
+"""Bytes that were turned on their way are noticed, by the checksum that came with them, at the shard's end."""
+
+from __future__ import annotations
+
+import base64
+import logging
+from pathlib import Path
+from typing import Any
+
+import crc32c
+import pytest
+
+import wds_async as wds
+from tests.servers import Origin
+from tests.servers.behaviour import Request
+from tests.servers.shards import make_tar
+from tests.transfer.reading import KIB, bytes_of, data, outcomes, quick, snapshot
+from wds_async.errors import ChecksumMismatch
+from wds_async.shardcache.cache import DiskCache
+from wds_async.storage.base import Checksum
+from wds_async.transfer.reader import open_shards
+from wds_async.transfer.spool import Spool
+from wds_async.transfer.stats import Counters
+from wds_async.transfer.verify import Comparison, HeldBack, brought, usable
+from wds_async.transfer.window import Shard
+
+SHARD = data(900 * KIB)
+FLIP_AT = 500 * KIB
+
+
+def hash_of(content: bytes) -> dict[str, str]:
+    """The head of an answer as Google's has it."""
+    return {"x-goog-hash": f"crc32c={base64.b64encode(crc32c.crc32c(content).to_bytes(4, 'big')).decode()}"}
+
+
+def has_the_byte(request: Request) -> bool:
+    """Whether it asks for the one that is turned."""
+    first, _, last = (request.range or "bytes=0-0").removeprefix("bytes=").partition("-")
+    return int(first) <= FLIP_AT <= int(last)
+
+
+def serve(server: Origin, content: bytes = SHARD, **faults: Any) -> str:
+    """The URL of ``content``, with its checksum in every answer, and ``faults`` in some."""
+    if faults:
+        server.behave(path="/x.tar", headers=hash_of(content), etag='"x"', **faults)
+    server.behave(path="/x.tar", headers=hash_of(content), etag='"x"')
+    return server.add("x.tar", content)
+
+
+def test_good_shards_are_counted() -> None:
+    with Origin() as server:
+        counters = Counters()
+        url, other = serve(server), server.add("y.tar", SHARD)
+        assert bytes_of([url, other, url], counters=counters) == [SHARD] * 3
+    assert snapshot(counters).verified_shards == 2  # nobody said anything of the other
+
+
+def test_a_flipped_byte_is_an_error_at_the_end() -> None:
+    with Origin() as server:
+        url, counters = serve(server, corrupt_at=FLIP_AT), Counters()
+        found = outcomes([url + "?sig=hush", server.add("y.tar", SHARD)], counters=counters)
+    (got, error), after = found
+    assert len(got) == len(SHARD)
+    assert got[FLIP_AT] == SHARD[FLIP_AT] ^ 0xFF
+    assert isinstance(error, ChecksumMismatch)
+    assert after == (SHARD, None)
+    turned = bytearray(SHARD)
+    turned[FLIP_AT] ^= 0xFF
+    for told in (
+        f"{crc32c.crc32c(bytes(turned)):08x}",
+        f"{crc32c.crc32c(SHARD):08x}",
+        "crc32c",
+        "x-goog-hash",
+        "/x.tar",
+    ):
+        assert told in str(error)
+    assert "were delivered" in str(error)
+    assert "WDS_VERIFY=always" in str(error)
+    assert "hush" not in str(error)
+    assert error.offset == 0
+    assert error.shard is not None
+    assert error.shard.startswith(url)
+    assert snapshot(counters).verified_shards == 0
+
+
+def test_never_looks() -> None:
+    with Origin() as server:
+        ((got, error),) = outcomes([serve(server, corrupt_at=FLIP_AT)], quick(verify="never"))
+    assert error is None
+    assert got != SHARD
+
+
+def test_only_the_cheap_one_unless_asked() -> None:
+    wrong = {"repr-digest": f"sha-256=:{base64.b64encode(bytes(32)).decode()}:"}
+    with Origin() as server:
+        server.behave(headers=wrong)
+        counters = Counters()
+        assert bytes_of([server.add("x.tar", SHARD)], counters=counters) == [SHARD]
+    assert snapshot(counters).verified_shards == 0
+
+
+def test_a_shard_that_is_left_is_not_compared() -> None:
+    with Origin() as server:
+        url = serve(server, corrupt_at=10)
+        with open_shards([url, server.add("y.tar", SHARD)], config=quick()) as reader:
+            next(reader).read()
+            rest = next(reader)
+            assert b"".join(bytes(piece) for piece in iter(rest.read, None)) == SHARD
+
+
+@pytest.mark.parametrize("size", [0, 1])
+def test_the_smallest(size: int) -> None:
+    with Origin() as server:
+        counters = Counters()
+        assert bytes_of([serve(server, bytes(size))], counters=counters) == [bytes(size)]
+    assert snapshot(counters).verified_shards == size  # an empty one has no answer that says anything of it
+
+
+def test_parts_that_broke_count_once() -> None:
+    with Origin(seed=3) as server:
+        url, counters = serve(server, cut_after=70_000, probability=0.5, times=8), Counters()
+        assert bytes_of([url], counters=counters) == [SHARD]
+    assert snapshot(counters).verified_shards == 1
+    assert snapshot(counters).retries > 0
+
+
+@pytest.mark.parametrize("fault", [{"ignore_range": True}, {"chunked": True, "ignore_range": True}])
+def test_streamed_objects(fault: dict[str, Any]) -> None:
+    with Origin() as server:
+        url, counters = serve(server, **fault), Counters()
+        assert bytes_of([url], counters=counters) == [SHARD]
+        assert snapshot(counters).verified_shards == 1
+        server.forget()
+        serve(server, corrupt_at=FLIP_AT, **fault)
+        ((_, error),) = outcomes([url])
+        assert isinstance(error, ChecksumMismatch)
+
+
+def test_by_another_client() -> None:
+    with Origin() as server:
+        url, counters = serve(server), Counters()
+        assert bytes_of([url], quick(direct=False), counters) == [SHARD]
+        assert snapshot(counters).verified_shards == 1
+
+
+def test_what_is_unpacked_on_the_way_is_not_compared() -> None:
+    with Origin() as server:
+        assert bytes_of([serve(server, b"other", gzip=True)]) == [b"other"]
+
+
+def test_each_sum_in_a_field_of_its_own() -> None:
+    with Origin() as server:
+        head = hash_of(SHARD)["x-goog-hash"]
+        server.behave(headers={"x-goog-hash": f"{head}\r\nx-goog-hash: md5={base64.b64encode(bytes(16)).decode()}"})
+        counters = Counters()
+        assert bytes_of([server.add("x.tar", SHARD)], counters=counters) == [SHARD]
+    assert snapshot(counters).verified_shards == 1
+
+
+def test_no_cache_keeps_a_bad_shard(tmp_path: Path) -> None:
+    with Origin() as server:
+        url = serve(server, corrupt_at=FLIP_AT, times=1, when=has_the_byte)
+        for expected in (ChecksumMismatch, type(None)):
+            with open_shards([url], config=quick(), cache=DiskCache(tmp_path)) as reader:
+                error: Exception | None = None
+                try:
+                    for _ in iter(next(reader).read, None):
+                        pass
+                except ChecksumMismatch as exn:
+                    error = exn
+            assert type(error) is expected
+        kept = [path.read_bytes() for path in tmp_path.rglob("*.tar") if path.is_file()]
+    assert kept == [SHARD]
+
+
+def test_the_handler_is_asked() -> None:
+    good = make_tar((f"{i}.bin", data(30_000, i)) for i in range(20))
+    seen: list[Exception] = []
+
+    def note(exn: Exception) -> bool:
+        seen.append(exn)
+        return True
+
+    with Origin() as server:
+        serve(server, good, corrupt_at=5000)
+        urls = [server.url("x.tar"), server.add("y.tar", good)]
+        dataset = wds.WebDataset(urls, handler=note, shardshuffle=False)
+        keys = [sample["__key__"] for sample in dataset]
+    # All but the last, which was not handed on when the shard ended so; and those of the next shard.
+    assert keys == [str(i) for i in range(19)] + [str(i) for i in range(20)]
+    assert [type(exn) for exn in seen] == [ChecksumMismatch]
+
+
+def test_what_auto_compares() -> None:
+    shard = Shard(0, "x")
+    assert brought(shard) is None
+    assert brought(shard, may_come=True) == Checksum("crc32c", b"")
+    shard.checksum = Checksum("md5", bytes(16))
+    assert brought(shard, may_come=True) is None
+    shard.checksum = Checksum("crc32c", bytes(4))
+    assert brought(shard) is shard.checksum
+
+
+def test_a_checksum_that_comes_later() -> None:
+    shard, comparison = Shard(0, "x"), Comparison(lambda shard: brought(shard, may_come=True))
+    comparison.add(shard, memoryview(b"12345"))
+    comparison.add(shard, memoryview(b"6789"))
+    assert comparison.judge(shard) is None
+    shard.checksum = Checksum("crc32c", bytes.fromhex("e3069283"))
+    assert comparison.judge(shard) is True
+    shard.checksum = Checksum("crc32c", bytes(4))
+    assert comparison.judge(shard) is False
+
+
+def test_a_missing_package_is_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr("wds_async.transfer.verify._told_of_packages", set())
+    monkeypatch.setitem(__import__("sys").modules, "xxhash", None)
+    with caplog.at_level(logging.WARNING, "wds_async"):
+        assert not usable(Checksum("xxhash", bytes(8)))
+        assert not usable(Checksum("xxhash", bytes(8)))
+    assert [record for record in caplog.messages if "wds-async[ais]" in record] == caplog.messages[:1]
+    assert not usable(Checksum("crc64nvme", bytes(8)))
+    assert not usable(None)
+
+
+def test_held_back_and_read_again() -> None:
+    good, expected = b"123456789", Checksum("crc32c", bytes.fromhex("e3069283"))
+    readings, told = iter([b"12345678x", b"x23456789", good]), list[bool]()
+
+    def reading(comparison: Comparison) -> Any:
+        shard = Shard(0, "x")
+        for byte in next(readings):
+            comparison.add(shard, memoryview(bytes([byte])))
+            yield memoryview(bytes([byte]))
+        if not comparison.judge(shard):
+            raise comparison.error("x")
+
+    comparison = Comparison(lambda shard: expected)
+    first = reading(comparison)
+    held = HeldBack(
+        "x",
+        Spool(4),
+        comparison,
+        receive=lambda: next(first, None),
+        again=reading,
+        expect=lambda shard: None,  # the second time nobody knows: the former holds
+        told=told.append,
+    )
+    assert b"".join(bytes(piece) for piece in iter(held.read, None)) == good
+    assert held.read() is None
+    assert told == [True]

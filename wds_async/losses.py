@@ -1,0 +1,155 @@
+"""What was passed over, as values: single entries, and their sums."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from wds_async.redact import redact
+
+__all__ = ["SHOWN", "Counts", "Entry", "appended", "counts_of", "read_back", "reason_of"]
+
+
+SHOWN = 300
+"""Characters of a reason, or of a key."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One thing that was passed over. None: nobody knows."""
+
+    stage: str
+    """``read`` (the transfer), ``checksum``, ``tar``, ``records``, or the name of the stage: ``decode``, ``map``, …"""
+    reason: str
+    """The exception's class and message, on one line, without secrets."""
+    shard: str | None = None
+    """Its URL, expanded, before rewriting, without secrets."""
+    offset: int | None = None
+    """In bytes, in the uncompressed tar."""
+    bytes: int | None = None
+    """Bytes that were passed over."""
+    samples: int | None = None
+    """Samples that were passed over, or lost a member. Those in ``bytes`` are not counted."""
+    key: str | None = None
+    field: str | None = None
+    rest: bool = False
+    """Whether the rest of the shard was passed over."""
+    epoch: int | None = None
+    rank: int = 0
+    worker: int = 0
+    time: float = 0.0
+    """Seconds since 1970, UTC."""
+
+    @property
+    def kind(self) -> str:
+        """The exception's class."""
+        return self.reason.partition(":")[0]
+
+    def __str__(self) -> str:
+        if self.shard is not None and self.shard in self.reason:
+            return self.reason
+        where = [self.shard or "a sample of an unknown shard"]
+        where += [f"byte {self.offset}"] if self.offset is not None else []
+        where += [f"key {self.key!r}"] if self.key is not None else []
+        return f"{', '.join(where)}: {self.reason}"
+
+
+@dataclass(slots=True)
+class Counts:
+    """Sums over entries. ``unread`` of the samples never left the reader; ``unsized`` shards have a rest of unknown
+    size, behind ``unsized_at`` bytes in all."""
+
+    entries: int = 0
+    samples: int = 0
+    shards: int = 0
+    bytes: int = 0
+    unread: int = 0
+    unsized: int = 0
+    unsized_at: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+
+    def add(self, entry: Entry) -> None:
+        """Count one more."""
+        self.entries += 1
+        self.samples += entry.samples or 0
+        self.shards += entry.rest
+        self.bytes += entry.bytes or 0
+        if entry.stage in ("read", "tar", "records"):
+            self.unread += entry.samples or 0
+        if entry.rest and entry.bytes is None:
+            self.unsized += 1
+            self.unsized_at += entry.offset or 0
+        self.reasons[entry.kind] += 1
+
+    def plus(self, other: Counts, sign: int = 1) -> Counts:
+        """The sum, or with -1 what came since ``other``."""
+        numbers = {name: getattr(self, name) + sign * getattr(other, name) for name in _NUMBERS}
+        reasons = {kind: self.reasons[kind] + sign * other.reasons[kind] for kind in self.reasons | other.reasons}
+        return Counts(**numbers, reasons=+Counter(reasons))
+
+    def state(self) -> dict[str, Any]:
+        """The sums as plain data, for JSON and `counts_of`."""
+        return {**{name: getattr(self, name) for name in _NUMBERS}, "reasons": dict(self.reasons)}
+
+    def share(self, samples: float, size: float, shards: float) -> float:
+        """The part that was lost of a reading that gave ``samples``, ``size`` bytes and ``shards`` that ended well:
+        by samples where they are known, else by bytes. A rest of unknown size counts as if its shard had the mean size
+        of those that ended well."""
+        if self.unsized and not size:
+            return 1.0
+        by_samples = self.samples / max(samples + self.unread, self.samples, 1)
+        mean = size / shards if shards else 0.0
+        gone = self.bytes + max(0.0, self.unsized * mean - self.unsized_at)
+        return min(1.0, by_samples + (gone / (size + gone) if gone else 0.0))
+
+    def text(self, share: float) -> str:
+        """``passed over 3 samples and 1 shard (12.3 MB, 0.40%): 2 DecodingError, 1 CorruptShard``"""
+        parts = [f"{n:,} {word}{'' if n == 1 else 's'}" for n, word in _worded(self.samples, self.shards) if n]
+        size = f"{_size(self.bytes)}, " if self.bytes else ""
+        reasons = ", ".join(f"{n:,} {kind}" for kind, n in self.reasons.most_common())
+        return f"passed over {' and '.join(parts) or 'bytes'} ({size}{share:.2%}): {reasons}"
+
+
+_NUMBERS = ("entries", "samples", "shards", "bytes", "unread", "unsized", "unsized_at")
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB" if count >= 100_000 else f"{count:,} bytes"
+
+
+def _worded(samples: int, shards: int) -> list[tuple[int, str]]:
+    return [(samples, "sample"), (shards, "shard")]
+
+
+def counts_of(state: Mapping[str, Any]) -> Counts:
+    """The counts of which this is the `Counts.state`; an empty one is nothing."""
+    return Counts(**{**state, "reasons": Counter(state.get("reasons", {}))})
+
+
+def appended(path: Path, entry: Entry) -> None:
+    """Append ``entry`` to a file as one JSON line, by one write: many processes may share the file. Raises OSError."""
+    said = {name: value for name, value in asdict(entry).items() if value is not None}
+    line = json.dumps(said).encode() + b"\n"
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(handle, line)
+    finally:
+        os.close(handle)
+
+
+def read_back(path: Path) -> list[Entry]:
+    """The entries in a file of `appended`; none of a line that was cut short with the process that wrote it."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [Entry(**json.loads(line)) for line in lines if line.endswith("\n")]
+
+
+def reason_of(exn: BaseException) -> str:
+    """The class and message of an exception, on one line of at most 300 characters, without secrets."""
+    said = str(exn).strip().splitlines()
+    text = f"{type(exn).__name__}: {redact(said[0])}" if said else type(exn).__name__
+    return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
