@@ -8,11 +8,23 @@ makes the engine go on from the same byte by the shard's own backend.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from wds_async.storage.base import Access, Answer, Backend, Call, Description, Fault, LocalFile, Request, Store, Stream
+from wds_async.storage.base import (
+    Access,
+    Answer,
+    Backend,
+    Call,
+    Checksum,
+    Description,
+    Fault,
+    LocalFile,
+    Request,
+    Store,
+    Stream,
+)
 
 __all__ = ["CacheEntry", "CachedBackend", "CopiedFile", "Growing", "GrowingStream", "StoodStill"]
 
@@ -144,3 +156,9 @@ class CachedBackend(Store):
 
     def classify(self, outcome: Answer | BaseException, url: str) -> Fault:
         return self._store.classify(outcome, url)
+
+    def checksum(self, fields: Mapping[str, str]) -> Checksum | None:
+        return self._store.checksum(fields)
+
+    async def vouched(self, url: str) -> Checksum | None:
+        return await self._store.vouched(url)

@@ -16,7 +16,7 @@ from wds_async.storage.base import Checksum
 from wds_async.transfer.spool import Spool
 from wds_async.transfer.stats import Counters, Stats
 from wds_async.transfer.verify import Comparison, HeldBack
-from wds_async.transfer.vouching import Asked, Vouching, ask, logger
+from wds_async.transfer.vouching import Asked, Vouching, ask, leave, logger
 from wds_async.transfer.window import Shard
 from wds_async.urls import local_path
 
@@ -38,6 +38,7 @@ class Always:
     def __init__(self, reader: ShardReader, reopen: Callable[..., ShardReader]) -> None:
         self._reader: ShardReader = weakref.proxy(reader)  # a cycle would keep its connections until it is collected
         self._reopen = reopen
+        self._pending: set[Asked] = set()
         memory_bytes = min(_MEMORY_BYTES, reader._config.budget_bytes // 4)
         folder: Any = getattr(reader._cache, "folder", None)
         self._spool = Spool(memory_bytes, None if folder is None else str(folder))
@@ -60,6 +61,8 @@ class Always:
         """The reader is over: say what could not be compared."""
         self._spool.clear()
         self._vouching.close()
+        if (pending := list(self._pending)) and self._reader._pid == os.getpid():  # else it is the parent's loop
+            self._reader._start()[0].submit(leave, pending)
 
     def _expect(self, stream: ShardStream, shard: Shard) -> Checksum | None:
         place = stream.located
@@ -74,6 +77,8 @@ class Always:
     def _ask(self, place: Location) -> Asked:
         engine, _ = self._reader._start()
         asked = Asked()
+        self._pending.add(asked)
+        asked.add_done_callback(self._pending.discard)
         engine.submit(ask, engine._backends, place, self._reader._config.retry, asked)
         return asked
 

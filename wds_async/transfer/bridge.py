@@ -180,7 +180,7 @@ class Engine:
     async def _watch(self) -> None:
         """Look for stalled connections, once a second."""
         while True:
-            await asyncio.sleep(_WATCH_EVERY_S)
+            await asyncio.sleep(min(_WATCH_EVERY_S, self.config.stall_timeout_s / 4))
             self._connections.expire(self._loop.time())
 
     async def _shut_down(self, pump: Pump) -> None:

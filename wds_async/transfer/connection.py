@@ -71,7 +71,7 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Status and header fields of an answer (names in lower case, the last of a repeated field wins)."""
+    """Status and header fields of an answer (names in lower case; of a repeated one the last, of Google's sums all)."""
 
     status: int
     fields: dict[str, str]
@@ -113,7 +113,8 @@ class _Fields:
         self.fields: dict[str, str] = {}
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.fields[name.decode("latin-1").lower()] = value.decode("latin-1").strip()
+        key, text = name.decode("latin-1").lower(), value.decode("latin-1").strip()
+        self.fields[key] = f"{self.fields[key]}, {text}" if key == "x-goog-hash" in self.fields else text
 
 
 def parse_head(raw: bytes) -> Head:

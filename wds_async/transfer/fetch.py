@@ -266,11 +266,11 @@ class Fetcher:
             notes.stream = StreamReader()
         before = part.filled
         try:
-            return await notes.stream.fill(part, self._maker(backend, notes, access), self._hurried)
+            return await notes.stream.fill(part, self._maker(backend, notes, access), self._hurried, backend.checksum)
         except RangesIgnored:  # not framed either: aiohttp reads it
             notes.unframed = True
             await notes.stream.close()
-            return await notes.stream.fill(part, self._maker(backend, notes, access), self._hurried)
+            return await notes.stream.fill(part, self._maker(backend, notes, access), self._hurried, backend.checksum)
         finally:
             self._counters.add("wire_bytes", part.filled - before)
             if part.filled > before and not isinstance(access, GrowingStream):

@@ -8,7 +8,7 @@ import logging
 import random
 import urllib.parse
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from wds_async.errors import WdsError
@@ -21,7 +21,7 @@ from wds_async.transfer.stats import Counters
 from wds_async.transfer.verify import usable
 from wds_async.urls import local_path
 
-__all__ = ["Asked", "Vouching", "ask"]
+__all__ = ["Asked", "Vouching", "ask", "leave"]
 
 logger = logging.getLogger("wds_async")
 
@@ -32,7 +32,7 @@ _RENEWALS_AT_MOST = 2
 _BEFORE_THE_FALLBACK = 2
 _TELL_BY_THEMSELVES = frozenset({"azure", "gcs"})  # what they could be asked for comes with every answer of theirs
 _FILE_BYTES, _MANIFEST_BYTES = 64 << 10, 16 << 20
-_running: set[asyncio.Task[None]] = set()
+_running: dict[Asked, asyncio.Task[None]] = {}
 _told: weakref.WeakSet[Counters] = weakref.WeakSet()
 
 Small = Callable[[Sequence[str], int], Sequence[str | None]]
@@ -42,8 +42,15 @@ Small = Callable[[Sequence[str], int], Sequence[str | None]]
 def ask(backends: Backends, location: Location, retry: RetryPolicy, asked: Asked) -> None:
     """Have the store of ``location`` asked for a shard's checksum, and put into ``asked`` what it says; on the loop."""
     task = asyncio.get_running_loop().create_task(_answer(backends, location, retry, asked))
-    _running.add(task)
-    task.add_done_callback(_running.discard)
+    _running[asked] = task
+    task.add_done_callback(lambda _: _running.pop(asked, None))
+
+
+def leave(asked: Iterable[Asked]) -> None:
+    """Nobody waits for these any more; on the loop. One that went on would open sessions behind the engine's end."""
+    for each in asked:
+        if (task := _running.get(each)) is not None:
+            task.cancel()
 
 
 async def _answer(backends: Backends, location: Location, retry: RetryPolicy, asked: Asked) -> None:

@@ -69,4 +69,14 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
 async def answer_of(response: aiohttp.ClientResponse) -> Answer:
     """What is not the bytes asked for, with the beginning of its body."""
     excerpt = (await response.content.read(_EXCERPT_BYTES)) if response.status >= 400 else b""
-    return Answer(response.status, {name.lower(): value for name, value in response.headers.items()}, excerpt)
+    return Answer(response.status, fields_of(response.headers), excerpt)
+
+
+def fields_of(headers: Mapping[str, str]) -> dict[str, str]:
+    """aiohttp's headers by lower-case names, the values of a repeated one joined (RFC 9110 §5.3): Google sends each
+    checksum of an object in one of its own."""
+    fields: dict[str, str] = {}
+    for name, value in headers.items():
+        key = name.lower()
+        fields[key] = f"{fields[key]}, {value}" if key in fields else value
+    return fields
