@@ -30,8 +30,8 @@ class RetryPolicy:
     """Seconds without progress, over all attempts, before the error is raised."""
     first_contact_s: float = 10.0
     """The same, for an origin that has never answered: a typo must not look like a hang."""
-    base_s: float = 0.1
-    """Upper bound of the first wait."""
+    base_s: float = 0.02
+    """Upper bound of the first wait: most faults are over at once, and all that is read behind this part waits."""
     cap_s: float = 20.0
     """Upper bound of every wait, and of what ``Retry-After`` can ask for."""
 

@@ -121,6 +121,26 @@ def test_what_the_server_told_is_waited_for_to_its_end() -> None:
     _run(scenario)
 
 
+def test_what_it_told_one_part_is_not_kept_to_where_others_are_answered() -> None:
+    """It may have too much to do for a moment; a part that waits for a second holds up all that is read behind it."""
+
+    async def scenario(clock: Clock, sky: Sky) -> None:
+        woken: list[tuple[float, bool]] = []
+        for _ in range(40):
+            sky.good()
+        sky.fault("503", clock.now, throttled=True)
+        assert sky.calm
+        task = asyncio.ensure_future(_sleeper(clock, sky, woken, 0.1, 1300.0, told_s=15.0))
+        await clock.to(1001)
+        for _ in range(8):
+            sky.good()
+        await clock.to(1002)
+        await task
+        assert [round(at) for at, _ in woken] == [1]
+
+    _run(scenario)
+
+
 def test_good_answers_in_a_row_wake_those_who_had_bad_luck() -> None:
     async def scenario(clock: Clock, sky: Sky) -> None:
         woken: list[tuple[float, bool]] = []

@@ -30,6 +30,7 @@ __all__ = ["Attempts", "Recovery", "ShardNotes", "retrieved"]
 logger = logging.getLogger("wds_async")
 
 _RENEWALS_AT_MOST = 3
+_SOFTLY = 2  # a store that asks for fewer requests is left alone as if so many attempts more had failed
 _UNREACHABLE_FOR_S = 60.0
 _NO_SERVERS = frozenset({"local", "opener", "pipe", "stdin"})
 _BEFORE_THE_FALLBACK = 2  # attempts at a store that has never answered, where there is another place to read from
@@ -226,7 +227,7 @@ class Recovery:
         logger.info("%s at byte %d: %s; attempt %d follows", url, at, fault.reason, count + 1)
         allowed_s = retry.timeout_s if known else min(retry.first_contact_s, retry.timeout_s)
         told_s = min(fault.retry_after_s or 0.0, retry.cap_s)
-        delay_s = retry.delay_s(count, self._rng)
+        delay_s = retry.delay_s(count + _SOFTLY * fault.throttled, self._rng)
         if sky is None:
             await asyncio.sleep(min(max(delay_s, told_s), since + allowed_s - now))
             return True

@@ -88,6 +88,8 @@ class Flights(Protocol):
 
     def ended(self, answer: PartAnswer) -> None: ...
 
+    def good(self, answer: PartAnswer, received_bytes: int, now: float) -> None: ...
+
 
 async def get_part(
     pool: ConnectionPool,
@@ -105,7 +107,7 @@ async def get_part(
     head: Head | None = None
     for fresh in (False, True):
         async with pool.connection(answer.origin, fresh=fresh) as connection:
-            asked_at = clock()
+            answer.asked_at = asked_at = clock()
             if flights is not None:
                 flights.began(answer, connection, asked_at)
             try:
@@ -128,7 +130,10 @@ async def get_part(
                     flights.ended(answer)
             if head is not None and answer.successor is None:
                 if answer.into_slab:
-                    observe(connection.received, clock() - asked_at, clock())
+                    now = clock()
+                    observe(connection.received, now - asked_at, now)
+                    if flights is not None:
+                        flights.good(answer, connection.received, now)
                 excerpt = bytes(answer.scratch[:EXCERPT_BYTES]) if answer.framed else await excerpt_of(connection, head)
                 if not head.keep_alive or not answer.framed:
                     connection.abort()
@@ -179,6 +184,8 @@ class PartAnswer:
         self.part = part
         self.learn = learn
         self.offset = offset
+        self.asked_at = self.headed_at = 0.0
+        """When it was sent, and when the head of its answer was complete."""
         self.successor: Successor | None = None
         """What has taken the part over."""
         self.status = 0
@@ -198,6 +205,7 @@ class PartAnswer:
     def accept(self, head: Head) -> memoryview:
         """Where the body goes; raises what the head means where it is not for the part."""
         self.status = head.status
+        self.headed_at = asyncio.get_running_loop().time()
         if head.status == 206:
             return self._accept_range(head)
         if head.status == 200:

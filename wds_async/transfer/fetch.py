@@ -202,7 +202,7 @@ class Fetcher:
             before = part.filled
             self._counters.add("requests")
             try:
-                await get_part(self._pool, request, part, learn, self._observe, self._hedges)
+                await get_part(self._pool, request, part, learn, self._window.concurrency.observe, self._hedges)
                 self._recovery.good(part.shard)
                 if part.start:
                     self._pool.mark_ranged(origin)
@@ -241,11 +241,6 @@ class Fetcher:
         else:
             raise WrongAnswer(f"redirected or cut short more than {_REDIRECTS_AT_MOST} times")
         return await self._turn_streamed(backend, part, access)
-
-    def _observe(self, received_bytes: int, took_s: float, now: float) -> None:
-        self._window.concurrency.observe(received_bytes, took_s, now)
-        if self._hedges is not None:
-            self._hedges.observe(received_bytes, took_s)
 
     async def _size_of(self, part: Part) -> None:
         """Wait until an earlier part tells the size of its shard: this one may not be there at all."""

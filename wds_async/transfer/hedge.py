@@ -1,9 +1,9 @@
 """Asking a second time for a part that takes much longer than its peers, for the bytes that are missing still.
 
-Only the slow tail is worth that: a part is late once it has taken a quarter of a second and twice the 95th percentile
-of the last good ones ("The Tail at Scale", Dean and Barroso, 2013), and what is asked for twice is bounded by
-`TransferConfig.hedge_share` of all bytes. On the normal path it costs an entry in a dict for each part, and a look
-every 100 ms while parts fly.
+Only the slow tail is worth that ("The Tail at Scale", Dean and Barroso, 2013). A part is late once it has taken twice
+the 95th percentile of the last good ones, or nothing has come of it for twice as long as their answers took to begin;
+never within 30 ms. What is asked for twice is bounded by `TransferConfig.hedge_share` of all bytes. On the normal path
+it costs an entry in a dict for each part, and a look every 10 to 100 ms while parts fly.
 
 **A slab has one writer.** The second attempt, the hedge, writes nothing before its head has come and was judged as any
 other; then the first connection is aborted, after which it writes no byte, and the hedge goes on. What both have
@@ -31,14 +31,15 @@ __all__ = ["Hedge", "Hedges"]
 
 logger = logging.getLogger("wds_async")
 
-_LOOK_EVERY_S = 0.1
-_LEAST_S = 0.25
+_LOOK_S = (0.01, 0.1)  # between two looks, at least and at most
+_LEAST_S = 0.03
 _TIMES_THE_TAIL = 2.0
 _TAIL = 0.95
 _REMEMBERED = 128
 _ENOUGH = 16  # good parts, before any is called late
 _AT_ONCE = 4
-_PAUSE_S = 2.0  # after a hedge that was refused
+_PAUSE_S = 0.5  # after a hedge that the store refused because it has too much to do
+_TOO_MUCH = frozenset({429, 503})
 
 
 class _GaveWay(Exception):
@@ -57,7 +58,7 @@ class Hedge:
         self.over = False
         """Nobody waits for it any more."""
         self.task: asyncio.Task[None] | None = None
-        self._first = first
+        self.first = first
         self._slow = connection
         self._connection: Connection | None = None
         self._received = 0
@@ -70,7 +71,7 @@ class Hedge:
     @property
     def leads(self) -> bool:
         """Whether it has taken the part over."""
-        return self._first.successor is self
+        return self.first.successor is self
 
     async def run(self, pool: ConnectionPool) -> None:
         """Ask, and receive into the slab. Raises what went wrong, with or without having taken over."""
@@ -100,6 +101,12 @@ class Hedge:
         finally:
             part.filled = max(part.filled, self.judge.offset + self._received)
 
+    def give_up(self, now: float, silent_s: float) -> None:
+        """End it where nothing has come of it for so long: another may do better."""
+        connection = self._connection
+        if connection is not None and now - connection.moved_at > silent_s and not connection.look_closely():
+            connection.stall(f"no byte of a second attempt for {silent_s:.2f} s")
+
     def abort(self) -> None:
         """See `Successor`."""
         self.over = True
@@ -110,7 +117,7 @@ class Hedge:
         self.task.cancel()
 
     def _accept(self, head: Head) -> memoryview:
-        first, part = self._first, self.judge.part
+        first, part = self.first, self.judge.part
         if self.over or part.dropped:
             raise _GaveWay("it is not wanted any more")
         if head.status != 206:
@@ -126,6 +133,32 @@ class Hedge:
         return into
 
 
+class Usual:
+    """How long good parts took lately."""
+
+    def __init__(self) -> None:
+        self._took_s: deque[float] = deque(maxlen=_REMEMBERED)
+        self._head_s: deque[float] = deque(maxlen=_REMEMBERED)
+
+    def add(self, took_s: float, head_s: float) -> None:
+        """A good part took ``took_s``, the head of its answer ``head_s`` of it."""
+        self._took_s.append(took_s)
+        self._head_s.append(head_s)
+
+    def limits_s(self) -> tuple[float, float]:
+        """From when on a part is late as a whole, and how long nothing may come of it; infinite while too little is
+        known. What is received in few large steps is silent between them for a good part of its time."""
+        if len(self._took_s) < _ENOUGH:
+            return math.inf, math.inf
+        took_s, head_s = _tail(self._took_s), _tail(self._head_s)
+        silent_s = max(_LEAST_S, _TIMES_THE_TAIL * head_s, 0.75 * took_s)
+        return max(_LEAST_S, _TIMES_THE_TAIL * took_s), silent_s
+
+
+def _tail(values: deque[float]) -> float:
+    return sorted(values)[int(_TAIL * (len(values) - 1))]
+
+
 class Hedges:
     """The flying parts of one reader, and the second attempts at those that are late. ``calm(shard)`` says whether its
     store may be asked for more than is needed."""
@@ -139,12 +172,13 @@ class Hedges:
         self._calm = calm
         self._flying: dict[PartAnswer, tuple[Connection, float]] = {}  # oldest first
         self._hedges: dict[PartAnswer, Hedge] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._took_s: deque[float] = deque(maxlen=_REMEMBERED)
+        self._tasks: dict[asyncio.Task[None], Hedge] = {}
+        self._usual = Usual()
         self._read_bytes = 0
         self._spent_bytes = 0
         self._paused_until = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._look_at = 0.0
 
     # What `get_part` tells
 
@@ -152,7 +186,7 @@ class Hedges:
         """An attempt is under way over ``connection``."""
         self._flying[answer] = connection, now
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_LOOK_EVERY_S, self._look)
+            self._look_again(now, _LOOK_S[1])
 
     def ended(self, answer: PartAnswer) -> None:
         """The attempt has ended, well or not: its hedge is of no use any more, unless it is its successor."""
@@ -161,10 +195,10 @@ class Hedges:
         if hedge is not None and not hedge.leads:
             hedge.abort()
 
-    def observe(self, received_bytes: int, took_s: float) -> None:
-        """A good answer took so long."""
+    def good(self, answer: PartAnswer, received_bytes: int, now: float) -> None:
+        """It was answered well, and whole."""
         self._read_bytes += received_bytes
-        self._took_s.append(took_s)
+        self._usual.add(now - answer.asked_at, answer.headed_at - answer.asked_at)
 
     async def end(self) -> None:
         """Return when no hedge is under way."""
@@ -173,41 +207,53 @@ class Hedges:
         if self._tasks:
             await asyncio.wait(list(self._tasks))
 
-    # Every 100 ms
+    # Every now and then
+
+    def _look_again(self, now: float, in_s: float) -> None:
+        self._look_at = now + in_s
+        self._timer = asyncio.get_running_loop().call_at(self._look_at, self._look)
 
     def _look(self) -> None:
         self._timer = None
-        if not self._flying:
+        if not self._flying and not self._tasks:
             return
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(_LOOK_EVERY_S, self._look)
-        now, late_s = loop.time(), 0.0
+        now, (least, most) = asyncio.get_running_loop().time(), _LOOK_S
+        oldest = next(iter(self._flying.values()), None)
+        fresh = oldest is not None and now - oldest[1] < _LEAST_S
+        if self._tasks or not fresh:
+            late_s, silent_s = self._usual.limits_s()
+            if now - self._look_at < least:  # else this thread was held up, and all seems late
+                self._look_at_each(now, late_s, silent_s)
+            most = min(most, max(least, silent_s / 4))
+        else:
+            most = _LEAST_S
+        self._look_again(now, most)
+
+    def _look_at_each(self, now: float, late_s: float, silent_s: float) -> None:
         for answer, (connection, began) in list(self._flying.items()):
             if now - began < _LEAST_S:
-                return
-            late_s = late_s or self._late_s()
-            if now - began < late_s:
-                return
-            if answer in self._hedges or not self._wanted(answer.part, now):
-                continue
-            # What lies in the kernel counts: it is looked at closely first, and asked for again at the next look.
-            if connection.look_closely():
-                continue
-            come = connection.received if answer.into_slab else 0
-            missing = answer.part.stop - answer.part.start - answer.part.filled - come
-            soon = come > 0 and missing * (now - began) / come < late_s / 2
-            if missing > 0 and not soon and self._affordable(missing):
-                self._launch(answer, connection, answer.part.filled + come)
+                break  # the oldest come first
+            if now - began > late_s or now - connection.moved_at > silent_s:
+                self._consider(answer, connection, now, late_s)
+        for hedge in list(self._tasks.values()):
+            hedge.give_up(now, silent_s)
 
-    def _late_s(self) -> float:
-        if len(self._took_s) < _ENOUGH:
-            return math.inf
-        ordered = sorted(self._took_s)
-        return max(_LEAST_S, _TIMES_THE_TAIL * ordered[int(_TAIL * (len(ordered) - 1))])
+    def _consider(self, answer: PartAnswer, connection: Connection, now: float, late_s: float) -> None:
+        if answer in self._hedges or not self._wanted(answer.part, now):
+            return
+        # What lies in the kernel counts: it is looked at closely first, and asked for again at the next look.
+        if connection.look_closely():
+            return
+        come, took_s = connection.received if answer.into_slab else 0, now - answer.asked_at
+        missing = answer.part.stop - answer.part.start - answer.part.filled - come
+        soon = come > 0 and missing * took_s / come < late_s / 2 and took_s > late_s
+        if missing > 0 and not soon and self._affordable(missing):
+            self._launch(answer, connection, answer.part.filled + come)
 
     def _wanted(self, part: Part, now: float) -> bool:
         shard = part.shard
-        if part.dropped or shard.streamed or shard.size is None or part.start >= shard.size:
+        behind = part.start >= (1 if shard.size is None else shard.size)  # or it may be, for what is known
+        if part.dropped or shard.streamed or behind:
             return False
         room = len(self._tasks) < _AT_ONCE and self._pool.busy < self._config.connections
         return room and now >= self._paused_until and self._calm(shard)
@@ -222,13 +268,15 @@ class Hedges:
         self._counters.add("hedges")
         self._counters.add("requests")
         hedge.task = asyncio.get_running_loop().create_task(hedge.run(self._pool))
-        self._tasks.add(hedge.task)
+        self._tasks[hedge.task] = hedge
         hedge.task.add_done_callback(lambda task: self._landed(hedge, task))
         url, at = redact(answer.part.shard.url), answer.part.start + offset
         logger.debug("%s at byte %d: late; asked for it a second time", url, at)
 
     def _landed(self, hedge: Hedge, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        del self._tasks[task]
+        if not hedge.leads and self._hedges.get(hedge.first) is hedge:
+            del self._hedges[hedge.first]  # another may be asked
         failed = not task.cancelled() and task.exception() is not None
         if hedge.leads:
             self._spent_bytes -= hedge.missing_bytes - hedge.doubled_bytes
@@ -236,5 +284,5 @@ class Hedges:
             self._counters.add("wire_bytes", hedge.doubled_bytes)
         elif not hedge.asked:  # one that was asked may have sent all of it, for what we know
             self._spent_bytes -= hedge.missing_bytes
-        elif failed:
+        elif failed and hedge.judge.status in _TOO_MUCH:
             self._paused_until = asyncio.get_running_loop().time() + _PAUSE_S

@@ -32,12 +32,15 @@ logger = logging.getLogger("wds_async")
 _FAULTS_OF_AN_OUTAGE = 3
 _GOOD_AGAIN = 8
 _WAKE_WITHIN_S = 0.3
+_WAKE_EACH_S = 0.02
 _FLOOR_S = 1.0  # a part whose own way stays broken, while others do well, asks no oftener than that
 _PROBE_S = (0.3, 3.0)  # between two probes: at first, and at most
 _PROBE_GROWTH = 0.1  # of the outage's time until now
 _LONG_S = 10.0
 _TELL_AGAIN_S = 60.0
-_THROTTLED_FOR_S = 10.0
+_MEMORY = 0.95  # of the share of answers that throttle: the last twenty or so count
+_MANY = 0.2
+_FEW = 0.1
 _REASONS_KEPT = 8
 
 
@@ -107,7 +110,7 @@ class Sky:
         self._rng = rng
         self._good_at = float("-inf")
         self._run = 0
-        self._throttled_at = float("-inf")
+        self._throttling = 0.0
         self._sleepers: list[_Sleeper] = []
         self._next_probe_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -121,7 +124,7 @@ class Sky:
     @property
     def calm(self) -> bool:
         """Whether the store may be asked for more than is needed: neither down nor throttling."""
-        return not self.down and self._clock.time() - self._throttled_at > _THROTTLED_FOR_S
+        return not self.down and self._throttling < _MANY
 
     @property
     def waiting(self) -> int:
@@ -131,6 +134,7 @@ class Sky:
     def good(self) -> None:
         """The store gave what it was asked for. Called for each part: a clock is all that it costs on a good day."""
         self._good_at = now = self._clock.time()
+        self._throttling *= _MEMORY
         if self.history is None and not self._sleepers:
             return
         was_down, history, self.history = self.down, self.history, None
@@ -141,8 +145,8 @@ class Sky:
         self._tell_at = None
         self._run += 1
         if was_down or self._run >= _GOOD_AGAIN:
-            self._run = 0
-            self._hasten(now)
+            many, self._run = self._run >= _GOOD_AGAIN, 0
+            self._hasten(now, told=not many or self._throttling >= _FEW)
 
     def fault(self, reason: str, began: float, *, throttled: bool = False) -> None:
         """An attempt that ``began`` then has failed, in a way that may heal."""
@@ -151,8 +155,7 @@ class Sky:
             self.history = History(max(began, self._good_at))
         self.history.add(reason)
         self._run = 0
-        if throttled:
-            self._throttled_at = now
+        self._throttling = _MEMORY * self._throttling + (1 - _MEMORY) * throttled
         if self.history.count == _FAULTS_OF_AN_OUTAGE:
             self._next_probe_at = now  # the first one needs no other wait than its own
 
@@ -200,10 +203,13 @@ class Sky:
                 self._sleepers.remove(sleeper)
                 self._look()
 
-    def _hasten(self, now: float) -> None:
+    def _hasten(self, now: float, *, told: bool) -> None:
+        """The store gives again. Who was told a time to wait keeps to it, but where ``told`` is False: other parts were
+        answered many times since, so the store takes requests, and this one is as good as any."""
+        within_s = min(_WAKE_WITHIN_S, _WAKE_EACH_S * len(self._sleepers))
         for sleeper in self._sleepers:
-            soon = now + self._rng.uniform(0.0, min(_WAKE_WITHIN_S, sleeper.cap_s))
-            sleeper.at = min(sleeper.at, max(sleeper.earliest, sleeper.floor, soon))
+            soon = now + self._rng.uniform(0.0, min(within_s, sleeper.cap_s))
+            sleeper.at = min(sleeper.at, max(sleeper.earliest if told else now, sleeper.floor, soon))
         self._look()
 
     def _look(self) -> None:
