@@ -8,6 +8,8 @@ TORCH ?= torch==2.13.0
 PIP_FLAGS ?=
 # Two processes, a file in one of them; conftest.py puts the long files first.
 PYTEST_FLAGS ?= -q -n 2 --dist loadfile --no-loadscope-reorder
+# Seconds for each of the readers.
+FUZZ_SECONDS ?= 8
 # The newest of these that is at least 3.11 makes the environment; PYTHON=... overrides.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -17,7 +19,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
 BENCHMARKS := importtime first_sample http tls small store busy memory link clouds filters decode loader
 
-.PHONY: help test demo lint format bench clean
+.PHONY: help test fuzz demo lint format bench clean
 .DEFAULT_GOAL := help
 
 help: ## This list
@@ -25,6 +27,9 @@ help: ## This list
 
 test: $(VENV)/.test-ready ## All tests
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+fuzz: $(VENV)/.fuzz-ready ## Look for inputs that a reader answers wrongly (two minutes; FUZZ_SECONDS)
+	$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS)
 
 demo: $(VENV)/.demo-ready ## Train a small model from shards streamed over HTTP
 	$(BIN)/wds-async demo

@@ -33,6 +33,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items.sort(key=lambda item, name=name: not item.nodeid.startswith(name))
 
 
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector what stays until the end: the modules and thousands of tests. It would look through
+    them each time that a test makes many objects, or collects garbage itself."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     """Name long bytes by their length. Two processes must find the same names, and gzip writes the time down."""
     return f"{argname}-{len(val)}-bytes" if isinstance(val, bytes) and len(val) > 16 else None

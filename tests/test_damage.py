@@ -200,3 +200,30 @@ def test_samples_of_a_shard_whose_checksum_is_wrong_are_named(handler: Any) -> N
     ]
     noted = [(e.stage, e.samples, e.rest) for e in held.ledger]
     assert noted == ([("checksum", None, True)] if handler is wds.ignore_and_continue else [])
+
+
+@pytest.mark.parametrize(
+    ("shard", "doubt"),
+    [
+        (GOOD[: 5 * MEMBER], f"it ends at byte {5 * MEMBER}, behind a member"),
+        (GOOD[: 4 * MEMBER] + bytes(200 << 10), f"its last {200 << 10:,} bytes, from byte {4 * MEMBER} on, are zeros"),
+    ],
+    ids=["no end", "a tail of zeros"],
+)
+def test_an_odd_end_is_told_and_noted(put: Any, caplog: pytest.LogCaptureFixture, shard: bytes, doubt: str) -> None:
+    """Nothing in a tar shows that its rest was lost between two members; but programs end what they write."""
+    data = dataset(put(shard, shard, GOOD))
+    with caplog.at_level(logging.WARNING, "wds_async"):
+        assert len(list(data)) >= COUNT + 4
+    assert [entry.samples for entry in data.ledger] == [0, 0]
+    assert all(doubt in entry.reason for entry in data.ledger)
+    assert sum(doubt in record.getMessage() and "incomplete" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_a_good_end_is_not_doubted(put: Any, caplog: pytest.LogCaptureFixture) -> None:
+    whole = GOOD.rstrip(b"\0")
+    whole += bytes(-len(whole) % 512)
+    data = dataset(put(whole + bytes(1024), whole + bytes(10240), gzip.compress(GOOD)))
+    with caplog.at_level(logging.WARNING, "wds_async"):
+        assert len(list(data)) == 3 * COUNT
+    assert (len(data.ledger), caplog.records) == (0, [])

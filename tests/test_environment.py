@@ -68,6 +68,9 @@ def test_sizes_are_powers_of_1024(number: int, unit: str, suffix: str) -> None:
     assert parse_bytes(f"{number}{unit}{suffix}") == number * factor
 
 
+_SETTINGS = frozenset(
+    {"WDS_SECURE", "WDS_ALLOW_PICKLE", "WDS_SEED", "WDS_EPOCH", "WDS_ON_CORRUPT", "WDS_MAX_BAD_FRACTION"}
+)
 BAD = {
     "WDS_BUDGET": ["much", "-1", "-5M", "inf", "1e400", "9" * 400],
     "WDS_PART_SIZE": ["4X"],
@@ -75,10 +78,13 @@ BAD = {
     "WDS_RETRIES": ["-1", "x"],
     "WDS_TIMEOUT": ["0", "-1", "soon", "nan"],
     "WDS_DIRECT": ["maybe", "2"],
+    "WDS_VERIFY": ["foo", "ALWAYS"],
     "WDS_SECURE": ["maybe"],
     "WDS_ALLOW_PICKLE": ["please"],
     "WDS_SEED": ["random", "1.0"],
     "WDS_EPOCH": ["first"],
+    "WDS_ON_CORRUPT": ["skip"],
+    "WDS_MAX_BAD_FRACTION": ["1%", "2"],
     "GOPEN_VERBOSE": ["-1"],
 }
 
@@ -86,7 +92,9 @@ BAD = {
 @pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in BAD.items() for text in texts])
 def test_a_value_that_does_not_parse_names_its_variable(name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, text)
-    read = settings if name in ("WDS_SECURE", "WDS_ALLOW_PICKLE", "WDS_SEED", "WDS_EPOCH") else transfer_config
+    read = (
+        settings if name in _SETTINGS else transfer_config
+    )
     with pytest.raises(ConfigError, match=f"{name}='{text}'"):
         (settings if name.startswith("GOPEN") else read)()
 

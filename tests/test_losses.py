@@ -74,3 +74,11 @@ def test_a_line_that_was_cut_short_is_none(tmp_path: Path) -> None:
     assert read_back(path) == [SAMPLE, GONE]
     path.write_bytes(path.read_bytes()[:-5])
     assert read_back(path) == [SAMPLE]
+
+
+def test_a_line_behind_one_that_was_cut_by_a_full_disk(tmp_path: Path) -> None:
+    path = tmp_path / "x.lines"
+    appended(path, GONE)
+    path.write_bytes(path.read_bytes()[:-30])
+    appended(path, SAMPLE)
+    assert read_back(path) == [SAMPLE]

@@ -106,7 +106,7 @@ def test_all_is_well(origin: Origin, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "wds_async")
     check(*urls)
     assert len(origin.requests) == 50
-    (line,) = [record.message for record in caplog.records]
+    (line,) = [record.message for record in caplog.records if record.name == "wds_async"]
     assert line == "check='all': 50 shards are there and can be read"
     origin.forget()
     check(*urls, "-", which="ends")

@@ -14,13 +14,14 @@ import pickle
 import re
 import sys
 import warnings
+import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from wds_async import config, environment
-from wds_async.errors import DecodingError, MissingExtra, UnsafeContent
+from wds_async.errors import DecodingError, FieldTooLarge, MissingExtra, UnsafeContent
 from wds_async.images import IMAGE_EXTENSIONS, ImageHandler, imagehandler, imagespecs
 from wds_async.media import torch_audio, torch_video
 from wds_async.pipeline import DataPipeline
@@ -51,6 +52,9 @@ __all__ = [
 ]
 
 DataHandler = Callable[[str, bytes], Any]
+
+MAX_UNPACKED_BYTES = 2 << 30
+"""The most that may come out of a compressed field: ``.gz``, ``.npz``, ``.pth``."""
 
 pytorch_weights_only: bool | None = None
 """Assign False to let ``.pth`` fields hold any class, True to forbid it, here or as ``wds.pytorch_weights_only`` (which
@@ -101,11 +105,15 @@ def torch_loads(data: bytes, allow_pickle: bool = False) -> Any:
     """What ``torch.save`` wrote, on the CPU. Only tensors and plain containers, unless ``allow_pickle``,
     ``WDS_ALLOW_PICKLE=1``, ``WDS_PYTORCH_WEIGHTS_ONLY=0`` or `pytorch_weights_only` says otherwise.
 
-    Raises `UnsafeContent` for another class, and for everything under ``WDS_SECURE=1``.
+    Raises `UnsafeContent` for another class, and for everything under ``WDS_SECURE=1``; `FieldTooLarge` for a file that
+    was compressed and holds more than `MAX_UNPACKED_BYTES`.
     """
     rules = _settings()
     if rules.secure:
         raise UnsafeContent("torch.loads is not allowed for security reasons when enforce_security is set.")
+    if data[:4] == b"PK\3\4":
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            _check_unpacked(archive)
     restricted = _weights_only() and not (allow_pickle or rules.allow_pickle)
     torch = _installed("torch", "torch")
     try:
@@ -130,7 +138,17 @@ def npy_loads(data: bytes, allow_pickle: bool = False) -> Any:
 
 def _npz_loads(data: bytes, allow_pickle: bool = False) -> dict[str, Any]:
     with np.load(io.BytesIO(data), allow_pickle=_trusted(allow_pickle)) as arrays:
+        if isinstance(arrays.zip, zipfile.ZipFile):
+            _check_unpacked(arrays.zip)
         return dict(arrays)
+
+
+def _check_unpacked(archive: zipfile.ZipFile) -> None:
+    """FieldTooLarge where more is packed in ``archive`` than may come out. Its directory may be believed: who unpacks
+    takes no more than it says."""
+    size = sum(info.file_size for info in archive.infolist())
+    if size > MAX_UNPACKED_BYTES:
+        raise FieldTooLarge(f"{size} bytes are packed in this field, more than the {MAX_UNPACKED_BYTES} that may be")
 
 
 def _text(data: bytes) -> str:
@@ -191,7 +209,7 @@ class Continue:
 
 def gzfilter(key: str, data: bytes) -> Continue | None:
     """Decompresses ``x.gz``, and lets the other handlers decode it as ``x``."""
-    return Continue(key[:-3], gunzip(data)) if key.endswith(".gz") else None
+    return Continue(key[:-3], gunzip(data, MAX_UNPACKED_BYTES)) if key.endswith(".gz") else None
 
 
 def basichandlers(key: str, data: bytes) -> Any:

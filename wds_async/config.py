@@ -13,14 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from wds_async.environment import GIB, KIB, MIB, parse_bytes, schemes, value
+from wds_async.environment import GIB, KIB, MIB, VERIFY, parse_bytes, schemes, value
 from wds_async.errors import ConfigError
 from wds_async.retry import RetryPolicy
 
 __all__ = [
     "DEFAULT_BUDGET_BYTES",
     "MIN_BUDGET_BYTES",
-    "VERIFY",
     "Settings",
     "TransferConfig",
     "configure_logging",
@@ -40,8 +39,6 @@ logger = logging.getLogger("wds_async")
 DEFAULT_BUDGET_BYTES = 128 * MIB
 MIN_BUDGET_BYTES = 32 * MIB
 _HOST_BUDGET_BYTES = 3 * GIB
-VERIFY = ("auto", "always", "never")
-"""The choices of ``verify``."""
 
 
 _inherited_security = False
@@ -52,7 +49,7 @@ def configure_logging() -> None:
 
     Without ``WDS_LOG`` logging is left to the program. ConfigError for a level that does not exist.
     """
-    level = settings().log.upper()
+    level = value("WDS_LOG").upper()
     if not level:
         return
     if level not in logging.getLevelNamesMapping():

@@ -11,6 +11,7 @@ from typing import Any
 from wds_async.errors import ChecksumMismatch, CorruptShard, NotATar, ShardFormatError, TooMuchLost, TruncatedShard
 from wds_async.handlers import Handler
 from wds_async.ledger import Pass
+from wds_async.redact import redact
 from wds_async.tar.decompress import plain
 from wds_async.tar.resync import resync
 from wds_async.tar.source import Source
@@ -121,10 +122,19 @@ class Shard:
 
     def over(self, delivered: int) -> None:
         """It is through, after ``delivered`` samples: no copy of what was bad may be kept."""
+        if self._source is not None and self._source.doubt and not self.failed:
+            self._tell_doubt(self._source.doubt)
         self.drop()
         if self.bad:
             self.stream.reject()
         self._ledger.shard_over(self.failed, delivered)
+
+    def _tell_doubt(self, doubt: str) -> None:
+        """Its end is odd: perhaps its rest was lost between two members, which nothing in a tar shows."""
+        why = TruncatedShard(f"{redact(self.stream.url)}: {doubt}: what stood behind it may be lost")
+        self._ledger.note(why, "tar", shard=self.stream.url, offset=self.offset, size=0, samples=0)
+        if self._ledger.once("doubt"):
+            logger.warning("%s, the last sample incomplete. The ledger has all such shards.", why)
 
 
 class Reading(Outcome):
@@ -209,7 +219,7 @@ class Reading(Outcome):
 
     def _tell(self, exn: Exception, what: str) -> None:
         if self.ledger.once("corrupt"):
-            told = "on_corrupt=%s: %s (%s). What follows is not told of, but dataset.ledger has all"
+            told = "on_corrupt=%s: %s (%s). Further damage is only noted in dataset.ledger"
             logger.warning(told, self.on_corrupt, exn, what)
 
     @property

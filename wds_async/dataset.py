@@ -19,7 +19,7 @@ from wds_async.pipeline import DataPipeline
 from wds_async.shardcache.cache import DiskCache, shard_cache
 from wds_async.shardplan import ShardPlan, shuffle_buffer
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
-from wds_async.tariterators import ReadingStage, base_plus_ext, tarfile_to_samples
+from wds_async.tariterators import MAX_FIELD_BYTES, ReadingStage, base_plus_ext, tarfile_to_samples
 from wds_async.transfer.stats import Boards
 
 __all__ = ["WebDataset", "check_empty"]
@@ -91,6 +91,8 @@ class WebDataset(DataPipeline, FluidInterface):
     ``max_bad_fraction``: the share of the samples (of the bytes, where they cannot be counted) that a process may pass
         over before TooMuchLost ends the run, which no handler is asked about; judged after 10,000 samples or 1 GiB.
         Default ``WDS_MAX_BAD_FRACTION``, else None: no more than a warning at 1 %. See `ledger`.
+    ``max_field_bytes``: a larger member of a shard (default 2 GiB) is FieldTooLarge before a byte of it is kept. A
+        field is held whole, on top of the byte budget.
     ``progress``: show a bar and a line for every epoch on standard error; None does what ``WDS_PROGRESS`` says.
 
     Raises UrlError for URLs that cannot be understood, and ConfigError for arguments out of range and where there
@@ -128,6 +130,7 @@ class WebDataset(DataPipeline, FluidInterface):
         verify: str | None = None,
         on_corrupt: str | None = None,
         max_bad_fraction: float | None = None,
+        max_field_bytes: int = MAX_FIELD_BYTES,
     ) -> None:
         super().__init__()
         environment = config.settings()
@@ -148,11 +151,10 @@ class WebDataset(DataPipeline, FluidInterface):
         )
         cache = shard_cache(cache_dir, cache_size, url_to_name=url_to_name, verbose=verbose, local=cache_local)
         faults: dict[str, Any] = {"verify": verify, "on_corrupt": on_corrupt, "max_bad_fraction": max_bad_fraction}
+        faults["max_field_bytes"] = max_field_bytes
         parsing = {"keys": keys or base_plus_ext, "cache": cache, "storage_options": options, **faults}
         reading = functools.partial(tarfile_to_samples, handler, select_files, rename_files, transfer, **parsing)
-        self._add_source(urls, plan, reading)
-        if cache is not None:
-            cache.expect(getattr(self.pipeline[0], "urls", ()))
+        self._add_source(urls, plan, reading, cache)
         self._check(check, options, cache, transfer or {})
         warn_of_unknown_variables()  # here: what ${X} read is known by now, and workers need not repeat it
         self._add_stages(empty_check, environment.progress if progress is None else progress, repeat, length)
@@ -183,7 +185,7 @@ class WebDataset(DataPipeline, FluidInterface):
         setting = config.transfer_config(**transfer)
         check_shards(lists_of(self.pipeline[0]), which, options, config=setting, cache=cache)
 
-    def _add_source(self, urls: Any, plan: ShardPlan, reading: Callable[..., Any]) -> None:
+    def _add_source(self, urls: Any, plan: ShardPlan, reading: Callable[..., Any], cache: DiskCache | None) -> None:
         """What gives raw samples: shards and their reading, a mix of several such, or what a function returns."""
         if spec.is_function(urls):
             if plan.mode is not None or plan.resampled or plan.buffer:
@@ -197,6 +199,8 @@ class WebDataset(DataPipeline, FluidInterface):
             self.append(Mixture(described, make, resampled=plan.resampled, seed=self.seed))
         else:
             self.pipeline += [*plan.stages(urls), reading()]
+        if cache is not None:
+            cache.expect(getattr(self.pipeline[0], "urls", ()))
 
     def _add_progress(self) -> None:
         from wds_async.progress import Watch  # noqa: PLC0415 (rich is not loaded for nothing)

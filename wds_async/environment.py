@@ -20,8 +20,10 @@ __all__ = [
     "GIB",
     "KIB",
     "MIB",
+    "ON_CORRUPT",
     "SCHEME_ALIASES",
     "VARIABLES",
+    "VERIFY",
     "Variable",
     "names",
     "parse_bytes",
@@ -72,6 +74,19 @@ def _fraction(text: str) -> float:
     return value
 
 
+VERIFY = ("auto", "always", "never")
+ON_CORRUPT = ("raise", "skip_shard", "resync")
+
+
+def _choice(known: tuple[str, ...]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in known:
+            raise ValueError(f"write one of {', '.join(known)}")
+        return text
+
+    return parse
+
+
 def _flag(text: str) -> bool:
     lowered = text.strip().lower()
     if lowered in ("1", "true", "yes", "on"):
@@ -116,10 +131,20 @@ VARIABLES: tuple[Variable, ...] = (
         "attempts without a new byte before a transfer fails; unset: as many as WDS_TIMEOUT allows",
     ),
     Variable("WDS_TIMEOUT", _seconds, 300.0, "seconds without a new byte before a transfer fails"),
-    Variable("WDS_VERIFY", str, "auto", "auto: compare CRC-32C where it comes by itself; always: all checksums; never"),
+    Variable(
+        "WDS_VERIFY",
+        _choice(VERIFY),
+        "auto",
+        "auto: compare CRC-32C where it comes by itself; always: all checksums; never",
+    ),
     Variable("WDS_LEDGER", str, "", "file that what handlers let pass is appended to, a JSON object a line"),
     Variable("WDS_MAX_BAD_FRACTION", _fraction, None, "share of bad samples (or bytes) that stops the run, as 0.01"),
-    Variable("WDS_ON_CORRUPT", str, "raise", "raise, skip_shard or resync: what follows damage inside a tar"),
+    Variable(
+        "WDS_ON_CORRUPT",
+        _choice(ON_CORRUPT),
+        "raise",
+        "raise, skip_shard or resync: what follows damage inside a tar",
+    ),
     Variable("WDS_REWRITE", str, "", "regex=replacement;… applied to the start of every URL before it is opened"),
     Variable("GOPEN_REWRITE", str, "", "WebDataset's older name, read where WDS_REWRITE is not set"),
     Variable("WDS_NATIVE_PIPES", _flag, False, "1: read pipe:curl, pipe:cat and the like natively"),

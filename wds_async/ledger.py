@@ -126,7 +126,7 @@ class Ledger(_Face):
     def __init__(self, board: Board, max_bad_fraction: float | None = None) -> None:
         known = config.settings()
         limit = known.max_bad_fraction if max_bad_fraction is None else max_bad_fraction
-        if limit is not None and not 0 <= limit <= 1:
+        if limit is not None and not (isinstance(limit, int | float) and 0 <= limit <= 1):
             raise ConfigError(f"max_bad_fraction={limit!r}: a share of samples or bytes, from 0 to 1")
         self.max_bad_fraction = limit
         self.path = known.ledger

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections import Counter
@@ -17,6 +18,7 @@ __all__ = ["SHOWN", "Counts", "Entry", "appended", "counts_of", "read_back", "re
 
 SHOWN = 300
 """Characters of a reason, or of a key."""
+_BEGINS = '{"stage": '  # each line; within a text it would stand with its quotes escaped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,15 +139,17 @@ def appended(path: Path, entry: Entry) -> None:
     line = json.dumps(said).encode() + b"\n"
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        os.write(handle, line)
+        if os.write(handle, line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     finally:
         os.close(handle)
 
 
 def read_back(path: Path) -> list[Entry]:
-    """The entries in a file of `appended`; none of a line that was cut short with the process that wrote it."""
+    """The entries in a file of `appended`; none of a line that was cut short, with the process that wrote it or where
+    the disk was full: what came next stands behind it, on the same line."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [Entry(**json.loads(line)) for line in lines if line.endswith("\n")]
+    return [Entry(**json.loads(line[max(0, line.rfind(_BEGINS)) :])) for line in lines if line.endswith("\n")]
 
 
 def reason_of(exn: BaseException) -> str:

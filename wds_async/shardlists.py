@@ -259,6 +259,7 @@ def non_empty(src: Iterable[Any], why: Callable[[], str] | None = None) -> Itera
     source = iter(src)
     for first in source:
         yield first
+        del first  # or it would be held until the end
         break
     else:
         usual = "non_empty: the stage before it gave nothing at all (fewer shards than workers?)"

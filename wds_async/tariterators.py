@@ -10,6 +10,7 @@ from typing import Any
 
 from wds_async import config, world
 from wds_async.damage import Reading
+from wds_async.environment import ON_CORRUPT
 from wds_async.errors import ConfigError, ReaderClosed
 from wds_async.handlers import Handler, check_handler, reraise_exception
 from wds_async.ledger import Ledger, Pass
@@ -17,7 +18,8 @@ from wds_async.pipeline import FilterFunction, stage_maker
 from wds_async.redact import redact
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.tar.group import admission, base_plus_ext, samples
-from wds_async.tar.parse import members_of
+from wds_async.tar.parse import Member, members_of
+from wds_async.tar.source import Source
 from wds_async.tarparts import (
     EndOfShard,
     group_by_keys,
@@ -56,9 +58,8 @@ Keys = Callable[[str], tuple[str, str] | tuple[None, None]]
 _WATCH_EVERY = 16  # shards: a tool that writes members out of order writes all shards so, and watching costs 8 %
 _COUNT_EVERY = 64  # samples counted at once: a shared counter for each would cost as much as a small sample
 
-
-ON_CORRUPT = ("raise", "skip_shard", "resync")
-"""The choices of ``on_corrupt``."""
+MAX_FIELD_BYTES = 2 << 30
+"""The largest member that is taken, unless ``max_field_bytes`` says otherwise."""
 
 
 def tarfile_samples(
@@ -76,6 +77,7 @@ def tarfile_samples(
     verify: str | None = None,
     on_corrupt: str | None = None,
     max_bad_fraction: float | None = None,
+    max_field_bytes: int = MAX_FIELD_BYTES,
     counters: Counters | None = None,
     opened: Callable[[ShardReader], Any] | None = None,
     ledger: Pass | None = None,
@@ -97,17 +99,19 @@ def tarfile_samples(
     looked at. Nothing is opened before the first sample is asked for.
 
     ``on_corrupt`` (default ``WDS_ON_CORRUPT``, else "raise") says what follows damage inside a tar, see `WebDataset`;
-    ``verify`` is that of ``transfer``. ConfigError for choices that there are not.
+    ``verify`` is that of ``transfer``. A member of more than ``max_field_bytes`` (2 GiB), unless ``select_files``
+    passes it over, is FieldTooLarge before a byte of it is kept. ConfigError for choices that there are not.
     """
     ledger = ledger or Ledger(Board(), max_bad_fraction).begin(counters)
     reading = Reading(handler, _on_corrupt(on_corrupt), ledger)
     admit = guarded(admission(select_files, rename_files), reading.of_member) if select_files or rename_files else None
+    parse = functools.partial(members_of, admit=admit, max_field_bytes=_field_limit(max_field_bytes))
     grouping: dict[str, Any] = {"keys": keys, "lcase": lcase, "suffixes": suffixes, "on_duplicate": reading.of_member}
     setting = config.transfer_config(workers=world.place().num_workers, **_transfer(transfer, verify))
     opening = functools.partial(
         open_shards, src, config=setting, stats=ledger.counters, cache=cache, options=storage_options
     )
-    return _read(opening, opened or _nobody, reading, ledger, admit, grouping)
+    return _read(opening, opened or _nobody, reading, ledger, parse, grouping)
 
 
 def _read(
@@ -115,7 +119,7 @@ def _read(
     opened: Callable[[ShardReader], Any],
     reading: Reading,
     ledger: Pass,
-    admit: Callable[[str], str | None] | None,
+    parse: Callable[[Source], Iterator[Member]],
     grouping: dict[str, Any],
 ) -> Iterator[Sample]:
     counters = ledger.counters
@@ -129,7 +133,7 @@ def _read(
                 grouping.update(local_path=stream.local_path, on_return=_teller(stream), on_cut=shard.on_cut)
                 while True:
                     try:
-                        parsed = members_of(shard.source(), admit=admit)
+                        parsed = parse(shard.source())
                         for sample in samples(parsed, stream.url, drop_first=behind, **grouping):
                             n += 1
                             if n == _COUNT_EVERY:
@@ -164,6 +168,12 @@ def _on_corrupt(given: str | None) -> str:
     if chosen not in ON_CORRUPT:
         raise ConfigError(f"on_corrupt={chosen!r}: one of {', '.join(ON_CORRUPT)} (WDS_ON_CORRUPT)")
     return chosen
+
+
+def _field_limit(given: int) -> int:
+    if given < 1:
+        raise ConfigError(f"max_field_bytes={given}: at least 1")
+    return given
 
 
 def _transfer(transfer: Mapping[str, Any] | None, verify: str | None) -> dict[str, Any]:
@@ -261,18 +271,20 @@ def tarfile_to_samples(
     verify: str | None = None,
     on_corrupt: str | None = None,
     max_bad_fraction: float | None = None,
+    max_field_bytes: int = MAX_FIELD_BYTES,
 ) -> TarStage:
     """The stage from shards to samples, see `tarfile_samples`. ConfigError at once for a wrong ``transfer``,
-    ``storage_options``, ``verify``, ``on_corrupt`` or ``max_bad_fraction``, and for a ``WDS_LEDGER`` that cannot be
-    written."""
+    ``storage_options``, ``verify``, ``on_corrupt``, ``max_bad_fraction`` or ``max_field_bytes``, and for a
+    ``WDS_LEDGER`` that cannot be written."""
     check_handler(handler)
     transfer = _transfer(transfer, verify) if verify is not None else transfer
     config.transfer_config(**(transfer or {}))
     _on_corrupt(on_corrupt)
+    _field_limit(max_field_bytes)
     given: dict[str, Any] = {"cache": cache, "keys": keys, "lcase": lcase, "suffixes": suffixes}
-    usual = {"cache": None, "keys": base_plus_ext, "lcase": True, "suffixes": None}
-    given |= {"on_corrupt": on_corrupt, "max_bad_fraction": max_bad_fraction}
-    usual |= {"on_corrupt": None, "max_bad_fraction": None}
+    usual: dict[str, Any] = {"cache": None, "keys": base_plus_ext, "lcase": True, "suffixes": None}
+    given |= {"on_corrupt": on_corrupt, "max_bad_fraction": max_bad_fraction, "max_field_bytes": max_field_bytes}
+    usual |= {"on_corrupt": None, "max_bad_fraction": None, "max_field_bytes": MAX_FIELD_BYTES}
     options = StorageOptions(storage_options)
     kept = {name: value for name, value in given.items() if value is not usual[name]}
     kept |= {"storage_options": options} if options else {}

@@ -48,9 +48,10 @@ def test_a_stranger_is_warned_about(call: Any, monkeypatch: pytest.MonkeyPatch) 
     assert "WDS_BUGDET is set but no setting has this name (did you mean WDS_BUDGET?)" in result.stderr
 
 
-def test_a_value_that_does_not_parse(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WDS_TIMEOUT", "-5")
+@pytest.mark.parametrize(("name", "text"), [("WDS_TIMEOUT", "-5"), ("WDS_SEED", "abc"), ("WDS_VERIFY", "foo")])
+def test_a_value_that_does_not_parse(name: str, text: str, call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, text)
     result = call("env")
     assert result.exit_code == 2
-    assert "WDS_TIMEOUT does not parse" in result.stderr
+    assert f"{name} does not parse" in result.stderr
     assert "WDS_RETRIES" in result.stdout

@@ -58,11 +58,9 @@ def setting(tls: Tls, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Settin
 def test_cell(column: str, fault: str, mode: str, setting: Setting) -> None:
     promised, slow = expected(column, fault, mode), FAULTS[fault].slow
     objects, stall_s = (shards.small(), STALL_S) if slow else (shards.large(), NO_STALL_S)
-    with world(column, objects, replace(setting, stall_s=stall_s)) as store:
+    with world(column, objects, setting) as store:
         script = write(store, objects, fault, mode)
-        # Sessions that change within milliseconds are told apart only where none is refused behind the next one.
-        connections = 1 if fault == "expiring_signature" else CONNECTIONS
-        reading = read(store, impatient=promised.kind == ERROR, stall_s=stall_s, connections=connections)
+        reading = read(store, impatient=promised.kind == ERROR, stall_s=stall_s)
     check(reading, promised, objects, script)
     if fault == "corrupt_header":
         check_place(reading, script)
@@ -98,7 +96,8 @@ def test_cell_verified(column: str, fault: str, mode: str, setting: Setting) -> 
         assert reading.stats.verified_shards == len(objects.contents)
         sent = [one for one in store.data.sent if store.is_data(one.request)]
         again = len({name for name, _ in script.flipped}) * -(-objects.largest // shards.PART_BYTES)
-        assert len(sent) <= objects.parts + again + 2 * CONNECTIONS  # a shard is read once more, as a whole
+        sizes = 0 if COLUMNS[column].direct else 2 * len(objects.contents)  # asked for by each of the readings
+        assert len(sent) <= objects.parts + again + 2 * CONNECTIONS + sizes  # a shard is read once more, as a whole
 
 
 def _check_bytes(sent: list[Sent], reading: Reading, least: int, most: int) -> None:

@@ -33,8 +33,6 @@ class Setting:
     setenv: Callable[[str, str], None]
     folder: Any
     tls: Any
-    stall_s: float = 0.2
-    """Silence before another client than the engine's gives up."""
     checksums: bool = False
     """Whether the store says what its objects add up to, where it need not (for ``verify="always"``)."""
 
@@ -110,12 +108,6 @@ def _https(objects: Objects, setting: Setting) -> World:
     return made
 
 
-def _aiohttp(objects: Objects, setting: Setting) -> World:
-    made = _web("aiohttp", objects, setting)
-    made.direct = False
-    return made
-
-
 # -- S3 -------------------------------------------------------------------------------------------------------------
 
 _S3_CODES = {403: "AccessDenied", 404: "NoSuchKey", 412: "PreconditionFailed", 416: "InvalidRange",
@@ -156,14 +148,6 @@ def _s3(objects: Objects, setting: Setting) -> World:
 
     expired = Behaviour(status=400, body=_s3_error("ExpiredToken"), then=renew)
     return World("s3", data, [f"s3://{BUCKET}/{shard}" for shard in paths], paths, expired=expired)
-
-
-def _s3fs(objects: Objects, setting: Setting) -> World:
-    made = _s3(objects, setting)
-    made.name, made.direct = "s3fs", False
-    # Its client has a patience of its own, 15 s unless one says otherwise.
-    made.options = {"s3": {"config_kwargs": {"read_timeout": setting.stall_s}}}
-    return made
 
 
 # -- Google ---------------------------------------------------------------------------------------------------------
@@ -275,6 +259,17 @@ def _ais(objects: Objects, setting: Setting) -> World:
     return World("ais", target, urls, paths, others=[proxy], expired=expired)
 
 
+def _by_another_client(make: Callable[[Objects, Setting], World], name: str) -> Callable[[Objects, Setting], World]:
+    """The same store with ``WDS_DIRECT=0``."""
+
+    def made(objects: Objects, setting: Setting) -> World:
+        world = make(objects, setting)
+        world.name, world.direct = name, False
+        return world
+
+    return made
+
+
 _WORLDS: dict[str, Callable[[Objects, Setting], World]] = {
     "http": _http,
     "https": _https,
@@ -282,8 +277,11 @@ _WORLDS: dict[str, Callable[[Objects, Setting], World]] = {
     "gs": _gs,
     "az": _az,
     "ais": _ais,
-    "s3fs": _s3fs,
-    "aiohttp": _aiohttp,
+    "aiohttp": _by_another_client(_http, "aiohttp"),
+    "s3fs": _by_another_client(_s3, "s3fs"),
+    "gcsfs": _by_another_client(_gs, "gcsfs"),
+    "az_aiohttp": _by_another_client(_az, "az_aiohttp"),
+    "ais_aiohttp": _by_another_client(_ais, "ais_aiohttp"),
 }
 
 

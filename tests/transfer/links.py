@@ -15,6 +15,7 @@ __all__ = ["MIB", "Link", "Process"]
 MIB = 1 << 20
 _BUDGET_PARTS = 64
 _DOWN_AFTER = 3
+_SOFTLY = 2  # as `attempts` asks who was refused to wait longer
 _ASLEEP_MOST_S = 3.0
 
 
@@ -146,7 +147,7 @@ class Process:
             self._faults += 1
             sleeper = (size, attempt + 1)
             self._asleep.append(sleeper)
-            self.link.at(now + self._retry.delay_s(attempt, self._rng), lambda: self._wake(sleeper))
+            self.link.at(now + self._retry.delay_s(attempt + _SOFTLY, self._rng), lambda: self._wake(sleeper))
 
         self.link.ask(size, done, refused)
 

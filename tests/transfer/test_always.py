@@ -185,3 +185,39 @@ def test_closed_while_its_store_is_asked(server: Origin) -> None:
     server.release()
     assert not thread.is_alive()
     assert [type(exn) for exn in failed] == [ReaderClosed]
+
+
+def test_closed_while_a_file_beside_it_is_read(server: Origin) -> None:
+    url = server.add("x.tar", SHARD)
+    server.behave(path="*.sha256", stall_after=-1)
+    reader = open_shards([url], config=always())
+    failed: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            next(reader).read()
+        except WdsError as exn:
+            failed.append(exn)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    server.wait_until(lambda here: any(request.path.endswith(".sha256") for request in here.requests))
+    reader.close()
+    thread.join(10)
+    ended = not thread.is_alive()
+    server.release()
+    thread.join(10)
+    assert ended
+    assert [type(exn) for exn in failed] == [ReaderClosed]
+
+
+def test_a_checksum_that_cannot_be_asked_for_is_no_checksum_that_fits(server: Origin) -> None:
+    """Where the file beside a shard may be there and cannot be read, nothing is known to be good."""
+    url = server.add("x.tar", SHARD)
+    server.behave(path="*.sha256", status=500)
+    ((got, error),) = outcomes([url], always())
+    assert got == b""
+    assert isinstance(error, TransferError)
+    assert "x.tar.sha256" in str(error)
+    server.forget()
+    assert bytes_of([url], always()) == [SHARD]  # not there: told once, and handed on

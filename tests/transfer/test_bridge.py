@@ -10,12 +10,14 @@ import struct
 import sys
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
 from tests.servers import Origin, Tls
-from tests.transfer.reading import KIB, MIB, bytes_of, data, outcomes, quick
+from tests.transfer.reading import KIB, MIB, QUICK, bytes_of, data, outcomes, quick
 from wds_async.errors import FetchTimeout, ReaderClosed, TransferError
+from wds_async.retry import RetryPolicy
 from wds_async.transfer import bridge
 from wds_async.transfer.reader import ShardReader, open_shards
 
@@ -189,6 +191,36 @@ def test_a_child_forgets_its_parents_engine(origin: Origin) -> None:
     assert got == content
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="POSIX")
+def test_a_child_reads_no_piece_of_its_parent(origin: Origin) -> None:
+    """It lies in memory that both share, and that the parent's engine fills anew."""
+    with open_shards([origin.add("x.tar", data(PART))], config=quick()) as reader:
+        piece = next(reader).read()
+        assert piece is not None
+        before = bytes(piece)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                bytes(piece)
+            except ValueError:
+                os._exit(0)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert bytes(piece) == before
+
+
+def test_each_reader_tries_as_long_as_it_was_told(origin: Origin) -> None:
+    """Whoever came first, and made the engine that they share."""
+    good, bad = origin.add("x.tar", data(4 * PART)), origin.add("bad.tar", b"")
+    origin.behave(path="/bad.tar", status=503)
+    patient = RetryPolicy(max_attempts=20, base_s=0.001, cap_s=0.002)
+    with open_shards([good, good], config=quick(retry=patient)) as first:
+        next(first).read()
+        ((_, error),) = outcomes([bad])
+    assert isinstance(error, TransferError)
+    assert f"after {QUICK.max_attempts} attempts" in str(error)
+
+
 def test_leaving_while_everything_stalls(origin: Origin) -> None:
     urls = [origin.add(f"{i}.tar", data(3 * PART)) for i in range(20)]
     origin.behave(stall_after=1000)
@@ -209,6 +241,20 @@ def test_a_closed_reader_says_so(origin: Origin) -> None:
     with pytest.raises(ReaderClosed):
         next(reader)
     shard.close()
+
+
+def test_closed_while_the_next_is_asked_for(origin: Origin) -> None:
+    """That is no end: who reads on would take it for a whole epoch."""
+    url = origin.add("x.tar", b"x")
+
+    def shards() -> Iterator[str]:
+        yield url
+        reader.close()
+
+    reader = open_shards(shards(), lookahead=1)
+    next(reader)
+    with pytest.raises(ReaderClosed):
+        next(reader)
 
 
 def test_the_end_is_sticky(origin: Origin) -> None:

@@ -47,6 +47,19 @@ def test_a_file_that_ends_early(tmp_path: Path) -> None:
     reader.close()
 
 
+def test_a_file_that_is_written_over_while_it_is_read(tmp_path: Path) -> None:
+    """One size, one descriptor: only its time tells."""
+    path = tmp_path / "x"
+    reader = FileReader(_file(path, b"12345"))
+    reader.read(memoryview(bytearray(2)), 0)
+    with open(path, "r+b") as file:
+        file.write(b"54321")
+    os.utime(path, ns=(1, 1))  # whatever the clock's steps are
+    with pytest.raises(FileReplaced, match="and is now"):
+        reader.read(memoryview(bytearray(3)), 2)
+    reader.close()
+
+
 @pytest.mark.parametrize("how", ["replaced", "grown", "touched"])
 def test_a_file_that_changed_before_it_was_opened(tmp_path: Path, how: str) -> None:
     path = tmp_path / "x"

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.servers import Origin
+from tests.servers.behaviour import short_etag
 from tests.transfer.reading import KIB, bytes_of, data, outcomes, quick
 from wds_async.errors import ObjectChanged, ShardNotFound, TransferError
 
@@ -89,3 +90,21 @@ def test_redirects_of_streams(origin: Origin) -> None:
     origin.behave(path="/alias.tar", redirect="/real.tar")
     origin.behave(ignore_range=True)
     assert bytes_of([origin.url("alias.tar")] * 3) == [content] * 3
+
+
+@pytest.mark.parametrize("size", [4 * PART, 5 * PART])
+@pytest.mark.parametrize("fields", [{}, {"etag": None}, {"etag": None, "last-modified": None}], ids=str)
+def test_the_rest_of_another_object_by_a_server_that_no_longer_cuts(size: int, fields: dict[str, Any]) -> None:
+    """Its identity is compared with that of the ranges that were read before: two objects are never put together."""
+    old, new = data(4 * PART), data(size, 1)
+    with Origin(etag_of=lambda content: f"W/{short_etag(content)}") as server:
+        url = server.add("x.tar", old)
+        server.behave(when=lambda request: (request.range or "").startswith("bytes=0-"), headers=fields)
+        server.behave(ignore_range=True, content=lambda request, content: new, headers=fields)
+        ((got, error),) = outcomes([url])
+    if fields and size == len(old):
+        assert error is None  # nothing tells them apart: one date, one size
+    else:
+        assert isinstance(error, ObjectChanged)
+        assert got == old[: len(got)]
+        assert got

@@ -249,3 +249,23 @@ def test_held_back_and_read_again() -> None:
     assert b"".join(bytes(piece) for piece in iter(held.read, None)) == good
     assert held.read() is None
     assert told == [True]
+
+
+def test_an_empty_shard_is_read_again_too() -> None:
+    expected, told = Checksum("crc32c", bytes.fromhex("e3069283")), list[bool]()
+    comparison, shard = Comparison(lambda shard: expected), Shard(0, "x")
+
+    def nothing() -> None:
+        if not comparison.judge(shard):
+            raise comparison.error("x")
+
+    def again(comparison: Comparison) -> Any:
+        comparison.add(shard, memoryview(b"123456789"))
+        yield memoryview(b"123456789")
+        assert comparison.judge(shard)
+
+    held = HeldBack(
+        "x", Spool(4), comparison, receive=nothing, again=again, expect=lambda shard: expected, told=told.append
+    )
+    assert b"".join(bytes(piece) for piece in iter(held.read, None)) == b"123456789"
+    assert told == [True]

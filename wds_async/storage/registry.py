@@ -206,10 +206,12 @@ class Backends:
             "stdin": lambda _: StdinBackend(call),
             "opener": lambda _: OpenedBackend(call),
             "http": lambda options: HttpBackend(options, call=call, direct=direct, **timeouts),
-            "s3": lambda options: _store("s3", "S3Backend")(call, options, direct=direct),
-            "gcs": lambda options: _store("gcs", "GcsBackend")(call, configured(options, "gcs", "gs"), direct=direct),
+            "s3": lambda options: _store("s3", "S3Backend")(call, options, direct=direct, **timeouts),
+            "gcs": lambda options: _store("gcs", "GcsBackend")(
+                call, configured(options, "gcs", "gs"), direct=direct, **timeouts
+            ),
             "azure": lambda options: _store("azure", "AzureBackend")(
-                call, configured(options, "abfs", "az"), direct=direct
+                call, configured(options, "abfs", "az"), direct=direct, **timeouts
             ),
             "hf": lambda options: _store("hub", "HuggingFaceBackend")(call, options, direct=direct, **timeouts),
             "ais": lambda options: _store("ais", "AisBackend")(call, options, direct=direct, **timeouts),

@@ -18,6 +18,8 @@ MAX_EXTENSIONS = 64  # before one member; GNU and POSIX need two
 SIZE_LIMIT = 1 << 63  # bytes: no file system has a larger file, and 8 EiB arrive nowhere
 
 _ZEROS_BYTES = 8 << 10
+_ZEROS_AT_MOST_BYTES = 1 << 30
+_ZEROS_USUAL_BYTES = 64 << 10
 _RECORDS_BYTES = (20 * BLOCK, 64 * BLOCK)  # what tar fills up with zeros at its end: usually, and as for tapes
 _SPARSE = b"GNU.sparse"
 
@@ -104,6 +106,7 @@ class Headers:
             self._pass_zeros(at)
             return False
         if at and not block:
+            self._doubt_the_end(at)
             return True  # the end of the stream between two members
         if at and at == self.zeros_end:
             return zero or self._is_left_behind(block, at)
@@ -117,6 +120,14 @@ class Headers:
             f" it begins with {block[:16]!r}; the shard is damaged, write or copy it again"
         ).at(url, at)
 
+    def _doubt_the_end(self, at: int) -> None:
+        """Say what is odd about an end that may be one: no program leaves a tar so, but for a few."""
+        zeros = at - self.zeros if at == self.zeros_end else 0
+        if not zeros:
+            self.source.doubt = f"it ends at byte {at}, behind a member, without the zeros that end an archive"
+        elif zeros > _ZEROS_USUAL_BYTES:
+            self.source.doubt = f"its last {zeros:,} bytes, from byte {at - zeros} on, are zeros"
+
     def _pass_zeros(self, at: int) -> None:
         if at != self.zeros_end:
             self.zeros = at
@@ -126,6 +137,10 @@ class Headers:
                 break
             source.pos += _ZEROS_BYTES
         self.zeros_end = source.offset
+        if self.zeros_end - self.zeros > _ZEROS_AT_MOST_BYTES:
+            raise self._hole(
+                self.zeros, self.zeros_end, "no archive has so many; a broken server sends them without end"
+            )
 
     def _begins_anew(self, block: bytes, at: int) -> None:
         """A header follows zeros: another archive, where these ended one as programs end it (two blocks, or as many as

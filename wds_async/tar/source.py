@@ -30,10 +30,11 @@ class Source:
     positions in it, and ``base`` is the offset of its first byte in the stream, in bytes.
 
     For who reads on behind an error: ``rest`` is how many bytes of a member that was refused come next, and ``orphan``
-    says that an extension header was, so that the next member lacks its own name or size.
+    says that an extension header was, so that the next member lacks its own name or size. ``doubt``: what was odd about
+    the end, if anything.
     """
 
-    __slots__ = ("after", "base", "end", "orphan", "pos", "read", "rest", "url", "view")
+    __slots__ = ("after", "base", "doubt", "end", "orphan", "pos", "read", "rest", "url", "view")
 
     def __init__(self, read: Read, url: str) -> None:
         self.read = read
@@ -45,6 +46,7 @@ class Source:
         self.after: memoryview | None = None  # what is left of the piece that was interrupted by `put_back`
         self.rest = 0
         self.orphan = False
+        self.doubt = ""
 
     @property
     def shown(self) -> str:

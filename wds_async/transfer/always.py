@@ -7,10 +7,9 @@ import functools
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from wds_async.errors import AccessDenied, ReaderClosed, ShardNotFound, WdsError
+from wds_async.errors import AccessDenied, ReaderClosed, ShardNotFound, TransferError, WdsError
 from wds_async.redact import redact
 from wds_async.storage.base import Checksum
 from wds_async.transfer.spool import Spool
@@ -33,16 +32,14 @@ _COUNTED = ("requests", "wire_bytes", "retries")
 
 
 class Always:
-    """``reopen`` opens a reader like ``reader``: `reader.open_shards`."""
+    """``folder``: where more than fits into memory is held back; None: the system's for temporary files."""
 
-    def __init__(self, reader: ShardReader, reopen: Callable[..., ShardReader]) -> None:
+    def __init__(self, reader: ShardReader, folder: str | None) -> None:
         self._reader: ShardReader = weakref.proxy(reader)  # a cycle would keep its connections until it is collected
-        self._reopen = reopen
         self._pending: set[Asked] = set()
-        memory_bytes = min(_MEMORY_BYTES, reader._config.budget_bytes // 4)
-        folder: Any = getattr(reader._cache, "folder", None)
-        self._spool = Spool(memory_bytes, None if folder is None else str(folder))
-        self._vouching = Vouching(reader._counters, ask=self._ask, wait=self._wait, small=self._small)
+        self._within: weakref.WeakSet[ShardReader] = weakref.WeakSet()
+        self._spool = Spool(min(_MEMORY_BYTES, reader.config.budget_bytes // 4), folder)
+        self._vouching = Vouching(reader.counters, ask=self._ask, wait=self._wait, small=self._small)
 
     def held(self, stream: ShardStream, receive: Callable[[], memoryview | None]) -> tuple[Comparison, HeldBack]:
         """How ``stream``, which ``receive`` gives as it comes, is compared, and read."""
@@ -59,27 +56,28 @@ class Always:
 
     def close(self) -> None:
         """The reader is over: say what could not be compared."""
+        for reader in list(self._within):  # another thread waits there
+            reader.close()
         self._spool.clear()
         self._vouching.close()
-        if (pending := list(self._pending)) and self._reader._pid == os.getpid():  # else it is the parent's loop
-            self._reader._start()[0].submit(leave, pending)
+        if (pending := list(self._pending)) and self._reader.own:  # else it is the parent's loop
+            self._reader.engine().submit(leave, pending)
 
     def _expect(self, stream: ShardStream, shard: Shard) -> Checksum | None:
         place = stream.located
-        if isinstance(place, WdsError) or _is_kept(stream) or not _can_be_compared(place):
+        if isinstance(place, WdsError) or stream.kept or not _can_be_compared(place):
             return None
         return self._vouching.find(place, shard.checksum)
 
     def _told(self, stream: ShardStream, good: bool) -> None:
-        if good or not _is_kept(stream):
+        if good or not stream.kept:
             self._vouching.told(stream.url, good)
 
     def _ask(self, place: Location) -> Asked:
-        engine, _ = self._reader._start()
-        asked = Asked()
+        engine, asked = self._reader.engine(), Asked()
         self._pending.add(asked)
         asked.add_done_callback(self._pending.discard)
-        engine.submit(ask, engine._backends, place, self._reader._config.retry, asked)
+        engine.submit(ask, engine.backends, place, self._reader.config.retry, asked)
         return asked
 
     def _wait(self, asked: Asked) -> Checksum | None:
@@ -89,9 +87,9 @@ class Always:
             except concurrent.futures.CancelledError:  # the engine has ended
                 raise ReaderClosed("this reader was closed; iterate over the dataset again") from None
             except TimeoutError:
-                if asked.done():  # it is what asking raised
-                    raise
-                if self._reader.closed or not self._reader._start()[0].alive:
+                if asked.done():  # it is what asking raised, or the answer has come at this very moment
+                    return asked.result()
+                if self._reader.closed or not self._reader.engine().alive:
                     raise ReaderClosed("this reader was closed; iterate over the dataset again") from None
 
     def _again(self, stream: ShardStream, comparison: Comparison) -> Iterator[memoryview]:
@@ -106,9 +104,9 @@ class Always:
         finally:
             counters.add("retries")
             spent = Stats(*counters.values()).as_dict()
-            engine, _ = self._reader._start()
+            engine = self._reader.engine()
             for name in _COUNTED:  # those cells are the loop's
-                engine.submit(self._reader._counters.add, name, spent[name])
+                engine.submit(self._reader.counters.add, name, spent[name])
 
     def _small(self, targets: Sequence[str], limit_bytes: int) -> list[str | None]:
         """See `vouching.Small`. As targets, not as the user's URLs: by the very way of the shard, with its credentials
@@ -122,6 +120,8 @@ class Always:
                         data += piece
                 except (AccessDenied, ShardNotFound):
                     data.clear()  # S3 says 403 of what is not there to whom it does not show the folder
+                except (ReaderClosed, TransferError):  # it may be there: without it, nothing is known to be good
+                    raise
                 except WdsError as exn:
                     logger.warning("%s: the checksum there could not be read: %s", redact(stream.url), exn)
                     data.clear()
@@ -129,15 +129,9 @@ class Always:
         return found
 
     def _open(self, shards: Sequence[Any], counters: Counters, final: bool = False) -> ShardReader:
-        reader = self._reader
-        never = replace(reader._config, verify="never")
-        final = final or reader._final
-        return self._reopen(shards, config=never, stats=counters, final=final, options=reader._options)
-
-
-def _is_kept(stream: ShardStream) -> bool:
-    """Whether it was found in the shard cache: what is kept there was compared when it came, where it could be."""
-    return stream._cached is not None and stream._cached.hit
+        opened = self._reader.reading(shards, counters, final=final)
+        self._within.add(opened)
+        return opened
 
 
 def _can_be_compared(place: Location) -> bool:

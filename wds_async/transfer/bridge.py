@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from wds_async import orphans
@@ -60,7 +61,8 @@ def prepare() -> None:
 class Engine:
     """The running loop with what its readers share: slabs, connections, backends, threads.
 
-    The first reader's configuration decides the budget until the last reader has gone.
+    The first reader's configuration decides until the last reader has gone, but for what concerns one reader only: how
+    long it tries, and what it asks for twice.
     """
 
     def __init__(self, config: TransferConfig) -> None:
@@ -71,7 +73,7 @@ class Engine:
         self._loop = new_event_loop()
         self._threads = BlockingThreads(self._loop)
         self._connections = ConnectionPool(self._loop, self._threads, config)
-        self._backends = Backends(
+        self.backends = Backends(
             self._threads.call,
             direct=config.direct,
             connect_timeout_s=config.connect_timeout_s,
@@ -94,9 +96,9 @@ class Engine:
             pump = Pump(
                 engine.slabs,
                 connections=engine._connections,
-                backends=engine._backends,
+                backends=engine.backends,
                 threads=engine._threads,
-                config=engine.config,
+                config=replace(engine.config, retry=config.retry, hedge_share=config.hedge_share),
                 counters=counters,
                 emit=emit,
                 hurried=hurried,
@@ -188,7 +190,7 @@ class Engine:
             async with asyncio.timeout(_STOP_WITHIN_S * 0.75):
                 others = self._closing - {asyncio.current_task()}
                 await asyncio.gather(pump.close(), *others, return_exceptions=True)
-                await self._backends.close()
+                await self.backends.close()
         except TimeoutError:
             pass  # a file server that does not answer holds a daemon thread, not the exit
         finally:

@@ -31,6 +31,7 @@ class FileReader:
             if count == 0:
                 raise FileReplaced(f"it ended at byte {offset}; it had {self._file.size} bytes when it was opened")
             into, offset = into[count:], offset + count
+        self._check(fd)  # after reading, so that no byte of what was written over it meanwhile is believed
 
     def close(self) -> None:
         """Close the file; no `read` may be under way."""
@@ -42,12 +43,18 @@ class FileReader:
         with self._lock:
             if self._fd < 0:
                 fd = os.open(self._file.path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
-                found = file_identity(os.fstat(fd))
-                if found != self._file.identity:
+                try:
+                    self._check(fd)
+                except BaseException:
                     os.close(fd)
-                    raise FileReplaced(f"it was {self._file.identity} and is now {found}")
+                    raise
                 self._fd = fd
             return self._fd
+
+    def _check(self, fd: int) -> None:
+        found = file_identity(os.fstat(fd))
+        if found != self._file.identity:
+            raise FileReplaced(f"it was {self._file.identity} and is now {found}")
 
     def _read_at(self, fd: int, into: memoryview, offset: int) -> int:
         if hasattr(os, "preadv"):

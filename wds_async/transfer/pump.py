@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import queue
+import time
 from collections.abc import Callable, Sequence
 
 from wds_async.config import TransferConfig
-from wds_async.errors import WdsError
+from wds_async.errors import ReaderClosed, WdsError
 from wds_async.storage.registry import Backends, Location
 from wds_async.transfer.attempts import ShardNotes
 from wds_async.transfer.fetch import Fetcher
@@ -17,11 +19,43 @@ from wds_async.transfer.stats import Counters
 from wds_async.transfer.threads import BlockingThreads
 from wds_async.transfer.window import Broken, End, Finished, Part, Piece, Shard, Window
 
-__all__ = ["Pump"]
+__all__ = ["Event", "Hand", "Pump"]
 
 logger = logging.getLogger("wds_async")
 
 Event = Piece | End | Finished | Broken
+
+_LOOK_EVERY_S = 1.0
+
+
+class Hand:
+    """What a pump hands to the consumer's thread: events in stream order. Holds no reference to the reader, whose time
+    without an event it counts in ``counters``."""
+
+    def __init__(self, counters: Counters) -> None:
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.waiting = False
+        """Whether the consumer has nothing else to do."""
+        self._counters = counters
+
+    def take(self, alive: Callable[[], bool]) -> Event:
+        """The next event, waiting for it if need be. ReaderClosed once ``alive`` says that none will come."""
+        try:
+            return self.events.get_nowait()
+        except queue.Empty:
+            pass
+        began = time.monotonic()
+        self.waiting = True
+        try:
+            while True:
+                try:
+                    return self.events.get(timeout=_LOOK_EVERY_S)
+                except queue.Empty:
+                    if not alive():
+                        raise ReaderClosed("this reader was closed; iterate over the dataset again") from None
+        finally:
+            self.waiting = False
+            self._counters.add("wait_s", time.monotonic() - began)
 
 
 class Pump:

@@ -10,9 +10,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-import queue
 import time
 import weakref
 from collections import deque
@@ -30,7 +30,7 @@ from wds_async.storage.registry import Location, locate
 from wds_async.transfer.always import Always
 from wds_async.transfer.bridge import Engine
 from wds_async.transfer.kept import CachedShard, ShardCache
-from wds_async.transfer.pump import Event, Pump
+from wds_async.transfer.pump import Event, Hand, Pump
 from wds_async.transfer.slabs import Slab
 from wds_async.transfer.stats import Board, Counters
 from wds_async.transfer.verify import Comparison, HeldBack, brought
@@ -41,7 +41,7 @@ __all__ = ["CachedShard", "ShardCache", "ShardReader", "ShardStream", "open_shar
 
 logger = logging.getLogger("wds_async")
 
-_LOOK_EVERY_S = 1.0
+_readers: weakref.WeakSet[ShardReader] = weakref.WeakSet()
 
 
 def open_shards(
@@ -66,14 +66,6 @@ def open_shards(
     )
 
 
-class _Hand:
-    """What the loop thread hands over: events in stream order. Holds no reference to the reader."""
-
-    def __init__(self) -> None:
-        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self.waiting = False
-
-
 class ShardReader(Iterator["ShardStream"]):
     """Iterator of `ShardStream`; also a context manager. Each shard ends when the next one is asked for.
 
@@ -94,12 +86,12 @@ class ShardReader(Iterator["ShardStream"]):
         self._options = options
         self._cache = cache
         self._source: Iterator[str | Mapping[str, Any]] | None = iter(shards)
-        self._config = config
-        self._counters = counters
+        self.config = config
+        self.counters = counters
         self._lookahead = max(1, lookahead if lookahead is not None else config.connections)
         self._ahead: deque[ShardStream | BaseException] = deque()
         self._open: ShardStream | None = None
-        self._hand = _Hand()
+        self._hand = Hand(counters)
         self._pid = os.getpid()
         self._engine: Engine | None = None
         self._pump: Pump | None = None
@@ -109,7 +101,9 @@ class ShardReader(Iterator["ShardStream"]):
         self._verbose = settings().verbose > 0
         self._opened_at = time.monotonic()
         self._closed = False
-        self._always = Always(self, open_shards) if config.verify == "always" else None
+        folder: Any = getattr(cache, "folder", None)
+        self._always = Always(self, None if folder is None else str(folder)) if config.verify == "always" else None
+        _readers.add(self)
 
     def __iter__(self) -> ShardReader:
         return self
@@ -121,6 +115,7 @@ class ShardReader(Iterator["ShardStream"]):
             self._open = None
         self._top_up()
         if not self._ahead:
+            self._check()  # who closes it meanwhile, on another thread, has not come to its end
             self.close()
             raise StopIteration
         following = self._ahead.popleft()
@@ -159,17 +154,31 @@ class ShardReader(Iterator["ShardStream"]):
             self._always.close()
         if self._finalizer is not None:
             self._finalizer()
-        self._counters.add("read_s", time.monotonic() - self._opened_at)
+        self.counters.add("read_s", time.monotonic() - self._opened_at)
 
     @property
     def closed(self) -> bool:
         """Whether `close` was called, or the last shard is over."""
         return self._closed
 
+    @property
+    def own(self) -> bool:
+        """Whether it is of this process, and not inherited by ``fork``."""
+        return self._pid == os.getpid()
+
+    def engine(self) -> Engine:
+        """The engine that reads, started if need be."""
+        return self._start()[0]
+
+    def reading(self, shards: Iterable[Any], counters: Counters, *, final: bool = False) -> ShardReader:
+        """A reader of others in the same way, but past the cache, that compares nothing; it counts in ``counters``."""
+        config, final = replace(self.config, verify="never"), final or self._final
+        return open_shards(shards, config=config, stats=counters, final=final, options=self._options)
+
     # For ShardStream
 
     def _check(self) -> None:
-        if self._pid != os.getpid():
+        if not self.own:
             raise ReaderClosed("this reader belongs to the parent process; iterate over the dataset again here")
         if self._closed:
             raise ReaderClosed("this reader was closed; iterate over the dataset again")
@@ -178,9 +187,7 @@ class ShardReader(Iterator["ShardStream"]):
         if self._engine is None or self._pump is None:
             hand = self._hand
             self._opened_at = time.monotonic()
-            self._engine, self._pump = Engine.acquire(
-                self._config, self._counters, hand.events.put, lambda: hand.waiting
-            )
+            self._engine, self._pump = Engine.acquire(self.config, self.counters, hand.events.put, lambda: hand.waiting)
             self._finalizer = weakref.finalize(self, Engine.release, self._engine, self._pump)
         return self._engine, self._pump
 
@@ -215,23 +222,7 @@ class ShardReader(Iterator["ShardStream"]):
         if self._returned:
             returned, self._returned = self._returned, []
             engine.submit(pump.release, returned)
-        events = self._hand.events
-        try:
-            return events.get_nowait()
-        except queue.Empty:
-            pass
-        began = time.monotonic()
-        self._hand.waiting = True
-        try:
-            while True:
-                try:
-                    return events.get(timeout=_LOOK_EVERY_S)
-                except queue.Empty:
-                    if self._closed or not engine.alive:
-                        raise ReaderClosed("this reader was closed; iterate over the dataset again") from None
-        finally:
-            self._hand.waiting = False
-            self._counters.add("wait_s", time.monotonic() - began)
+        return self._hand.take(lambda: engine.alive and not self._closed)
 
     def _give_back(self, slab: Slab) -> None:
         self._returned.append(slab)
@@ -275,7 +266,7 @@ class ShardStream:
         self._held: HeldBack | None = None
         if reader._always is not None:
             self._comparison, self._held = reader._always.held(self, self._received)
-        elif reader._config.verify == "auto":
+        elif reader.config.verify == "auto":
             self._comparison = Comparison(self._brought)
 
     @property
@@ -284,6 +275,11 @@ class ShardStream:
         (unless the cache cannot be written). None for what has no such place."""
         kept = None if self._cached is None else self._cached.local_path
         return self._local_path if kept is None else kept
+
+    @property
+    def kept(self) -> bool:
+        """Whether it was found in the cache: what is there was compared when it came, where it could be."""
+        return self._cached is not None and self._cached.hit
 
     def read(self) -> memoryview | None:
         """The next piece, valid until the next call; None at the end, again and again.
@@ -339,7 +335,7 @@ class ShardStream:
         except WdsError as exn:  # nobody could be asked
             return exn
         if good and self._held is None:
-            self._reader._counters.add("verified_shards")
+            self._reader.counters.add("verified_shards")
         return self._comparison.error(self.url) if good is False else None
 
     def _brought(self, shard: Shard) -> Checksum | None:
@@ -372,7 +368,7 @@ class ShardStream:
         cached = self._cached
         if cached is not None and not self._told:
             self._told = True
-            self._reader._counters.add("cache_hits" if cached.hit else "cache_misses")
+            self._reader.counters.add("cache_hits" if cached.hit else "cache_misses")
             cached.over(whole=whole)
 
     def _drop_piece(self) -> None:
@@ -382,3 +378,15 @@ class ShardStream:
         if self._slab is not None:
             self._reader._give_back(self._slab)
             self._slab = None
+
+
+def _forget_in_child() -> None:
+    """A forked child shares the slabs with its parent, which goes on filling them: it reads no byte more there."""
+    for reader in list(_readers):
+        reader._closed = True
+        with contextlib.suppress(AttributeError, BufferError):  # none is open
+            reader._open._piece.release()  # type: ignore[union-attr]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)

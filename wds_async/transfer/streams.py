@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 
 from wds_async.storage.base import Answer, Checksum, RefusedAnswer, Request, Stream
-from wds_async.storage.http.backend import identity_of
+from wds_async.storage.http.messages import identity_of, same_object
 from wds_async.transfer.connection import Connection, ConnectionBroken, Head, Origin, request_bytes
 from wds_async.transfer.direct import IdentityChanged, RangesIgnored, Redirected, excerpt_of, follow
 from wds_async.transfer.origins import ConnectionPool
@@ -56,7 +56,7 @@ class DirectStream:
             await self.close()
             raise RangesIgnored
         self._rest, self._keep_alive, self.fields = head.length, head.keep_alive, head.fields
-        return identity_of(head.fields, None)
+        return identity_of(head.fields, head.length)
 
     async def _exchange(self, request: Request) -> Head:
         raw, origin = request_bytes(request.url, request.headers), Origin.of(request.url, request.tls)
@@ -112,7 +112,9 @@ class StreamReader:
         answer (`Backend.checksum`), for the shard; another start does not take back what the first one brought."""
         view, offset = part.slab.view, part.start
         if self._stream is None or self._position != offset + part.filled:
-            await self._start(make, offset + part.filled)
+            # Of what was read in ranges before, every byte must be of the same object; from the start there is none.
+            pinned = part.shard.identity if offset + part.filled else ""
+            await self._start(make, offset + part.filled, pinned)
             if checksum is not None and part.shard.checksum is None:
                 part.shard.checksum = checksum(getattr(self._stream, "fields", {}))
         assert self._stream is not None
@@ -137,13 +139,14 @@ class StreamReader:
         if stream is not None:
             await stream.close()
 
-    async def _start(self, make: Callable[[], Stream], position: int) -> None:
+    async def _start(self, make: Callable[[], Stream], position: int, pinned: str) -> None:
         await self.close()
         stream = make()
         self._stream, self._position = stream, -1
         identity = await stream.open()
-        if self._identity is not None and identity != self._identity:
-            raise IdentityChanged(f"it was {self._identity} and is now {identity}")
+        for former in (self._identity or "", pinned):
+            if not same_object(former, identity):
+                raise IdentityChanged(f"it was {former} and is now {identity}")
         self._identity = identity
         self._position = 0
         scratch = memoryview(bytearray(min(_SKIP_BYTES, position)))

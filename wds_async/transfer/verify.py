@@ -164,12 +164,12 @@ class HeldBack:
             self._spool.clear()
 
     def _gather(self) -> memoryview | None:
-        piece = self._receive()
-        if self._comparison.expected is None:
-            self._told(False)
-            self._next = self._receive
-            return piece
         try:
+            piece = self._receive()  # of an empty shard it is the bad end already
+            if self._comparison.expected is None:
+                self._told(False)
+                self._next = self._receive
+                return piece
             while piece is not None:
                 self._keep(piece)
                 piece = self._receive()

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from tests.servers import Origin, moto
 from tests.servers import Tls as Authority
-from tests.servers import moto
 from tests.servers.awsmetadata import AwsMetadata
 from tests.servers.sigv4 import Account, SignedStore
 from tests.storage.s3.test_client import on_backend
 from tests.transfer.reading import KIB, data, quick
 from wds_async.errors import AccessDenied, ConfigError, ObjectChanged, ShardNotFound, TransferError, UrlError, WdsError
 from wds_async.retry import RetryPolicy
+from wds_async.storage.base import Answer, Verdict
 from wds_async.storage.options import StorageOptions
 from wds_async.storage.s3 import backend as s3
+from wds_async.storage.s3.backend import S3Backend
 from wds_async.transfer.reader import open_shards
 
 pytest.importorskip("s3fs")
@@ -158,6 +161,52 @@ def test_a_session_that_is_over_for_good(store: SignedStore, clean_aws: pytest.M
     assert "AKIA…MPLE (environment)" in str(error)
     assert "aws sso login" in str(error)
     assert len(store.seen) < 40
+
+
+_OVER = Answer(400, {}, b"<Error><Code>ExpiredToken</Code><Message>says so</Message></Error>")
+
+
+def test_what_a_former_session_is_told_is_not_held_against_the_next(
+    store: SignedStore, clean_aws: pytest.MonkeyPatch
+) -> None:
+    """Requests for two shards are on their way when the session ends: all are refused, one after another."""
+
+    async def run(backend: S3Backend) -> list[Verdict]:
+        def refused(name: str) -> Verdict:
+            return backend.classify(_OVER, f"s3://bucket/{name}").verdict
+
+        async def sign(*names: str) -> None:
+            for name in names:
+                await backend.access(f"s3://bucket/{name}")
+
+        clean_aws.setenv("AWS_SESSION_TOKEN", "hush-1")
+        await sign("a", "b")
+        told = [refused("a")]
+        clean_aws.setenv("AWS_SESSION_TOKEN", "hush-2")
+        await sign("a")
+        told += [refused("b"), refused("a"), refused("a")]  # the next session signs "a" already
+        for _ in range(3):
+            await sign("a", "b")
+            told += [refused("b"), refused("a")]
+        clean_aws.setattr(s3, "_ON_THE_WAY_S", 0.0)  # they are all answered
+        clean_aws.setenv("AWS_SESSION_TOKEN", "hush-3")
+        await sign("a", "b")
+        told += [refused("a"), refused("b")]
+        await sign("b")
+        return [*told, refused("b")]
+
+    *told, last = on_backend(run)
+    assert set(told) == {Verdict.EXPIRED}
+    assert last is Verdict.DENIED  # it was found again, and refused again
+
+
+def test_the_client_itself_waits_as_long_as_the_engine(clean_aws: pytest.MonkeyPatch, origin: Origin) -> None:
+    origin.add("bucket/x.tar", SHARD)
+    origin.behave(stall_after=0, times=1)
+    clean_aws.setenv("AWS_ENDPOINT_URL_S3", origin.base)
+    began = time.monotonic()
+    assert read("s3://bucket/x.tar", config=quick(direct=False, stall_timeout_s=0.2), key=KEY, secret=SECRET) == SHARD
+    assert time.monotonic() - began < 10  # its own patience ends after 15 s
 
 
 def test_wrong_keys(store: SignedStore) -> None:

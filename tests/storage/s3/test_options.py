@@ -11,7 +11,7 @@ from tests.servers import Origin
 from tests.servers.moto import clean_aws as clean_aws_fixture
 from wds_async.storage.filesystems import Filesystems
 from wds_async.storage.options import Options
-from wds_async.storage.s3.options import s3fs_options, tried_once, with_region
+from wds_async.storage.s3.options import s3fs_options, tried_once, with_patience, with_region
 
 clean_aws = clean_aws_fixture
 
@@ -57,3 +57,9 @@ def test_requests_are_tried_once_unless_the_program_says_otherwise() -> None:
     assert tried_once({})["config_kwargs"]["retries"]["total_max_attempts"] == 1
     given = {"key": "k", "config_kwargs": {"retries": {"max_attempts": 7}, "signature_version": "s3v4"}}
     assert tried_once(given) == given
+
+
+def test_patience_is_the_engines_unless_the_program_says_otherwise() -> None:
+    assert with_patience({"key": "k"}, 1.0, 2.0)["config_kwargs"] == {"connect_timeout": 1.0, "read_timeout": 2.0}
+    given = with_patience({"config_kwargs": {"read_timeout": 90, "signature_version": "s3v4"}}, 1.0, 2.0)
+    assert given["config_kwargs"] == {"connect_timeout": 1.0, "read_timeout": 90, "signature_version": "s3v4"}

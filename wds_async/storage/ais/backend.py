@@ -33,19 +33,11 @@ from wds_async.storage.base import (
     Stream,
     Verdict,
 )
-from wds_async.storage.checked import CheckedRanges
 from wds_async.storage.checksums import aistore
 from wds_async.storage.hiding import Secrets
-from wds_async.storage.http.backend import (
-    PLAIN_HEADERS,
-    HttpBackend,
-    HttpStream,
-    answer_of,
-    identity_of,
-    redirected,
-)
+from wds_async.storage.http.backend import HttpBackend, HttpStream
 from wds_async.storage.http.errors import explain_exception, explain_status, retry_after_s
-from wds_async.storage.http.ranges import RangeRequests
+from wds_async.storage.http.messages import PLAIN_HEADERS, answer_of, identity_of, redirected
 from wds_async.storage.options import NO_OPTIONS, Options
 from wds_async.storage.paging import Pages
 
@@ -161,7 +153,11 @@ class AisBackend(Store):
             return self.streamed(request)
         if self._why_not() == "":
             return request
-        return await self._ranges(request)
+
+        async def same() -> Request:
+            return request
+
+        return await self._client.by_aiohttp(same, _identity)
 
     def streamed(self, request: Request) -> Stream:
         return HttpStream(self._client, request)
@@ -282,10 +278,3 @@ class AisBackend(Store):
         token = await self._token()
         mine = (("Authorization", f"Bearer {token}"),) if token else ()
         return Request(url, (*PLAIN_HEADERS, *mine), keeps_redirect=False, tls=self._cluster.tls)
-
-    async def _ranges(self, request: Request) -> Access:
-        async def same() -> Request:
-            return request
-
-        ranges = await CheckedRanges.of(RangeRequests(self._client, same), _identity)
-        return self.streamed(request) if ranges is None else ranges

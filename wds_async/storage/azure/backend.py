@@ -41,11 +41,10 @@ from wds_async.storage.base import (
     Verdict,
     error_for,
 )
-from wds_async.storage.checked import CheckedRanges
 from wds_async.storage.checksums import azure
-from wds_async.storage.http.backend import HttpBackend, identity_of
+from wds_async.storage.http.backend import HttpBackend
 from wds_async.storage.http.errors import told_where
-from wds_async.storage.http.ranges import RangeRequests
+from wds_async.storage.http.messages import PLAIN_HEADERS
 from wds_async.storage.options import NO_OPTIONS, Options
 from wds_async.storage.paging import Pages
 
@@ -71,8 +70,17 @@ def is_blob_url(url: str) -> bool:
 class AzureBackend(Store):
     """Azure Blob Storage. ``options`` are adlfs's; what it would give DefaultAzureCredential is given to that."""
 
-    def __init__(self, call: Call, options: Options = NO_OPTIONS, *, direct: bool = True) -> None:
+    def __init__(
+        self,
+        call: Call,
+        options: Options = NO_OPTIONS,
+        *,
+        direct: bool = True,
+        connect_timeout_s: float = 5.0,
+        stall_timeout_s: float = 30.0,
+    ) -> None:
         self._call = call
+        self._timeouts_s = connect_timeout_s, stall_timeout_s
         self._options = options
         self._direct = direct
         self._http: HttpBackend | None = None
@@ -89,10 +97,7 @@ class AzureBackend(Store):
         if not blob.name:
             raise UrlError(f"{redact(url)} names a container, not a blob: write a folder's URL with a final slash")
         if not self._direct or proxy_for(authority.account.endpoint) is not None:
-            ranges = await CheckedRanges.of(
-                RangeRequests(self._web(), functools.partial(_request, authority, blob)), identity_of
-            )
-            return self.streamed(await _request(authority, blob)) if ranges is None else ranges
+            return await self._web().by_aiohttp(functools.partial(_request, authority, blob))
         await self._resolve(authority.account, url)
         return await _request(authority, blob)
 
@@ -168,7 +173,10 @@ class AzureBackend(Store):
         """For what is read without credentials of ours. Options with a name of adlfs's are not for it."""
         if self._http is None:
             given = NO_OPTIONS if len(without_ours(self._options)) < len(self._options) else self._options
-            self._http = HttpBackend(given, call=self._call, direct=self._direct)
+            connect_s, stall_s = self._timeouts_s
+            self._http = HttpBackend(
+                given, call=self._call, direct=self._direct, connect_timeout_s=connect_s, stall_timeout_s=stall_s
+            )
         return self._http
 
     def _is_plain(self, url: str) -> bool:
@@ -214,14 +222,8 @@ async def _request(authority: Authority, blob: Blob) -> Request:
     version = [urllib.parse.urlencode([blob.version])] if blob.version else []
     query = "&".join([*version, *([grant.query] if grant.query else [])])
     path = f"{urllib.parse.quote(blob.container, safe='$')}/{urllib.parse.quote(blob.name, safe='/~')}"
-    headers = (
-        ("User-Agent", "wds-async"),
-        ("Accept", "*/*"),
-        ("Accept-Encoding", "identity"),
-        *grant.headers,
-    )
     address = f"{authority.account.endpoint}/{path}{f'?{query}' if query else ''}"
-    return Request(address, headers, keeps_redirect=False, renew_after=grant.renew_after)
+    return Request(address, (*PLAIN_HEADERS, *grant.headers), keeps_redirect=False, renew_after=grant.renew_after)
 
 
 def _entry(base: str, item: Any, url: str) -> Entry:

@@ -47,6 +47,7 @@ from wds_async.storage.gcs.ranges import MediaGet, pinned_by
 from wds_async.storage.gcs.tokens import Tokens
 from wds_async.storage.http.backend import HttpBackend
 from wds_async.storage.http.errors import told_where
+from wds_async.storage.http.messages import PLAIN_HEADERS, answer_of
 from wds_async.storage.options import NO_OPTIONS, Options
 from wds_async.storage.paging import Pages
 
@@ -56,7 +57,6 @@ _GENERATION = re.compile(r"#(\d+)$|\?(?:[^#]*&)?generation=(\d+)(?:&[^#]*)?$")
 _LISTED = "items(name,size,updated),prefixes,nextPageToken"
 _PAGE = "1000"
 _RENEWALS_AT_MOST = 2
-_EXCERPT_BYTES = 4096
 _PLACE = "The endpoint follows STORAGE_EMULATOR_HOST and endpoint_url= of storage_options."
 _NOBODY_YET = Identity("")
 
@@ -64,11 +64,19 @@ _NOBODY_YET = Identity("")
 class GcsBackend(Store):
     """Google Cloud Storage. Credentials are looked for when they are first needed, on a thread of ``call``."""
 
-    def __init__(self, call: Call, options: Options = NO_OPTIONS, *, direct: bool = True) -> None:
+    def __init__(
+        self,
+        call: Call,
+        options: Options = NO_OPTIONS,
+        *,
+        direct: bool = True,
+        connect_timeout_s: float = 5.0,
+        stall_timeout_s: float = 30.0,
+    ) -> None:
         self._call = call
         self._options = options
         self._direct = direct
-        self._http = HttpBackend()
+        self._http = HttpBackend(connect_timeout_s=connect_timeout_s, stall_timeout_s=stall_timeout_s)
         self._identity = _NOBODY_YET
         self._tokens = Tokens(call, None)
         self._filesystems: Filesystems | None = None
@@ -86,7 +94,7 @@ class GcsBackend(Store):
         path = f"/download/storage/v1/b/{_quote(bucket)}/o/{_quote(key)}"
         headers, renew_after = await self._tokens.headers()
         media = f"{self._endpoint()}{path}?{urllib.parse.urlencode(query)}"
-        return Request(media, (*_PLAIN, *headers), renew_after=renew_after)
+        return Request(media, (*PLAIN_HEADERS, *headers), renew_after=renew_after)
 
     async def entries(self, url: str) -> AsyncIterator[Entry]:
         """See `Backend.entries`; ``gs://`` alone lists the buckets of the project. In order of names."""
@@ -235,10 +243,11 @@ class GcsBackend(Store):
         await self._identify()
         await self._tokens.headers()
         if self._filesystems is None:
-            # gcsfs gets a token that is always fresh, because it would refresh on the loop, and the environment's
-            # proxy, which its session does not look for.
+            # gcsfs gets a token that is always fresh, because it would refresh on the loop, the environment's proxy,
+            # which its session does not look for, and our patience: its own is without end.
             session = {"trust_env": True, **(self._options.get("session_kwargs") or {})}
-            given = {**self._options, "token": self._tokens.bearer, "session_kwargs": session}
+            own = {"token": self._tokens.bearer, "session_kwargs": session}
+            given = {"requests_timeout": self._http.timeout(), **self._options, **own}
             if self._options.get("requester_pays"):
                 given["requester_pays"] = (await self._payer())["userProject"]
             self._filesystems = Filesystems(self._call, given)
@@ -264,16 +273,13 @@ class GcsBackend(Store):
 
     async def _ask(self, path: str, query: dict[str, str]) -> dict[str, Any]:
         session = await self._http.session()
-        headers, _ = await self._tokens.headers()
-        async with session.get(self._endpoint() + path, params=query, headers=dict((*_PLAIN, *headers))) as response:
+        proof, _ = await self._tokens.headers()
+        headers = dict((*PLAIN_HEADERS, *proof))
+        async with session.get(self._endpoint() + path, params=query, headers=headers) as response:
             if response.status != 200:
-                fields = {name.lower(): value for name, value in response.headers.items()}
-                raise RefusedAnswer(Answer(response.status, fields, await response.content.read(_EXCERPT_BYTES)))
+                raise RefusedAnswer(await answer_of(response))
             page = json.loads(await response.read())
             return page if isinstance(page, dict) else {}
-
-
-_PLAIN = (("User-Agent", "wds-async"), ("Accept", "*/*"), ("Accept-Encoding", "identity"))
 
 
 def _without_retries(filesystem: Any) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 import contextlib
 import ssl
 import urllib.parse
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from wds_async.storage.base import (
     Stream,
     Tls,
 )
-from wds_async.storage.checked import CheckedRanges
+from wds_async.storage.checked import CheckedRanges, Identify
 from wds_async.storage.checksums import amazon, azure, google, representation
 from wds_async.storage.configuration import fsspec_configuration
 from wds_async.storage.http.auth import (
@@ -43,6 +44,7 @@ from wds_async.storage.http.messages import (
     PLAIN_HEADERS,
     REDIRECTS,
     answer_of,
+    fields_of,
     identity_of,
     redirected,
     wire_url,
@@ -54,16 +56,13 @@ if TYPE_CHECKING:
     import aiohttp
 
 __all__ = [
-    "PLAIN_HEADERS",
     "HttpBackend",
     "HttpStream",
-    "answer_of",
     "explain_exception",
     "explain_status",
     "identity_of",
     "redirected",
     "tls_context",
-    "wire_url",
 ]
 
 _REDIRECTS_AT_MOST = 10
@@ -122,8 +121,13 @@ class HttpBackend(Store):
         async def same() -> Request:
             return request
 
-        ranges = await CheckedRanges.of(RangeRequests(self, same), identity_of)
-        return self.streamed(request) if ranges is None else ranges
+        return await self.by_aiohttp(same)
+
+    async def by_aiohttp(self, request: Callable[[], Awaitable[Request]], identify: Identify = identity_of) -> Access:
+        """What aiohttp reads of the GET that ``request`` gives now: ranges that are checked, or all in order from a
+        server that does not cut."""
+        ranges = await CheckedRanges.of(RangeRequests(self, request), identify)
+        return self.streamed(await request()) if ranges is None else ranges
 
     def request(self, url: str) -> Request:
         """The GET for ``url``, with the credentials and headers that are known; fragments are dropped.
@@ -241,16 +245,19 @@ class HttpBackend(Store):
         proxy, proof = self._proxy(request.url)
         target = yarl.URL(wire_url(request.url), encoded=True)
         secure = target.scheme == "https"
-        return await session.request(
-            method,
-            target,
-            headers={**dict(request.headers), **more, **({} if secure else proof)},
-            json=body,
-            allow_redirects=False,
-            proxy=proxy,
-            proxy_headers=proof if secure else None,
-            ssl=await self._context(request.tls) if secure else True,
-        )
+        context = await self._context(request.tls) if secure else True
+        # aiohttp's own time limit begins again with every byte of a head, and with every interim answer.
+        async with asyncio.timeout(sum(self._timeouts_s)):
+            return await session.request(
+                method,
+                target,
+                headers={**dict(request.headers), **more, **({} if secure else proof)},
+                json=body,
+                allow_redirects=False,
+                proxy=proxy,
+                proxy_headers=proof if secure else None,
+                ssl=context,
+            )
 
     async def session(self) -> aiohttp.ClientSession:
         """The aiohttp session for what is not read directly, made at first use. It reads no environment: proxies are
@@ -258,10 +265,15 @@ class HttpBackend(Store):
         import aiohttp  # noqa: PLC0415 (a slow import that a direct read never needs)
 
         if self._session is None:
-            connect_s, stall_s = self._timeouts_s
-            timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_s, sock_read=stall_s)
-            self._session = aiohttp.ClientSession(timeout=timeout, read_bufsize=1 << 20)
+            self._session = aiohttp.ClientSession(timeout=self.timeout(), read_bufsize=1 << 20)
         return self._session
+
+    def timeout(self) -> aiohttp.ClientTimeout:
+        """How long aiohttp waits for a connection and for the next bytes; for an answer as a whole, without end."""
+        import aiohttp  # noqa: PLC0415 (see `session`)
+
+        connect_s, stall_s = self._timeouts_s
+        return aiohttp.ClientTimeout(total=None, sock_connect=connect_s, sock_read=stall_s)
 
     async def close(self) -> None:
         if self._session is not None:
@@ -305,16 +317,6 @@ def _split(url: str) -> urllib.parse.SplitResult:
     if not valid:
         raise UrlError(f"{redact(url)!r}: a malformed URL; write http://host[:port]/path")
     return parts
-
-
-def fields_of(headers: Mapping[str, str]) -> dict[str, str]:
-    """aiohttp's headers by lower-case names, the values of a repeated one joined (RFC 9110 §5.3): Google sends each
-    checksum of an object in one of its own."""
-    fields: dict[str, str] = {}
-    for name, value in headers.items():
-        key = name.lower()
-        fields[key] = f"{fields[key]}, {value}" if key in fields else value
-    return fields
 
 
 def tls_context(tls: Tls) -> ssl.SSLContext:

@@ -15,7 +15,16 @@ from wds_async.storage.http.auth import Identity
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["PLAIN_HEADERS", "REDIRECTS", "answer_of", "identity_of", "redirected", "wire_url"]
+__all__ = [
+    "PLAIN_HEADERS",
+    "REDIRECTS",
+    "answer_of",
+    "fields_of",
+    "identity_of",
+    "redirected",
+    "same_object",
+    "wire_url",
+]
 
 PLAIN_HEADERS = (("User-Agent", "wds-async"), ("Accept", "*/*"), ("Accept-Encoding", "identity"))
 """What every request says, whoever asks."""
@@ -36,6 +45,13 @@ def identity_of(fields: Mapping[str, str], total: int | None) -> str:
     modified = fields.get("last-modified")
     size = "unknown size" if total is None else f"{total} bytes"
     return f"modified {modified}, {size}" if modified else size
+
+
+def same_object(one: str, other: str) -> bool:
+    """Whether two identities may be those of one object. What only one of them says is no difference: a stream of
+    unknown size, a generation that one way of reading shows and the other does not."""
+    short, long = sorted((each.removesuffix("unknown size").removesuffix(", ") for each in (one, other)), key=len)
+    return not short or long == short or long.startswith(f"{short}, ")
 
 
 def wire_url(url: str) -> str:
@@ -73,7 +89,7 @@ async def answer_of(response: aiohttp.ClientResponse) -> Answer:
 
 
 def fields_of(headers: Mapping[str, str]) -> dict[str, str]:
-    """aiohttp's headers by lower-case names, the values of a repeated one joined (RFC 9110 §5.3): Google sends each
+    """A client's headers by lower-case names, the values of a repeated one joined (RFC 9110 §5.3): Google sends each
     checksum of an object in one of its own."""
     fields: dict[str, str] = {}
     for name, value in headers.items():

@@ -38,8 +38,9 @@ from wds_async.storage.base import (
 from wds_async.storage.checksums import hugging_face
 from wds_async.storage.configuration import fsspec_configuration
 from wds_async.storage.http.auth import ANONYMOUS, Identity, checked_header
-from wds_async.storage.http.backend import PLAIN_HEADERS, HttpBackend, answer_of, redirected
+from wds_async.storage.http.backend import HttpBackend
 from wds_async.storage.http.errors import told_where
+from wds_async.storage.http.messages import PLAIN_HEADERS, answer_of, redirected
 from wds_async.storage.hub.errors import HubPlace, explain_hub_answer
 from wds_async.storage.options import NO_OPTIONS, Options
 from wds_async.storage.paging import Pages

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 import urllib.parse
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from wds_async.config import proxy_for
 from wds_async.errors import UrlError
@@ -38,7 +40,7 @@ from wds_async.storage.generic import GenericBackend, explain_foreign
 from wds_async.storage.hiding import Secrets
 from wds_async.storage.http.backend import HttpBackend
 from wds_async.storage.http.errors import told_where
-from wds_async.storage.http.messages import identity_of
+from wds_async.storage.http.messages import fields_of, identity_of
 from wds_async.storage.options import NO_OPTIONS, Options
 from wds_async.storage.s3.client import S3Client, Signed, connect
 from wds_async.storage.s3.errors import (
@@ -52,7 +54,7 @@ from wds_async.storage.s3.errors import (
     said_by_exception,
 )
 from wds_async.storage.s3.names import S3Name
-from wds_async.storage.s3.options import tried_once
+from wds_async.storage.s3.options import tried_once, with_patience
 from wds_async.storage.s3.ranges import ObjectGet
 
 __all__ = ["S3Backend"]
@@ -62,17 +64,28 @@ logger = logging.getLogger("wds_async")
 _SIGNED_AT_MOST = 10_000
 _SEARCHES_AT_MOST = 3
 _LATE_S = 5.0
+_ON_THE_WAY_S = 60.0
+"""In which all requests are answered that were sent before another session signed: longer than any stall."""
 _told_of_anonymity: set[str] = set()
 
 
 class S3Backend(GenericBackend):
     """Reads ``s3://`` and ``s3a://``. ``options`` are s3fs's (``key``, ``profile``, ``endpoint_url``, …)."""
 
-    def __init__(self, call: Call, options: Options = NO_OPTIONS, *, direct: bool = True) -> None:
+    def __init__(
+        self,
+        call: Call,
+        options: Options = NO_OPTIONS,
+        *,
+        direct: bool = True,
+        connect_timeout_s: float = 5.0,
+        stall_timeout_s: float = 30.0,
+    ) -> None:
         super().__init__(call, options)
         self._call = call
         self._options = options
-        self._filesystems = Filesystems(call, tried_once(options))
+        self._timeouts_s = connect_timeout_s, stall_timeout_s
+        self._filesystems = self._filesystems_of(options)
         self._direct = direct
         self._client: S3Client | None = None
         self._former: S3Client | None = None
@@ -84,7 +97,8 @@ class S3Backend(GenericBackend):
         # signature is no reason to drop the present ones.
         self._generation = 0
         self._generations: dict[str, int] = {}
-        # Sessions that were refused as over (`S3Client.proof`), and at which generation.
+        # Keys and sessions (`S3Client.proof`): since when they sign, and at which generation they were refused as over.
+        self._since: dict[int, float] = {}
         self._over: dict[int, int] = {}
         self._proxies: dict[str, str | None] = {}
         self._http: HttpBackend | None = None
@@ -97,7 +111,7 @@ class S3Backend(GenericBackend):
         if not name.bucket or not name.key:
             raise UrlError(f"{redact(url)}: names no object; write s3://bucket/key")
         client = await self._connected(name)
-        self._remember(url)
+        self._remember(url, client)
         signed = await client.sign(name)
         if self._why_not(client, signed):
             return await self._ranges(client, name)
@@ -106,7 +120,7 @@ class S3Backend(GenericBackend):
     async def entries(self, url: str) -> AsyncIterator[Entry]:
         name = S3Name.of(url)
         client = await self._connected(name)
-        self._remember(url)
+        self._remember(url, client)
         if not name.bucket:
             for bucket in (await client.client.list_buckets()).get("Buckets", []):
                 yield Entry(f"{name.folder}{bucket['Name']}/", None)
@@ -131,7 +145,8 @@ class S3Backend(GenericBackend):
 
     def streamed(self, request: Request) -> Stream:
         if self._http is None:
-            self._http = HttpBackend(call=self._call)
+            connect_s, stall_s = self._timeouts_s
+            self._http = HttpBackend(call=self._call, connect_timeout_s=connect_s, stall_timeout_s=stall_s)
         return self._http.streamed(request)
 
     def classify(self, outcome: Answer | BaseException, url: str) -> Fault:
@@ -171,12 +186,12 @@ class S3Backend(GenericBackend):
     async def vouched(self, url: str) -> Checksum | None:
         name = S3Name.of(url)
         client = await self._connected(name)
-        self._remember(url)
+        self._remember(url, client)
         extra = {**client.arguments("HeadObject"), **({"VersionId": name.version} if name.version else {})}
         found = await client.client.head_object(
             Bucket=name.bucket, Key=name.key, **{"ChecksumMode": "ENABLED", **extra}
         )
-        fields = {key.lower(): str(value) for key, value in found["ResponseMetadata"]["HTTPHeaders"].items()}
+        fields = fields_of(found["ResponseMetadata"]["HTTPHeaders"])
         is_directory = name.bucket.endswith("--x-s3")  # its ETags are made up
         return amazon(fields) or (None if is_directory else amazon_etag(fields))
 
@@ -212,7 +227,7 @@ class S3Backend(GenericBackend):
             )
         self._searches += 1
         self._left.append(self._filesystems)
-        self._filesystems = Filesystems(self._call, tried_once({**self._options, "anon": True}))
+        self._filesystems = self._filesystems_of({**self._options, "anon": True})
         client = await connect(self._filesystems, name.scheme)
         assert client is not None
         client.found = False
@@ -223,10 +238,14 @@ class S3Backend(GenericBackend):
         self._generation += 1
         self._client, self._former = None, self._client or self._former
         self._left.append(self._filesystems)
-        self._filesystems = Filesystems(self._call, tried_once(self._options))
+        self._filesystems = self._filesystems_of(self._options)
 
-    def _remember(self, url: str) -> None:
+    def _filesystems_of(self, options: Mapping[str, Any]) -> Filesystems:
+        return Filesystems(self._call, with_patience(tried_once(options), *self._timeouts_s))
+
+    def _remember(self, url: str, client: S3Client) -> None:
         """Which credentials are asked for ``url`` now."""
+        self._since.setdefault(client.proof, time.monotonic() if self._since else -math.inf)
         if len(self._generations) >= _SIGNED_AT_MOST:
             self._generations.clear()
         self._generations[url] = self._generation
@@ -244,8 +263,11 @@ class S3Backend(GenericBackend):
 
     def _is_over(self, client: S3Client, url: str) -> bool:
         """Whether the session that was refused as over is the one that was found again since it was dropped for that:
-        looking for credentials once more gives nothing else."""
-        asked = self._generations.get(url, self._generation)
+        looking for credentials once more gives nothing else. What an answer to a former session says, or one that may
+        be to such, is nothing about the present one."""
+        asked, now = self._generations.get(url, self._generation), time.monotonic()
+        if asked != self._generation or now - self._since.get(client.proof, now) < _ON_THE_WAY_S:
+            return False
         return asked > self._over.setdefault(client.proof, asked)
 
     async def _ranges(self, client: S3Client, name: S3Name) -> Access:

@@ -8,7 +8,7 @@ from typing import Any
 
 from wds_async.environment import variable
 
-__all__ = ["s3fs_options", "tried_once", "with_region"]
+__all__ = ["s3fs_options", "tried_once", "with_patience", "with_region"]
 
 
 def s3fs_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -23,6 +23,13 @@ def tried_once(options: Mapping[str, Any]) -> dict[str, Any]:
     multiply. Says ``options`` otherwise, they hold."""
     config = {"retries": {"total_max_attempts": 1, "mode": "standard"}, **(options.get("config_kwargs") or {})}
     return {**options, "config_kwargs": config}
+
+
+def with_patience(options: Mapping[str, Any], connect_timeout_s: float, stall_timeout_s: float) -> dict[str, Any]:
+    """``options`` with a client that waits so long for a connection, and for the next bytes: s3fs's own gives up after
+    5 and 15 s. Where ``options`` say otherwise, they hold."""
+    times = {"connect_timeout": connect_timeout_s, "read_timeout": stall_timeout_s}
+    return {**options, "config_kwargs": {**times, **(options.get("config_kwargs") or {})}}
 
 
 @functools.cache

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from wds_async.storage.base import Answer
+from wds_async.storage.http.messages import fields_of
 from wds_async.storage.s3.client import S3Client
 from wds_async.storage.s3.names import S3Name
 
@@ -37,7 +38,7 @@ class ObjectGet:
             return
         meta = found["ResponseMetadata"]
         try:
-            yield Answer(meta["HTTPStatusCode"], _lower(meta["HTTPHeaders"])), _pieces(found["Body"])
+            yield Answer(meta["HTTPStatusCode"], fields_of(meta["HTTPHeaders"])), _pieces(found["Body"])
         finally:
             found["Body"].close()
 
@@ -50,8 +51,4 @@ async def _pieces(body: Any) -> AsyncIterator[bytes]:
 def _unsatisfied(exn: Exception) -> Answer | None:
     """The 416 that botocore makes an exception of: an object may be empty."""
     meta = (getattr(exn, "response", None) or {}).get("ResponseMetadata") or {}
-    return Answer(416, _lower(meta.get("HTTPHeaders") or {})) if meta.get("HTTPStatusCode") == 416 else None
-
-
-def _lower(headers: Any) -> dict[str, str]:
-    return {str(name).lower(): str(value) for name, value in headers.items()}
+    return Answer(416, fields_of(meta.get("HTTPHeaders") or {})) if meta.get("HTTPStatusCode") == 416 else None
