@@ -92,9 +92,7 @@ BAD = {
 @pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in BAD.items() for text in texts])
 def test_a_value_that_does_not_parse_names_its_variable(name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, text)
-    read = (
-        settings if name in _SETTINGS else transfer_config
-    )
+    read = settings if name in _SETTINGS else transfer_config
     with pytest.raises(ConfigError, match=f"{name}='{text}'"):
         (settings if name.startswith("GOPEN") else read)()
 

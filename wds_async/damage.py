@@ -106,7 +106,7 @@ class Shard:
         return max(0, size - (self.taken if compressed else offset))
 
     def _size(self) -> int | None:
-        known: int | None = getattr(self.stream, "size", None)
+        known = self.stream.size
         if known is None and getattr(self.stream.located, "kind", "") == "local" and self.stream.local_path:
             try:
                 return os.stat(self.stream.local_path).st_size

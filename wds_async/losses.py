@@ -73,6 +73,7 @@ class Counts:
     unread: int = 0
     unsized: int = 0
     unsized_at: int = 0
+    held: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
 
     def add(self, entry: Entry) -> None:
@@ -83,6 +84,8 @@ class Counts:
         self.bytes += entry.bytes or 0
         if entry.stage in ("read", "tar", "records"):
             self.unread += entry.samples or 0
+        if entry.stage == "checksum" and not entry.samples:  # read, and handed on to nobody
+            self.held += entry.bytes or 0
         if entry.rest and entry.bytes is None:
             self.unsized += 1
             self.unsized_at += entry.offset or 0
@@ -102,6 +105,7 @@ class Counts:
         """The part that was lost of a reading that gave ``samples``, ``size`` bytes and ``shards`` that ended well:
         by samples where they are known, else by bytes. A rest of unknown size counts as if its shard had the mean size
         of those that ended well."""
+        size = max(0.0, size - self.held)
         if self.unsized and not size:
             return 1.0
         by_samples = self.samples / max(samples + self.unread, self.samples, 1)
@@ -117,7 +121,7 @@ class Counts:
         return f"passed over {' and '.join(parts) or 'bytes'} ({size}{share:.2%}): {reasons}"
 
 
-_NUMBERS = ("entries", "samples", "shards", "bytes", "unread", "unsized", "unsized_at")
+_NUMBERS = ("entries", "samples", "shards", "bytes", "unread", "unsized", "unsized_at", "held")
 
 
 def _size(count: int) -> str:

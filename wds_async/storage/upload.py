@@ -30,7 +30,8 @@ from wds_async.storage.base import Answer, Fault, Request, Verdict, error_for
 from wds_async.storage.filesystems import filesystem_of
 from wds_async.storage.gcs.errors import explain_write
 from wds_async.storage.generic import explain_foreign
-from wds_async.storage.http.backend import HttpBackend, redirected, tls_context
+from wds_async.storage.http.backend import HttpBackend, tls_context
+from wds_async.storage.http.messages import redirected
 from wds_async.storage.options import NO_OPTIONS, Options
 from wds_async.storage.s3.errors import explain_foreign_s3
 from wds_async.storage.sessions import end_session, user_of

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from wds_async.storage.base import Answer, Contradiction, RefusedAnswer, Request
-from wds_async.storage.http.backend import identity_of
-from wds_async.storage.http.backend import redirected as follow
+from wds_async.storage.http.messages import REDIRECTS, identity_of
+from wds_async.storage.http.messages import redirected as follow
 from wds_async.transfer.connection import Connection, ConnectionBroken, Head, Origin, request_bytes
 from wds_async.transfer.origins import ConnectionPool
 from wds_async.transfer.window import Part
@@ -34,7 +34,6 @@ __all__ = [
     "unchunked",
 ]
 
-_REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _SCRATCH_BYTES = 64 << 10
 EXCERPT_BYTES = 4096
 _EXCERPT_WITHIN_S = 1.0
@@ -220,7 +219,7 @@ class PartAnswer:
         """Raise what the answer means, once its body is out of the way."""
         if head.status in (200, 206) or (head.status == 416 and self.part.dropped):
             return
-        if self.request.follows and head.status in _REDIRECTS and "location" in head.fields:
+        if self.request.follows and head.status in REDIRECTS and "location" in head.fields:
             raise Redirected(head.fields["location"])
         if head.status == 416 and self.part.start == 0 and self.part.shard.size == 0:
             return

@@ -262,6 +262,8 @@ class ShardStream:
         self._over = False
         self._left = False
         self._told = False
+        self.size: int | None = None
+        """Bytes of the whole shard; None while nobody has told."""
         self._comparison: Comparison | None = None
         self._held: HeldBack | None = None
         if reader._always is not None:
@@ -306,6 +308,8 @@ class ShardStream:
         if isinstance(event, Broken):
             self._reader.close()
             raise StorageError(f"{redact(self.url)}: the engine failed: {event.error!r}") from event.error
+        assert not isinstance(event, Finished)
+        self.size = event.shard.size
         if isinstance(event, Piece):
             self._slab = event.slab
             try:
@@ -319,7 +323,6 @@ class ShardStream:
                 self._cached.write(self._piece)
             return self._piece
         self._over = True
-        assert not isinstance(event, Finished)
         error = event.error or self._compared(event.shard)
         self._leave_cache(whole=error is None and not self._left)
         if error is not None:

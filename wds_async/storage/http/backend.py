@@ -61,7 +61,6 @@ __all__ = [
     "explain_exception",
     "explain_status",
     "identity_of",
-    "redirected",
     "tls_context",
 ]
 
