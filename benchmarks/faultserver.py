@@ -1,8 +1,8 @@
 """A quick HTTP server that fails on purpose: ``python -m benchmarks.faultserver FOLDER``.
 
 It prints its port and obeys standard input, a command a line: ``faults SHARE``, ``storm`` and ``calm`` (503 to all),
-``down`` and ``up`` (connections are refused), ``pace BYTES_S`` (of each connection; 0: none), ``seed N``, ``told``
-(prints what was done, as JSON).
+``down`` and ``up`` (connections are refused), ``pace BYTES_S`` (of each connection; 0: none), ``latency S`` (before a
+head), ``seed N``, ``told`` (prints what was done, as JSON).
 
 A thread a connection and ``sendfile``, so that it is not what is measured; `tests.servers.Origin` can do more, slowly.
 """
@@ -56,6 +56,7 @@ class FaultServer:
         self.share = 0.0
         self.storm = False
         self.pace_bytes_s = 0.0
+        self.latency_s = 0.0
         self.done: Counter[str] = Counter()
         self._rng = random.Random(0)
         self._lock = threading.Lock()
@@ -87,6 +88,8 @@ class FaultServer:
                 self.share = float(value)
             elif word == "pace":
                 self.pace_bytes_s = float(value)
+            elif word == "latency":
+                self.latency_s = float(value)
             elif word == "seed":
                 self._rng = random.Random(int(value))
             elif word in ("storm", "calm"):
@@ -129,6 +132,8 @@ class FaultServer:
 
     def _answer(self, connection: socket.socket, head: bytes) -> bool:
         kind = self._fault()
+        if self.latency_s:
+            time.sleep(self.latency_s)
         if kind == "reset before the head":
             _reset(connection)
             return False

@@ -188,6 +188,7 @@ class Recovery:
         if self._renew(shard, attempts, fault):
             return
         attempts.history.add(fault.reason)
+        self._concurrency.stumbled()
         shard.notes.fault = fault
         if fault.throttled:
             self._counters.add("throttled")

@@ -29,6 +29,7 @@ _LEAST_SHARED = 2
 _EPOCH_S = 5.0
 _EPOCHS_REMEMBERED = 2
 _DECISIONS_KEPT = 64
+_ROUGH_PARTS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,9 @@ class Concurrency:
         """Parts that may be in flight now."""
         self.flying = 0
         """Parts that are in flight, told by the window; where it is far below the limit, something else limits."""
+        self.rough = 0
+        """How many more parts are begun as over a line that fails now and then: the window reads as far ahead as its
+        memory allows, so that what waits for one part to heal is not the consumer."""
         self.decisions: deque[Decision] = deque(maxlen=_DECISIONS_KEPT)
         """The last ones, each also a line of the logger ``wds_async.control``."""
         self._ceiling = _CEILING_BYTES_S / processes
@@ -62,6 +66,16 @@ class Concurrency:
         self._growth = Growth(self._least, most) if processes == 1 else Share(self._least, most, processes)
         self._throttle = Throttle()
         self._answered = False
+
+    @property
+    def room(self) -> int:
+        """Parts that the window may have in flight: over a line that fails now and then a few connections are left for
+        what has to be asked for twice."""
+        return min(self.limit, self.most - self.most // 16) if self.rough else self.limit
+
+    def stumbled(self) -> None:
+        """A part had to be asked for again, or twice."""
+        self.rough = _ROUGH_PARTS
 
     def observe(self, received_bytes: int, took_s: float, now: float) -> None:
         """A part of ``received_bytes`` took ``took_s`` from its request to its last byte."""

@@ -76,7 +76,8 @@ class Fetcher:
         self._counters = counters
         self._hurried = hurried
         self._recovery = Recovery(backends, pool, config, counters, window.concurrency)
-        self._hedges = Hedges(pool, config, counters, self._recovery.calm) if config.hedge_share else None
+        calm, stumbled = self._recovery.calm, window.concurrency.stumbled
+        self._hedges = Hedges(pool, config, counters, calm, stumbled) if config.hedge_share else None
 
     async def fetch(self, part: Part) -> bool:
         """Fill ``part``; True where a streamed shard ends behind it. Raises one error of the tree."""

@@ -78,7 +78,7 @@ class Hedge:
         raw = self.judge.request_bytes()
         for fresh in (False, True):
             async with pool.connection(self.judge.origin, fresh=fresh) as connection:
-                self._connection = connection
+                self._connection, self.judge.asked_at = connection, asyncio.get_running_loop().time()
                 try:
                     head = await connection.exchange(raw, self._accept)
                     if not head.keep_alive:
@@ -101,11 +101,13 @@ class Hedge:
         finally:
             part.filled = max(part.filled, self.judge.offset + self._received)
 
-    def give_up(self, now: float, silent_s: float) -> None:
-        """End it where nothing has come of it for so long: another may do better."""
+    def give_up(self, now: float, late_s: float, silent_s: float) -> None:
+        """End it where it is late as well, or nothing comes of it: another may do better."""
         connection = self._connection
-        if connection is not None and now - connection.moved_at > silent_s and not connection.look_closely():
-            connection.stall(f"no byte of a second attempt for {silent_s:.2f} s")
+        if connection is None or max(now - connection.moved_at - silent_s, now - self.judge.asked_at - late_s) < 0:
+            return
+        if not connection.look_closely():
+            connection.stall("a second attempt was late too")
 
     def abort(self) -> None:
         """See `Successor`."""
@@ -161,15 +163,21 @@ def _tail(values: deque[float]) -> float:
 
 class Hedges:
     """The flying parts of one reader, and the second attempts at those that are late. ``calm(shard)`` says whether its
-    store may be asked for more than is needed."""
+    store may be asked for more than is needed; ``stumbled()`` is told of each hedge."""
 
     def __init__(
-        self, pool: ConnectionPool, config: TransferConfig, counters: Counters, calm: Callable[[Shard], bool]
+        self,
+        pool: ConnectionPool,
+        config: TransferConfig,
+        counters: Counters,
+        calm: Callable[[Shard], bool],
+        stumbled: Callable[[], None],
     ) -> None:
         self._pool = pool
         self._config = config
         self._counters = counters
         self._calm = calm
+        self._stumbled = stumbled
         self._flying: dict[PartAnswer, tuple[Connection, float]] = {}  # oldest first
         self._hedges: dict[PartAnswer, Hedge] = {}
         self._tasks: dict[asyncio.Task[None], Hedge] = {}
@@ -236,7 +244,7 @@ class Hedges:
             if now - began > late_s or now - connection.moved_at > silent_s:
                 self._consider(answer, connection, now, late_s)
         for hedge in list(self._tasks.values()):
-            hedge.give_up(now, silent_s)
+            hedge.give_up(now, late_s, silent_s)
 
     def _consider(self, answer: PartAnswer, connection: Connection, now: float, late_s: float) -> None:
         if answer in self._hedges or not self._wanted(answer.part, now):
@@ -246,7 +254,8 @@ class Hedges:
             return
         come, took_s = connection.received if answer.into_slab else 0, now - answer.asked_at
         missing = answer.part.stop - answer.part.start - answer.part.filled - come
-        soon = come > 0 and missing * took_s / come < late_s / 2 and took_s > late_s
+        # At its pace until now; one that takes twice too long has lost it.
+        soon = come > 0 and missing * took_s / come < late_s / 2 and late_s < took_s < 1.5 * late_s
         if missing > 0 and not soon and self._affordable(missing):
             self._launch(answer, connection, answer.part.filled + come)
 
@@ -255,8 +264,10 @@ class Hedges:
         behind = part.start >= (1 if shard.size is None else shard.size)  # or it may be, for what is known
         if part.dropped or shard.streamed or behind:
             return False
-        room = len(self._tasks) < _AT_ONCE and self._pool.busy < self._config.connections
-        return room and now >= self._paused_until and self._calm(shard)
+        if len(self._tasks) >= _AT_ONCE or self._pool.busy >= self._config.connections:
+            self._stumbled()  # the window leaves some of the connections for this, from now on
+            return False
+        return now >= self._paused_until and self._calm(shard)
 
     def _affordable(self, missing_bytes: int) -> bool:
         return self._spent_bytes + missing_bytes <= self._config.hedge_share * self._read_bytes
@@ -266,6 +277,7 @@ class Hedges:
         self._hedges[answer] = hedge
         self._spent_bytes += hedge.missing_bytes
         self._counters.add("hedges")
+        self._stumbled()
         self._counters.add("requests")
         hedge.task = asyncio.get_running_loop().create_task(hedge.run(self._pool))
         self._tasks[hedge.task] = hedge

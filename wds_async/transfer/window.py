@@ -301,13 +301,16 @@ class Window:
         if head:
             return True
         readers, limit = max(1, self._pool.readers), self.concurrency.limit
-        if self.held_bytes + size > min(self._pool.budget_bytes // readers, _DEPTH * limit * self._pool.block_bytes):
+        most = self._pool.budget_bytes // readers
+        if not self.concurrency.rough:
+            most = min(most, _DEPTH * limit * self._pool.block_bytes)
+        if self.held_bytes + size > most:
             return False
         if shard.streamed:
             return shard.number - next(iter(self._shards)) < self.config.open_streams
         if shard.size is None and self._guess is None and self.held_bytes + size > self._pool.budget_bytes // 4:
             return False
-        return self.flying < max(1, limit // readers)
+        return self.flying < max(1, self.concurrency.room // readers)
 
     def _start(self, shard: Shard, slab: Slab) -> Part:
         stop = shard.planned + slab.size
@@ -321,6 +324,7 @@ class Window:
         self._ramp = min(2 * self._ramp, self._pool.block_bytes)
         self._started_bytes += slab.size
         self._reserve_in_use = self._reserve_in_use or slab.reserved
+        self.concurrency.rough -= self.concurrency.rough > 0
         self.held_bytes += slab.size
         self.peak_bytes = max(self.peak_bytes, self.held_bytes)
         return part
