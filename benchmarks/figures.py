@@ -24,6 +24,8 @@ ORDER = (
     "busy",
     "link",
     "clouds",
+    "faults",
+    "verify",
     "memory",
     "importtime",
     "first_sample",
