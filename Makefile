@@ -10,6 +10,7 @@ PIP_FLAGS ?=
 PYTEST_FLAGS ?= -q -n 2 --dist loadfile --no-loadscope-reorder
 # Seconds for each of the readers.
 FUZZ_SECONDS ?= 8
+FUZZ_FLAGS ?= --seconds $(FUZZ_SECONDS)
 # The newest of these that is at least 3.11 makes the environment; PYTHON=... overrides.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -29,7 +30,7 @@ test: $(VENV)/.test-ready ## All tests
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 fuzz: $(VENV)/.fuzz-ready ## Look for inputs that a reader answers wrongly (two minutes; FUZZ_SECONDS)
-	$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS)
+	$(BIN)/python -m tests.fuzz $(FUZZ_FLAGS)
 
 demo: $(VENV)/.demo-ready ## Train a small model from shards streamed over HTTP
 	$(BIN)/wds-async demo

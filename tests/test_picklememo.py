@@ -26,6 +26,14 @@ def test_a_bomb_is_refused_before_it_goes_off(bomb: bytes) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KB; it would have been 800 MB
 
 
+def test_a_bytearray_that_claims_gigabytes_is_refused() -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(pickle.UnpicklingError, match="is damaged"):
+        safe_loads(b"\x80\x05\x96" + (4 << 30).to_bytes(8, "little") + b"abc.")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KB
+    assert safe_loads(pickle.dumps([bytearray(b"\x96" + b"\xff" * 8), 1], 5)) == [bytearray(b"\x96" + b"\xff" * 8), 1]
+
+
 @pytest.mark.parametrize("protocol", range(6))
 def test_what_only_looks_like_one_passes(protocol: int) -> None:
     value = {

@@ -16,30 +16,36 @@ from wds_async.errors import UnsafeContent
 
 __all__ = ["check_memo", "of_content"]
 
-_LONG_BINPUT = re.compile(rb"r(?=(.{4}))", re.DOTALL)
 _PUT = re.compile(rb"p(\d{5,})")
+# LONG_BINPUT with its index, BYTEARRAY8 with its length.
+_BINARY = (re.compile(rb"r(?=(.{4}))", re.DOTALL), re.compile(rb"\x96(?=(.{8}))", re.DOTALL))
 
 
 def check_memo(data: bytes) -> None:
-    """Raise `pickle.UnpicklingError` where ``data`` puts something at an index beyond its own length.
+    """Raise `pickle.UnpicklingError` where ``data`` puts something at an index beyond its own length, or has a
+    bytearray that is longer: Python makes room for all of it before it looks for the bytes.
 
     What looks like such an instruction may be part of a text or an array, so the instructions are read one by one, but
-    only where something looks like one.
+    only where something looks like one. What cannot be read so is refused: Python's unpickler may read on in another
+    way where frames lie within frames, and come to such an instruction.
     """
     size = len(data)
-    if not (
-        any(int.from_bytes(found[1], "little") > size for found in _LONG_BINPUT.finditer(data))
-        or any(int(found[1]) > size for found in _PUT.finditer(data))
-    ):
+    numbers = (int.from_bytes(found[1], "little") for sign in _BINARY for found in sign.finditer(data))
+    if not (any(number > size for number in numbers) or any(int(found[1]) > size for found in _PUT.finditer(data))):
         return
+    frame_end = 0
     try:
         for opcode, argument, position in pickletools.genops(data):
             if opcode.name in ("PUT", "LONG_BINPUT") and (argument or 0) > size:
                 raise pickle.UnpicklingError(
                     f"byte {position} of this pickle of {size} bytes puts something at {argument}: it is damaged"
                 )
-    except ValueError:  # it ends, or makes no sense, further on: the unpickler itself says so when it comes there
-        return
+            if opcode.name == "FRAME":
+                if (position or 0) < frame_end:
+                    raise ValueError(f"a frame within a frame at byte {position}")
+                frame_end = (position or 0) + 9 + (argument or 0)
+    except ValueError as exn:
+        raise pickle.UnpicklingError(f"this pickle of {size} bytes is damaged: {exn}") from exn
 
 
 def of_content(kind: Callable[..., Any]) -> Callable[..., Any]:

@@ -27,27 +27,31 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("target", nargs="*", help="all of them unless named")
     parser.add_argument("--seconds", type=float, default=10.0, help="for each target")
+    parser.add_argument("--runs", type=int, default=0, help="inputs for each target, at most")
+    parser.add_argument("--seed", type=int, default=0, help="the same looks at the same inputs; 0: others each time")
     parser.add_argument("--without-atheris", action="store_true", help="change inputs at random")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     given = parser.parse_args()
     led = importlib.util.find_spec("atheris") is not None and not given.without_atheris
     if given.child:
-        (_fuzz_led if led else _fuzz_at_random)(given.child, given.seconds)
+        (_fuzz_led if led else _fuzz_at_random)(given.child, given)
         return 0
     from tests.fuzz.targets import TARGETS
 
-    wrong = [name for name in given.target or TARGETS if not _in_child(name, given.seconds, led)]
+    wrong = [name for name in given.target or TARGETS if not _in_child(name, given, led)]
     return 1 if wrong else 0
 
 
-def _in_child(name: str, seconds: float, led: bool) -> bool:
-    command = [sys.executable, "-m", "tests.fuzz", "--child", name, "--seconds", str(seconds)]
+def _in_child(name: str, given: argparse.Namespace, led: bool) -> bool:
+    command = [sys.executable, "-m", "tests.fuzz", "--child", name]
+    command += [word for option in ("seconds", "runs", "seed") for word in (f"--{option}", str(getattr(given, option)))]
     began = time.monotonic()
     process = subprocess.run(
         [*command, *([] if led else ["--without-atheris"])],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=seconds + 120,
+        timeout=given.seconds + 120,
+        env={**os.environ, **({"PYTHONHASHSEED": "0"} if given.seed else {})},
         check=False,
     )
     good = process.returncode == 0
@@ -59,7 +63,7 @@ def _in_child(name: str, seconds: float, led: bool) -> bool:
     return good
 
 
-def _fuzz_led(name: str, seconds: float) -> None:
+def _fuzz_led(name: str, given: argparse.Namespace) -> None:
     import atheris
 
     with atheris.instrument_imports(include=["wds_async"]):
@@ -67,7 +71,9 @@ def _fuzz_led(name: str, seconds: float) -> None:
     FOUND.mkdir(parents=True, exist_ok=True)
     grown = tempfile.mkdtemp(prefix="fuzz-")
     options = {
-        "max_total_time": int(seconds) or 1,
+        "max_total_time": int(given.seconds) or 1,
+        "runs": given.runs or -1,
+        "seed": given.seed,
         "max_len": _LONGEST_BYTES,
         "timeout": _ONE_INPUT_S,
         "rss_limit_mb": 2048,
@@ -78,12 +84,13 @@ def _fuzz_led(name: str, seconds: float) -> None:
     atheris.Fuzz()
 
 
-def _fuzz_at_random(name: str, seconds: float) -> None:
+def _fuzz_at_random(name: str, given: argparse.Namespace) -> None:
     from tests.fuzz.targets import run
 
-    mutations = Mutations(CORPUS / name, seed=os.getpid())
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
+    mutations = Mutations(CORPUS / name, seed=given.seed or os.getpid())
+    deadline, runs = time.monotonic() + given.seconds, 0
+    while time.monotonic() < deadline and (not given.runs or runs < given.runs):
+        runs += 1
         data = mutations.next()
         try:
             run(name, data)
