@@ -27,8 +27,8 @@ _ORPHANS_END_S = 20.0
 
 def left(session: int) -> list[str]:
     """The commands of what is still alive of a script that was started with a session of its own. One that is shown in
-    brackets has no command any more: it is defunct, and waits until somebody takes note. Some kernels show such a one as
-    running for a while, with its only thread a zombie."""
+    brackets has no command any more: it is defunct, and waits until somebody takes note. Some kernels show such a one
+    as running for a while, with its only thread a zombie."""
     listed = subprocess.run(
         ["ps", "-o", "stat=,pid=,args=", "--sid", str(session)], capture_output=True, text=True, check=False
     )
