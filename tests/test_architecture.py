@@ -26,17 +26,18 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("urls", "world", "redact", "rewrite", "pipes", "orphans"),
     ("storage", "storage.*"),
     ("transfer", "transfer.*"),
-    ("shardcache", "shardcache.*"),
+    ("shardcache", "shardcache.*", "chunkcache", "chunkcache.*"),
     # tenbin is bytes and arrays like tar is bytes and members: decoding needs it as much as writing does.
     ("tar", "tar.*", "tenbin"),
     ("tariterators", "tarparts", "opening", "autodecode", "images", "media", "unpickle", "picklememo", "streamdecode",
      "parallel", "filters", "fields", "batches", "shuffles", "shardlists", "directories", "mix", "extradatasets",
      "cache", "samplecache", "records", "shardcheck", "spec", "sources", "document", "shardfiles", "shardindex",
-     "pipeline", "checkpoint", "progress", "ledger", "losses", "damage"),
+     "pipeline", "checkpoint", "progress", "ledger", "losses", "damage", "costs"),
     ("dataset", "fluid", "loader", "asyncreader", "mixture", "lengths", "shardplan", "multi", "random_access",
-     "samplers", "handover", "legacy", "legacy.*"),
+     "samplers", "handover", "legacy", "legacy.*", "doctor", "symptoms", "jobmetrics"),
     ("encoders", "writer", "tarwriter", "shardwriter"),
-    ("service", "service.*", "cli", "cli.*", "distributed", "distributed.*"),
+    ("service", "service.*"),
+    ("cli", "cli.*", "distributed", "distributed.*"),
 )  # fmt: skip
 """Rooms by floor, the ground first. A module imports from its own floor and those below."""
 
@@ -53,7 +54,7 @@ TORCH_ROOMS = ("world", "autodecode", "images", "unpickle", "filters", "pipeline
                "writer", "pytorch", "shardlists", "random_access", "media", "cli.demo*")  # fmt: skip
 SUBPROCESS_ROOMS = ("storage.pipe",)
 PRINT_ROOMS = ("cli", "cli.*")
-ASYNC_ROOMS = ("storage.*", "transfer.*", "shardcache.*", "service.*", "asyncreader", "cli.demo_server")
+ASYNC_ROOMS = ("storage.*", "transfer.*", "shardcache.*", "chunkcache.*", "service.*", "asyncreader", "cli.demo_server")
 FSSPEC_ROOMS = ("storage", "storage.*")
 
 FSSPEC_PACKAGES = {"fsspec", "gcsfs", "s3fs", "adlfs", "aiobotocore", "botocore", "azure", "google", "huggingface_hub"}

@@ -80,6 +80,10 @@ class Settings:
     max_bad_fraction: float | None
     on_corrupt: str
     gopen_buffer: int
+    metrics_port: int | None
+    cost_limit: float | None
+    prices: str
+    region: str
     cache: str
     cache_size: int | None
     verbose_cache: bool
@@ -119,6 +123,10 @@ def settings() -> Settings:
         max_bad_fraction=value("WDS_MAX_BAD_FRACTION"),
         on_corrupt=value("WDS_ON_CORRUPT"),
         gopen_buffer=value("GOPEN_BUFFER"),
+        metrics_port=value("WDS_METRICS_PORT"),
+        cost_limit=value("WDS_COST_LIMIT"),
+        prices=value("WDS_PRICES"),
+        region=value("WDS_REGION"),
         cache=value("WDS_CACHE"),
         cache_size=value("WDS_CACHE_SIZE"),
         verbose_cache=value("WDS_VERBOSE_CACHE"),

@@ -74,6 +74,13 @@ def _fraction(text: str) -> float:
     return value
 
 
+def _dollars(text: str) -> float:
+    value = float(text.strip().removeprefix("$"))
+    if not value >= 0:
+        raise ValueError("a cost is a number of US dollars, 0 or more")
+    return value
+
+
 VERIFY = ("auto", "always", "never")
 ON_CORRUPT = ("raise", "skip_shard", "resync")
 
@@ -156,6 +163,11 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("WDS_SHOW_SEED", _flag, False, "1: log the seed of ResampledShards"),
     Variable("WDS_HANDOVER", _flag, True, "0: batches of WebLoader's workers go through torch's queue"),
     Variable("WDS_PROGRESS", _flag, False, "1: show a progress bar and a summary line for every epoch"),
+    Variable("WDS_METRICS_PORT", _count, None, "port of 127.0.0.1 where a training job shows /metrics; 0: a free one"),
+    Variable("WDS_COST_LIMIT", _dollars, None, "US dollars of requests and traffic at which a run stops"),
+    Variable("WDS_PRICES", str, "", "YAML file of prices in place of the built-in table"),
+    Variable("WDS_REGION", str, "", "region that this machine is in, as its provider calls it; for prices"),
+    Variable("WDS_SERVE_CONFIG", str, "", "YAML file of `wds-async serve`, where --config names none"),
     Variable("WDS_LOG", str, "", "level of the wds_async logger: debug, info, warning, error"),
     Variable("GOPEN_VERBOSE", _count, 0, "1: log every shard that is opened"),
     Variable("GOPEN_BUFFER", int, -1, "buffer in bytes of the local files that gopen opens; -1: Python's own choice"),

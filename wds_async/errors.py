@@ -21,6 +21,7 @@
     │   ├── FieldTooLarge                   one field above ``max_field_bytes``
     │   └── DuplicateField                  a sample has the same field twice
     ├── DecodingError                       a field could not be decoded
+    ├── CostLimitReached (RuntimeError)     the run would cost more than ``WDS_COST_LIMIT``
     ├── TooMuchLost (RuntimeError)          handlers let more pass than ``max_bad_fraction``
     ├── UnsafeContent (ValueError)          refused by the security rules
     └── ReaderClosed (RuntimeError)         a reader used after ``close`` or in another process
@@ -39,6 +40,7 @@ __all__ = [
     "ChecksumMismatch",
     "ConfigError",
     "CorruptShard",
+    "CostLimitReached",
     "DecodingError",
     "DuplicateField",
     "FetchTimeout",
@@ -154,6 +156,10 @@ class DecodingError(WdsError):
     key: str | None = None
     field: str | None = None
     k: str | None = None
+
+
+class CostLimitReached(WdsError, RuntimeError):
+    """Requests and traffic have cost as much as ``WDS_COST_LIMIT`` allows; no handler is asked about this."""
 
 
 class TooMuchLost(WdsError, RuntimeError):

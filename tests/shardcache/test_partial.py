@@ -127,6 +127,16 @@ def test_following_one_that_leaves(tmp_path: Path) -> None:
     following.close()
 
 
+def test_asking_after_a_writer_leaves_no_lock(tmp_path: Path) -> None:
+    die_holding(tmp_path)
+    following = Following(tmp_path, "a/x.tar")
+    following.open()
+    assert held(tmp_path) != []
+    assert following.ended(4) is False
+    following.close()
+    assert held(tmp_path) == []
+
+
 def test_sweeping_spares_the_living(tmp_path: Path) -> None:
     assert sweep(tmp_path) == 0
     die_holding(tmp_path, "a/dead.tar")

@@ -178,7 +178,7 @@ class Following:
         lock = lock_file(self._paths.lock)
         if lock is None:
             return False
-        lock.release()
+        _remove_lock(self._paths.lock, lock)  # its writer may have removed it just now, and asking made it anew
         return True
 
 

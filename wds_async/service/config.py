@@ -1,0 +1,205 @@
+"""How a service is set up: a YAML file (``WDS_SERVE_CONFIG``), and the command line's options, which win over it."""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wds_async.environment import MIB, parse_bytes
+from wds_async.errors import ConfigError
+
+__all__ = ["Quota", "ServiceConfig", "cache_limit", "load_config"]
+
+DEFAULT_PORT = 51080
+"""AIStore's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What one tenant may hold of the cache: ``share`` of it, from 0 to 1. A tenant is who a bearer token names."""
+
+    tenant: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceConfig:
+    """One service. Sizes are bytes (in a file also ``"64M"``), times seconds."""
+
+    host: str = "127.0.0.1"
+    """Where it listens. Anything but loopback needs ``allow``: an open proxy is nobody's friend."""
+    port: int = DEFAULT_PORT
+    """0: any that is free (printed)."""
+    socket: str = ""
+    """Path of a Unix socket to listen at too; our own loader, on the same host, is handed cached files through it."""
+    folder: str = ""
+    """Where the cache lies. "": no disk is used, and everything is passed through."""
+    cache_size: str = "80%"
+    """Bytes (``"500G"``), or a share of the file system that the folder is on."""
+    freshness_s: float = 300.0
+    """How long an object's identity is taken for granted before its store is asked again. Shards that never change:
+    ``inf``. 0: with each new reader."""
+    allow: tuple[str, ...] = ()
+    """Prefixes of the URLs that may be read, after rewriting: ``gs://bucket/``, ``https://host/data/``. Empty: all, from
+    loopback only, and without ``/url``."""
+    urls: bool = True
+    """Whether ``/url/<escaped URL>`` is served where ``allow`` is given."""
+    private: bool = False
+    """Whether origins with private or link-local addresses may be read by ``/url`` though ``allow`` names their host by
+    a name. Addresses of metadata servers never are."""
+    buckets: tuple[tuple[str, str], ...] = ()
+    """``ais://`` buckets of its own: a name, and the URL that stands for it (``imagenet``, ``https://host/imagenet/``)."""
+    tokens: str = ""
+    """File of bearer tokens, a line each: token, then optionally the tenant's name. "": none is asked for."""
+    certificate: str = ""
+    """PEM file for TLS; with ``key``."""
+    key: str = ""
+    client_ca: str = ""
+    """PEM file of the authority whose clients are let in (mutual TLS)."""
+    clients: int = 4096
+    """Most connections of clients."""
+    client_requests: int = 256
+    """Most requests of one client under way; more are answered with 429."""
+    client_bytes_per_s: float | None = None
+    """Most bytes a second to one client."""
+    bytes_per_s: float | None = None
+    """Most bytes a second from all origins together."""
+    connections: int = 64
+    """Most connections to origins."""
+    origin_connections: int = 64
+    """Most connections to one origin."""
+    origin_bytes_per_s: float | None = None
+    """Most bytes a second from one origin."""
+    memory_bytes: int = 192 * MIB
+    """Most bytes on their way between origins, the disk and clients."""
+    ahead_bytes: int = 1024 * MIB
+    """Most bytes that are fetched by plans before anybody has asked for them, per client."""
+    plan_lifetime_s: float = 60.0
+    """How long the plan of a client lives that is heard of no more."""
+    send_timeout_s: float = 60.0
+    """How long a client may take no byte before it is let go."""
+    header_timeout_s: float = 20.0
+    """How long a client may take for the head of a request."""
+    grace_s: float = 30.0
+    """How long transfers may go on after SIGTERM."""
+    drain_s: float = 0.0
+    """How long it goes on listening after SIGTERM, not ready, so that balancers see it."""
+    quotas: tuple[Quota, ...] = ()
+    log: str = "human"
+    """``human`` or ``json``: lines on standard error."""
+    prices: str = ""
+    """YAML file of prices that replaces the built-in table."""
+    region: str = ""
+    """Where this service runs, as its provider calls it (``us-east-1``): traffic within a region is priced so."""
+    cost_limit: float | None = None
+    """US dollars at which nothing more is fetched from origins; what is cached is served on."""
+
+    def __post_init__(self) -> None:
+        if self.log not in ("human", "json"):
+            raise ConfigError(f"log: {self.log!r}; write human or json")
+        if bool(self.certificate) != bool(self.key):
+            raise ConfigError("certificate and key: give both or neither")
+        if self.client_ca and not self.certificate:
+            raise ConfigError("client_ca needs a certificate and key of the service's own")
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port: {self.port} is none")
+        for prefix in (*self.allow, *(url for _, url in self.buckets)):
+            if "://" not in prefix and not prefix.startswith("/"):
+                raise ConfigError(
+                    f"{prefix!r} is no URL's beginning; write gs://bucket/, https://host/path/ or /folder/"
+                )
+        if not self.allow and not self.loopback:
+            raise ConfigError(
+                f"host {self.host} can be reached from other machines, so allow must say what may be read there: "
+                "--allow gs://bucket/ (as often as need be), or listen at 127.0.0.1"
+            )
+        positive = ("clients", "client_requests", "connections", "origin_connections", "memory_bytes", "grace_s")
+        for name in positive:
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name}: {getattr(self, name)} must be more than 0")
+        if sum(quota.share for quota in self.quotas) > 1 or any(not 0 < quota.share <= 1 for quota in self.quotas):
+            raise ConfigError("quotas: shares are from 0 to 1, and 1 together at most")
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+def load_config(path: str | os.PathLike[str] | None = None, **overrides: Any) -> ServiceConfig:
+    """The configuration of the file at ``path``, and ``overrides`` in its place where they are not None.
+
+    ConfigError for a file that cannot be read, a name that does not exist and a value that does not parse.
+    """
+    given: dict[str, Any] = {} if path is None else _read(Path(path))
+    given |= {name: value for name, value in overrides.items() if value is not None}
+    known = {field.name: str(field.type) for field in dataclasses.fields(ServiceConfig)}
+    strangers = sorted(set(given) - set(known))
+    if strangers:
+        raise ConfigError(f"{strangers[0]!r} is no setting of the service; its settings are {', '.join(sorted(known))}")
+    return ServiceConfig(**{name: _value(name, known[name], value) for name, value in given.items()})
+
+
+def cache_limit(config: ServiceConfig) -> int:
+    """The cache's size in bytes. ConfigError where it does not parse; OSError where the folder is not there."""
+    text = str(config.cache_size).strip()
+    try:
+        if text.endswith("%"):
+            share = float(text[:-1]) / 100
+            if not 0 < share <= 1:
+                raise ValueError("a share is above 0% and at most 100%")
+            return int(shutil.disk_usage(config.folder).total * share)
+        return parse_bytes(text)
+    except ValueError as exn:
+        raise ConfigError(f"cache_size: {exn}") from exn
+
+
+def _read(path: Path) -> dict[str, Any]:
+    import yaml  # noqa: PLC0415 (only where there is a file)
+
+    try:
+        given = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as exn:
+        raise ConfigError(f"the service's configuration {path}: {exn}") from exn
+    if given is None:
+        return {}
+    if not isinstance(given, dict):
+        raise ConfigError(f"the service's configuration {path} must be a mapping of settings")
+    return given
+
+
+def _value(name: str, kind: str, value: Any) -> Any:
+    try:
+        if name == "buckets":
+            return tuple(sorted((str(k), str(v)) for k, v in dict(value).items()))
+        if name == "quotas":
+            return _quotas(value)
+        if name == "allow":
+            return (value,) if isinstance(value, str) else tuple(str(one) for one in value)
+        if "bytes" in name and isinstance(value, str):
+            return parse_bytes(value)
+        if kind == "bool" and not isinstance(value, bool):
+            raise ValueError("write true or false")
+        if kind == "int":
+            return int(value)
+        if kind.startswith("float"):
+            return None if value is None else float(value)
+        return str(value) if kind == "str" else value
+    except (TypeError, ValueError) as exn:
+        raise ConfigError(f"{name}: {value!r} does not parse: {exn}") from exn
+
+
+def _quotas(value: Any) -> tuple[Quota, ...]:
+    pairs: Mapping[str, Any] = dict(value) if not isinstance(value, tuple) else {q.tenant: q.share for q in value}
+    return tuple(Quota(str(tenant), float(share)) for tenant, share in sorted(pairs.items()))
