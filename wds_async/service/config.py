@@ -46,8 +46,8 @@ class ServiceConfig:
     """How long an object's identity is taken for granted before its store is asked again. Shards that never change:
     ``inf``. 0: with each new reader."""
     allow: tuple[str, ...] = ()
-    """Prefixes of the URLs that may be read, after rewriting: ``gs://bucket/``, ``https://host/data/``. Empty: all, from
-    loopback only, and without ``/url``."""
+    """Prefixes of the URLs that may be read, after rewriting: ``gs://bucket/``, ``https://host/data/``. Empty:
+    all, from loopback only, and without ``/url``."""
     urls: bool = True
     """Whether ``/url/<escaped URL>`` is served where ``allow`` is given."""
     private: bool = False
