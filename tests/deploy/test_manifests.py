@@ -1,0 +1,266 @@
+"""deploy/: every folder that kustomize builds is what Kubernetes accepts, and says what the service's own files say."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import wds_async
+from tests.deploy.schemas import CUSTOM
+from tests.deploy.tools import DEPLOY, kustomized
+from wds_async import environment
+from wds_async.environment import parse_bytes
+from wds_async.service.config import ServiceConfig, load_config
+
+FOLDERS = sorted(path.parent for path in DEPLOY.rglob("kustomization.yaml"))
+SERVED = [folder for folder in FOLDERS if folder.name == "base" or folder.parent.name == "overlays"]
+UID = 10001
+PREPARES = "folders"
+"""The one container that is root, for the instant that giving away two folders takes."""
+
+manifests = functools.cache(kustomized)
+
+
+def named(folder: Path) -> str:
+    """How a test of ``folder`` is called."""
+    return str(folder.relative_to(DEPLOY))
+
+
+every_folder = pytest.mark.parametrize("folder", FOLDERS, ids=named)
+every_service = pytest.mark.parametrize("folder", SERVED, ids=named)
+
+
+def pods(found: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The kind and the pod template of each manifest that has one."""
+    for one in found:
+        if "template" in one.get("spec", {}):
+            yield one["kind"], one["spec"]["template"]
+        for replicas in one.get("spec", {}).get("pytorchReplicaSpecs", {}).values():
+            yield one["kind"], replicas["template"]
+
+
+def only(found: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    """The one manifest of ``kind``."""
+    (one,) = [one for one in found if one["kind"] == kind]
+    return one
+
+
+def configuration(found: list[dict[str, Any]], tmp_path: Path) -> ServiceConfig:
+    """What the service would be told."""
+    file = tmp_path / "serve.yaml"
+    file.write_text(only(found, "ConfigMap")["data"]["serve.yaml"], encoding="utf-8")
+    return load_config(file)
+
+
+def test_there_are_folders_for_every_place() -> None:
+    assert {named(folder) for folder in FOLDERS} == {
+        "base", "overlays/gke", "overlays/eks", "overlays/aks", "overlays/bare-metal", "monitoring",
+        "training/indexed", "training/pytorchjob", "training/socket", "offline",
+    }  # fmt: skip
+
+
+@every_folder
+def test_kubernetes_accepts_it(folder: Path) -> None:
+    import jsonschema
+    import kubernetes_validate
+
+    version = kubernetes_validate.latest_version()
+    found = manifests(folder)
+    assert found
+    for one in found:
+        if one["kind"] in CUSTOM:
+            jsonschema.validate(one, CUSTOM[one["kind"]])
+        else:
+            kubernetes_validate.validate(one, version, strict=True)
+    for kind, template in pods(found):
+        if kind in CUSTOM:
+            whole = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "x"}, "template": template}
+            kubernetes_validate.validate(whole, version, strict=True)
+
+
+def test_a_mistake_is_not_accepted() -> None:
+    import jsonschema
+    import kubernetes_validate
+
+    daemons = only(manifests(DEPLOY / "base"), "DaemonSet")
+    wrong = {**daemons, "spec": {**daemons["spec"], "replicas": 3}}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, kubernetes_validate.latest_version(), strict=True)
+    job = only(manifests(DEPLOY / "training" / "pytorchjob"), "PyTorchJob")
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**job, "spec": {**job["spec"], "workers": 2}}, CUSTOM["PyTorchJob"])
+
+
+@every_folder
+def test_pods_are_locked(folder: Path) -> None:
+    for _, template in pods(manifests(folder)):
+        spec = template["spec"]
+        assert spec["automountServiceAccountToken"] is False
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
+        around = spec["securityContext"]
+        assert (around["runAsNonRoot"], around["runAsUser"], around["runAsGroup"]) == (True, UID, UID)
+        assert around["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in [*spec.get("initContainers", []), *spec["containers"]]:
+            inside = container["securityContext"]
+            assert inside["readOnlyRootFilesystem"] is True
+            assert inside["allowPrivilegeEscalation"] is False
+            assert inside["capabilities"]["drop"] == ["ALL"]
+            prepares = container["name"] == PREPARES
+            assert inside["capabilities"].get("add", []) == (["CHOWN"] if prepares else [])
+            assert ("runAsUser" in inside) == prepares
+            assert {"cpu", "memory"} <= set(container["resources"]["requests"])
+            assert "memory" in container["resources"]["limits"]
+            mounted = {mount["name"] for mount in container.get("volumeMounts", [])}
+            assert mounted <= {volume["name"] for volume in spec["volumes"]}
+
+
+@every_folder
+def test_variables_mean_what_they_are_meant_to(folder: Path) -> None:
+    known = {variable.name for variable in environment.VARIABLES}
+    for _, template in pods(manifests(folder)):
+        for container in template["spec"]["containers"]:
+            given = {one["name"]: one["value"] for one in container.get("env", []) if "value" in one}
+            for name, text in given.items():
+                if name.startswith("WDS_"):
+                    assert name in known
+                if name in known:
+                    environment.value(name, {name: text})  # ConfigError where it does not parse
+
+
+@every_folder
+def test_images_are_of_this_version(folder: Path) -> None:
+    for _, template in pods(manifests(folder)):
+        for container in [*template["spec"].get("initContainers", []), *template["spec"]["containers"]]:
+            place, _, tag = container["image"].rpartition(":")
+            assert place in ("registry.example/wds-async", "registry.example/wds-async-train")
+            assert tag == wds_async.__version__
+
+
+@every_service
+def test_the_service_starts_with_its_configuration(folder: Path, tmp_path: Path) -> None:
+    found = manifests(folder)
+    config = configuration(found, tmp_path)
+    pod = only(found, "DaemonSet")["spec"]["template"]["spec"]
+    (serve,) = pod["containers"]
+    (port,) = serve["ports"]
+    assert (config.host, config.port) == ("0.0.0.0", port["containerPort"])
+    assert port["hostPort"] == config.port
+    mounts = [mount["mountPath"] for mount in serve["volumeMounts"]]
+    assert {config.folder, str(Path(config.socket).parent), "/tmp", "/etc/wds-async"} == set(mounts)
+    (variable,) = [one["value"] for one in serve["env"] if one["name"] == "WDS_SERVE_CONFIG"]
+    assert Path(variable).parent.as_posix() in mounts
+    assert pod["terminationGracePeriodSeconds"] >= config.drain_s + config.grace_s + 5
+    assert parse_bytes(serve["resources"]["limits"]["memory"].removesuffix("i")) >= 4 * config.memory_bytes
+    assert not config.urls
+    config_map = next(one for one in pod["volumes"] if one["name"] == "config")["configMap"]["name"]
+    assert config_map == only(found, "ConfigMap")["metadata"]["name"]
+    assert re.fullmatch(r"wds-async-[a-z0-9]{10}", config_map), "without a hash a change would roll nothing"
+
+
+@every_service
+def test_probes_ask_what_there_is(folder: Path) -> None:
+    (serve,) = only(manifests(folder), "DaemonSet")["spec"]["template"]["spec"]["containers"]
+    asked = {name: serve[name]["httpGet"] for name in ("startupProbe", "livenessProbe", "readinessProbe")}
+    assert {name: get["path"] for name, get in asked.items()} == {
+        "startupProbe": "/healthz",
+        "livenessProbe": "/healthz",
+        "readinessProbe": "/readyz",
+    }
+    assert {get["port"] for get in asked.values()} == {serve["ports"][0]["name"]}
+
+
+@every_service
+def test_the_network_is_closed_but_for_what_is_named(folder: Path) -> None:
+    found = manifests(folder)
+    policy = only(found, "NetworkPolicy")["spec"]
+    assert sorted(policy["policyTypes"]) == ["Egress", "Ingress"]
+    assert only(found, "Service")["spec"]["internalTrafficPolicy"] == "Local"
+    labels = only(found, "DaemonSet")["spec"]["template"]["metadata"]["labels"]
+    for selector in (policy["podSelector"]["matchLabels"], only(found, "Service")["spec"]["selector"]):
+        assert selector.items() <= labels.items()
+    everywhere = [
+        block["ipBlock"]
+        for rule in policy["egress"]
+        for block in rule["to"]
+        if block.get("ipBlock", {}).get("cidr") in ("0.0.0.0/0", "::/0")
+    ]
+    assert len(everywhere) == 2
+    shut = {net for block in everywhere for net in block["except"]}
+    assert {"169.254.0.0/16", "fe80::/10"} <= shut, "metadata servers"
+
+
+def test_overlays_differ_in_what_they_are_for(tmp_path: Path) -> None:
+    allowed, disks, accounts = {}, {}, {}
+    for folder in SERVED:
+        found = manifests(folder)
+        (allowed[folder.name],) = configuration(found, tmp_path).allow
+        volumes = only(found, "DaemonSet")["spec"]["template"]["spec"]["volumes"]
+        (disks[folder.name],) = [one["hostPath"]["path"] for one in volumes if one["name"] == "cache"]
+        accounts[folder.name] = set(only(found, "ServiceAccount")["metadata"].get("annotations", {}))
+    assert {name: url.split(":")[0] for name, url in allowed.items()} == {
+        "base": "s3", "gke": "gs", "eks": "s3", "aks": "az", "bare-metal": "s3",
+    }  # fmt: skip
+    assert len(set(disks.values())) == len(disks)
+    assert all(path.endswith("/wds-async") for path in disks.values())
+    assert "iam.gke.io/gcp-service-account" in accounts["gke"]
+    assert "eks.amazonaws.com/role-arn" in accounts["eks"]
+    assert "azure.workload.identity/client-id" in accounts["aks"]
+    assert accounts["bare-metal"] == accounts["base"] == set()
+
+
+@pytest.mark.parametrize("name", ["indexed", "pytorchjob", "socket"])
+def test_training_finds_its_nodes_service(name: str) -> None:
+    ((_, template),) = pods(manifests(DEPLOY / "training" / name))
+    (container,) = template["spec"]["containers"]
+    env = {one["name"]: one for one in container["env"]}
+    assert env["NODE_IP"]["valueFrom"]["fieldRef"]["fieldPath"] == "status.hostIP"
+    order = list(env)
+    assert order.index("NODE_IP") < order.index("AIS_ENDPOINT") or name == "socket", "$(NODE_IP) has to be known"
+    if name == "socket":
+        assert env["AIS_ENDPOINT"]["value"] == "unix:/run/wds-async/serve.sock"
+        assert {"name": "wds-async", "mountPath": "/run/wds-async", "readOnly": True} in container["volumeMounts"]
+    else:
+        assert env["AIS_ENDPOINT"]["value"] == "http://$(NODE_IP):51080"
+    assert env["USE_AIS_FOR"]["value"] == "gs:s3:az"
+    assert template["metadata"]["labels"]["wds-async/client"] == "true"
+    ranks = {f"rank-{rank}": 9464 + rank for rank in range(8)}
+    assert ranks.items() <= {port["name"]: port["containerPort"] for port in container["ports"]}.items()
+
+
+def test_the_numbers_of_the_training_agree() -> None:
+    found = manifests(DEPLOY / "training" / "indexed")
+    job = only(found, "Job")["spec"]
+    (container,) = job["template"]["spec"]["containers"]
+    machines = next(one["value"] for one in container["env"] if one["name"] == "MACHINES")
+    budget = only(found, "PodDisruptionBudget")["spec"]
+    assert {job["parallelism"], budget["minAvailable"], int(machines)} == {job["completions"]}
+    assert f"--nproc-per-node={container['resources']['limits']['nvidia.com/gpu']}" in container["args"]
+    service = only(found, "Service")
+    assert job["template"]["spec"]["subdomain"] == service["metadata"]["name"]
+    assert f"--rdzv-endpoint=train-0.{service['metadata']['name']}:29500" in container["args"]
+    assert service["spec"]["publishNotReadyAddresses"] is True
+
+
+def test_offline_work_is_divided_by_the_index() -> None:
+    job = only(manifests(DEPLOY / "offline"), "Job")["spec"]
+    (container,) = job["template"]["spec"]["containers"]
+    env = {one["name"]: one for one in container["env"]}
+    path = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+    assert env["RANK"]["valueFrom"]["fieldRef"]["fieldPath"] == path
+    assert int(env["WORLD_SIZE"]["value"]) == job["completions"] == job["parallelism"]
+    assert job["completionMode"] == "Indexed"
+    written = container["command"][-1].split(":")[0]
+    assert written not in env["USE_AIS_FOR"]["value"].split(":"), "the service serves reading only"
+
+
+def test_files_of_config_maps_are_whole_yaml() -> None:
+    for folder in SERVED:
+        text = only(manifests(folder), "ConfigMap")["data"]["serve.yaml"]
+        assert isinstance(yaml.safe_load(text), dict)
+        assert text.startswith("#"), "its comments travel with it"
