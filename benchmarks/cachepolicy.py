@@ -1,0 +1,140 @@
+"""The service cache's policy against others, simulated with the real one: no bytes, no clock.
+
+    python -m benchmarks.cachepolicy
+
+Each line is the share of bytes served from the cache, epochs 2 to 4; ``best`` is what nobody can beat without knowing
+the order to come: the cache's size over the data's.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+
+from wds_async.chunkcache.policy import Policy
+
+__all__ = ["Simulation", "epochs", "lru", "random_eviction"]
+
+CHUNK = 1000
+
+
+class Simulation:
+    """A cache without bytes: `read` an object, by chunks of 1000, and count what was there."""
+
+    def __init__(self, limit: int, quotas: dict[str, float] | None = None) -> None:
+        self.policy = Policy(limit, CHUNK, quotas=quotas)
+        self.chunks: dict[int, dict[int, bool]] = {}
+        self.most = 0
+        self.hit = self.miss = 0
+
+    def read(self, entry: int, size: int, tenant: str = "") -> float:
+        """The share of it that was there."""
+        hit = 0
+        self._evict(self.policy.begin(entry, None, f"o{entry}", tenant, size).evicted)
+        for number in range(-(-size // CHUNK)):
+            count = min(CHUNK, size - number * CHUNK)
+            if number in self.chunks.get(entry, {}):
+                hit += count
+            else:
+                self._fetch(entry, number, count)
+            self.policy.served(entry, count)
+            self.policy.transit.spend((entry, number))
+        self.policy.end(entry)
+        self.hit, self.miss = self.hit + hit, self.miss + size - hit
+        self.most = max(self.most, self.policy.resident_bytes + self.policy.transit.bytes)
+        return hit / size
+
+    def _fetch(self, entry: int, number: int, count: int) -> None:
+        placed = self.policy.place(entry, number, count, wanted=True, grows=False, held=lambda chunk: False)
+        if placed is None:
+            return
+        self._evict(placed.evicted)
+        for other, gone in placed.gone:
+            del self.chunks[other][gone]
+        self.chunks.setdefault(entry, {})[number] = placed.stays
+
+    def _evict(self, entries: Iterable[int]) -> None:
+        for entry in entries:
+            self.chunks.pop(entry, None)
+
+    def epoch(self, order: Iterable[tuple[int, int]], tenant: str = "") -> float:
+        """The share of the bytes of these reads that was there."""
+        hit = total = 0.0
+        for entry, size in order:
+            hit += self.read(entry, size, tenant) * size
+            total += size
+        return hit / total
+
+
+def epochs(objects: dict[int, int], count: int, seed: int, *, shuffled: bool = True) -> Iterator[list[tuple[int, int]]]:
+    """So many epochs, each object once in each."""
+    rng = random.Random(seed)
+    order = list(objects.items())
+    for _ in range(count):
+        if shuffled:
+            rng.shuffle(order)
+        yield list(order)
+
+
+def lru(limit: int, objects: dict[int, int], count: int, seed: int, *, shuffled: bool = True) -> list[float]:
+    """The hit ratios of epochs under LRU."""
+    there: OrderedDict[int, int] = OrderedDict()
+    ratios = []
+    for order in epochs(objects, count, seed, shuffled=shuffled):
+        hit = 0
+        for entry, size in order:
+            hit += there.pop(entry, 0)
+            there[entry] = size
+            while sum(there.values()) > limit:
+                there.popitem(last=False)
+        ratios.append(hit / sum(objects.values()))
+    return ratios
+
+
+def random_eviction(
+    limit: int, objects: dict[int, int], count: int, seed: int, *, shuffled: bool = True
+) -> list[float]:
+    """The hit ratios of epochs where a random entry goes for each newcomer."""
+    rng = random.Random(seed + 1)
+    there: dict[int, int] = {}
+    ratios = []
+    for order in epochs(objects, count, seed, shuffled=shuffled):
+        hit = 0
+        for entry, size in order:
+            hit += there.get(entry, 0)
+            there[entry] = size
+            while sum(there.values()) > limit:
+                del there[rng.choice(list(there))]
+        ratios.append(hit / sum(objects.values()))
+    return ratios
+
+
+def ours(limit: int, objects: dict[int, int], count: int, seed: int, *, shuffled: bool = True) -> list[float]:
+    """The hit ratios of epochs under the service's policy."""
+    simulation = Simulation(limit)
+    return [simulation.epoch(order) for order in epochs(objects, count, seed, shuffled=shuffled)]
+
+
+def main() -> None:
+    policies: list[tuple[str, Callable[..., list[float]]]] = [("ours", ours), ("lru", lru), ("random", random_eviction)]
+    print(f"{'objects':>8} {'cache':>6} {'order':>10} {'best':>6}", *(f"{name:>7}" for name, _ in policies))
+    for number, share, shuffled in [
+        (200, 0.5, True), (200, 0.5, False), (200, 0.25, True), (200, 0.1, True), (1000, 0.5, True), (40, 0.5, True),
+    ]:  # fmt: skip
+        objects = dict.fromkeys(range(number), 16_000)
+        limit = int(sum(objects.values()) * share)
+        ratios = [sum(run(limit, objects, 4, 1, shuffled=shuffled)[1:]) / 3 for _, run in policies]
+        order = "shuffled" if shuffled else "in order"
+        print(f"{number:8} {share:6.0%} {order:>10} {share:6.3f}", *(f"{ratio:7.3f}" for ratio in ratios))
+    simulation = Simulation(1_600_000)
+    first = dict.fromkeys(range(200), 16000)
+    second = dict.fromkeys(range(1000, 1200), 16000)
+    for order in epochs(first, 4, 1):
+        simulation.epoch(order)
+    ratios = [simulation.epoch(order) for order in epochs(second, 6, 2)]
+    print("another data set after 4 epochs, its epochs 1 to 6:", *(f"{ratio:.3f}" for ratio in ratios))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""Chunks on their way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.chunkcache.doubles import CHUNK, Bytes, content, get, run, running, taken, until
+from wds_async.chunkcache.origin import Urgency
+from wds_async.chunkcache.pieces import OnDisk
+from wds_async.errors import ReaderClosed, TransferError
+
+URL = "s3://bucket/a.tar"
+DATA = content(20 * CHUNK)
+
+
+class OneAtATime:
+    """Turns that are given by hand, and say who asked."""
+
+    def __init__(self, most: int = 1) -> None:
+        self.slots = asyncio.Semaphore(most)
+        self.asked: list[tuple[str, Urgency]] = []
+
+    @contextlib.asynccontextmanager
+    async def turn(self, client: str, urgency: Urgency) -> AsyncIterator[None]:
+        self.asked.append((client, urgency))
+        async with self.slots:
+            yield
+
+
+def origin_of(data: bytes = DATA) -> Bytes:
+    origin = Bytes()
+    origin.put(URL, data)
+    return origin
+
+
+def test_a_turn_for_each_chunk_and_how_urgent(tmp_path: Path) -> None:
+    async def main() -> None:
+        turns = OneAtATime()
+        async with running(tmp_path, origin_of(), turns=turns) as cache:
+            assert await get(cache, URL, CHUNK, 4 * CHUNK, client="me") == DATA[CHUNK : 4 * CHUNK]
+        assert turns.asked[:2] == [("me", Urgency.DEMAND)] * 2  # its facts, and the chunk that is waited for
+        assert set(turns.asked[2:]) == {("me", Urgency.AHEAD)}
+        assert len(turns.asked) == 4
+
+    run(main())
+
+
+def test_what_only_one_wanted_and_has_not_begun_is_given_up(tmp_path: Path) -> None:
+    async def main() -> None:
+        origin, turns = origin_of(), OneAtATime(2)
+        async with running(tmp_path, origin, turns=turns) as cache:
+            with await cache.open(URL) as found:
+                origin.gate.clear()
+                pieces = found.pieces()
+                await anext(pieces)
+                await until(lambda: origin.under_way == 2)
+                await pieces.aclose()
+                origin.gate.set()
+                await cache.fetching.quiet()
+            assert origin.bytes == 3 * CHUNK  # the first, and the two under way, which are kept
+            assert cache.statistics().bytes == 3 * CHUNK
+            assert await get(cache, URL) == DATA
+            assert origin.bytes == len(DATA)
+
+    run(main())
+
+
+def test_what_is_under_way_for_nobody_is_given_up_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wds_async.chunkcache.fetching._UNWANTED_S", 0.05)
+
+    async def main() -> None:
+        origin = origin_of()
+        async with running(tmp_path, origin) as cache:
+            with await cache.open(URL) as found:
+                origin.gate.clear()  # it will never answer
+                pieces = found.pieces()
+                await anext(pieces)
+                await until(lambda: origin.under_way > 5)
+                await pieces.aclose()
+                await until(lambda: origin.under_way == 0)
+                origin.gate.set()
+                assert await taken(found) == DATA
+
+    run(main())
+
+
+def test_a_failed_fetch_is_told_to_all_and_made_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        origin = origin_of()
+        async with running(tmp_path, origin) as cache:
+            objects = [await cache.open(URL) for _ in range(3)]
+            origin.broken = True
+            got = await asyncio.gather(*(taken(found) for found in objects), return_exceptions=True)
+            assert [type(one) for one in got] == [TransferError] * 3
+            origin.broken = False
+            assert await taken(objects[0]) == DATA
+            for found in objects:
+                found.release()
+
+    run(main())
+
+
+def test_a_short_answer_is_no_chunk(tmp_path: Path) -> None:
+    async def main() -> None:
+        origin = origin_of()
+        async with running(tmp_path, origin) as cache:
+            with await cache.open(URL) as found:
+                origin.things[URL].data = DATA[: 5 * CHUNK + 3]  # of the same identity, as it says
+                with pytest.raises(TransferError, match="3 bytes came of 8192 at byte 40960"):
+                    await taken(found)
+
+    run(main())
+
+
+def test_closing_ends_readers_with_words(tmp_path: Path) -> None:
+    async def main() -> None:
+        origin = origin_of()
+        async with running(tmp_path, origin) as cache:
+            found = await cache.open(URL)
+            origin.gate.clear()
+            reading = asyncio.create_task(taken(found))
+            await until(lambda: origin.under_way > 2)
+        with pytest.raises(ReaderClosed):
+            await reading
+        found.release()
+
+    run(main())
+
+
+def test_what_a_reader_has_in_hand_is_not_punched(tmp_path: Path) -> None:
+    """It lies in the transit share, others need that, and the reader takes its time."""
+
+    async def main() -> None:
+        origin = Bytes()
+        for number in range(12):
+            origin.put(str(number), content(30 * CHUNK, number))
+        async with running(tmp_path, origin, 25 * CHUNK) as cache:
+            for number in range(3):
+                await get(cache, str(number))  # the room for what stays is taken
+            with await cache.open("5") as found:
+                pieces = found.pieces()
+                piece = await anext(pieces)
+                assert isinstance(piece, OnDisk)
+                assert cache.statistics().transit_bytes
+                for number in range(6, 12):
+                    assert await get(cache, str(number)) == origin.things[str(number)].data
+                assert os.pread(piece.fd, piece.count, piece.offset) == origin.things["5"].data[: piece.count]
+                await pieces.aclose()
+
+    run(main())
+
+
+def test_nothing_is_written_where_blocks_are_just_given_back(tmp_path: Path) -> None:
+    async def main() -> None:
+        origin = origin_of()
+        async with running(tmp_path, origin) as cache:
+            await get(cache, URL, 0, 1)
+            (entry,) = cache.fetching.entries.values()
+            cache.fetching.drop(entry, 0)
+            entry.punching[0] = punching = asyncio.get_running_loop().create_future()
+            reading = asyncio.create_task(get(cache, URL, 0, 1))
+            await until(lambda: origin.bytes == 2 * CHUNK)
+            await asyncio.sleep(0.02)  # it would be written now
+            assert 0 not in entry.chunks
+            del entry.punching[0]
+            punching.set_result(None)
+            assert await reading == DATA[:1]
+
+    run(main())

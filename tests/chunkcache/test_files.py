@@ -1,0 +1,83 @@
+"""The files."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+from crc32c import crc32c
+
+from tests.chunkcache.doubles import content
+from tests.chunkcache.test_machine import full_disk
+from wds_async.chunkcache.files import DataFile, DataFolder, crc_of
+
+DATA = content(300_000)
+
+
+def test_write_anywhere_and_compare(tmp_path: Path) -> None:
+    file = DataFile(tmp_path / "a" / "b", create=True)
+    assert file.write(1 << 20, memoryview(DATA)) == crc32c(DATA)
+    assert file.crc(1 << 20, len(DATA)) == crc32c(DATA)
+    assert file.crc(1 << 20, len(DATA) + 1) is None
+    assert crc_of(file.fd, 0, 0) == 0
+    assert os.stat(tmp_path / "a" / "b").st_mode & 0o777 == 0o600
+    assert os.stat(tmp_path / "a" / "b").st_blocks * 512 < 1 << 20  # sparse
+    file.close()
+    file.close()
+
+
+def test_punching_gives_blocks_back(tmp_path: Path) -> None:
+    file = DataFile(tmp_path / "a", create=True)
+    file.write(0, memoryview(bytes(10 * 8192)))
+    assert file.punch(8192, 4 * 8192)
+    assert os.fstat(file.fd).st_blocks * 512 == 6 * 8192
+    file.trim([(0, 8192), (9 * 8192, 10 * 8192)])
+    assert os.fstat(file.fd).st_blocks * 512 == 2 * 8192
+    file.trim([(0, 8192), (9 * 8192, 10 * 8192)])
+    assert os.fstat(file.fd).st_size == 10 * 8192
+    file.close()
+
+
+def test_a_hole_writes_to_no_page_that_is_in_a_socket(tmp_path: Path) -> None:
+    file = DataFile(tmp_path / "a", create=True)
+    file.write(0, memoryview(DATA[:10_001]))
+    ours, theirs = socket.socketpair()
+    assert os.sendfile(ours.fileno(), file.fd, 0, 10_001) == 10_001
+    assert file.punch(0, 10_001)
+    got = b""
+    while len(got) < 10_001:
+        got += theirs.recv(1 << 16)
+    assert got == DATA[:10_001]
+    for one in (ours, theirs, file):
+        one.close()
+
+
+def test_a_removed_file_is_read_on(tmp_path: Path) -> None:
+    files = DataFolder(tmp_path)
+    file = files.create(7)
+    file.write(0, memoryview(DATA))
+    files.remove(7)
+    files.remove(7)
+    assert os.pread(file.fd, 10, 5) == DATA[5:15]
+    with pytest.raises(FileNotFoundError):
+        files.open(7)
+    file.close()
+
+
+def test_a_disk_that_is_full(tmp_path: Path) -> None:
+    file = DataFile(tmp_path / "a", create=True)
+    with full_disk(), pytest.raises(OSError):
+        file.write(0, memoryview(DATA))
+    file.close()
+
+
+def test_sweeping_finds_what_nobody_knows(tmp_path: Path) -> None:
+    files = DataFolder(tmp_path)
+    for number in (3, 10, 12, 500, 9000):
+        files.create(number).close()
+    assert files.sweep(10, most=600) == 3
+    assert [path.name for path in sorted(tmp_path.rglob("*")) if path.is_file()] == ["3", f"{9000:x}"]
+    files.discard()
+    assert not tmp_path.exists()

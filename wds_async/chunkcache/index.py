@@ -1,0 +1,237 @@
+"""The index: which objects are in the cache, and which of their chunks with which checksum. One SQLite file (WAL).
+
+It may be some writes behind the files, or say things of them that are not so any more after a crash: a chunk's checksum
+is compared before it is served. What it says of an object has a checksum of its own. All methods block; one thread
+at a time is let in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from crc32c import crc32c
+
+__all__ = ["Batch", "Index", "Row", "Totals"]
+
+_VERSION = 1
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS entries (
+    id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL, identity TEXT NOT NULL, size INTEGER,
+    ranged INTEGER NOT NULL, facts TEXT NOT NULL, checked REAL NOT NULL, used REAL NOT NULL, last INTEGER NOT NULL,
+    held INTEGER NOT NULL, crc INTEGER NOT NULL);
+CREATE INDEX IF NOT EXISTS by_last ON entries (last, id);
+CREATE INDEX IF NOT EXISTS empty ON entries (id) WHERE held = 0;
+CREATE TABLE IF NOT EXISTS chunks (
+    entry INTEGER NOT NULL, page INTEGER NOT NULL, crcs BLOB NOT NULL, PRIMARY KEY (entry, page)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS totals (
+    tenant TEXT PRIMARY KEY, entries INTEGER NOT NULL, bytes INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TRIGGER IF NOT EXISTS added AFTER INSERT ON entries BEGIN
+    INSERT INTO totals VALUES (NEW.tenant, 1, NEW.held)
+    ON CONFLICT (tenant) DO UPDATE SET entries = entries + 1, bytes = bytes + excluded.bytes; END;
+CREATE TRIGGER IF NOT EXISTS changed AFTER UPDATE OF held ON entries BEGIN
+    UPDATE totals SET bytes = bytes + NEW.held - OLD.held WHERE tenant = NEW.tenant; END;
+CREATE TRIGGER IF NOT EXISTS removed AFTER DELETE ON entries BEGIN
+    UPDATE totals SET entries = entries - 1, bytes = bytes - OLD.held WHERE tenant = OLD.tenant;
+    DELETE FROM chunks WHERE entry = OLD.id; END;
+"""
+_COLUMNS = "id, key, tenant, identity, size, ranged, facts, checked, used, last, held"
+_UPSERT = f"""
+INSERT INTO entries ({_COLUMNS}, crc) VALUES ({", ".join("?" * 12)})
+ON CONFLICT (id) DO UPDATE SET size = excluded.size, facts = excluded.facts, checked = excluded.checked,
+    used = excluded.used, last = excluded.last, held = excluded.held, crc = excluded.crc"""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One object. ``facts``: JSON of what its origin said of it. ``checked``, ``used``: seconds since 1970; ``last``:
+    the policy's time of the last use. ``held``: bytes of its chunks."""
+
+    id: int
+    key: str
+    tenant: str
+    identity: str
+    size: int | None
+    ranged: bool
+    facts: str
+    checked: float
+    used: float
+    last: int
+    held: int
+
+    @property
+    def crc(self) -> int:
+        """Of what must not be wrong unnoticed."""
+        return crc32c(repr((self.id, self.key, self.identity, self.size, self.ranged, self.facts)).encode())
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        return (
+            self.id, self.key, self.tenant, self.identity, self.size, int(self.ranged), self.facts, self.checked,
+            self.used, self.last, self.held,
+        )  # fmt: skip
+
+
+@dataclass(slots=True)
+class Batch:
+    """Changes to be written at once. ``pages``: the checksums of an entry's page; ``gone``: entries without a file."""
+
+    rows: dict[int, Row] = field(default_factory=dict)
+    pages: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    gone: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What is there: entries, and bytes by tenant; the next entry's number; what the policy had learned."""
+
+    entries: int
+    by_tenant: Mapping[str, int]
+    next_id: int
+    state: Mapping[str, Any]
+    sweep_from: int = 1
+    """Files with this number or a higher one may be there though no entry tells of them."""
+
+
+class Index:
+    """The SQLite file at ``path``. sqlite3.DatabaseError where it is none, or of another version."""
+
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        if read_only:
+            self._db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False)
+        else:
+            self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=30)
+        try:
+            if read_only:
+                self._check()
+            else:
+                self._prepare()
+        except BaseException:
+            self._db.close()
+            raise
+
+    def totals(self) -> Totals:
+        """In a time that does not depend on how many entries there are."""
+        with self._lock:
+            rows = self._db.execute("SELECT tenant, entries, bytes FROM totals WHERE entries > 0").fetchall()
+            meta = dict(self._db.execute("SELECT name, value FROM meta"))
+        entries = sum(row[1] for row in rows)
+        try:
+            state = json.loads(meta.get("state", "{}"))
+        except ValueError:
+            state = {}
+        return Totals(
+            entries,
+            {row[0]: row[2] for row in rows},
+            int(meta.get("next_id", 1)),
+            state,
+            int(meta.get("sweep_from", 1)),
+        )
+
+    def load(self, key: str) -> tuple[Row, list[tuple[int, bytes]] | None] | None:
+        """The object with this key and its pages of checksums (None: its row is damaged); None where there is none."""
+        with self._lock:
+            found = self._db.execute(f"SELECT {_COLUMNS}, crc FROM entries WHERE key = ?", (key,)).fetchone()
+            if found is None:
+                return None
+            pages = self._db.execute("SELECT page, crcs FROM chunks WHERE entry = ?", (found[0],)).fetchall()
+        row = _row(found)
+        return row, (pages if row.crc == found[-1] else None)
+
+    def oldest(self, after: tuple[int, int], count: int) -> list[Row]:
+        """The next entries by their last use, behind ``(last, id)``."""
+        with self._lock:
+            found = self._db.execute(
+                f"SELECT {_COLUMNS} FROM entries WHERE (last, id) > (?, ?) ORDER BY last, id LIMIT ?", (*after, count)
+            )
+            return [_row(values) for values in found]
+
+    def numbers(self, first: int) -> set[int]:
+        """The numbers of entries from ``first`` on."""
+        with self._lock:
+            return {number for (number,) in self._db.execute("SELECT id FROM entries WHERE id >= ?", (first,))}
+
+    def empty(self) -> list[int]:
+        """Entries of which nothing is kept: files of these hold what was in transit."""
+        with self._lock:
+            return [number for (number,) in self._db.execute("SELECT id FROM entries WHERE held = 0")]
+
+    def rows(self, prefix: str = "") -> Iterator[Row]:
+        """The objects whose key begins so, by key. A long answer: nothing may be written meanwhile by this object."""
+        last = ""
+        while True:
+            with self._lock:
+                found = self._db.execute(
+                    f"SELECT {_COLUMNS} FROM entries WHERE key >= ? AND key > ? ORDER BY key LIMIT 1000", (prefix, last)
+                ).fetchall()
+            for values in found:
+                row = _row(values)
+                if not row.key.startswith(prefix):
+                    return
+                yield row
+                last = row.key
+            if not found:
+                return
+
+    def write(self, batch: Batch, next_id: int, state: Mapping[str, Any], sweep_from: int | None = None) -> None:
+        """All of it, or nothing. ``sweep_from``: see `Totals`; ``next_id`` where it is not given."""
+        meta = (
+            ("next_id", str(next_id)),
+            ("state", json.dumps(state)),
+            ("sweep_from", str(next_id if sweep_from is None else sweep_from)),
+        )
+        with self._lock, self._transaction():
+            self._db.executemany("DELETE FROM entries WHERE id = ?", [(number,) for number in batch.gone])
+            rows = [row for number, row in batch.rows.items() if number not in batch.gone]
+            self._displace(rows)
+            self._db.executemany(_UPSERT, [(*row.values, row.crc) for row in rows])
+            pages = [(entry, page, crcs) for (entry, page), crcs in batch.pages.items() if entry not in batch.gone]
+            self._db.executemany("INSERT OR REPLACE INTO chunks VALUES (?, ?, ?)", pages)
+            self._db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", meta)
+
+    def close(self) -> None:
+        """Idempotent."""
+        with self._lock:
+            self._db.close()
+
+    def _displace(self, rows: Iterable[Row]) -> None:
+        """A key has one entry: an older one that still has it goes, with its triggers, which REPLACE would not fire."""
+        self._db.executemany("DELETE FROM entries WHERE key = ? AND id != ?", [(row.key, row.id) for row in rows])
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                self._db.execute("ROLLBACK")
+            raise
+
+    def _prepare(self) -> None:
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = NORMAL")
+        if self._db.execute("PRAGMA user_version").fetchone()[0] == 0:
+            self._db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {_VERSION}; COMMIT;")
+        self._check()
+
+    def _check(self) -> None:
+        version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        if version != _VERSION:
+            raise sqlite3.DatabaseError(f"version {version} of an index, not {_VERSION}")
+        self._db.execute("SELECT 1 FROM entries LIMIT 1").fetchall()
+
+
+def _row(values: tuple[Any, ...]) -> Row:
+    number, key, tenant, identity, size, ranged, *rest = values[:11]
+    return Row(number, key, tenant, identity, size, bool(ranged), *rest)

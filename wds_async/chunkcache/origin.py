@@ -1,0 +1,70 @@
+"""What the cache asks of the world: bytes of an origin, and permission to ask for them."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from wds_async.transfer.ranges import Facts
+
+__all__ = ["AnyTime", "Origin", "Part", "Turns", "Urgency"]
+
+
+class Urgency(enum.IntEnum):
+    """Who waits for a chunk: what is asked first comes first."""
+
+    DEMAND = 0
+    """A reader, now."""
+    AHEAD = 1
+    """A reader, soon: the rest of an object that it is reading."""
+    PLAN = 2
+    """Nobody yet: a plan says that it will be read."""
+
+
+class Part(Protocol):
+    """A byte range that has arrived."""
+
+    @property
+    def view(self) -> memoryview:
+        """Exactly the bytes asked for (fewer only at the end of the object)."""
+        ...
+
+    @property
+    def facts(self) -> Facts:
+        """What its answer told of the object."""
+        ...
+
+
+class Origin(Protocol):
+    """Where objects come from. Errors are the tree's; memory for parts is bounded by whoever implements this."""
+
+    async def facts(self, url: str) -> Facts:
+        """What the object is now."""
+        ...
+
+    def part(self, url: str, start: int, stop: int, facts: Facts | None = None) -> AbstractAsyncContextManager[Part]:
+        """Bytes ``[start, stop)``, valid inside the ``async with``. `ObjectChanged` where the object is not that of
+        ``facts``; `Unranged` where it can be read in order only. None: the first answer to be had of it."""
+        ...
+
+    def stream(self, url: str) -> AbstractAsyncContextManager[tuple[Facts, AsyncIterator[memoryview]]]:
+        """The whole object in order; a piece is valid until the next one is asked for."""
+        ...
+
+
+class Turns(Protocol):
+    """Who may ask an origin for a chunk next."""
+
+    def turn(self, client: str, urgency: Urgency) -> AbstractAsyncContextManager[None]:
+        """Held while the chunk is fetched."""
+        ...
+
+
+class AnyTime:
+    """Everybody at once."""
+
+    def turn(self, client: str, urgency: Urgency) -> AbstractAsyncContextManager[None]:
+        return nullcontext()

@@ -1,0 +1,332 @@
+"""What stays in the cache, and what goes. No I/O, no clock: time is counted in bytes served.
+
+An epoch reads every shard once, in a new random order. Of a data set twice the size of the cache, LRU has thrown each
+shard away just before it comes again; whatever is displaced by a newcomer is worth exactly as much as the newcomer. So
+what is there stays, and a newcomer stays only where there is room, or where a resident is *stale*: not used for
+clearly longer than objects take to be used again. How long that is, is learned from residents, and from ghosts:
+names of objects that were served and not kept. Where nothing was ever used twice, it is several times the cache's size.
+All others pass through a small share (`transit`), so that readers of the same shard still share one fetch.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from wds_async.chunkcache.intervals import Intervals
+from wds_async.chunkcache.transit import Chunk, Transit
+
+__all__ = ["Admission", "Placed", "Policy", "Resident"]
+
+TRANSIT_SHARE = 0.04
+_LEAST_TRANSIT_CHUNKS = 2
+_GHOSTS = 1 << 17
+_UNLEARNED = 4  # times the cache's size
+_MOST_LOOKED_AT = 4096
+_MOST_REMEMBERED = 1 << 17
+
+
+@dataclass(slots=True)
+class Resident:
+    """An entry that the policy knows. ``bytes``: what is set aside for it; ``held``: what of that is there."""
+
+    key: str
+    tenant: str
+    last: int
+    """When it was last used."""
+    bytes: int = 0
+    held: int = 0
+    size: int = 0
+    """Of all of it, as far as that is known."""
+    given: int = 0
+    """How much of it was given to readers in this use."""
+    readers: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """``stays``: there is room for all of the object. ``evicted``: entries that go for it, as a whole."""
+
+    stays: bool
+    evicted: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where a chunk goes. ``stays``: among the residents, and ``evicted`` are entries that go for it; else into the
+    transit share, from where the chunks ``gone`` go."""
+
+    stays: bool
+    evicted: tuple[int, ...] = ()
+    gone: tuple[Chunk, ...] = ()
+
+
+class Policy:
+    """Entries are numbers; sizes are bytes of disk. ``bytes`` and ``by_tenant`` are what is there from before, whose
+    entries come later, the longest unused first (`remember`), or when they are used."""
+
+    def __init__(
+        self,
+        limit_bytes: int,
+        chunk_bytes: int,
+        *,
+        quotas: Mapping[str, float] | None = None,
+        by_tenant: Mapping[str, int] | None = None,
+        entries: int = 0,
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
+        state = state or {}
+        least = min(limit_bytes // 4, _LEAST_TRANSIT_CHUNKS * chunk_bytes)
+        self.transit = Transit(max(int(limit_bytes * TRANSIT_SHARE), least))
+        self.limit_bytes = limit_bytes
+        self._chunk_bytes = chunk_bytes
+        self.room_bytes = limit_bytes - self.transit.limit_bytes
+        self.resident_bytes = sum((by_tenant or {}).values())
+        self.now = int(state.get("now", 0))
+        self.unseen = entries
+        """Entries from before that were not told of yet."""
+        self._tenants: dict[str, int] = dict(by_tenant or {})
+        self._quotas = {tenant: int(share * self.room_bytes) for tenant, share in (quotas or {}).items()}
+        self._cold: OrderedDict[int, Resident] = OrderedDict()
+        self._warm: OrderedDict[int, Resident] = OrderedDict()
+        self._passing: dict[int, Resident] = {}
+        self._ghosts: OrderedDict[int, tuple[int, int]] = OrderedDict()
+        self._intervals = Intervals(limit_bytes / 2, state.get("intervals"))
+
+    # -- uses
+
+    def begin(
+        self, entry: int, resident: Resident | None, key: str, tenant: str, size: int, *, partly: bool = True
+    ) -> Admission:
+        """Somebody begins to read an entry, of which ``size`` bytes are to be expected. ``resident``: what the index
+        says of it, where it is there from before. ``partly``: whether a part of it is worth keeping, where there is
+        room for no more."""
+        known = self._find(entry) or (resident and self._told(entry, resident)) or self._newcomer(entry, key, tenant)
+        known.size = max(size, known.size)
+        self._used(entry, known)
+        known.readers += 1
+        missing = max(size, known.held + self.transit.of(entry)) - known.bytes
+        evicted: tuple[int, ...] = ()
+        if missing > 0:
+            found = self._room_for(missing, known.tenant, but=entry)
+            if found is None:
+                if partly:
+                    self._set_aside(entry, known, self._left_over(missing, known.tenant))
+                return Admission(stays=False)
+            evicted = found
+            self._set_aside(entry, known, missing)
+        known.held += self.transit.drop_all(entry)
+        return Admission(True, evicted)
+
+    def served(self, entry: int, count: int) -> None:
+        """So many bytes of it went to a reader. Time goes on by each byte of an object once in a use, however many
+        readers share that."""
+        known = self._find(entry)
+        if known is None:
+            self.now += count
+            return
+        self._used(entry, known)
+        if known.size:
+            count = max(0, min(count, known.size - known.given))
+        known.given += count
+        self.now += count
+        known.last = self.now
+
+    def end(self, entry: int) -> None:
+        """A reader has left."""
+        known = self._find(entry)
+        if known is None:
+            return
+        known.readers -= 1
+        if known.readers == 0:
+            self._set_aside(entry, known, known.held - known.bytes)
+            self._haunt(known)
+            self._spill()
+
+    # -- chunks
+
+    def place(
+        self, entry: int, number: int, count: int, *, wanted: bool, grows: bool, held: Callable[[Chunk], bool]
+    ) -> Placed | None:
+        """Where a chunk that has come may lie; None: nowhere. ``grows``: nobody knows the object's size, so that room
+        is made chunk by chunk. ``wanted``, ``held``: see `Transit.put`."""
+        known = self._find(entry)
+        evicted: tuple[int, ...] | None = ()
+        if known is not None:
+            missing = count - (known.bytes - known.held)
+            if missing > 0 and grows and (evicted := self._room_for(missing, known.tenant, but=entry)) is not None:
+                self._set_aside(entry, known, missing)
+                missing = 0
+            if missing <= 0:
+                known.held += count
+                return Placed(True, evicted or ())
+        gone = self.transit.put((entry, number), count, wanted, held)
+        return None if gone is None else Placed(False, gone=tuple(gone))
+
+    def roomy(self, entry: int) -> bool:
+        """Whether chunks that are fetched ahead of a reader would find a place."""
+        known = self._find(entry)
+        free = self.transit.limit_bytes - self.transit.bytes + self.transit.spent_bytes
+        return (known is not None and known.bytes > known.held) or free > self.transit.limit_bytes // 4
+
+    def lose(self, entry: int, number: int, count: int) -> None:
+        """A chunk is not there any more: it was bad."""
+        known = self._find(entry)
+        if not self.transit.drop((entry, number)) and known is not None:
+            known.held -= count
+            if not known.readers:
+                self._set_aside(entry, known, -count)
+
+    def forget(self, entry: int) -> None:
+        """The entry is gone: removed, or replaced."""
+        known = self._find(entry)
+        self.transit.drop_all(entry)
+        if known is not None:
+            self._set_aside(entry, known, -known.bytes)
+            self._haunt(known)
+            self._passing.pop(entry, None)
+            self._warm.pop(entry, None)
+            self._cold.pop(entry, None)
+
+    # -- what was there before
+
+    @property
+    def hungry(self) -> bool:
+        """Whether it should be told of more entries from before (`remember`) to know the one that is longest unused."""
+        return not self._cold and self.unseen > 0
+
+    def remember(self, rows: Iterable[tuple[int, Resident]]) -> None:
+        """The longest unused entries from before, in order; what is known already is passed over."""
+        for entry, resident in rows:
+            if self._find(entry) is None:
+                self._cold[entry] = resident
+                self.unseen -= 1
+
+    def all_told(self) -> None:
+        """There are no more entries from before."""
+        self.unseen = 0
+
+    def state(self) -> dict[str, Any]:
+        """What it has learned, for JSON."""
+        return {"now": self.now, "intervals": self._intervals.state()}
+
+    def last_use(self, entry: int) -> int:
+        """When it was used last; now, where that is not known."""
+        known = self._find(entry)
+        return self.now if known is None else known.last
+
+    def excess(self) -> tuple[int, ...]:
+        """Entries that go because there is more than there is room for: the cache was made smaller."""
+        gone: list[int] = []
+        over = self.resident_bytes - self.room_bytes
+        for pile in (self._cold, self._warm):
+            for entry, known in pile.items():
+                if over <= 0:
+                    break
+                if not known.readers:
+                    gone.append(entry)
+                    over -= known.bytes
+        for entry in gone:
+            self.forget(entry)
+        return tuple(gone)
+
+    @property
+    def entries(self) -> int:
+        """How many objects stay."""
+        return self.unseen + len(self._cold) + len(self._warm)
+
+    @property
+    def patience_bytes(self) -> int:
+        """How long an entry may be unused before it is stale."""
+        learned = self._intervals.patience(self.limit_bytes / 8)
+        return _UNLEARNED * self.limit_bytes if learned is None else learned
+
+    # -- inside
+
+    def _find(self, entry: int) -> Resident | None:
+        return self._warm.get(entry) or self._passing.get(entry) or self._cold.get(entry)
+
+    def _told(self, entry: int, resident: Resident) -> Resident:
+        self._warm[entry] = resident
+        self.unseen = max(0, self.unseen - 1)
+        return resident
+
+    def _newcomer(self, entry: int, key: str, tenant: str) -> Resident:
+        last, given = self._ghosts.pop(hash(key), (self.now, 0))
+        known = Resident(key, tenant, last, given=given)
+        self._passing[entry] = known
+        return known
+
+    def _used(self, entry: int, known: Resident) -> None:
+        """It is used now. What comes soon after the last use belongs to that: ranges of one reader, or many readers."""
+        gap = self.now - known.last
+        if gap > self.transit.limit_bytes and not known.readers:
+            self._intervals.observe(gap, known.size, self.now)
+            known.given = 0
+        known.last = self.now
+        if entry in self._cold:
+            self._warm[entry] = self._cold.pop(entry)
+        elif entry in self._warm:
+            self._warm.move_to_end(entry)
+
+    def _room_for(self, missing: int, tenant: str, but: int) -> tuple[int, ...] | None:
+        """Make room for so many bytes: the stale entries that go, or None."""
+        quota = self._quotas.get(tenant)
+        over_quota = 0 if quota is None else self._tenants.get(tenant, 0) + missing - quota
+        over = self.resident_bytes + missing - self.room_bytes
+        if missing > self.room_bytes or (quota is not None and missing > quota):
+            return None
+        gone: list[int] = []
+        oldest_last = self.now - self.patience_bytes if over > 0 or over_quota > 0 else 0
+        for pile in (self._cold, self._warm):
+            for looked, (entry, known) in enumerate(pile.items()):
+                if (over <= 0 and over_quota <= 0) or known.last >= oldest_last or looked > _MOST_LOOKED_AT:
+                    break
+                if known.readers or entry == but or (over <= 0 and known.tenant != tenant):
+                    continue
+                gone.append(entry)
+                over -= known.bytes
+                over_quota -= known.bytes if known.tenant == tenant else 0
+        if over > 0 or over_quota > 0:
+            return None
+        for entry in gone:
+            self.forget(entry)
+        return tuple(gone)
+
+    def _left_over(self, missing: int, tenant: str) -> int:
+        """How much of so many bytes there is room for, in chunks."""
+        free = self.room_bytes - self.resident_bytes
+        if tenant in self._quotas:
+            free = min(free, self._quotas[tenant] - self._tenants.get(tenant, 0))
+        return max(0, min(free, missing) // self._chunk_bytes * self._chunk_bytes)
+
+    def _set_aside(self, entry: int, known: Resident, more: int) -> None:
+        """``more`` bytes (or fewer) for it; with its first byte it becomes a resident, with its last it is none."""
+        known.bytes += more
+        self.resident_bytes += more
+        self._tenants[known.tenant] = self._tenants.get(known.tenant, 0) + more
+        if known.bytes > 0 and entry in self._passing:
+            self._warm[entry] = self._passing.pop(entry)
+        elif known.bytes <= 0:
+            self._warm.pop(entry, None)
+            self._cold.pop(entry, None)
+            if known.readers:
+                self._passing[entry] = known
+            else:
+                self._passing.pop(entry, None)
+
+    def _spill(self) -> None:
+        """Forget what the index knows as well: memory does not grow with the number of entries."""
+        while len(self._warm) > _MOST_REMEMBERED:
+            entry, known = next(iter(self._warm.items()))
+            if known.readers:
+                break
+            del self._warm[entry]
+            self.unseen += 1
+
+    def _haunt(self, known: Resident) -> None:
+        self._ghosts[hash(known.key)] = (known.last, known.given)
+        if len(self._ghosts) > _GHOSTS:
+            self._ghosts.popitem(last=False)

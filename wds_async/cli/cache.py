@@ -1,0 +1,210 @@
+"""``wds-async cache``: what is in a service's cache, removing it, filling it, comparing it with its checksums."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+from collections import defaultdict
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from wds_async import environment
+from wds_async.chunkcache import upkeep
+from wds_async.chunkcache.warming import Warmed, warm_folder
+from wds_async.cli import shards, terminal
+from wds_async.cli.warm import through_service
+from wds_async.config import transfer_config
+from wds_async.errors import ConfigError
+from wds_async.redact import redact
+from wds_async.service.config import ServiceConfig, cache_limit, load_config
+
+__all__ = ["command"]
+
+_FOLDER = click.option(
+    "--folder", type=click.Path(path_type=Path), default=None,
+    help="The cache's folder; else that of the file that WDS_SERVE_CONFIG names.",
+)  # fmt: skip
+_JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+
+
+@click.group("cache")
+def command() -> None:
+    """Look after the cache of `wds-async serve`: list it, sum it up, remove from it, fill it, verify it.
+
+    Example: wds-async cache du --folder /nvme/wds-cache
+    """
+
+
+@command.command("ls")
+@click.argument("prefix", default="")
+@_FOLDER
+@_JSON
+def _ls(*, prefix: str, folder: Path | None, as_json: bool) -> None:
+    """List the objects whose URL begins with PREFIX: how much is there, of how much, last use, tenant. Also while a
+    service runs on the folder.
+
+    Example: wds-async cache ls s3://bucket/train/ --folder /nvme/wds-cache
+    """
+    for row in upkeep.listed(_folder(folder), prefix):
+        used = datetime.datetime.fromtimestamp(row.used).astimezone().isoformat(" ", "seconds")
+        if as_json:
+            shown = {"url": redact(row.key), "size": row.size, "held": row.held, "used": used, "tenant": row.tenant}
+            terminal.say(json.dumps({**shown, "identity": row.identity}))
+        else:
+            there = "whole" if row.size is not None and row.held >= row.size else f"{_bytes(row.held)} of"
+            tenant = f"  {row.tenant}" if row.tenant else ""
+            terminal.say(f"{there:>14} {_bytes(row.size):>9}  {used}  {redact(row.key)}{tenant}")
+
+
+@command.command("du")
+@click.argument("prefix", default="")
+@click.option("--depth", type=click.IntRange(min=0), default=1, show_default=True, help="Folders below the bucket.")
+@_FOLDER
+@_JSON
+def _du(*, prefix: str, depth: int, folder: Path | None, as_json: bool) -> None:
+    """Sum up what is in the cache, by bucket and folder. Also while a service runs on the folder.
+
+    Example: wds-async cache du --depth 2 --folder /nvme/wds-cache
+    """
+    sums: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for row in upkeep.listed(_folder(folder), prefix):
+        for name in (_above(row.key, depth), ""):
+            sums[name][0] += 1
+            sums[name][1] += row.held
+    total = sums.pop("", [0, 0])
+    for name, (count, held) in sorted(sums.items()):
+        _sum(name, count, held, as_json)
+    _sum("total", total[0], total[1], as_json)
+
+
+@command.command("rm")
+@click.argument("url", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="Remove everything.")
+@_FOLDER
+def _rm(*, url: tuple[str, ...], everything: bool, folder: Path | None) -> None:
+    """Remove objects: URLs, or prefixes that end with "/". The folder must not be in use: end the service first.
+
+    Example: wds-async cache rm s3://bucket/old/ --folder /nvme/wds-cache
+    """
+    if bool(url) == everything:
+        raise click.UsageError("name URLs or prefixes, or give --all")
+    whole, prefixes = frozenset(url), tuple(one for one in url if one.endswith("/"))
+    gone = upkeep.remove(_existing(folder), lambda key: everything or key in whole or key.startswith(prefixes or "\0"))
+    click.echo(f"{len(gone)} objects removed, {_bytes(sum(row.held for row in gone))}", err=True)
+
+
+@command.command("warm")
+@click.argument("url", nargs=-1, required=True)
+@click.option("--service", default="", help="A running service: http://host:51080 or unix:/path.")
+@click.option("--token-file", type=click.Path(exists=True, path_type=Path), help="Its bearer token, the first line.")
+@click.option("--size", default="80%", show_default=True, help="Of the cache, where the folder is filled directly.")
+@click.option("--jobs", type=click.IntRange(min=1), default=8, show_default=True, help="Objects at once.")
+@_FOLDER
+@_JSON
+def _warm(*, url: tuple[str, ...], service: str, token_file: Path | None, size: str, jobs: int, folder: Path | None,
+          as_json: bool) -> None:  # fmt: skip
+    """Fetch shards into the cache: by a running service, or (without --service) straight into its folder.
+
+    The status is 1 where one could not be fetched. Example: wds-async cache warm 's3://bucket/train-{000..099}.tar'
+    --service unix:/run/wds-async.sock
+    """
+    urls = shards.expand(url)
+    failed: list[str] = []
+
+    def told(one: Warmed) -> None:
+        if one.error or not one.whole:
+            failed.append(one.url)
+        _show_warmed(one, as_json)
+
+    if service:
+        through_service(service, _token(token_file), urls, told, at_once=jobs)
+    else:
+        where = _folder(folder)
+        where.mkdir(parents=True, exist_ok=True)
+        limit = cache_limit(ServiceConfig(folder=str(where), cache_size=size))
+        asyncio.run(warm_folder(where, limit, urls, transfer_config(), told, at_once=jobs))
+    click.echo(f"{len(urls) - len(failed)} of {len(urls)} are there", err=True)
+    click.get_current_context().exit(1 if failed else 0)
+
+
+@command.command("verify")
+@click.argument("prefix", default="")
+@_FOLDER
+@_JSON
+def _verify(*, prefix: str, folder: Path | None, as_json: bool) -> None:
+    """Compare every chunk with its checksum, and drop what is bad; it is fetched again when it is read. The folder must
+    not be in use (a service compares each chunk from before its start before it serves it). The status is 1 where
+    something was bad.
+
+    Example: wds-async cache verify --folder /nvme/wds-cache
+    """
+    good = bad = 0
+    for found in upkeep.verify(_existing(folder), prefix):
+        good, bad = good + found.good, bad + found.bad
+        if as_json:
+            terminal.say(json.dumps({**asdict(found), "key": redact(found.key)}))
+        elif found.bad:
+            terminal.say(f"{found.bad} bad chunks dropped, {found.good} good: {redact(found.key)}")
+    click.echo(f"{good} chunks are good, {bad} were bad", err=True)
+    click.get_current_context().exit(1 if bad else 0)
+
+
+def _bytes(count: int | None) -> str:
+    """Bytes for people."""
+    if count is None:
+        return "?"
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def _folder(given: Path | None) -> Path:
+    if given is not None:
+        return given
+    path = environment.variable("WDS_SERVE_CONFIG")
+    folder = load_config(path).folder if path else ""
+    if not folder:
+        raise ConfigError("which cache? Give --folder, or set WDS_SERVE_CONFIG to the service's configuration")
+    return Path(folder)
+
+
+def _existing(given: Path | None) -> Path:
+    """A folder that is one already: nothing is made by removing and verifying."""
+    folder = _folder(given)
+    next(upkeep.listed(folder), None)
+    return folder
+
+
+def _token(path: Path | None) -> str:
+    return "" if path is None else (path.read_text(encoding="utf-8").split() or [""])[0]
+
+
+def _above(key: str, depth: int) -> str:
+    """The bucket (or host) of a URL, and ``depth`` folders below it."""
+    kind, separator, rest = redact(key).partition("://")
+    if not separator:
+        kind, rest = "", key
+    parts = rest.split("/")
+    kept = parts[: min(depth + 1, max(1, len(parts) - 1))]
+    return f"{kind}{separator}{'/'.join(kept)}/"
+
+
+def _sum(name: str, count: int, held: int, as_json: bool) -> None:
+    shown: dict[str, Any] = {"prefix": name, "objects": count, "bytes": held}
+    terminal.say(json.dumps(shown) if as_json else f"{_bytes(held):>11} {count:>9}  {name}")
+
+
+def _show_warmed(one: Warmed, as_json: bool) -> None:
+    if as_json:
+        terminal.say(json.dumps({**asdict(one), "url": redact(one.url)}))
+    elif one.error:
+        click.secho(terminal.line(f"not there: {one.error}"), fg="red", err=True)
+    else:
+        terminal.say(f"{_bytes(one.there):>11} of {_bytes(one.size)}  {redact(one.url)}")
