@@ -13,12 +13,13 @@ import pytest
 
 from tests.servers import BEFORE_HEAD, Origin
 from tests.servers.process import free_port
-from tests.transfer.reading import KIB, bytes_of, data, outcomes, quick
+from tests.transfer.reading import KIB, bytes_of, data, outcomes, quick, snapshot
 from wds_async.errors import AccessDenied, TransferError
 from wds_async.retry import RetryPolicy
 from wds_async.storage.base import Access, Answer, Description, Fault, RefusedAnswer, Request, Store, Stream, Verdict
 from wds_async.storage.http.backend import HttpBackend, explain_exception, explain_status
 from wds_async.storage.registry import Backends
+from wds_async.transfer.stats import Counters
 
 PART = 256 * KIB
 CONTENT = data(6 * PART + 17)
@@ -208,9 +209,16 @@ def test_a_store_is_left_with_several_parts_in_flight(
         server.add("x.tar", CONTENT)
     cluster.behave(etag='"the cluster\'s"', times=1)
     cluster.behave(cut_after=BEFORE_HEAD, delay_s=0.02)
+    counters = Counters()
     with caplog.at_level(logging.WARNING, "wds_async"):
-        assert bytes_of(["s3://bucket/x.tar"], quick(part_bytes=64 * KIB)) == [CONTENT]
+        assert bytes_of(["s3://bucket/x.tar"], quick(part_bytes=64 * KIB), counters) == [CONTENT]
     assert len(cluster.requests) > 3
+    left, went = (counters.traffic.origins[f"{name}://bucket"] for name in ("ais", "s3"))  # who was really asked
+    assert went.requests == len(origin.requests)
+    assert 0 < left.bytes < went.bytes
+    assert left.bytes + went.bytes == snapshot(counters).wire_bytes
+    assert left.retries > 0
+    assert (left.errors, went.errors, left.connections, went.connections) == (0, 0, 0, 0)
     assert len([record for record in caplog.records if "its own store" in record.getMessage()]) == 1
     assert all(request.headers.get("if-match") != '"the cluster\'s"' for request in origin.requests)
 

@@ -11,7 +11,7 @@ from tests.transfer.reading import KIB, data, quick
 from wds_async.errors import WdsError
 from wds_async.storage.growing import CopiedFile
 from wds_async.storage.registry import Location
-from wds_async.transfer.kept import CachedShard, ShardCache
+from wds_async.transfer.kept import CachedShard, Limit, ShardCache
 from wds_async.transfer.reader import open_shards
 
 SHARD = data(600 * KIB)
@@ -77,3 +77,35 @@ def test_what_a_cache_is_told(ends: str, verify: str) -> None:
     assert told[0] == "wanted"
     assert told[1:] == {"well": [True], "cut": [False], "left": [False], "rejected": ["rejected", False]}[ends]
     assert (bytes(cache.shard.content) == SHARD) is (ends == "well")
+
+
+class Allowance:
+    """A `Limit` of so many pieces."""
+
+    def __init__(self, pieces: int) -> None:
+        self.left, self.ended = pieces, 0
+
+    def check(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise WdsError("enough")
+
+    def over(self) -> None:
+        self.ended += 1
+
+
+def test_a_limit_ends_the_read(origin: Origin) -> None:
+    urls = [origin.add(f"{i}.tar", SHARD) for i in range(3)]
+    limit = Allowance(3)
+    known: Limit = limit
+    with open_shards(urls, config=quick()) as reader:
+        reader.limit = known
+        shard = next(reader)
+        for _ in range(3):
+            assert shard.read()
+        with pytest.raises(WdsError, match="enough"):
+            shard.read()
+        with pytest.raises(WdsError, match="enough"):  # nor of another shard
+            next(reader).read()
+        assert limit.ended == 0
+    assert limit.ended == 1

@@ -338,3 +338,26 @@ def test_redirects_in_a_circle_are_not_followed_for_minutes(origin: Origin) -> N
     patient = RetryPolicy(timeout_s=300.0, max_contradictions=3, base_s=0.001, cap_s=0.01)
     ((_, error),) = outcomes([url], quick(retry=patient))
     assert "redirected or cut short more than 10 times after 3 attempts" in str(error)
+
+
+def test_a_socket_has_no_name_to_ask_for(tmp_path: Path) -> None:
+    loop = Loop()
+    names = Names()
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(str(tmp_path / "s"))
+    listening.listen()
+
+    async def run() -> None:
+        pool = ConnectionPool(loop, names, TransferConfig())  # type: ignore[arg-type]
+        origin = connection.Origin.of("http://localhost/x", socket=str(tmp_path / "s"))
+        async with pool.connection(origin):
+            pass
+        assert pool.answered(origin)
+        assert not pool.answered(connection.Origin.of("http://localhost/x"))
+        pool.close()
+        await pool.gone()
+
+    loop.run_until_complete(run())
+    loop.close()
+    listening.close()
+    assert names.asked == 0

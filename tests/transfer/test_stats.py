@@ -5,13 +5,15 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import time
 from typing import Any
 
 import pytest
 
 from tests.servers import Origin
-from tests.transfer.reading import bytes_of, data
-from wds_async.transfer.stats import Board, Counters, Stats
+from tests.transfer.reading import bytes_of, data, quick
+from wds_async.transfer.reader import open_shards
+from wds_async.transfer.stats import Board, Boards, Counters, Stats
 
 
 def _count(board: Board, amount: int) -> None:
@@ -70,6 +72,74 @@ def test_a_killed_worker_leaves_what_it_counted() -> None:
     assert worker.exitcode == -9
     assert board.total().bytes == 5
     assert board.folder.exists()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_traffic_over_processes(origin: Origin, method: str) -> None:
+    url = origin.add("x.tar", data(100_000))
+    board = Board()
+    _read(board, url)
+    assert not board.folder.exists()
+    context: Any = multiprocessing.get_context(method)
+    workers = [context.Process(target=_read, args=(board, url)) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+        assert worker.exitcode == 0
+    found = board.traffic().origins[origin.base]
+    assert (found.requests, found.bytes) == (len(origin.requests), 300_000)
+    assert 3 <= found.seconds.count <= found.requests  # some were behind the end, which nobody knew
+    assert Boards([board, Board()]).traffic().as_dict() == board.traffic().as_dict()
+    assert board.total().processes == 3  # what lies there is no row of counters
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_traffic_of_a_killed_worker_is_what_it_left(origin: Origin) -> None:
+    url = origin.add("x.tar", data(100_000))
+
+    def work(board: Board) -> None:
+        _read(board, url)
+        counters = board.counters()
+        counters.traffic.origins[origin.base].connections = 5
+        counters.leave_traffic()
+        counters.traffic.origins[origin.base].bytes = 0
+        os.kill(os.getpid(), 9)
+
+    board = Board()
+    worker = multiprocessing.get_context("fork").Process(target=work, args=(board,))
+    worker.start()
+    worker.join()
+    found = board.traffic().origins[origin.base]
+    assert (found.bytes, found.connections) == (100_000, 0)  # nothing is under way any more
+    (path,) = board.folder.glob("traffic-*.json")
+    path.write_text("{")  # cut short, as a full disk leaves it
+    assert board.traffic().origins == {}
+
+
+def _read_long(board: Board, urls: list[str], go_on: Any) -> None:
+    with open_shards(urls, config=quick(stall_timeout_s=0.2), stats=board.counters()) as reader:
+        for shard in reader:
+            while shard.read() is not None:
+                pass
+            go_on.wait()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_traffic_is_told_while_a_worker_reads(origin: Origin) -> None:
+    urls = [origin.add(f"{i}.tar", data(100_000)) for i in range(2)]
+    board, context = Board(), multiprocessing.get_context("fork")
+    go_on = context.Event()
+    worker = context.Process(target=_read_long, args=(board, urls, go_on))
+    worker.start()
+    deadline = time.monotonic() + 20
+    while not board.traffic().origins and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert worker.is_alive()
+    assert board.traffic().origins[origin.base].bytes >= 100_000
+    go_on.set()
+    worker.join()
 
 
 def test_nothing_is_on_disk_without_a_second_process() -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -39,6 +39,7 @@ __all__ = [
     "Description",
     "Entry",
     "Fault",
+    "Guard",
     "LocalFile",
     "ObjectReplaced",
     "Ranges",
@@ -68,6 +69,18 @@ class Tls:
     key: str = ""
 
 
+class Guard(Protocol):
+    """Who judges where requests go, in a program that reads what others name (the service). Without one, all may be."""
+
+    def why_not(self, host: str, address: str) -> str:
+        """Why no connection may go to ``address``, to which ``host`` resolved; "" where it may."""
+        ...
+
+    def leads(self, start: str, target: str) -> None:
+        """Asked before a redirect from ``start`` to ``target`` is followed; AccessDenied where it may not be."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """A GET that the engine may send with ``Range`` added. ``url`` and ``headers`` may hold credentials: never log
@@ -76,7 +89,8 @@ class Request:
     ``keeps_redirect``: where the request is redirected, later parts go straight to the new place (until that
     refuses); False follows the redirect anew each time. ``follows``: False takes a redirect for an answer that
     `Backend.classify` explains, because what is signed is good for one place only. ``renew_after``: an instant of
-    ``time.monotonic``, after which the backend is asked for another one before a part is asked for.
+    ``time.monotonic``, after which the backend is asked for another one before a part is asked for. ``guard`` is asked
+    before a redirect is followed.
     """
 
     url: str = field(repr=False)
@@ -85,6 +99,9 @@ class Request:
     follows: bool = True
     renew_after: float = math.inf
     tls: Tls = Tls()
+    socket: str = ""
+    """Path of the Unix socket that it is sent to, "" for the host that ``url`` names."""
+    guard: Guard | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +224,8 @@ class Fault:
     """The store asks for fewer requests: the engine uses fewer connections for a while."""
     contradicts: bool = False
     """The answer is not one to the request: a broken server, which is tried less often."""
+    nobody: bool = False
+    """Nobody listens there (any more): where a shard can be read elsewhere, it soon is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +273,10 @@ class Backend(Protocol):
         lower case. The strongest of several that costs little: CRC-32C before others."""
         ...
 
+    def expect(self, urls: Sequence[str]) -> None:
+        """Those of ``urls`` will be read soon, in this order. Must cost nothing, and never raise."""
+        ...
+
     async def vouched(self, url: str) -> Checksum | None:
         """The checksum of the whole object where it has to be asked for (``verify="always"``); None where the store
         keeps none."""
@@ -274,6 +297,9 @@ class Store:
         raise UrlError(f"{redact(url)}: this kind of URL cannot be listed; name the shards, with braces {{000..999}}")
 
     def checksum(self, fields: Mapping[str, str]) -> Checksum | None:
+        return None
+
+    def expect(self, urls: Sequence[str]) -> None:
         return None
 
     async def vouched(self, url: str) -> Checksum | None:

@@ -18,7 +18,7 @@ from wds_async.config import settings
 from wds_async.environment import SCHEME_ALIASES, value
 from wds_async.errors import UnsafeContent, UrlError
 from wds_async.redact import redact
-from wds_async.storage.base import Backend
+from wds_async.storage.base import Backend, Guard
 from wds_async.storage.configuration import configured
 from wds_async.storage.filesystems import known_protocol
 from wds_async.storage.generic import GenericBackend, reads_local_files
@@ -189,7 +189,7 @@ def _store(folder: str, name: str) -> Callable[..., Backend]:
 
 class Backends:
     """The backends of one engine, made when first needed; ``call`` runs a blocking function on a thread. ``direct``:
-    whether requests are the engine's own (``WDS_DIRECT``)."""
+    whether requests are the engine's own (``WDS_DIRECT``). ``guard`` judges where web servers lead."""
 
     def __init__(
         self,
@@ -198,6 +198,7 @@ class Backends:
         direct: bool = True,
         connect_timeout_s: float = 5.0,
         stall_timeout_s: float = 30.0,
+        guard: Guard | None = None,
     ) -> None:
         timeouts: dict[str, Any] = {"connect_timeout_s": connect_timeout_s, "stall_timeout_s": stall_timeout_s}
         self._makers: dict[str, Callable[[Options], Backend]] = {
@@ -205,7 +206,7 @@ class Backends:
             "pipe": lambda _: PipeBackend(call),
             "stdin": lambda _: StdinBackend(call),
             "opener": lambda _: OpenedBackend(call),
-            "http": lambda options: HttpBackend(options, call=call, direct=direct, **timeouts),
+            "http": lambda options: HttpBackend(options, call=call, direct=direct, guard=guard, **timeouts),
             "s3": lambda options: _store("s3", "S3Backend")(call, options, direct=direct, **timeouts),
             "gcs": lambda options: _store("gcs", "GcsBackend")(
                 call, configured(options, "gcs", "gs"), direct=direct, **timeouts

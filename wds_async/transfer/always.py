@@ -94,7 +94,7 @@ class Always:
 
     def _again(self, stream: ShardStream, comparison: Comparison) -> Iterator[memoryview]:
         """The pieces of another reading, past the shard cache. `ChecksumMismatch` at a bad end."""
-        counters = Counters()
+        counters = Counters(traffic=self._reader.counters.traffic)
         try:
             with self._open([stream.info], counters) as reader:
                 for other in reader:
@@ -112,7 +112,8 @@ class Always:
         """See `vouching.Small`. As targets, not as the user's URLs: by the very way of the shard, with its credentials
         for its place, and not rewritten again."""
         found: list[str | None] = []
-        with self._open(targets, Counters(), final=True) as reader:
+        counters = Counters(traffic=self._reader.counters.traffic)
+        with self._open(targets, counters, final=True) as reader:
             for stream in reader:
                 data = bytearray()
                 try:

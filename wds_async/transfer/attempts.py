@@ -4,9 +4,12 @@ whole story."""
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import random
 import time
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,12 +25,16 @@ from wds_async.transfer.files import FileReader, FileReplaced
 from wds_async.transfer.origins import ConnectionPool
 from wds_async.transfer.stats import Counters
 from wds_async.transfer.streams import StreamReader
+from wds_async.transfer.traffic import BOUNDS_S, OriginTraffic, origin_of, region_of
 from wds_async.transfer.weather import History, Sky
 from wds_async.transfer.window import Part, Shard
 
 __all__ = ["Attempts", "Recovery", "ShardNotes", "retrieved"]
 
 logger = logging.getLogger("wds_async")
+
+Observe = Callable[[int, float, float], None]
+"""Bytes, seconds, and when."""
 
 _RENEWALS_AT_MOST = 3
 _SOFTLY = 2  # a store that asks for fewer requests is left alone as if so many attempts more had failed
@@ -52,6 +59,12 @@ class ShardNotes:
     etag: str = ""
     fault: Fault | None = None
     """What was wrong last, for who gives up before the attempts do."""
+    traffic: OriginTraffic | None = None
+    """Where what is asked is counted; None until the first part is, and after a move."""
+    observe: Observe | None = None
+    """Who is told how long a good answer took; with ``traffic``."""
+    fields: Mapping[str, str] = field(default_factory=dict)
+    """Of the head of the first answer that had any, in lower case."""
     sky: Sky | None = None
     """The state of its store; None until the first part is asked for, and where there is no server."""
 
@@ -70,7 +83,8 @@ class ShardNotes:
 
 @dataclass(slots=True)
 class Attempts:
-    """The attempts of one part since its last new bytes, the last one with ``access``, at ``location``."""
+    """The attempts of one part since its last new bytes, the last one with ``access``, at ``location``, counted in
+    ``traffic``."""
 
     history: History
     began: float
@@ -79,6 +93,7 @@ class Attempts:
     renewals: int = 0
     access: Access | None = None
     location: Location | None = None
+    traffic: OriginTraffic | None = None
 
     @classmethod
     def of(cls, part: Part) -> Attempts:
@@ -124,6 +139,20 @@ class Recovery:
         """The state of the store of ``location``; None where there is no server."""
         return None if location.kind in _NO_SERVERS else self._pool.weather.of(server_of(location.target))
 
+    def traffic(self, notes: ShardNotes) -> OriginTraffic:
+        """Where what is asked for a shard is counted, as long as it is read where it is now."""
+        if notes.traffic is None:
+            traffic = notes.traffic = self._counters.traffic.of(origin_of(notes.location))
+            told, seconds, counts = self._concurrency.observe, traffic.seconds, traffic.seconds.counts
+
+            def observe(received_bytes: int, took_s: float, now: float) -> None:
+                told(received_bytes, took_s, now)
+                counts[bisect_left(BOUNDS_S, took_s)] += 1  # `Histogram.add`, without a call
+                seconds.total += took_s
+
+            notes.observe = observe
+        return notes.traffic
+
     def good(self, shard: Shard) -> None:
         """Its store gave what it was asked for."""
         notes: ShardNotes = shard.notes
@@ -163,7 +192,7 @@ class Recovery:
             notes.drop(known)
         if notes.access is None:
             notes.access = asyncio.ensure_future(backend.access(notes.location.target))
-            notes.access.add_done_callback(retrieved)
+            notes.access.add_done_callback(functools.partial(_located, notes.traffic))
         future = notes.access
         try:
             return await asyncio.shield(future)
@@ -182,6 +211,7 @@ class Recovery:
         shard, now = part.shard, asyncio.get_running_loop().time()
         location = attempts.location or shard.notes.location
         fault, sky = _explain(backend, exn, location), self.sky(location)
+        traffic = attempts.traffic or self.traffic(shard.notes)
         progressed = attempts.progress(part.filled, now, stalled=fault.verdict is Verdict.STALLED)
         if sky is not None and progressed:
             sky.good()
@@ -192,6 +222,7 @@ class Recovery:
         shard.notes.fault = fault
         if fault.throttled:
             self._counters.add("throttled")
+            traffic.throttled += 1
             self._concurrency.throttled(now)
         again = fault.verdict.again and fault.verdict is not Verdict.EXPIRED and _restartable(shard)
         if sky is not None and again:
@@ -211,6 +242,7 @@ class Recovery:
         tried = history.told(now) + others
         if sky is not None:
             sky.ended()
+        traffic.errors += 1
         url = redact(shard.notes.location.url)
         raise error_for(replace(fault, reason=fault.reason + tried), url, part.start + part.filled, 1) from exn
 
@@ -220,10 +252,12 @@ class Recovery:
         location = attempts.location or part.shard.notes.location
         known = self._origin_known(location, attempts.access)
         since = attempts.history.since if sky is None else max(attempts.history.since, sky.back_at)
-        impatient = location.fallback is not None and not known and count >= _BEFORE_THE_FALLBACK
+        impatient = location.fallback is not None and (not known or fault.nobody) and count >= _BEFORE_THE_FALLBACK
         if impatient or retry.gives_up(count, now - since, origin_known=known, contradicted=fault.contradicts):
             return False
         self._counters.add("retries")
+        if attempts.traffic is not None:
+            attempts.traffic.retries += 1
         url, at = redact(part.shard.url), part.start + part.filled
         logger.info("%s at byte %d: %s; attempt %d follows", url, at, fault.reason, count + 1)
         allowed_s = retry.timeout_s if known else min(retry.first_contact_s, retry.timeout_s)
@@ -263,7 +297,7 @@ class Recovery:
         if location.kind in _NO_SERVERS or server_of(location.target) in self._reached:
             return True
         if isinstance(access, Request):
-            return self._pool.answered(Origin.of(access.url, access.tls))
+            return self._pool.answered(Origin.of(access.url, access.tls, access.socket))
         return location.kind == "http" and self._pool.answered(Origin.of(location.target))
 
 
@@ -275,6 +309,7 @@ def _move(shard: Shard) -> StreamReader | None:
         return None
     notes.location, notes.access, notes.moved = notes.location.fallback, None, None
     notes.rangeless, notes.unframed, notes.sky = False, False, None
+    notes.traffic, notes.observe, notes.fields = None, None, {}
     shard.identity = notes.etag = ""
     stream, notes.stream = notes.stream, None
     return stream
@@ -290,6 +325,16 @@ def _explain(backend: Backend, exn: Exception, location: Location) -> Fault:
 def _restartable(shard: Shard) -> bool:
     stream: StreamReader | None = shard.notes.stream
     return stream is None or stream.restartable
+
+
+def _located(traffic: OriginTraffic | None, future: asyncio.Future[Access]) -> None:
+    """A request tells where it goes."""
+    retrieved(future)
+    if traffic is None or future.cancelled() or future.exception() is not None:
+        return
+    access = future.result()
+    if isinstance(access, Request):
+        traffic.region = region_of(access.url) or traffic.region
 
 
 def retrieved(future: asyncio.Future[Any]) -> None:

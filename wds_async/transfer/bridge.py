@@ -19,12 +19,10 @@ from typing import Any
 
 from wds_async import orphans
 from wds_async.config import TransferConfig
-from wds_async.storage.registry import Backends
-from wds_async.transfer.origins import ConnectionPool
+from wds_async.transfer.equipment import Equipment
 from wds_async.transfer.pump import Event, Pump
 from wds_async.transfer.slabs import SlabPool
 from wds_async.transfer.stats import Counters
-from wds_async.transfer.threads import BlockingThreads
 
 __all__ = ["Engine", "new_event_loop", "prepare"]
 
@@ -71,14 +69,8 @@ class Engine:
         self._pumps: set[Pump] = set()
         self._closing: set[asyncio.Task[None] | None] = set()
         self._loop = new_event_loop()
-        self._threads = BlockingThreads(self._loop)
-        self._connections = ConnectionPool(self._loop, self._threads, config)
-        self.backends = Backends(
-            self._threads.call,
-            direct=config.direct,
-            connect_timeout_s=config.connect_timeout_s,
-            stall_timeout_s=config.stall_timeout_s,
-        )
+        self._equipment = Equipment(config, self._loop)
+        self.backends = self._equipment.backends
         self._switch_interval_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="wds-async", daemon=True)
 
@@ -95,9 +87,7 @@ class Engine:
             engine = _current
             pump = Pump(
                 engine.slabs,
-                connections=engine._connections,
-                backends=engine.backends,
-                threads=engine._threads,
+                equipment=engine._equipment,
                 config=replace(engine.config, retry=config.retry, hedge_share=config.hedge_share),
                 counters=counters,
                 emit=emit,
@@ -180,10 +170,12 @@ class Engine:
         task.add_done_callback(self._closing.discard)
 
     async def _watch(self) -> None:
-        """Look for stalled connections, once a second."""
+        """Look for stalled connections, once a second, and leave what was counted for who asks."""
         while True:
             await asyncio.sleep(min(_WATCH_EVERY_S, self.config.stall_timeout_s / 4))
-            self._connections.expire(self._loop.time())
+            self._equipment.look()
+            for pump in list(self._pumps):
+                pump.counters.leave_traffic()
 
     async def _shut_down(self, pump: Pump) -> None:
         try:
@@ -194,11 +186,9 @@ class Engine:
         except TimeoutError:
             pass  # a file server that does not answer holds a daemon thread, not the exit
         finally:
-            self._connections.close()
-            self._threads.stop()
             self.slabs.close()  # now, not when the cyclic collector comes by: an epoch's budget is a lot to leave
             self._restore_switch_interval()
-            await self._connections.gone()
+            await self._equipment.close()
             self._loop.stop()
 
 

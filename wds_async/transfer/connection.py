@@ -22,18 +22,9 @@ import httptools
 
 from wds_async.storage.base import Tls
 
-__all__ = [
-    "Connection",
-    "ConnectionBroken",
-    "Head",
-    "Origin",
-    "open_connection",
-    "parse_head",
-    "request_bytes",
-]
+__all__ = ["Connection", "ConnectionBroken", "Head", "Origin", "open_connection", "parse_head", "request_bytes"]
 
-HEAD_LIMIT_BYTES = 64 << 10
-FIELDS_LIMIT = 256
+HEAD_LIMIT_BYTES, FIELDS_LIMIT = 64 << 10, 256
 PACE_BYTES = 16 << 10
 _EARLY_LIMIT_BYTES = 32 << 10
 _LOW_WATER_BYTES = 512 << 10
@@ -45,22 +36,28 @@ class ConnectionBroken(ConnectionError):
 
 
 class Origin(NamedTuple):
-    """Scheme, host and port: what connections are pooled by, and what credentials must not leave."""
+    """Scheme, host and port, or a Unix socket: what connections are pooled by, and what credentials must not leave."""
 
     scheme: str
     host: str
     port: int
     tls: Tls = Tls()
+    socket: str = ""
 
     @classmethod
-    def of(cls, url: str, tls: Tls | None = None) -> Origin:
+    def of(cls, url: str, tls: Tls | None = None, socket: str = "") -> Origin:
         """The origin of an ``http`` or ``https`` URL; ValueError for a malformed one. ``tls`` counts: a
-        connection that was verified in one way is none for another."""
+        connection that was verified in one way is none for another. So does ``socket`` (`Request.socket`)."""
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"not an HTTP URL: {url!r}")
         port = parts.port or (443 if parts.scheme == "https" else 80)
-        return cls(parts.scheme, parts.hostname, port, tls or Tls())
+        return cls(parts.scheme, parts.hostname, port, tls or Tls(), socket)
+
+    @property
+    def place(self) -> str:
+        """Where it is, for people."""
+        return f"unix:{self.socket}" if self.socket else f"{self.host}:{self.port}"
 
     @property
     def host_header(self) -> str:
@@ -370,7 +367,7 @@ class Connection(asyncio.BufferedProtocol):
     def _set_low_water(self, rest: int) -> None:
         """Wake the loop once for many segments: each wake costs the GIL (SO_RCVLOWAT, tcp(7))."""
         wanted = min(_LOW_WATER_BYTES, rest) if rest > _LOW_WATER_BYTES // 8 else 1
-        if self.origin.scheme == "https" or wanted == self._low_water or self._low_water < 0:
+        if self.origin.scheme == "https" or self.origin.socket or wanted == self._low_water or self._low_water < 0:
             return
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
@@ -387,10 +384,13 @@ async def open_connection(
     tls: ssl.SSLContext | None,
     held: set[Connection] | None = None,
 ) -> Connection:
-    """Connect to ``address`` (a numeric host: names are resolved on a thread beforehand). ``held`` has the connection
-    as long as the loop has a transport for it, which is some turns longer than until it was closed or aborted."""
+    """Connect to ``address`` (numeric: names are resolved on a thread beforehand; or a socket's path). ``held`` has the
+    connection as long as the loop has a transport for it, which is some turns longer than until it was closed."""
     connection = Connection(loop, origin, held)
     try:
+        if origin.socket:
+            await loop.create_unix_connection(lambda: connection, address)
+            return connection
         plain, _ = await loop.create_connection(lambda: connection, address, origin.port)
     except BaseException as exn:
         connection.connection_lost(exn if isinstance(exn, Exception) else None)  # uvloop does not say so to all

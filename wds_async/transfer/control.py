@@ -45,10 +45,11 @@ class Concurrency:
     """The limit on parts in flight of one reader. It begins at ``most`` and never exceeds it.
 
     The best time of the last seconds bounds it, not the mean: a part that took long may have waited behind ours.
-    ``processes`` of the host read at the same time, so that each needs its share of the pace only.
+    ``processes`` of the host read at the same time, so that each needs its share of the pace only. ``eager``: see
+    `Growth`; for who asks on behalf of others that hold back themselves.
     """
 
-    def __init__(self, most: int, processes: int = 1) -> None:
+    def __init__(self, most: int, processes: int = 1, *, eager: bool = False) -> None:
         self.most = most
         self.limit = most
         """Parts that may be in flight now."""
@@ -63,7 +64,7 @@ class Concurrency:
         self._least = min(most, max(_LEAST_SHARED, _LEAST // processes))
         self._wanted: deque[float] = deque([float("inf")], maxlen=_EPOCHS_REMEMBERED)
         self._epoch_began = 0.0
-        self._growth = Growth(self._least, most) if processes == 1 else Share(self._least, most, processes)
+        self._growth = Growth(self._least, most, eager=eager) if processes == 1 else Share(self._least, most, processes)
         self._throttle = Throttle()
         self._answered = False
 

@@ -179,7 +179,7 @@ class PartAnswer:
 
     def __init__(self, request: Request, part: Part, learn: Learn, offset: int) -> None:
         self.request = request
-        self.origin = Origin.of(request.url, request.tls)
+        self.origin = Origin.of(request.url, request.tls, request.socket)
         self.part = part
         self.learn = learn
         self.offset = offset

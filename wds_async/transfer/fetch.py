@@ -6,13 +6,16 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from wds_async.config import TransferConfig
 from wds_async.errors import WdsError
 from wds_async.redact import redact
+from wds_async.storage.ais.handed import HandedFile
 from wds_async.storage.base import (
     Access,
     Backend,
+    Checksum,
     Contradiction,
     LocalFile,
     Ranges,
@@ -21,9 +24,10 @@ from wds_async.storage.base import (
     Stream,
 )
 from wds_async.storage.growing import CopiedFile, GrowingStream, StoodStill
-from wds_async.storage.registry import Backends, Location
+from wds_async.storage.registry import Location
 from wds_async.transfer.attempts import Attempts, Recovery, ShardNotes, retrieved
 from wds_async.transfer.connection import Origin
+from wds_async.transfer.control import Concurrency
 from wds_async.transfer.direct import (
     IdentityChanged,
     NoSuchRange,
@@ -33,15 +37,15 @@ from wds_async.transfer.direct import (
     follow,
     get_part,
 )
+from wds_async.transfer.equipment import Equipment
 from wds_async.transfer.files import FileReader, FileReplaced
 from wds_async.transfer.hedge import Hedges
-from wds_async.transfer.origins import ConnectionPool
 from wds_async.transfer.stats import Counters
 from wds_async.transfer.streams import DirectStream, StreamReader
-from wds_async.transfer.threads import BlockingThreads
-from wds_async.transfer.window import Part, Window
+from wds_async.transfer.traffic import FILES, OriginTraffic
+from wds_async.transfer.window import Part, Shard
 
-__all__ = ["Fetcher"]
+__all__ = ["Fetcher", "Plan", "Unranged"]
 
 logger = logging.getLogger("wds_async")
 
@@ -55,27 +59,44 @@ class _Unready(Exception):
     """The part must wait for an earlier one of its shard."""
 
 
+class Unranged(Exception):
+    """What was asked for in ranges can be read in order only, which its plan has no place for."""
+
+
+class Plan(Protocol):
+    """Who wants the parts, and is told what the answers say of their shards (see `Window`)."""
+
+    @property
+    def concurrency(self) -> Concurrency: ...
+
+    def learn(self, shard: Shard, size: int) -> None: ...
+
+    def turn_streamed(self, part: Part) -> bool:
+        """May raise `Unranged`, which ends the part."""
+        ...
+
+    def turn_ranged(self, part: Part) -> None: ...
+
+
 class Fetcher:
-    """Fetches the parts of one window. ``hurried`` says whether the consumer is waiting right now."""
+    """Fetches the parts of one plan. ``hurried`` says whether the consumer is waiting right now."""
 
     def __init__(
         self,
-        window: Window,
+        window: Plan,
         *,
-        backends: Backends,
-        pool: ConnectionPool,
-        threads: BlockingThreads,
+        equipment: Equipment,
         config: TransferConfig,
         counters: Counters,
         hurried: Callable[[], bool],
     ) -> None:
         self.answering: Part | None = None
         self._window = window
-        self._pool = pool
-        self._threads = threads
+        self._pool = pool = equipment.connections
+        self._threads = equipment.threads
         self._counters = counters
         self._hurried = hurried
-        self._recovery = Recovery(backends, pool, config, counters, window.concurrency)
+        self._recovery = Recovery(equipment.backends, pool, config, counters, window.concurrency)
         calm, stumbled = self._recovery.calm, window.concurrency.stumbled
         self._hedges = Hedges(pool, config, counters, calm, stumbled) if config.hedge_share else None
 
@@ -89,11 +110,18 @@ class Fetcher:
             try:
                 return await self._once(backend, part, attempts)
             except WdsError:
+                self._recovery.traffic(part.shard.notes).errors += 1
+                raise
+            except Unranged:
                 raise
             except _Unready:  # no fault: the part before it lands some time, or ends the shard
                 await asyncio.sleep(_UNREADY_WAIT_S)
             except Exception as exn:
                 await self._recovery.after(part, attempts, backend, exn)
+
+    async def ready(self, shard: Shard) -> None:
+        """Return when ``shard`` may be asked for: at once, unless its store is down."""
+        await self._recovery.before(shard)
 
     async def end(self) -> None:
         """Return when nothing of what was asked for twice is under way; the parts have landed already."""
@@ -112,13 +140,15 @@ class Fetcher:
     async def _once(self, backend: Backend, part: Part, attempts: Attempts) -> bool:
         """One attempt, by the way that the backend names."""
         shard = part.shard
-        attempts.access, attempts.location = None, shard.notes.location
+        notes: ShardNotes = shard.notes
+        attempts.access, attempts.location = None, notes.location
+        attempts.traffic = notes.traffic or self._recovery.traffic(notes)
         access = attempts.access = await self._recovery.access(backend, shard)
         if hasattr(access, "read"):  # ranges, whose size the server told; requests and streams have asked nobody yet
             self._recovery.reached(attempts.location)
         if part.dropped:
             return False
-        if isinstance(access, CopiedFile | GrowingStream):
+        if isinstance(access, CopiedFile | GrowingStream | HandedFile):
             return await self._read_copy(backend, part, access, attempts)
         if shard.streamed or hasattr(access, "readinto"):
             return await self._stream(backend, part, access)
@@ -129,7 +159,7 @@ class Fetcher:
         return await self._read_ranges(backend, part, access, attempts)
 
     async def _read_copy(
-        self, backend: Backend, part: Part, copy: CopiedFile | GrowingStream, attempts: Attempts
+        self, backend: Backend, part: Part, copy: CopiedFile | GrowingStream | HandedFile, attempts: Attempts
     ) -> bool:
         """Read what a disk cache has of the shard. Where that fails the store gives the rest, from this byte on."""
         shard = part.shard
@@ -137,6 +167,10 @@ class Fetcher:
         try:
             if isinstance(copy, GrowingStream):
                 return await self._stream(backend, part, copy)
+            if isinstance(copy, HandedFile):
+                self._recovery.reached(attempts.location or shard.notes.location)
+                self._learn(backend, part, copy.size, copy.identity, copy.fields, at=attempts.location)
+                return await self._read_bytes(part, copy)
             return await self._read_file(part, copy)
         except (StoodStill, FileReplaced, OSError) as exn:
             logger.info("%s at byte %d: left its copy on disk: %s", redact(shard.url), part.start + part.filled, exn)
@@ -146,6 +180,8 @@ class Fetcher:
                 await notes.stream.close()
                 notes.stream = None
             self._window.turn_ranged(part)
+        elif isinstance(copy, HandedFile):
+            copy.lose()
         else:
             assert notes.location.entry is not None
             notes.location.entry.lose()
@@ -154,6 +190,9 @@ class Fetcher:
 
     async def _read_file(self, part: Part, file: LocalFile) -> bool:
         self._learn(None, part, file.size, file.identity, {})
+        return await self._read_bytes(part, file)
+
+    async def _read_bytes(self, part: Part, file: LocalFile) -> bool:
         notes: ShardNotes = part.shard.notes
         if part.dropped or part.start >= part.stop:
             return False
@@ -161,24 +200,37 @@ class Fetcher:
         view = part.slab.view[part.filled : part.stop - part.start]
         job = asyncio.ensure_future(self._threads.call(reader.read, view, part.start + part.filled))
         job.add_done_callback(retrieved)
+        traffic, clock = self._counters.traffic.of(FILES), asyncio.get_running_loop().time
+        asked_at = clock()
+        traffic.requests += 1
+        traffic.connections += 1
         try:
             await asyncio.shield(job)
         except asyncio.CancelledError:
             # The thread goes on writing to the slab: it may be given back only after that.
             await asyncio.wait([job])
             raise
+        finally:
+            traffic.connections -= 1
         part.filled += len(view)
         self._counters.add("wire_bytes", len(view))
+        traffic.bytes += len(view)
+        traffic.seconds.add(clock() - asked_at)
         return False
 
     async def _read_ranges(self, backend: Backend, part: Part, ranges: Ranges, attempts: Attempts) -> bool:
         fields = getattr(ranges, "fields", {})
         self._learn(backend, part, ranges.size, ranges.identity, fields, at=attempts.location)
-        clock = asyncio.get_running_loop().time
+        clock, traffic = asyncio.get_running_loop().time, self._recovery.traffic(part.shard.notes)
         while not part.dropped and part.start + part.filled < part.stop:
             start = part.start + part.filled
             asked_at = clock()
-            data = await ranges.read(start, part.stop)
+            traffic.requests += 1
+            traffic.connections += 1
+            try:
+                data = await ranges.read(start, part.stop)
+            finally:
+                traffic.connections -= 1
             if not 0 < len(data) <= part.stop - start:
                 raise Contradiction(f"asked for {part.stop - start} bytes, the filesystem gave {len(data)}")
             part.slab.view[part.filled : part.filled + len(data)] = data
@@ -187,23 +239,29 @@ class Fetcher:
             self._recovery.good(part.shard)
             self._counters.add("requests")
             self._counters.add("wire_bytes", len(data))
+            traffic.bytes += len(data)
+            traffic.seconds.add(clock() - asked_at)
         return False
 
     async def _get(self, backend: Backend, part: Part, access: Request, attempts: Attempts) -> bool:
         notes: ShardNotes = part.shard.notes
         if part.start + part.filled >= part.stop:
             return False  # all had come when the last attempt broke
-        origin = Origin.of(access.url, access.tls)
+        origin = Origin.of(access.url, access.tls, access.socket)
         if notes.rangeless or self._pool.rangeless(origin):
             return await self._turn_streamed(backend, part, access)
         kept, learn = notes.moved, functools.partial(self._learn, backend, at=attempts.location)
+        traffic, observe = notes.traffic or self._recovery.traffic(notes), notes.observe
+        assert observe is not None
         request = kept or access
         asked_again = False
         for _ in range(_REDIRECTS_AT_MOST):
             before = part.filled
             self._counters.add("requests")
+            traffic.requests += 1
+            traffic.connections += 1
             try:
-                await get_part(self._pool, request, part, learn, self._window.concurrency.observe, self._hedges)
+                await get_part(self._pool, request, part, learn, observe, self._hedges)
                 self._recovery.good(part.shard)
                 if part.start:
                     self._pool.mark_ranged(origin)
@@ -237,6 +295,8 @@ class Fetcher:
                 break
             finally:
                 self._counters.add("wire_bytes", part.filled - before)
+                traffic.bytes += part.filled - before
+                traffic.connections -= 1
             if part.dropped or part.start + part.filled >= part.stop:
                 return False
         else:
@@ -260,25 +320,39 @@ class Fetcher:
             raise _Unready("this shard can be read in order only")
         if notes.stream is None:
             notes.stream = StreamReader()
-        before = part.filled
+        before, learn = part.filled, functools.partial(self._checksum, backend, notes)
+        own = isinstance(access, GrowingStream)  # another process's file, on this host
+        traffic = self._counters.traffic.of(FILES) if own else self._recovery.traffic(notes)
+        traffic.connections += 1
         try:
-            return await notes.stream.fill(part, self._maker(backend, notes, access), self._hurried, backend.checksum)
+            return await notes.stream.fill(part, self._maker(backend, notes, access, traffic), self._hurried, learn)
         except RangesIgnored:  # not framed either: aiohttp reads it
             notes.unframed = True
             await notes.stream.close()
-            return await notes.stream.fill(part, self._maker(backend, notes, access), self._hurried, backend.checksum)
+            return await notes.stream.fill(part, self._maker(backend, notes, access, traffic), self._hurried, learn)
         finally:
             self._counters.add("wire_bytes", part.filled - before)
-            if part.filled > before and not isinstance(access, GrowingStream):
+            traffic.bytes += part.filled - before
+            traffic.connections -= 1
+            if part.filled > before and not own:
                 self._recovery.reached(notes.location)
                 self._recovery.good(shard)
 
-    def _maker(self, backend: Backend, notes: ShardNotes, access: Access) -> Callable[[], Stream]:
-        if not isinstance(access, Request):
-            return lambda: access  # type: ignore[return-value]
-        if notes.unframed:
-            return lambda: backend.streamed(access)
-        return lambda: DirectStream(self._pool, access)
+    def _maker(
+        self, backend: Backend, notes: ShardNotes, access: Access, traffic: OriginTraffic
+    ) -> Callable[[], Stream]:
+        def make() -> Stream:
+            traffic.requests += 1
+            if not isinstance(access, Request):
+                return access  # type: ignore[return-value]
+            return backend.streamed(access) if notes.unframed else DirectStream(self._pool, access)
+
+        return make
+
+    def _checksum(self, backend: Backend, notes: ShardNotes, fields: Mapping[str, str]) -> Checksum | None:
+        """Of the object that is read in order; its answer's ``fields`` are kept."""
+        notes.fields = notes.fields or fields
+        return backend.checksum(fields)
 
     def _learn(
         self,
@@ -300,6 +374,8 @@ class Fetcher:
             shard.checksum = None if backend is None else backend.checksum(fields)
         elif identity not in ("", shard.identity):
             raise IdentityChanged(f"it was {shard.identity} and is now {identity}")
+        if not shard.notes.fields:
+            shard.notes.fields = fields
         self.answering = part
         try:
             self._window.learn(shard, size)

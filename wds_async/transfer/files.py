@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 
+from wds_async.storage.ais.handed import HandedFile
 from wds_async.storage.base import LocalFile
 from wds_async.storage.local import file_identity
 
@@ -16,11 +17,13 @@ class FileReplaced(Exception):
 
 
 class FileReader:
-    """One open file for all parts of a shard; `read` may run on several threads at once."""
+    """One open file for all parts of a shard; `read` may run on several threads at once. One that was handed is read by
+    the descriptor that came, and its maker answers for its bytes: a cache that writes beside them is no other file."""
 
     def __init__(self, file: LocalFile) -> None:
         self._file = file
-        self._fd = -1
+        self._handed = file.descriptor if isinstance(file, HandedFile) else None
+        self._fd = -1 if self._handed is None else self._handed.fd
         self._lock = threading.Lock()
 
     def read(self, into: memoryview, offset: int) -> None:
@@ -35,9 +38,11 @@ class FileReader:
 
     def close(self) -> None:
         """Close the file; no `read` may be under way."""
-        if self._fd >= 0:
+        if self._handed is not None:
+            self._handed.close()
+        elif self._fd >= 0:
             os.close(self._fd)
-            self._fd = -1
+        self._fd = -1
 
     def _open(self) -> int:
         with self._lock:
@@ -52,6 +57,8 @@ class FileReader:
             return self._fd
 
     def _check(self, fd: int) -> None:
+        if self._handed is not None:
+            return
         found = file_identity(os.fstat(fd))
         if found != self._file.identity:
             raise FileReplaced(f"it was {self._file.identity} and is now {found}")

@@ -29,13 +29,15 @@ _LOOK_PARTS = 48
 class Growth:
     """The number that pays, between ``least`` and a ``bound`` that is given with each part.
 
-    Before a part has come it is ``most``: until then the window's own slow start holds back.
+    Before a part has come it is ``most``: until then the window's own slow start holds back. ``eager``: it begins with
+    all that the latency asks for, and not with a quarter.
     """
 
-    def __init__(self, least: int, most: int) -> None:
+    def __init__(self, least: int, most: int, *, eager: bool = False) -> None:
         self.limit = most
         self._least = least
         self._begun = False
+        self._begin_share = 1 if eager else _BEGIN_SHARE
         self._growing = True
         self._home: int | None = None
         """What a probe goes back to; None between probes."""
@@ -54,7 +56,8 @@ class Growth:
         """A part came, one of ``flying``. Returns what was decided, "" for nothing."""
         if not self._begun:
             self._begun = True
-            return self._set(max(self._least, bound // _BEGIN_SHARE), now, "a quarter of what the latency asks for")
+            how = "all" if self._begin_share == 1 else "a quarter of"
+            return self._set(max(self._least, bound // self._begin_share), now, f"{how} what the latency asks for")
         if self.limit > bound:
             self._settle(now)
             return self._set(bound, now, f"parts take {1e3 * took_s:.0f} ms: more would only wait")

@@ -25,6 +25,7 @@ from wds_async.transfer.connection import Connection, ConnectionBroken, Head
 from wds_async.transfer.direct import PartAnswer
 from wds_async.transfer.origins import ConnectionPool
 from wds_async.transfer.stats import Counters
+from wds_async.transfer.traffic import OriginTraffic
 from wds_async.transfer.window import Part, Shard
 
 __all__ = ["Hedge", "Hedges"]
@@ -59,6 +60,7 @@ class Hedge:
         """Nobody waits for it any more."""
         self.task: asyncio.Task[None] | None = None
         self.first = first
+        self.traffic: OriginTraffic | None = first.part.shard.notes.traffic
         self._slow = connection
         self._connection: Connection | None = None
         self._received = 0
@@ -206,7 +208,10 @@ class Hedges:
     def good(self, answer: PartAnswer, received_bytes: int, now: float) -> None:
         """It was answered well, and whole."""
         self._read_bytes += received_bytes
-        self._usual.add(now - answer.asked_at, answer.headed_at - answer.asked_at)
+        head_s = answer.headed_at - answer.asked_at
+        self._usual.add(now - answer.asked_at, head_s)
+        self._counters.add("head_s", head_s)
+        self._counters.add("body_s", now - answer.headed_at)
 
     async def end(self) -> None:
         """Return when no hedge is under way."""
@@ -279,6 +284,10 @@ class Hedges:
         self._counters.add("hedges")
         self._stumbled()
         self._counters.add("requests")
+        if hedge.traffic is not None:
+            hedge.traffic.hedges += 1
+            hedge.traffic.requests += 1
+            hedge.traffic.connections += 1
         hedge.task = asyncio.get_running_loop().create_task(hedge.run(self._pool))
         self._tasks[hedge.task] = hedge
         hedge.task.add_done_callback(lambda task: self._landed(hedge, task))
@@ -290,6 +299,8 @@ class Hedges:
         if not hedge.leads and self._hedges.get(hedge.first) is hedge:
             del self._hedges[hedge.first]  # another may be asked
         failed = not task.cancelled() and task.exception() is not None
+        if hedge.traffic is not None:
+            self._count(hedge, hedge.traffic, ended_well=hedge.leads and not failed and not task.cancelled())
         if hedge.leads:
             self._spent_bytes -= hedge.missing_bytes - hedge.doubled_bytes
             self._counters.add("hedged_bytes", hedge.doubled_bytes)
@@ -298,3 +309,11 @@ class Hedges:
             self._spent_bytes -= hedge.missing_bytes
         elif failed and hedge.judge.status in _TOO_MUCH:
             self._paused_until = asyncio.get_running_loop().time() + _PAUSE_S
+
+    def _count(self, hedge: Hedge, traffic: OriginTraffic, *, ended_well: bool) -> None:
+        traffic.connections -= 1
+        if hedge.leads:
+            traffic.hedged_bytes += hedge.doubled_bytes
+            traffic.bytes += hedge.doubled_bytes
+        if ended_well:
+            traffic.seconds.add(asyncio.get_running_loop().time() - hedge.first.asked_at)

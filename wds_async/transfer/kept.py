@@ -1,4 +1,4 @@
-"""What a reader needs of a cache of shards on disk, which lives on a floor above."""
+"""What a reader needs of what lives on floors above: a cache of shards on disk, a limit of what may be read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 from wds_async.storage.growing import CacheEntry
 from wds_async.storage.registry import Location
 
-__all__ = ["CachedShard", "ShardCache"]
+__all__ = ["CachedShard", "Limit", "ShardCache"]
 
 
 class CachedShard(CacheEntry, Protocol):
@@ -45,4 +45,16 @@ class ShardCache(Protocol):
 
     def entry(self, location: Location) -> CachedShard | None:
         """The shard for one reader, None for one that is not cached."""
+        ...
+
+
+class Limit(Protocol):
+    """What ends a read from outside (`purse.Purse`), whatever the shards are."""
+
+    def check(self) -> None:
+        """Raise where it is reached. Called for each piece of memory."""
+        ...
+
+    def over(self) -> None:
+        """A reader has come to its end."""
         ...

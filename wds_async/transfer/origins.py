@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from wds_async.config import TransferConfig
-from wds_async.storage.base import Tls
+from wds_async.errors import AccessDenied
+from wds_async.storage.base import Guard, Tls
 from wds_async.storage.http.backend import tls_context
 from wds_async.transfer.connection import Connection, Origin, open_connection
 from wds_async.transfer.threads import BlockingThreads
@@ -26,6 +27,7 @@ _ADDRESS_LIFETIME_S = 60.0
 _RESOLVE_AGAIN_S = 5.0
 _RENEWAL_WITHIN_S = 1.0
 _IDLE_LIFETIME_S = 55.0
+_RANGELESS_S = 60.0
 _GONE_WITHIN_S = 0.5
 _LOOK_AGAIN_S = 0.001
 _TURNS_TO_CLOSE = 3
@@ -39,17 +41,24 @@ class _OriginState:
     resolving: asyncio.Future[list[str]] | None = None
     turn: int = 0
     answered: bool = False
-    rangeless: bool = False
+    rangeless_until: float = 0.0
     ranged: bool = False
 
 
 class ConnectionPool:
     """Keeps connections open between parts. How many there are is the window's business: one per part in flight."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, threads: BlockingThreads, config: TransferConfig) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        threads: BlockingThreads,
+        config: TransferConfig,
+        guard: Guard | None = None,
+    ) -> None:
         self._loop = loop
         self._threads = threads
         self._config = config
+        self._guard = guard
         self._origins: dict[Origin, _OriginState] = {}
         self._busy: set[Connection] = set()
         self._contexts: dict[Tls, ssl.SSLContext] = {}
@@ -73,8 +82,8 @@ class ConnectionPool:
         return self._state(origin).answered
 
     def rangeless(self, origin: Origin) -> bool:
-        """Whether this origin was seen to ignore ranges."""
-        return self._state(origin).rangeless
+        """Whether this origin was seen to ignore ranges, lately."""
+        return self._state(origin).rangeless_until > self._loop.time()
 
     def ranged(self, origin: Origin) -> bool:
         """Whether this origin has given a range that did not begin at the start."""
@@ -85,8 +94,9 @@ class ConnectionPool:
         self._state(origin).ranged = True
 
     def mark_rangeless(self, origin: Origin) -> None:
-        """Remember that this origin ignores ranges, so that its next shards are streamed at once."""
-        self._state(origin).rangeless = True
+        """Remember that this origin ignores ranges, so that its next shards are streamed at once; not for ever: it may
+        have objects of all kinds."""
+        self._state(origin).rangeless_until = self._loop.time() + _RANGELESS_S
 
     @contextlib.asynccontextmanager
     async def connection(self, origin: Origin, *, fresh: bool = False) -> AsyncIterator[Connection]:
@@ -159,14 +169,17 @@ class ConnectionPool:
             async with asyncio.timeout(allowed_s):
                 return await self._connect(origin, state)
         except TimeoutError:
-            raise TimeoutError(f"no connection to {origin.host}:{origin.port} within {allowed_s:g} s") from None
+            raise TimeoutError(f"no connection to {origin.place} within {allowed_s:g} s") from None
 
     async def _connect(self, origin: Origin, state: _OriginState) -> Connection:
+        if origin.socket:
+            return await open_connection(self._loop, origin, origin.socket, None, self._held)
         addresses = await self._resolve(origin, state)
         state.turn += 1
         failure: OSError | None = None
         for i in range(len(addresses)):
             address = addresses[(state.turn + i) % len(addresses)]
+            self._judge(origin, address)
             try:
                 return await open_connection(self._loop, origin, address, self._context(origin), self._held)
             except ssl.SSLCertVerificationError:
@@ -175,6 +188,11 @@ class ConnectionPool:
                 failure = exn
                 self._refused(state, address)
         raise failure or OSError(f"{origin.host} has no address")
+
+    def _judge(self, origin: Origin, address: str) -> None:
+        """AccessDenied where the program lets no connection go there, each time that one would."""
+        if self._guard is not None and (why := self._guard.why_not(origin.host, address)):
+            raise AccessDenied(f"no connection is made: {why}")
 
     def _refused(self, state: _OriginState, address: str) -> None:
         """Leave the address out, as long as there are others; the last one stays, and the name is asked about anew."""

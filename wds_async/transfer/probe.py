@@ -11,7 +11,6 @@ import contextlib
 import functools
 import os
 import queue
-import stat
 import threading
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,16 +21,14 @@ from wds_async.errors import FetchTimeout, StorageError, WdsError
 from wds_async.redact import redact
 from wds_async.storage.base import Description, Fault, error_for
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
-from wds_async.storage.registry import Backends, Location, locate
+from wds_async.storage.registry import Location, locate
 from wds_async.transfer.attempts import ShardNotes
 from wds_async.transfer.bridge import new_event_loop
+from wds_async.transfer.equipment import Equipment, why_unread
 from wds_async.transfer.fetch import Fetcher
-from wds_async.transfer.origins import ConnectionPool
 from wds_async.transfer.slabs import Slab, SlabPool
 from wds_async.transfer.stats import Counters
-from wds_async.transfer.threads import BlockingThreads
 from wds_async.transfer.window import Part, Shard, Window
-from wds_async.urls import local_path
 
 __all__ = ["HEAD_BYTES", "Described", "Probed", "describe", "probe"]
 
@@ -41,12 +38,6 @@ HEAD_BYTES = 512
 _AT_ONCE = 32
 _END_WITHIN_S = 2.0
 _LOOK_EVERY_S = 1.0
-_UNREAD = {
-    "pipe": "running a command is no check",
-    "stdin": "standard input can be read only once",
-    "opener": "the program's own opener reads it",
-}
-
 T = TypeVar("T")
 
 Located = tuple[str, Location | WdsError]
@@ -128,49 +119,24 @@ def _located(url: str, options: StorageOptions) -> Located:
         return url, exn
 
 
-class _Engine:
-    """What the engine is made of, without its memory: for parts of a few bytes."""
+class _Engine(Equipment):
+    """What the engine is made of, without its memory: for parts of a few bytes. Nothing else runs on its loop."""
 
     def __init__(self, config: TransferConfig, counters: Counters) -> None:
-        self._loop = asyncio.get_running_loop()
-        self.threads = BlockingThreads(self._loop)
-        self._connections = ConnectionPool(self._loop, self.threads, config)
-        self.backends = Backends(
-            self.threads.call,
-            direct=config.direct,
-            connect_timeout_s=config.connect_timeout_s,
-            stall_timeout_s=config.stall_timeout_s,
-        )
+        super().__init__(config, asyncio.get_running_loop())
         slabs = SlabPool(config.budget_bytes, config.part_bytes)  # maps nothing before it is asked
-        self.fetcher = Fetcher(
-            Window(slabs, config, _ignore, _ignore),
-            backends=self.backends,
-            pool=self._connections,
-            threads=self.threads,
-            config=config,
-            counters=counters,
-            hurried=lambda: False,
-        )
-
-    async def watch(self) -> None:
-        """Look for stalled connections, once a second."""
-        while True:
-            await asyncio.sleep(_LOOK_EVERY_S)
-            self._connections.expire(self._loop.time())
+        window = Window(slabs, config, _ignore, _ignore)
+        self.fetcher = Fetcher(window, equipment=self, config=config, counters=counters, hurried=lambda: False)
 
     async def close(self) -> None:
         """Close all, within a second and a half."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_END_WITHIN_S * 0.75):
-                await self.backends.close()
+        await self.close_backends(_END_WITHIN_S * 0.75)
         left = asyncio.all_tasks() - {asyncio.current_task()}
         for task in left:
             task.cancel()
         if left:
             await asyncio.wait(left, timeout=_END_WITHIN_S * 0.1)
-        self._connections.close()
-        self.threads.stop()
-        await self._connections.gone()
+        await super().close()
 
 
 def _ignore(_: object) -> None:
@@ -189,7 +155,7 @@ async def _probed(engine: _Engine, url: str, located: Location | WdsError, timeo
     error: WdsError | None = None
     try:
         async with asyncio.timeout(timeout_s) as bound:
-            if why := await _why_unread(engine, located):
+            if why := await why_unread(engine.threads, located):
                 return Probed(url, checked=False, why=why, location=located)
             if await engine.fetcher.fetch(part):
                 shard.size = part.filled
@@ -230,16 +196,6 @@ def _too_slow(location: Location, timeout_s: float | None, fault: Fault | None =
     if fault is not None:
         said = f"The last attempt failed: {fault.reason}. {fault.advice}".rstrip()
     return FetchTimeout(f"{redact(location.target)}: no answer within {timeout_s:g} s. {said}")
-
-
-async def _why_unread(engine: _Engine, location: Location) -> str:
-    if location.kind == "local" and (path := local_path(location.target)) is not None:
-        # Only what was seen to be there is no file: what a look at it raises, the read will raise and explain.
-        with contextlib.suppress(OSError, ValueError):
-            mode = (await engine.threads.call(os.stat, path)).st_mode
-            if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-                return "it is no regular file, and could be read only once"
-    return _UNREAD.get(location.kind, "")
 
 
 class _Run(Generic[T]):

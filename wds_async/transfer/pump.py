@@ -10,13 +10,12 @@ from collections.abc import Callable, Sequence
 
 from wds_async.config import TransferConfig
 from wds_async.errors import ReaderClosed, WdsError
-from wds_async.storage.registry import Backends, Location
+from wds_async.storage.registry import Location
 from wds_async.transfer.attempts import ShardNotes
+from wds_async.transfer.equipment import Equipment
 from wds_async.transfer.fetch import Fetcher
-from wds_async.transfer.origins import ConnectionPool
 from wds_async.transfer.slabs import Slab, SlabPool
 from wds_async.transfer.stats import Counters
-from wds_async.transfer.threads import BlockingThreads
 from wds_async.transfer.window import Broken, End, Finished, Part, Piece, Shard, Window
 
 __all__ = ["Event", "Hand", "Pump"]
@@ -65,17 +64,16 @@ class Pump:
         self,
         pool: SlabPool,
         *,
-        connections: ConnectionPool,
-        backends: Backends,
-        threads: BlockingThreads,
+        equipment: Equipment,
         config: TransferConfig,
         counters: Counters,
         emit: Callable[[Event], None],
         hurried: Callable[[], bool],
     ) -> None:
         self._pool = pool
-        self._connections = connections
-        self._counters = counters
+        self._connections = equipment.connections
+        self._backends = equipment.backends
+        self.counters = counters
         self._emit = emit
         self._tasks: dict[Part, asyncio.Task[None]] = {}
         self._begun: set[Part] = set()
@@ -85,9 +83,7 @@ class Pump:
         self.window = Window(pool, config, self._hand_on, self._cancel)
         self._fetcher = Fetcher(
             self.window,
-            backends=backends,
-            pool=connections,
-            threads=threads,
+            equipment=equipment,
             config=config,
             counters=counters,
             hurried=hurried,
@@ -96,7 +92,7 @@ class Pump:
     def open(self) -> None:
         """Take a place among the pool's readers."""
         self._pool.readers += 1
-        self._counters.set("budget_bytes", self._pool.budget_bytes)
+        self.counters.set("budget_bytes", self._pool.budget_bytes)
 
     def add(self, shards: Sequence[tuple[str, Location | WdsError]], *, ended: bool) -> None:
         """Append shards to the stream; ``ended`` says that no more will come."""
@@ -106,6 +102,8 @@ class Pump:
             else:
                 shard = self.window.add(url, streamed=located.in_order)
                 shard.notes = ShardNotes(located)
+                if located.kind == "ais" and located.entry is None:
+                    self._backends.of(located).expect((located.target,))
         if ended:
             self.window.end_of_source()
         self.kick()
@@ -134,11 +132,11 @@ class Pump:
             self._emit(Broken(exn))
         finally:
             self._kicking = False
-        self._counters.set("window_bytes", self.window.held_bytes)
-        self._counters.peak("window_peak_bytes", self.window.peak_bytes)
-        self._counters.set("connections", self._connections.open)
-        self._counters.peak("connections_peak", self._connections.peak)
-        self._counters.set("connections_limit", self.window.concurrency.limit)
+        self.counters.set("window_bytes", self.window.held_bytes)
+        self.counters.peak("window_peak_bytes", self.window.peak_bytes)
+        self.counters.set("connections", self._connections.open)
+        self.counters.peak("connections_peak", self._connections.peak)
+        self.counters.set("connections_limit", self.window.concurrency.limit)
 
     async def close(self) -> None:
         """Cancel everything and wait until no slab is being written to."""
@@ -151,8 +149,9 @@ class Pump:
         await asyncio.gather(*self._closing, return_exceptions=True)
         await self._fetcher.end()
         self._pool.readers -= 1
-        self._counters.set("window_bytes", 0)
-        self._counters.set("connections", 0)
+        self.counters.set("window_bytes", 0)
+        self.counters.set("connections", 0)
+        self.counters.leave_traffic()
 
     async def _fetch(self, part: Part) -> None:
         last = False
@@ -174,9 +173,9 @@ class Pump:
 
     def _hand_on(self, event: Event) -> None:
         if isinstance(event, Piece):
-            self._counters.add("bytes", event.length)
+            self.counters.add("bytes", event.length)
         elif isinstance(event, End):
-            self._counters.add("bad_shards" if event.error else "shards")
+            self.counters.add("bad_shards" if event.error else "shards")
             self._clean(event.shard)
         self._emit(event)
 

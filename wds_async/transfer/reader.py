@@ -29,7 +29,7 @@ from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.storage.registry import Location, locate
 from wds_async.transfer.always import Always
 from wds_async.transfer.bridge import Engine
-from wds_async.transfer.kept import CachedShard, ShardCache
+from wds_async.transfer.kept import CachedShard, Limit, ShardCache
 from wds_async.transfer.pump import Event, Hand, Pump
 from wds_async.transfer.slabs import Slab
 from wds_async.transfer.stats import Board, Counters
@@ -88,6 +88,7 @@ class ShardReader(Iterator["ShardStream"]):
         self._source: Iterator[str | Mapping[str, Any]] | None = iter(shards)
         self.config = config
         self.counters = counters
+        self.limit: Limit | None = None  # set by who made the reader
         self._lookahead = max(1, lookahead if lookahead is not None else config.connections)
         self._ahead: deque[ShardStream | BaseException] = deque()
         self._open: ShardStream | None = None
@@ -155,6 +156,8 @@ class ShardReader(Iterator["ShardStream"]):
         if self._finalizer is not None:
             self._finalizer()
         self.counters.add("read_s", time.monotonic() - self._opened_at)
+        if self.limit is not None:
+            self.limit.over()
 
     @property
     def closed(self) -> bool:
@@ -288,6 +291,8 @@ class ShardStream:
 
         Raises an error of the tree where the stream is broken: after all good bytes before it, never in between.
         """
+        if self._reader.limit is not None:
+            self._reader.limit.check()
         if self._held is None:
             return self._received()
         if not self._held.over:

@@ -9,6 +9,7 @@ parent's `Board.total` is the sum.
 from __future__ import annotations
 
 import contextlib
+import json
 import mmap
 import os
 import shutil
@@ -20,6 +21,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
+
+from wds_async.transfer.traffic import Traffic
 
 __all__ = ["Board", "Boards", "Counters", "Stats"]
 
@@ -62,6 +65,8 @@ class Stats:
     connections_peak: float = 0
     connections_limit: float = 0
     """Parts that may be in flight now, as the engine found."""
+    connections_most: float = 0
+    """As many as it may find (``WDS_CONNECTIONS``)."""
     window_bytes: float = 0
     """Slab bytes in flight or waiting for the consumer, now."""
     window_peak_bytes: float = 0
@@ -73,6 +78,38 @@ class Stats:
     epochs: float = 0
     """Passes over the data that ran to their end."""
     processes: float = 0
+    head_s: float = 0
+    """Seconds from the requests of good parts to the heads of their answers, added up."""
+    body_s: float = 0
+    """Seconds from there to their last bytes, added up."""
+    looked_s: float = 0
+    """Seconds in which somebody looked now and then at what the threads that read samples did (`stacks`)."""
+    waiting_s: float = 0
+    """Of ``looked_s``: they waited for bytes."""
+    parsing_s: float = 0
+    """Of ``looked_s``: they made samples of bytes."""
+    decoding_s: float = 0
+    """Of ``looked_s``: they decoded fields."""
+    program_s: float = 0
+    """Of ``looked_s``: they were in functions that the program put into the pipeline."""
+    stages_s: float = 0
+    """Of ``looked_s``: they were in other stages: shuffling, batching."""
+    handing_s: float = 0
+    """Of ``looked_s``: they handed batches over to the process that takes them."""
+    sending_s: float = 0
+    """Seconds of ``looked_s`` in which, beside that, the queue of a worker wrote batches into its pipe."""
+    idle_s: float = 0
+    """Of ``looked_s``: workers had nothing to do, because nobody took what was ready."""
+    away_s: float = 0
+    """Of ``looked_s``: they were outside of the pipeline, in what the program does with the samples."""
+    full_s: float = 0
+    """Seconds of ``looked_s`` times the share of the byte budget that was taken."""
+    batches: float = 0
+    """Items that a loader took from its workers."""
+    starved_s: float = 0
+    """Seconds in which it waited for them, but for the first."""
+    consumer_s: float = 0
+    """Seconds between: what the program did with the items."""
 
     def as_dict(self) -> dict[str, float]:
         """The fields as a plain dict, for JSON."""
@@ -97,17 +134,28 @@ class Stats:
 _NAMES = tuple(f.name for f in fields(Stats))
 _CELLS = {name: i for i, name in enumerate(_NAMES)}
 _ROW_BYTES = 8 * len(_NAMES)
+_TRAFFIC = "traffic-"
 
 
 class Counters:
     """One process's row of cells, by name: ``counters.add("bytes", n)``, ``counters.set("window_bytes", n)``.
 
-    Each cell is written by one thread: the loop's, or the consumer's.
+    Each cell is written by one thread: the loop's, or the consumer's. ``traffic`` is counted by origin, by the loop;
+    ``file`` is where it is left for the process that asks (None: it is this one).
     """
 
-    def __init__(self, memory: mmap.mmap | bytearray | None = None) -> None:
+    def __init__(
+        self,
+        memory: mmap.mmap | bytearray | None = None,
+        *,
+        traffic: Traffic | None = None,
+        file: Path | None = None,
+    ) -> None:
         self._cells = memoryview(memory or bytearray(_ROW_BYTES))[:_ROW_BYTES].cast("d")
         self.set("processes", 1)
+        self.traffic = traffic or Traffic()
+        self._file = file
+        self._left = ""
 
     def add(self, name: str, amount: float = 1) -> None:
         """Count ``amount`` more."""
@@ -134,6 +182,18 @@ class Counters:
         """The row, in the order of `Stats`' fields."""
         return list(self._cells)
 
+    def leave_traffic(self) -> None:
+        """Write down what was counted by origin where another process asks for it, if that has changed."""
+        if self._file is None or not self.traffic.origins:
+            return
+        said = json.dumps(self.traffic.as_dict())
+        if said == self._left:
+            return
+        self._left, aside = said, self._file.with_suffix(".new")
+        with contextlib.suppress(OSError):  # the folder went with the process that made it, or its disk is full
+            aside.write_text(said, encoding="utf-8")
+            os.replace(aside, self._file)
+
 
 class Board:
     """The shared scoreboard of one dataset: pickles, survives ``fork``, owns a folder only once another process
@@ -150,8 +210,20 @@ class Board:
         pid = os.getpid()
         if pid not in self._rows:
             # A forked child inherits the parent's row and must not count in its copy of it.
-            self._rows = {pid: Counters() if pid == self._pid else Counters(_map_row(self.folder, pid))}
+            self._rows = {pid: Counters() if pid == self._pid else self._row_of_another(pid)}
         return self._rows[pid]
+
+    def _row_of_another(self, pid: int) -> Counters:
+        row = _map_row(self.folder, pid)
+        return Counters(row, file=self.folder / f"{_TRAFFIC}{pid}-{uuid.uuid4().hex[:8]}.json")
+
+    def aside(self) -> Counters:
+        """This process's row, for one that reads nothing itself: it is not among ``processes``."""
+        fresh = os.getpid() not in self._rows
+        counters = self.counters()
+        if fresh:
+            counters.set("processes", 0)
+        return counters
 
     def total(self) -> Stats:
         """The sum over this process and every other that counted on this board, as of now."""
@@ -159,6 +231,20 @@ class Board:
         rows = [own.values()] if own is not None else []
         rows += [list(memoryview(row).cast("d")) for row in _read_rows(self.folder)]
         return Stats(*(sum(column) for column in zip(*rows, strict=True))) if rows else Stats()
+
+    def traffic(self) -> Traffic:
+        """What this process and every other that counted on this board asked of each origin: of others, as of a second
+        ago, or the end of their last reader."""
+        found, own = Traffic(), self._rows.get(os.getpid())
+        if own is not None and os.getpid() == self._pid:
+            found.merge(own.traffic)
+        for path in self.folder.glob(f"{_TRAFFIC}*.json"):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                other = Traffic.of_dict(json.loads(path.read_text(encoding="utf-8")))
+                if not _alive(int(path.name.removeprefix(_TRAFFIC).partition("-")[0])):
+                    other.hang_up()
+                found.merge(other)
+        return found
 
     def __getstate__(self) -> dict[str, Any]:
         return {"pid": self._pid, "folder": str(self.folder)}
@@ -189,6 +275,13 @@ class Boards:
     def total(self) -> Stats:
         """The sum over all boards and processes, as of now."""
         return sum((board.total() for board in self.boards), Stats())
+
+    def traffic(self) -> Traffic:
+        """What was asked of each origin, over all boards and processes."""
+        found = Traffic()
+        for board in self.boards:
+            found.merge(board.traffic())
+        return found
 
 
 def _parent_folder() -> Path:

@@ -59,7 +59,7 @@ class DirectStream:
         return identity_of(head.fields, head.length)
 
     async def _exchange(self, request: Request) -> Head:
-        raw, origin = request_bytes(request.url, request.headers), Origin.of(request.url, request.tls)
+        raw, origin = request_bytes(request.url, request.headers), Origin.of(request.url, request.tls, request.socket)
         for fresh in (False, True):
             connection = await self._stack.enter_async_context(self._pool.connection(origin, fresh=fresh))
             self._connection, self._rest = connection, -1  # a body that is not read: `close` aborts
@@ -93,6 +93,11 @@ class StreamReader:
         self._stream: Stream | None = None
         self._identity: str | None = None
         self._position = 0
+
+    @property
+    def identity(self) -> str:
+        """What pins what is read; "" before it was opened, and where there is nothing."""
+        return self._identity or ""
 
     @property
     def restartable(self) -> bool:

@@ -15,9 +15,10 @@ import pytest
 from tests.clouds.ais import ais, no_settings  # noqa: F401 - fixtures
 from tests.servers import Tls
 from tests.servers.aistore import AisDouble
-from wds_async.storage.ais.backend import AisBackend, explain_answer
+from wds_async.storage.ais.backend import AisBackend, explain_answer, explain_service
 from wds_async.storage.base import Answer, Description, ObjectReplaced, RefusedAnswer, Request, Verdict
 from wds_async.storage.http.backend import HttpStream
+from wds_async.storage.http.errors import explain_exception
 from wds_async.storage.options import Options
 
 
@@ -44,6 +45,23 @@ def listed(url: str, **kwargs: Any) -> list[tuple[str, int | None]]:
 
     found: list[tuple[str, int | None]] = use(work, **kwargs)
     return found
+
+
+@pytest.mark.parametrize(
+    ("exn", "words", "nobody"),
+    [
+        (FileNotFoundError(2, "No such file"), "nobody listens there", True),
+        (ConnectionRefusedError(111, "refused"), "nobody listens there", True),
+        (PermissionError(13, "Permission denied"), "permission denied", True),
+        (ConnectionResetError(104, "reset by peer"), "reset by peer", False),
+    ],
+)
+def test_what_fails_on_the_way_to_our_own_service(exn: OSError, words: str, nobody: bool) -> None:
+    fault = explain_service(exn, explain_exception(exn), "unix:/run/s.sock", elsewhere=nobody)
+    assert (fault.verdict, fault.nobody) == (Verdict.TRANSIENT, nobody)
+    assert words in fault.reason
+    assert "wds-async serve --socket /run/s.sock" in fault.advice
+    assert ("WDS_AIS_FALLBACK=1" in fault.advice) == nobody
 
 
 @pytest.mark.parametrize("recursive_only", [False, True])

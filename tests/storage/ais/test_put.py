@@ -94,3 +94,9 @@ def test_tls_by_options(no_settings: None, tls: Tls) -> None:
         double.put("ais/b/other", b"")
         write("ais://b/x", data(300_000), {"endpoint": double.endpoint, "ca_file": str(tls.ca)})
         assert double.get("ais/b/x") == data(300_000)
+
+
+def test_our_own_service_only_reads(monkeypatch: pytest.MonkeyPatch, no_settings: None) -> None:
+    monkeypatch.setenv("AIS_ENDPOINT", "unix:/run/s.sock")
+    with pytest.raises(UrlError, match=r"the service at unix:/run/s\.sock only reads"):
+        AisSink("gs://b/x")

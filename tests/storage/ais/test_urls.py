@@ -80,6 +80,24 @@ def test_an_endpoint_that_is_none(monkeypatch: pytest.MonkeyPatch, text: str) ->
         Cluster.of({})
 
 
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [("unix:/run/s.sock", "/run/s.sock"), (" unix:/a b ", "/a b"), ("unix:///run/s.sock", "/run/s.sock")],
+)
+def test_an_endpoint_that_is_a_socket(text: str, path: str) -> None:
+    cluster = Cluster.of({"endpoint": text})
+    assert (cluster.endpoint, cluster.socket, cluster.base) == (f"unix:{path}", path, "http://localhost")
+    assert Place.of("gs://b/a b").object_url(cluster.base) == "http://localhost/v1/objects/b/a%20b?provider=gcp"
+    plain = Cluster.of({"endpoint": PROXY})
+    assert (plain.socket, plain.base) == ("", PROXY)
+
+
+@pytest.mark.parametrize("text", ["unix:", "unix:s.sock", "unix:../s.sock", "unix://host/s.sock", "unix:/" + "a" * 107])
+def test_a_socket_that_is_none(text: str) -> None:
+    with pytest.raises(ConfigError, match="endpoint="):
+        Cluster.of({"endpoint": text})
+
+
 def test_an_endpoint_with_a_password_is_refused_and_not_shown() -> None:
     with pytest.raises(ConfigError) as caught:
         Cluster.of({"endpoint": "http://user:MARKED@host:51080"})

@@ -26,3 +26,9 @@ def test_credentials_stay_at_their_origin() -> None:
 
 def test_what_is_escaped_stays_escaped() -> None:
     assert wire_url("http://h/a%2Fb c?sig=a%2Bb&x=d e#f") == "http://h/a%2Fb%20c?sig=a%2Bb&x=d%20e"
+
+
+def test_another_origin_is_not_at_the_same_socket() -> None:
+    asked = Request("http://localhost/x", socket="/run/s")
+    assert redirected(asked, "/y").socket == "/run/s"
+    assert redirected(asked, "http://target:80/y").socket == ""

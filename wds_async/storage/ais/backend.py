@@ -1,4 +1,5 @@
-"""AIStore: requests that its proxy redirects to the target that holds the object, by HTTP alone.
+"""AIStore, and our own service that speaks like it: requests that its proxy redirects to the target that holds the
+object, by HTTP alone, or (the service) over a Unix socket, where files that it has whole are read directly (`handed`).
 
 The redirect (301) is never remembered: targets come and go and signatures lapse, so each part and each attempt asks the
 proxy anew. The token goes to the proxy only. What a URL and a setting mean is in `aisurls`; ``storage_options`` are
@@ -12,13 +13,15 @@ import asyncio
 import json
 import random
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wds_async.config import proxy_for, transfer_config
 from wds_async.redact import redact
-from wds_async.storage.ais.urls import NOBODY, Cluster, Place, cluster_for, read_token
+from wds_async.storage.ais.handed import Hands
+from wds_async.storage.ais.plans import Announcer
+from wds_async.storage.ais.urls import NOBODY, Cluster, Place, cluster_for, has_own_store, read_token
 from wds_async.storage.base import (
     Access,
     Answer,
@@ -41,12 +44,17 @@ from wds_async.storage.http.messages import PLAIN_HEADERS, answer_of, identity_o
 from wds_async.storage.options import NO_OPTIONS, Options
 from wds_async.storage.paging import Pages
 
-__all__ = ["AisBackend", "explain_answer"]
+if TYPE_CHECKING:
+    import aiohttp
+
+__all__ = ["AisBackend", "explain_answer", "explain_service"]
 
 _NO_RECURSION, _NAME_AND_SIZE = 1 << 11, 1 << 5
 _IS_FOLDER = 1 << 8
 _REDIRECTS_AT_MOST = 10
 _BUSY = frozenset({409, 423})
+_OURS = "wds-async/"
+_HANDED_WITHIN_S = 5.0
 _BUCKET = re.compile(r"(?:ais|aws|s3|gcp|gs|azure|az|oci)://(?:[@#][\w@#-]*/)?[\w.-]+(/)?")
 
 
@@ -70,6 +78,22 @@ def explain_answer(answer: Answer, identity: str, endpoint: str) -> Fault:
     if answer.status == 507:
         return replace(fault, advice="The cluster has no room left: free some, or let it evict (ais storage cleanup).")
     return fault
+
+
+def explain_service(exn: BaseException, fault: Fault, endpoint: str, elsewhere: bool) -> Fault:
+    """An exception on the way to our own service as a `Fault`: what ``fault`` says, and whether nobody is there.
+    ``elsewhere``: its shard can be read without a service."""
+    cause = getattr(exn, "os_error", None) or exn
+    reason, nobody = fault.reason, isinstance(cause, FileNotFoundError | ConnectionRefusedError | PermissionError)
+    if nobody:
+        why = "permission denied" if isinstance(cause, PermissionError) else "nobody listens there"
+        reason = f"no connection to the service at {endpoint}: {why}"
+    option = f"--socket {endpoint.removeprefix('unix:')}" if endpoint.startswith("unix:") else "--port …"
+    advice = (
+        f"Is `wds-async serve {option}` running on this host, and is AIS_ENDPOINT its address as it is seen from here?"
+    )
+    more = " WDS_AIS_FALLBACK=1 reads the bucket itself when it is not." if elsewhere else ""
+    return replace(fault, reason=reason, advice=advice + more, nobody=nobody)
 
 
 _TOKEN_ADVICE = (
@@ -103,6 +127,19 @@ def _message(answer: Answer) -> str:
 
 class _Client(HttpBackend):
     """aiohttp for what the engine does not request itself. Unlike `get`, it takes a body along to another origin."""
+
+    path = ""
+    """Of the Unix socket that it asks at, where it does."""
+
+    async def session(self) -> aiohttp.ClientSession:
+        import aiohttp  # noqa: PLC0415 (see `HttpBackend.session`)
+
+        if self.path and self._session is None:
+            self._session = aiohttp.ClientSession(connector=aiohttp.UnixConnector(self.path), timeout=self.timeout())
+        return await super().session()
+
+    def _proxy(self, url: str) -> tuple[str | None, dict[str, str]]:
+        return (None, {}) if self.path else super()._proxy(url)
 
     async def ask(self, request: Request, body: Any) -> bytes:
         """The answer to a GET with ``body``, as JSON. RefusedAnswer from 400 on."""
@@ -145,14 +182,19 @@ class AisBackend(Store):
         self._client = _Client(call=call, connect_timeout_s=connect_timeout_s, stall_timeout_s=stall_timeout_s)
         self._identity, self._token_file = NOBODY, ""
         self._secrets = Secrets()
+        self._announcer = Announcer(call)
+        self._hands: Hands | None = None
 
     async def access(self, url: str) -> Access:
         place = self._place(url)
-        request = await self._request(place.object_url(self._cluster.endpoint))
+        request = await self._request(place.object_url(self._cluster.base))
         if place.in_order:
             return self.streamed(request)
+        self._announcer.begun(url)
+        self._announcer.tell(request)
         if self._why_not() == "":
-            return request
+            file = None if self._hands is None else await self._call(self._hands.ask, request, _identity)
+            return request if file is None else file
 
         async def same() -> Request:
             return request
@@ -165,7 +207,7 @@ class AisBackend(Store):
     async def entries(self, url: str) -> AsyncIterator[Entry]:
         """One folder, a page at a time; transient faults are tried again. RefusedAnswer, or what aiohttp raises."""
         place = self._place(url)
-        request = await self._request(place.bucket_url(self._cluster.endpoint))
+        request = await self._request(place.bucket_url(self._cluster.base))
         base = url.removesuffix(place.name)
         wanted: dict[str, Any] = {
             "prefix": place.name,
@@ -216,7 +258,8 @@ class AisBackend(Store):
         why = self._why_not()
         if place.in_order:
             why = "an archive's member, or what an ETL makes, has no ranges"
-        return Description("AIStore", self._cluster.endpoint, self._identity, not why, why)
+        store = "wds-async's service" if self._cluster.socket else "AIStore"
+        return Description(store, self._cluster.endpoint, self._identity, not why, why)
 
     def classify(self, outcome: Answer | BaseException, url: str) -> Fault:
         if isinstance(outcome, RefusedAnswer):
@@ -234,39 +277,62 @@ class AisBackend(Store):
                     fault, advice="Set AIS_CLIENT_CA to the authority that signed the cluster's certificates."
                 )
             return fault
+        if self._announcer.client:
+            return explain_service(outcome, fault, self._cluster.endpoint, has_own_store(url))
         reached = f"Is AIStore's proxy at {self._cluster.endpoint} (AIS_ENDPOINT), and can its targets be reached?"
         more = " WDS_AIS_FALLBACK=1 reads the bucket itself when they cannot." if not url.startswith("ais:") else ""
         return replace(fault, advice=reached + more)
 
     def checksum(self, fields: Mapping[str, str]) -> Checksum | None:
+        # The head of each shard's first answer passes here: by it our own service is known, whatever its address.
+        if not self._announcer.client and fields.get("server", "").startswith(_OURS):
+            self._greet()
         return aistore(fields)
+
+    def expect(self, urls: Sequence[str]) -> None:
+        self._announcer.expect(urls)
 
     async def vouched(self, url: str) -> Checksum | None:
         place = self._place(url)
         if place.in_order:  # what is made of an object has no checksum
             return None
-        return aistore(await self._client.head(await self._request(place.object_url(self._cluster.endpoint))))
+        return aistore(await self._client.head(await self._request(place.object_url(self._cluster.base))))
 
     async def close(self) -> None:
+        await self._announcer.close()
+        if self._hands is not None:
+            self._hands.close()
         await self._client.close()
 
     @property
     def _cluster(self) -> Cluster:
-        if self._known is None:
-            self._known = Cluster.of(self._options)
-        return self._known
+        return self._known or self._meet(Cluster.of(self._options))
 
     def _place(self, url: str) -> Place:
         """What ``url`` names, once it is known at which cluster."""
         if self._known is None:
-            self._known = cluster_for(url, self._options)
+            self._meet(cluster_for(url, self._options))
         return Place.of(url)
+
+    def _meet(self, cluster: Cluster) -> Cluster:
+        self._known, self._client.path = cluster, cluster.socket
+        if cluster.socket:  # only our own service listens at one
+            self._greet()
+            if self._direct:
+                self._hands = Hands(cluster.socket, _HANDED_WITHIN_S)
+        return cluster
+
+    def _greet(self) -> None:
+        """From now on say who asks, and what will be asked for."""
+        if not self._why_not():
+            self._announcer.greet()
 
     def _why_not(self) -> str:
         """Why the engine does not send the requests itself, "" where it does."""
         if not self._direct:
             return "WDS_DIRECT=0"
-        return "a proxy is in the way" if proxy_for(self._cluster.endpoint) is not None else ""
+        proxy = None if self._cluster.socket else proxy_for(self._cluster.endpoint)
+        return "" if proxy is None else "a proxy is in the way"
 
     async def _token(self) -> str:
         token: str
@@ -277,4 +343,6 @@ class AisBackend(Store):
     async def _request(self, url: str) -> Request:
         token = await self._token()
         mine = (("Authorization", f"Bearer {token}"),) if token else ()
-        return Request(url, (*PLAIN_HEADERS, *mine), keeps_redirect=False, tls=self._cluster.tls)
+        named = (("Wds-Client", self._announcer.client),) if self._announcer.client else ()
+        headers, cluster = (*PLAIN_HEADERS, *mine, *named), self._cluster
+        return Request(url, headers, keeps_redirect=False, tls=cluster.tls, socket=cluster.socket)

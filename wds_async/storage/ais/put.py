@@ -36,7 +36,11 @@ class AisSink(HttpSink):
         place = Place.of(url)
         if not place.name or place.name.endswith("/") or place.query:
             raise UrlError(f"{redact(url)}: names no object to write; write ais://bucket/object")
-        self._target = place.object_url(self._cluster.endpoint)
+        if self._cluster.socket:
+            raise UrlError(
+                f"{redact(url)}: the service at {self._cluster.endpoint} only reads; write to the store itself"
+            )
+        self._target = place.object_url(self._cluster.base)
         super().__init__(self._target)
         self.url = url
         self._who = NOBODY

@@ -1,5 +1,8 @@
 """What the URLs and settings of AIStore mean: which bucket of which provider, at which cluster, by whose token.
 
+A cluster is an HTTP endpoint, AIStore's proxy or our own service (`wds-async serve`), or the service's Unix socket on
+the same host: ``AIS_ENDPOINT=unix:/run/wds-async/service.sock``.
+
 ``ais://bucket/object`` is a bucket of the cluster itself; ``ais://@uuid#namespace/bucket/object`` one of a namespace
 or of an attached cluster (either half may be missing). With ``USE_AIS_FOR`` the URLs of clouds are read there
 unchanged. A name is taken as it is written, with every character, up to a ``?`` that is followed by a parameter that
@@ -47,6 +50,7 @@ _KNOWN_PARAMETERS = ("archpath", "archregx", "archmode", "etl_name", "etl_args",
 _QUERY = re.compile(r"\?(?=(?:" + "|".join(_KNOWN_PARAMETERS) + ")=)")
 _IN_ORDER = frozenset({"archpath", "archregx", "etl_name", "etl_pipeline"})
 _NAMESPACE = re.compile(r"@?([\w-]*)(?:#([\w-]*))?")
+_SOCKET_PATH_BYTES = 107  # sockaddr_un
 
 _told: set[str] = set()
 
@@ -120,8 +124,19 @@ class Cluster:
     `read_token` finds."""
 
     endpoint: str
+    """``http://host:51080``, or ``unix:/path``."""
     tls: Tls
     token: str = field(default="", repr=False)
+
+    @property
+    def socket(self) -> str:
+        """Path of the Unix socket, "" where it is asked over TCP."""
+        return self.endpoint.removeprefix("unix:") if self.endpoint.startswith("unix:") else ""
+
+    @property
+    def base(self) -> str:
+        """What the URLs of requests begin with."""
+        return "http://localhost" if self.socket else self.endpoint
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Cluster:
@@ -156,16 +171,33 @@ def _endpoint(options: Mapping[str, Any]) -> str:
         raise ConfigError(
             "AIS_ENDPOINT is not set: AIStore is read at its proxy, for instance AIS_ENDPOINT=http://ais-proxy:51080"
         )
+    if text.startswith("unix:"):
+        return _socket(text, name)
     try:
         parts = urllib.parse.urlsplit(text)
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         valid = False
     if not valid or parts.query or parts.fragment:
-        raise ConfigError(f"{name}={redact(text)!r} is not a URL of AIStore's proxy; write http://host:51080")
+        raise ConfigError(
+            f"{name}={redact(text)!r} is not a URL of AIStore's proxy; write http://host:51080, or unix:/path "
+            "for the socket of a service on this host"
+        )
     if "@" in parts.netloc:
         raise ConfigError(f"{name}: AIStore takes no user and password; give its token as AIS_AUTHN_TOKEN")
     return text.rstrip("/").removesuffix("/v1")
+
+
+def _socket(text: str, name: str) -> str:
+    """``unix:/path`` of what a user wrote so, or with slashes as of a URL."""
+    path = text.removeprefix("unix:")
+    if path.startswith("//"):
+        path = "/" + path.lstrip("/") if path.startswith("///") else ""
+    if not path.startswith("/"):
+        raise ConfigError(f"{name}={text!r} names no socket; write its whole path: unix:/run/wds-async/service.sock")
+    if len(os.fsencode(path)) > _SOCKET_PATH_BYTES:
+        raise ConfigError(f"{name}={text!r}: the path of a socket has at most {_SOCKET_PATH_BYTES} bytes")
+    return f"unix:{path}"
 
 
 def read_token(given: str = "") -> tuple[str, str, str]:

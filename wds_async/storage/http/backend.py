@@ -22,6 +22,7 @@ from wds_async.storage.base import (
     Description,
     Entry,
     Fault,
+    Guard,
     RefusedAnswer,
     Request,
     Store,
@@ -39,6 +40,7 @@ from wds_async.storage.http.auth import (
     identity_of_url,
 )
 from wds_async.storage.http.errors import explain_exception, explain_status, told_as_whom, told_of_the_port
+from wds_async.storage.http.guarded import guarded_resolver, is_address, judge
 from wds_async.storage.http.index import IndexPage
 from wds_async.storage.http.messages import (
     PLAIN_HEADERS,
@@ -79,7 +81,7 @@ class HttpBackend(Store):
 
     ``options``: ``headers``, ``token`` (bearer), ``username`` and ``password``, ``ca_file``, ``verify``,
     ``certificate``, ``key``, or fsspec's ``client_kwargs`` with ``headers``, ``auth`` and ``trust_env``; ConfigError
-    for others. ``call`` runs a blocking function on a thread.
+    for others. ``call`` runs a blocking function on a thread. ``guard`` judges redirects, and where aiohttp connects.
     """
 
     def __init__(
@@ -90,12 +92,14 @@ class HttpBackend(Store):
         direct: bool = True,
         connect_timeout_s: float = 5.0,
         stall_timeout_s: float = 30.0,
+        guard: Guard | None = None,
     ) -> None:
         self._options = options
         self._settings = HttpSettings.of(options)
         self._netrc: Netrc | None = None
         self._call = call
         self._direct = direct
+        self._guard = guard
         self._timeouts_s = connect_timeout_s, stall_timeout_s
         self._session: aiohttp.ClientSession | None = None
         self._contexts: dict[Tls, ssl.SSLContext] = {}
@@ -138,7 +142,7 @@ class HttpBackend(Store):
             headers[name.lower()] = name, value
         netloc = parts.netloc.rpartition("@")[2]
         target = parts._replace(netloc=netloc, fragment="").geturl()
-        return Request(target, tuple(headers.values()), tls=self._settings.tls)
+        return Request(target, tuple(headers.values()), tls=self._settings.tls, guard=self._guard)
 
     def identity(self, url: str) -> Identity:
         """As whom ``url`` is asked for: of the options, the URL, or (once it was read) the netrc file."""
@@ -243,6 +247,8 @@ class HttpBackend(Store):
         session = await self.session()
         proxy, proof = self._proxy(request.url)
         target = yarl.URL(wire_url(request.url), encoded=True)
+        if proxy is None and self._guard is not None and is_address(host := target.raw_host or ""):
+            judge(self._guard, host, host)
         secure = target.scheme == "https"
         context = await self._context(request.tls) if secure else True
         # aiohttp's own time limit begins again with every byte of a head, and with every interim answer.
@@ -264,7 +270,8 @@ class HttpBackend(Store):
         import aiohttp  # noqa: PLC0415 (a slow import that a direct read never needs)
 
         if self._session is None:
-            self._session = aiohttp.ClientSession(timeout=self.timeout(), read_bufsize=1 << 20)
+            connector = None if self._guard is None else aiohttp.TCPConnector(resolver=guarded_resolver(self._guard))
+            self._session = aiohttp.ClientSession(connector=connector, timeout=self.timeout(), read_bufsize=1 << 20)
         return self._session
 
     def timeout(self) -> aiohttp.ClientTimeout:

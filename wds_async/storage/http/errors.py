@@ -17,6 +17,7 @@ import urllib.parse
 from collections.abc import Mapping
 from dataclasses import replace
 
+from wds_async.errors import AccessDenied
 from wds_async.storage.base import Answer, Contradiction, Fault, ObjectReplaced, Verdict
 
 __all__ = ["explain_exception", "explain_status", "retry_after_s", "told_as_whom", "told_of_the_port", "told_where"]
@@ -83,6 +84,8 @@ def explain_exception(exn: BaseException) -> Fault:
     text = str(cause) or type(cause).__name__
     if isinstance(exn, ObjectReplaced):
         return Fault(Verdict.CHANGED, f"the object was replaced while it was being read: {exn}", "Read it again.")
+    if isinstance(cause, AccessDenied):  # a guard's word
+        return Fault(Verdict.DENIED, text)
     if isinstance(exn, Contradiction):
         return Fault(Verdict.TRANSIENT, text, "The server (or a proxy before it) is broken.", contradicts=True)
     if type(cause).__name__ in _NO_URLS:  # its text is what the server sent

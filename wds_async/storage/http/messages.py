@@ -64,17 +64,21 @@ def wire_url(url: str) -> str:
 
 def redirected(request: Request, location: str) -> Request:
     """The request that a redirect asks for. When the origin changes, credentials stay behind (RFC 9110 §15.4), and
-    with them every other header of the user's: any may be a secret. UrlError where it leads out of HTTP."""
+    with them every other header of the user's: any may be a secret. UrlError where it leads out of HTTP, AccessDenied
+    where the request's guard forbids it."""
     target = urllib.parse.urljoin(request.url, location)
     parts = urllib.parse.urlsplit(target)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         led = Identity("", request.headers).hidden(redact(f"{parts.scheme}://{parts.hostname or ''}"))  # no more
         raise UrlError(f"{redact(request.url)} redirects to {led[:80]!r}, which is not HTTP: refused")
     target = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-    headers = request.headers
+    if request.guard is not None:
+        request.guard.leads(request.url, target)
+    headers, socket = request.headers, request.socket
     if _origin(target) != _origin(request.url):
+        socket = ""
         headers = tuple((name, value) for name, value in headers if name.lower() in _HARMLESS_HEADERS)
-    return replace(request, url=target, headers=headers)
+    return replace(request, url=target, headers=headers, socket=socket)
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:

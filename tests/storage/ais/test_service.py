@@ -1,0 +1,349 @@
+"""Our own service as the loader sees it: over TCP, over its Unix socket, by its files; and when it is gone."""
+
+# ruff: noqa: F811 - fixtures that are imported
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import http.client
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clouds.ais import no_settings  # noqa: F401 - fixtures
+from tests.servers.origin import Origin
+from tests.servers.shards import make_tar
+from tests.service.serving import Inside, Process, ask
+from tests.transfer.reading import MIB, bytes_of, data, open_fds, outcomes, quick, snapshot
+from wds_async.errors import ShardNotFound, TransferError
+from wds_async.shardcache.cache import DiskCache
+from wds_async.storage.ais.backend import AisBackend
+from wds_async.transfer.reader import open_shards
+from wds_async.transfer.stats import Board
+
+BODIES = {f"x-{i}.tar": data(700_000 + i, seed=i) for i in range(6)}
+URLS = [f"ais://b/{name}" for name in BODIES]
+
+
+@pytest.fixture
+def origin() -> Iterator[Origin]:
+    with Origin({f"/d/{name}": body for name, body in BODIES.items()}) as found:
+        yield found
+
+
+@pytest.fixture
+def service(origin: Origin, no_settings: None, tmp_path: Path) -> Iterator[Inside]:
+    buckets = {"b": origin.url("d/")}
+    with Inside(folder=tmp_path / "cache", socket=tmp_path / "s", buckets=buckets, private=True) as found:
+        yield found
+
+
+def at(service: Inside, monkeypatch: pytest.MonkeyPatch, *, tcp: bool = False) -> None:
+    """Point ``AIS_ENDPOINT`` to the service."""
+    monkeypatch.setenv("AIS_ENDPOINT", service.base if tcp else f"unix:{service.config.socket}")
+
+
+def read(urls: list[str], **config: Any) -> Any:
+    """What was counted while ``urls`` were read, which all came as they are."""
+    counters = Board().counters()
+    got = bytes_of(urls, quick(**config), counters)
+    assert got == [BODIES[url.rpartition("/")[2]] for url in urls]
+    return snapshot(counters)
+
+
+def answers(service: Inside) -> dict[str, int]:
+    """How many answers there were, by the label of the way."""
+    found: dict[str, int] = {}
+    for (api, _), one in service.service.meters._answers.items():
+        found[api] = found.get(api, 0) + one.count
+    return found
+
+
+@pytest.mark.parametrize("tcp", [False, True])
+@pytest.mark.parametrize("direct", [True, False])
+def test_every_way_gives_the_same_bytes(
+    service: Inside, origin: Origin, monkeypatch: pytest.MonkeyPatch, tcp: bool, direct: bool
+) -> None:
+    at(service, monkeypatch, tcp=tcp)
+    read(URLS, direct=direct)  # cold: by aiohttp
+    asked = len(origin.requests)
+    again = read(URLS, direct=direct)  # warm: by the fast lane, or by descriptors
+    assert len(origin.requests) == asked
+    assert (again.requests == 0) == (direct and not tcp)
+    assert ("handed" in answers(service)) == (direct and not tcp)
+
+
+@pytest.mark.parametrize("path", ["/v1/objects/b/x-0.tar?provider=ais", "/ais/b/x-0.tar"])
+@pytest.mark.parametrize(
+    ("method", "span"),
+    [("HEAD", ""), ("GET", ""), ("GET", "bytes=0-99"), ("GET", "bytes=699990-"), ("GET", "bytes=5-4000000")],
+)
+def test_both_lanes_say_the_same(service: Inside, path: str, span: str, method: str) -> None:
+    """aiohttp's answers, which an odd header calls for, and the fast lane's."""
+    asked = {"Range": span} if span else {}
+    ask(service.base + path)  # from now on it is whole
+    lane = service.service._lane
+    made, slow = [], lane.slow
+
+    def counted() -> Any:
+        made.append(1)
+        return slow()
+
+    lane.slow = counted
+    status, fields, body = ask(service.base + path, method, **asked)
+    assert made == []
+    odd = ask(service.base + path, method, If_None_Match='"another"', **asked)
+    assert made == [1]
+    assert (odd[0], odd[2]) == (status, body)
+    for one in (fields, odd[1]):
+        del one["date"]
+    assert odd[1] == fields
+
+
+def test_files_are_handed_for_whole_objects_only(service: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    at(service, monkeypatch)
+    read(URLS[:1])
+    counted = read(URLS[:2])
+    assert answers(service)["handed"] == 1
+    assert counted.requests >= 1  # the other one's ranges
+    assert counted.wire_bytes >= sum(map(len, (BODIES["x-0.tar"], BODIES["x-1.tar"])))
+
+
+def test_what_is_evicted_while_it_is_read_is_read_to_its_end(service: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    at(service, monkeypatch)
+    read(URLS[:1])
+    with open_shards(URLS[:1], config=quick()) as shards:
+        [shard] = list_first(shards)
+        got = bytes(shard.read())
+
+        async def evict() -> None:
+            keys = [entry.key for entry in service.service.cache._shelf._entries.values()]
+            assert [service.service.cache.remove(key) for key in keys] == [True]
+
+        service.call(evict())
+        while (piece := shard.read()) is not None:
+            got += piece
+    assert got == BODIES["x-0.tar"]
+
+
+def list_first(shards: Any) -> list[Any]:
+    return [next(shards)]
+
+
+def test_an_object_that_was_replaced_is_not_mixed(
+    service: Inside, origin: Origin, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    at(service, monkeypatch)
+    read(URLS[:1])
+    other = data(700_000, seed=99)
+    origin.add("d/x-0.tar", other)
+    assert bytes_of(URLS[:1], quick()) == [BODIES["x-0.tar"]]  # fresh for five minutes, as its configuration says
+    with Inside(folder="", socket=tmp_path / "s2", buckets={"b": origin.url("d/")}, private=True) as second:
+        at(second, monkeypatch)
+        assert bytes_of(URLS[:1], quick()) == [other]
+
+
+def test_hundreds_of_shards_leave_no_descriptor(service: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    at(service, monkeypatch)
+    read(URLS)
+    gc.collect()
+    before, most = open_fds(), 0
+    with open_shards(URLS * 100, config=quick(part_bytes=64 * 1024, budget_bytes=2 * MIB)) as shards:
+        for shard in shards:
+            shard.read()  # and leave the rest of it
+            most = max(most, open_fds())
+    gc.collect()
+    deadline = time.monotonic() + 10
+    while open_fds() > before + 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert open_fds() <= before + 2
+    assert most <= before + 150
+    assert answers(service)["handed"] >= 600
+
+
+@pytest.mark.parametrize("verify", ["always", "never"])
+def test_files_pass_through_a_cache_of_ones_own_and_are_verified(
+    service: Inside, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verify: str
+) -> None:
+    at(service, monkeypatch)
+    read(URLS)
+    own = DiskCache(tmp_path / "own")
+    for _ in range(2):
+        with open_shards(URLS, config=quick(verify=verify), cache=own) as shards:
+            got = [b"".join(bytes(piece) for piece in iter(shard.read, None)) for shard in shards]
+        assert got == list(BODIES.values())
+    assert answers(service)["handed"] == len(URLS)  # and the second time nobody was asked
+    assert all(own.find(url) is not None for url in URLS)
+
+
+def test_a_token_is_needed_for_files_too(
+    origin: Origin, no_settings: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tokens").write_text("secret-token team\n")
+    settings: dict[str, Any] = {"buckets": {"b": origin.url("d/")}, "private": True, "tokens": tmp_path / "tokens"}
+    with Inside(folder=tmp_path / "cache", socket=tmp_path / "s", **settings) as service:
+        at(service, monkeypatch)
+        monkeypatch.setenv("AIS_AUTHN_TOKEN", "secret-token")
+        read(URLS[:1])
+        read(URLS[:1])
+        assert answers(service)["handed"] == 1
+        monkeypatch.setenv("AIS_AUTHN_TOKEN", "another-token")
+        [(got, error)] = outcomes(URLS[:1], quick())
+        assert got == b""
+        assert "401" in str(error)
+        assert answers(service)["handed"] == 1
+
+
+def test_what_is_missing(service: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    at(service, monkeypatch)
+    [(_, error)] = outcomes(["ais://b/none.tar"], quick())
+    assert isinstance(error, ShardNotFound)
+    assert "unix:" in str(error)
+
+
+def test_nobody_listens(no_settings: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIS_ENDPOINT", f"unix:{tmp_path}/none.sock")
+    [(_, error)] = outcomes(["ais://b/x.tar"], quick())
+    assert isinstance(error, TransferError)
+    assert f"no connection to the service at unix:{tmp_path}/none.sock: nobody listens there" in str(error)
+    assert f"wds-async serve --socket {tmp_path}/none.sock" in str(error)
+
+
+@pytest.mark.parametrize("tcp", [False, True])
+def test_it_is_told_who_reads_and_what_comes(
+    service: Inside, origin: Origin, monkeypatch: pytest.MonkeyPatch, tcp: bool
+) -> None:
+    at(service, monkeypatch, tcp=tcp)
+    seen: list[Any] = []
+    with open_shards(URLS * 3, config=quick(part_bytes=64 * 1024, budget_bytes=1 * MIB)) as shards:
+        stream = next(shards)
+        deadline = time.monotonic() + 10
+        while not seen and time.monotonic() < deadline:
+            seen = service.service.plans.as_list()
+            stream.read()
+            time.sleep(0.005)
+        assert [plan["client"].split(":")[1].split(".")[0] for plan in seen] == [str(os.getpid())]
+        assert seen[0]["shards"] >= 3
+    deadline = time.monotonic() + 10
+    while service.service.plans.as_list() and time.monotonic() < deadline:  # taken back when the loader closes
+        time.sleep(0.005)
+    assert service.service.plans.as_list() == []
+
+
+def test_what_aiohttp_asks_goes_over_the_socket(service: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    at(service, monkeypatch)
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # is not asked for a socket, whatever its URLs are
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")  # where the service's origin is
+
+    async def call(function: Callable[..., Any], *args: Any) -> Any:
+        return function(*args)
+
+    async def described() -> Any:
+        backend = AisBackend(call)
+        try:
+            return await backend.describe("ais://b/x-0.tar"), await backend.vouched("ais://b/x-0.tar")
+        finally:
+            await backend.close()
+
+    found, _ = asyncio.run(described())
+    assert (found.store, found.endpoint) == ("wds-async's service", f"unix:{service.config.socket}")
+    assert found.direct
+
+
+_TRAIN = """\
+import sys, torch, wds_async as wds
+sys.path.insert(0, {root!r})
+count = {count}
+def rows():
+    data = wds.WebDataset([f"ais://b/x-{{i}}.tar" for i in range(count)], shardshuffle=False, nodesplitter=None)
+    loader = wds.WebLoader(data.decode().map(lambda s: s["__key__"]), batch_size=None, num_workers=2,
+                           multiprocessing_context={context!r})
+    return sorted(loader)
+first = list(wds.WebDataset("ais://b/x-0.tar", shardshuffle=False))  # an engine of the parent, before the fork
+for epoch in range(2):
+    found = rows()
+    print(len(found), len(set(found)))
+"""
+
+
+def test_forked_workers_read_by_the_socket(no_settings: None, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    files = {f"/d/x-{i}.tar": make_tar([(f"{i}-{k}.txt", b"x" * 3000) for k in range(50)]) for i in range(6)}
+    with (
+        Origin(files) as origin,
+        Inside(folder=tmp_path / "c", socket=tmp_path / "s", buckets={"b": origin.url("d/")}, private=True) as service,
+    ):
+        script = textwrap.dedent(_TRAIN).format(root=str(Path(__file__).parents[3]), count=6, context="fork")
+        environ = {**os.environ, "AIS_ENDPOINT": f"unix:{tmp_path}/s", "PYTHONPATH": str(Path(__file__).parents[3])}
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", script],
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert (done.stdout.split("\n")[:2], done.returncode) == (["300 300"] * 2, 0), done.stderr
+        assert answers(service)["handed"] >= 6
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    """The endpoint of an S3 service."""
+    moto = pytest.importorskip("moto.server", reason="pip install moto[server]")
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        yield f"http://{host}:{port}"
+    finally:
+        server.stop()
+
+
+def say(endpoint: str, method: str, path: str, body: bytes = b"") -> None:
+    with contextlib.closing(http.client.HTTPConnection(endpoint.removeprefix("http://"))) as connection:
+        connection.request(method, path, body)
+        assert connection.getresponse().status == 200
+
+
+@pytest.mark.parametrize("tcp", [False, True])
+def test_a_service_that_is_killed_in_the_middle_of_an_epoch(
+    bucket: str, no_settings: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tcp: bool
+) -> None:
+    """With ``WDS_AIS_FALLBACK=1`` the epoch goes on from the bucket, and not after minutes."""
+    keys = {"ENDPOINT_URL": bucket, "ACCESS_KEY_ID": "k", "SECRET_ACCESS_KEY": "s", "DEFAULT_REGION": "us-east-1"}
+    for name, value in keys.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    say(bucket, "POST", "/moto-api/reset")
+    say(bucket, "PUT", "/bucket")
+    for name, body in BODIES.items():
+        say(bucket, "PUT", f"/bucket/{name}", body)
+    with Process(tmp_path / "p", folder=tmp_path / "cache", socket=tmp_path / "s") as service:
+        monkeypatch.setenv("AIS_ENDPOINT", service.base if tcp else f"unix:{tmp_path}/s")
+        monkeypatch.setenv("USE_AIS_FOR", "s3")
+        monkeypatch.setenv("WDS_AIS_FALLBACK", "1")
+        urls = [f"s3://bucket/{name}" for name in BODIES] * 3
+        got, began = [], 0.0
+        config = quick(part_bytes=64 * 1024, budget_bytes=1 * MIB, retry=type(quick().retry)())
+        with open_shards(urls, config=config) as shards:
+            for number, shard in enumerate(shards):
+                pieces = bytearray()
+                while (piece := shard.read()) is not None:
+                    pieces += piece
+                    if number == 4 and not began:
+                        service.signal(signal.SIGKILL)
+                        service.wait()
+                        began = time.monotonic()
+                got.append(bytes(pieces))
+        assert got == [BODIES[url.rpartition("/")[2]] for url in urls]
+        assert time.monotonic() - began < 60  # not the 300 s that an AIStore is waited for

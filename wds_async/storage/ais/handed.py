@@ -1,0 +1,202 @@
+"""Files that a service on the same host hands over: asked for on its Unix socket, and read as local files.
+
+A service that has the whole of an object in its cache answers a HEAD with ``Wds-Hand: 1`` by the open descriptor itself
+(SCM_RIGHTS). Nothing of the cache's folder need be in reach, and what is evicted meanwhile is read to its end. Any
+other answer, and any fault, means that the object is asked for in ranges, which say what is wrong.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import httptools
+
+from wds_async.storage.base import LocalFile, Request
+from wds_async.storage.http.messages import wire_url
+
+__all__ = ["Descriptor", "HandedFile", "Hands"]
+
+_HEAD_LIMIT_BYTES = 64 << 10
+_LEAVE_ALONE_S = 60.0
+_PIECE_BYTES = 4096
+_FDS_AT_MOST = 4
+_DISTRUSTED_AT_MOST = 4096
+
+
+class Descriptor:
+    """An open file, closed with its last reference."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def close(self) -> None:
+        """Close it; idempotent."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError):
+            self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class HandedFile(LocalFile):
+    """A file that is open already; ``identity`` is that of the object, as the answers to ranges have it."""
+
+    descriptor: Descriptor = field(compare=False, repr=False)
+    fields: Mapping[str, str] = field(compare=False, repr=False)
+    """Of the head that came with it, in lower case."""
+    lose: Callable[[], None] = field(compare=False, repr=False)
+    """Say that it could not be read: it is not asked for again."""
+
+
+class Hands:
+    """Asks the service at the socket ``path``, over one connection. `ask` blocks, and may be called from any thread."""
+
+    def __init__(self, path: str, timeout_s: float) -> None:
+        self._path = path
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._connection: socket.socket | None = None
+        self._distrusted: set[str] = set()
+        self._not_before = 0.0
+        self._closed = False
+
+    def ask(self, request: Request, identify: Callable[[Mapping[str, str], int], str]) -> HandedFile | None:
+        """The file of the object that ``request`` would get; None where it is not to be had so. ``identify`` names an
+        object by the fields of an answer and its size."""
+        url = request.url
+        if url in self._distrusted:
+            return None
+        with self._lock:
+            if time.monotonic() < self._not_before:
+                return None
+            try:
+                raw, fds = self._exchange(_asking(request))
+            except (OSError, ValueError) as exn:
+                self._drop()
+                if isinstance(exn, TimeoutError):  # what waits here waits for no descriptor, but for bytes
+                    self._not_before = time.monotonic() + _LEAVE_ALONE_S
+                return None
+        owned = [Descriptor(fd) for fd in fds]
+        status, fields = _read(raw)
+        text = fields.get("content-length", "")
+        size = int(text) if text.isascii() and text.isdigit() else -1
+        if status != 200 or fields.get("wds-handed") != "1" or len(owned) != 1 or size < 0:
+            return None
+        if os.fstat(owned[0].fd).st_size < size:
+            return None
+        return HandedFile(url, size, identify(fields, size), owned[0], fields, lambda: self._distrust(url))
+
+    def close(self) -> None:
+        """Close the connection; nothing is handed after that."""
+        with self._lock:
+            self._closed = True
+            self._drop()
+
+    def _distrust(self, url: str) -> None:
+        if len(self._distrusted) < _DISTRUSTED_AT_MOST:
+            self._distrusted.add(url)
+
+    def _exchange(self, request: bytes) -> tuple[bytes, list[int]]:
+        """The head of the answer, and what came with it. A kept connection may have been closed meanwhile."""
+        for fresh in (self._connection is None, True):
+            try:
+                return self._answer(self._connected(fresh), request)
+            except (BrokenPipeError, ConnectionResetError):
+                self._drop()
+                if fresh:
+                    raise
+        raise ConnectionResetError("the service closed the connection")
+
+    def _answer(self, connection: socket.socket, request: bytes) -> tuple[bytes, list[int]]:
+        connection.sendall(request)
+        raw = b""
+        fds: list[int] = []
+        try:
+            while b"\r\n\r\n" not in raw:
+                more, some = _received(connection)
+                fds += some
+                raw += more
+                if not more or len(raw) > _HEAD_LIMIT_BYTES:
+                    raise ConnectionResetError("the answer has no end" if more else "the service closed the connection")
+        except BaseException:
+            for fd in fds:
+                os.close(fd)
+            raise
+        if not raw.endswith(b"\r\n\r\n") or b"\r\nconnection: close\r\n" in raw.lower():
+            self._drop()
+        return raw, fds
+
+    def _connected(self, fresh: bool) -> socket.socket:
+        if self._closed:
+            raise OSError("closed")
+        if fresh:
+            self._drop()
+        if self._connection is None:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                connection.settimeout(self._timeout_s)
+                connection.connect(self._path)
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
+        return self._connection
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+def _received(connection: socket.socket) -> tuple[bytes, list[int]]:
+    """Bytes and descriptors. Not by ``socket.recv_fds``, which drops its flags: a process started meanwhile would
+    have the file open for ever."""
+    room = socket.CMSG_LEN(_FDS_AT_MOST * array.array("i").itemsize)
+    raw, ancillary, _, _ = connection.recvmsg(_PIECE_BYTES, room, getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+    fds = array.array("i")
+    for level, kind, carried in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(carried[: len(carried) - len(carried) % fds.itemsize])
+    return raw, list(fds)
+
+
+class _Fields:
+    """Collects what ``httptools`` calls back with."""
+
+    def __init__(self) -> None:
+        self.fields: dict[str, str] = {}
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.fields[name.decode("latin-1").lower()] = value.decode("latin-1").strip()
+
+
+def _read(raw: bytes) -> tuple[int, Mapping[str, str]]:
+    """Status and fields of an answer; status 0 for what is none."""
+    found = _Fields()
+    parser: Any = httptools.HttpResponseParser(found)
+    try:
+        parser.feed_data(raw)
+    except httptools.HttpParserError:
+        return 0, {}
+    return parser.get_status_code(), found.fields
+
+
+def _asking(request: Request) -> bytes:
+    """The request for the descriptor of what ``request`` would get. ValueError where a header would break its line."""
+    target = wire_url(request.url).partition("://")[2].partition("/")[2]
+    lines = [f"HEAD /{target} HTTP/1.1", "Host: localhost", "Wds-Hand: 1"]
+    lines += [f"{name}: {value}" for name, value in request.headers]
+    if any("\r" in line or "\n" in line for line in lines):
+        raise ValueError("a header contains a line break")
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")

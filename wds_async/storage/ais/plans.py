@@ -1,0 +1,139 @@
+"""Telling our own service what will be read soon, so that it fetches ahead (``POST /v1/plan``).
+
+A courtesy, and never more: it is told on a thread, at most one message is under way, nothing waits for it, and what
+goes wrong is forgotten. A service that has answered with a fault is left alone for some time. AIStore is told nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import itertools
+import json
+import logging
+import os
+import socket
+import time
+import urllib.parse
+from collections.abc import Iterable
+from typing import Any
+
+from wds_async import environment
+from wds_async.storage.base import Call, Request
+from wds_async.storage.http.backend import tls_context
+
+__all__ = ["Announcer"]
+
+logger = logging.getLogger("wds_async")
+
+_SHARDS_AT_MOST = 512
+_GATHER_S = (0.1, 1.0)  # before the first message, and between two: what is taken meanwhile goes along
+_LEAVE_ALONE_S = 60.0
+_TIMEOUT_S = 2.0
+_GOOD_BYE_S = 0.5
+_JOBS = ("SLURM_JOB_ID", "JOB_NAME", "TORCHELASTIC_RUN_ID")
+
+_numbers = itertools.count()
+
+
+def _client_name() -> str:
+    """How an engine calls itself to a service: host and process, and a number where it is not the first one there."""
+    number = next(_numbers)
+    return f"{socket.gethostname()}:{os.getpid()}{f'.{number}' if number else ''}"
+
+
+class _OverSocket(http.client.HTTPConnection):
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+class Announcer:
+    """The plans of one engine at one service; all of it but `_say` runs on the loop. ``call`` runs a function on a
+    thread."""
+
+    def __init__(self, call: Call) -> None:
+        self.client = ""
+        """How we call ourselves; "" until it is known that the other side is our own service."""
+        self._call = call
+        self._ahead: dict[str, None] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._request: Request | None = None
+        self._not_before = 0.0
+        self._changed = self._told = self._closed = False
+
+    def expect(self, urls: Iterable[str]) -> None:
+        """``urls`` will be read, behind what was said before."""
+        if len(self._ahead) < _SHARDS_AT_MOST:
+            self._ahead.update(dict.fromkeys(urls))
+            self._changed = True
+
+    def greet(self) -> None:
+        """The other side is our own service: it is told from now on."""
+        self.client = self.client or _client_name()
+
+    def begun(self, url: str) -> None:
+        """``url`` is read now: no plan is needed for it."""
+        self._ahead.pop(url, None)
+
+    def tell(self, request: Request) -> None:
+        """Say what is known, soon; ``request`` is one for the service, with what proves who asks."""
+        self._request = request
+        idle = self._task is None and not self._closed
+        if idle and self._changed and self.client and time.monotonic() >= self._not_before:
+            self._task = asyncio.ensure_future(self._run())
+
+    async def close(self) -> None:
+        """Take the plan back."""
+        self._closed = True
+        if self._task is not None:
+            self._task.cancel()
+        if self._told and self._request is not None:
+            path = f"/v1/plan/{urllib.parse.quote(self.client, safe='')}"
+            with contextlib.suppress(Exception):
+                await self._call(_say, self._request, "DELETE", path, None, _GOOD_BYE_S)
+
+    async def _run(self) -> None:
+        try:
+            await asyncio.sleep(_GATHER_S[0])
+            while self._changed and self._request is not None:
+                self._changed, self._told = False, True
+                plan = self._plan(list(self._ahead))
+                status = await self._call(_say, self._request, "POST", "/v1/plan", plan, _TIMEOUT_S)
+                if not 200 <= status < 300:
+                    raise OSError(f"status {status}")
+                await asyncio.sleep(_GATHER_S[1])
+        except Exception as exn:
+            self._not_before = time.monotonic() + _LEAVE_ALONE_S
+            logger.debug("the service was not told what is read next: %r", exn)
+        finally:
+            self._task = None
+
+    def _plan(self, shards: list[str]) -> dict[str, Any]:
+        job = next((found for name in _JOBS if (found := environment.variable(name))), "")
+        return {"client": self.client, "job": job, "shards": shards, "ahead": len(shards), "position": 0}
+
+
+def _say(request: Request, method: str, path: str, body: Any, timeout_s: float) -> int:
+    """The status of the answer. Blocks."""
+    parts = urllib.parse.urlsplit(request.url)
+    connection: http.client.HTTPConnection
+    if request.socket:
+        connection = _OverSocket(request.socket, timeout_s)
+    elif parts.scheme == "https":
+        context = tls_context(request.tls)
+        connection = http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=timeout_s, context=context)
+    else:
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout_s)
+    with contextlib.closing(connection):
+        raw = None if body is None else json.dumps(body).encode()
+        connection.request(method, path, raw, {**dict(request.headers), "Content-Type": "application/json"})
+        response = connection.getresponse()
+        response.read(4096)
+        return response.status

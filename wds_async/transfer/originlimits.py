@@ -1,0 +1,204 @@
+"""How much is asked of origins at once: connections and bytes a second, of all together and of each."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+__all__ = ["Clock", "OriginLimits", "Permit"]
+
+_SHARE = 7
+"""One origin may have this many times the connections that are free, so that one whose requests all hang leaves some to
+the others (Choudhury and Hahne, "Dynamic queue length thresholds", 1998): of 64 it has 56 where it is alone."""
+_BURST_S = 1.0
+
+
+class Clock(Protocol):
+    """What of a loop tells and keeps time."""
+
+    def time(self) -> float: ...
+
+    def call_at(self, when: float, callback: Callable[[], object], /) -> Any: ...
+
+
+class _Bucket:
+    """Tokens for bytes: ``rate`` a second, at most those of one second. What is taken may exceed what is there; then
+    nothing is given until the debt is paid, so that large parts wait no longer for their turn than small ones."""
+
+    def __init__(self, rate: float | None, now: float) -> None:
+        self._rate = rate
+        self._tokens = (rate or 0.0) * _BURST_S
+        self._at = now
+
+    def ready_at(self, now: float) -> float:
+        """When something may be taken; ``now`` or earlier: at once."""
+        if self._rate is None:
+            return now
+        self._tokens = min(self._rate * _BURST_S, self._tokens + (now - self._at) * self._rate)
+        self._at = now
+        return now if self._tokens >= 0 else now - self._tokens / self._rate
+
+    def take(self, count: float) -> None:
+        """Take them; negative: give back what was not needed."""
+        if self._rate is not None:
+            self._tokens -= count
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    wanted_bytes: int
+    woken: asyncio.Future[None]
+    connects: bool
+    """Whether it wants a connection too, and not only bytes over the one that it has."""
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    """Those who wait for one origin; who has a connection and wants more bytes comes first, or none would be free."""
+
+    bucket: _Bucket
+    room: Callable[[], int]
+    flying: int = 0
+    parts: deque[_Waiter] = field(default_factory=deque)
+    pieces: deque[_Waiter] = field(default_factory=deque)
+
+    @property
+    def first(self) -> _Waiter | None:
+        queue = self.pieces or self.parts
+        return queue[0] if queue else None
+
+
+class Permit:
+    """Leave for one request; ``received`` is what it brought, which whoever has it sets where it is not what was
+    expected."""
+
+    __slots__ = ("received",)
+
+    def __init__(self, expected_bytes: int) -> None:
+        self.received = expected_bytes
+
+
+class OriginLimits:
+    """Lets requests go: first come, first served within one origin, and the origins in turn. On the loop only.
+
+    ``connections`` and ``origin_connections``: requests under way, of all origins and of one. ``bytes_per_s`` and
+    ``origin_bytes_per_s``: likewise, with a burst of one second; None: no limit. ``clock``: the running loop.
+    """
+
+    def __init__(
+        self,
+        connections: int = 64,
+        origin_connections: int = 64,
+        bytes_per_s: float | None = None,
+        origin_bytes_per_s: float | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.connections = connections
+        self.origin_connections = origin_connections
+        self.flying = 0
+        """Requests under way now."""
+        self._origin_bytes_per_s = origin_bytes_per_s
+        self._clock: Clock = clock or asyncio.get_running_loop()
+        self._bucket = _Bucket(bytes_per_s, self._clock.time())
+        self._lines: dict[str, _Line] = {}
+        self._turns: deque[_Line] = deque()  # those where somebody waits
+        self._timer: Any = None
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for leave."""
+        return sum(len(line.parts) for line in self._turns)
+
+    @contextlib.asynccontextmanager
+    async def permit(
+        self, origin: str, expected_bytes: int, room: Callable[[], int] | None = None
+    ) -> AsyncIterator[Permit]:
+        """One request to ``origin``, once it may be made. ``expected_bytes`` are taken from the limits at once, and
+        what `Permit.received` differs by at its end. ``room()``: how many requests that origin bears now."""
+        line = self._line(origin)
+        line.room = room or line.room
+        await self._wait(line, line.parts, expected_bytes)
+        permit = Permit(expected_bytes)
+        try:
+            yield permit
+        finally:
+            self._landed(line, permit.received - expected_bytes)
+
+    async def more(self, origin: str, count: int) -> None:
+        """Return once ``count`` bytes more may be read by a request that has its permit."""
+        line = self._line(origin)
+        await self._wait(line, line.pieces, count)
+
+    def _line(self, origin: str) -> _Line:
+        if origin not in self._lines:
+            bucket = _Bucket(self._origin_bytes_per_s, self._clock.time())
+            self._lines[origin] = _Line(bucket, lambda: self.origin_connections)
+        return self._lines[origin]
+
+    async def _wait(self, line: _Line, queue: deque[_Waiter], count: int) -> None:
+        waiter = _Waiter(count, asyncio.get_running_loop().create_future(), queue is line.parts)
+        if line.first is None:
+            self._turns.append(line)
+        queue.append(waiter)
+        self._look()
+        try:
+            await waiter.woken
+        except asyncio.CancelledError:
+            if waiter in queue:
+                queue.remove(waiter)
+                self._look()
+            else:  # it was given leave in this very turn
+                self._landed(line, -count, connected=waiter.connects)
+            raise
+
+    def _landed(self, line: _Line, more_bytes: int, *, connected: bool = True) -> None:
+        self.flying -= connected
+        line.flying -= connected
+        self._bucket.take(more_bytes)
+        line.bucket.take(more_bytes)
+        self._look()
+
+    def _look(self) -> None:
+        """Give leave to all who may have it, the origins in turn, and come back when bytes allow the next."""
+        now, refused, soonest = self._clock.time(), 0, math.inf
+        while refused < len(self._turns):
+            line = self._turns.popleft()
+            waiter = line.first
+            if waiter is None:  # whoever waited was cancelled
+                continue
+            ready_at = max(self._bucket.ready_at(now), line.bucket.ready_at(now))
+            if ready_at > now or not self._has_room(line, waiter):
+                soonest = min(soonest, ready_at) if ready_at > now else soonest
+                self._turns.append(line)
+                refused += 1
+                continue
+            self._let_go(line, waiter)
+            refused = 0
+            if line.first is not None:
+                self._turns.append(line)
+        self._look_again(soonest)
+
+    def _has_room(self, line: _Line, waiter: _Waiter) -> bool:
+        if not waiter.connects:
+            return True
+        free = self.connections - self.flying
+        return free > 0 and line.flying < min(self.origin_connections, line.room(), _SHARE * free)
+
+    def _let_go(self, line: _Line, waiter: _Waiter) -> None:
+        (line.parts if waiter.connects else line.pieces).popleft()
+        self.flying += waiter.connects
+        line.flying += waiter.connects
+        self._bucket.take(waiter.wanted_bytes)
+        line.bucket.take(waiter.wanted_bytes)
+        if not waiter.woken.done():
+            waiter.woken.set_result(None)
+
+    def _look_again(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if when == math.inf else self._clock.call_at(when, self._look)

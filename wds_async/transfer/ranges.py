@@ -1,0 +1,338 @@
+"""Byte ranges of any object, by the engine's way: the same backends, connections, attempts, judgement and second
+attempts as a reader's, on a loop that runs already, for a process that lives long.
+
+::
+
+    fetcher = RangeFetcher(config, memory_bytes=64 << 20, traffic=Traffic())
+    facts = await fetcher.facts("s3://bucket/x.tar")
+    async with fetcher.part("s3://bucket/x.tar", 0, 2 << 20, facts) as part:
+        ...  # part.view
+
+What is learnt of an object (its request, where it was redirected to, its open file) serves all parts of it that are
+read at about the same time, and is then forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+from wds_async.config import TransferConfig
+from wds_async.errors import ReaderClosed, WdsError
+from wds_async.redact import redact
+from wds_async.storage.base import Entry, Guard
+from wds_async.storage.listing.folders import Folder
+from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
+from wds_async.storage.registry import locate
+from wds_async.transfer import window
+from wds_async.transfer.control import Concurrency
+from wds_async.transfer.equipment import Equipment, why_unread
+from wds_async.transfer.fetch import Fetcher, Unranged
+from wds_async.transfer.lending import LARGEST_BYTES, Lender
+from wds_async.transfer.originlimits import OriginLimits, Permit
+from wds_async.transfer.slabs import Slab
+from wds_async.transfer.stats import Counters
+from wds_async.transfer.traffic import OriginTraffic, Traffic, origin_of
+from wds_async.transfer.versions import Facts, Version, Versions, facts_of
+
+__all__ = ["LARGEST_PART_BYTES", "Facts", "Part", "RangeFetcher", "Unranged"]
+
+LARGEST_PART_BYTES = LARGEST_BYTES
+"""No part may be longer, whatever the memory."""
+
+_PIECE_BYTES = 1 << 20
+_LOOK_EVERY_S = 1.0
+_END_WITHIN_S = 1.5
+_TURN_S = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Bytes of an object, valid within the ``async with``."""
+
+    view: memoryview
+    facts: Facts
+
+
+class _Plan:
+    """The parts of one origin that are on their way; each is wanted by who waits for it, and by nobody else."""
+
+    def __init__(self, config: TransferConfig) -> None:
+        # Who reads by it finds the number of its own requests already: two that grow in a row grow by each other's leave.
+        self.concurrency = Concurrency(config.connections, config.processes, eager=True)
+
+    def learn(self, shard: window.Shard, size: int) -> None:
+        """See `Plan`. What lies behind the end is dropped, and told to nobody: its own answer says so too."""
+        if shard.size is None and not shard.streamed:
+            shard.size = size
+        for part in shard.parts:
+            part.stop = min(part.stop, size)
+            part.dropped = part.dropped or part.start >= size
+
+    def turn_streamed(self, part: window.Part) -> bool:
+        """See `Plan`."""
+        shard = cast(Version, part.shard)
+        if not shard.in_order:
+            raise Unranged(f"{redact(shard.url)} can be read in order only")
+        shard.streamed, shard.size = True, None
+        return True
+
+    def turn_ranged(self, part: window.Part) -> None:
+        """See `Plan`; only copies in a disk cache of the reader's do that."""
+        part.shard.streamed = False
+
+
+class _Origin:
+    """One origin, with all that is known of how fast it answers."""
+
+    def __init__(self, traffic: OriginTraffic, equipment: Equipment, config: TransferConfig, all_of: Counters) -> None:
+        self.traffic = traffic
+        self.flying = 0
+        self.plan = _Plan(config)
+        self.fetcher = Fetcher(self.plan, equipment=equipment, config=config, counters=all_of, hurried=lambda: True)
+
+    def room(self) -> int:
+        """How many parts may be on their way: what pays, and what it bears."""
+        return self.plan.concurrency.room
+
+    async def fetch(self, part: window.Part) -> bool:
+        """See `Fetcher.fetch`."""
+        self.flying += 1
+        self.plan.concurrency.flying = self.flying
+        part.shard.parts.append(part)
+        try:
+            return await self.fetcher.fetch(part)
+        finally:
+            part.shard.parts.remove(part)
+            self.flying -= 1
+
+
+class RangeFetcher:
+    """Reads parts of objects at once, by many tasks of one loop, within ``memory_bytes`` of slabs.
+
+    Made within a running loop, asyncio's or uvloop's. What is asked of origins is counted in ``traffic`` and bounded by
+    ``limits`` (default: ``config.connections``, and no rates). ``options``: see `registry.locate`. URLs are rewritten
+    as everywhere. ``guard`` judges where requests go. Errors are those of the tree; `ReaderClosed` after and during
+    `close`.
+    """
+
+    def __init__(
+        self,
+        config: TransferConfig,
+        *,
+        memory_bytes: int,
+        traffic: Traffic,
+        limits: OriginLimits | None = None,
+        options: StorageOptions = NOTHING_GIVEN,
+        guard: Guard | None = None,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._config = config
+        self._options = options
+        self._counters = Counters(traffic=traffic)
+        self._limits = limits or OriginLimits(config.connections, config.connections)
+        self._memory = Lender(memory_bytes)
+        self._equipment = Equipment(config, self._loop, guard)
+        self._versions = Versions(functools.partial(locate, options=options))
+        self._origins: dict[str, _Origin] = {}
+        self._reading: set[asyncio.Task[Any] | None] = set()
+        self._closed = False
+        self._watch = self._loop.create_task(self._look())
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that parts have now, of ``memory_bytes``."""
+        return self._memory.held_bytes
+
+    @property
+    def connections(self) -> int:
+        """Connections that are open now."""
+        return self._equipment.connections.open
+
+    async def facts(self, url: str) -> Facts:
+        """What an object is like now: one ranged GET of its first byte. What can be read once only is not touched."""
+        version = self._versions.fresh(url)
+        async with self._at_work():
+            if await why_unread(self._equipment.threads, version.notes.location):
+                return Facts(None, "", ranged=False)
+            version.in_order = True
+            origin, notes = self._origin(version), version.notes
+            part = window.Part(version, 0, 1, Slab(0, 1, memoryview(bytearray(1))))
+            try:
+                await origin.fetcher.ready(version)
+                async with self._limits.permit(origin.traffic.name, 1, origin.room) as permit:
+                    await origin.fetch(part)
+                    permit.received = part.filled
+                version.facts = facts_of(version)
+            except BaseException:
+                await origin.fetcher.close(notes)
+                raise
+        if version.streamed:
+            await origin.fetcher.close(notes)
+            return version.facts
+        version.in_order, version.pinned = False, (version.facts.identity, version.facts.size)
+        self._versions.install(version)
+        return version.facts
+
+    @contextlib.asynccontextmanager
+    async def part(self, url: str, start: int, stop: int, facts: Facts | None = None) -> AsyncIterator[Part]:
+        """Bytes ``[start, stop)`` of an object; fewer only at its end. Waits for memory, first come, first served.
+
+        With ``facts`` (of `facts`, or of another part) the bytes are of that very object, or `ObjectChanged` is raised;
+        without, its parts that are read at the same time are of one object. `Unranged` where only `stream` can read it.
+        ValueError for no bytes, for more than `LARGEST_PART_BYTES`, or than all the memory.
+        """
+        if not 0 <= start < stop:
+            raise ValueError(f"bytes {start} to {stop}: no range")
+        version = self._versions.take(url, facts)
+        slab, view = None, memoryview(b"")
+        try:
+            async with self._at_work():
+                if version.notes.location.in_order or (facts is not None and not facts.ranged):
+                    raise Unranged(f"{redact(url)} can be read in order only")
+                if version.facts is None or version.size is None or start < version.size:
+                    slab, filled = await self._filled(version, start, stop)
+                    view = slab.view[:filled]
+            if version.facts is None:
+                version.facts = facts_of(version)
+        except BaseException as exn:
+            self._versions.leave(version, failed=isinstance(exn, WdsError))
+            raise
+        try:
+            yield Part(view, version.facts)
+        finally:
+            if slab is not None:
+                self._memory.give_back(slab, view)
+            self._versions.leave(version)
+
+    @contextlib.asynccontextmanager
+    async def stream(self, url: str) -> AsyncIterator[tuple[Facts, AsyncIterator[memoryview]]]:
+        """An object in order, also one that cannot be read otherwise. A piece is valid until the next one is asked for;
+        the first has come when this gives the facts."""
+        version = self._versions.fresh(url)
+        version.in_order, version.streamed = True, version.notes.location.in_order
+        origin = self._origin(version)
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(origin.fetcher.close, version.notes)
+            async with self._at_work():
+                await origin.fetcher.ready(version)
+                permit = await stack.enter_async_context(self._limits.permit(origin.traffic.name, 0, origin.room))
+            pieces = await stack.enter_async_context(contextlib.aclosing(self._pieces(version, origin, permit)))
+            first = await anext(pieces, None)
+            yield facts_of(version), _beginning(first, pieces)
+
+    async def entries(self, url: str) -> AsyncIterator[Entry]:
+        """What is in the folder ``url``, which ends with "/": objects, and folders one level down, tried again where
+        that fails. UrlError where its store lists nothing."""
+        folder, seen = Folder(url, self._equipment.backends, self._options, self._config.retry), set[str]()
+        while not self._closed:
+            try:
+                async for name, entry in folder.names():
+                    if name not in seen:
+                        seen.add(name)
+                        yield entry
+                return
+            except WdsError:
+                raise
+            except Exception as exn:
+                await folder.again(exn)
+
+    async def close(self) -> None:
+        """End what is read with `ReaderClosed`, and let go of everything; idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._watch.cancel()
+        own = asyncio.current_task()
+        for task in self._reading - {own, None}:
+            cast("asyncio.Task[Any]", task).cancel()
+        while self._reading - {own}:  # noqa: ASYNC110 (turns of the loop; a thread that reads a file is waited for)
+            await asyncio.sleep(_TURN_S)
+        self._versions.close()
+        for origin in self._origins.values():
+            await origin.fetcher.end()
+        await self._equipment.close_backends(_END_WITHIN_S)
+        await self._equipment.close()
+        self._memory.close()
+
+    @contextlib.asynccontextmanager
+    async def _at_work(self) -> AsyncIterator[None]:
+        """Whoever is within is sent away by `close`."""
+        task = asyncio.current_task()
+        assert task is not None
+        if self._closed:
+            raise ReaderClosed("the fetcher of ranges was closed")
+        self._reading.add(task)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self._closed and task.uncancel() == 0:  # else it was cancelled by others too
+                raise ReaderClosed("the fetcher of ranges was closed") from None
+            raise
+        finally:
+            self._reading.discard(task)
+
+    async def _filled(self, version: Version, start: int, stop: int) -> tuple[Slab, int]:
+        """The bytes in a slab of their own, and how many they are."""
+        if version.facts is not None and version.size is not None:
+            stop = min(stop, version.size)
+        origin = self._origin(version)
+        await origin.fetcher.ready(version)
+        async with self._limits.permit(origin.traffic.name, max(0, stop - start), origin.room) as permit:
+            slab = await self._memory.take(stop - start)
+            part = window.Part(version, start, stop, slab)
+            try:
+                await origin.fetch(part)
+            except BaseException:
+                self._memory.give_back(slab)
+                raise
+            finally:
+                permit.received = part.filled
+        return slab, part.filled
+
+    async def _pieces(self, version: Version, origin: _Origin, permit: Permit) -> AsyncGenerator[memoryview]:
+        """The object from its start to its end, each piece in memory of its own as long as it is looked at."""
+        position, last = 0, False
+        while not last and (version.streamed or version.size is None or position < version.size):
+            async with self._at_work():
+                slab = await self._memory.take(min(_PIECE_BYTES, self._memory.largest_bytes))
+            view = memoryview(b"")
+            try:
+                stop = position + slab.size if version.size is None else min(position + slab.size, version.size)
+                part = window.Part(version, position, stop, slab)
+                async with self._at_work():
+                    last = await origin.fetch(part)
+                    await self._limits.more(origin.traffic.name, part.filled)
+                position += part.filled
+                view = slab.view[: part.filled]
+                if part.filled or not position:
+                    yield view
+            finally:
+                self._memory.give_back(slab, view)
+
+    def _origin(self, version: Version) -> _Origin:
+        if version.origin is None:
+            traffic = self._counters.traffic.of(origin_of(version.notes.location))
+            if traffic.name not in self._origins:
+                self._origins[traffic.name] = _Origin(traffic, self._equipment, self._config, self._counters)
+            version.origin = self._origins[traffic.name]
+        return cast(_Origin, version.origin)
+
+    async def _look(self) -> None:
+        """Once a second: stalled connections, objects that nobody reads, memory that came back late."""
+        while True:
+            await asyncio.sleep(min(_LOOK_EVERY_S, self._config.stall_timeout_s / 4))
+            self._equipment.look()
+            self._versions.look(self._loop.time())
+            self._memory.look()
+
+
+async def _beginning(first: memoryview | None, rest: AsyncIterator[memoryview]) -> AsyncIterator[memoryview]:
+    if first is not None and len(first):
+        yield first
+    async for piece in rest:
+        yield piece

@@ -1,0 +1,197 @@
+"""What was asked of each origin, and what came: requests, bytes, time, faults. Cheap enough for every part.
+
+An origin is what somebody pays for or is limited by: a store with its bucket, or a host. Who counts does so on one
+thread; others read plain numbers, and sums of several processes (`Traffic.merge`, `Traffic.of_dict`).
+"""
+
+from __future__ import annotations
+
+import re
+import urllib.parse
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from wds_async.errors import WdsError
+from wds_async.urls import scheme
+
+if TYPE_CHECKING:  # who only counts waits for no backend to be imported
+    from wds_async.storage.registry import Location
+
+__all__ = ["BOUNDS_S", "FILES", "OTHERS", "Histogram", "OriginTraffic", "Traffic", "origin_of", "region_of"]
+
+BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0,
+            30.0, 60.0)  # fmt: skip
+"""Upper bounds of a histogram's classes; one class more is for what took longer."""
+FILES = "file"
+"""The origin of what is read from this host's file systems."""
+OTHERS = "others"
+"""Where origins beyond the first thousand of a process are counted together."""
+
+_MOST_ORIGINS = 1000
+_PLAIN = {"local": FILES, "pipe": "pipe", "stdin": "stdin", "opener": "opener"}
+_STORES = {"s3": "s3", "gcs": "gs", "ais": "ais"}
+_COUNTS = ("requests", "bytes", "retries", "throttled", "hedges", "hedged_bytes", "errors", "connections")
+# Amazon's own endpoints say where they are; what only speaks its protocol does not.
+_AMAZON = re.compile(
+    r"(?:^|\.)s3(?:-fips|express-[a-z0-9-]+)?(?:\.dualstack)?[.-]([a-z]{2}(?:-[a-z]+)+-\d+)\.amazonaws\.com(?:\.cn)?$"
+)
+
+
+class Histogram:
+    """How long something took: ``counts`` by the classes of `BOUNDS_S`, and the ``total`` in seconds."""
+
+    __slots__ = ("counts", "total")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BOUNDS_S) + 1)
+        self.total = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count one."""
+        self.counts[bisect_left(BOUNDS_S, seconds)] += 1
+        self.total += seconds
+
+    @property
+    def count(self) -> int:
+        """How many there were."""
+        return sum(self.counts)
+
+    def quantile(self, q: float) -> float:
+        """Seconds that the share ``q`` (0 to 1) took at most, as the classes tell: between two bounds it is a line, and
+        beyond the last one that bound. 0 where nothing was counted."""
+        wanted, seen = q * self.count, 0
+        for number, count in enumerate(self.counts):
+            if count and seen + count >= wanted:
+                if number == len(BOUNDS_S):
+                    return BOUNDS_S[-1]
+                low = BOUNDS_S[number - 1] if number else 0.0
+                return low + (BOUNDS_S[number] - low) * max(0.0, wanted - seen) / count
+            seen += count
+        return 0.0
+
+    def merge(self, other: Histogram) -> None:
+        """Add what another has counted."""
+        self.counts[:] = (a + b for a, b in zip(self.counts, other.counts, strict=True))
+        self.total += other.total
+
+
+@dataclass(slots=True, eq=False)
+class OriginTraffic:
+    """What was asked of the origin ``name`` by this process, or by several."""
+
+    name: str = ""
+    requests: int = 0
+    """Requests for bytes of objects, repeated and second ones included; not those for credentials and listings. Of a
+    file system: reads."""
+    bytes: int = 0
+    """Body bytes that came, with what came twice."""
+    retries: int = 0
+    """Faults that were healed, or tried."""
+    throttled: int = 0
+    """Answers that asked for fewer requests; among the retries."""
+    hedges: int = 0
+    """Requests that were made a second time because the first was slow."""
+    hedged_bytes: int = 0
+    """Bytes that came twice for it; among the bytes."""
+    errors: int = 0
+    """Reads that were given up."""
+    connections: int = 0
+    """Requests under way now, each over a connection of its own."""
+    seconds: Histogram = field(default_factory=Histogram)
+    """From a request to the last byte of its answer, of good ones."""
+    region: str = ""
+    """Where it is, as its provider calls that; "" where nobody said."""
+
+    def merge(self, other: OriginTraffic) -> None:
+        """Add what another has counted."""
+        for name in _COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.seconds.merge(other.seconds)
+        self.region = self.region or other.region
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON and `Traffic.of_dict`."""
+        said: dict[str, Any] = {name: getattr(self, name) for name in _COUNTS}
+        return said | {"counts": list(self.seconds.counts), "seconds": self.seconds.total, "region": self.region}
+
+
+class Traffic:
+    """The origins of one process, by name: ``s3://bucket``, ``https://host``, ``file`` (see `origin_of`)."""
+
+    def __init__(self) -> None:
+        self.origins: dict[str, OriginTraffic] = {}
+
+    def of(self, origin: str) -> OriginTraffic:
+        """What is counted for ``origin``; beyond a thousand of them they are counted as `OTHERS`."""
+        found = self.origins.get(origin)
+        if found is None:
+            name = origin if len(self.origins) < _MOST_ORIGINS else OTHERS
+            found = self.origins.setdefault(name, OriginTraffic(name))
+        return found
+
+    def merge(self, other: Traffic) -> None:
+        """Add what another has counted."""
+        for name, traffic in list(other.origins.items()):
+            self.of(name).merge(traffic)
+
+    def __add__(self, other: Traffic) -> Traffic:
+        total = Traffic()
+        total.merge(self)
+        total.merge(other)
+        return total
+
+    def hang_up(self) -> None:
+        """Nothing is under way any more: whoever counted is gone."""
+        for traffic in self.origins.values():
+            traffic.connections = 0
+
+    def as_dict(self) -> dict[str, dict[str, Any]]:
+        """Plain data, for JSON and `of_dict`."""
+        return {name: traffic.as_dict() for name, traffic in list(self.origins.items())}
+
+    @classmethod
+    def of_dict(cls, said: Mapping[str, Mapping[str, Any]]) -> Traffic:
+        """What `as_dict` gave. KeyError or TypeError for anything else."""
+        traffic = cls()
+        for name, values in said.items():
+            one = traffic.origins[name] = OriginTraffic(name, region=str(values["region"]))
+            for count in _COUNTS:
+                setattr(one, count, int(values[count]))
+            one.seconds.counts[:], one.seconds.total = map(int, values["counts"]), float(values["seconds"])
+            if len(one.seconds.counts) != len(BOUNDS_S) + 1:
+                raise TypeError(f"{len(one.seconds.counts)} classes of time")
+        return traffic
+
+
+def origin_of(location: Location) -> str:
+    """What the shard at ``location`` counts for: ``s3://bucket``, ``gs://bucket``, ``az://account/container``,
+    ``ais://bucket``, ``hf://repository``, ``scheme://host`` (with the port where it is named), ``file``; no secrets."""
+    if plain := _PLAIN.get(location.kind):
+        return plain
+    target = location.target
+    if location.kind == "azure":
+        return _azure(location)
+    if location.kind == "hf":
+        parts = target.partition("://")[2].split("/")
+        return "hf://" + "/".join(parts[: 3 if parts[0] in ("datasets", "spaces") else 2]).partition("@")[0]
+    host = target.partition("://")[2].partition("/")[0].partition("?")[0].rpartition("@")[2]
+    return f"{_STORES.get(location.kind) or scheme(target)}://{host.lower() if location.kind == 'http' else host}"
+
+
+def region_of(url: str) -> str:
+    """The region that the host of a request's ``url`` tells; "" where it tells none."""
+    found = _AMAZON.search(urllib.parse.urlsplit(url).hostname or "")
+    return found[1] if found else ""
+
+
+def _azure(location: Location) -> str:
+    from wds_async.storage.azure.account import account_of, parse  # noqa: PLC0415 (only where Azure is read)
+
+    try:
+        blob = parse(location.target)
+        account = blob.account or account_of(location.target, blob, location.options).name
+    except WdsError:  # its read will say what is wrong
+        return "az://"
+    return f"az://{account}/{blob.container}"
