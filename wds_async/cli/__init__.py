@@ -28,8 +28,12 @@ COMMANDS = {
     "check": "Read shards from end to end and report what is wrong.",
     "resolve": "Show what URLs become, who reads them, and whether they can be read.",
     "index": "Count the samples of shards and write a JSON index.",
+    "doctor": "Say what bounds a pipeline, and the one knob to turn next.",
+    "top": "Show services and jobs at work.",
     "env": "Show every environment variable that is read.",
     "run": "Run a script whose `import webdataset` becomes wds_async.",
+    "serve": "Serve shards to every process of a node from one cache.",
+    "cache": "Look after the cache of the service: list, sum up, remove, warm, verify.",
     "demo": "Train a small model from shards streamed over HTTP.",
 }
 _INTERRUPTED = 130
