@@ -1,0 +1,199 @@
+"""Services to test with: one in this process (`Inside`), quick to begin and open to be looked at, or a real
+``wds-async serve`` (`Process`) with signals and exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Coroutine, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.servers.process import launch
+from tests.servers.process import stop as end
+from tests.transfer.reading import QUICK
+from wds_async.service.config import load_config
+from wds_async.service.running import Service
+
+__all__ = ["Inside", "Process", "ask"]
+
+_START_S = 30.0
+
+
+class Inside:
+    """A service on a loop and thread of its own, at a free port of loopback; use it as a context manager.
+
+    ``settings`` are those of `ServiceConfig` (``allow``, ``folder``, …); ``transfer`` fields of `TransferConfig`, by
+    default three quick attempts.
+    """
+
+    def __init__(self, *, transfer: Mapping[str, Any] | None = None, **settings: Any) -> None:
+        self.config = load_config(None, **{"port": 0, "folder": "", "cache_size": "1G", **_plain(settings)})
+        self._transfer = {"retry": QUICK, **(transfer or {})}
+        self.service: Service
+        self.loop: asyncio.AbstractEventLoop
+        self._thread = threading.Thread(target=self._run, name="service", daemon=True)
+        self._begun, self._ending = threading.Event(), asyncio.Event()
+        self.at_once = asyncio.Event()
+        """Set on its loop, it ends without waiting."""
+        self._failure: BaseException | None = None
+
+    def __enter__(self) -> Inside:
+        self._thread.start()
+        assert self._begun.wait(_START_S)
+        if self._failure is not None:
+            self._thread.join()
+            raise self._failure
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    @property
+    def base(self) -> str:
+        """``http://127.0.0.1:port``."""
+        return self.service.addresses[0]
+
+    @property
+    def port(self) -> int:
+        return int(self.base.rpartition(":")[2])
+
+    def stop(self) -> None:
+        """Drain and end it; harmless when it has ended."""
+        if self._thread.is_alive():
+            self.loop.call_soon_threadsafe(self._ending.set)
+            self._thread.join(_START_S)
+            assert not self._thread.is_alive()
+            if self._failure is not None:
+                raise self._failure
+
+    def call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run ``coroutine`` on the service's loop; its result."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(_START_S)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as exn:
+            self._failure = exn
+        finally:
+            self._begun.set()
+
+    async def _serve(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.service = Service(self.config, **self._transfer)
+        await self.service.start()
+        self._begun.set()
+        await self._ending.wait()
+        await self.service.stop(self.at_once)
+
+
+class Process:
+    """``wds-async serve`` with a YAML file of ``settings``, at a free port unless they say otherwise, its files in
+    ``place``; ``by_environment``: the file is the one that WDS_SERVE_CONFIG names. ``environ`` is added to the
+    environment (None takes a variable away)."""
+
+    def __init__(
+        self,
+        place: Path,
+        *,
+        environ: Mapping[str, str | None] | None = None,
+        options: tuple[str, ...] = (),
+        by_environment: bool = False,
+        **settings: Any,
+    ) -> None:
+        place.mkdir(parents=True, exist_ok=True)
+        self._file, self.log = place / "serve.yaml", place / "serve.log"
+        self._file.write_text(yaml.safe_dump({"port": 0, "cache_size": "1G", **_plain(settings)}))
+        self._environ = dict(environ or {})
+        self._options = options if by_environment else ("--config", str(self._file), *options)
+        self.process: subprocess.Popen[bytes] | None = None
+        self.addresses: list[str] = []
+
+    def __enter__(self) -> Process:
+        return self.start()
+
+    def __exit__(self, *exc: object) -> None:
+        end(self.process)
+
+    @property
+    def base(self) -> str:
+        """``http://127.0.0.1:port``."""
+        return self.addresses[0]
+
+    @property
+    def said(self) -> str:
+        """What it wrote to standard output and error."""
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def launch(self) -> subprocess.Popen[bytes]:
+        """Start it, without waiting for anything."""
+        command = [sys.executable, "-m", "wds_async", "serve", *self._options]
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("WDS_SERVE", "NOTIFY_"))}
+        changed = {"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONUNBUFFERED": "1", **self._environ}
+        variables = {name: value for name, value in {**kept, **changed}.items() if value is not None}
+        assigned = ["env", "-i", *(f"{name}={value}" for name, value in variables.items())]
+        self.process = launch([*assigned, *command], self.log)
+        return self.process
+
+    def start(self) -> Process:
+        """Start it and return when it listens."""
+        process, deadline = self.launch(), time.monotonic() + _START_S
+        while time.monotonic() < deadline:
+            said = self.said  # the last of its lines: what may be read
+            if "what may be read" in said and (found := re.search(r"listening at (.+)", said)):
+                self.addresses = found[1].strip().rstrip('"}').split(", ")
+                return self
+            if process.poll() is not None:
+                break
+            time.sleep(0.01)
+        end(process)
+        raise RuntimeError(f"the service did not start: {self.said}")
+
+    def signal(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Send it a signal."""
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def wait(self, timeout_s: float = 30.0) -> int:
+        """Its exit code, once it has ended."""
+        assert self.process is not None
+        return self.process.wait(timeout_s)
+
+
+def ask(url: str, method: str = "GET", body: Any = None, **headers: str) -> tuple[int, dict[str, str], bytes]:
+    """One request without any client's own ideas: status, header fields in lower case, body. ``headers``: underscores
+    stand for hyphens."""
+    import http.client
+    import urllib.parse
+
+    parts = urllib.parse.urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=30)
+    try:
+        data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+        target = url.removeprefix(f"{parts.scheme}://{parts.netloc}") or "/"
+        connection.request(method, target, data, {name.replace("_", "-"): value for name, value in headers.items()})
+        answer = connection.getresponse()
+        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+    finally:
+        connection.close()
+
+
+def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """As YAML can hold them: paths are text, tuples lists."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Path):
+            return str(value)
+        return [plain(one) for one in value] if isinstance(value, tuple) else value
+
+    return {name: plain(value) for name, value in settings.items()}

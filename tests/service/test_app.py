@@ -1,0 +1,250 @@
+"""What a service answers to requests of every sort, the broken ones too."""
+
+from __future__ import annotations
+
+import json
+import socket
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.servers import Origin, Tls
+from tests.service.serving import Inside, ask
+from tests.transfer.reading import data
+from wds_async.service.objects import SERVER
+
+BODY = data(70_000)
+
+
+@pytest.fixture
+def service(origin: Origin, tmp_path: Path) -> Iterator[Inside]:
+    origin.add("/d/x.tar", BODY)
+    (tmp_path / "tokens").write_text("right alice\n")
+    given = {"allow": (origin.base,), "buckets": {"b": f"{origin.base}/d/"}, "private": True}
+    with Inside(**given, socket=tmp_path / "socket", header_timeout_s=0.3) as running:
+        yield running
+
+
+def raw(port: int, *sent: bytes, end: bool = False) -> bytes:
+    """All that comes back for these bytes on one connection. ``end``: nothing more is sent (half-closed)."""
+    with socket.create_connection(("127.0.0.1", port), 20) as client:
+        for part in sent:
+            client.sendall(part)
+        if end:
+            client.shutdown(socket.SHUT_WR)
+        got = b""
+        try:
+            while part := client.recv(1 << 20):
+                got += part
+        except ConnectionResetError:
+            pass
+        return got
+
+
+def get(path: str, *fields: str, close: bool = True) -> bytes:
+    lines = [f"GET {path} HTTP/1.1", "Host: x", *fields, *(["Connection: close"] if close else [])]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def test_errors_are_aistores_json(service: Inside) -> None:
+    status, fields, body = ask(f"{service.base}/v1/objects/b/nope")
+    said = json.loads(body)
+    assert (status, said["status"], said["method"], said["url_path"]) == (404, 404, "GET", "/v1/objects/b/nope")
+    assert "ais://b/nope does not exist" in said["message"]
+    assert fields["content-type"].startswith("application/json")
+    assert fields["server"] == SERVER
+    status, fields, body = ask(f"{service.base}/v1/objects/b/nope", "HEAD")
+    assert (status, body, json.loads(fields["hdr-error"])["status"]) == (404, b"", 404)
+
+
+def test_errors_below_s3_are_xml(service: Inside) -> None:
+    status, fields, body = ask(f"{service.base}/s3/b/nope")
+    assert (status, fields["content-type"].startswith("application/xml")) == (404, True)
+    assert ET.fromstring(body).findtext("Code") == "NoSuchKey"
+
+
+@pytest.mark.parametrize("method", ["PUT", "POST", "DELETE", "PATCH", "OPTIONS"])
+@pytest.mark.parametrize("path", ["/v1/objects/b/x.tar", "/s3/b/x.tar", "/v1/buckets/b", "/metrics", "/"])
+def test_what_writes_is_405(service: Inside, method: str, path: str) -> None:
+    status, fields, _ = ask(f"{service.base}{path}", method, b"{}")
+    assert (status, fields["allow"]) == (405, "GET, HEAD")
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/", 404),
+        ("/nothing", 404),
+        ("/v1/nothing", 404),
+        ("/v1/objects/b", 400),
+        ("/v1/objects/b/%zz", 400),
+        ("/v1/objects/b/x?provider=moon", 400),
+        ("/gs/other/x", 403),
+        ("/v1/objects/../../etc/passwd", 400),
+        ("/url/file%3A%2F%2F%2Fetc%2Fpasswd", 400),
+        ("//etc/passwd", 404),
+    ],
+)
+def test_what_is_nothing_here(service: Inside, path: str, status: int) -> None:
+    found, _, body = ask(f"{service.base}{path}")
+    assert found == status, body
+
+
+def test_pages_for_operators(service: Inside) -> None:
+    assert ask(f"{service.base}/healthz")[::2] == (200, b"alive\n")
+    assert ask(f"{service.base}/readyz")[::2] == (200, b"ready\n")
+    assert ask(f"{service.base}/v1/health")[::2] == (200, b"")
+    ask(f"{service.base}/ais/b/x.tar")
+    assert b'wds_requests_total{api="short",code="200"} 1.0' in ask(f"{service.base}/metrics")[2]
+    stats = json.loads(ask(f"{service.base}/v1/stats")[2])
+    assert stats["ready"] is True
+    assert stats["counters"]["client_bytes"] >= len(BODY)
+
+
+def test_plans(service: Inside, origin: Origin) -> None:
+    url, plan = f"{service.base}/v1/plan", {"shards": ["ais://b/x.tar"], "ahead": 4}
+    status, _, body = ask(url, "POST", plan, Wds_Client="job-1")
+    assert (status, json.loads(body)["shards"]) == (200, 1)
+    assert json.loads(ask(f"{service.base}/v1/stats")[2])["plans"][0]["client"] == "job-1"
+    assert ask(f"{url}/job-1", "DELETE", Wds_Client="job-1")[0] == 204
+    assert json.loads(ask(f"{service.base}/v1/stats")[2])["plans"] == []
+    assert ask(url, "POST", b"no json")[0] == 400
+    assert ask(url, "POST", b"[" * 100_000)[0] == 400
+    assert ask(url, "POST", b" " * (1 << 20) + b"{}")[0] == 413
+    assert ask(url)[0] in (404, 405)
+
+
+def test_requests_on_one_connection_are_answered_in_order(service: Inside) -> None:
+    paths = ["/ais/b/x.tar", "/healthz", "/ais/b/nope", "/ais/b/x.tar"]
+    sent = b"".join(get(path, close=path is paths[-1] and n == 3) for n, path in enumerate(paths))
+    got = raw(service.port, sent)
+    assert [line for line in got.split(b"\r\n") if line.startswith(b"HTTP/1.1")] == [
+        b"HTTP/1.1 200 OK",
+        b"HTTP/1.1 200 OK",
+        b"HTTP/1.1 404 Not Found",
+        b"HTTP/1.1 200 OK",
+    ] or got.count(b"HTTP/1.1 200 OK") == 3
+    assert got.count(BODY) == 2
+
+
+def test_a_client_that_has_closed_its_side_counts_as_gone_and_gets_all_or_nothing(service: Inside) -> None:
+    got = raw(service.port, get("/ais/b/x.tar", close=False), end=True)
+    assert got == b"" or got.endswith(BODY)
+    assert service.call(service.service.underway.over(20))
+
+
+def test_a_request_that_comes_byte_by_byte(service: Inside) -> None:
+    assert raw(service.port, *[bytes([one]) for one in get("/ais/b/x.tar")]).endswith(BODY)
+
+
+def test_a_whole_url_as_a_target_is_its_path(service: Inside) -> None:
+    assert raw(service.port, get("http://elsewhere:99/ais/b/x.tar")).endswith(BODY)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"nonsense\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /ais/b/x.tar HTTP/1.1\r\nHost: x\r\nBad Header: 1\r\n\r\n",
+        b"GET /ais/b/x.tar HTTP/1.1\r\nContent-Length: -1\r\nHost: x\r\n\r\n",
+        b"GET /ais/b/x.tar HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 40_000 + b"\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 40,  # TLS, at a port without
+    ],
+)
+def test_broken_requests_are_refused_and_harm_nobody(service: Inside, sent: bytes) -> None:
+    assert not raw(service.port, sent).startswith(b"HTTP/1.1 200")
+    assert ask(f"{service.base}/ais/b/x.tar")[2] == BODY
+
+
+def test_what_was_sent_is_not_written_down(service: Inside, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "wds_async")
+    raw(service.port, b"GET /ais/b/x.tar HTTP/1.1\r\nHost: x\r\nMy Authorization: Bearer hush\r\n\r\n")
+    assert "a request that is none, from 127.0.0.1: BadHttpMessage" in caplog.text
+    assert "hush" not in caplog.text
+    assert "Traceback" not in caplog.text
+    assert service.service.meters.refusals == 1
+
+
+def test_a_head_that_never_ends_is_not_waited_for(service: Inside) -> None:
+    assert BODY not in raw(service.port, b"GET /ais/b/x.tar HTTP/1.1\r\nHost: x\r\n")
+
+
+def test_a_body_that_never_comes_is_not_waited_for(service: Inside) -> None:
+    head = b"POST /v1/plan HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{"
+    assert raw(service.port, head).startswith(b"HTTP/1.1 408")
+
+
+def test_older_clients(service: Inside, origin: Origin) -> None:
+    assert raw(service.port, b"GET /ais/b/x.tar HTTP/1.0\r\n\r\n").endswith(BODY)
+    origin.add("/d/y.tar", BODY)
+    origin.behave(path="/d/y.tar", ignore_range=True, chunked=True)
+    got = raw(service.port, b"GET /ais/b/y.tar HTTP/1.0\r\n\r\n")
+    assert got.endswith(BODY)  # and no chunks, which HTTP/1.0 has not
+
+
+def test_tls(origin: Origin, tls: Tls) -> None:
+    import urllib.request
+
+    origin.add("/d/x.tar", BODY * 20)
+    given = {"allow": (origin.base,), "buckets": {"b": f"{origin.base}/d/"}, "private": True}
+    with Inside(**given, certificate=tls.cert, key=tls.key) as running:
+        assert running.base.startswith("https://")
+        trusted = urllib.request.HTTPSHandler(context=tls.client_context())
+        opener = urllib.request.build_opener(trusted, urllib.request.ProxyHandler({}))
+        for _ in range(2):
+            with opener.open(f"{running.base}/ais/b/x.tar", timeout=20) as answer:
+                assert answer.read() == BODY * 20
+
+
+def test_money_that_is_spent(origin: Origin) -> None:
+    origin.add("/d/x.tar", BODY)
+    given = {"allow": (origin.base,), "buckets": {"b": f"{origin.base}/d/"}, "private": True}
+    with Inside(**given, cost_limit=0.0) as running:
+        running.service.spending.reached = True
+        status, _, body = ask(f"{running.base}/ais/b/x.tar")
+        assert status == 402
+        assert b"cost" in body
+
+
+def test_the_unix_socket(service: Inside, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(20)
+        client.connect(str(tmp_path / "socket"))
+        client.sendall(get("/ais/b/x.tar"))
+        got = b""
+        while part := client.recv(1 << 20):
+            got += part
+    assert got.endswith(BODY)
+
+
+def test_tokens(origin: Origin, tmp_path: Path) -> None:
+    origin.add("/d/x.tar", BODY)
+    (tmp_path / "tokens").write_text("right alice\n")
+    given = {"allow": (origin.base,), "buckets": {"b": f"{origin.base}/d/"}, "private": True}
+    with Inside(**given, tokens=tmp_path / "tokens") as running:
+        url = f"{running.base}/ais/b/x.tar"
+        assert ask(url)[0] == 401
+        status, _, body = ask(url, Authorization="Bearer wrong")
+        assert (status, b"wrong" in body) == (401, False)
+        assert ask(url, Authorization="Bearer right")[::2] == (200, BODY)
+        signed = "AWS4-HMAC-SHA256 Credential=right/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
+        assert ask(f"{running.base}/s3/b/x.tar", Authorization=signed)[0] == 200
+        assert ask(f"{running.base}/s3/b/x.tar")[0] == 401
+        for path in ("/healthz", "/readyz", "/metrics", "/v1/health"):
+            assert ask(running.base + path)[0] == 200
+        assert ask(f"{running.base}/v1/stats")[0] == 401
+
+
+def test_what_the_service_itself_breaks_is_500_without_words_of_it(
+    service: Inside, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken() -> None:
+        raise KeyError("/home/me/secret")
+
+    monkeypatch.setattr(service.service, "snapshot", broken)
+    status, _, body = ask(f"{service.base}/v1/stats")
+    assert (status, b"secret" in body) == (500, False)
+    assert "GET /v1/stats failed" in caplog.text

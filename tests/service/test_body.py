@@ -1,0 +1,93 @@
+"""Bodies for clients that take their time: they hold up nobody, and get every byte."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.servers import Origin
+from tests.service.serving import Inside, ask
+from tests.transfer.reading import MIB, data
+from wds_async.service.body import Spill
+
+SLOW = 8
+BODIES = [data(9 * MIB + n, n) for n in range(2)]
+
+
+@pytest.fixture(params=["none", "small"])
+def service(request: pytest.FixtureRequest, origin: Origin, tmp_path: Path) -> Iterator[Inside]:
+    """One with memory for four pieces, without a cache; or one whose cache holds next to nothing, which needs more:
+    what is fetched ahead of a reader, and has no place on disk, waits there."""
+    for n in range(SLOW):
+        origin.add(f"/d/{n}", BODIES[n % 2])
+    origin.add("/d/other", BODIES[0])
+    cache: dict[str, Any] = {"memory_bytes": 8 * MIB}
+    if request.param == "small":
+        cache = {"memory_bytes": 64 * MIB, "folder": tmp_path / "cache", "cache_size": "12M"}
+    given = {"allow": (origin.base,), "buckets": {"b": f"{origin.base}/d/"}, "private": True}
+    with Inside(**given, **cache, transfer={"part_bytes": MIB}) as running:
+        yield running
+
+
+def slow_clients(service: Inside) -> list[socket.socket]:
+    found = []
+    for n in range(SLOW):
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+        client.settimeout(15)
+        client.connect(("127.0.0.1", service.port))
+        client.sendall(f"GET /ais/b/{n} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        found.append(client)
+    return found
+
+
+def test_who_is_slow_holds_up_nobody_and_gets_all(service: Inside, origin: Origin) -> None:
+    clients = slow_clients(service)
+    assert [client.recv(12) for client in clients] == [b"HTTP/1.1 200"] * SLOW
+    # Each of them wants memory, and all together want more than there is: none has it for long.
+    assert ask(f"{service.base}/ais/b/other")[::2] == (200, BODIES[0])
+    for n, client in enumerate(clients):
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * MIB)
+        got = bytearray()
+        while part := client.recv(4 * MIB):
+            got += part
+        client.close()
+        assert bytes(got).partition(b"\r\n\r\n")[2] == BODIES[n % 2]
+    assert service.call(service.service.underway.over(20))
+    assert service.service.fetcher.held_bytes == 0
+    fetched = sum(sent.body_bytes for sent in origin.sent)
+    assert fetched <= 1.6 * sum(len(BODIES[n % 2]) for n in range(SLOW)) + 2 * len(BODIES[0])
+
+
+def test_a_rest_without_a_place_is_waited_for_in_memory(
+    service: Inside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(self: Spill, view: memoryview) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Spill, "put", full)
+    monkeypatch.setattr("wds_async.service.body._HELD_S", 0.2)
+    clients = slow_clients(service)
+    assert ask(f"{service.base}/ais/b/other")[0] == 200  # those that take nothing of their memory are let go
+    for client in clients:
+        client.close()
+    assert service.call(service.service.underway.over(20))
+    if not service.config.folder:  # else most of them took from the disk
+        assert "has no place: No space left on device" in caplog.text
+
+
+def test_a_spill_is_one_file_without_a_name(tmp_path: Path) -> None:
+    spill = Spill(str(tmp_path))
+    for body in (BODIES[0][:1000], BODIES[1][:10]):
+        rest = spill.put(memoryview(body))
+        assert os.pread(rest.fd, rest.count, rest.offset) == body
+    assert list(tmp_path.iterdir()) == []
+    spill.close()
+    spill.close()
+    with pytest.raises(OSError, match="No such file"):
+        Spill(str(tmp_path / "nowhere")).put(memoryview(b"x"))

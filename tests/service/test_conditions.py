@@ -1,0 +1,83 @@
+"""Requests on condition."""
+
+from __future__ import annotations
+
+import pytest
+
+from wds_async.service.conditions import Validators, judged, range_holds
+from wds_async.service.refusals import Refusal
+
+OLD, NOW, NEW = (f"Tue, {day} Nov 2023 22:13:20 GMT" for day in ("07", "14", "21"))
+HAS = Validators('"a"', NOW)
+WEAK = Validators('W/"a"', NOW)
+
+
+def test_the_origins_own_validators_pass_unchanged() -> None:
+    fields = {"etag": 'W/"x-1"', "last-modified": NOW}
+    assert Validators.of(fields, "etag x") == Validators('W/"x-1"', NOW)
+
+
+def test_an_etag_is_made_of_the_identity() -> None:
+    one, same, other = (Validators.of({}, identity).etag for identity in ("version 1", "version 1", "version 2"))
+    assert one == same != other
+    assert one.startswith('"wds-')
+    assert "version" not in one  # an identity may hold what is nobody's business
+    assert Validators.of({}, "").etag == ""
+
+
+@pytest.mark.parametrize(
+    ("asked", "has", "wanted"),
+    [
+        ({}, HAS, True),
+        ({"If-None-Match": '"a"'}, HAS, False),
+        ({"If-None-Match": 'W/"a"'}, HAS, False),
+        ({"If-None-Match": '"b", "a"'}, HAS, False),
+        ({"If-None-Match": "*"}, HAS, False),
+        ({"If-None-Match": '"b"'}, HAS, True),
+        ({"If-None-Match": '"b"', "If-Modified-Since": NEW}, HAS, True),  # the date is not looked at
+        ({"If-Modified-Since": NOW}, HAS, False),
+        ({"If-Modified-Since": OLD}, HAS, True),
+        ({"If-Modified-Since": "yesterday"}, HAS, True),
+        ({"If-Modified-Since": NOW}, Validators('"a"'), True),
+        ({"If-Match": '"a"'}, HAS, True),
+        ({"If-Match": '"b", "a"'}, HAS, True),
+        ({"If-Match": "*"}, WEAK, True),
+        ({"If-Match": "a"}, Validators("a"), True),  # some servers send them without quotes
+        ({"If-Unmodified-Since": NOW}, HAS, True),
+        ({"If-Match": '"a"', "If-Unmodified-Since": OLD}, HAS, True),
+    ],
+)
+def test_whether_it_is_sent(asked: dict[str, str], has: Validators, wanted: bool) -> None:
+    assert judged(asked, has) is wanted
+
+
+@pytest.mark.parametrize(
+    ("asked", "has"),
+    [
+        ({"If-Match": '"b"'}, HAS),
+        ({"If-Match": 'W/"a"'}, WEAK),  # RFC 9110: only strong ones match here
+        ({"If-Match": '"a"'}, Validators()),
+        ({"If-Unmodified-Since": OLD}, HAS),
+    ],
+)
+def test_another_object_is_refused(asked: dict[str, str], has: Validators) -> None:
+    with pytest.raises(Refusal) as caught:
+        judged(asked, has)
+    assert caught.value.status == 412
+
+
+@pytest.mark.parametrize(
+    ("condition", "has", "holds"),
+    [
+        (None, HAS, True),
+        ('"a"', HAS, True),
+        ('"b"', HAS, False),
+        ('W/"a"', WEAK, False),
+        (NOW, HAS, True),
+        (OLD, HAS, False),
+        (NEW, HAS, False),
+        (NOW, Validators('"a"'), False),
+    ],
+)
+def test_if_range(condition: str | None, has: Validators, holds: bool) -> None:
+    assert range_holds(condition, has) is holds

@@ -1,0 +1,191 @@
+"""Bodies on their way, by each of their ways."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from tests.transfer.reading import KIB, MIB, data
+from wds_async.chunkcache.files import DataFile
+from wds_async.chunkcache.pieces import OnDisk
+from wds_async.service.delivery import Delivery
+
+BODY = data(3 * MIB + 17)
+
+
+async def on_thread(function: Callable[..., Any], *args: Any) -> Any:
+    return await asyncio.to_thread(function, *args)
+
+
+async def exchanged(
+    send: Callable[[Delivery], Awaitable[None]],
+    take: Callable[[asyncio.StreamReader], Awaitable[bytes]],
+    **options: Any,
+) -> tuple[bytes, BaseException | None, Delivery]:
+    """What a client takes of what ``send`` does, and what ended that."""
+    outcome: list[Any] = []
+    over = asyncio.Event()
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse()
+        if options.get("plain", True):
+            response.content_length = options.pop("length", len(BODY))
+        else:
+            response.enable_chunked_encoding()
+        writer = await response.prepare(request)
+        assert writer is not None
+        delivery = Delivery(request, writer, call=on_thread, **{"timeout_s": 30, **options})
+        outcome.extend((delivery, None))
+        try:
+            await send(delivery)
+            await response.write_eof()
+        except Exception as exn:
+            outcome[1] = exn
+            assert request.transport is not None
+            request.transport.abort()
+        over.set()
+        return response
+
+    server = web.Server(handle)
+    listening = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection(*listening.sockets[0].getsockname(), limit=64 * KIB)
+    writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    got = await take(reader)
+    await over.wait()
+    writer.close()
+    listening.close()
+    await server.shutdown(0)
+    return got, outcome[1], outcome[0]
+
+
+async def everything(reader: asyncio.StreamReader) -> bytes:
+    got = b""
+    while part := await reader.read(1 << 20):
+        got += part
+    return got
+
+
+@pytest.fixture
+def filed(tmp_path: Path) -> Any:
+    path = tmp_path / "chunks"
+    path.write_bytes(b"-" * 1000 + BODY)
+    fd = os.open(path, os.O_RDONLY)
+    yield fd
+    os.close(fd)
+
+
+def pieces_of(fd: int, cut: int) -> list[OnDisk | memoryview]:
+    return [
+        OnDisk(fd, 1000 + at, min(cut, len(BODY) - at)) if at // cut % 2 else memoryview(BODY)[at : at + cut]
+        for at in range(0, len(BODY), cut)
+    ]
+
+
+@pytest.mark.parametrize("cut", [50 * KIB, 200 * KIB, MIB, 16 * MIB])
+def test_memory_and_files_in_turn(filed: int, cut: int) -> None:
+    async def send(delivery: Delivery) -> None:
+        for piece in pieces_of(filed, cut):
+            await delivery.send(piece)
+
+    got, failed, delivery = asyncio.run(exchanged(send, everything))
+    assert failed is None
+    assert got.partition(b"\r\n\r\n")[2] == BODY
+    assert delivery.sent == len(BODY)
+
+
+def test_a_file_alone_and_in_chunks(filed: int) -> None:
+    async def send(delivery: Delivery) -> None:
+        await delivery.send(OnDisk(filed, 1000, len(BODY)))
+
+    got, failed, _ = asyncio.run(exchanged(send, everything))
+    assert (failed, got.endswith(BODY)) == (None, True)
+    got, failed, delivery = asyncio.run(exchanged(send, everything, plain=False))
+    assert (failed, delivery.sent, got.endswith(b"0\r\n\r\n")) == (None, len(BODY), True)
+
+
+def test_a_file_that_ends_early_breaks_it_off(filed: int) -> None:
+    async def send(delivery: Delivery) -> None:
+        await delivery.send(OnDisk(filed, 2000, len(BODY)))
+
+    for plain in (True, False):
+        _, failed, _ = asyncio.run(exchanged(send, everything, plain=plain))
+        assert isinstance(failed, ConnectionAbortedError)
+
+
+def test_what_is_punched_after_it_was_sent_arrives_whole(tmp_path: Path) -> None:
+    """What lies in a socket's queue are the file's own pages: the cache may drop them, but not write to them."""
+    file, sent = DataFile(tmp_path / "data", create=True), asyncio.Event()
+    body = BODY[: MIB + 17]
+    os.pwrite(file.fd, body, 0)
+
+    async def send(delivery: Delivery) -> None:
+        await delivery.send(OnDisk(file.fd, 0, len(body)))
+        file.punch(0, len(body))
+        sent.set()
+
+    async def late(reader: asyncio.StreamReader) -> bytes:
+        await sent.wait()
+        return await everything(reader)
+
+    got, failed, _ = asyncio.run(exchanged(send, late, length=len(body)))
+    file.close()
+    assert failed is None
+    assert got.endswith(body)
+
+
+def test_what_is_offered_is_taken_or_not_and_its_memory_may_go(filed: int) -> None:
+    taken: list[int] = []
+    go_on = asyncio.Event()
+
+    async def send(delivery: Delivery) -> None:
+        memory = bytearray(BODY * 8)  # more than sockets hold
+        taken.append(await delivery.offer(memoryview(memory)))
+        memory[:] = bytes(len(memory))  # what was not taken is no concern of the delivery's any more
+        go_on.set()
+        for _ in range(8):
+            await delivery.copy(OnDisk(filed, 1000, len(BODY)))
+
+    async def late(reader: asyncio.StreamReader) -> bytes:
+        await go_on.wait()
+        return await everything(reader)
+
+    got, failed, delivery = asyncio.run(exchanged(send, late, length=1 << 40))
+    assert failed is None
+    assert 0 < taken[0] < 8 * len(BODY)
+    assert got.partition(b"\r\n\r\n")[2] == (BODY * 8)[: taken[0]] + BODY * 8
+    assert delivery.sent == taken[0] + 8 * len(BODY)
+
+
+@pytest.mark.parametrize("by_file", [True, False])
+def test_who_takes_nothing_ends_it(filed: int, by_file: bool) -> None:
+    async def nothing(reader: asyncio.StreamReader) -> bytes:
+        return await reader.read(1)
+
+    async def send(delivery: Delivery) -> None:
+        for _ in range(50):
+            await delivery.send(OnDisk(filed, 1000, len(BODY)) if by_file else memoryview(BODY))
+
+    _, failed, _ = asyncio.run(exchanged(send, nothing, timeout_s=0.2, length=50 * len(BODY)))
+    assert isinstance(failed, TimeoutError)
+
+
+def test_slices_wait_for_their_pace(filed: int) -> None:
+    asked: list[int] = []
+
+    async def pace(count: int) -> None:
+        asked.append(count)
+
+    async def send(delivery: Delivery) -> None:
+        await delivery.send(OnDisk(filed, 1000, len(BODY)))
+
+    got, _, _ = asyncio.run(exchanged(send, everything, pace=pace))
+    assert got.endswith(BODY)
+    assert sum(asked) == len(BODY)
+    assert len(asked) > 1
+    assert asked[0] < asked[1]  # who takes them quickly gets larger ones

@@ -1,0 +1,272 @@
+"""Objects of a real service, of origins that are right and that are not."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.servers import Origin
+from tests.service.serving import Inside, ask
+from tests.transfer.reading import KIB, MIB, data
+from wds_async.service.objects import SERVER
+
+BODY = data(5 * MIB + 123)
+QUICK_STALL = {"stall_timeout_s": 0.2}
+
+
+@pytest.fixture(params=["disk", "memory"])
+def service(request: pytest.FixtureRequest, origin: Origin, tmp_path: Path) -> Iterator[Inside]:
+    """A service of the bucket ``b``, with a folder and without."""
+    origin.add("/d/x.tar", BODY)
+    folder = tmp_path / "cache" if request.param == "disk" else ""
+    with Inside(allow=(origin.base,), buckets={"b": f"{origin.base}/d/"}, private=True, folder=folder) as running:
+        yield running
+
+
+@pytest.fixture
+def serve(origin: Origin) -> Iterator[Callable[..., Inside]]:
+    """``serve(**settings)`` starts one of the bucket ``b``."""
+    running: list[Inside] = []
+
+    def start(**settings: Any) -> Inside:
+        given = {"allow": (origin.base,), "buckets": {"b": f"{origin.base}/d/"}, "private": True, **settings}
+        running.append(Inside(**given).__enter__())
+        return running[-1]
+
+    yield start
+    for one in running:
+        one.stop()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def test_an_object_and_its_head(service: Inside, origin: Origin) -> None:
+    url = f"{service.base}/ais/b/x.tar"
+    for _ in range(2):  # cold and warm
+        status, fields, body = ask(url)
+        assert (status, body == BODY) == (200, True)
+        expected = {
+            "content-length": str(len(BODY)),
+            "etag": origin_etag(origin),
+            "last-modified": "Tue, 14 Nov 2023 22:13:20 GMT",
+            "accept-ranges": "bytes",
+            "server": SERVER,
+        }
+        assert expected.items() <= fields.items()
+        status, head, nothing = ask(url, "HEAD")
+        assert (status, nothing) == (200, b"")
+        assert expected.items() <= head.items()
+
+
+def origin_etag(origin: Origin) -> str:
+    return ask(f"{origin.base}/d/x.tar", "HEAD")[1]["etag"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "start", "stop"),
+    [
+        ("bytes=0-0", 0, 1),
+        ("bytes=1000-2999", 1000, 3000),
+        (f"bytes={2 * MIB - 5}-{4 * MIB + 5}", 2 * MIB - 5, 4 * MIB + 6),
+        ("bytes=-100", len(BODY) - 100, len(BODY)),
+        (f"bytes={len(BODY) - 7}-", len(BODY) - 7, len(BODY)),
+        (f"bytes=5-{10**12}", 5, len(BODY)),
+    ],
+)
+def test_ranges(service: Inside, wanted: str, start: int, stop: int) -> None:
+    for _ in range(2):
+        status, fields, body = ask(f"{service.base}/v1/objects/b/x.tar", Range=wanted)
+        assert status == 206
+        assert fields["content-range"] == f"bytes {start}-{stop - 1}/{len(BODY)}"
+        assert fields["content-length"] == str(stop - start)
+        assert body == BODY[start:stop]
+
+
+def test_several_ranges_are_the_whole_and_none_is_416(service: Inside) -> None:
+    url = f"{service.base}/ais/b/x.tar"
+    assert ask(url, Range="bytes=0-1,5-6")[::2] == (200, BODY)
+    status, fields, body = ask(url, Range=f"bytes={len(BODY)}-")
+    assert (status, fields["content-range"]) == (416, f"bytes */{len(BODY)}")
+    assert b"behind the end" in body
+
+
+def test_conditions(service: Inside) -> None:
+    url = f"{service.base}/ais/b/x.tar"
+    tag = ask(url, "HEAD")[1]["etag"]
+    status, fields, body = ask(url, If_None_Match=tag)
+    assert (status, body, fields["etag"]) == (304, b"", tag)
+    assert ask(url, If_Match='"other"')[0] == 412
+    assert ask(url, If_Match=tag, Range="bytes=0-4")[::2] == (206, BODY[:5])
+    assert ask(url, If_Range='"other"', Range="bytes=0-4")[::2] == (200, BODY)
+    assert ask(url, If_Range=tag, Range="bytes=0-4")[0] == 206
+
+
+def test_an_empty_object(service: Inside, origin: Origin) -> None:
+    origin.add("/d/empty", b"")
+    assert ask(f"{service.base}/ais/b/empty")[::2] == (200, b"")
+    assert ask(f"{service.base}/ais/b/empty", "HEAD")[1]["content-length"] == "0"
+    assert ask(f"{service.base}/ais/b/empty", Range="bytes=0-")[0] == 416
+
+
+def test_a_server_without_ranges_or_length(service: Inside, origin: Origin) -> None:
+    origin.behave(ignore_range=True, chunked=True)
+    url = f"{service.base}/ais/b/x.tar"
+    assert ask(url)[::2] == (200, BODY)
+    status, _, body = ask(url, Range="bytes=0-4")
+    assert (status, body) in ((200, BODY), (206, BODY[:5]))  # the latter once the cache knows its length
+
+
+def test_the_first_bytes_come_before_the_last_ones_are_there(serve: Callable[..., Inside], origin: Origin) -> None:
+    origin.add("/d/x.tar", BODY)
+    origin.behave(stall_after=100 * KIB, when=lambda r: (r.range or "").startswith(f"bytes={2 * MIB}-"))
+    running = serve()
+    connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=30)
+    connection.request("GET", "/ais/b/x.tar")
+    answer = connection.getresponse()
+    first = answer.read(2 * MIB)
+    assert first == BODY[: 2 * MIB]
+    origin.release()
+    assert answer.read() == BODY[2 * MIB :]
+    connection.close()
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_an_origin_that_fails_ends_the_connection_and_never_a_body_short(
+    serve: Callable[..., Inside], origin: Origin, chunked: bool
+) -> None:
+    origin.add("/d/x.tar", BODY)
+    if chunked:
+        origin.behave(ignore_range=True, chunked=True, cut_after=3 * MIB)
+    else:
+        origin.behave(status=403, when=lambda r: (r.range or "").startswith(f"bytes={4 * MIB}-"))
+    running = serve()
+    with pytest.raises((http.client.HTTPException, ConnectionError)):
+        ask(f"{running.base}/ais/b/x.tar")
+    until(lambda: not len(running.service.underway))
+    assert running.service.meters.failures == 1
+
+
+def test_what_is_wrong_before_the_first_byte_has_its_status(serve: Callable[..., Inside], origin: Origin) -> None:
+    origin.add("/d/x.tar", BODY)
+    running = serve(transfer=QUICK_STALL)
+    assert ask(f"{running.base}/ais/b/nope")[0] == 404
+    origin.behave(path="/d/denied", status=403)
+    assert ask(f"{running.base}/ais/b/denied")[0] == 403
+    origin.behave(path="/d/broken", status=500)
+    status, _, body = ask(f"{running.base}/ais/b/broken")
+    assert status == 502
+    assert b"after 3 attempts" in body
+    origin.behave(path="/d/mute", stall_after=-1)
+    assert ask(f"{running.base}/ais/b/mute")[0] == 504
+
+
+def test_an_object_that_was_replaced(serve: Callable[..., Inside], origin: Origin, tmp_path: Path) -> None:
+    origin.add("/d/x.tar", BODY)
+    running = serve(freshness_s=0, folder=tmp_path / "cache")
+    url = f"{running.base}/ais/b/x.tar"
+    status, before, body = ask(url)
+    assert body == BODY
+    origin.add("/d/x.tar", BODY[::-1])
+    status, after, body = ask(url)
+    assert (status, body == BODY[::-1], after["etag"] != before["etag"]) == (200, True, True)
+    assert ask(url, If_Match=before["etag"])[0] == 412
+
+
+def test_an_object_that_is_replaced_while_it_is_read_breaks_off(serve: Callable[..., Inside], origin: Origin) -> None:
+    origin.add("/d/x.tar", BODY)
+    fourth = f"bytes={4 * MIB}-"
+    origin.behave(etag='"another"', when=lambda r: (r.range or "").startswith(fourth))
+    running = serve()
+    with pytest.raises((http.client.HTTPException, ConnectionError)):
+        ask(f"{running.base}/ais/b/x.tar")
+
+
+def test_who_leaves_gives_up_what_only_it_wanted(serve: Callable[..., Inside], origin: Origin) -> None:
+    origin.add("/d/x.tar", BODY)
+    origin.behave(stall_after=1000)
+    running = serve()
+    with socket.create_connection(("127.0.0.1", running.port), 10) as client:
+        client.sendall(b"GET /ais/b/x.tar HTTP/1.1\r\nHost: x\r\n\r\n")
+        until(lambda: len(running.service.underway) == 1)
+        origin.wait_until(lambda o: o.in_flight > 0)
+    until(lambda: not len(running.service.underway))
+    origin.wait_until(lambda o: o.in_flight == 0)
+
+
+def test_who_takes_nothing_is_let_go(serve: Callable[..., Inside], origin: Origin) -> None:
+    origin.add("/d/big", data(40 * MIB))
+    running = serve(send_timeout_s=0.3)
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", running.port))
+        client.sendall(b"GET /ais/b/big HTTP/1.1\r\nHost: x\r\n\r\n")
+        until(lambda: len(running.service.underway) == 1)
+        until(lambda: not len(running.service.underway))
+        assert running.service.meters.refusals == 1
+
+
+def test_a_paced_client(serve: Callable[..., Inside], origin: Origin) -> None:
+    origin.add("/d/x.tar", BODY)
+    running = serve(client_bytes_per_s=20e6)
+    began = time.monotonic()
+    for _ in range(2):
+        assert ask(f"{running.base}/ais/b/x.tar")[2] == BODY
+    assert time.monotonic() - began > 0.2  # 10.5 MB, of which 5 may go at once
+
+
+def test_members_of_archives(serve: Callable[..., Inside], origin: Origin) -> None:
+    from tests.servers.shards import make_tar
+
+    origin.add("/d/t.tar", make_tar([("a.txt", b"one"), ("deep/b.bin", BODY), ("c.txt", b"")]))
+    running = serve()
+    url = f"{running.base}/v1/objects/b/t.tar"
+    status, fields, body = ask(f"{url}?archpath=deep/b.bin")
+    assert (status, body == BODY, fields["content-length"]) == (200, True, str(len(BODY)))
+    assert "etag" not in fields  # it is the archive's
+    assert ask(f"{url}?archpath=a.txt")[2] == b"one"
+    assert ask(f"{url}?archpath=c.txt")[::2] == (200, b"")
+    assert ask(f"{url}?archpath=a.txt", "HEAD")[1]["content-length"] == "3"
+    status, _, body = ask(f"{url}?archpath=nope.txt")
+    assert (status, b"archived file 'nope.txt' does not exist" in body) == (404, True)
+    assert ask(f"{url}?archpath=a.txt", Range="bytes=0-1")[0] == 501
+
+
+def test_what_is_aistores_alone(service: Inside) -> None:
+    url = f"{service.base}/v1/objects/b/x.tar"
+    for query in ("etl_name=up", "archregx=a&archmode=wdskey"):
+        status, _, body = ask(f"{url}?{query}")
+        assert (status, b"AIStore's own" in body) == (501, True)
+
+
+def test_urls_and_what_is_not_allowed(service: Inside, origin: Origin) -> None:
+    import urllib.parse
+
+    escaped = urllib.parse.quote(f"{origin.base}/d/x.tar", safe="")
+    assert ask(f"{service.base}/url/{escaped}", Range="bytes=0-9")[::2] == (206, BODY[:10])
+    other = urllib.parse.quote("http://127.0.0.1:1/secret?sig=hush", safe="")
+    status, _, body = ask(f"{service.base}/url/{other}")
+    assert (status, b"hush" in body) == (403, False)
+
+
+def test_one_client_may_have_so_many_under_way(serve: Callable[..., Inside], origin: Origin) -> None:
+    origin.add("/d/x.tar", BODY)
+    origin.behave(stall_after=1000)
+    running = serve(client_requests=1)
+    with socket.create_connection(("127.0.0.1", running.port), 10) as client:
+        client.sendall(b"GET /ais/b/x.tar HTTP/1.1\r\nHost: x\r\n\r\n")
+        until(lambda: len(running.service.underway) == 1)
+        status, fields, _ = ask(f"{running.base}/ais/b/x.tar")
+        assert (status, fields["retry-after"]) == (429, "1")
+        assert ask(f"{running.base}/healthz")[0] == 200
+        origin.release()

@@ -1,0 +1,158 @@
+"""Bytes a second, on a clock that is set by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable
+
+import pytest
+
+from wds_async.service.pace import Bucket, Pace
+
+KIB = 1024
+
+
+class Time:
+    """A clock, and what is to be called when."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self._calls: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def later(self, delay_s: float, function: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._calls, (self.now + delay_s, self._count, function))
+
+    async def until(self, end: float) -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+        while self._calls and self._calls[0][0] <= end:
+            self.now, _, function = heapq.heappop(self._calls)
+            function()
+            for _ in range(5):
+                await asyncio.sleep(0)
+        self.now = end
+
+
+async def sends(pace: Pace, client: str, piece: int, sent: dict[str, int]) -> None:
+    while True:
+        await pace.take(client, piece)
+        sent[client] = sent.get(client, 0) + piece
+
+
+async def sent_in(seconds: float, pace: Pace, time: Time, clients: list[str], piece: int = 64 * KIB) -> dict[str, int]:
+    sent: dict[str, int] = {}
+    tasks = [asyncio.create_task(sends(pace, client, piece, sent)) for client in clients]
+    await time.until(time.now + seconds)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return sent
+
+
+def test_each_client_has_its_own_pace() -> None:
+    async def run() -> dict[str, int]:
+        time = Time()
+        return await sent_in(10.0, Pace(1024 * KIB, clock=time, later=time.later), time, ["a", "a", "a", "b"])
+
+    sent = asyncio.run(run())
+    for client in ("a", "b"):
+        assert 10 * 1024 * KIB <= sent[client] <= 10 * 1024 * KIB + 512 * KIB, "three connections are one client"
+
+
+def test_all_together_take_turns() -> None:
+    async def run() -> dict[str, int]:
+        time = Time()
+        return await sent_in(10.0, Pace(None, 1024 * KIB, clock=time, later=time.later), time, ["a"] * 9 + ["b"])
+
+    sent = asyncio.run(run())
+    assert 10 * 1024 * KIB <= sent["a"] + sent["b"] <= 10 * 1024 * KIB + 512 * KIB
+    assert sent["b"] >= 0.4 * 10 * 1024 * KIB, "nine connections of one client get no more than one of another"
+
+
+def test_both_limits_hold() -> None:
+    async def run() -> dict[str, int]:
+        time = Time()
+        return await sent_in(10.0, Pace(512 * KIB, 768 * KIB, clock=time, later=time.later), time, ["a", "b", "c"])
+
+    sent = asyncio.run(run())
+    assert sum(sent.values()) <= 10 * 768 * KIB + 512 * KIB
+    assert all(count <= 10 * 512 * KIB + 512 * KIB for count in sent.values())
+    assert min(sent.values()) >= 0.8 * max(sent.values())
+
+
+def test_who_leaves_holds_nobody_up() -> None:
+    async def run() -> None:
+        time = Time()
+        pace = Pace(None, 64 * KIB, clock=time, later=time.later)
+        await pace.take("a", 1024 * KIB)
+        gone = asyncio.create_task(pace.take("b", 64 * KIB))
+        stays = asyncio.create_task(pace.take("c", 64 * KIB))
+        await time.until(time.now)
+        gone.cancel()
+        await time.until(time.now + 30)
+        assert stays.done()
+        assert gone.cancelled()
+
+    asyncio.run(run())
+
+
+def test_at_once_or_not() -> None:
+    time = Time()
+    pace = Pace(64 * KIB, 128 * KIB, clock=time, later=time.later)
+    assert pace.ready("a", 512 * KIB)
+    assert not pace.ready("a", 1)
+    assert not pace.ready("b", 1), "the total is overdrawn too"
+    time.now += 60
+    assert pace.ready("a", 1)
+    assert pace.limited
+    assert not Pace().limited
+    assert Pace().ready("a", 1 << 40)
+
+
+def test_no_limit_waits_for_nothing() -> None:
+    async def run() -> None:
+        for _ in range(100):
+            await Pace().take("a", 1 << 40)
+
+    asyncio.run(run())
+
+
+def test_a_bucket_fills_and_may_be_overdrawn() -> None:
+    time = Time()
+    bucket = Bucket(1024 * KIB, time)
+    assert bucket.full
+    bucket.take(256 * KIB + 1024 * KIB)
+    assert bucket.wait_s() == pytest.approx(1.0)
+    time.now += 0.5
+    assert bucket.wait_s() == pytest.approx(0.5)
+    time.now += 1000
+    bucket.take(256 * KIB)
+    assert bucket.wait_s() == 0
+    bucket.take(1)
+    assert bucket.wait_s() > 0, "what was not used is not saved up for ever"
+
+
+def test_thousands_of_clients_are_forgotten() -> None:
+    async def run() -> int:
+        time = Time()
+        pace = Pace(1024 * KIB, clock=time, later=time.later)
+        for i in range(10_000):
+            await pace.take(f"c{i}", KIB)
+            time.now += 0.01
+        return len(pace._clients)
+
+    assert asyncio.run(run()) <= 4200
+
+
+@pytest.mark.parametrize("rate", [0, -1, float("nan")])
+def test_rates_that_are_none(rate: float) -> None:
+    with pytest.raises(ValueError):
+        Pace(rate)
+    with pytest.raises(ValueError):
+        Pace(None, rate)

@@ -1,0 +1,362 @@
+"""Turns: nobody less urgent passes, clients take turns, and no place is ever lost or given twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from wds_async.chunkcache.origin import Urgency
+from wds_async.service.turns import Turn, Turns
+
+DEMAND, AHEAD, PLAN = Urgency.DEMAND, Urgency.AHEAD, Urgency.PLAN
+
+
+class Hall:
+    """Fetches that are begun and ended by hand; ``began`` is the order in which they had their turns."""
+
+    def __init__(self, limit: int, store: str = "s3://one") -> None:
+        self.turns = Turns(limit)
+        self.store = store
+        self.began: list[str] = []
+        self.ends: dict[str, asyncio.Event] = {}
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+        self.turn: dict[str, Turn] = {}
+
+    async def ask(self, name: str, urgency: Urgency = DEMAND, store: str | None = None) -> None:
+        """``name`` begins with its client's letter."""
+        self.ends[name] = asyncio.Event()
+        store = self.store if store is None else store
+        self.turn[name] = self.turns.turn(name[0], urgency, store and f"{store}/d/{name}")
+        self.tasks[name] = asyncio.create_task(self._fetch(name))
+        await self.settle()
+
+    async def _fetch(self, name: str) -> None:
+        async with self.turn[name]:
+            self.began.append(name)
+            await self.ends[name].wait()
+
+    async def end(self, name: str) -> None:
+        self.ends[name].set()
+        await self.settle()
+
+    async def cancel(self, name: str) -> None:
+        self.tasks[name].cancel()
+        await self.settle()
+
+    async def close(self) -> None:
+        for task in self.tasks.values():
+            task.cancel()
+        await asyncio.gather(*self.tasks.values(), return_exceptions=True)
+
+    async def settle(self) -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+
+def test_clients_take_turns_however_much_each_asks() -> None:
+    async def run() -> None:
+        hall = Hall(1)
+        for name in ("a0", "a1", "a2", "a3", "b1", "c1", "b2"):
+            await hall.ask(name)
+        for name in ("a0", "a1", "b1", "c1", "a2", "b2", "a3"):
+            assert hall.began[-1] == name
+            await hall.end(name)
+        assert hall.turns.running == hall.turns.waiting == 0
+
+    asyncio.run(run())
+
+
+def test_readers_come_before_reading_ahead_before_plans() -> None:
+    async def run() -> None:
+        hall = Hall(1)
+        await hall.ask("a0", PLAN)
+        for name, urgency in (("a1", PLAN), ("b1", AHEAD), ("c1", DEMAND), ("a2", AHEAD), ("b2", DEMAND)):
+            await hall.ask(name, urgency)
+        for name in ("a0", "c1", "b2", "b1", "a2", "a1"):
+            assert hall.began[-1] == name
+            await hall.end(name)
+
+    asyncio.run(run())
+
+
+def test_plans_and_reading_ahead_leave_places_free() -> None:
+    async def run() -> None:
+        hall = Hall(8)
+        for i in range(9):
+            await hall.ask(f"p{i}", PLAN)
+        assert len(hall.began) == 6
+        await hall.ask("a", AHEAD)
+        assert hall.began[-1] == "a"
+        await hall.ask("b", AHEAD)
+        assert hall.began[-1] == "a", "the last place is for readers"
+        await hall.ask("c", DEMAND)
+        assert hall.began[-1] == "c"
+        await hall.end("c")
+        await hall.end("p0")
+        assert hall.began[-1] == "b", "and the plans still wait"
+        await hall.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 7, 8, 16, 64, 100])
+def test_who_is_alone_has_them_all_and_leaves_some_to_others(limit: int) -> None:
+    async def run() -> None:
+        hall = Hall(limit, store="")
+        for i in range(2 * limit + 10):
+            await hall.ask(f"a{i}")
+        assert len(hall.began) == limit
+        await hall.ask("b")
+        assert hall.began[-1] == "b"
+        await hall.close()
+
+    asyncio.run(run())
+
+
+def test_one_whose_fetches_all_hang_does_not_hold_up_others() -> None:
+    async def run() -> None:
+        hall = Hall(64, store="")
+        for i in range(200):
+            await hall.ask(f"a{i}", DEMAND if i % 2 else AHEAD)
+        held = set(hall.began)
+        for i in range(20):
+            await hall.ask(f"b{i}", AHEAD)
+        for i in range(20):  # each that ends makes room for the next, and never for those of a
+            await hall.end(f"b{i}")
+        assert set(hall.began) - held == {f"b{i}" for i in range(20)}
+        await hall.close()
+
+    asyncio.run(run())
+
+
+def test_many_clients_of_a_store_that_hangs_are_as_one() -> None:
+    async def run() -> None:
+        hall = Hall(64)
+        for i in range(160):
+            await hall.ask(f"{'abcdefghijklmnop'[i % 16]}{i}", DEMAND, "s3://dead")
+        assert len(hall.began) == 64
+        for name in ("x", "y"):
+            await hall.ask(name, DEMAND, "s3://alive")
+            assert hall.began[-1] == name
+        await hall.end("a0")
+        assert len(hall.began) == 66, "the dead one is given nothing more while others are there"
+        await hall.end("x")
+        await hall.end("y")
+        assert len(hall.began) > 66
+        await hall.close()
+
+    asyncio.run(run())
+
+
+def test_what_somebody_waits_for_is_hastened() -> None:
+    async def run() -> None:
+        hall = Hall(1)
+        await hall.ask("a0")
+        for name in ("p1", "p2"):
+            await hall.ask(name, PLAN)
+        await hall.ask("b1", AHEAD)
+        hall.turn["p2"].hasten(DEMAND, "x")
+        hall.turn["p2"].hasten(PLAN)  # is no less urgent for it
+        hall.turn["a0"].hasten(DEMAND)
+        assert (hall.turn["p2"].urgency, hall.turn["p2"].client) == (DEMAND, "x")
+        for name in ("a0", "p2", "b1", "p1"):
+            assert hall.began[-1] == name
+            await hall.end(name)
+        assert hall.turns.running == hall.turns.waiting == 0
+
+    asyncio.run(run())
+
+
+def test_what_is_hastened_may_have_its_turn_at_once() -> None:
+    async def run() -> None:
+        hall = Hall(4)
+        for i in range(4):
+            await hall.ask(f"p{i}", PLAN)
+        assert len(hall.began) == 3
+        hall.turn["p3"].hasten(DEMAND)
+        await hall.settle()
+        assert hall.began[-1] == "p3"
+
+    asyncio.run(run())
+
+
+def test_who_leaves_frees_its_place_or_its_wait() -> None:
+    async def run() -> None:
+        hall = Hall(1)
+        for name in ("a", "b", "c"):
+            await hall.ask(name)
+        await hall.cancel("b")
+        await hall.cancel("a")
+        assert hall.began == ["a", "c"]
+        await hall.end("c")
+        assert hall.turns.running == hall.turns.waiting == 0
+
+    asyncio.run(run())
+
+
+def test_who_leaves_in_the_moment_of_its_turn() -> None:
+    async def run() -> None:
+        hall = Hall(1)
+        for name in ("a", "b", "c"):
+            await hall.ask(name)
+        hall.ends["a"].set()
+        await asyncio.sleep(0)  # a is over, and b was told, but has not run yet
+        hall.tasks["b"].cancel()
+        await hall.settle()
+        assert hall.began[-1] == "c"
+        await hall.end("c")
+        assert hall.turns.running == hall.turns.waiting == 0
+
+    asyncio.run(run())
+
+
+def test_a_plan_that_leaves_makes_way_for_others() -> None:
+    """Whoever waits in vain before others must not hold them up when it goes."""
+
+    async def run() -> None:
+        hall = Hall(8)
+        for i in range(7):
+            await hall.ask(f"r{i}", AHEAD)
+        await hall.ask("a", AHEAD)
+        await hall.ask("p", PLAN)
+        await hall.end("r0")
+        await hall.cancel("a")
+        await hall.end("r1")
+        await hall.end("r2")
+        assert hall.began[-1] == "p"
+
+    asyncio.run(run())
+
+
+def test_a_limit_of_nothing() -> None:
+    with pytest.raises(ValueError):
+        Turns(0)
+
+
+class Machine(RuleBasedStateMachine):
+    """Any order of asking, ending, hastening and leaving, against a model of who is next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.hall = self.loop.run_until_complete(self._hall())
+        self.running: list[str] = []
+        self.lines: dict[Urgency, dict[str, deque[str]]] = {urgency: {} for urgency in Urgency}
+        self.client: dict[str, str] = {}
+        self.store: dict[str, str] = {}
+
+    async def _hall(self) -> Hall:
+        return Hall(8)
+
+    def teardown(self) -> None:
+        self.loop.run_until_complete(self.hall.close())
+        assert self.hall.turns.running == self.hall.turns.waiting == 0
+        self.loop.close()
+
+    def waiting(self) -> list[str]:
+        return [name for line in self.lines.values() for queue in line.values() for name in queue]
+
+    def take_out(self, name: str) -> Urgency:
+        for urgency, line in self.lines.items():
+            for client, queue in list(line.items()):
+                if name in queue:
+                    queue.remove(name)
+                    if not queue:
+                        del line[client]
+                    return urgency
+        raise AssertionError(name)
+
+    def may(self, name: str, own: int, most: int) -> bool:
+        """The rule, written out: of one client or one known store so many, and seven times what is free."""
+        least = min(own, 7 * (most - len(self.running)))
+        client, store = self.client[name], self.store[name]
+        of_client = sum(self.client[other] == client for other in self.running)
+        of_store = sum(self.store[other] == store for other in self.running)
+        return of_client < least and (store == "" or of_store < least)
+
+    def admit(self) -> None:
+        for urgency, own, most in ((DEMAND, 8, 10), (AHEAD, 7, 9), (PLAN, 6, 8)):
+            line = self.lines[urgency]
+            while len(self.running) < most:
+                client = next((client for client, queue in line.items() if self.may(queue[0], own, most)), None)
+                if client is None:
+                    break
+                queue = line.pop(client)
+                self.running.append(queue.popleft())
+                if queue:
+                    line[client] = queue
+            if line and len(self.running) >= most:
+                return
+
+    @rule(
+        client=st.sampled_from("abc"), urgency=st.sampled_from(Urgency), store=st.sampled_from(["", "s3://s", "s3://t"])
+    )
+    def ask(self, client: str, urgency: Urgency, store: str) -> None:
+        self.ask_for(1, client, urgency, store)
+
+    @rule(count=st.integers(2, 12), client=st.sampled_from("abc"), store=st.sampled_from(["", "s3://s", "s3://t"]))
+    def flood(self, count: int, client: str, store: str) -> None:
+        self.ask_for(count, client, DEMAND, store)
+
+    def ask_for(self, count: int, client: str, urgency: Urgency, store: str) -> None:
+        for _ in range(count):
+            name = f"{client}{len(self.client)}"
+            self.client[name], self.store[name] = client, store
+            self.lines[urgency].setdefault(client, deque()).append(name)
+            self.admit()
+            self.loop.run_until_complete(self.hall.ask(name, urgency, store))
+
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        if self.running:
+            name = data.draw(st.sampled_from(self.running))
+            self.running.remove(name)
+            self.admit()
+            self.loop.run_until_complete(self.hall.end(name))
+
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        if everybody := [*self.running, *self.waiting()]:
+            name = data.draw(st.sampled_from(everybody))
+            if name in self.running:
+                self.running.remove(name)
+            else:
+                self.take_out(name)
+            self.admit()
+            self.loop.run_until_complete(self.hall.cancel(name))
+
+    @rule(data=st.data(), urgency=st.sampled_from([DEMAND, AHEAD]), client=st.sampled_from(["", "d"]))
+    def hasten(self, data: st.DataObject, urgency: Urgency, client: str) -> None:
+        if waiting := self.waiting():
+            name = data.draw(st.sampled_from(waiting))
+            turn = self.hall.turn[name]
+            if urgency < turn.urgency:
+                self.take_out(name)
+                self.client[name] = client or turn.client
+                self.lines[urgency].setdefault(self.client[name], deque()).append(name)
+                self.admit()
+            turn.hasten(urgency, client)
+            self.loop.run_until_complete(self.hall.settle())
+
+    @invariant()
+    def those_run_whose_turn_it_is(self) -> None:
+        done = {name for name, task in self.hall.tasks.items() if task.done()}
+        assert sorted(set(self.hall.began) - done) == sorted(self.running)
+        assert self.hall.turns.running == len(self.running)
+        assert self.hall.turns.waiting == len(self.waiting())
+
+    @invariant()
+    def a_newcomer_of_another_store_is_let_in(self) -> None:
+        """As long as one client has all the others."""
+        if len({self.client[name] for name in self.running}) <= 1:
+            assert self.hall.turns.running <= 8
+            assert self.hall.turns._may(self.hall.turns.turn("z", DEMAND, "s3://z/x"))
+
+
+TestMachine = Machine.TestCase
+TestMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)

@@ -1,0 +1,118 @@
+"""Members of archives (``?archpath=``): where in a tar each lies, remembered for the archives that were asked last."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+from collections import OrderedDict
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from wds_async.chunkcache.cache import CachedObject
+from wds_async.chunkcache.pieces import Piece
+from wds_async.environment import MIB
+from wds_async.redact import redact
+from wds_async.service.refusals import Refusal
+from wds_async.service.spans import Span
+from wds_async.tar.index import scan
+
+if TYPE_CHECKING:
+    from wds_async.service.running import Service
+
+__all__ = ["Archives", "member_of"]
+
+_PACKED = (".tgz", ".gz", ".xz", ".zst", ".bz2", ".lz4", ".zip")
+_MOST_MEMBERS = 200_000
+
+
+class Archives:
+    """Tables of members, by the archive's URL and identity; together at most ``most`` members, some 200 bytes each. The
+    table of an archive that is larger than that is not kept."""
+
+    def __init__(self, most: int = _MOST_MEMBERS) -> None:
+        self._most, self._held = most, 0
+        self._tables: OrderedDict[tuple[str, str], dict[str, Span]] = OrderedDict()
+        self._being_made: dict[tuple[str, str], asyncio.Lock] = {}
+
+    async def table(self, service: Service, held: CachedObject) -> dict[str, Span]:
+        """The members of an archive. It is read from end to end where it is not known; once, however many ask."""
+        key = held.url, held.facts.identity
+        lock = self._being_made.setdefault(key, asyncio.Lock())
+        try:
+            async with lock:
+                if key in self._tables:
+                    self._tables.move_to_end(key)
+                    return self._tables[key]
+                made = await _scanned(service, held)
+                if held.facts.identity and len(made) <= self._most:
+                    self._keep(key, made)
+                return made
+        finally:
+            if not lock.locked():
+                self._being_made.pop(key, None)
+
+    def _keep(self, key: tuple[str, str], made: dict[str, Span]) -> None:
+        self._tables[key] = made
+        self._held += len(made)
+        while self._held > self._most:
+            _, gone = self._tables.popitem(last=False)
+            self._held -= len(gone)
+
+
+async def member_of(service: Service, held: CachedObject, name: str) -> Span:
+    """Where the member ``name`` lies in a plain tar. Refusal (404) where it has none, 501 for a compressed archive;
+    `NotATar` and its kin for what is no tar."""
+    path = held.url.partition("?")[0].lower()
+    if path.endswith(_PACKED):
+        words = f"{redact(held.url)} is compressed: its members have no place of their own; store it as a plain .tar"
+        raise Refusal(501, words, "not-here")
+    found = (await service.archives.table(service, held)).get(name)
+    if found is None:
+        raise Refusal(404, f"{redact(held.url)}: archived file {name[:200]!r} does not exist", "missing")
+    return found
+
+
+async def _scanned(service: Service, held: CachedObject) -> dict[str, Span]:
+    """Walk over the tar on a thread, which asks this loop for one piece after the other."""
+    loop = asyncio.get_running_loop()
+    left = False
+    given: Any = held.pieces(0, None)
+    async with aclosing(given) as pieces:
+
+        async def following() -> bytes | tuple[int, int, int] | None:
+            piece: Piece | None = await anext(pieces, None)
+            # Memory is good until the next piece is asked for, and the walk may hold two of them.
+            if isinstance(piece, memoryview):
+                return bytes(piece)
+            return None if piece is None else (piece.fd, piece.offset, piece.count)
+
+        waiting: list[concurrent.futures.Future[bytes | tuple[int, int, int] | None]] = []
+
+        def read() -> memoryview | None:
+            if left:
+                return None
+            waiting[:] = [asyncio.run_coroutine_threadsafe(following(), loop)]
+            found = waiting[0].result()
+            data = _file_bytes(*found) if isinstance(found, tuple) else found
+            return None if data is None else memoryview(data)
+
+        def walk() -> dict[str, Span]:
+            return {name: Span(start, start + size) for name, start, size in scan(read, held.url)}
+
+        try:
+            return await service.call(walk)
+        finally:
+            left = True
+            for one in waiting:
+                one.cancel()
+
+
+def _file_bytes(fd: int, offset: int, count: int) -> bytes:
+    found = bytearray()
+    while len(found) < count:
+        part = os.pread(fd, min(count - len(found), 8 * MIB), offset + len(found))
+        if not part:
+            break
+        found += part
+    return bytes(found)

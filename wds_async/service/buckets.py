@@ -1,0 +1,149 @@
+"""Buckets in AIStore's protocol: which there are, what is in one, and what a client asks about the cluster."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import importlib
+import json
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from wds_async.environment import SCHEME_ALIASES
+from wds_async.service.listing import Page
+from wds_async.service.names import Named, url_of
+from wds_async.service.objects import body_of
+from wds_async.service.refusals import Refusal
+from wds_async.urls import scheme
+
+if TYPE_CHECKING:
+    from wds_async.service.running import Service
+
+__all__ = ["allowed_buckets", "answer_bucket", "answer_buckets", "answer_daemon", "check_bucket"]
+
+_NO_RECURSION, _NO_DIRS = 1 << 11, 1 << 14
+_IS_FOLDER, _IS_CACHED = 1 << 8, 1 << 6
+_PAGE = 1000
+_PROVIDERS = {"gs": "gcp", "s3": "aws", "az": "azure", "ais": "ais", "oci": "oci"}
+_MSGPACK = "application/msgpack"
+_SHORT = {"name": "n", "size": "s", "flags": "f", "version": "v"}
+
+
+async def answer_bucket(service: Service, request: web.BaseRequest, named: Named) -> web.StreamResponse:
+    """``GET /v1/buckets/B`` with AIStore's message ``list``, or HEAD: whether the bucket may be read."""
+    if request.method == "HEAD":
+        await check_bucket(service, named)
+        props = json.dumps({"provider": named.provider, "present": True})
+        return web.Response(headers={"Ais-Bucket-Props": props})
+    wanted = _message(await body_of(service, request))
+    prefix, flags = str(wanted.get("prefix") or ""), int(wanted.get("flags") or 0)
+    after = str(wanted.get("continuation_token") or wanted.get("start_after") or "")
+    most = min(_PAGE, int(wanted.get("pagesize") or 0) or _PAGE)
+    await service.allowed.check(url_of(named.url, prefix))
+    one_level = bool(flags & _NO_RECURSION)
+    page = await service.listings.page(named.url, prefix, after, most, one_level=one_level)
+    return await _answered(service, request, named, page, wanted, hide_folders=bool(flags & _NO_DIRS))
+
+
+def _message(body: bytes) -> dict[str, Any]:
+    try:
+        said = json.loads(body or b"{}")
+        if said.get("action", "list") != "list":
+            raise Refusal(405, f"action {str(said['action'])[:40]!r}: this service reads", "method")
+        wanted = said.get("value") or {}
+        int(wanted.get("flags") or 0), int(wanted.get("pagesize") or 0)
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        raise Refusal(400, 'the body is no message of AIStore: {"action": "list", "value": {…}}', "message") from None
+    return dict(wanted)
+
+
+async def _answered(
+    service: Service,
+    request: web.BaseRequest,
+    named: Named,
+    page: Page,
+    wanted: dict[str, Any],
+    *,
+    hide_folders: bool,
+) -> web.Response:
+    entries = [
+        {"name": line.name, "size": line.size or 0, "flags": _IS_FOLDER if line.folder else _IS_CACHED}
+        for line in page.lines
+        if not (line.folder and hide_folders)
+    ]
+    token = page.lines[-1].name if page.more else ""
+    uuid = str(wanted.get("uuid") or hashlib.sha256(named.url.encode()).hexdigest()[:9])
+    if _MSGPACK in request.headers.get("Accept", "") and (packed := _packed(entries, token, uuid)) is not None:
+        return web.Response(body=packed, content_type=_MSGPACK)
+    shown = [{**entry, "size": str(entry["size"])} for entry in entries]  # a string in AIStore's JSON
+    return web.json_response({"uuid": uuid, "entries": shown, "continuation_token": token, "flags": 0})
+
+
+def _packed(entries: list[dict[str, Any]], token: str, uuid: str) -> bytes | None:
+    """As MessagePack, which AIStore's own client reads; None where the package is not installed."""
+    try:
+        msgpack = importlib.import_module("msgpack")
+    except ImportError:
+        return None
+    short = [{_SHORT[key]: value for key, value in entry.items()} for entry in entries]
+    page = {"UUID": uuid, "ContinuationToken": token, "Entries": short, "Flags": 0}
+    packed: bytes = msgpack.packb(page)
+    return packed
+
+
+async def check_bucket(service: Service, named: Named) -> None:
+    """Refusal where nothing of a bucket may be read. One of which a part is allowed is there; what is asked of it has
+    to lie in that part."""
+    if (named.provider, named.bucket) not in allowed_buckets(service):
+        await service.allowed.check(named.url)
+
+
+def allowed_buckets(service: Service) -> list[tuple[str, str]]:
+    """``(provider, bucket)`` of those that the configuration names, sorted; nobody asks the stores."""
+    found = {("ais", name) for name, _ in service.config.buckets}
+    for prefix in service.config.allow:
+        name = SCHEME_ALIASES.get(scheme(prefix), scheme(prefix))
+        bucket = prefix.partition("://")[2].partition("/")[0].rpartition("@")[2]
+        if name in _PROVIDERS and bucket:
+            found.add((_PROVIDERS[name], bucket))
+    return sorted(found)
+
+
+async def answer_buckets(service: Service, request: web.BaseRequest) -> web.Response:
+    """``GET /v1/buckets?provider=``: the buckets that may be read, as far as the configuration names them."""
+    provider = request.query.get("provider", "")
+    wanted = _PROVIDERS.get(provider, provider)
+    found = [{"name": b, "provider": p} for p, b in allowed_buckets(service) if wanted in ("", p)]
+    return web.json_response(found)
+
+
+async def answer_daemon(service: Service, request: web.BaseRequest) -> web.Response:
+    """``GET /v1/daemon?what=smap`` (and ``/v1/cluster``): a cluster of one node, which is proxy and target at once."""
+    what = request.query.get("what", "")
+    if what == "smap":
+        return web.json_response(_smap(request))
+    if what in ("node_status", "status", "stats", "sysinfo"):
+        return web.json_response({"snode": _node(request, "target"), "cluster_info": {}, "status": "online"})
+    raise Refusal(501, f"what={what[:40]!r} is a question for a whole AIStore; here is smap", "not-here")
+
+
+def _node(request: web.BaseRequest, kind: str) -> dict[str, Any]:
+    # The address by which this client came: the only one that is known to lead here.
+    host = request.headers.get("Host") or "localhost"
+    name, _, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")
+    digest = int.from_bytes(hashlib.sha256(host.encode()).digest()[:8], "big")
+    net = {
+        "node_hostname": name or host,
+        "daemon_port": port or ("443" if request.secure else "80"),
+        "direct_url": f"{request.scheme}://{host}",
+    }
+    nets = {"public_net": net, "intra_control_net": net, "intra_data_net": net}
+    return {"daemon_id": "wds-async", "daemon_type": kind, "id_digest": digest, "flags": 0, **nets}
+
+
+def _smap(request: web.BaseRequest) -> dict[str, Any]:
+    proxy, target = _node(request, "proxy"), _node(request, "target")
+    made = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    nodes = {"pmap": {"wds-async": proxy}, "tmap": {"wds-async": target}, "proxy_si": proxy}
+    return {**nodes, "version": "1", "uuid": "wds-async", "creation_time": made}

@@ -1,0 +1,82 @@
+"""Where the service listens: TCP (with TLS or without) and a Unix socket; and how many descriptors it may have."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import ssl
+import stat
+from collections.abc import Callable
+
+from wds_async.errors import WdsError
+
+__all__ = ["CannotServe", "listen_at", "listen_at_path", "raise_descriptor_limit"]
+
+logger = logging.getLogger("wds_async")
+
+_BACKLOG = 1024
+
+Factory = Callable[[], asyncio.BaseProtocol]
+
+
+class CannotServe(WdsError):
+    """The service cannot begin: its port is taken, or its folder cannot be used."""
+
+
+async def listen_at(factory: Factory, host: str, port: int, tls: ssl.SSLContext | None) -> asyncio.Server:
+    """Listen for TCP. CannotServe where that address cannot be had."""
+    try:
+        loop = asyncio.get_running_loop()
+        return await loop.create_server(factory, host, port, ssl=tls, backlog=_BACKLOG, start_serving=False)
+    except OSError as exn:
+        advice = "another process listens there: stop it, or give another --port (0: any)"
+        why = advice if "address already in use" in str(exn).lower() else "--host and --port say where"
+        raise CannotServe(f"cannot listen at {host} port {port}: {exn.strerror or exn}; {why}") from exn
+
+
+async def listen_at_path(factory: Factory, path: str) -> asyncio.Server:
+    """Listen at a Unix socket. What a service that has died left there is replaced; CannotServe where one still
+    listens, where the path is something else, and where it cannot be made."""
+    try:
+        if _taken(path):
+            raise CannotServe(f"cannot listen at {path}: another process does; stop it, or give another --socket")
+        loop = asyncio.get_running_loop()
+        server = await loop.create_unix_server(factory, path, backlog=_BACKLOG, start_serving=False)
+        os.chmod(path, 0o666)  # who may reach it is said by the folder: pods have users of their own
+        return server
+    except (OSError, ValueError) as exn:
+        raise CannotServe(f"cannot listen at {path}: {exn}; --socket names a path in a folder of its own") from exn
+
+
+def _taken(path: str) -> bool:
+    """Whether somebody listens at ``path``. What is no socket is an OSError."""
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return False
+    if not stat.S_ISSOCK(mode):
+        raise FileExistsError(f"{path} is there, and no socket")
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except OSError:
+            return False
+        return True
+
+
+def raise_descriptor_limit() -> int:
+    """Let this process have as many descriptors as it may; how many those are (0 where nobody knows)."""
+    try:
+        import resource  # noqa: PLC0415 (POSIX only)
+    except ImportError:
+        return 0
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    return soft

@@ -1,0 +1,156 @@
+"""What is in a bucket, by name, page after page: made of the folders that its store lists.
+
+Stores are asked folder by folder (`Backend.entries`). The names below a folder stand together in the order of all
+names, so walking each folder's entries in their order gives the whole bucket's, and a page goes on behind any name.
+"""
+
+from __future__ import annotations
+
+import time
+import urllib.parse
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from wds_async.errors import ShardNotFound
+from wds_async.service.names import url_of
+from wds_async.service.refusals import Refusal
+from wds_async.storage.base import Entry
+from wds_async.urls import scheme
+
+__all__ = ["Listed", "Listings", "Page"]
+
+_MOST_NAMES = 250_000
+_KEPT_S = 30.0
+_DEEPEST = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One line: ``name`` within the bucket; that of a folder ends with "/". ``size`` in bytes, ``modified`` in seconds
+    since 1970, None where nobody tells."""
+
+    name: str
+    size: int | None = None
+    modified: float | None = None
+
+    @property
+    def folder(self) -> bool:
+        return self.name.endswith("/")
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some lines in order, and whether there are ``more`` behind them."""
+
+    lines: tuple[Listed, ...]
+    more: bool
+
+
+class Lists(Protocol):
+    """Who lists one folder of a store."""
+
+    def entries(self, url: str) -> Any: ...
+
+
+class Listings:
+    """Pages of buckets. A folder that was listed is remembered for ``kept_s``, so that pages that follow each other
+    cost its store one listing; together at most ``most`` names (some 300 bytes each). ``check`` raises Refusal for
+    folders that may not be listed; below others they are left out then (links that lead out of an allowed folder)."""
+
+    def __init__(
+        self,
+        lists: Lists,
+        *,
+        kept_s: float = _KEPT_S,
+        most: int = _MOST_NAMES,
+        clock: Callable[[], float] = time.monotonic,
+        check: Callable[[str], Awaitable[None]] | None = None,
+    ) -> None:
+        self._check = check
+        self._lists, self._kept_s, self._most, self._clock = lists, kept_s, most, clock
+        self._folders: OrderedDict[str, tuple[float, list[Listed]]] = OrderedDict()
+        self._held = 0
+
+    async def page(self, bucket: str, prefix: str, after: str, most: int, *, one_level: bool) -> Page:
+        """At most ``most`` lines of ``bucket`` (its URL, which ends with "/"): names that begin with ``prefix`` and
+        come behind ``after``. ``one_level``: folders are lines, and nobody looks into them.
+
+        The tree's errors; ShardNotFound where there is no such bucket. What begins with no name is empty.
+        """
+        lines: list[Listed] = []
+        start = prefix[: prefix.rfind("/") + 1]
+        async with aclosing(self._walk(bucket, start, prefix, after, one_level, 0)) as walk:
+            async for line in walk:
+                if len(lines) == most:
+                    return Page(tuple(lines), True)
+                lines.append(line)
+        return Page(tuple(lines), False)
+
+    async def _walk(
+        self, bucket: str, folder: str, prefix: str, after: str, one_level: bool, depth: int
+    ) -> AsyncGenerator[Listed]:
+        if depth > _DEEPEST:
+            raise Refusal(400, f"folders more than {_DEEPEST} deep below {prefix!r}; give a longer prefix", "listing")
+        for line in await self._folder(bucket, folder):
+            if line.folder and not one_level:
+                within = line.name.startswith(prefix) or prefix.startswith(line.name)
+                passed = line.name < after and not after.startswith(line.name)
+                if within and not passed and await self._may_list(url_of(bucket, line.name)):
+                    async with aclosing(self._walk(bucket, line.name, prefix, after, False, depth + 1)) as walk:
+                        async for deeper in walk:
+                            yield deeper
+            elif line.name > after and line.name.startswith(prefix):
+                yield line
+
+    async def _may_list(self, url: str) -> bool:
+        try:
+            await self._check(url) if self._check is not None else None
+        except Refusal:
+            return False
+        return True
+
+    async def _folder(self, bucket: str, folder: str) -> list[Listed]:
+        """All that is in one folder, by name."""
+        url = url_of(bucket, folder)
+        known = self._folders.get(url)
+        if known is not None and self._clock() - known[0] < self._kept_s:
+            self._folders.move_to_end(url)
+            return known[1]
+        found: dict[str, Listed] = {}
+        try:
+            async with aclosing(self._lists.entries(url)) as entries:
+                async for entry in entries:
+                    line = _line(url, folder, entry)
+                    if line is not None:
+                        found[line.name] = line
+                    if len(found) > self._most:
+                        words = f"{folder or 'the bucket'} holds more than {self._most} names, too many to list here"
+                        raise Refusal(507, words, "listing")
+        except ShardNotFound:
+            if not folder:
+                raise
+        lines = sorted(found.values(), key=lambda line: line.name)
+        self._keep(url, lines)
+        return lines
+
+    def _keep(self, url: str, lines: list[Listed]) -> None:
+        known = self._folders.pop(url, None)
+        self._held += len(lines) + 1 - (0 if known is None else len(known[1]) + 1)
+        self._folders[url] = self._clock(), lines
+        while self._held > self._most and len(self._folders) > 1:
+            _, (_, gone) = self._folders.popitem(last=False)
+            self._held -= len(gone) + 1
+
+
+def _line(url: str, folder: str, entry: Entry) -> Listed | None:
+    """``entry`` of the folder at ``url``, by its name in the bucket; None where it is not below that."""
+    base, at = url.partition("?")[0], entry.url.partition("?")[0] if scheme(url) in ("http", "https") else entry.url
+    if not at.startswith(base) or at == base:
+        return None
+    name = at[len(base) :]
+    if scheme(url) in ("http", "https", "file"):
+        name = urllib.parse.unquote(name)
+    return Listed(folder + name, entry.size, entry.modified)

@@ -1,0 +1,101 @@
+"""The service's log: short lines for people, or an object a line for machines, on standard error, without secrets."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+from wds_async.environment import value
+from wds_async.errors import ConfigError
+from wds_async.redact import redact
+
+__all__ = ["HumanLines", "JsonLines", "configure"]
+
+logger = logging.getLogger("wds_async")
+
+_OF_EVERY_RECORD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_FIELDS = frozenset(("time", "level", "logger", "message", "error"))
+
+
+def configure(form: str = "human", stream: TextIO | None = None) -> None:
+    """Send the ``wds_async`` loggers to ``stream`` (standard error): ``form`` is ``"human"`` or ``"json"``.
+
+    The level is that of ``WDS_LOG``, else info. Every handler that these loggers had is replaced: the process is the
+    service's own, and no line is written twice. ConfigError for a form or level that there is not.
+    """
+    forms: dict[str, type[logging.Formatter]] = {"human": HumanLines, "json": JsonLines}
+    if form not in forms:
+        raise ConfigError(f"log: {form!r}; write human or json")
+    level = value("WDS_LOG").upper() or "INFO"
+    if level not in logging.getLevelNamesMapping():
+        raise ConfigError(f"WDS_LOG={level.lower()!r} is not a level; write debug, info, warning or error")
+    handler = _Lines(stream or sys.stderr)
+    handler.setFormatter(forms[form]())
+    logger.handlers[:] = [handler]
+    logger.setLevel(level)
+    logger.propagate = False
+
+
+class _Lines(logging.StreamHandler[TextIO]):
+    """Ends no service where its reader has gone (a closed pipe)."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exc_info()[1], OSError | ValueError):
+            super().handleError(record)
+
+
+class HumanLines(logging.Formatter):
+    """``2026-01-31 12:00:00.123 warning audit: message  field=value``. Fields that are mappings are for machines."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record in one line; a traceback follows in lines of its own."""
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
+        who = record.name.removeprefix("wds_async").lstrip(".")
+        name = f" {who}" if who else ""
+        shown = {key: given for key, given in _extra(record).items() if not isinstance(given, Mapping)}
+        fields = "".join(f"  {key}={redact(str(given))}" for key, given in shown.items())
+        line = f"{at}.{int(record.msecs):03} {record.levelname.lower()}{name}: {redact(record.getMessage())}{fields}"
+        trace = _trace(self, record)
+        return line if trace is None else "\n".join([line, *map(redact, trace.splitlines())])
+
+
+class JsonLines(logging.Formatter):
+    """``{"time", "level", "logger", "message"}``, with the fields that came by ``extra``, and ``error`` (a
+    traceback) where there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as one line of JSON. Times are seconds since 1970, UTC."""
+        said: dict[str, Any] = {
+            "time": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": redact(record.getMessage()),
+        }
+        for key, given in _extra(record).items():
+            said[f"{key}_" if key in _FIELDS else key] = _plain(given)
+        trace = _trace(self, record)
+        if trace is not None:
+            said["error"] = "\n".join(map(redact, trace.splitlines()))
+        return json.dumps(said, ensure_ascii=False)
+
+
+def _extra(record: logging.LogRecord) -> dict[str, Any]:
+    return {key: given for key, given in vars(record).items() if key not in _OF_EVERY_RECORD}
+
+
+def _plain(given: Any) -> Any:
+    if given is None or isinstance(given, bool | int | float):
+        return given
+    if isinstance(given, Mapping):
+        return {str(key): _plain(one) for key, one in given.items()}
+    if isinstance(given, list | tuple):
+        return [_plain(one) for one in given]
+    return redact(str(given))
+
+
+def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str | None:
+    return formatter.formatException(record.exc_info) if record.exc_info and record.exc_info[0] else None

@@ -1,0 +1,274 @@
+"""From the path of a request, as it came over the wire, to the URL of what is asked for.
+
+A name is cut into its parts first and percent-decoded after that, exactly once, so that every byte that a store allows
+in a key can be asked for: ``%2F`` and ``/``, ``%25``, ``+``, ``?``, ``#``, leading and double slashes, all of Unicode.
+Whether it may be read is decided by `allow`, after rewriting.
+"""
+
+from __future__ import annotations
+
+import re
+import urllib.parse
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from wds_async import environment
+from wds_async.service.config import ServiceConfig
+from wds_async.service.refusals import Refusal
+from wds_async.urls import links, scheme
+
+__all__ = ["NAME_LIMIT_BYTES", "PARAMETERS", "Named", "bucket_of", "name_of", "planned", "url_of"]
+
+NAME_LIMIT_BYTES = 4096
+"""Longest name of an object, and longest URL, decoded. S3 and Google allow 1,024 bytes."""
+
+_PROVIDERS = {
+    "ais": "ais",
+    "aws": "aws",
+    "s3": "aws",
+    "gcp": "gcp",
+    "gs": "gcp",
+    "gcs": "gcp",
+    "azure": "azure",
+    "az": "azure",
+    "oci": "oci",
+    "oc": "oci",
+    "ht": "ht",
+    "http": "ht",
+    "https": "ht",
+}
+"""What clients write for a provider, and AIStore's name of it."""
+
+PARAMETERS = ("archpath", "archregx", "archmode", "archmime", "etl_name", "etl_args", "etl_pipeline", "latest-ver")
+"""What AIStore can be told to make of an object; kept for whoever answers."""
+
+_SCHEMES = {"aws": "s3", "gcp": "gs", "azure": "az", "oci": "oci"}
+_SHORT = {"gs": "gcp", "az": "azure", "ais": "ais"}
+_BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_BUCKET = re.compile(r"[A-Za-z0-9_$][A-Za-z0-9._$-]{0,254}")
+_NAMESPACE = re.compile(r"@?([\w-]*)(?:#([\w-]*))?", re.ASCII)
+_ONCE = ("provider", "namespace", "original_url", "versionId")
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What a request asks for: its ``url`` before rewriting, and the parts that it was named by. ``bucket`` and
+    ``object`` are "" for ``api`` "url"; ``object`` is "" for a bucket. ``params``: what AIStore makes of the object
+    (``archpath``, ``etl_name``, …)."""
+
+    url: str
+    provider: str
+    bucket: str
+    object: str
+    api: str
+    """``ais`` (``/v1/objects``), ``short`` (``/gs/…``), ``s3`` or ``url``."""
+    params: Mapping[str, str] = field(default_factory=dict)
+
+
+def name_of(path: str, query: str, config: ServiceConfig) -> Named:
+    """What the object at ``path`` is, both as they came (percent-encoded, without ``?``). Refusal (400) for a name
+    that is none, 404 for a path or bucket that there is not, 414 for one that is too long."""
+    api, rest = _api(path)
+    if api == "url":
+        return _by_url(rest, query)
+    given = _parameters(query)
+    provider, rest = _provider(api, rest, given)
+    if provider == "ht":
+        return _original(given)
+    raw_bucket, _, raw_object = rest.partition("/")
+    named = _decoded(raw_object)
+    if not named:
+        raise Refusal(400, f"{path[:200]!r} names no object; write /v1/objects/BUCKET/OBJECT", "name")
+    return _found(api, provider, _bucket(raw_bucket), named, given, config)
+
+
+def planned(url: str, config: ServiceConfig) -> Named:
+    """What the URL of a plan names, judged as a request for it would be."""
+    name = environment.SCHEME_ALIASES.get(scheme(url), scheme(url))
+    provider = {"ais": "ais", "s3": "aws", "gs": "gcp", "az": "azure", "oci": "oci"}.get(name)
+    if provider is None:
+        _checked(url)
+        return _foreign(url)
+    bucket, _, named = url.partition("://")[2].partition("/")
+    if not named:
+        raise Refusal(400, f"{_checked(url)[:200]!r} names no object", "name")
+    return _found("short", provider, _bucket_name(bucket), _checked(named), {}, config)
+
+
+def bucket_of(path: str, query: str, config: ServiceConfig) -> Named:
+    """The bucket at ``path`` (``/v1/buckets/B``, ``/s3/B``, ``/gs/B``), for its listing: ``url`` ends with "/", and
+    what is listed is that and a folder's name. Refusals as of `name_of`."""
+    if path.startswith("/v1/buckets/"):
+        api, rest = "ais", path.removeprefix("/v1/buckets/")
+    else:
+        api, rest = _api(path)
+    if api == "url":
+        raise Refusal(400, "/url names objects, and has no buckets", "name")
+    given = _parameters(query)
+    provider, rest = _provider(api, rest, given)
+    raw_bucket, _, more = rest.partition("/")
+    if more or provider == "ht":
+        raise Refusal(400, f"{path[:200]!r} names no bucket", "name")
+    return _found(api, provider, _bucket(raw_bucket), "", given, config)
+
+
+def url_of(folder: str, name: str) -> str:
+    """The URL of ``name`` in ``folder``, a URL that ends with "/": escaped where the folder's kind of URL is."""
+    quoted = scheme(folder) in ("http", "https", "file")
+    return folder + (urllib.parse.quote(name, safe="/~") if quoted else name)
+
+
+def _api(path: str) -> tuple[str, str]:
+    for prefix, api in (("/v1/objects/", "ais"), ("/s3/", "s3"), ("/url/", "url")):
+        if path.startswith(prefix):
+            return api, path.removeprefix(prefix)
+    for name in _SHORT:
+        if path.startswith(f"/{name}/"):
+            return "short", path[1:]
+    raise Refusal(404, "there is nothing at this path; objects are at /v1/objects/BUCKET/OBJECT?provider=", "path")
+
+
+def _provider(api: str, rest: str, given: Mapping[str, str]) -> tuple[str, str]:
+    """AIStore's name of the provider, and what is left of the path."""
+    if api == "s3":
+        return "aws", rest
+    if api == "short":
+        name, _, rest = rest.partition("/")
+        return _SHORT[name], rest
+    named = given.get("provider") or "ais"
+    if named.lower() not in _PROVIDERS:
+        raise Refusal(400, f"provider {named[:40]!r} is none; there are ais, aws, gcp, azure, oci and ht", "provider")
+    return _PROVIDERS[named.lower()], rest
+
+
+def _found(api: str, provider: str, bucket: str, name: str, given: Mapping[str, str], config: ServiceConfig) -> Named:
+    params = {key: value for key, value in given.items() if key in PARAMETERS}
+    folder = _folder(api, provider, bucket, given.get("namespace", ""), config)
+    url = url_of(folder, name)
+    if api == "s3" and name and given.get("versionId", "null") != "null" and url.startswith("s3://"):
+        url += f"?versionId={given['versionId']}"
+    return Named(url, provider, bucket, name, api, params)
+
+
+def _folder(api: str, provider: str, bucket: str, namespace: str, config: ServiceConfig) -> str:
+    """The URL that a bucket stands for, with "/" at its end."""
+    space = _namespace(namespace)
+    if provider == "ais" or api == "s3":
+        own = dict(config.buckets).get(f"{space}/{bucket}" if space else bucket)
+        if own is not None:
+            return own if own.endswith("/") else own + "/"
+    if provider != "ais":
+        if space:
+            raise Refusal(400, f"namespace {space!r}: only ais:// buckets have one here", "name")
+        return f"{_SCHEMES[provider]}://{bucket}/"
+    if not environment.value("AIS_ENDPOINT"):
+        raise Refusal(404, f"bucket ais://{bucket} does not exist; this service's own are in its `buckets`", "bucket")
+    return f"ais://{space}/{bucket}/" if space else f"ais://{bucket}/"
+
+
+def _namespace(text: str) -> str:
+    """``@uuid#name``, "" for the cluster's own."""
+    found = _NAMESPACE.fullmatch(text)
+    if found is None:
+        raise Refusal(400, f"namespace {text[:80]!r} is none; write @uuid#name", "name")
+    return f"@{found[1]}#{found[2] or ''}" if found[1] or found[2] else ""
+
+
+def _by_url(rest: str, query: str) -> Named:
+    """``/url/`` and the URL, escaped as one name is. A query that was not escaped belongs to it too."""
+    url = _decoded(rest)
+    if query:
+        if "?" in url:
+            raise Refusal(400, "/url: escape the whole URL, with its query (%3F for ?)", "name")
+        if _CONTROL.search(query) or not query.isascii():
+            raise Refusal(400, "/url: the query holds characters that no URL has", "name")
+        url = f"{url}?{query}"
+    return _foreign(url)
+
+
+def _original(given: Mapping[str, str]) -> Named:
+    """AIStore's provider ``ht``: the object is ``?original_url=``."""
+    url = given.get("original_url", "")
+    if not url:
+        raise Refusal(400, "provider=ht needs original_url=", "name")
+    return _foreign(url)
+
+
+def _foreign(url: str) -> Named:
+    """A URL that a client wrote. What can only be somebody else's trick is refused whatever is allowed."""
+    if len(url.encode()) > NAME_LIMIT_BYTES:
+        raise Refusal(414, f"a URL of more than {NAME_LIMIT_BYTES} bytes", "name")
+    kind = scheme(url)
+    if "://" not in url or kind in ("", "-", "file", "pipe") or len(links(url)) > 1 or not _plain(url):
+        raise Refusal(400, "/url takes whole URLs of one store, such as https%3A%2F%2Fhost%2Fpath", "name")
+    if kind in ("http", "https"):
+        _check_http(url)
+    return Named(url, "ht", "", "", "url")
+
+
+def _plain(url: str) -> bool:
+    """Whether it begins with its scheme, so that no two parsers can differ about that."""
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://[^/]", url) is not None
+
+
+def _check_http(url: str) -> None:
+    try:
+        parts = urllib.parse.urlsplit(url)
+        valid = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        valid = False
+    if not valid:
+        raise Refusal(400, "/url: a malformed URL; write https://host[:port]/path", "name")
+    if "@" in parts.netloc:
+        raise Refusal(400, "/url: a URL with a user or password; credentials are the service's own", "name")
+    if "\\" in url or any(c.isspace() for c in parts.netloc) or not parts.netloc.isascii() or "%" in parts.netloc:
+        raise Refusal(400, "/url: this URL would be read in two ways; escape what is not plain in it", "name")
+
+
+def _bucket(raw: str) -> str:
+    return _bucket_name(_decoded(raw))
+
+
+def _bucket_name(name: str) -> str:
+    if not _BUCKET.fullmatch(name) or ".." in name:
+        raise Refusal(400, f"{name[:80]!r} is no bucket's name", "name")
+    return name
+
+
+def _decoded(raw: str) -> str:
+    """``raw`` percent-decoded once, as the UTF-8 that it must be."""
+    if _BAD_ESCAPE.search(raw):
+        raise Refusal(400, "a % that escapes nothing; write %25 for it", "name")
+    try:
+        text = urllib.parse.unquote_to_bytes(raw.encode("utf-8", "surrogateescape")).decode("utf-8")
+    except UnicodeError:
+        raise Refusal(400, "a name that is not UTF-8", "name") from None
+    return _checked(text)
+
+
+def _checked(text: str) -> str:
+    """``text``, unless no store has such a name."""
+    try:
+        size = len(text.encode())
+    except UnicodeError:
+        raise Refusal(400, "a name that is not UTF-8", "name") from None
+    if size > NAME_LIMIT_BYTES:
+        raise Refusal(414, f"a name of more than {NAME_LIMIT_BYTES} bytes", "name")
+    if _CONTROL.search(text):
+        raise Refusal(400, "a name with control characters", "name")
+    return text
+
+
+def _parameters(query: str) -> dict[str, str]:
+    try:
+        pairs = urllib.parse.parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=64)
+    except ValueError:
+        raise Refusal(400, "a query that does not parse", "name") from None
+    given = dict(pairs)
+    for name in _ONCE:
+        if sum(key == name for key, _ in pairs) > 1:
+            raise Refusal(400, f"{name}= is given twice", "name")
+    if any(_CONTROL.search(value) for name, value in pairs if name in (*_ONCE, *PARAMETERS)):
+        raise Refusal(400, "a query with control characters", "name")
+    return given

@@ -1,0 +1,159 @@
+"""How many bytes a second clients are sent: each at most its own number, and all together, in turn, at most another."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from wds_async.service.rotation import Rotation
+
+__all__ = ["Bucket", "Pace"]
+
+_BURST_S = 0.25
+_BURST_AT_LEAST_BYTES = 256 << 10
+_CLIENTS = 4096
+_LOOKED_AT = 4
+
+Clock = Callable[[], float]
+Later = Callable[[float, Callable[[], None]], Any]
+"""``later(seconds, function)`` calls the function then."""
+
+
+class Bucket:
+    """Fills with ``rate`` bytes a second, up to a quarter of a second's (256 KiB at least). It may be overdrawn by what
+    is taken at once, so that pieces of any size pass, and is then waited for."""
+
+    def __init__(self, rate: float, clock: Clock) -> None:
+        if not rate > 0:
+            raise ValueError(f"rate={rate}: more than 0 bytes a second")
+        self.rate = rate
+        self._clock = clock
+        self._most = max(rate * _BURST_S, float(_BURST_AT_LEAST_BYTES))
+        self._level = self._most
+        self._at = clock()
+
+    def wait_s(self) -> float:
+        """Seconds until something may be taken; 0 now."""
+        self._fill()
+        return 0.0 if self._level > -1.0 else -self._level / self.rate  # less than a byte is nobody's debt
+
+    def take(self, count: int) -> None:
+        """Take ``count`` bytes out."""
+        self._fill()
+        self._level -= count
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing was taken lately."""
+        self._fill()
+        return self._level >= self._most
+
+    def _fill(self) -> None:
+        now = self._clock()
+        self._level = min(self._most, self._level + (now - self._at) * self.rate)
+        self._at = now
+
+
+class _Gate:
+    """A bucket, and those that wait for it, in turn by name."""
+
+    def __init__(self, bucket: Bucket, later: Later | None) -> None:
+        self.bucket = bucket
+        self._later = later
+        self._waiting: Rotation[tuple[int, asyncio.Future[None]]] = Rotation()
+        self._timed = False
+
+    @property
+    def idle(self) -> bool:
+        return not self._waiting and self.bucket.full
+
+    async def take(self, name: str, count: int) -> None:
+        if not self._waiting and self.bucket.wait_s() <= 0:
+            self.bucket.take(count)
+            return
+        turn = count, asyncio.get_running_loop().create_future()
+        self._waiting.push(name, turn)
+        self._set_timer()
+        try:
+            await turn[1]
+        except BaseException:
+            self._waiting.remove(name, turn)  # where it had its turn already, its bytes are lost to nobody but time
+            raise
+
+    def _set_timer(self) -> None:
+        if self._waiting and not self._timed:
+            self._timed = True
+            later = self._later or asyncio.get_running_loop().call_later
+            later(self.bucket.wait_s(), self._admit)
+
+    def _admit(self) -> None:
+        self._timed = False
+        while self._waiting and self.bucket.wait_s() <= 0:
+            count, future = self._waiting.pop()
+            if not future.done():
+                self.bucket.take(count)
+                future.set_result(None)
+        self._set_timer()
+
+
+class Pace:
+    """``per_client`` and ``total`` are bytes a second, None for no limit. ``clock`` gives seconds, ``later`` calls back
+    (the running loop's, unless given)."""
+
+    def __init__(
+        self,
+        per_client: float | None = None,
+        total: float | None = None,
+        *,
+        clock: Clock = time.monotonic,
+        later: Later | None = None,
+    ) -> None:
+        self._per_client = per_client
+        self._clock = clock
+        self._later = later
+        self._total = None if total is None else _Gate(Bucket(total, clock), later)
+        self._clients: OrderedDict[str, _Gate] = OrderedDict()
+        if per_client is not None:
+            Bucket(per_client, clock)  # says what is wrong with the number
+
+    @property
+    def limited(self) -> bool:
+        """Whether there is any limit: where not, nobody need ask."""
+        return self._per_client is not None or self._total is not None
+
+    async def take(self, client: str, count: int) -> None:
+        """Return when ``count`` bytes may be sent to ``client``. Small pieces make an even flow."""
+        if self._per_client is not None:
+            await self._gate(client, self._per_client).take(client, count)
+        if self._total is not None:
+            await self._total.take(client, count)
+
+    def ready(self, client: str, count: int) -> bool:
+        """Take ``count`` bytes where they may be sent at once; False where `take` would wait."""
+        gates = [gate for gate in (self._clients.get(client), self._total) if gate is not None]
+        if self._per_client is not None and client not in self._clients:
+            gates.append(self._gate(client, self._per_client))
+        if any(gate._waiting or gate.bucket.wait_s() > 0 for gate in gates):
+            return False
+        for gate in gates:
+            gate.bucket.take(count)
+        return True
+
+    def _gate(self, client: str, rate: float) -> _Gate:
+        gate = self._clients.get(client)
+        if gate is None:
+            gate = self._clients[client] = _Gate(Bucket(rate, self._clock), self._later)
+            self._forget()
+        self._clients.move_to_end(client)
+        return gate
+
+    def _forget(self) -> None:
+        """Where there are too many: those of the ones not here for longest that owe nothing."""
+        if len(self._clients) > _CLIENTS:
+            for name in list(itertools.islice(self._clients, _LOOKED_AT)):
+                if self._clients[name].idle:
+                    del self._clients[name]

@@ -1,0 +1,140 @@
+"""What the service does not do, or could not, in words and as a status: AIStore's JSON, or XML for clients of S3."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.parse
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from xml.sax.saxutils import escape
+
+from wds_async.errors import (
+    AccessDenied,
+    ChecksumMismatch,
+    ConfigError,
+    CostLimitReached,
+    FetchTimeout,
+    MissingExtra,
+    ObjectChanged,
+    ReaderClosed,
+    ShardFormatError,
+    ShardNotFound,
+    StorageError,
+    UnsafeContent,
+    UrlError,
+    WdsError,
+)
+from wds_async.redact import redact
+
+__all__ = ["Refusal", "as_json", "as_xml", "refusal_of"]
+
+NODE = "wds-async"
+"""What the service calls itself where AIStore says which node answered."""
+
+_STATUSES: tuple[tuple[type[BaseException], int, str], ...] = (
+    (ShardNotFound, 404, "missing"),
+    (AccessDenied, 403, "origin-denied"),
+    (UnsafeContent, 403, "forbidden"),
+    (UrlError, 400, "url"),
+    (ObjectChanged, 409, "changed"),
+    (CostLimitReached, 402, "cost"),  # no client tries a 402 again: asking once more changes nothing
+    (FetchTimeout, 504, "origin-timeout"),
+    (ChecksumMismatch, 502, "origin-checksum"),
+    (StorageError, 502, "origin"),
+    (ShardFormatError, 422, "no-archive"),
+    (MissingExtra, 501, "extra"),
+    (ReaderClosed, 503, "closing"),
+    (ConfigError, 500, "settings"),
+    (WdsError, 500, "error"),
+)
+"""The tree's errors, the narrower before the wider: status, and the label that they are counted by."""
+
+_S3_CODES = {
+    304: "NotModified",
+    400: "InvalidRequest",
+    401: "AccessDenied",
+    403: "AccessDenied",
+    404: "NoSuchKey",
+    405: "MethodNotAllowed",
+    412: "PreconditionFailed",
+    416: "InvalidRange",
+    429: "SlowDown",
+    501: "NotImplemented",
+    503: "ServiceUnavailable",
+}
+_MESSAGE_AT_MOST = 2000
+
+
+@dataclass(eq=False)
+class Refusal(Exception):
+    """An answer that is not what was asked for. ``message`` is shown to the client, so it holds no secret; ``reason``
+    is a short label for metrics; ``retry_after_s`` becomes ``Retry-After``; ``code`` is S3's, where not the usual."""
+
+    status: int
+    message: str
+    reason: str = ""
+    retry_after_s: float | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    code: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.status}: {self.message}"
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """Its headers, ``Retry-After`` among them."""
+        later = {} if self.retry_after_s is None else {"Retry-After": str(max(1, round(self.retry_after_s)))}
+        return {**self.headers, **later}
+
+
+def refusal_of(exn: BaseException) -> Refusal:
+    """Any exception as a refusal: the tree's say themselves what happened, all others only that something did (500)."""
+    if isinstance(exn, Refusal):
+        return exn
+    for kind, status, reason in _STATUSES:
+        if isinstance(exn, kind):
+            return Refusal(status, _safe(str(exn)), reason)
+    if isinstance(exn, TimeoutError):
+        return Refusal(504, "not within the time allowed", "timeout")
+    return Refusal(500, f"the service itself failed ({type(exn).__name__}); its log says how", "internal")
+
+
+def _safe(text: str) -> str:
+    return redact(text)[:_MESSAGE_AT_MOST]
+
+
+def _shown(path: str) -> str:
+    """``path`` as it came, unless a secret is in it, escaped or not (``/url/…%3Fsig%3D…``)."""
+    plain = urllib.parse.unquote(path, errors="replace")
+    return path if redact(plain) == plain else redact(plain)
+
+
+def as_json(refusal: Refusal, method: str, path: str) -> str:
+    """AIStore's form, one line: ``{"message", "status", …}``. ``path`` is without the query."""
+    said = {
+        "message": refusal.message,
+        "method": method,
+        "url_path": _shown(path),
+        "remote_addr": "",
+        "caller": "",
+        "node": NODE,
+        "status": refusal.status,
+    }
+    return json.dumps(said)
+
+
+def as_xml(refusal: Refusal, path: str) -> str:
+    """S3's form."""
+    code = refusal.code or _S3_CODES.get(refusal.status, "InternalError")
+    parts = (("Code", code), ("Message", refusal.message), ("Resource", _shown(path)), ("RequestId", NODE))
+    inner = "".join(f"<{name}>{_xml(text)}</{name}>" for name, text in parts)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n<Error>{inner}</Error>'
+
+
+_NO_XML = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+
+
+def _xml(text: str) -> str:
+    """``text`` as XML can hold it: control characters have no form there at all."""
+    return escape(_NO_XML.sub("\N{REPLACEMENT CHARACTER}", text))

@@ -1,0 +1,316 @@
+"""One service from its start to its end: what it is made of, the order in which that begins, and how it drains."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import urllib.parse
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from wds_async import environment
+from wds_async.chunkcache.cache import ChunkCache
+from wds_async.config import transfer_config
+from wds_async.costs import Spending
+from wds_async.pricetable import PriceTable
+from wds_async.redact import redact
+from wds_async.service import snapshot, systemd
+from wds_async.service.access import Access
+from wds_async.service.allow import Allowed
+from wds_async.service.app import Front, HttpLog
+from wds_async.service.archives import Archives
+from wds_async.service.capped import Capped
+from wds_async.service.config import ServiceConfig, cache_limit
+from wds_async.service.door import Door
+from wds_async.service.express import Express
+from wds_async.service.listening import CannotServe, listen_at, listen_at_path, raise_descriptor_limit
+from wds_async.service.listing import Listings
+from wds_async.service.meters import Meters
+from wds_async.service.pace import Pace
+from wds_async.service.plans import Plans
+from wds_async.service.rules import ServiceRules
+from wds_async.service.turns import Turns
+from wds_async.service.underway import Underway
+from wds_async.transfer.originlimits import OriginLimits
+from wds_async.transfer.ranges import RangeFetcher
+from wds_async.transfer.threads import BlockingThreads
+from wds_async.transfer.traffic import Traffic
+
+__all__ = ["Service", "run"]
+
+logger = logging.getLogger("wds_async")
+
+_TEND_EVERY_S = 5.0
+_DISK_ANSWERS_S = 4.0
+_LINGER_S = 0.5
+_IDLE_S = 75.0
+_LINE_BYTES = 16 << 10  # of a head; a name of 4 KiB is three times as long where it is escaped
+
+
+class Service:
+    """Everything that one ``wds-async serve`` is. Make it, ``await start()``, and ``await stop()``; all on one loop,
+    which has to be asyncio's own: uvloop has no ``sendfile``."""
+
+    def __init__(self, config: ServiceConfig, **transfer: Any) -> None:
+        """``transfer`` are fields of `TransferConfig`. ConfigError for what cannot be."""
+        self.config = config
+        self.meters, self.traffic = Meters(), Traffic()
+        self.access = Access(config)
+        self.underway = Underway(config.client_requests)
+        self.pace = Pace(config.client_bytes_per_s)
+        self.archives = Archives()
+        prices = PriceTable.load(config.prices or None)
+        self.spending = Spending(self.traffic, prices, region=config.region, limit=config.cost_limit)
+        self.draining = False
+        self._transfer = transfer
+        self._why_not_ready = "starting"
+        self._listening: list[asyncio.Server] = []
+        self._ends = contextlib.AsyncExitStack()
+
+    async def start(self) -> None:
+        """The cache first, then the sockets, then readiness. CannotServe where that cannot be."""
+        async with contextlib.AsyncExitStack() as ends:
+            await self._start(ends)
+            self._ends = ends.pop_all()
+        self._why_not_ready = ""
+
+    async def _start(self, ends: contextlib.AsyncExitStack) -> None:
+        config = self.config
+        threads = BlockingThreads(asyncio.get_running_loop())
+        ends.callback(threads.stop)
+        self.call = threads.call
+        self.allowed = Allowed(config, call=self.call)
+        transfer = transfer_config(**{"connections": config.connections, **self._transfer})
+        limits = OriginLimits(
+            config.connections, config.origin_connections, config.bytes_per_s, config.origin_bytes_per_s
+        )
+        self.fetcher = RangeFetcher(
+            transfer, memory_bytes=config.memory_bytes, traffic=self.traffic, limits=limits, guard=self.allowed
+        )
+        ends.push_async_callback(self.fetcher.close)
+        origin = Capped(self.fetcher, self.spending)
+        self.turns = Turns(config.connections)
+        folder = await self.call(_folder, config)
+        self.cache = ChunkCache(
+            folder,
+            0 if folder is None else cache_limit(config),
+            origin,
+            call=self.call,
+            turns=self.turns,
+            freshness_s=config.freshness_s,
+            quotas={quota.tenant: quota.share for quota in config.quotas},
+        )
+        ends.push_async_callback(self.cache.close)
+        await self.cache.start()
+        self.listings = Listings(origin, check=self.allowed.check)
+        self.plans = Plans(self.cache, config, self.allowed)
+        ends.push_async_callback(self.plans.close)
+        await self.plans.start()
+        ends.callback(self.access.left_out)
+        await self._listen(ends)
+        tending = asyncio.create_task(self._tend(), name="tend")
+        ends.callback(tending.cancel)
+
+    async def stop(self, at_once: asyncio.Event | None = None) -> bool:
+        """Not ready any more; then no new connections; then what is under way ends, or is cut off after ``grace_s``
+        (or when ``at_once`` is set). Whether all of it ended by itself."""
+        at_once = at_once or asyncio.Event()
+        self.draining, self._why_not_ready = True, "draining"
+        await _unless(at_once, asyncio.sleep(self.config.drain_s))
+        self._stop_listening()
+        self._lane.drain()
+        left = len(self.underway)
+        if left:
+            logger.info("%d requests under way: they have %g s", left, self.config.grace_s)
+        ended = bool(await _unless(at_once, self._lane.gone(self.config.grace_s)))
+        if not ended:
+            logger.warning("%d requests were cut off", len(self.underway))
+        await self._ends.aclose()
+        return ended
+
+    async def _listen(self, ends: contextlib.AsyncExitStack) -> None:
+        config = self.config
+        slow = web.Server(
+            Front(self),
+            handler_cancellation=True,  # what only a client that has left wanted is not fetched
+            access_log=None,
+            logger=HttpLog(self.meters),
+            keepalive_timeout=_IDLE_S,
+            lingering_time=_LINGER_S,
+            max_line_size=_LINE_BYTES,
+            max_field_size=_LINE_BYTES,
+        )
+        ends.push_async_callback(slow.shutdown, 0)
+        self._lane = Express(
+            Door(ServiceRules(self)),
+            slow,
+            self.meters,
+            clients=self._most_clients(),
+            header_s=config.header_timeout_s,
+            send_s=config.send_timeout_s,
+            idle_s=_IDLE_S,
+            left=self.plans.left,
+        )
+        ends.callback(self._lane.close)
+        self._listening = [await listen_at(self._lane.listener(), config.host, config.port, self.access.tls())]
+        ends.callback(self._stop_listening)
+        if config.socket:
+            self._listening.append(await listen_at_path(self._lane.listener(local=True), config.socket))
+        if _asks_itself(self.addresses):
+            raise CannotServe(
+                "AIS_ENDPOINT names this very service, which would ask itself: it is for the service's clients"
+            )
+        for server in self._listening:
+            await server.start_serving()
+
+    def _most_clients(self) -> int:
+        """Connections that there are descriptors for: half of them are the cache's and for origins."""
+        most, descriptors = self.config.clients, raise_descriptor_limit()
+        if descriptors and descriptors // 2 < most:
+            logger.warning("%d descriptors (ulimit -n) are for %d clients at most", descriptors, descriptors // 2)
+            return descriptors // 2
+        return most
+
+    def _stop_listening(self) -> None:
+        for server in self._listening:
+            server.close()
+        if len(self._listening) > 1:  # the second is ours at the Unix socket
+            with contextlib.suppress(OSError):
+                os.unlink(self.config.socket)
+        self._listening = []
+
+    async def _tend(self) -> None:
+        """Every few seconds: look whether the disk still answers, and for renewed certificates; tell the manager."""
+        every = min(_TEND_EVERY_S, systemd.watchdog_s() or _TEND_EVERY_S)
+        while True:
+            await asyncio.sleep(every)
+            systemd.notify("WATCHDOG=1")
+            self.access.renew()
+            why = await self._disk()
+            if not self.draining and why != self._why_not_ready:
+                logger.log(logging.WARNING if why else logging.INFO, "%s", why or "the cache's folder is back: ready")
+                self._why_not_ready = why
+
+    async def _disk(self) -> str:
+        """Why the cache's folder is out of reach, "" where it is not."""
+        if not self.config.folder:
+            return ""
+        try:
+            async with asyncio.timeout(_DISK_ANSWERS_S):
+                await self.call(os.stat, self.config.folder)
+        except TimeoutError:
+            return f"the cache's folder {self.config.folder} does not answer"
+        except OSError as exn:
+            return f"the cache's folder {self.config.folder} is out of reach: {exn.strerror}"
+        return ""
+
+    # -- what it is asked -------------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        """Whether it may be given requests."""
+        return not self._why_not_ready
+
+    def why_not_ready(self) -> str:
+        """In words; "" where it is."""
+        return self._why_not_ready
+
+    def snapshot(self) -> dict[str, Any]:
+        """``/v1/stats``."""
+        return snapshot.snapshot(self)
+
+    def pace_of(self, client: str) -> Any:
+        """What waits until so many bytes may go to ``client``; None where nothing limits that."""
+        if not self.pace.limited:
+            return None
+        return lambda count: self.pace.take(client, count)
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where it listens: ``http://127.0.0.1:51080``, ``unix:/run/wds.sock``."""
+        scheme = "https" if self.config.certificate else "http"
+        found = []
+        for server in self._listening:
+            for one in server.sockets:
+                name = one.getsockname()
+                host = f"[{name[0]}]" if isinstance(name, tuple) and ":" in name[0] else name[0]
+                found.append(f"{scheme}://{host}:{name[1]}" if isinstance(name, tuple) else f"unix:{name}")
+        return found
+
+    def told(self) -> list[str]:
+        """Lines for who starts it: where it listens, what it caches, what may be read."""
+        config, found = self.config, [f"listening at {', '.join(self.addresses)}"]
+        if config.folder:
+            held = self.cache.statistics()
+            gib = 1 << 30
+            size = f"{held.bytes / gib:.1f} of {held.limit_bytes / gib:.1f} GiB, {held.entries} objects"
+            found.append(f"caching in {config.folder}: {size}")
+        else:
+            found.append("no folder: nothing is kept, everything is passed through")
+        names = [redact(prefix) for prefix in config.allow]
+        names += [f"ais://{name}/ ({redact(url)})" for name, url in config.buckets]
+        everything = "the clouds' stores, all that this machine's credentials may (no allow: only from this machine)"
+        found.append(f"what may be read: {', '.join(names) if config.allow else everything}")
+        return found
+
+
+async def run(config: ServiceConfig) -> int:
+    """Serve until SIGTERM or SIGINT, then drain; a second signal ends at once. The exit code: 0, also where requests
+    had to be cut off. CannotServe where it cannot begin."""
+    loop = asyncio.get_running_loop()
+    service = Service(config)
+    end, at_once = asyncio.Event(), asyncio.Event()
+
+    def told(name: str) -> None:
+        logger.info("%s: %s", name, "ending at once" if end.is_set() else "draining")
+        (at_once if end.is_set() else end).set()
+
+    for one in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(one, told, one.name)
+    await service.start()
+    for line in service.told():
+        logger.info("%s", line)
+    systemd.notify("READY=1")
+    await end.wait()
+    systemd.notify("STOPPING=1")
+    await service.stop(at_once)
+    logger.info("ended")
+    return 0
+
+
+def _asks_itself(addresses: list[str]) -> bool:
+    """Whether ``AIS_ENDPOINT``, which this process would read stores by, leads to one of ``addresses``."""
+    endpoint = environment.value("AIS_ENDPOINT").strip().rstrip("/")
+    parts = urllib.parse.urlsplit(endpoint)
+    here = {"localhost", "127.0.0.1", "::1", "0.0.0.0", socket.gethostname()}
+    ports = {address.rpartition(":")[2] for address in addresses if not address.startswith("unix:")}
+    return endpoint in addresses or (parts.hostname in here and str(parts.port) in ports)
+
+
+def _folder(config: ServiceConfig) -> Path | None:
+    """The cache's folder, made where it is not there; None where there is none."""
+    if not config.folder:
+        return None
+    folder = Path(config.folder)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as exn:
+        raise CannotServe(f"the cache's folder {folder}: {exn.strerror or exn}; --folder names another") from exn
+    return folder
+
+
+async def _unless(event: asyncio.Event, waiting: Any) -> Any:
+    """What ``waiting`` gives; None, and it is cancelled, where ``event`` is set before."""
+    task, stop = asyncio.ensure_future(waiting), asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait((task, stop), return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        for one in (task, stop):
+            one.cancel()

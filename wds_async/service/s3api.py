@@ -1,0 +1,136 @@
+"""The reading side of S3's API below ``/s3``, path style: buckets, listings, objects, errors as XML.
+
+Signatures of clients are not checked: who may read is decided by the service's own tokens and what it allows. Where it
+asks for tokens, a client of S3 gives its token as the access key's id.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import re
+import urllib.parse
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+from xml.sax.saxutils import escape
+
+from aiohttp import web
+
+from wds_async.service.buckets import allowed_buckets, check_bucket
+from wds_async.service.listing import Listed, Page
+from wds_async.service.names import Named, url_of
+from wds_async.service.refusals import Refusal
+
+if TYPE_CHECKING:
+    from wds_async.service.running import Service
+
+__all__ = ["answer_bucket", "answer_buckets"]
+
+_NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
+_MOST = 1000
+# Questions about a bucket that have a sub-resource's name. What is not known here must not be taken for a listing.
+_LISTING = frozenset({"list-type", "prefix", "delimiter", "continuation-token", "start-after", "max-keys",
+                      "encoding-type", "marker", "fetch-owner", "x-id"})  # fmt: skip
+_SIGNATURE = re.compile(r"X-Amz-|AWSAccessKeyId|Signature|Expires", re.IGNORECASE)
+_NO_XML = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+
+
+async def answer_buckets(service: Service) -> web.Response:
+    """``GET /s3``: the buckets that the configuration names."""
+    names = sorted({name for provider, name in allowed_buckets(service) if provider in ("aws", "ais")})
+    since = _date(0.0)
+    rows = "".join(f"<Bucket><Name>{_xml(n)}</Name><CreationDate>{since}</CreationDate></Bucket>" for n in names)
+    owner = "<Owner><ID>wds-async</ID></Owner>"
+    return _document("ListAllMyBucketsResult", f"{owner}<Buckets>{rows}</Buckets>")
+
+
+async def answer_bucket(service: Service, request: web.BaseRequest, named: Named) -> web.Response:
+    """``HEAD /s3/B``, ``GET /s3/B?location`` and ListObjects, in both of its versions."""
+    asked = {name: value for name, value in request.query.items() if not _SIGNATURE.match(name)}
+    if request.method == "HEAD" or "location" in asked:
+        await check_bucket(service, named)
+        region = f"<LocationConstraint xmlns={_NAMESPACE!r}></LocationConstraint>".replace("'", '"')
+        return _xml_response(region) if request.method == "GET" else web.Response()
+    if unknown := sorted(set(asked) - _LISTING):
+        raise Refusal(501, f"?{unknown[0][:40]} of a bucket is not answered here; objects and listings are", "not-here")
+    prefix, delimiter = asked.get("prefix", ""), asked.get("delimiter", "")
+    if delimiter not in ("", "/"):
+        raise Refusal(501, 'the only delimiter here is "/"', "not-here")
+    await service.allowed.check(url_of(named.url, prefix))
+    most, after = _most(asked.get("max-keys", "")), _after(asked)
+    page = Page((), False)
+    if most:
+        page = await service.listings.page(named.url, prefix, after, most, one_level=bool(delimiter))
+    return _listed(named.bucket, asked, page, most)
+
+
+def _most(text: str) -> int:
+    if text and not re.fullmatch(r"[0-9]{1,9}", text, re.ASCII):
+        raise Refusal(400, f"max-keys={text[:40]!r} is no number", "name", code="InvalidArgument")
+    return min(_MOST, int(text)) if text else _MOST
+
+
+def _after(asked: Mapping[str, str]) -> str:
+    """The name behind which a page begins. A continuation token is that name, so that no state is kept."""
+    if token := asked.get("continuation-token"):
+        try:
+            return base64.b64decode(token.encode("ascii"), b"-_", validate=True).decode()
+        except ValueError:
+            raise Refusal(400, "this continuation token was not given here", "name", code="InvalidArgument") from None
+    return asked.get("start-after" if asked.get("list-type") == "2" else "marker", "")
+
+
+def _listed(bucket: str, asked: Mapping[str, str], page: Page, most: int) -> web.Response:
+    second, encoded = asked.get("list-type") == "2", asked.get("encoding-type") == "url"
+
+    def name(text: str) -> str:
+        return _xml(urllib.parse.quote(text, safe="/") if encoded else text)
+
+    said = [("Name", _xml(bucket)), ("Prefix", name(asked.get("prefix", ""))), ("MaxKeys", str(most))]
+    if asked.get("delimiter"):
+        said.append(("Delimiter", name(asked["delimiter"])))
+    if encoded:
+        said.append(("EncodingType", "url"))
+    said.append(("IsTruncated", "true" if page.more else "false"))
+    last = page.lines[-1].name if page.more else ""
+    if second:
+        said.append(("KeyCount", str(len(page.lines))))
+        said += [(tag, _xml(asked[key])) for tag, key in _ECHOED if asked.get(key)]
+        if last:
+            said.append(("NextContinuationToken", base64.urlsafe_b64encode(last.encode()).decode()))
+    else:
+        said.append(("Marker", name(asked.get("marker", ""))))
+        if last:
+            said.append(("NextMarker", name(last)))
+    rows = [_row(line, name(line.name)) for line in page.lines]
+    return _document("ListBucketResult", _tags(said) + "".join(rows))
+
+
+_ECHOED = (("ContinuationToken", "continuation-token"), ("StartAfter", "start-after"))
+
+
+def _row(line: Listed, name: str) -> str:
+    if line.folder:
+        return f"<CommonPrefixes><Prefix>{name}</Prefix></CommonPrefixes>"
+    inner = (("Key", name), ("LastModified", _date(line.modified or 0.0)), ("Size", str(line.size or 0)))
+    return f"<Contents>{_tags((*inner, ('StorageClass', 'STANDARD')))}</Contents>"
+
+
+def _tags(pairs: Iterable[tuple[str, str]]) -> str:
+    return "".join(f"<{tag}>{text}</{tag}>" for tag, text in pairs)
+
+
+def _document(root: str, inner: str) -> web.Response:
+    return _xml_response(f'<{root} xmlns="{_NAMESPACE}">{inner}</{root}>')
+
+
+def _xml_response(text: str) -> web.Response:
+    return web.Response(text=f'<?xml version="1.0" encoding="UTF-8"?>\n{text}', content_type="application/xml")
+
+
+def _xml(text: str) -> str:
+    return escape(_NO_XML.sub("\N{REPLACEMENT CHARACTER}", text))
+
+
+def _date(seconds: float) -> str:
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
