@@ -26,6 +26,7 @@ ORDER = (
     "clouds",
     "faults",
     "verify",
+    "service",
     "memory",
     "importtime",
     "first_sample",

@@ -253,6 +253,7 @@ def test_statistics(spec: str) -> None:
     list(ds.shuffle(10).slice(20))
     assert 20 <= ds.statistics().samples <= 48
     assert ds.statistics().bytes > 0
+    assert ds.traffic().origins["file"].bytes >= ds.statistics().bytes
 
 
 FLUENT: list[tuple[Callable[[Any], Any], Any]] = [

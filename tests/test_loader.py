@@ -85,6 +85,7 @@ def test_epochs_are_complete_and_each_has_its_order(spec: str, workers: int, met
         stats = ds.statistics()
         assert stats.samples == epoch * SHARDS * PER_SHARD
         assert stats.bytes >= epoch * SHARDS * PER_SHARD * 30_000
+        assert ds.traffic().origins["file"].bytes == stats.wire_bytes
         whole = shards_of(list(reference))
         n = max(1, workers)
         for worker in range(n):

@@ -160,6 +160,7 @@ def test_calls_reach_every_dataset() -> None:
     mixed.close()
     assert [(d.epoch, d.closed) for d in datasets] == [(7, True)] * 2
     assert mixed.statistics() is None
+    assert mixed.traffic() is None
 
 
 def test_in_workers_and_pickled() -> None:

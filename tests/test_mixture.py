@@ -191,6 +191,7 @@ def test_workers_share_every_source(folder: Any, method: str) -> None:
         assert len(got) == len(set(got)) == 25
     assert epochs[0] != epochs[1]
     assert pipeline.statistics().samples == 50
+    assert pipeline.traffic().origins["file"].bytes == pipeline.statistics().wire_bytes
     pipeline.set_epoch(0)
     assert keys(loader) == epochs[0]
 

@@ -177,6 +177,7 @@ def test_set_epoch_reaches_the_stages_that_know_epochs() -> None:
 
 def test_statistics_of_a_pipeline_that_reads_no_shards() -> None:
     assert DataPipeline(range(3)).statistics() is None
+    assert DataPipeline(range(3)).traffic() is None
 
 
 class Placed(DataPipeline):

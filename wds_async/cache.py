@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from wds_async.config import settings
-from wds_async.errors import NotATar, StorageError
+from wds_async.errors import CostLimitReached, NotATar, StorageError
 from wds_async.handlers import Handler, reraise_exception
 from wds_async.opening import gopen
 from wds_async.pipeline import stage_maker
+from wds_async.purse import spend
 from wds_async.redact import redact
 from wds_async.shardcache.cache import DiskCache, shard_cache
 from wds_async.shardcache.claims import claim
@@ -244,7 +245,7 @@ class FileCache:
         if self.cleaner is not None:
             self.cleaner.cleanup()
         for _ in range(_FETCHES):  # more than one where this followed a process that then died
-            found = self._cache.fetch(url)
+            found = self._cache.fetch(url, spend)
             if found is not None:
                 return self._validated(found, url)
         raise StorageError(f"{redact(url)}: it cannot be kept in {self.cache_dir!r}; look at its space and permissions")
@@ -258,6 +259,8 @@ class FileCache:
             try:
                 path = self.get_file(url)
                 stream = open(path, "rb")  # noqa: SIM115 - the caller closes
+            except CostLimitReached:
+                raise
             except Exception as exn:
                 if self.handler(exn):
                     continue

@@ -80,7 +80,7 @@ class Settings:
     max_bad_fraction: float | None
     on_corrupt: str
     gopen_buffer: int
-    metrics_port: int | None
+    metrics_port: str | None
     cost_limit: float | None
     prices: str
     region: str

@@ -8,7 +8,15 @@ import os
 import weakref
 from typing import Any
 
-from wds_async.errors import ChecksumMismatch, CorruptShard, NotATar, ShardFormatError, TooMuchLost, TruncatedShard
+from wds_async.errors import (
+    ChecksumMismatch,
+    CorruptShard,
+    CostLimitReached,
+    NotATar,
+    ShardFormatError,
+    TooMuchLost,
+    TruncatedShard,
+)
 from wds_async.handlers import Handler
 from wds_async.ledger import Pass
 from wds_async.redact import redact
@@ -170,7 +178,7 @@ class Reading(Outcome):
         samples. Otherwise the rest of it is passed over, or all ends (``stop``), or ``exn`` is raised."""
         shard = self.shard
         assert shard is not None
-        if isinstance(exn, TooMuchLost):
+        if isinstance(exn, TooMuchLost | CostLimitReached):
             raise exn
         if isinstance(exn, Ended):  # the handler was asked already
             return False

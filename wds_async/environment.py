@@ -81,6 +81,13 @@ def _dollars(text: str) -> float:
     return value
 
 
+def _listening(text: str) -> str:
+    address, port = text.strip(), text.strip().rpartition(":")[2]
+    if not (port.isdecimal() and int(port) <= 65535):
+        raise ValueError("write a port (9464), or an address with one (0.0.0.0:9464)")
+    return address
+
+
 VERIFY = ("auto", "always", "never")
 ON_CORRUPT = ("raise", "skip_shard", "resync")
 
@@ -163,7 +170,12 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("WDS_SHOW_SEED", _flag, False, "1: log the seed of ResampledShards"),
     Variable("WDS_HANDOVER", _flag, True, "0: batches of WebLoader's workers go through torch's queue"),
     Variable("WDS_PROGRESS", _flag, False, "1: show a progress bar and a summary line for every epoch"),
-    Variable("WDS_METRICS_PORT", _count, None, "port of 127.0.0.1 where a training job shows /metrics; 0: a free one"),
+    Variable(
+        "WDS_METRICS_PORT",
+        _listening,
+        None,
+        "port (of 127.0.0.1; or 0.0.0.0:9464) where a training job shows /metrics; 0: a free one",
+    ),
     Variable("WDS_COST_LIMIT", _dollars, None, "US dollars of requests and traffic at which a run stops"),
     Variable("WDS_PRICES", str, "", "YAML file of prices in place of the built-in table"),
     Variable("WDS_REGION", str, "", "region that this machine is in, as its provider calls it; for prices"),
@@ -182,7 +194,12 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("LOCAL_WORLD_SIZE", _count, None, "ranks on this host; shares the host's memory budget"),
     Variable("WORKER", _count, None, "number of this worker, with NUM_WORKERS"),
     Variable("NUM_WORKERS", _count, None, "number of workers"),
-    Variable("AIS_ENDPOINT", str, "", "AIStore's proxy, http://host:51080; ais:// is read there, and USE_AIS_FOR"),
+    Variable(
+        "AIS_ENDPOINT",
+        str,
+        "",
+        "AIStore's proxy or a service, http://host:51080 or unix:/path; ais:// is read there, and USE_AIS_FOR",
+    ),
     Variable("USE_AIS_FOR", str, "", "gs:s3:az: schemes that are read through AIS_ENDPOINT, URLs unchanged"),
     Variable("WDS_AIS_FALLBACK", _flag, False, "1: where AIStore cannot be reached, read the bucket itself"),
     Variable("AIS_AUTHN_TOKEN", str, "", "AIStore's token, sent to its proxy only", secret=True),

@@ -6,10 +6,13 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from wds_async import filters
+from wds_async import doctor, filters
+from wds_async.costs import of_pipeline
 from wds_async.handlers import Handler, reraise_exception
 from wds_async.legacy.fluent import OlderMethods
 from wds_async.pipeline import DataPipeline
+from wds_async.pricetable import Range
+from wds_async.symptoms import Diagnosis
 
 __all__ = ["FluidInterface", "FluidWrapper"]
 
@@ -21,6 +24,18 @@ class FluidInterface(OlderMethods):
         """A new pipeline with ``stages`` added, which are callables from iterator to iterator; this one stays as it is
         (see `DataPipeline.compose`)."""
         raise NotImplementedError(f"{type(self).__name__}: put FluidInterface behind DataPipeline among the bases")
+
+    def cost(self, samples: int | None = None) -> Range | None:
+        """US dollars that reading has cost so far, in this process and its workers, as ``low`` and ``high``: by a table
+        of list prices (``WDS_PRICES``), wide where regions are not known (``WDS_REGION``). None where nothing reads
+        shards. With ``samples``, what so many samples of this rank will have cost, going by those that were read:
+        ``dataset.cost(samples=10 * len(dataset))`` for ten epochs. ValueError for that before any was read."""
+        return of_pipeline(self, samples)
+
+    def doctor(self) -> Diagnosis:
+        """What bounds this pipeline, from what it and its workers read so far: ``print(loader.doctor())`` is one
+        sentence and the knob to turn next (`symptoms`). On a `WebLoader` it knows the consumer's side too."""
+        return doctor.what_bounds(self)
 
     def batched(
         self,

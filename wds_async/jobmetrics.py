@@ -34,8 +34,8 @@ __all__ = ["address", "join", "show", "stop"]
 
 logger = logging.getLogger("wds_async")
 
-_GAUGES = ("connections", "connections_peak", "connections_limit", "window_bytes", "window_peak_bytes", "budget_bytes",
-           "processes")  # fmt: skip
+_GAUGES = ("connections", "connections_peak", "connections_limit", "connections_most", "window_bytes",
+           "window_peak_bytes", "budget_bytes", "processes")  # fmt: skip
 _ERRORS = 20
 
 
@@ -201,6 +201,8 @@ class _Job:
             },
             "gauges": {
                 "connections": sum(origin.connections for origin in origins),
+                "connections_limit": stats.connections_limit,
+                "connections_most": stats.connections_most,
                 "window_bytes": stats.window_bytes,
                 "window_limit_bytes": stats.budget_bytes,
             },

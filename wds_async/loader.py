@@ -12,6 +12,7 @@ from wds_async import config, handover, lengths
 from wds_async.errors import MissingExtra
 from wds_async.fluid import FluidInterface
 from wds_async.pipeline import DataPipeline
+from wds_async.transfer.stats import Board, Counters
 
 __all__ = ["WebLoader"]
 
@@ -52,7 +53,10 @@ class WebLoader(DataPipeline, FluidInterface):
         within a second (they wait for bytes, or are in the user's function) are terminated; torch gives each 5 s."""
         output = super().invoke(f, *args, **kwargs)
         workers = getattr(output, "_workers", None)
-        return output if not workers or getattr(f, "persistent_workers", False) else _left_soon(output, workers)
+        if not workers:
+            return output
+        timed = _Timed(output, _counters_of(f.dataset))
+        return timed if getattr(f, "persistent_workers", False) else _left_soon(timed, workers)
 
     def __len__(self) -> int:
         if self.size is None and self.repetitions == sys.maxsize and self.nsamples > 0:
@@ -69,6 +73,37 @@ def _sweeping(batches: Iterator[Any]) -> Iterator[Any]:
         yield from batches
     finally:
         handover.sweep()
+
+
+class _Timed(Iterator[Any]):
+    """``batches``, with the time that is spent waiting for them, and between them. The first of them waits for the
+    workers to start, and is not counted. No batch is kept: its memory is used again when the program lets go of it."""
+
+    def __init__(self, batches: Iterator[Any], counters: Counters) -> None:
+        self._batches = batches
+        self._counters = counters
+        self._gave_at = 0.0
+
+    def __next__(self) -> Any:
+        asked_at, gave_at = time.monotonic(), self._gave_at
+        batch = next(self._batches)
+        self._gave_at = now = time.monotonic()
+        self._counters.add("batches")
+        if gave_at:
+            self._counters.add("consumer_s", asked_at - gave_at)
+            self._counters.add("starved_s", now - asked_at)
+        return batch
+
+
+def _counters_of(dataset: Any) -> Counters:
+    """Those of the first stage that reads shards; some that nobody sees, where there is none."""
+    for stage in getattr(dataset, "pipeline", ()):
+        board = getattr(stage, "board", None)
+        if isinstance(board, Board):
+            return board.aside()
+        for source in getattr(stage, "datasets", ()):
+            return _counters_of(source)
+    return Counters()
 
 
 def _left_soon(batches: Iterator[Any], workers: Sequence[Any]) -> Iterator[Any]:

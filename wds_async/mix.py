@@ -128,7 +128,14 @@ class Mix(world.TorchDataset):
 
     def statistics(self) -> Any:
         """The sum of what the datasets read so far, as a `transfer.stats.Stats`; None where none of them reads."""
-        found = [stats for stats in self._call("statistics") if stats is not None]
+        return self._sum("statistics")
+
+    def traffic(self) -> Any:
+        """What they asked of each origin, as a `transfer.traffic.Traffic`; None where none of them reads."""
+        return self._sum("traffic")
+
+    def _sum(self, method: str) -> Any:
+        found = [one for one in self._call(method) if one is not None]
         return functools.reduce(operator.add, found) if found else None
 
     def close(self) -> None:

@@ -332,10 +332,15 @@ class DataPipeline(world.TorchDataset, Inheriting):
     def statistics(self) -> Any:
         """What the shard readers of this pipeline did so far, in this process and its DataLoader workers, as a
         `transfer.stats.Stats`. None where no stage reads shards."""
-        found = [s for s in (stage.statistics() for stage in self._holders("statistics")) if s is not None]
-        if not found:
-            return None
-        return functools.reduce(operator.add, found)
+        return self._sum("statistics")
+
+    def traffic(self) -> Any:
+        """What they asked of each origin, as a `transfer.traffic.Traffic`, likewise; of workers a second old."""
+        return self._sum("traffic")
+
+    def _sum(self, method: str) -> Any:
+        found = [one for stage in self._holders(method) if (one := getattr(stage, method)()) is not None]
+        return functools.reduce(operator.add, found) if found else None
 
     @property
     def ledger(self) -> Ledger | Ledgers | None:

@@ -23,7 +23,10 @@ from rich.live import Live
 from rich.text import Text
 
 from wds_async import config, world
+from wds_async.costs import Meter, meter_of_job
+from wds_async.pricetable import Range
 from wds_async.transfer.stats import Board, Boards, Stats
+from wds_async.transfer.traffic import Traffic
 
 __all__ = ["Watch", "summary", "watch"]
 
@@ -74,6 +77,7 @@ def _watched(
 ) -> Iterator[T]:
     number = _passes[board] = _passes.get(board, 0) + 1
     before, start = board.counters().values(), time.time()
+    meter, asked = meter_of_job(), _asked(board)
     how = " (left early)"
     try:
         with _bar(board, console) if worker == 0 else contextlib.nullcontext():
@@ -85,14 +89,16 @@ def _watched(
     finally:
         if not sys.is_finalizing():
             change = [now - then for now, then in zip(board.counters().values(), before, strict=True)]
-            share = {"stats": change, "start": start, "end": time.time(), "how": how}
+            share: dict[str, Any] = {"stats": change, "start": start, "end": time.time(), "how": how}
+            share["cost"] = _cost(meter, asked, _asked(board))
             line = _alone(share, number) if num_workers == 1 else _last(board, share, worker, num_workers, number)
             if line is not None:
                 console.print(line, soft_wrap=True, highlight=False)
 
 
 def _alone(share: dict[str, Any], number: int) -> str:
-    return summary(Stats(*share["stats"]), share["end"] - share["start"], number, share["how"])
+    cost = Range(*share["cost"])
+    return summary(Stats(*share["stats"]), share["end"] - share["start"], number, share["how"], cost)
 
 
 def _last(board: Board | Boards, share: dict[str, Any], worker: int, num_workers: int, number: int) -> str | None:
@@ -116,7 +122,8 @@ def _last(board: Board | Boards, share: dict[str, Any], worker: int, num_workers
     total = Stats(*map(sum, zip(*(one["stats"] for one in shares), strict=True)))
     wall_s = max(one["end"] for one in shares) - min(one["start"] for one in shares)
     how = next((one["how"] for one in shares if one["how"]), "")
-    return summary(total, wall_s, len(list(folder.glob("summary-*"))), how)
+    cost = Range(*(sum(bounds) for bounds in zip(*(one["cost"] for one in shares), strict=True)))
+    return summary(total, wall_s, len(list(folder.glob("summary-*"))), how, cost)
 
 
 def _generation(worker: int) -> int:
@@ -126,8 +133,24 @@ def _generation(worker: int) -> int:
     return os.getppid() if info is None else int(info.seed) - worker
 
 
-def summary(stats: Stats, wall_s: float, number: int = 1, how: str = "") -> str:
-    """The line of an epoch: bytes, MB/s, samples, faults healed, bad samples, what was passed over, what bounds it."""
+def _asked(board: Board | Boards) -> Traffic:
+    """What this process asked of origins so far, as it stands now."""
+    traffic = Traffic()
+    for one in board.boards if isinstance(board, Boards) else [board]:
+        traffic.merge(one.counters().traffic)
+    return traffic
+
+
+def _cost(meter: Meter, before: Traffic, after: Traffic) -> list[float]:
+    """US dollars of what was asked for between the two, at least and at most."""
+    then, now = meter.dollars(before), meter.dollars(after)
+    return [max(0.0, now.low - then.low), max(0.0, now.high - then.high)]
+
+
+def summary(stats: Stats, wall_s: float, number: int = 1, how: str = "", cost: Range | None = None) -> str:
+    """The line of an epoch: bytes, MB/s, samples, faults healed, bad samples, what was passed over, what bounds it, and
+    what it cost, unless that is nothing."""
+    dollars = f"; {cost} by the table of prices" if cost is not None and cost.high > 0 else ""
     wall_s = max(wall_s, 1e-9)
     shards = f", {stats.bad_shards:.0f} bad shards" if stats.bad_shards else ""
     if stats.passed_shards or stats.bad_bytes:
@@ -136,7 +159,7 @@ def summary(stats: Stats, wall_s: float, number: int = 1, how: str = "") -> str:
         f"wds_async epoch {number}{how}: {_size(stats.bytes)} in {wall_s:.1f} s, "
         f"{stats.bytes / wall_s / 1e6:,.1f} MB/s, {stats.samples:,.0f} samples "
         f"({stats.samples / wall_s:,.0f}/s); {stats.retries:.0f} faults healed, "
-        f"{stats.bad_samples:.0f} bad samples{shards}; {stats.bound_by()}"
+        f"{stats.bad_samples:.0f} bad samples{shards}; {stats.bound_by()}{dollars}"
     )
 
 

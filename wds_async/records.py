@@ -16,7 +16,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from wds_async import config, world
-from wds_async.errors import CorruptShard, FieldTooLarge, MissingExtra, ReaderClosed, ShardFormatError, TruncatedShard
+from wds_async.errors import (
+    CorruptShard,
+    CostLimitReached,
+    FieldTooLarge,
+    MissingExtra,
+    ReaderClosed,
+    ShardFormatError,
+    TruncatedShard,
+)
 from wds_async.handlers import Handler, reraise_exception
 from wds_async.ledger import Ledger, Pass
 from wds_async.pipeline import stage_maker
@@ -165,6 +173,8 @@ def _samples(
                     for sample in objects(plain(stream.read, stream.url), stream.url, max_object_bytes):
                         n += 1
                         yield sample
+                except CostLimitReached:
+                    raise
                 except Exception as exn:
                     if reader.closed:  # memory was taken from the decoder
                         raise ReaderClosed("the dataset was closed while it was read") from None

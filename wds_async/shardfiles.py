@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 
 from wds_async import config, environment
 from wds_async.errors import AccessDenied, NotATar, ShardFormatError, ShardNotFound, StorageError, UrlError
+from wds_async.purse import spend
 from wds_async.redact import redact
 from wds_async.shardcache.cache import DiskCache
 from wds_async.shardcache.eviction import touch
@@ -134,7 +135,7 @@ class ShardFiles:
             if fetch and not self.path(url).exists():
                 logger.info("fetching %s", redact(url))
                 self._make_folder(self.folder, url)
-                self.cache.fetch(url)
+                self.cache.fetch(url, spend)
         return None
 
     def _unpack(self, url: str, kept: Path) -> None:
@@ -297,6 +298,7 @@ def _is_compressed(file: BinaryIO, url: str) -> bool:
 def _write_plain(url: str, cache: ShardCache | None, write: Callable[[memoryview], None]) -> None:
     """Give the plain tar of a shard to ``write``; a copy in ``cache`` that turns out to be broken is not used again."""
     with open_shards([url], cache=cache) as opened:
+        spend(opened)
         for stream in opened:
             try:
                 read = plain(stream.read, url)

@@ -10,11 +10,12 @@ from typing import Any
 
 from wds_async import config, world
 from wds_async.damage import Reading
-from wds_async.environment import ON_CORRUPT
+from wds_async.environment import ON_CORRUPT, value
 from wds_async.errors import ConfigError, ReaderClosed
 from wds_async.handlers import Handler, check_handler, reraise_exception
 from wds_async.ledger import Ledger, Pass
 from wds_async.pipeline import FilterFunction, stage_maker
+from wds_async.purse import purse, spend
 from wds_async.redact import redact
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.tar.group import admission, base_plus_ext, samples
@@ -31,9 +32,11 @@ from wds_async.tarparts import (
     url_opener,
     valid_sample,
 )
+from wds_async.transfer import stacks
 from wds_async.transfer.bridge import prepare
 from wds_async.transfer.reader import ShardCache, ShardReader, ShardStream, open_shards
 from wds_async.transfer.stats import Board, Counters, Stats
+from wds_async.transfer.traffic import Traffic
 
 __all__ = [
     "EndOfShard",
@@ -111,7 +114,7 @@ def tarfile_samples(
     opening = functools.partial(
         open_shards, src, config=setting, stats=ledger.counters, cache=cache, options=storage_options
     )
-    return _read(opening, opened or _nobody, reading, ledger, parse, grouping)
+    return _read(opening, opened or spend, reading, ledger, parse, grouping)
 
 
 def _read(
@@ -157,10 +160,6 @@ def _read(
             if n:
                 counters.add_samples(n)
             del ledger  # see `Reading`
-
-
-def _nobody(reader: ShardReader) -> None:
-    """Whom to tell of a reader, where nobody asked."""
 
 
 def _on_corrupt(given: str | None) -> str:
@@ -215,22 +214,36 @@ class ReadingStage(FilterFunction):
             prepare()
         self.board = Board()
         self.ledger = Ledger(self.board, max_bad_fraction)
+        self.purse = purse()
+        if (metrics := _metrics()) is not None:
+            metrics.join(self.ledger)
         self._open: weakref.WeakSet[ShardReader] = weakref.WeakSet()
 
     def run(self, source: Iterable[Any]) -> Iterator[Any]:
         """What is in the shards of ``source``."""
+        if (metrics := _metrics()) is not None:
+            metrics.show()
         counters = self.board.counters()
         ledger = self.ledger.begin(counters)
         read: Iterator[Any] = self.f(
-            source, *self.args, counters=counters, opened=self._open.add, ledger=ledger, **self.kw
+            source, *self.args, counters=counters, opened=self._opened, ledger=ledger, **self.kw
         )
         return read
 
     __call__ = run
 
+    def _opened(self, reader: ShardReader) -> None:
+        self._open.add(reader)
+        spend(reader, self.purse)
+        stacks.watch(reader)
+
     def statistics(self) -> Stats:
         """What every run of this stage read so far, in this process and its DataLoader workers together."""
         return self.board.total()
+
+    def traffic(self) -> Traffic:
+        """What they asked of each origin, likewise; of workers as of a second ago."""
+        return self.board.traffic()
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration that of ``epoch``, in the ledger."""
@@ -242,11 +255,23 @@ class ReadingStage(FilterFunction):
             reader.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in super().__getstate__().items() if k != "_open"}
+        left = ("_open",) if world.spawning() else ("_open", "purse")
+        if world.spawning() and (metrics := _metrics()) is not None:
+            metrics.show()
+        return {k: v for k, v in super().__getstate__().items() if k not in left}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__({"purse": purse(), **state})
         self._open = weakref.WeakSet()
+
+
+def _metrics() -> Any:
+    """The module that shows a job's figures, where ``WDS_METRICS_PORT`` asks for it."""
+    if value("WDS_METRICS_PORT") is None:
+        return None
+    from wds_async import jobmetrics  # noqa: PLC0415 (who shows nothing pays nothing)
+
+    return jobmetrics
 
 
 class TarStage(ReadingStage):

@@ -21,7 +21,7 @@ from wds_async.shardcache.names import base_name, cache_name, copied_name, elsew
 from wds_async.shardcache.partial import sweep
 from wds_async.storage.generic import reads_local_files
 from wds_async.storage.registry import Location
-from wds_async.transfer.reader import open_shards
+from wds_async.transfer.reader import ShardReader, open_shards
 
 __all__ = ["DiskCache", "shard_cache"]
 
@@ -117,13 +117,15 @@ class DiskCache:
                     return path
         return None
 
-    def fetch(self, url: str) -> Path | None:
+    def fetch(self, url: str, opened: Callable[[ShardReader], Any] | None = None) -> Path | None:
         """Read the shard through this cache to its end; its file then, None where it is not kept (or where another
-        process, which this one followed, has died).
+        process, which this one followed, has died). ``opened`` is told of the reader first.
 
         Raises the errors of reading it, and whatever `name` raises.
         """
         with open_shards([url], cache=self) as shards:
+            if opened is not None:
+                opened(shards)
             for shard in shards:
                 while shard.read() is not None:
                     pass
