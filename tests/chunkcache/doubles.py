@@ -57,6 +57,7 @@ class Bytes:
     most: int = 0
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     piece: int = 3000
+    crowded: bool = False
 
     def __post_init__(self) -> None:
         self.gate.set()

@@ -27,7 +27,7 @@ class OneAtATime:
         self.asked: list[tuple[str, Urgency]] = []
 
     @contextlib.asynccontextmanager
-    async def turn(self, client: str, urgency: Urgency) -> AsyncIterator[None]:
+    async def turn(self, client: str, urgency: Urgency, url: str = "") -> AsyncIterator[None]:
         self.asked.append((client, urgency))
         async with self.slots:
             yield
@@ -173,5 +173,47 @@ def test_nothing_is_written_where_blocks_are_just_given_back(tmp_path: Path) -> 
             del entry.punching[0]
             punching.set_result(None)
             assert await reading == DATA[:1]
+
+    run(main())
+
+
+def test_memory_that_is_held_for_later_is_given_back_where_others_wait_for_it() -> None:
+    async def main() -> None:
+        origin = origin_of()
+        async with running(None, origin) as cache:
+            with await cache.open(URL) as found:
+                pieces, got = found.pieces(), bytearray()
+                first = await anext(pieces)
+                await until(lambda: origin.under_way == 2)  # the chunk in hand, and the one ahead of it
+                await asyncio.sleep(0.3)
+                assert origin.under_way == 2
+                origin.crowded = True
+                await until(lambda: origin.under_way == 1)
+                assert isinstance(first, memoryview)
+                got += first
+                async for piece in pieces:
+                    assert isinstance(piece, memoryview)
+                    assert origin.under_way == 1  # nothing ahead of what is read
+                    got += piece
+            assert got == DATA
+
+    run(main())
+
+
+def test_who_joins_while_the_last_reader_leaves_gets_the_right_bytes() -> None:
+    async def main() -> None:
+        origin = origin_of()
+        async with running(None, origin) as cache:
+            with await cache.open(URL) as one, await cache.open(URL) as two:
+                left, joined = one.pieces(0, CHUNK), two.pieces(0, CHUNK)
+                assert await anext(left) == DATA[:CHUNK]
+                closing = asyncio.ensure_future(left.aclose())  # its fetch wakes in the turn behind the next one's
+                joining = asyncio.ensure_future(anext(joined))
+                piece = await joining
+                await closing
+                for _ in range(5):
+                    await asyncio.sleep(0)
+                assert piece == DATA[:CHUNK]
+                await joined.aclose()
 
     run(main())

@@ -21,14 +21,14 @@ BODIES = [data(9 * MIB + n, n) for n in range(2)]
 
 @pytest.fixture(params=["none", "small"])
 def service(request: pytest.FixtureRequest, origin: Origin, tmp_path: Path) -> Iterator[Inside]:
-    """One with memory for four pieces, without a cache; or one whose cache holds next to nothing, which needs more:
-    what is fetched ahead of a reader, and has no place on disk, waits there."""
+    """One with memory for four pieces: without a cache, or with one that holds next to nothing. What is fetched ahead
+    of a reader, and has no place on disk, waits in that memory."""
     for n in range(SLOW):
         origin.add(f"/d/{n}", BODIES[n % 2])
     origin.add("/d/other", BODIES[0])
     cache: dict[str, Any] = {"memory_bytes": 8 * MIB}
     if request.param == "small":
-        cache = {"memory_bytes": 64 * MIB, "folder": tmp_path / "cache", "cache_size": "12M"}
+        cache |= {"folder": tmp_path / "cache", "cache_size": "12M"}
     given = {"allow": (origin.base,), "buckets": {"b": f"{origin.base}/d/"}, "private": True}
     with Inside(**given, **cache, transfer={"part_bytes": MIB}) as running:
         yield running

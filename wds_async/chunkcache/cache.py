@@ -277,7 +277,7 @@ class ChunkCache:
         if self._is_fresh(entry) and self._freshness_s > 0:
             return entry
         try:
-            async with self.fetching.turns.turn(client, Urgency.DEMAND):
+            async with self.fetching.turns.turn(client, Urgency.DEMAND, url):
                 facts = await self.fetching.origin.facts(url)
         except ShardNotFound:
             self._shelf.discard(entry)
@@ -303,13 +303,13 @@ class ChunkCache:
         async with contextlib.AsyncExitStack() as stack:
             if start is not None and start < self._chunk_bytes and fetching.disk.usable:
                 with contextlib.suppress(Unranged):
-                    async with fetching.turns.turn(client, Urgency.DEMAND):
+                    async with fetching.turns.turn(client, Urgency.DEMAND, url):
                         part = await stack.enter_async_context(fetching.origin.part(url, 0, self._chunk_bytes))
                     entry = self._shelf.new(key, url, part.facts, tenant)
                     if not entry.in_order and entry.chunks.size and len(part.view) == entry.chunks.length(0):
                         await self._keep_first(entry, part.view, client)
                     return self._shelf.put(entry)
-            async with fetching.turns.turn(client, Urgency.DEMAND):
+            async with fetching.turns.turn(client, Urgency.DEMAND, url):
                 facts = await fetching.origin.facts(url)
             return self._shelf.put(self._shelf.new(key, url, facts, tenant))
 

@@ -22,6 +22,7 @@ __all__ = ["Fetching"]
 
 _UNWANTED_S = 2.0
 """How long a chunk that is under way, and that nobody wants any more, may take: it has cost a request already."""
+_LOOK_EVERY_S = 0.2
 _LARGE = 8
 """Room is made for all of an object of which a range is read, unless it is larger than this fraction of the cache."""
 
@@ -172,7 +173,7 @@ class Fetching:
             flight.result.set_result(None)
             return
         start, stop = entry.chunks.bounds(number)
-        flight.turn = self.turns.turn(flight.client, flight.urgency)
+        flight.turn = self.turns.turn(flight.client, flight.urgency, entry.url)
         async with contextlib.AsyncExitStack() as stack:
             async with flight.turn:
                 flight.begun = True
@@ -187,11 +188,20 @@ class Fetching:
                 flight.result.set_result(None)
             else:
                 flight.result.set_result(part.view)
-                if flight.readers:
-                    flight.alone.clear()
-                    await flight.alone.wait()
+                await self._handed_round(flight)
             # Whoever joined this flight has been answered: a later reader must not find one whose bytes are gone.
             del entry.flights[number]
+
+    async def _handed_round(self, flight: Flight) -> None:
+        """Hold the bytes of a chunk that could not be put on disk until nobody wants them; or until somebody waits for
+        the memory, where its readers have not come to it yet: they fetch it again, and all would wait for each other."""
+        while flight.readers:  # one may join between the last one's leaving and this task's waking
+            flight.alone.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_EVERY_S):
+                    await flight.alone.wait()
+            if self.origin.crowded and not any(reader.first == flight.number for reader in flight.readers):
+                return
 
     async def _compare(self, entry: Entry, flight: Flight) -> None:
         await self._verified(entry, flight)

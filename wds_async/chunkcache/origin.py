@@ -41,6 +41,11 @@ class Part(Protocol):
 class Origin(Protocol):
     """Where objects come from. Errors are the tree's; memory for parts is bounded by whoever implements this."""
 
+    @property
+    def crowded(self) -> bool:
+        """Whether parts wait for the memory of others."""
+        ...
+
     async def facts(self, url: str) -> Facts:
         """What the object is now."""
         ...
@@ -58,13 +63,13 @@ class Origin(Protocol):
 class Turns(Protocol):
     """Who may ask an origin for a chunk next."""
 
-    def turn(self, client: str, urgency: Urgency) -> AbstractAsyncContextManager[None]:
-        """Held while the chunk is fetched."""
+    def turn(self, client: str, urgency: Urgency, url: str = "") -> AbstractAsyncContextManager[None]:
+        """Held while the chunk of ``url`` is fetched."""
         ...
 
 
 class AnyTime:
     """Everybody at once."""
 
-    def turn(self, client: str, urgency: Urgency) -> AbstractAsyncContextManager[None]:
+    def turn(self, client: str, urgency: Urgency, url: str = "") -> AbstractAsyncContextManager[None]:
         return nullcontext()

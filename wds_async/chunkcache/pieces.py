@@ -199,7 +199,8 @@ class _Reading:
         on_disk = self._fetching.disk.usable and not entry.gone and self._fetching.policy.roomy(entry.id)
         last = -(-stop // entry.chunks.chunk_bytes)
         reader.first = number
-        reader.until = min(last, number + (AHEAD_CHUNKS if on_disk else _AHEAD_IN_MEMORY))
+        ahead_chunks = AHEAD_CHUNKS if on_disk else 1 if self._fetching.origin.crowded else _AHEAD_IN_MEMORY
+        reader.until = min(last, number + ahead_chunks)
         if entry.chunks.settled:
             return
         for ahead in range(number, reader.until):

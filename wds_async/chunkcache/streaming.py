@@ -109,7 +109,7 @@ async def passed_stream(
     entry: Entry, fetching: Fetching, reader: Reader, start: int
 ) -> AsyncGenerator[memoryview, None]:
     """The object from ``start`` on, past the disk: a read of its own."""
-    async with fetching.turns.turn(reader.client, Urgency.DEMAND):
+    async with fetching.turns.turn(reader.client, Urgency.DEMAND, entry.url):
         pass
     at = 0
     async with fetching.origin.stream(entry.url) as (facts, views):

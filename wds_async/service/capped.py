@@ -22,6 +22,11 @@ class Capped:
         self._origin = origin
         self._spending = spending
 
+    @property
+    def crowded(self) -> bool:
+        """Whether its parts wait for memory."""
+        return self._origin.crowded
+
     async def facts(self, url: str) -> Facts:
         """What the origin says of an object."""
         self._spending.check()

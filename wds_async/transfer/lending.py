@@ -33,6 +33,11 @@ class Lender:
         """What is lent now."""
         return self._pool.used_bytes
 
+    @property
+    def crowded(self) -> bool:
+        """Whether somebody waits."""
+        return bool(self._waiting)
+
     async def take(self, wanted_bytes: int) -> Slab:
         """A slab of at least so many bytes, once there is one. ValueError for more than `largest_bytes`."""
         if wanted_bytes > self.largest_bytes:

@@ -149,6 +149,11 @@ class RangeFetcher:
         return self._memory.held_bytes
 
     @property
+    def crowded(self) -> bool:
+        """Whether parts wait for the memory of others."""
+        return self._memory.crowded
+
+    @property
     def connections(self) -> int:
         """Connections that are open now."""
         return self._equipment.connections.open
