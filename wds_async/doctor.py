@@ -7,7 +7,6 @@ import http.client
 import itertools
 import json
 import os
-import socket
 import threading
 import time
 import urllib.parse
@@ -15,9 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from wds_async import config, handover
-from wds_async.errors import ConfigError, ReaderClosed, TransferError
+from wds_async.errors import ReaderClosed, TransferError
 from wds_async.redact import redact
 from wds_async.shardlists import SimpleShardList
+from wds_async.storage.http.blocking import connection_to
 from wds_async.symptoms import Diagnosis, Figures, diagnose, diagnose_service
 from wds_async.transfer import stacks
 from wds_async.transfer.stats import Board
@@ -206,7 +206,7 @@ def ask(address: str, timeout_s: float = 10.0) -> dict[str, Any]:
 
     Raises ConfigError for an address of another form, and TransferError where nobody answers, or says something else.
     """
-    connection, path, headers = _connection(address, timeout_s)
+    connection, (path, headers) = connection_to(address, timeout_s), _question(address)
     try:
         connection.request("GET", path, headers=headers)
         answer = connection.getresponse()
@@ -227,25 +227,10 @@ def ask(address: str, timeout_s: float = 10.0) -> dict[str, Any]:
     return dict(document)
 
 
-def _connection(address: str, timeout_s: float) -> tuple[http.client.HTTPConnection, str, dict[str, str]]:
+def _question(address: str) -> tuple[str, dict[str, str]]:
+    """The path that ``/v1/stats`` has there, and the headers to ask for it with."""
     parts = urllib.parse.urlsplit(address)
     if parts.scheme == "unix":
-        return _OverSocket(parts.path, timeout_s), "/v1/stats", {}
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"{redact(address)} is no address of a service or job: http://host:port or unix:/path")
+        return "/v1/stats", {}
     path = parts.path if parts.path.endswith("/v1/stats") else parts.path.rstrip("/") + "/v1/stats"
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    headers = {"Authorization": f"Bearer {parts.password}"} if parts.password else {}
-    return kind(parts.hostname, parts.port, timeout=timeout_s), path, headers
-
-
-class _OverSocket(http.client.HTTPConnection):
-    def __init__(self, path: str, timeout_s: float) -> None:
-        super().__init__("localhost", timeout=timeout_s)
-        self._path = path
-
-    def connect(self) -> None:
-        """Over the Unix socket."""
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
+    return path, {"Authorization": f"Bearer {parts.password}"} if parts.password else {}

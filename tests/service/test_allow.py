@@ -164,19 +164,11 @@ def test_rules_apply_to_what_rewriting_gives(monkeypatch: pytest.MonkeyPatch, tm
     refused(rules(), by_name("gs://cmd/x.tar"))
 
 
-def test_commands_are_allowed_word_for_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    near, far = "pipe:fetch s3://data/", "pipe:ssh host fetch s3://data/"
-    monkeypatch.setenv("WDS_REWRITE", f"gs://near/={near};gs://far/={far}")
-    refused(rules("s3://data/"), by_name("gs://near/x.tar"))
-    allowed = rules(near, far)
-    for key in ("x.tar", "a b;c$(d).tar", "it's"):
-        assert lets(allowed, by_name(f"gs://near/{key}"))
-        assert lets(allowed, by_name(f"gs://far/{key}"))
-    for key in ("../../etc/passwd", "a/../../b"):
-        assert not lets(allowed, by_name(f"gs://near/{key}"))
-        assert not lets(allowed, by_name(f"gs://far/{key}"))
-    for rest in ("x; rm -r /", "x y", "$(id)", "'x", ""):
-        assert not lets(allowed, by_name(near + rest))
+def test_commands_are_never_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WDS_REWRITE", "gs://near/=pipe:fetch s3://data/;gs://far/=pipe:ssh host fetch s3://data/")
+    for allowed in (rules(), rules("s3://data/", "gs://near/", "gs://far/")):
+        for name in ("gs://near/x.tar", "gs://far/x.tar", "pipe:fetch s3://data/x.tar", "-"):
+            refused(allowed, by_name(name))
 
 
 def test_folders(tmp_path: Path) -> None:

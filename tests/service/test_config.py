@@ -61,16 +61,60 @@ def test_elsewhere_a_list_is_needed(host: str) -> None:
         ({"log": "xml"}, "write human or json"),
         ({"certificate": "a.pem"}, "give both or neither"),
         ({"client_ca": "a.pem"}, "client_ca needs a certificate"),
-        ({"allow": ["bucket"]}, "'bucket' is no URL's beginning"),
+        ({"allow": ["bucket"]}, "allow: 'bucket' is no URL's beginning"),
+        ({"allow": ["-"]}, "allow: '-' is no URL's beginning"),
+        ({"allow": ["pipe:cat /data/"]}, "allow: 'pipe:cat /data/' is a command; this service runs none"),
+        ({"allow": ["PIPE:gsutil cat gs://b/"]}, "is a command"),
+        ({"buckets": {"b": "pipe:gsutil cat gs://b/"}}, "buckets: b: 'pipe:gsutil cat gs://b/' is a command"),
+        ({"buckets": {"b": "cmd://x/"}}, "is a command"),
+        ({"allow": ["https://me:SECRET@host/data/"]}, r"allow: 'https://me:\*\*\*@host/data/' holds credentials"),
+        ({"allow": ["https://SECRET@host/data/"]}, "holds credentials"),
+        ({"buckets": {"b": "sftp://me:SECRET@host/data/"}}, "buckets: b: .* holds credentials"),
+        ({"buckets": {"b": "https://host/data/?sig=SECRET"}}, "holds credentials"),
+        ({"allow": ["gz://bucket/"]}, "allow: 'gz://bucket/': nobody knows the scheme 'gz'"),
+        ({"buckets": {"b": "mine://bucket/"}}, "buckets: b: 'mine://bucket/': nobody knows the scheme 'mine'"),
         ({"memory_bytes": "much"}, "memory_bytes: 'much' does not parse"),
         ({"clients": 0}, "clients: 0 must be more than 0"),
         ({"quotas": {"a": 0.8, "b": 0.5}}, "1 together at most"),
         ({"urls": "yes"}, "urls: 'yes' does not parse: write true or false"),
     ],
 )
-def test_what_is_refused(wrong: dict[str, object], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_what_is_refused(wrong: dict[str, object], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WDS_REWRITE", "cmd://=pipe:cat /")
+    with pytest.raises(ConfigError, match=said) as refused:
         load_config(**wrong)
+    assert "SECRET" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "gs://b/",
+        "gcs://b",
+        "s3://b/x/",
+        "s3a://b/",
+        "az://c@a.dfs.core.windows.net/",
+        "abfss://c@a.dfs.core.windows.net/x/",
+        "hf://datasets/o/n@main/",
+        "ais://b/",
+        "https://host:8443/x/",
+        "http://[::1]:9000/",
+        "sftp://user@host/x/",
+        "ftp://host/",
+        "/data/shards/",
+        "file:///data/",
+    ],
+)
+def test_places_that_are_some(place: str) -> None:
+    assert load_config(allow=[place]).allow == (place,)
+    assert load_config(buckets={"b": place}).buckets == (("b", place),)
+
+
+def test_a_bucket_may_be_what_rewriting_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WDS_REWRITE", "mine://=gs://")
+    assert load_config(buckets={"b": "mine://bucket/"}).buckets == (("b", "mine://bucket/"),)
+    with pytest.raises(ConfigError, match="nobody knows"):
+        load_config(allow=["mine://bucket/"])
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:

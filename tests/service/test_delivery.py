@@ -187,5 +187,4 @@ def test_slices_wait_for_their_pace(filed: int) -> None:
     got, _, _ = asyncio.run(exchanged(send, everything, pace=pace))
     assert got.endswith(BODY)
     assert sum(asked) == len(BODY)
-    assert len(asked) > 1
-    assert asked[0] < asked[1]  # who takes them quickly gets larger ones
+    assert max(asked) <= 256 * KIB, "an even flow, however quickly they are taken"

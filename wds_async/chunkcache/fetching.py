@@ -193,8 +193,8 @@ class Fetching:
             del entry.flights[number]
 
     async def _handed_round(self, flight: Flight) -> None:
-        """Hold the bytes of a chunk that could not be put on disk until nobody wants them; or until somebody waits for
-        the memory, where its readers have not come to it yet: they fetch it again, and all would wait for each other."""
+        """Hold the bytes of a chunk that could not be put on disk until nobody wants them. Where somebody waits for
+        memory, and its readers have not come to it yet, they fetch it again: all would wait for each other."""
         while flight.readers:  # one may join between the last one's leaving and this task's waking
             flight.alone.clear()
             with contextlib.suppress(TimeoutError):

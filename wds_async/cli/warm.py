@@ -7,35 +7,21 @@ import http.client
 import json
 import os
 import queue
-import socket
-import ssl
 import threading
 import urllib.parse
 from collections.abc import Callable, Sequence
 
 from wds_async.chunkcache.warming import Warmed
-from wds_async.errors import ConfigError, TransferError
+from wds_async.environment import SCHEME_ALIASES
+from wds_async.errors import TransferError
 from wds_async.redact import redact
-from wds_async.storage.ais.urls import Place
+from wds_async.storage.ais.urls import PROVIDERS, Place
+from wds_async.storage.http.blocking import connection_to
 from wds_async.urls import scheme
 
 __all__ = ["path_of", "through_service"]
 
 _TIMEOUT_S = 120.0
-_NAMED = frozenset({"s3", "gs", "az", "ais", "gcs", "s3a", "s3n", "abfs", "abfss"})
-
-
-class _OverSocket(http.client.HTTPConnection):
-    """HTTP over a Unix socket."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=_TIMEOUT_S)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
 
 
 def through_service(
@@ -51,7 +37,7 @@ def through_service(
     lock = threading.Lock()
 
     def work() -> None:
-        with contextlib.closing(_connection(service)) as connection, contextlib.suppress(queue.Empty):
+        with contextlib.closing(connection_to(service, _TIMEOUT_S)) as connection, contextlib.suppress(queue.Empty):
             while True:
                 found = _asked(connection, waiting.get_nowait(), headers)
                 with lock:
@@ -66,26 +52,14 @@ def through_service(
 
 def path_of(url: str) -> str:
     """Where a service is asked for the object at ``url``."""
-    if scheme(url) in _NAMED:
+    if SCHEME_ALIASES.get(scheme(url), scheme(url)) in PROVIDERS:
         return Place.of(url).object_url("")
     return f"/url/{urllib.parse.quote(url, safe='')}"
 
 
-def _connection(service: str) -> http.client.HTTPConnection:
-    parts = urllib.parse.urlsplit(service)
-    if parts.scheme == "unix" and parts.path:
-        return _OverSocket(parts.path)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"{redact(service)} is no address of a service; write http://host:51080 or unix:/path")
-    if parts.scheme == "https":
-        context = ssl.create_default_context()
-        return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=_TIMEOUT_S, context=context)
-    return http.client.HTTPConnection(parts.hostname, parts.port, timeout=_TIMEOUT_S)
-
-
 def _announce(service: str, headers: dict[str, str], urls: Sequence[str]) -> None:
     body = json.dumps({"client": headers["Wds-Client"], "job": "warm", "shards": list(urls), "position": 0})
-    with contextlib.closing(_connection(service)) as connection:
+    with contextlib.closing(connection_to(service, _TIMEOUT_S)) as connection:
         try:
             connection.request("POST", "/v1/plan", body, {**headers, "Content-Type": "application/json"})
             answer = connection.getresponse()

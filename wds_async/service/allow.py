@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -49,8 +48,7 @@ class Allowed:
         own = [url if url.endswith("/") else url + "/" for _, url in config.buckets]
         entries = [*config.allow, *own]
         self._folders = [_folder(entry) for entry in entries if scheme(entry) in ("", "file")]
-        self._commands = [entry for entry in entries if scheme(entry) == "pipe"]
-        self._places = [_entry(entry) for entry in entries if scheme(entry) not in ("", "file", "pipe")]
+        self._places = [_entry(entry) for entry in entries if scheme(entry) not in ("", "file")]
         hosts = [place.host.rpartition(":")[0] for place in self._places if place.kind in ("http", "https")]
         self.addresses = Addresses(hosts, private=config.private)
         self._known: dict[tuple[str, bool], None] = {}
@@ -119,10 +117,8 @@ class Allowed:
             raise _forbidden("/url reads stores, not this machine")
         if kind == "local":
             self._judge_local(target)
-        elif kind == "pipe":
-            self._judge_command(target)
-        elif kind == "stdin":
-            raise _forbidden("standard input is nobody's")
+        elif kind in ("pipe", "stdin"):
+            raise _forbidden("a command, or standard input: this service reads stores and files")
         elif len(links(target)) > 1:
             self._judge_chain(target)
         else:
@@ -165,13 +161,6 @@ class Allowed:
                 return
         raise _forbidden("this machine's files: the service's `allow` names no folder that it lies in")
 
-    def _judge_command(self, target: str) -> None:
-        """Only what rewriting made of one name, behind a command that ``allow`` has word for word."""
-        for entry in self._commands:
-            if target.startswith(entry) and _is_one_word(target.removeprefix(entry)):
-                return
-        raise _forbidden("a command: the service's `allow` does not have it")
-
     def _covered(self, place: Place) -> bool:
         return any(entry.covers(place) for entry in self._places)
 
@@ -179,15 +168,6 @@ class Allowed:
 def _has_controls(url: str) -> bool:
     """Whether it holds characters that some parsers drop, and others do not."""
     return any(ord(c) < 32 or ord(c) == 127 for c in url)
-
-
-def _is_one_word(text: str) -> bool:
-    """Whether ``text`` is one word, quoted as rewriting quotes (twice for another machine's shell), without ``..``."""
-    try:
-        words = shlex.split(text)
-    except ValueError:
-        return False
-    return len(words) == 1 and shlex.quote(words[0]) == text and not dotted(text.replace("'", "").replace('"', ""))
 
 
 def _forbidden(why: str) -> Refusal:

@@ -32,7 +32,7 @@ from wds_async.redact import redact
 from wds_async.service import buckets, objects, s3api
 from wds_async.service.handing import credentials
 from wds_async.service.meters import CONTENT_TYPE, Meters
-from wds_async.service.names import Named, bucket_of, name_of
+from wds_async.service.names import SCHEMES, Named, bucket_of, name_of
 from wds_async.service.objects import SERVER, Asking
 from wds_async.service.refusals import Refusal, as_json, as_xml, refusal_of
 
@@ -48,7 +48,6 @@ _OPEN = frozenset({"/healthz", "/readyz", "/v1/health", "/metrics"})
 """Answered without a token: kubelets and Prometheus have none."""
 _APIS = {"s3": "s3", "url": "url", "gs": "short", "az": "short", "ais": "short"}
 _V1 = {"objects": "ais", "buckets": "bucket", "plan": "plan"}
-_SCHEMES = {"aws": "s3", "gcp": "gs", "azure": "az"}
 _ABSOLUTE = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
 _AUDITED = frozenset({400, 401, 403, 405, 414, 429})
 """What of the client's own doing is written down: a right that it has not, a name that is none, a write, too much."""
@@ -228,7 +227,7 @@ def _named(refusal: Refusal, named: Named | None) -> Refusal:
     """``refusal`` with the object's name in AIStore's words, by which its clients tell a missing object from others."""
     if named is None or refusal.status != 404 or not named.bucket:
         return refusal
-    scheme = _SCHEMES.get(named.provider, named.provider)
+    scheme = SCHEMES.get(named.provider, named.provider)
     words = f"{scheme}://{named.bucket}/{named.object} does not exist: {refusal.message}"
     return replace(refusal, message=words)
 

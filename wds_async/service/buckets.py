@@ -15,6 +15,7 @@ from wds_async.service.listing import Page
 from wds_async.service.names import Named, url_of
 from wds_async.service.objects import body_of
 from wds_async.service.refusals import Refusal
+from wds_async.storage.ais.urls import PROVIDERS
 from wds_async.urls import scheme
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ __all__ = ["allowed_buckets", "answer_bucket", "answer_buckets", "answer_daemon"
 _NO_RECURSION, _NO_DIRS = 1 << 11, 1 << 14
 _IS_FOLDER, _IS_CACHED = 1 << 8, 1 << 6
 _PAGE = 1000
-_PROVIDERS = {"gs": "gcp", "s3": "aws", "az": "azure", "ais": "ais", "oci": "oci"}
 _MSGPACK = "application/msgpack"
 _SHORT = {"name": "n", "size": "s", "flags": "f", "version": "v"}
 
@@ -105,15 +105,15 @@ def allowed_buckets(service: Service) -> list[tuple[str, str]]:
     for prefix in service.config.allow:
         name = SCHEME_ALIASES.get(scheme(prefix), scheme(prefix))
         bucket = prefix.partition("://")[2].partition("/")[0].rpartition("@")[2]
-        if name in _PROVIDERS and bucket:
-            found.add((_PROVIDERS[name], bucket))
+        if name in PROVIDERS and bucket:
+            found.add((PROVIDERS[name], bucket))
     return sorted(found)
 
 
 async def answer_buckets(service: Service, request: web.BaseRequest) -> web.Response:
     """``GET /v1/buckets?provider=``: the buckets that may be read, as far as the configuration names them."""
     provider = request.query.get("provider", "")
-    wanted = _PROVIDERS.get(provider, provider)
+    wanted = PROVIDERS.get(provider, provider)
     found = [{"name": b, "provider": p} for p, b in allowed_buckets(service) if wanted in ("", p)]
     return web.json_response(found)
 

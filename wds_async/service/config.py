@@ -11,10 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wds_async.environment import MIB, parse_bytes
+from wds_async.environment import MIB, SCHEME_ALIASES, parse_bytes
 from wds_async.errors import ConfigError
+from wds_async.redact import redact
+from wds_async.storage.filesystems import known_protocol
+from wds_async.urls import rewrite, rules_from_env, scheme
 
 __all__ = ["Quota", "ServiceConfig", "cache_limit", "load_config"]
+
+_SCHEMES = frozenset({"", "file", "http", "https", "s3", "gs", "az", "hf", "ais", *SCHEME_ALIASES})
+"""What allow and buckets may begin with, besides the protocols of fsspec."""
 
 DEFAULT_PORT = 51080
 """AIStore's own."""
@@ -109,11 +115,10 @@ class ServiceConfig:
             raise ConfigError("client_ca needs a certificate and key of the service's own")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port: {self.port} is none")
-        for prefix in (*self.allow, *(url for _, url in self.buckets)):
-            if "://" not in prefix and not prefix.startswith("/"):
-                raise ConfigError(
-                    f"{prefix!r} is no URL's beginning; write gs://bucket/, https://host/path/ or /folder/"
-                )
+        for prefix in self.allow:
+            _judge("allow", prefix)
+        for name, url in self.buckets:
+            _judge(f"buckets: {name}", url)
         if not self.allow and not self.loopback:
             raise ConfigError(
                 f"host {self.host} can be reached from other machines, so allow must say what may be read there: "
@@ -135,6 +140,25 @@ class ServiceConfig:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return False
+
+
+def _judge(setting: str, prefix: str) -> None:
+    """ConfigError where ``prefix`` cannot say what may be read."""
+    shown = f"{setting}: {redact(prefix)!r}"
+    kind = scheme(rewrite(prefix, rules_from_env()) if setting.startswith("buckets") else prefix)
+    if kind == "pipe" or scheme(prefix) == "pipe":
+        raise ConfigError(f"{shown} is a command; this service runs none. Name the store that it reads: gs://bucket/")
+    if "://" not in prefix and not prefix.startswith("/"):
+        raise ConfigError(f"{shown} is no URL's beginning; write gs://bucket/, https://host/path/ or /folder/")
+    if redact(prefix) != prefix:
+        raise ConfigError(
+            f"{shown} holds credentials (or control characters). What may be read is no place for them: credentials "
+            "come from the environment, or from the service's role"
+        )
+    if kind not in _SCHEMES and not known_protocol(kind):
+        raise ConfigError(
+            f"{shown}: nobody knows the scheme {kind!r}; write gs://bucket/, https://host/path/ or /folder/"
+        )
 
 
 def load_config(path: str | os.PathLike[str] | None = None, **overrides: Any) -> ServiceConfig:

@@ -133,6 +133,10 @@ class Delivery:
         self, count: int, send: Callable[[int, int], Awaitable[None]], most: int = _SLICE_AT_MOST
     ) -> None:
         at, loop = 0, asyncio.get_running_loop()
+        if self._pace is not None:
+            most = min(
+                most, _COPIED_BYTES
+            )  # or a client would have seconds' worth at once, and then nothing for seconds
         if not await self._drained(self._timeout_s):
             raise TimeoutError
         while at < count:

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from wds_async import environment
 from wds_async.service.config import ServiceConfig
 from wds_async.service.refusals import Refusal
+from wds_async.storage.ais.urls import PROVIDERS
 from wds_async.urls import links, scheme
 
-__all__ = ["NAME_LIMIT_BYTES", "PARAMETERS", "Named", "bucket_of", "name_of", "planned", "url_of"]
+__all__ = ["NAME_LIMIT_BYTES", "PARAMETERS", "SCHEMES", "Named", "bucket_of", "name_of", "planned", "url_of"]
 
 NAME_LIMIT_BYTES = 4096
 """Longest name of an object, and longest URL, decoded. S3 and Google allow 1,024 bytes."""
@@ -42,7 +43,9 @@ _PROVIDERS = {
 PARAMETERS = ("archpath", "archregx", "archmode", "archmime", "etl_name", "etl_args", "etl_pipeline", "latest-ver")
 """What AIStore can be told to make of an object; kept for whoever answers."""
 
-_SCHEMES = {"aws": "s3", "gcp": "gs", "azure": "az", "oci": "oci"}
+SCHEMES = {provider: name for name, provider in PROVIDERS.items()}
+"""How the URLs of a provider begin."""
+
 _SHORT = {"gs": "gcp", "az": "azure", "ais": "ais"}
 _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -86,7 +89,7 @@ def name_of(path: str, query: str, config: ServiceConfig) -> Named:
 def planned(url: str, config: ServiceConfig) -> Named:
     """What the URL of a plan names, judged as a request for it would be."""
     name = environment.SCHEME_ALIASES.get(scheme(url), scheme(url))
-    provider = {"ais": "ais", "s3": "aws", "gs": "gcp", "az": "azure", "oci": "oci"}.get(name)
+    provider = PROVIDERS.get(name)
     if provider is None:
         _checked(url)
         return _foreign(url)
@@ -161,7 +164,7 @@ def _folder(api: str, provider: str, bucket: str, namespace: str, config: Servic
     if provider != "ais":
         if space:
             raise Refusal(400, f"namespace {space!r}: only ais:// buckets have one here", "name")
-        return f"{_SCHEMES[provider]}://{bucket}/"
+        return f"{SCHEMES[provider]}://{bucket}/"
     if not environment.value("AIS_ENDPOINT"):
         raise Refusal(404, f"bucket ais://{bucket} does not exist; this service's own are in its `buckets`", "bucket")
     return f"ais://{space}/{bucket}/" if space else f"ais://{bucket}/"

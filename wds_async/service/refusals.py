@@ -27,7 +27,7 @@ from wds_async.errors import (
 )
 from wds_async.redact import redact
 
-__all__ = ["Refusal", "as_json", "as_xml", "refusal_of"]
+__all__ = ["Refusal", "as_json", "as_xml", "refusal_of", "xml_text"]
 
 NODE = "wds-async"
 """What the service calls itself where AIStore says which node answered."""
@@ -128,13 +128,13 @@ def as_xml(refusal: Refusal, path: str) -> str:
     """S3's form."""
     code = refusal.code or _S3_CODES.get(refusal.status, "InternalError")
     parts = (("Code", code), ("Message", refusal.message), ("Resource", _shown(path)), ("RequestId", NODE))
-    inner = "".join(f"<{name}>{_xml(text)}</{name}>" for name, text in parts)
+    inner = "".join(f"<{name}>{xml_text(text)}</{name}>" for name, text in parts)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n<Error>{inner}</Error>'
 
 
 _NO_XML = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
 
-def _xml(text: str) -> str:
+def xml_text(text: str) -> str:
     """``text`` as XML can hold it: control characters have no form there at all."""
     return escape(_NO_XML.sub("\N{REPLACEMENT CHARACTER}", text))

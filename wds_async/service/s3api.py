@@ -12,14 +12,13 @@ import re
 import urllib.parse
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
-from xml.sax.saxutils import escape
 
 from aiohttp import web
 
 from wds_async.service.buckets import allowed_buckets, check_bucket
 from wds_async.service.listing import Listed, Page
 from wds_async.service.names import Named, url_of
-from wds_async.service.refusals import Refusal
+from wds_async.service.refusals import Refusal, xml_text
 
 if TYPE_CHECKING:
     from wds_async.service.running import Service
@@ -32,14 +31,13 @@ _MOST = 1000
 _LISTING = frozenset({"list-type", "prefix", "delimiter", "continuation-token", "start-after", "max-keys",
                       "encoding-type", "marker", "fetch-owner", "x-id"})  # fmt: skip
 _SIGNATURE = re.compile(r"X-Amz-|AWSAccessKeyId|Signature|Expires", re.IGNORECASE)
-_NO_XML = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
 
 async def answer_buckets(service: Service) -> web.Response:
     """``GET /s3``: the buckets that the configuration names."""
     names = sorted({name for provider, name in allowed_buckets(service) if provider in ("aws", "ais")})
     since = _date(0.0)
-    rows = "".join(f"<Bucket><Name>{_xml(n)}</Name><CreationDate>{since}</CreationDate></Bucket>" for n in names)
+    rows = "".join(f"<Bucket><Name>{xml_text(n)}</Name><CreationDate>{since}</CreationDate></Bucket>" for n in names)
     owner = "<Owner><ID>wds-async</ID></Owner>"
     return _document("ListAllMyBucketsResult", f"{owner}<Buckets>{rows}</Buckets>")
 
@@ -84,9 +82,9 @@ def _listed(bucket: str, asked: Mapping[str, str], page: Page, most: int) -> web
     second, encoded = asked.get("list-type") == "2", asked.get("encoding-type") == "url"
 
     def name(text: str) -> str:
-        return _xml(urllib.parse.quote(text, safe="/") if encoded else text)
+        return xml_text(urllib.parse.quote(text, safe="/") if encoded else text)
 
-    said = [("Name", _xml(bucket)), ("Prefix", name(asked.get("prefix", ""))), ("MaxKeys", str(most))]
+    said = [("Name", xml_text(bucket)), ("Prefix", name(asked.get("prefix", ""))), ("MaxKeys", str(most))]
     if asked.get("delimiter"):
         said.append(("Delimiter", name(asked["delimiter"])))
     if encoded:
@@ -95,7 +93,7 @@ def _listed(bucket: str, asked: Mapping[str, str], page: Page, most: int) -> web
     last = page.lines[-1].name if page.more else ""
     if second:
         said.append(("KeyCount", str(len(page.lines))))
-        said += [(tag, _xml(asked[key])) for tag, key in _ECHOED if asked.get(key)]
+        said += [(tag, xml_text(asked[key])) for tag, key in _ECHOED if asked.get(key)]
         if last:
             said.append(("NextContinuationToken", base64.urlsafe_b64encode(last.encode()).decode()))
     else:
@@ -126,10 +124,6 @@ def _document(root: str, inner: str) -> web.Response:
 
 def _xml_response(text: str) -> web.Response:
     return web.Response(text=f'<?xml version="1.0" encoding="UTF-8"?>\n{text}', content_type="application/xml")
-
-
-def _xml(text: str) -> str:
-    return escape(_NO_XML.sub("\N{REPLACEMENT CHARACTER}", text))
 
 
 def _date(seconds: float) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import http.client
 import itertools
 import json
 import logging
@@ -21,7 +20,7 @@ from typing import Any
 
 from wds_async import environment
 from wds_async.storage.base import Call, Request
-from wds_async.storage.http.backend import tls_context
+from wds_async.storage.http.blocking import OverSocket, connection_to
 
 __all__ = ["Announcer"]
 
@@ -41,17 +40,6 @@ def _client_name() -> str:
     """How an engine calls itself to a service: host and process, and a number where it is not the first one there."""
     number = next(_numbers)
     return f"{socket.gethostname()}:{os.getpid()}{f'.{number}' if number else ''}"
-
-
-class _OverSocket(http.client.HTTPConnection):
-    def __init__(self, path: str, timeout_s: float) -> None:
-        super().__init__("localhost", timeout=timeout_s)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
 
 
 class Announcer:
@@ -122,16 +110,9 @@ class Announcer:
 
 def _say(request: Request, method: str, path: str, body: Any, timeout_s: float) -> int:
     """The status of the answer. Blocks."""
-    parts = urllib.parse.urlsplit(request.url)
-    connection: http.client.HTTPConnection
-    if request.socket:
-        connection = _OverSocket(request.socket, timeout_s)
-    elif parts.scheme == "https":
-        context = tls_context(request.tls)
-        connection = http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=timeout_s, context=context)
-    else:
-        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout_s)
-    with contextlib.closing(connection):
+    socket_path = request.socket
+    asking = OverSocket(socket_path, timeout_s) if socket_path else connection_to(request.url, timeout_s, request.tls)
+    with contextlib.closing(asking) as connection:
         raw = None if body is None else json.dumps(body).encode()
         connection.request(method, path, raw, {**dict(request.headers), "Content-Type": "application/json"})
         response = connection.getresponse()

@@ -27,7 +27,7 @@ from wds_async.redact import redact
 from wds_async.storage.base import Tls
 from wds_async.urls import scheme
 
-__all__ = ["NOBODY", "OPTIONS", "Cluster", "Place", "cluster_for", "has_own_store", "read_token", "routes"]
+__all__ = ["NOBODY", "OPTIONS", "PROVIDERS", "Cluster", "Place", "cluster_for", "has_own_store", "read_token", "routes"]
 
 logger = logging.getLogger("wds_async")
 
@@ -45,7 +45,9 @@ OPTIONS = {
 NOBODY = "anonymous (no token)"
 """Who asks without a token, for people."""
 
-_PROVIDERS = {"ais": "ais", "gs": "gcp", "s3": "aws", "az": "azure", "oci": "oci"}
+PROVIDERS = {"ais": "ais", "gs": "gcp", "s3": "aws", "az": "azure", "oci": "oci"}
+"""Schemes of URLs, by their usual names, and what AIStore calls whose they are."""
+
 _KNOWN_PARAMETERS = ("archpath", "archregx", "archmode", "etl_name", "etl_args", "etl_pipeline", "latest-ver")
 _QUERY = re.compile(r"\?(?=(?:" + "|".join(_KNOWN_PARAMETERS) + ")=)")
 _IN_ORDER = frozenset({"archpath", "archregx", "etl_name", "etl_pipeline"})
@@ -70,7 +72,7 @@ class Place:
     def of(cls, url: str) -> Place:
         """What ``url`` (rewritten) names. UrlError where it has no bucket, or AIStore no such provider."""
         name = environment.SCHEME_ALIASES.get(scheme(url), scheme(url))
-        provider = _PROVIDERS.get(name)
+        provider = PROVIDERS.get(name)
         if provider is None:
             raise UrlError(f"{redact(url)}: AIStore reads ais, gs, s3, az and oci; take {name} out of USE_AIS_FOR")
         path, query = _split_query(url.partition("://")[2])
@@ -238,11 +240,11 @@ def routes(url: str, options: Mapping[str, Any]) -> bool:
     name = environment.SCHEME_ALIASES.get(scheme(url), scheme(url))
     used = environment.schemes(environment.value("USE_AIS_FOR"))
     known = bool(options.get("endpoint") or environment.value("AIS_ENDPOINT"))
-    if name in used and name in _PROVIDERS and known:
+    if name in used and name in PROVIDERS and known:
         return True
     if name == "ais":  # always is
         return False
-    if name in used and name not in _PROVIDERS:
+    if name in used and name not in PROVIDERS:
         _tell("USE_AIS_FOR names %s, for which AIStore has no provider: it is read directly (said once)", name)
     elif name in used:
         _tell(
@@ -250,7 +252,7 @@ def routes(url: str, options: Mapping[str, Any]) -> bool:
             "(AIS_ENDPOINT=http://host:51080 is AIStore's proxy; said once)",
             name,
         )
-    elif known and not used and name in _PROVIDERS:
+    elif known and not used and name in PROVIDERS:
         _tell(
             "AIS_ENDPOINT is set, but USE_AIS_FOR is not: %s:// is read from its own store, and only ais:// from "
             "AIStore (USE_AIS_FOR=gs:s3:az changes that; said once)",
