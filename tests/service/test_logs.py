@@ -20,17 +20,26 @@ logger = logging.getLogger("wds_async")
 
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
-    """The package's logger is one for the whole process."""
-    handlers, level, propagate = logger.handlers[:], logger.level, logger.propagate
+    """Loggers are one for the whole process."""
+    loggers = [logger, logging.getLogger("asyncio"), logging.getLogger("aiohttp")]
+    before = [(one, one.handlers[:], one.level, one.propagate) for one in loggers]
     yield
-    logger.handlers[:], logger.propagate = handlers, propagate
-    logger.setLevel(level)
+    for one, handlers, level, propagate in before:
+        one.handlers[:], one.propagate = handlers, propagate
+        one.setLevel(level)
 
 
 def lines(form: str) -> io.StringIO:
     out = io.StringIO()
     logs.configure(form, out)
     return out
+
+
+@pytest.mark.parametrize("name", ["asyncio", "aiohttp.server"])
+def test_what_libraries_warn_of_has_the_same_form(name: str) -> None:
+    out = lines("json")
+    logging.getLogger(name).warning("socket.send() raised exception.")
+    assert json.loads(out.getvalue())["logger"] == name
 
 
 def test_people_get_a_short_line() -> None:

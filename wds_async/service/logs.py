@@ -16,13 +16,15 @@ from wds_async.redact import redact
 __all__ = ["HumanLines", "JsonLines", "configure"]
 
 logger = logging.getLogger("wds_async")
+_OTHERS = (logging.getLogger("asyncio"), logging.getLogger("aiohttp"))
 
 _OF_EVERY_RECORD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _FIELDS = frozenset(("time", "level", "logger", "message", "error"))
 
 
 def configure(form: str = "human", stream: TextIO | None = None) -> None:
-    """Send the ``wds_async`` loggers to ``stream`` (standard error): ``form`` is ``"human"`` or ``"json"``.
+    """Send the ``wds_async`` loggers to ``stream`` (standard error): ``form`` is ``"human"`` or ``"json"``. What asyncio
+    and aiohttp warn of comes there too, and in the same form.
 
     The level is that of ``WDS_LOG``, else info. Every handler that these loggers had is replaced: the process is the
     service's own, and no line is written twice. ConfigError for a form or level that there is not.
@@ -35,9 +37,10 @@ def configure(form: str = "human", stream: TextIO | None = None) -> None:
         raise ConfigError(f"WDS_LOG={level.lower()!r} is not a level; write debug, info, warning or error")
     handler = _Lines(stream or sys.stderr)
     handler.setFormatter(forms[form]())
-    logger.handlers[:] = [handler]
+    for one in (logger, *_OTHERS):
+        one.handlers[:] = [handler]
+        one.propagate = False
     logger.setLevel(level)
-    logger.propagate = False
 
 
 class _Lines(logging.StreamHandler[TextIO]):

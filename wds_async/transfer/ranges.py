@@ -62,7 +62,7 @@ class _Plan:
     """The parts of one origin that are on their way; each is wanted by who waits for it, and by nobody else."""
 
     def __init__(self, config: TransferConfig) -> None:
-        # Who reads by it finds the number of its own requests already: two that grow in a row grow by each other's leave.
+        # Who reads by it finds the number of its own requests: two that grow in a row grow by each other's leave.
         self.concurrency = Concurrency(config.connections, config.processes, eager=True)
 
     def learn(self, shard: window.Shard, size: int) -> None:
