@@ -268,6 +268,15 @@ def test_a_stall_lasts_until_released(origin: Origin, data: str) -> None:
         assert rest == BODY[1000:]
 
 
+@pytest.mark.parametrize("stall_after", [BEFORE_HEAD, 1000])
+def test_a_stall_ends_with_its_client(origin: Origin, data: str, stall_after: int) -> None:
+    origin.behave(stall_after=stall_after)
+    with Client(origin) as client:
+        client.connection.request("GET", "/data.tar")
+        origin.wait_until(lambda o: o.in_flight == 1)
+    origin.wait_until(lambda o: (o.in_flight, o.open_connections) == (0, 0))
+
+
 def test_a_stalled_server_stops(data: str, origin: Origin) -> None:
     origin.behave(stall_after=BEFORE_HEAD)
     with Client(origin) as client:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
+import sqlite3
+import stat
+import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from tests.chunkcache.doubles import CHUNK, Bytes, Clock, content, get, make, run, running, taken, until
+from wds_async.chunkcache.cache import CachedObject
 from wds_async.chunkcache.origin import Urgency
 from wds_async.chunkcache.pieces import OnDisk
 from wds_async.errors import ConfigError, ObjectChanged, ShardNotFound, TransferError
+from wds_async.transfer.ranges import Facts
 
 URL = "s3://bucket/a.tar"
 DATA = content(10 * CHUNK + 123)
@@ -565,5 +572,100 @@ def test_idle_objects_are_put_away_and_found_again(tmp_path: Path) -> None:
                     assert await get(cache, f"s3://bucket/{number}") == origin.things[f"s3://bucket/{number}"].data
             assert len(cache.fetching.entries) <= 5
             assert origin.bytes == 30 * CHUNK
+
+    run(main())
+
+
+def test_who_comes_just_when_it_was_found_out_gets_it_though_it_was_closed(tmp_path: Path) -> None:
+    """What was found is thrown away in the very turn of the loop in which it was found: nobody waits for ever."""
+
+    async def main() -> None:
+        origin = origin_of()
+        found = asyncio.Event()
+
+        async def facts(url: str) -> Facts:
+            await found.wait()
+            return origin.things[url].facts
+
+        async def late() -> CachedObject:
+            await found.wait()  # goes on behind the one that asks the origin, before that one's waiters
+            assert cache.remove(URL)
+            return await cache.open(URL, start=None)
+
+        async with running(tmp_path, origin, freshness_s=0) as cache:
+            origin.facts = facts  # type: ignore[method-assign]
+            first = asyncio.create_task(cache.open(URL, start=None))
+            await asyncio.sleep(0.05)
+            second = asyncio.create_task(late())
+            await asyncio.sleep(0.05)
+            found.set()
+            for task in (first, second):
+                with await asyncio.wait_for(task, 10) as opened:
+                    assert opened.size == len(DATA)
+
+    run(main())
+
+
+@pytest.mark.parametrize("start", [0, None])
+def test_what_nobody_waits_for_any_more_is_not_asked_for_any_longer(tmp_path: Path, start: int | None) -> None:
+    async def main() -> None:
+        origin, asked, left = origin_of(), asyncio.Event(), asyncio.Event()
+
+        async def never(*given: object) -> Facts:
+            asked.set()
+            try:
+                return await asyncio.get_running_loop().create_future()
+            finally:
+                left.set()
+
+        @contextlib.asynccontextmanager
+        async def part(*given: object) -> AsyncIterator[object]:
+            yield await never()
+
+        async with running(tmp_path, origin) as cache:
+            real = origin.facts, origin.part
+            origin.facts, origin.part = never, part  # type: ignore[method-assign, assignment]
+            two = [asyncio.create_task(cache.open(URL, start=start)) for _ in range(2)]
+            await asked.wait()
+            two[0].cancel()
+            await asyncio.sleep(0.01)
+            assert not left.is_set()  # another one waits still
+            two[1].cancel()
+            await asyncio.wait_for(left.wait(), 10)
+            origin.facts, origin.part = real  # type: ignore[method-assign]
+            assert await get(cache, URL) == DATA
+
+    run(main())
+
+
+def test_what_lies_on_disk_holds_no_secret_and_is_nobody_elses(tmp_path: Path) -> None:
+    async def main() -> None:
+        origin, url = Bytes(), "https://host/a.tar?X-Amz-Signature=TOPSECRET"
+        origin.put(url, DATA)
+        async with running(tmp_path, origin) as cache:
+            assert await get(cache, url) == DATA
+        async with running(tmp_path, origin) as cache:
+            fetched = origin.bytes
+            assert await get(cache, url) == DATA
+            assert origin.bytes == fetched  # it is found again
+            await cache.flush()
+            indexes = list(tmp_path.glob("index*"))  # noqa: ASYNC240 (a test)
+            assert indexes
+            assert all(b"TOPSECRET" not in path.read_bytes() for path in indexes)
+            assert {stat.S_IMODE(path.stat().st_mode) for path in indexes} == {0o600}
+
+    run(main())
+
+
+def test_it_ends_though_another_program_keeps_the_index_locked(tmp_path: Path) -> None:
+    async def main() -> None:
+        origin = origin_of()
+        async with running(tmp_path, origin) as cache:
+            other = sqlite3.connect(tmp_path / "index.sqlite", isolation_level=None)
+            other.execute("BEGIN EXCLUSIVE")
+            assert await get(cache, URL) == DATA
+            began = time.monotonic()
+        assert time.monotonic() - began < 15  # two attempts of 2 s; it was 30 s and more
+        other.close()
 
     run(main())

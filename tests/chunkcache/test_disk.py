@@ -12,6 +12,7 @@ import pytest
 
 from tests.chunkcache.doubles import CHUNK, Bytes, Clock, content, get, run, running, threaded
 from tests.chunkcache.test_machine import full_disk
+from tests.servers.process import ServerMissing, required
 from wds_async.chunkcache.disk import Disk
 from wds_async.chunkcache.stats import CacheStats
 
@@ -25,8 +26,9 @@ def small(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     mount = shutil.which("mount")
     command = [str(mount), "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    if mount is None or subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("only root can mount")
+    with required():
+        if mount is None or subprocess.run(command, capture_output=True, check=False).returncode:
+            raise ServerMissing("only root can mount")
     yield folder
     subprocess.run(["umount", "-l", str(folder)], check=True)
 

@@ -81,3 +81,31 @@ def test_sweeping_finds_what_nobody_knows(tmp_path: Path) -> None:
     assert [path.name for path in sorted(tmp_path.rglob("*")) if path.is_file()] == ["3", f"{9000:x}"]
     files.discard()
     assert not tmp_path.exists()
+
+
+def test_a_new_file_is_never_anothers(tmp_path: Path) -> None:
+    """Where the folder was replaced, two processes may give the same number: none writes into what the other serves."""
+    files = DataFolder(tmp_path)
+    first = files.create(7)
+    first.write(0, memoryview(DATA))
+    second = files.create(7)
+    second.write(0, memoryview(b"other"))
+    assert first.crc(0, len(DATA)) == crc32c(DATA)
+    assert files.path(7).read_bytes() == b"other"
+    first.close()
+    second.close()
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"precious")
+    files = DataFolder(tmp_path / "data")
+    files.path(7).parent.mkdir(parents=True)
+    files.path(7).symlink_to(victim)
+    with pytest.raises(OSError, match="symbolic links"):
+        files.open(7)
+    made = files.create(7)
+    made.write(0, memoryview(b"mine"))
+    made.close()
+    assert victim.read_bytes() == b"precious"
+    assert not files.path(7).is_symlink()

@@ -37,7 +37,7 @@ def test_what_a_killed_process_left_is_tidied(tmp_path: Path) -> None:
     opened.close()
 
 
-@pytest.mark.parametrize("damage", ["garbage", "deleted", "marked", "cut", "stranger"])
+@pytest.mark.parametrize("damage", ["garbage", "deleted", "marked", "cut", "stranger", "pages"])
 def test_an_index_that_is_none(tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
     opened = open_folder(tmp_path)
     opened.index.write(Batch({number: row(number) for number in range(1, 500)}), 500, {})
@@ -52,6 +52,8 @@ def test_an_index_that_is_none(tmp_path: Path, damage: str, caplog: pytest.LogCa
         opened.mark_broken()
     elif damage == "cut":
         index.write_bytes(index.read_bytes()[:5000])
+    elif damage == "pages":  # its head is good, and says that all is well
+        index.write_bytes(index.read_bytes()[:4096] + b"\xa5" * (index.stat().st_size - 4096))
     else:
         database = sqlite3.connect(index)
         database.execute("DROP TABLE entries")

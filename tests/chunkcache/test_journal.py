@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,10 +16,11 @@ from wds_async.chunkcache.journal import Journal
 from wds_async.chunkcache.policy import Policy
 
 
-def journal_of(folder: Path) -> Journal:
+def journal_of(folder: Path, **how: Any) -> Journal:
     index = Index(folder / "index")
     clock = Clock()
-    return Journal(index, threaded, Policy(1 << 20, CHUNK), clock=clock, wall=lambda: clock() + 1e9, next_id=5)
+    policy = Policy(1 << 20, CHUNK)
+    return Journal(index, threaded, policy, clock=clock, wall=lambda: clock() + 1e9, next_id=5, **how)
 
 
 def test_what_is_noted_is_written(tmp_path: Path) -> None:
@@ -97,6 +99,28 @@ def test_a_disk_that_is_full(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
         assert await journal.flush()
         assert journal.index is not None
         assert journal.index.load("key") is not None
+        entry.file.close()
+        journal.index.close()
+
+    run(main())
+
+
+def test_an_index_that_is_damaged_is_said_to_be(tmp_path: Path) -> None:
+    async def main() -> None:
+        said: list[str] = []
+        Index(tmp_path / "index").close()  # all of it is in the file, nothing beside it
+        journal = journal_of(tmp_path, broken=lambda: said.append("broken"))
+        entry = entry_of()
+        entry.file = DataFile(tmp_path / "file", create=True)
+        entry.chunks.add(0, 1)
+        journal.changed(entry, 0)
+        assert journal.index is not None
+        path = journal.index.path
+        with open(path, "r+b") as file:  # noqa: ASYNC230 (a test)
+            file.seek(4096)
+            file.write(b"\xa5" * (path.stat().st_size - 4096))
+        assert not await journal.flush()
+        assert said == ["broken"]
         entry.file.close()
         journal.index.close()
 

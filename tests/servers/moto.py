@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
+from tests.servers.process import ServerMissing, required
 
 __all__ = ["CREDENTIALS", "clean_aws", "moto"]
 
@@ -42,8 +45,14 @@ def clean_aws(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(scope="session")
 def moto() -> Iterator[str]:
-    """The address of a moto server that lets everybody in; buckets are as good as its tests' names."""
-    server: Any = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    """The address of a moto server that lets everybody in; buckets are as good as its tests' names. Skips where it is
+    not installed, fails instead with ``WDS_REQUIRE_SERVERS=1``."""
+    with required():
+        try:
+            module = importlib.import_module("moto.server")
+        except ImportError as exn:
+            raise ServerMissing("moto is not here: pip install 'moto[server]'") from exn
+    server: Any = module.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
     yield f"http://{host}:{port}"

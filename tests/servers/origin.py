@@ -22,6 +22,7 @@ __all__ = ["Origin"]
 
 _PIECE = 256 * 1024
 _RIGHT = Behaviour()
+_LOOK_EVERY_S = 0.02
 
 
 class Origin:
@@ -211,7 +212,7 @@ class Origin:
             # asyncio does this only for sockets made with proto=IPPROTO_TCP, which create_server's are not.
             writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             while not self.hang_up_at_once and (request := await self._read(reader, number)):
-                if not await self._handle(request, writer):
+                if not await self._handle(request, reader, writer):
                     break
             writer.close()
             await writer.wait_closed()
@@ -253,7 +254,7 @@ class Origin:
                     return behaviour
         return _RIGHT
 
-    async def _handle(self, request: Request, writer: asyncio.StreamWriter) -> bool:
+    async def _handle(self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Answer one request; False where the connection has to end."""
         behaviour, sent = self._choose(request), self.sent
         with self._changed:
@@ -269,7 +270,7 @@ class Origin:
                 await _cut(writer, "reset")
                 return False
             if behaviour.stall_after == BEFORE_HEAD:
-                await self._released.wait()
+                await self._stall(reader, writer)
             await asyncio.sleep(self.latency_s + behaviour.delay_s)
             if behaviour.cut_after == BEFORE_HEAD:
                 await _cut(writer, behaviour.cut)
@@ -280,7 +281,7 @@ class Origin:
             status = made.status
             writer.write(_head(made))
             if request.method != "HEAD":
-                await self._body(made, behaviour, writer, count)
+                await self._body(made, behaviour, reader, writer, count)
             return await self._ends_well(request, made, behaviour, writer)
         finally:
             with self._changed:
@@ -299,7 +300,22 @@ class Origin:
         closes = "close" in (made.headers.get("connection"), made.framing)
         return not (wants_close or closes or behaviour.hang_up != "no" or behaviour.length_error > 0)
 
-    async def _body(self, made: Answer, behaviour: Behaviour, writer: asyncio.StreamWriter, count: list[int]) -> None:
+    async def _stall(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Say nothing until `release`. ConnectionResetError once the client has gone."""
+        while not self._released.is_set():
+            if reader.at_eof() or writer.transport.is_closing():
+                raise ConnectionResetError("the client has gone")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._released.wait(), _LOOK_EVERY_S)
+
+    async def _body(
+        self,
+        made: Answer,
+        behaviour: Behaviour,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        count: list[int],
+    ) -> None:
         view = memoryview(made.body)
         if behaviour.cut_after is not None:
             view = view[: behaviour.cut_after]
@@ -309,7 +325,7 @@ class Origin:
         for number, stop in enumerate(stops):
             if number:
                 await writer.drain()
-                await self._released.wait()
+                await self._stall(reader, writer)
             for piece in _pieces(view[sent:stop], behaviour.rate_bytes_s):
                 if made.framing == "chunked":
                     writer.write(b"%x\r\n" % len(piece) + bytes(piece) + b"\r\n")

@@ -80,6 +80,15 @@ class Inside:
         """Run ``coroutine`` on the service's loop; its result."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(_START_S)
 
+    def quiet(self) -> None:
+        """Return once no request is under way. TimeoutError where one is for half a minute."""
+
+        async def none_left() -> None:
+            while len(self.service.underway):  # noqa: ASYNC110 (nothing tells of it)
+                await asyncio.sleep(0.005)
+
+        self.call(none_left())
+
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())

@@ -19,6 +19,7 @@ import wds_async as wds
 from tests.servers import Origin
 from tests.servers.fakegcs import FakeGcs, fake_gcs  # noqa: F401 - a fixture
 from tests.servers.moto import CREDENTIALS, moto  # noqa: F401 - a fixture
+from tests.servers.process import ServerMissing, required
 from tests.servers.shards import make_tar
 from tests.service.serving import Process, ask
 from tests.transfer.reading import MIB, data
@@ -143,8 +144,7 @@ def run(script: str, **environ: str) -> Any:
 
 def test_stock_webdataset_reads_by_rewriting(service: Process) -> None:
     pytest.importorskip("webdataset")
-    if shutil.which("curl") is None:
-        pytest.skip("its HTTP is the command curl")
+    have_curl()
     script = f"""
 import hashlib, json, webdataset as wds
 data = wds.WebDataset("gs://{BUCKET}/train-{{0..2}}.tar", shardshuffle=False)
@@ -208,13 +208,19 @@ def test_s3fs_reads_below_s3(service: Process) -> None:
         fs.cat_file(f"{BUCKET}/nope")
 
 
+def have_curl() -> None:
+    with required():
+        if shutil.which("curl") is None:
+            raise ServerMissing("curl is not here: apt-get install curl")
+
+
 def curl(*arguments: str) -> bytes:
+    have_curl()
     done = subprocess.run(["curl", "-sS", "--noproxy", "*", *arguments], capture_output=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
 def test_curl(service: Process, tmp_path: Path) -> None:
     url = f"{service.base}/gs/{BUCKET}/deep/large.bin"
     assert b"Content-Length: %d" % len(LARGE) in curl("-I", url)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import re
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -20,6 +22,7 @@ import yaml
 
 import wds_async as wds
 from tests.servers import Origin, make_shard
+from tests.servers.process import ServerMissing, required
 from tests.service.serving import Inside, ask
 from wds_async import jobmetrics
 from wds_async.cli import main
@@ -165,8 +168,10 @@ def test_the_options_of_its_commands_exist(page: str) -> None:
         found.make_parser(click.Context(found)).parse_args(words[1:])  # raises where an option is unknown
 
 
-@pytest.mark.skipif(shutil.which("curl") is None or shutil.which("bash") is None, reason="there is no curl, or no bash")
 def test_what_is_to_be_tried_out_runs(tmp_path: Path) -> None:
+    with required():
+        if shutil.which("curl") is None or shutil.which("bash") is None:
+            raise ServerMissing("curl or bash is not here: apt-get install curl bash")
     (block,) = [block for block in blocks("console") if "--bucket demo=" in block]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -182,9 +187,18 @@ def test_what_is_to_be_tried_out_runs(tmp_path: Path) -> None:
     script = "set -e -o pipefail\n" + "\n".join(lines) + "\nwait $!\n"
     environ = {**kept, "PATH": f"{bin_}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT),
                "WDS_SERVE_CONFIG": str(tmp_path / "serve.yaml")}  # fmt: skip
-    done = subprocess.run(
-        ["bash", "-c", script], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=90, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    for said in ("ready", "0.txt", "3  txt 9 B", "txt=number 2", "shards/train-1.tar", port):
-        assert said in done.stdout, (said, done.stdout, done.stderr)
+    said = tmp_path / "said"
+    with said.open("wb") as out:
+        bash = subprocess.Popen(
+            ["bash", "-c", script], cwd=tmp_path, env=environ, stdout=out, stderr=out, start_new_session=True
+        )
+        try:
+            status = bash.wait(90)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(bash.pid, signal.SIGKILL)  # a service that a failed command left behind
+            bash.wait()
+    text = said.read_text()
+    assert status == 0, text
+    for line in ("ready", "0.txt", "3  txt 9 B", "txt=number 2", "shards/train-1.tar", port):
+        assert line in text, (line, text)

@@ -192,14 +192,17 @@ def test_an_object_that_is_replaced_while_it_is_read_breaks_off(serve: Callable[
         ask(f"{running.base}/ais/b/x.tar")
 
 
-def test_who_leaves_gives_up_what_only_it_wanted(serve: Callable[..., Inside], origin: Origin) -> None:
+def test_who_leaves_gives_up_what_only_it_wanted(
+    serve: Callable[..., Inside], origin: Origin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wds_async.chunkcache.fetching._UNWANTED_S", 0.1)
     origin.add("/d/x.tar", BODY)
     origin.behave(stall_after=1000)
     running = serve()
     with socket.create_connection(("127.0.0.1", running.port), 10) as client:
         client.sendall(b"GET /ais/b/x.tar HTTP/1.1\r\nHost: x\r\n\r\n")
-        until(lambda: len(running.service.underway) == 1)
-        origin.wait_until(lambda o: o.in_flight > 0)
+        origin.wait_until(lambda o: o.in_flight > 1)  # what it waits for, and what comes next
+        assert len(running.service.underway) == 1
     until(lambda: not len(running.service.underway))
     origin.wait_until(lambda o: o.in_flight == 0)
 

@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import resource
 import signal
 import socket
 import threading
@@ -189,6 +190,41 @@ def test_a_folder_that_goes_away_is_not_ready(tmp_path: Path, monkeypatch: pytes
         while it.service.ready:
             assert time.monotonic() < deadline
         assert b"out of reach" in ask(f"{it.base}/readyz")[2]
+        folder.mkdir()  # its lock is another one: another service might have it
+        while b"replaced" not in ask(f"{it.base}/readyz")[2]:
+            assert time.monotonic() < deadline
+        folder.rmdir()
         (tmp_path / "elsewhere").rename(folder)
         while not it.service.ready:
             assert time.monotonic() < deadline
+
+
+def test_clients_are_as_many_as_there_are_descriptors_for() -> None:
+    with Inside(clients=10**9) as it:
+        own = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        assert it.service._lane.clients == own // 4
+
+
+def test_without_descriptors_it_says_so_in_a_line_and_goes_on_when_there_are_some(tmp_path: Path) -> None:
+    with Process(tmp_path) as it:
+        assert it.process is not None
+        host, port = it.base.removeprefix("http://").split(":")
+        used = len(os.listdir(f"/proc/{it.process.pid}/fd"))
+        before = resource.prlimit(it.process.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(it.process.pid, resource.RLIMIT_NOFILE, (used + 2, before[1]))
+        waiting = [socket.create_connection((host, int(port)), timeout=30) for _ in range(20)]
+        deadline = time.monotonic() + 20
+        while "no connection can be taken" not in it.said:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        resource.prlimit(it.process.pid, resource.RLIMIT_NOFILE, before)
+        assert ask(f"{it.base}/healthz")[0] == 200
+        resource.prlimit(it.process.pid, resource.RLIMIT_NOFILE, (used + 2, before[1]))
+        more = [socket.create_connection((host, int(port)), timeout=30) for _ in range(20)]
+        time.sleep(0.05)
+        it.signal()  # while asyncio means to try again
+        assert it.wait() == 0
+        assert "Traceback" not in it.said
+        assert it.said.count("no connection can be taken") == 1
+        for one in (*waiting, *more):
+            one.close()

@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wds_async.service.refusals import Refusal
-from wds_async.service.spans import Span, asked
+from wds_async.service.spans import Span, asked, beginning
+
+
+@pytest.mark.parametrize(
+    ("header", "first"),
+    [(None, 0), ("bytes=7-", 7), (" Bytes = 7 - 9", 7), ("bytes=-7", 0), ("bytes=7-8,9-9", 0), ("items=7-8", 0)],
+)
+def test_where_it_begins_as_far_as_one_can_tell_without_the_size(header: str | None, first: int) -> None:
+    assert beginning(header) == first
 
 
 @pytest.mark.parametrize(

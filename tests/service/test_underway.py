@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from wds_async.service.refusals import Refusal
@@ -32,17 +30,3 @@ def test_a_request_that_fails_is_over_too() -> None:
     with pytest.raises(KeyError), underway.one("a"):
         raise KeyError
     assert len(underway) == 0
-
-
-def test_the_last_one_is_waited_for() -> None:
-    async def main() -> None:
-        underway = Underway(9)
-        assert await underway.over(0)
-        underway.enter("a")
-        assert not await underway.over(0.01)
-        waiting = asyncio.create_task(underway.over(10))
-        await asyncio.sleep(0)
-        underway.leave("a")
-        assert await waiting
-
-    asyncio.run(main())

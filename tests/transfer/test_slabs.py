@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
+import mmap
 
 import pytest
 from hypothesis import settings
@@ -154,3 +156,27 @@ def test_only_the_reserve_is_left() -> None:
     assert head is not None
     assert (head.reserved, head.size) == (True, BLOCK)
     assert pool.take(MIN_SLAB_BYTES) is None
+
+
+def test_where_the_system_has_no_memory_nothing_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = SlabPool(4 * BLOCK, BLOCK)
+    first = pool.take(BLOCK)
+    assert first is not None
+
+    def none(*given: object, **how: object) -> mmap.mmap:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(mmap, "mmap", none)
+        for _ in range(3):
+            assert pool.take(MIN_SLAB_BYTES) is None  # the first one comes back some time
+        with pytest.raises(OSError, match="Cannot allocate"):
+            SlabPool(BLOCK, BLOCK).take(MIN_SLAB_BYTES)
+    assert (pool.used_bytes, pool.mapped_bytes) == (BLOCK, BLOCK)
+    taken = [first]
+    while (slab := pool.take(MIN_SLAB_BYTES)) is not None:
+        taken.append(slab)
+    for number, slab in enumerate(taken):
+        slab.view[:] = bytes([number]) * slab.size
+    assert all(slab.view == bytes([number]) * slab.size for number, slab in enumerate(taken))
+    assert sum(slab.size for slab in taken) == 4 * BLOCK

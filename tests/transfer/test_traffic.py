@@ -182,7 +182,7 @@ def test_second_attempts_count_where_they_went(origin: Origin) -> None:
         seen.append(asked)
         return first and len(seen) == 50
 
-    origin.behave(when=late, rate_bytes_s=300_000)  # it goes on while the second one is asked for
+    origin.behave(when=late, rate_bytes_s=60_000)  # it goes on while the second one is asked for
     origin.latency_s = 0.02
     assert bytes_of([origin.add("x.tar", content)], quick(), counters) == [content]
     stats, found = snapshot(counters), counters.traffic.origins[origin.base]

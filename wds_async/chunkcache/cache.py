@@ -16,8 +16,8 @@ import contextlib
 import logging
 import sqlite3
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from wds_async.chunkcache.chunks import CHUNK_BYTES
@@ -27,6 +27,7 @@ from wds_async.chunkcache.fetching import Fetching
 from wds_async.chunkcache.folder import OpenFolder, open_folder, take_out_trash
 from wds_async.chunkcache.index import Totals
 from wds_async.chunkcache.journal import Journal
+from wds_async.chunkcache.keys import key_of
 from wds_async.chunkcache.origin import AnyTime, Origin, Turns, Urgency
 from wds_async.chunkcache.pieces import Piece, fetch, read
 from wds_async.chunkcache.policy import Policy, Resident
@@ -110,6 +111,37 @@ class CachedObject:
         self.release()
 
 
+@dataclass(eq=False, slots=True)
+class _Look:
+    """An object that is being found out about, and how many wait for that."""
+
+    task: asyncio.Task[Entry] | None = None
+    waiting: int = 0
+    asking: bool = False
+    given_up: bool = False
+
+    @property
+    def over(self) -> bool:
+        """Whether nobody may join: what was found by one that is done may be closed by now."""
+        return self.given_up or (self.task is not None and self.task.done())
+
+    @contextlib.contextmanager
+    def at_origin(self) -> Iterator[None]:
+        """While its origin is asked. Only there it may be given up: elsewhere files and books are in its hands."""
+        self.asking = True
+        self.left()
+        try:
+            yield
+        finally:
+            self.asking = False
+
+    def left(self) -> None:
+        """Give it up, where nobody waits for it any more."""
+        if not self.waiting and self.asking and self.task is not None:
+            self.given_up = True
+            self.task.cancel()
+
+
 class ChunkCache:
     """Objects in ``folder``, at most ``limit_bytes`` of them (None: no disk, everything is passed through).
 
@@ -142,7 +174,7 @@ class ChunkCache:
         self._chunk_bytes = chunk_bytes
         self._most_idle = most_idle
         self._stats = CacheStats()
-        self._opening: dict[str, asyncio.Task[Entry]] = {}
+        self._looks: dict[str, _Look] = {}
         self._opened: OpenFolder | None = None
         self._books: asyncio.Task[None] | None = None
         self._cursor = (-1, -1)
@@ -166,6 +198,7 @@ class ChunkCache:
             clock=self._clock,
             wall=self._wall,
             next_id=totals.next_id,
+            broken=opened.mark_broken if opened is not None else lambda: None,
         )
         self.fetching = Fetching(origin, turns, policy, disk, journal, self._stats)
         self._shelf = Shelf(self.fetching, opened, self._chunk_bytes, self._most_idle, self._clock, self._wall)
@@ -243,10 +276,10 @@ class ChunkCache:
     ) -> CachedObject:
         """A reference to the object, whose facts are known and fresh. Raises the tree's errors.
 
-        ``key``: what it is kept under, where ``url`` holds more than its name (a signature). ``start``: where reading
-        will begin, so that its first answer can bring what is needed; None: nothing will be read.
+        ``key``: what it is kept under, where that is not `key_of` the URL. ``start``: where reading will begin, so
+        that its first answer can bring what is needed; None: nothing will be read.
         """
-        key = key or url
+        key = key or key_of(url)
         while True:
             entry = self._shelf.get(key)
             if entry is None or not self._is_fresh(entry):
@@ -256,29 +289,36 @@ class ChunkCache:
 
     def peek(self, url: str, *, client: str = "", key: str = "") -> CachedObject | None:
         """The object where it is known, open and fresh: at once, without I/O."""
-        entry = self._shelf.get(key or url)
+        entry = self._shelf.get(key or key_of(url))
         if entry is None or entry.file is None or not self._is_fresh(entry):
             return None
         return CachedObject(self, entry, client)
 
     async def _look(self, key: str, url: str, client: str, tenant: str, start: int | None) -> Entry:
-        """Find out about an object, once however many ask."""
-        task = self._opening.get(key)
-        if task is None:
-            task = self._opening[key] = self.fetching.start(self._found(key, url, client, tenant, start))
-            task.add_done_callback(lambda _: self._opening.pop(key, None))
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return await asyncio.shield(task)
+        """Find out about an object, once however many ask; given up when the last of them has left."""
+        look = self._looks.get(key)
+        if look is None or look.over:
+            look = self._looks[key] = _Look()
+            look.task = self.fetching.start(self._found(look, key, url, client, tenant, start))
+            look.task.add_done_callback(lambda _: self._looks.pop(key) if self._looks.get(key) is look else None)
+        assert look.task is not None
+        look.waiting += 1
+        try:
+            return await asyncio.shield(look.task)
+        finally:
+            look.waiting -= 1
+            look.left()
 
-    async def _found(self, key: str, url: str, client: str, tenant: str, start: int | None) -> Entry:
+    async def _found(self, look: _Look, key: str, url: str, client: str, tenant: str, start: int | None) -> Entry:
         entry = self._shelf.get(key) or await self._shelf.load(key, url)
         if entry is None:
-            return await self._discover(key, url, client, tenant, start)
+            return await self._discover(look, key, url, client, tenant, start)
         if self._is_fresh(entry) and self._freshness_s > 0:
             return entry
         try:
-            async with self.fetching.turns.turn(client, Urgency.DEMAND, url):
-                facts = await self.fetching.origin.facts(url)
+            with look.at_origin():
+                async with self.fetching.turns.turn(client, Urgency.DEMAND, url):
+                    facts = await self.fetching.origin.facts(url)
         except ShardNotFound:
             self._shelf.discard(entry)
             raise
@@ -297,20 +337,22 @@ class ChunkCache:
         self._shelf.discard(entry)
         return self._shelf.put(self._shelf.new(key, url, facts, tenant))
 
-    async def _discover(self, key: str, url: str, client: str, tenant: str, start: int | None) -> Entry:
+    async def _discover(self, look: _Look, key: str, url: str, client: str, tenant: str, start: int | None) -> Entry:
         """An object that is not here: its facts, with its first chunk where reading begins in that."""
         fetching = self.fetching
         async with contextlib.AsyncExitStack() as stack:
             if start is not None and start < self._chunk_bytes and fetching.disk.usable:
                 with contextlib.suppress(Unranged):
-                    async with fetching.turns.turn(client, Urgency.DEMAND, url):
-                        part = await stack.enter_async_context(fetching.origin.part(url, 0, self._chunk_bytes))
+                    with look.at_origin():
+                        async with fetching.turns.turn(client, Urgency.DEMAND, url):
+                            part = await stack.enter_async_context(fetching.origin.part(url, 0, self._chunk_bytes))
                     entry = self._shelf.new(key, url, part.facts, tenant)
                     if not entry.in_order and entry.chunks.size and len(part.view) == entry.chunks.length(0):
                         await self._keep_first(entry, part.view, client)
                     return self._shelf.put(entry)
-            async with fetching.turns.turn(client, Urgency.DEMAND, url):
-                facts = await fetching.origin.facts(url)
+            with look.at_origin():
+                async with fetching.turns.turn(client, Urgency.DEMAND, url):
+                    facts = await fetching.origin.facts(url)
             return self._shelf.put(self._shelf.new(key, url, facts, tenant))
 
     async def _keep_first(self, entry: Entry, view: memoryview, client: str) -> None:

@@ -26,10 +26,15 @@ class DataFile:
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
         self.path = path
-        flags = os.O_CREAT | os.O_TRUNC if create else 0
+        flags = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
         if create:
             path.parent.mkdir(parents=True, exist_ok=True)
-        self.fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
+            # Never over another's bytes: where the folder was replaced, and is another process's now, that one may
+            # be serving them; and what a link leads to is none of ours.
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+            flags |= os.O_CREAT | os.O_EXCL
+        self.fd = os.open(path, flags, 0o600)
 
     def write(self, offset: int, data: memoryview) -> int:
         """Write all of ``data``; its CRC-32C."""

@@ -67,9 +67,7 @@ def open_folder(path: Path) -> OpenFolder:
             "give this one another folder, or end the other first"
         ) from None
     try:
-        index = _open_or_replace(path)
-        totals = index.totals()
-        _tidy(path, index, totals)
+        index, totals = _open_or_replace(path)
     except sqlite3.Error as exn:
         lock.release()
         raise OSError(f"{path / INDEX}: {exn}") from exn
@@ -93,21 +91,33 @@ def take_out_trash(path: Path) -> None:
         shutil.rmtree(trash, ignore_errors=True)
 
 
-def _open_or_replace(path: Path) -> Index:
+def _open_or_replace(path: Path) -> tuple[Index, Totals]:
     index, broken = path / INDEX, path / _BROKEN
     if broken.exists():
         _begin_anew(path, "it could not be read everywhere")
     elif not index.exists():
         _put_aside(path)  # files that no index tells of
     try:
-        return Index(index)
+        return _opened(path)
     except sqlite3.OperationalError as exn:
         if "no such" not in str(exn):
             raise
         _begin_anew(path, str(exn))
     except sqlite3.DatabaseError as exn:
         _begin_anew(path, str(exn))
-    return Index(index)
+    return _opened(path)
+
+
+def _opened(path: Path) -> tuple[Index, Totals]:
+    """The index, where all that is read of it at a start can be read."""
+    index = Index(path / INDEX)
+    try:
+        totals = index.totals()
+        _tidy(path, index, totals)
+    except BaseException:
+        index.close()
+        raise
+    return index, totals
 
 
 def _begin_anew(path: Path, why: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,6 +22,8 @@ from crc32c import crc32c
 __all__ = ["Batch", "Index", "Row", "Totals"]
 
 _VERSION = 1
+_LOCKED_S = 2.0
+"""How long another program may keep it locked: what could not be written is noted, and the service's end waits."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS entries (
@@ -109,7 +112,8 @@ class Index:
         if read_only:
             self._db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False)
         else:
-            self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=30)
+            _make(path)
+            self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=_LOCKED_S)
         try:
             if read_only:
                 self._check()
@@ -230,6 +234,14 @@ class Index:
         if version != _VERSION:
             raise sqlite3.DatabaseError(f"version {version} of an index, not {_VERSION}")
         self._db.execute("SELECT 1 FROM entries LIMIT 1").fetchall()
+
+
+def _make(path: Path) -> None:
+    """What is read by whom is nobody else's business; SQLite's other files get the rights of this one."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    except OSError as exn:
+        raise sqlite3.OperationalError(f"unable to open database file: {exn}") from exn
 
 
 def _row(values: tuple[Any, ...]) -> Row:

@@ -19,7 +19,8 @@ logger = logging.getLogger("wds_async")
 
 
 class Journal:
-    """Writes to ``index`` what was noted since the last `flush`. None: there is no index, and nothing is written."""
+    """Writes to ``index`` what was noted since the last `flush`. None: there is no index, and nothing is written.
+    ``broken`` is called where it cannot be written for what is in it."""
 
     def __init__(
         self,
@@ -30,8 +31,10 @@ class Journal:
         clock: Callable[[], float],
         wall: Callable[[], float],
         next_id: int,
+        broken: Callable[[], None] = lambda: None,
     ) -> None:
         self.index = index
+        self._broken = broken
         self._call = call
         self._policy = policy
         self._clock = clock
@@ -129,6 +132,8 @@ class Journal:
         return Batch(rows, packed, gone)
 
     def _complain(self, exn: sqlite3.Error) -> None:
+        if not isinstance(exn, sqlite3.OperationalError):
+            self._broken()
         if not self._said:
             logger.warning(
                 "cache: the index cannot be written: %s; what is cached from now on is forgotten at a restart until it "

@@ -154,15 +154,7 @@ def _verify(*, prefix: str, folder: Path | None, as_json: bool) -> None:
 
 
 def _bytes(count: int | None) -> str:
-    """Bytes for people."""
-    if count is None:
-        return "?"
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
+    return "?" if count is None else shards.human(count)
 
 
 def _folder(given: Path | None) -> Path:

@@ -30,6 +30,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from wds_async.errors import StorageError
 from wds_async.redact import redact
 from wds_async.service import buckets, objects, s3api
+from wds_async.service.access import Access
 from wds_async.service.handing import credentials
 from wds_async.service.meters import CONTENT_TYPE, Meters
 from wds_async.service.names import SCHEMES, Named, bucket_of, name_of
@@ -90,7 +91,7 @@ class Front:
             first, count = asking.first_byte_at or loop.time(), asking.sent
             if not count and status != _LEFT and isinstance(response, web.Response):
                 count = response.content_length or 0
-            self._service.meters.served(api, status, first - began, count, asking.url)
+            self._service.meters.served(api, status, first - began, count, asking.url, asking.client)
         if not response.prepared:
             response.headers["Server"] = SERVER
         if self._service.draining:
@@ -204,21 +205,22 @@ class Front:
         peer = request.transport.get_extra_info("peername") if request.transport is not None else None
         address = peer[0] if isinstance(peer, tuple) else ""
         known: dict[str, Any] = {"peer": address, "client": asking.client, "method": request.method}
-        self._service.access.refused(refusal, **known, path=redact(path))
+        self._service.access.refused(refusal, **known, path=path)
 
 
 class HttpLog(logging.LoggerAdapter[logging.Logger]):
     """The log of aiohttp's server. It writes each request that is none down with a traceback, and with what was sent,
-    which may hold a secret; here that is a line that names the sender and the kind of mistake."""
+    which may hold a secret; here that is a refusal like others, whose line names the sender and the kind of mistake."""
 
-    def __init__(self, meters: Meters) -> None:
+    def __init__(self, meters: Meters, access: Access) -> None:
         super().__init__(logger, {})
-        self._meters = meters
+        self._meters, self._access = meters, access
 
     def exception(self, msg: object, *args: object, exc_info: Any = True, **kwargs: Any) -> None:
         if isinstance(exc_info, HttpProcessingError):
             self._meters.refused("malformed")
-            self.info("a request that is none, from %s: %s", args[0] if args else "", type(exc_info).__name__)
+            refusal = Refusal(400, f"a request that is none: {type(exc_info).__name__}", "malformed")
+            self._access.refused(refusal, peer=str(args[0] or "") if args else "")
         else:
             self.error(msg, *args, exc_info=exc_info, **kwargs)
 

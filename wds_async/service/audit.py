@@ -68,7 +68,7 @@ def shown(path: str) -> str:
     or not, decoded and with that hidden. Cut where it is long."""
     spellings = [path[: 4 * _PATH_AT_MOST]]
     for _ in range(_DECODINGS):
-        spellings.append(urllib.parse.unquote(spellings[-1]))
+        spellings.append(urllib.parse.unquote(spellings[-1]).replace(" ", "%20"))  # a space would end a password
     secret = any(redact(text) != text for text in spellings)
     text = _plain(redact(spellings[-1]) if secret else spellings[0])
     return text[:_PATH_AT_MOST] + ("…" if len(text) > _PATH_AT_MOST else "")

@@ -2,7 +2,8 @@
 
 Pieces that come from a disk cost nothing while a client takes its time. Pieces in memory (there is no cache, or no room
 in it) are memory that all clients share: what one of them does not take within a moment goes to a file without a name,
-and the next piece is asked for when that file is empty.
+and the next piece is asked for when that file is empty. Where there is no place for such a file, it is let go, and
+asked for again when the client has taken what was sent: that costs the origin's bytes, and nobody's time.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ logger = logging.getLogger("wds_async")
 _RUN_BYTES = 2 * MIB
 """What is asked for at once for who is slow: a chunk of the cache, and nothing ahead of it."""
 _QUICK_S = 1.0
-_HELD_S = 10.0
+_NOTHING = OnDisk(-1, 0, 0)
 
 
 class Spill:
@@ -41,7 +42,7 @@ class Spill:
     def put(self, view: memoryview) -> OnDisk:
         """Write ``view`` in place of what was there before. OSError where there is no room for it. Blocks."""
         if self._file is None:
-            self._file = tempfile.TemporaryFile(dir=self._folder or None, buffering=0)
+            self._file = tempfile.TemporaryFile(dir=self._folder or None, buffering=0)  # noqa: SIM115 (see `close`)
         at = 0
         while at < view.nbytes:
             at += os.pwrite(self._file.fileno(), view[at:], at)
@@ -107,11 +108,8 @@ class Body:
         try:
             return await self._service.call(self._spill.put, piece[taken:])
         except OSError as exn:
-            logger.warning("a slow client's rest has no place: %s; it has %g s to take it", exn.strerror, _HELD_S)
-            async with asyncio.timeout(_HELD_S):
-                await delivery.send(piece[taken:])
-            self._at += piece.nbytes - taken
-            return None
+            logger.debug("a slow client's rest has no place, and is fetched again: %s", exn.strerror)
+            return _NOTHING
 
     async def _emptied(self, delivery: Delivery, rest: OnDisk) -> bool:
         """Send what was put aside, while nothing more is asked for; whether the client was quick about it."""

@@ -53,12 +53,12 @@ class ServiceConfig:
     ``inf``. 0: with each new reader."""
     allow: tuple[str, ...] = ()
     """Prefixes of the URLs that may be read, after rewriting: ``gs://bucket/``, ``https://host/data/``. Empty:
-    all, from loopback only, and without ``/url``."""
+    the clouds' stores and ``buckets``, from loopback only, and without ``/url``."""
     urls: bool = True
     """Whether ``/url/<escaped URL>`` is served where ``allow`` is given."""
     private: bool = False
-    """Whether origins with private or link-local addresses may be read by ``/url`` though ``allow`` names their host by
-    a name. Addresses of metadata servers never are."""
+    """Whether web servers with private or link-local addresses may be read though ``allow`` names them by a name.
+    Addresses of metadata servers never are."""
     buckets: tuple[tuple[str, str], ...] = ()
     """``ais://`` buckets of its own: a name, and the URL that stands for it (``imagenet``, ``https://host/imagenet/``)."""
     tokens: str = ""

@@ -67,6 +67,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def abort(self) -> None:
         """End it now."""
+        # aiohttp's task first: a `sendfile` that loses its transport leaves asyncio with a traceback.
+        handler = getattr(self._inner, "_task_handler", None)
+        if handler is not None:
+            handler.cancel()
         if self._transport is not None:
             self._transport.abort()
 
@@ -295,7 +299,7 @@ class Connection(asyncio.BufferedProtocol):
         assert answer is not None
         url = answer.found.url
         self._lane.door.over(answer)
-        self._lane.meters.served(answer.api, answer.status, answer.first_s, answer.sent, url)
+        self._lane.meters.served(answer.api, answer.status, answer.first_s, answer.sent, url, answer.client)
 
     def _own_socket(self) -> socket.socket:
         """Another descriptor of the connection's socket: the transport's own may be watched by nobody else."""

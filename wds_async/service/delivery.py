@@ -79,7 +79,8 @@ class Delivery:
         self._by_file = plain and self._transport.get_extra_info("sslcontext") is None
         self._slice = _SLICE_AT_FIRST
         # Without a buffer of its own the transport waits for the last byte: pieces are memory that others wait for.
-        self._transport.set_write_buffer_limits(0)
+        # 1 and not 0: over TLS asyncio would take an empty buffer for a full one, and wait.
+        self._transport.set_write_buffer_limits(1, 0)
 
     async def send(self, piece: Filed | memoryview) -> None:
         """Send one piece. ConnectionError where the client has gone, TimeoutError where it takes no more."""

@@ -31,7 +31,7 @@ _UCRED = struct.Struct("3i")
 
 
 class _Counted(Protocol):
-    def served(self, api: str, code: int, first_byte_s: float, count: int, url: str = "") -> None: ...
+    def served(self, api: str, code: int, first_byte_s: float, count: int, url: str = "", client: str = "") -> None: ...
 
 
 def wants_file(head: Head) -> bool:
@@ -61,7 +61,7 @@ def hand(door: Door, head: Head, peer: str, connection: socket.socket, meters: _
             os.close(own)
         found.served(size)
         door.rules.heard(client, passed.url)
-        meters.served("handed", 200, 0.0, size, passed.url)
+        meters.served("handed", 200, 0.0, size, passed.url, client)
         audit.debug("handed to process %d of user %d, group %d: %s", *credentials(connection), redact(passed.url))
     finally:
         found.release()

@@ -10,14 +10,16 @@ import socket
 import ssl
 import stat
 from collections.abc import Callable
+from typing import Any
 
 from wds_async.errors import WdsError
 
-__all__ = ["CannotServe", "listen_at", "listen_at_path", "raise_descriptor_limit"]
+__all__ = ["CannotServe", "bear_exhaustion", "listen_at", "listen_at_path", "raise_descriptor_limit"]
 
 logger = logging.getLogger("wds_async")
 
 _BACKLOG = 1024
+_SAY_EVERY_S = 10.0
 
 Factory = Callable[[], asyncio.BaseProtocol]
 
@@ -66,6 +68,24 @@ def _taken(path: str) -> bool:
         except OSError:
             return False
         return True
+
+
+def bear_exhaustion(loop: asyncio.AbstractEventLoop) -> None:
+    """Say now and then that there are no descriptors for connections. Of itself asyncio writes a traceback as often as
+    the backlog is long, each second, and as many more when the service ends before there are some."""
+    said_at = float("-inf")
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        nonlocal said_at
+        exn = context.get("exception")
+        if isinstance(exn, OSError) and "accept()" in context.get("message", ""):
+            if loop.time() - said_at >= _SAY_EVERY_S:
+                said_at = loop.time()
+                logger.error("no connection can be taken: %s; tried again each second (see ulimit -n)", exn.strerror)
+        elif not (isinstance(exn, ValueError) and "_start_serving" in context.get("message", "")):
+            loop.default_exception_handler(context)
+
+    loop.set_exception_handler(handle)
 
 
 def raise_descriptor_limit() -> int:

@@ -31,7 +31,7 @@ _TEXT_AT_MOST = 300
 
 
 class Observed(Protocol):
-    """A service, as its figures are read. What is None has none."""
+    """A service, as its figures are read."""
 
     config: Any
     cache: Any
@@ -153,14 +153,11 @@ class Meters:
         self._add_clients(page)
         add_origins(page, service.traffic, self._origins, service.spending)
         page.gauge("wds_cost_limit_dollars", "US dollars at which nothing more is fetched.", _limit(service.spending))
-        if service.cache is not None:
-            _add_cache(page, service.cache.statistics())
-        held = 0 if service.fetcher is None else service.fetcher.held_bytes
-        page.gauge("wds_window_bytes", "Memory of parts on their way.", held)
+        _add_cache(page, service.cache.statistics())
+        page.gauge("wds_window_bytes", "Memory of parts on their way.", service.fetcher.held_bytes)
         page.gauge("wds_window_limit_bytes", "The most that they may take.", service.config.memory_bytes)
-        plans = service.plans
-        page.gauge("wds_plans", "Plans of clients that are followed.", 0 if plans is None else len(plans.as_list()))
-        page.counter("wds_plan_bytes", "Bytes fetched by plans.", 0 if plans is None else plans.fetched_bytes)
+        page.gauge("wds_plans", "Plans of clients that are followed.", len(service.plans.as_list()))
+        page.counter("wds_plan_bytes", "Bytes fetched by plans.", service.plans.fetched_bytes)
         page.gauge("wds_ready", "1 while the service takes requests.", int(service.ready))
         page.gauge("wds_build_info", "The version in its label.", [((version(),), 1)], ("version",))
         return page.text()

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from wds_async import environment
+from wds_async.redact import redact
 from wds_async.service.config import ServiceConfig
 from wds_async.service.refusals import Refusal
 from wds_async.storage.ais.urls import PROVIDERS
@@ -235,7 +236,8 @@ def _bucket(raw: str) -> str:
 
 def _bucket_name(name: str) -> str:
     if not _BUCKET.fullmatch(name) or ".." in name:
-        raise Refusal(400, f"{name[:80]!r} is no bucket's name", "name")
+        shown = redact(f"s3://{name}").removeprefix("s3://")  # as s3://KEY:SECRET@bucket is written by some
+        raise Refusal(400, f"{shown[:80]!r} is no bucket's name", "name")
     return name
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
-import re
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,7 +20,7 @@ from wds_async.service.conditions import Validators, judged, range_holds
 from wds_async.service.delivery import Delivery
 from wds_async.service.names import Named
 from wds_async.service.refusals import Refusal
-from wds_async.service.spans import Span, asked
+from wds_async.service.spans import Span, asked, beginning
 
 if TYPE_CHECKING:
     from wds_async.service.running import Service
@@ -33,7 +32,6 @@ logger = logging.getLogger("wds_async")
 SERVER = f"wds-async/{importlib.import_module('wds_async').__version__}"
 """The header ``Server`` of every answer, by which our own clients know us."""
 
-_FIRST = re.compile(r"bytes\s*=\s*([0-9]{1,18})\s*-", re.ASCII | re.IGNORECASE)
 _NOT_HERE = {"etl_name": "ETLs", "etl_pipeline": "ETLs", "archregx": "matches within archives (archregx)"}
 
 
@@ -98,8 +96,7 @@ async def answer(service: Service, asking: Asking, named: Named) -> web.StreamRe
         if named.params.get(name):
             raise Refusal(501, f"{what} are AIStore's own; this service reads objects as they are stored", "not-here")
     request = asking.request
-    found = _FIRST.match(request.headers.get("Range", "").strip())
-    begins = None if request.method == "HEAD" else int(found[1]) if found else 0
+    begins = None if request.method == "HEAD" else beginning(request.headers.get("Range"))
     client, tenant = asking.client, asking.tenant
     with await service.cache.open(named.url, client=client, tenant=tenant, start=begins) as held:
         fields = {"Server": SERVER, **fields_of(held, named.api)}

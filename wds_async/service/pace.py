@@ -1,15 +1,14 @@
-"""How many bytes a second clients are sent: each at most its own number, and all together, in turn, at most another."""
+"""How many bytes a second each client is sent, over all of its connections."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
-
-from wds_async.service.rotation import Rotation
 
 __all__ = ["Bucket", "Pace"]
 
@@ -59,29 +58,30 @@ class Bucket:
 
 
 class _Gate:
-    """A bucket, and those that wait for it, in turn by name."""
+    """One client's bucket, and its answers that wait for it, first come, first served."""
 
     def __init__(self, bucket: Bucket, later: Later | None) -> None:
         self.bucket = bucket
         self._later = later
-        self._waiting: Rotation[tuple[int, asyncio.Future[None]]] = Rotation()
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._timed = False
 
     @property
     def idle(self) -> bool:
         return not self._waiting and self.bucket.full
 
-    async def take(self, name: str, count: int) -> None:
+    async def take(self, count: int) -> None:
         if not self._waiting and self.bucket.wait_s() <= 0:
             self.bucket.take(count)
             return
         turn = count, asyncio.get_running_loop().create_future()
-        self._waiting.push(name, turn)
+        self._waiting.append(turn)
         self._set_timer()
         try:
             await turn[1]
         except BaseException:
-            self._waiting.remove(name, turn)  # where it had its turn already, its bytes are lost to nobody but time
+            with contextlib.suppress(ValueError):  # it had its turn already: its bytes are lost to nobody but time
+                self._waiting.remove(turn)
             raise
 
     def _set_timer(self) -> None:
@@ -93,7 +93,7 @@ class _Gate:
     def _admit(self) -> None:
         self._timed = False
         while self._waiting and self.bucket.wait_s() <= 0:
-            count, future = self._waiting.pop()
+            count, future = self._waiting.popleft()
             if not future.done():
                 self.bucket.take(count)
                 future.set_result(None)
@@ -101,47 +101,32 @@ class _Gate:
 
 
 class Pace:
-    """``per_client`` and ``total`` are bytes a second, None for no limit. ``clock`` gives seconds, ``later`` calls back
-    (the running loop's, unless given)."""
+    """``rate`` is bytes a second, None for no limit. ``clock`` gives seconds, ``later`` calls back (the running loop's,
+    unless given). ValueError for a rate that is none."""
 
     def __init__(
         self,
-        per_client: float | None = None,
-        total: float | None = None,
+        rate: float | None = None,
         *,
         clock: Clock = time.monotonic,
         later: Later | None = None,
     ) -> None:
-        self._per_client = per_client
+        self._rate = rate
         self._clock = clock
         self._later = later
-        self._total = None if total is None else _Gate(Bucket(total, clock), later)
         self._clients: OrderedDict[str, _Gate] = OrderedDict()
-        if per_client is not None:
-            Bucket(per_client, clock)  # says what is wrong with the number
+        if rate is not None:
+            Bucket(rate, clock)  # says what is wrong with the number
 
     @property
     def limited(self) -> bool:
-        """Whether there is any limit: where not, nobody need ask."""
-        return self._per_client is not None or self._total is not None
+        """Whether there is a limit: where not, nobody need ask."""
+        return self._rate is not None
 
     async def take(self, client: str, count: int) -> None:
         """Return when ``count`` bytes may be sent to ``client``. Small pieces make an even flow."""
-        if self._per_client is not None:
-            await self._gate(client, self._per_client).take(client, count)
-        if self._total is not None:
-            await self._total.take(client, count)
-
-    def ready(self, client: str, count: int) -> bool:
-        """Take ``count`` bytes where they may be sent at once; False where `take` would wait."""
-        gates = [gate for gate in (self._clients.get(client), self._total) if gate is not None]
-        if self._per_client is not None and client not in self._clients:
-            gates.append(self._gate(client, self._per_client))
-        if any(gate._waiting or gate.bucket.wait_s() > 0 for gate in gates):
-            return False
-        for gate in gates:
-            gate.bucket.take(count)
-        return True
+        if self._rate is not None:
+            await self._gate(client, self._rate).take(count)
 
     def _gate(self, client: str, rate: float) -> _Gate:
         gate = self._clients.get(client)

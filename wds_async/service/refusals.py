@@ -106,8 +106,9 @@ def _safe(text: str) -> str:
 
 def _shown(path: str) -> str:
     """``path`` as it came, unless a secret is in it, escaped or not (``/url/…%3Fsig%3D…``)."""
-    plain = urllib.parse.unquote(path, errors="replace")
-    return path if redact(plain) == plain else redact(plain)
+    plain = urllib.parse.unquote(path, errors="replace").replace(" ", "%20")  # a space would end a password
+    shown = redact(plain)
+    return path if shown == plain else shown
 
 
 def as_json(refusal: Refusal, method: str, path: str) -> str:

@@ -29,7 +29,7 @@ from wds_async.service.capped import Capped
 from wds_async.service.config import ServiceConfig, cache_limit
 from wds_async.service.door import Door
 from wds_async.service.express import Express
-from wds_async.service.listening import CannotServe, listen_at, listen_at_path, raise_descriptor_limit
+from wds_async.service.listening import CannotServe, bear_exhaustion, listen_at, listen_at_path, raise_descriptor_limit
 from wds_async.service.listing import Listings
 from wds_async.service.meters import Meters
 from wds_async.service.pace import Pace
@@ -97,6 +97,8 @@ class Service:
         origin = Capped(self.fetcher, self.spending)
         self.turns = Turns(config.connections)
         folder = await self.call(_folder, config)
+        if folder is not None:
+            self._folder = await self.call(os.stat, folder)
         self.cache = ChunkCache(
             folder,
             0 if folder is None else cache_limit(config),
@@ -140,7 +142,7 @@ class Service:
             Front(self),
             handler_cancellation=True,  # what only a client that has left wanted is not fetched
             access_log=None,
-            logger=HttpLog(self.meters),
+            logger=HttpLog(self.meters, self.access),
             keepalive_timeout=_IDLE_S,
             lingering_time=_LINGER_S,
             max_line_size=_LINE_BYTES,
@@ -170,11 +172,11 @@ class Service:
             await server.start_serving()
 
     def _most_clients(self) -> int:
-        """Connections that there are descriptors for: half of them are the cache's and for origins."""
+        """Connections that there are descriptors for: two each, and half of all are the cache's and for origins."""
         most, descriptors = self.config.clients, raise_descriptor_limit()
-        if descriptors and descriptors // 2 < most:
-            logger.warning("%d descriptors (ulimit -n) are for %d clients at most", descriptors, descriptors // 2)
-            return descriptors // 2
+        if descriptors and descriptors // 4 < most:
+            logger.warning("%d descriptors (ulimit -n) are for %d clients at most", descriptors, descriptors // 4)
+            return descriptors // 4
         return most
 
     def _stop_listening(self) -> None:
@@ -203,11 +205,13 @@ class Service:
             return ""
         try:
             async with asyncio.timeout(_DISK_ANSWERS_S):
-                await self.call(os.stat, self.config.folder)
+                found = await self.call(os.stat, self.config.folder)
         except TimeoutError:
             return f"the cache's folder {self.config.folder} does not answer"
         except OSError as exn:
             return f"the cache's folder {self.config.folder} is out of reach: {exn.strerror}"
+        if not os.path.samestat(found, self._folder):
+            return f"the cache's folder {self.config.folder} was replaced by another: restart the service"
         return ""
 
     # -- what it is asked -------------------------------------------------------------------------------
@@ -256,7 +260,7 @@ class Service:
         names = [redact(prefix) for prefix in config.allow]
         names += [f"ais://{name}/ ({redact(url)})" for name, url in config.buckets]
         everything = "the clouds' stores, all that this machine's credentials may (no allow: only from this machine)"
-        found.append(f"what may be read: {', '.join(names) if config.allow else everything}")
+        found.append(f"what may be read: {', '.join(names if config.allow else [everything, *names])}")
         return found
 
 
@@ -273,6 +277,7 @@ async def run(config: ServiceConfig) -> int:
 
     for one in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(one, told, one.name)
+    bear_exhaustion(loop)
     await service.start()
     for line in service.told():
         logger.info("%s", line)

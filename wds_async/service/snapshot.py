@@ -31,14 +31,14 @@ def snapshot(service: Observed) -> dict[str, Any]:
         "origins": origin_rows(service.traffic, Labels(), spending),
         "slowest": [{"url": slow.url, "seconds": slow.seconds, "bytes": slow.bytes} for slow in meters.slowest()],
         "errors": [asdict(failure) for failure in meters.errors],
-        "plans": [] if service.plans is None else service.plans.as_list()[:_PLANS],
+        "plans": service.plans.as_list()[:_PLANS],
         "cost": {"dollars": dollars.as_list(), "limit": limit},
     }
 
 
 def _counters(service: Observed) -> dict[str, float]:
     meters, origins = service.meters, list(service.traffic.origins.values())
-    stats = None if service.cache is None else service.cache.statistics()
+    stats = service.cache.statistics()
     return {
         "client_bytes": meters.client_bytes,
         "client_requests": meters.requests,
@@ -46,22 +46,22 @@ def _counters(service: Observed) -> dict[str, float]:
         "origin_requests": sum(origin.requests for origin in origins),
         "origin_retries": sum(origin.retries for origin in origins),
         "hedges": sum(origin.hedges for origin in origins),
-        "hit_bytes": getattr(stats, "hit_bytes", 0),
-        "miss_bytes": getattr(stats, "miss_bytes", 0),
-        "evictions": getattr(stats, "evictions", 0),
+        "hit_bytes": stats.hit_bytes,
+        "miss_bytes": stats.miss_bytes,
+        "evictions": stats.evictions,
         "errors": meters.failures,
         "refusals": meters.refusals,
     }
 
 
 def _gauges(service: Observed) -> dict[str, float]:
-    stats = None if service.cache is None else service.cache.statistics()
+    stats = service.cache.statistics()
     return {
         "clients": service.meters.clients,
         "connections": sum(origin.connections for origin in list(service.traffic.origins.values())),
-        "window_bytes": 0 if service.fetcher is None else service.fetcher.held_bytes,
+        "window_bytes": service.fetcher.held_bytes,
         "window_limit_bytes": service.config.memory_bytes,
-        "cache_bytes": getattr(stats, "bytes", 0),
-        "cache_limit_bytes": getattr(stats, "limit_bytes", 0),
-        "entries": getattr(stats, "entries", 0),
+        "cache_bytes": stats.bytes,
+        "cache_limit_bytes": stats.limit_bytes,
+        "entries": stats.entries,
     }

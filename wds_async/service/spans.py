@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from wds_async.service.refusals import Refusal
 
-__all__ = ["Span", "asked"]
+__all__ = ["Span", "asked", "beginning"]
 
 # 18 digits are an exabyte. What has more is no number that anybody means, and int() of thousands of digits takes long.
 _ONE = re.compile(r"bytes\s*=\s*(?:([0-9]{1,18})\s*-\s*([0-9]{1,18})?|-\s*([0-9]{1,18}))\s*", re.ASCII | re.IGNORECASE)
@@ -23,6 +23,12 @@ class Span:
     def content_range(self, size: int) -> str:
         """The value of ``Content-Range``."""
         return f"bytes {self.start}-{self.stop - 1}/{size}"
+
+
+def beginning(header: str | None) -> int:
+    """The first byte of the range that ``header`` asks for; 0 where that depends on the object's size."""
+    found = _ONE.fullmatch(header.strip()) if header else None
+    return int(found[1]) if found is not None and found[1] is not None else 0
 
 
 def asked(header: str | None, size: int) -> Span | None:

@@ -1,8 +1,7 @@
-"""Requests under way: how many each client has, and when the last of them is over."""
+"""Requests under way: how many there are, and how many each client has."""
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +18,6 @@ class Underway:
         self.limit = limit
         self._of: Counter[str] = Counter()
         self._total = 0
-        self._none: asyncio.Event | None = None
 
     def __len__(self) -> int:
         return self._total
@@ -44,8 +42,6 @@ class Underway:
             del self._of[client]
         else:
             self._of[client] -= 1
-        if not self._total and self._none is not None:
-            self._none.set()
 
     @contextmanager
     def one(self, client: str) -> Iterator[None]:
@@ -57,15 +53,3 @@ class Underway:
             yield
         finally:
             self.leave(client)
-
-    async def over(self, within_s: float) -> bool:
-        """Wait until none is under way; False where some still are after ``within_s``."""
-        self._none = asyncio.Event()
-        if not self._total:
-            return True
-        try:
-            async with asyncio.timeout(within_s):
-                await self._none.wait()
-        except TimeoutError:
-            return False
-        return True

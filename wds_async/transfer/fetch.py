@@ -11,7 +11,6 @@ from typing import Protocol
 from wds_async.config import TransferConfig
 from wds_async.errors import WdsError
 from wds_async.redact import redact
-from wds_async.storage.ais.handed import HandedFile
 from wds_async.storage.base import (
     Access,
     Backend,
@@ -24,6 +23,7 @@ from wds_async.storage.base import (
     Stream,
 )
 from wds_async.storage.growing import CopiedFile, GrowingStream, StoodStill
+from wds_async.storage.handed import HandedFile
 from wds_async.storage.registry import Location
 from wds_async.transfer.attempts import Attempts, Recovery, ShardNotes, retrieved
 from wds_async.transfer.connection import Origin

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import threading
 
-from wds_async.storage.ais.handed import HandedFile
 from wds_async.storage.base import LocalFile
+from wds_async.storage.handed import HandedFile
 from wds_async.storage.local import file_identity
 
 __all__ = ["FileReader", "FileReplaced"]

@@ -63,7 +63,8 @@ class SlabPool:
         return len(self._blocks) * self.block_bytes
 
     def take(self, size: int, *, reserve: bool = False) -> Slab | None:
-        """A slab of ``size`` bytes (a power of two from `slab_bytes`), or None while there is none.
+        """A slab of ``size`` bytes (a power of two from `slab_bytes`), or None while there is none. OSError where the
+        system has no memory for it, and waiting would not help.
 
         ``reserve`` lets the taker use the block held back for its reader.
         """
@@ -78,7 +79,12 @@ class SlabPool:
                 reserved, size = True, self.block_bytes
             piece = self.block_bytes
             if not self._free[piece]:
-                self._map_block()
+                try:
+                    self._map_block()
+                except OSError:
+                    if reserve or not self.used_bytes:
+                        raise
+                    return None  # the system has no more: what is in use comes back
         address, _ = self._free[piece].popitem()
         while piece > size:
             piece //= 2
@@ -115,8 +121,9 @@ class SlabPool:
         return None
 
     def _map_block(self) -> None:
+        block = _mapped(self.block_bytes)  # first: where there is none, nothing has changed
         self._free[self.block_bytes][len(self._blocks) * self.block_bytes] = None
-        self._blocks.append(_mapped(self.block_bytes))
+        self._blocks.append(block)
 
     def _view(self, address: int, size: int) -> memoryview:
         block, offset = divmod(address, self.block_bytes)

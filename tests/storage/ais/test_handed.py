@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.transfer.reading import data, open_fds
-from wds_async.storage.ais.handed import Descriptor, HandedFile, Hands
+from wds_async.storage.ais.handed import Hands
 from wds_async.storage.base import Request
+from wds_async.storage.handed import HandedFile
 from wds_async.transfer.files import FileReader, FileReplaced
 
 BYTES = data(10_000)
@@ -214,15 +215,3 @@ def test_many_threads_share_it(giving: Callable[..., tuple[Hands, Giver]]) -> No
         thread.join()
     assert len(found) == 80
     assert len({one.descriptor.fd for one in found if one is not None}) == 80
-
-
-def test_a_descriptor_is_closed_once() -> None:
-    one, other = os.pipe()
-    os.close(other)
-    descriptor = Descriptor(one)
-    descriptor.close()
-    again = os.open("/dev/null", os.O_RDONLY)  # may well have the same number
-    descriptor.close()
-    del descriptor
-    os.fstat(again)
-    os.close(again)

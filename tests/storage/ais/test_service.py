@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from tests.clouds.ais import no_settings  # noqa: F401 - fixtures
+from tests.servers.moto import moto  # noqa: F401 - a fixture
 from tests.servers.origin import Origin
 from tests.servers.shards import make_tar
 from tests.service.serving import Inside, Process, ask
@@ -297,19 +298,6 @@ def test_forked_workers_read_by_the_socket(no_settings: None, tmp_path: Path) ->
         assert answers(service)["handed"] >= 6
 
 
-@pytest.fixture(scope="module")
-def bucket() -> Iterator[str]:
-    """The endpoint of an S3 service."""
-    moto = pytest.importorskip("moto.server", reason="pip install moto[server]")
-    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    try:
-        host, port = server.get_host_and_port()
-        yield f"http://{host}:{port}"
-    finally:
-        server.stop()
-
-
 def say(endpoint: str, method: str, path: str, body: bytes = b"") -> None:
     with contextlib.closing(http.client.HTTPConnection(endpoint.removeprefix("http://"))) as connection:
         connection.request(method, path, body)
@@ -318,21 +306,21 @@ def say(endpoint: str, method: str, path: str, body: bytes = b"") -> None:
 
 @pytest.mark.parametrize("tcp", [False, True])
 def test_a_service_that_is_killed_in_the_middle_of_an_epoch(
-    bucket: str, no_settings: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tcp: bool
+    moto: str, no_settings: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tcp: bool
 ) -> None:
     """With ``WDS_AIS_FALLBACK=1`` the epoch goes on from the bucket, and not after minutes."""
-    keys = {"ENDPOINT_URL": bucket, "ACCESS_KEY_ID": "k", "SECRET_ACCESS_KEY": "s", "DEFAULT_REGION": "us-east-1"}
+    keys = {"ENDPOINT_URL": moto, "ACCESS_KEY_ID": "k", "SECRET_ACCESS_KEY": "s", "DEFAULT_REGION": "us-east-1"}
     for name, value in keys.items():
         monkeypatch.setenv(f"AWS_{name}", value)
-    say(bucket, "POST", "/moto-api/reset")
-    say(bucket, "PUT", "/bucket")
+    bucket = f"killed-service-{tcp}".lower()
+    say(moto, "PUT", f"/{bucket}")
     for name, body in BODIES.items():
-        say(bucket, "PUT", f"/bucket/{name}", body)
+        say(moto, "PUT", f"/{bucket}/{name}", body)
     with Process(tmp_path / "p", folder=tmp_path / "cache", socket=tmp_path / "s") as service:
         monkeypatch.setenv("AIS_ENDPOINT", service.base if tcp else f"unix:{tmp_path}/s")
         monkeypatch.setenv("USE_AIS_FOR", "s3")
         monkeypatch.setenv("WDS_AIS_FALLBACK", "1")
-        urls = [f"s3://bucket/{name}" for name in BODIES] * 3
+        urls = [f"s3://{bucket}/{name}" for name in BODIES] * 3
         got, began = [], 0.0
         config = quick(part_bytes=64 * 1024, budget_bytes=1 * MIB, retry=type(quick().retry)())
         with open_shards(urls, config=config) as shards:

@@ -8,55 +8,26 @@ other answer, and any fault, means that the object is asked for in ranges, which
 from __future__ import annotations
 
 import array
-import contextlib
 import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import httptools
 
-from wds_async.storage.base import LocalFile, Request
+from wds_async.storage.base import Request
+from wds_async.storage.handed import Descriptor, HandedFile
 from wds_async.storage.http.messages import wire_url
 
-__all__ = ["Descriptor", "HandedFile", "Hands"]
+__all__ = ["Hands"]
 
 _HEAD_LIMIT_BYTES = 64 << 10
 _LEAVE_ALONE_S = 60.0
 _PIECE_BYTES = 4096
 _FDS_AT_MOST = 4
 _DISTRUSTED_AT_MOST = 4096
-
-
-class Descriptor:
-    """An open file, closed with its last reference."""
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-
-    def close(self) -> None:
-        """Close it; idempotent."""
-        fd, self.fd = self.fd, -1
-        if fd >= 0:
-            os.close(fd)
-
-    def __del__(self) -> None:
-        with contextlib.suppress(OSError):
-            self.close()
-
-
-@dataclass(frozen=True, slots=True)
-class HandedFile(LocalFile):
-    """A file that is open already; ``identity`` is that of the object, as the answers to ranges have it."""
-
-    descriptor: Descriptor = field(compare=False, repr=False)
-    fields: Mapping[str, str] = field(compare=False, repr=False)
-    """Of the head that came with it, in lower case."""
-    lose: Callable[[], None] = field(compare=False, repr=False)
-    """Say that it could not be read: it is not asked for again."""
 
 
 class Hands:
