@@ -16,7 +16,7 @@ import pytest
 
 from tests.servers import Nginx, NginxMissing, Origin, Tls, make_shards
 
-_LONG = ("tests/isolated/", "tests/test_examples.py", "tests/clouds/", "tests/cli/", "tests/faults/")
+_LONG = ("tests/isolated/", "tests/test_examples.py", "tests/clouds/", "tests/deploy/", "tests/cli/", "tests/faults/")
 """Files whose few tests take long. They come first: two processes share the files, and neither should be left with one
 of these when the other has nothing more to do."""
 _THREADS_END_S = 10.0

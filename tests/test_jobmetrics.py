@@ -184,6 +184,13 @@ def test_a_port_that_is_taken_costs_a_warning(origin: Origin, monkeypatch: Any, 
     assert jobmetrics.address() is None
 
 
+def test_an_address_of_ipv6_is_told_as_urls_have_it(origin: Origin, monkeypatch: Any, caplog: Any) -> None:
+    monkeypatch.setenv("WDS_METRICS_PORT", "[::1]:0")
+    with caplog.at_level(logging.WARNING, "wds_async"):
+        assert sum(1 for _ in wds.WebDataset(urls(origin), shardshuffle=False)) == 60
+    assert any("http://[::1]:" in record.message or "cannot be had" in record.message for record in caplog.records)
+
+
 def test_the_extra_is_missing(monkeypatch: Any) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(MissingExtra, match=r"wds-async\[service\]"):

@@ -24,6 +24,8 @@ from wds_async.transfer.stats import Board
 
 __all__ = ["Examination", "ask", "examine", "examine_running", "figures_of", "is_running", "what_bounds"]
 
+_LARGEST = 5e16
+_TEXTS = frozenset(("url", "error", "client", "job", "region"))
 _ANSWER_BYTES = 16 << 20
 _FIRST_ITEM_S = 30.0
 _AT_ONCE = 1024
@@ -220,11 +222,41 @@ def ask(address: str, timeout_s: float = 10.0) -> dict[str, Any]:
     try:
         document = json.loads(body)
         known = document["kind"] in ("service", "job") and isinstance(document["counters"], dict)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         known = False
     if not known:
         raise TransferError(f"{redact(address)}: what answers there is no service or job of wds_async")
-    return dict(document)
+    return _sound(document)
+
+
+def _sound(document: dict[str, Any]) -> dict[str, Any]:
+    """``document`` without what is not of its kind: whoever answers at an address may write anything into it."""
+    found = {name: part for name, part in document.items() if isinstance(part, (str, bool)) or _is_number(part)}
+    found |= {name: _row(document.get(name)) for name in ("counters", "gauges", "cost")}
+    origins = document.get("origins")
+    found["origins"] = {name: _row(row) for name, row in origins.items()} if isinstance(origins, dict) else {}
+    for name in ("slowest", "errors", "plans"):
+        rows = document.get(name)
+        found[name] = [_row(row) for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    for name in ("time", "uptime_s"):
+        if not _is_number(found.get(name)):
+            found.pop(name, None)
+    return found
+
+
+def _row(given: Any) -> dict[str, Any]:
+    """Numbers, and texts where texts belong; ``dollars`` are two numbers."""
+    found: dict[str, Any] = {}
+    for name, value in given.items() if isinstance(given, dict) else ():
+        pair = name == "dollars" and isinstance(value, list) and len(value) == 2 and all(map(_is_number, value))
+        if pair or _is_number(value) or (name in _TEXTS and isinstance(value, str)):
+            found[name] = value
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    """Whether people can mean it: neither infinite nor so large that no clock and no column can hold it."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _LARGEST
 
 
 def _question(address: str) -> tuple[str, dict[str, str]]:

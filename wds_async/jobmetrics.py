@@ -134,7 +134,9 @@ class _Job:
                 )
                 return
             told = logging.INFO if port else logging.WARNING  # who asked for any port must be told which
-            logger.log(told, "metrics of this job: http://%s:%d/metrics", *self.server.address)
+            where, own = self.server.address
+            where = f"[{where}]" if ":" in where else where
+            logger.log(told, "metrics of this job: http://%s:%d/metrics", where, own)
             self.server.begin()
             atexit.register(self.end)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.servers import Origin
 from tests.servers.stats import StatsServer, job, service
 from wds_async.cli.top import Followed, look, rates
 
@@ -143,3 +144,22 @@ def test_live_until_ctrl_c() -> None:
         assert screen.ends() == 130
     assert screen.shown.count(b"\x1b[?1049l") == 1
     assert b"Traceback" not in screen.shown
+
+
+HOSTILE = {
+    "depth": b"[" * 200_000,
+    "kinds": b'{"kind": "service", "counters": {"client_bytes": "abc", "hit_bytes": [], "miss": NaN}, "gauges": [],'
+    b'"origins": {"\\u001b[31m": {"requests": null, "dollars": [1], "bytes": "x"}, "b": 7}, "plans": [1, {"done": ""}],'
+    b'"slowest": [{"url": 5, "seconds": "x"}], "errors": {"time": 1}, "uptime_s": [], "time": "x", "cost": 5}',
+    "sizes": b'{"kind": "job", "counters": {"samples": 1' + b"0" * 400 + b', "bytes": -1}, "uptime_s": 1e308,'
+    b'"gauges": {"window_bytes": 1, "window_limit_bytes": 1' + b"0" * 400 + b'}, "errors": [{"time": 1e300}]}',
+}
+
+
+@pytest.mark.parametrize("what", list(HOSTILE))
+def test_what_one_source_says_hides_no_other(call: Any, what: str) -> None:
+    with Origin({"/v1/stats": HOSTILE[what]}) as hostile, StatsServer(grows) as good:
+        for how in ("--once", "--json"):
+            result = call("top", hostile.base, good.address, how, *QUICKLY)
+            assert result.exit_code == 0
+            assert "node-1" in result.output

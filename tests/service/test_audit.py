@@ -67,6 +67,7 @@ def test_nobody_writes_lines_of_their_own(lines: pytest.LogCaptureFixture) -> No
         "/url/https%3A%2F%2Fhost%2Fx%3FX-Amz-Signature%3DSECRET",
         "/url/https%253A%252F%252Fhost%252Fx%253Fsig%253DSECRET",
         "/url/https%3A%2F%2Fuser%3ASECRET%40host%2Fx",
+        "/url/https%3A%2F%2Fan%20other%3ASECRET%40host%2Fx",
         "/s3/b/o?X-Amz-Credential=SECRET",
     ],
 )

@@ -241,3 +241,11 @@ def test_plans_name_nothing_that_requests_may_not() -> None:
     for url in ("gs://b/a\udcff", "gs://b/" + "a" * 4097, "https://u:p@host/x"):
         with pytest.raises(Refusal):
             planned(url, CONFIG)
+
+
+def test_a_key_in_the_place_of_a_bucket_is_not_said() -> None:
+    with pytest.raises(Refusal) as caught:
+        planned("s3://KEY:SECRET@bucket/a.tar", ServiceConfig())
+    assert caught.value.status == 400
+    assert "SECRET" not in caught.value.message
+    assert "bucket" in caught.value.message

@@ -79,3 +79,10 @@ def test_xml_is_s3s() -> None:
 def test_when_to_come_again() -> None:
     assert Refusal(429, "x", retry_after_s=0.2).fields == {"Retry-After": "1"}
     assert Refusal(416, "x", headers={"A": "b"}).fields == {"A": "b"}
+
+
+def test_a_password_with_a_space_is_not_said() -> None:
+    path = "/url/http%3A%2F%2Fan%20other%3ASECRET%40host%2Fa"
+    refusal = Refusal(400, "no")
+    assert "SECRET" not in as_json(refusal, "GET", path) + as_xml(refusal, path)
+    assert "host" in as_json(refusal, "GET", path)

@@ -23,8 +23,8 @@ _FIELDS = frozenset(("time", "level", "logger", "message", "error"))
 
 
 def configure(form: str = "human", stream: TextIO | None = None) -> None:
-    """Send the ``wds_async`` loggers to ``stream`` (standard error): ``form`` is ``"human"`` or ``"json"``. What asyncio
-    and aiohttp warn of comes there too, and in the same form.
+    """Send the ``wds_async`` loggers to ``stream`` (standard error): ``form`` is ``"human"`` or ``"json"``. What
+    asyncio and aiohttp warn of comes there too, and in the same form.
 
     The level is that of ``WDS_LOG``, else info. Every handler that these loggers had is replaced: the process is the
     service's own, and no line is written twice. ConfigError for a form or level that there is not.

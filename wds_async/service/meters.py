@@ -214,3 +214,4 @@ def _add_cache(page: Page, stats: Any) -> None:
     page.counter("wds_cache_bad_chunks", "Chunks on disk that were not what was written.", stats.bad_chunks)
     page.counter("wds_cache_coalesced", "Reads that waited for another one's fetch.", stats.coalesced)
     page.counter("wds_cache_passed_bytes", "Bytes that were passed on without the disk.", stats.passed_bytes)
+    page.counter("wds_cache_stale", "Requests answered from a copy whose store could not be asked.", stats.stale)

@@ -143,9 +143,12 @@ class Plans:
 
     def drop(self, client: str) -> bool:
         """The plan of ``client`` is no more; whether there was one. What others want too is fetched on."""
-        known = self._forget(client, ends=True)
+        plan = self._plans.pop(client, None)
+        if plan is not None:
+            for url in list(plan.taken):
+                self._let_go(plan, url, ends=True)
         self._pump()
-        return known
+        return plan is not None
 
     def left(self, bound: Hashable) -> None:
         """What plans were bound to is no more (a connection)."""
@@ -226,13 +229,6 @@ class Plans:
                 self._let_go(old, url)
             else:
                 new.taken[url] = index
-
-    def _forget(self, client: str, *, ends: bool) -> bool:
-        plan = self._plans.pop(client, None)
-        for url in list(plan.taken) if plan is not None else ():
-            assert plan is not None
-            self._let_go(plan, url, ends=ends)
-        return plan is not None
 
     def _told(self, plan: Plan) -> dict[str, Any]:
         return {

@@ -67,7 +67,7 @@ class Turns:
         self._admit()
 
     def _admit(self) -> None:
-        for urgency in Urgency:
+        for urgency in Urgency:  # the less urgent have fewer places, so nobody passes who waits for one
             line = self._waiting[urgency]
             while line and self._running < self._most[urgency]:
                 turn = line.pop_if(self._may)
@@ -77,8 +77,6 @@ class Turns:
                 self._of_client[turn.client] += 1
                 self._of_store[turn.store] += 1
                 turn._begin()
-            if line and self._running >= self._most[urgency]:
-                return  # nobody less urgent passes whoever waits for a place
 
     def _may(self, turn: Turn) -> bool:
         """Whether its client and its store leave enough to others."""
