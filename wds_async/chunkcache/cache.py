@@ -5,8 +5,7 @@
     cache = ChunkCache(Path("/nvme/cache"), 500 << 30, fetcher, call=threads.call)
     await cache.start()
     with await cache.open("s3://bucket/000.tar") as found:
-        async for piece in found.pieces(0):
-            ...  # OnDisk(fd, offset, count), or memory
+        async for piece in found.pieces(0): ...  # OnDisk(fd, offset, count), or memory
 """
 
 from __future__ import annotations
@@ -42,8 +41,7 @@ __all__ = ["CacheStats", "CachedObject", "ChunkCache"]
 
 logger = logging.getLogger("wds_async")
 
-_FLUSH_EVERY_S = 0.5
-_ASK_AGAIN_S = 10.0
+_FLUSH_EVERY_S, _ASK_AGAIN_S = 0.5, 10.0
 _ROWS_AT_ONCE = 1000
 _UNREACHABLE = (TransferError, CostLimitReached)
 
@@ -76,6 +74,11 @@ class CachedObject:
     def whole(self) -> bool:
         """Whether all of it is in the file, was compared, and stays as it is while anybody has the file open."""
         return self._entry.chunks.settled and self._entry.file is not None
+
+    @property
+    def discovered(self) -> bool:
+        """Whether nothing of it was here but its first chunk, which came when it was opened, for nobody yet."""
+        return self._entry.discovered
 
     def ready(self, start: int, stop: int) -> int:
         """The end of what can be sent of the file from ``start`` on (``start``: nothing). It does no I/O."""

@@ -65,6 +65,7 @@ async def fetch(entry: Entry, fetching: Fetching, client: str, start: int, stop:
     """Bring bytes ``[start, stop)`` onto the disk, and give nothing to anybody; how many of them are there then. It
     ends early where there is no place for more."""
     reader = Reader(client, urgency)
+    entry.discovered = False
     fetching.enter(entry, reader, start, stop)
     try:
         if entry.in_order and not entry.chunks.whole:
@@ -86,7 +87,7 @@ async def _fetch_chunks(entry: Entry, fetching: Fetching, reader: Reader, start:
             return
         if not entry.chunks.trusted(number):
             waiting.append(fetching.flight(entry, number, reader, reader.urgency))
-        if len(waiting) >= _PIECE_CHUNKS and not await _landed(waiting.pop(0), reader):
+        if len(waiting) >= AHEAD_CHUNKS and not await _landed(waiting.pop(0), reader):
             return
     for flight in waiting:
         if not await _landed(flight, reader):

@@ -76,13 +76,13 @@ class ServiceConfig:
     """Most bytes a second to one client."""
     bytes_per_s: float | None = None
     """Most bytes a second from all origins together."""
-    connections: int = 64
+    connections: int = 128
     """Most connections to origins."""
-    origin_connections: int = 64
+    origin_connections: int = 128
     """Most connections to one origin."""
     origin_bytes_per_s: float | None = None
     """Most bytes a second from one origin."""
-    memory_bytes: int = 192 * MIB
+    memory_bytes: int = 256 * MIB
     """Most bytes on their way between origins, the disk and clients."""
     ahead_bytes: int = 1024 * MIB
     """Most bytes that are fetched by plans before anybody has asked for them, per client."""

@@ -308,7 +308,9 @@ class Plans:
 
     async def _fetch(self, plan: Plan, held: Held) -> None:
         try:
-            with await self._cache.open(held.url, client=plan.client, tenant=plan.tenant, start=None) as found:
+            # Where it is known how large they are, there is room for it: its first chunk comes along with its facts.
+            start = 0 if plan.usual_bytes else None
+            with await self._cache.open(held.url, client=plan.client, tenant=plan.tenant, start=start) as found:
                 size = min(found.size or 0, plan.ahead_bytes) if found.facts.ranged else 0
                 held.size = 0
                 if not size:
@@ -319,7 +321,7 @@ class Plans:
                     return
                 held.size = size
                 self._pump()
-                before = found.ready(0, size)
+                before = 0 if found.discovered else found.ready(0, size)
                 held.size = await found.fetch(0, size, Urgency.PLAN)
                 self.fetched_bytes += max(0, held.size - before)
         except CostLimitReached as exn:
