@@ -22,6 +22,12 @@ from wds_async.doctor import examine
 from wds_async.loader import WebLoader
 from wds_async.symptoms import Bound
 
+
+@pytest.fixture(autouse=True)
+def _looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WDS_DOCTOR", "1")
+
+
 # torch advises against more workers than processors, wherever these tests run.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 

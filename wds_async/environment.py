@@ -170,6 +170,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("WDS_SHOW_SEED", _flag, False, "1: log the seed of ResampledShards"),
     Variable("WDS_HANDOVER", _flag, True, "0: batches of WebLoader's workers go through torch's queue"),
     Variable("WDS_PROGRESS", _flag, False, "1: show a progress bar and a summary line for every epoch"),
+    Variable("WDS_DOCTOR", _flag, False, "1: look at what reading threads do now and then, so that doctor() knows"),
     Variable(
         "WDS_METRICS_PORT",
         _listening,

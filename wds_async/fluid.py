@@ -34,7 +34,8 @@ class FluidInterface(OlderMethods):
 
     def doctor(self) -> Diagnosis:
         """What bounds this pipeline, from what it and its workers read so far: ``print(loader.doctor())`` is one
-        sentence and the knob to turn next (`symptoms`). On a `WebLoader` it knows the consumer's side too."""
+        sentence and the knob to turn next (`symptoms`). On a `WebLoader` it knows the consumer's side too. With
+        ``WDS_DOCTOR=1`` it knows where the reading threads' time went; without, only how long they waited for bytes."""
         return doctor.what_bounds(self)
 
     def batched(

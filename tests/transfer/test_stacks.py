@@ -22,6 +22,12 @@ from wds_async.shardlists import SimpleShardList
 from wds_async.tariterators import tarfile_to_samples
 from wds_async.transfer import stacks
 
+
+@pytest.fixture(autouse=True)
+def _asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WDS_DOCTOR", "1")
+
+
 PACKAGE = Path(wds_async.__file__).parent.as_posix()
 LIBRARY = Path(threading.__file__).as_posix()
 TORCH = "/x/site-packages/torch/utils/data/_utils"
@@ -160,3 +166,18 @@ def test_two_readers_of_one_thread_are_looked_at_once(shards: Any) -> None:
     assert together.looked_s <= time.monotonic() - began
     for pipeline in pipelines:
         pipeline.close()
+
+
+def test_nobody_looks_unasked(shards: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WDS_DOCTOR")
+
+    def looked_s() -> float:
+        dataset = DataPipeline(SimpleShardList([str(path) for path in shards(2, 5)]), tarfile_to_samples())
+        for _ in dataset:
+            time.sleep(0.02)
+        return float(dataset.statistics().looked_s)
+
+    assert looked_s() == 0
+    with stacks.looking():
+        assert looked_s() > 0
+    assert looked_s() == 0

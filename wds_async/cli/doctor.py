@@ -14,6 +14,7 @@ from rich.table import Table
 from wds_async import doctor, spec
 from wds_async.cli import shards, terminal
 from wds_async.doctor import Examination
+from wds_async.transfer import stacks
 
 __all__ = ["command", "figures", "made"]
 
@@ -59,7 +60,8 @@ def command(*, given: tuple[str, ...], seconds: float, as_json: bool, **how: Any
             raise click.UsageError("one running job or service at a time")
         found = doctor.examine_running(given[0], seconds)
     else:
-        found = doctor.examine(made(given, **how), seconds)
+        with stacks.looking():
+            found = doctor.examine(made(given, **how), seconds)
     if as_json:
         click.echo(json.dumps(figures(found), indent=2))
     else:

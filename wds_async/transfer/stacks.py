@@ -4,11 +4,15 @@ A clock around each sample would cost as much as a small sample does. A look cos
 loop, which runs anyway while a reader is open, asks the interpreter for the thread's frames, and the first that is of
 a known room says what the thread is doing. The time since the last look is counted there. The times between looks
 are drawn, so that a program which does the same thing every 50 ms is not always met at the same place in it.
+
+Nobody looks unless asked to (``WDS_DOCTOR=1``, and `wds-async doctor`): CPython 3.11 has crashed where frames of other
+threads were looked at (python/cpython#111363), and a training must not depend on how well that goes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import sys
@@ -16,18 +20,18 @@ import sysconfig
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from wds_async import world
+from wds_async import environment, world
 from wds_async.transfer.stats import Counters
 
 if TYPE_CHECKING:
     from wds_async.transfer.reader import ShardReader
 
-__all__ = ["EVERY_S", "LOOKED_AT", "hot_places", "room_of", "watch"]
+__all__ = ["EVERY_S", "LOOKED_AT", "hot_places", "looking", "room_of", "watch"]
 
 EVERY_S = 0.05
 """Between two looks, on average, once a reader has been open for some seconds; before that they are closer together."""
@@ -67,12 +71,27 @@ _ROOMS = {
 }
 """Of this package's files, the first that matches; "" asks the caller, and all others are ``stages``."""
 _STAGES = ("_info", "_log_keys", "_rename", "_extract_keys")
+_asked_for = False
 _known: dict[str, str | None] = {}
 _places: weakref.WeakKeyDictionary[Counters, Counter[str]] = weakref.WeakKeyDictionary()
 
 
+@contextlib.contextmanager
+def looking() -> Iterator[None]:
+    """Look at every thread that begins to read meanwhile, in this process and those that it forks."""
+    global _asked_for
+    before, _asked_for = _asked_for, True
+    try:
+        yield
+    finally:
+        _asked_for = before
+
+
 def watch(reader: ShardReader) -> None:
-    """Look at this thread, which reads by ``reader``, until that is closed; counted in its counters."""
+    """Look at this thread, which reads by ``reader``, until that is closed; counted in its counters. Only where that
+    was asked for."""
+    if not (_asked_for or environment.value("WDS_DOCTOR")):
+        return
     reader.counters.set("connections_most", reader.config.connections)
     reader.engine().submit(_begin, weakref.ref(reader), threading.get_ident(), reader.counters)
 
