@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -139,3 +140,15 @@ def shards(tmp_path: Path) -> Callable[..., list[Path]]:
         return make_shards(options.pop("directory", tmp_path / "shards"), count, samples, **options)
 
     return make
+
+
+@pytest.fixture(autouse=True)
+def _loggers_as_before() -> Iterator[None]:
+    """Loggers are one for the whole process, and a command that was run within it sets them up for itself."""
+    loggers = [logging.getLogger(name) for name in ("wds_async", "asyncio", "aiohttp")]
+    before = [(one, one.handlers[:], one.level, one.propagate) for one in loggers]
+    yield
+    for one, handlers, level, propagate in before:
+        one.handlers[:], one.propagate = handlers, propagate
+        if one.level != level:
+            one.setLevel(level)

@@ -6,7 +6,6 @@ import io
 import json
 import logging
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,17 +15,6 @@ from wds_async.errors import ConfigError
 from wds_async.service import logs
 
 logger = logging.getLogger("wds_async")
-
-
-@pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
-    """Loggers are one for the whole process."""
-    loggers = [logger, logging.getLogger("asyncio"), logging.getLogger("aiohttp")]
-    before = [(one, one.handlers[:], one.level, one.propagate) for one in loggers]
-    yield
-    for one, handlers, level, propagate in before:
-        one.handlers[:], one.propagate = handlers, propagate
-        one.setLevel(level)
 
 
 def lines(form: str) -> io.StringIO:
