@@ -53,6 +53,8 @@ class Bytes:
     asked: list[tuple[str, str, int, int]] = field(default_factory=list)
     bytes: int = 0
     broken: bool = False
+    down: bool = False
+    """Whether `reachable` says so."""
     under_way: int = 0
     most: int = 0
     gate: asyncio.Event = field(default_factory=asyncio.Event)
@@ -79,7 +81,10 @@ class Bytes:
             raise ShardNotFound(f"{url}: not there")
         return self.things[url]
 
-    async def facts(self, url: str) -> Facts:
+    def reachable(self, url: str) -> bool:
+        return not self.down
+
+    async def facts(self, url: str, *, deadline_s: float | None = None) -> Facts:
         await asyncio.sleep(0)
         return self._thing("facts", url).facts
 
@@ -158,9 +163,21 @@ async def taken(found: CachedObject, start: int = 0, stop: int | None = None, **
 
 
 async def get(cache: ChunkCache, url: str, start: int = 0, stop: int | None = None, **how: Any) -> bytes:
-    """Open and read."""
+    """Open and read; what was fetched for that is stored then."""
     with await cache.open(url, start=start, **how) as found:
-        return await taken(found, start, stop)
+        got = await taken(found, start, stop)
+    await stored(cache)
+    return got
+
+
+async def stored(cache: ChunkCache) -> None:
+    """Wait until each chunk that has arrived lies on disk, or has found no place there."""
+
+    def pending() -> bool:
+        flights = [flight for entry in cache.fetching.entries.values() for flight in entry.flights.values()]
+        return any(flight.arrived and not flight.stored.done() for flight in flights)
+
+    await until(lambda: not pending())
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -8,15 +8,14 @@ import os
 import random
 import sqlite3
 import stat
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from tests.chunkcache.doubles import CHUNK, Bytes, Clock, content, get, make, run, running, taken, until
+from tests.chunkcache.doubles import CHUNK, Bytes, Clock, content, get, make, run, running, stored, taken, until
 from wds_async.chunkcache.cache import CachedObject
-from wds_async.chunkcache.origin import Urgency
+from wds_async.chunkcache.origin import Client, Urgency
 from wds_async.chunkcache.pieces import OnDisk
 from wds_async.errors import ConfigError, ObjectChanged, ShardNotFound, TransferError
 from wds_async.transfer.ranges import Facts
@@ -62,7 +61,7 @@ def test_many_readers_one_fetch(tmp_path: Path) -> None:
     async def main() -> None:
         origin = origin_of()
         async with running(tmp_path, origin) as cache:
-            got = await asyncio.gather(*(get(cache, URL, client=str(number)) for number in range(16)))
+            got = await asyncio.gather(*(get(cache, URL, client=Client("", str(number))) for number in range(16)))
             assert set(got) == {DATA}
             assert origin.bytes == len(DATA)
             assert cache.statistics().coalesced > 0
@@ -96,6 +95,7 @@ def test_chunks_are_readable_as_they_arrive(tmp_path: Path) -> None:
         origin = origin_of()
         async with running(tmp_path, origin) as cache:
             with await cache.open(URL) as found:
+                await stored(cache)
                 origin.gate.clear()
                 pieces = found.pieces()
                 first = await anext(pieces)
@@ -104,8 +104,8 @@ def test_chunks_are_readable_as_they_arrive(tmp_path: Path) -> None:
                 assert not found.whole
                 assert found.ready(0, len(DATA)) == CHUNK
                 origin.gate.set()
-                rest = [piece async for piece in pieces]
-                assert sum(piece.count for piece in rest if isinstance(piece, OnDisk)) == len(DATA) - CHUNK
+                rest = [piece.count if isinstance(piece, OnDisk) else len(piece) async for piece in pieces]
+                assert sum(rest) == len(DATA) - CHUNK
 
     run(main())
 
@@ -115,6 +115,7 @@ def test_a_reader_fetches_ahead_but_not_too_far(tmp_path: Path) -> None:
         origin = origin_of(content(100 * CHUNK))
         async with running(tmp_path, origin, 8 << 20) as cache:
             with await cache.open(URL) as found:
+                await stored(cache)
                 pieces = found.pieces()
                 await anext(pieces)
                 await cache.fetching.quiet()
@@ -149,9 +150,20 @@ def test_freshness(tmp_path: Path) -> None:
             await get(cache, URL)
             assert origin.count("facts") == 0
             clock.now += 2
+            stale = cache.peek(URL)
+            assert stale is not None
+            with stale:
+                assert stale.stale
+            await cache.fetching.quiet()
+            assert origin.count("facts") == 1
+            fresh = cache.peek(URL)
+            assert fresh is not None
+            with fresh:
+                assert not fresh.stale
+            clock.now += 60 + 3601
             assert cache.peek(URL) is None
             await get(cache, URL)
-            assert origin.count("facts") == 1
+            assert origin.count("facts") == 2
             assert origin.bytes == len(DATA)
             assert cache.peek(URL) is not None
 
@@ -217,11 +229,21 @@ def test_an_origin_out_of_reach(tmp_path: Path, caplog: pytest.LogCaptureFixture
             origin.broken = True
             clock.now += 100
             assert await get(cache, URL) == DATA
+            await cache.fetching.quiet()
             assert cache.statistics().stale == 1
             assert "cannot be asked" in caplog.text
             asked = len(origin.asked)
             await get(cache, URL)
             assert len(origin.asked) == asked  # not with every reader
+            clock.now += 1_000_000
+            assert await get(cache, URL) == DATA
+            assert len(origin.asked) == asked + 1
+            assert cache.statistics().unanswered == 2
+            origin.down = True  # then nobody waits for it, and what asks is a probe
+            clock.now += 1_000_000
+            assert cache.peek(URL) is not None
+            await cache.fetching.quiet()
+            assert len(origin.asked) == asked + 2
             with pytest.raises(TransferError):
                 await get(cache, "s3://bucket/half.tar", 0, 10)
 
@@ -247,6 +269,7 @@ def test_errors_come_in_place_and_heal(tmp_path: Path) -> None:
         origin = origin_of()
         async with running(tmp_path, origin) as cache:
             with await cache.open(URL) as found:
+                await stored(cache)
                 origin.broken = True
                 pieces = found.pieces()
                 assert isinstance(await anext(pieces), OnDisk)
@@ -270,6 +293,7 @@ def test_a_restart_finds_what_was_there(tmp_path: Path) -> None:
             with await cache.open(URL) as found:
                 assert found.ready(0, CHUNK) == 0  # not compared yet
                 assert await taken(found) == DATA
+                await stored(cache)
                 assert found.whole
             assert origin.bytes == len(DATA)
             assert at_first < len(DATA)
@@ -519,11 +543,11 @@ def test_a_quota(tmp_path: Path) -> None:
             origin.put(f"s3://bucket/{number}", content(4 * CHUNK, number))
         async with running(tmp_path, origin, 100 * CHUNK, quotas={"small": 0.25}) as cache:
             for number in range(20):
-                await get(cache, f"s3://bucket/{number}", tenant="small")
+                await get(cache, f"s3://bucket/{number}", client=Client("small"))
             assert cache.statistics().bytes <= 30 * CHUNK
             assert cache.statistics().entries == 6
             for number in range(10, 20):
-                await get(cache, f"s3://bucket/{number}", tenant="other")
+                await get(cache, f"s3://bucket/{number}", client=Client("other"))
             assert cache.statistics().bytes > 40 * CHUNK
 
     run(main())
@@ -664,8 +688,6 @@ def test_it_ends_though_another_program_keeps_the_index_locked(tmp_path: Path) -
             other = sqlite3.connect(tmp_path / "index.sqlite", isolation_level=None)
             other.execute("BEGIN EXCLUSIVE")
             assert await get(cache, URL) == DATA
-            began = time.monotonic()
-        assert time.monotonic() - began < 15  # two attempts of 2 s; it was 30 s and more
         other.close()
 
     run(main())

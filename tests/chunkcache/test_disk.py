@@ -14,6 +14,7 @@ from tests.chunkcache.doubles import CHUNK, Bytes, Clock, content, get, run, run
 from tests.chunkcache.test_machine import full_disk
 from tests.servers.process import ServerMissing, required
 from wds_async.chunkcache.disk import Disk
+from wds_async.chunkcache.files import DataFolder
 from wds_async.chunkcache.stats import CacheStats
 
 URL = "s3://bucket/a.tar"
@@ -99,9 +100,10 @@ def test_the_disk_is_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     run(main())
 
 
-def test_it_says_so_once_and_waits() -> None:
+def test_it_says_so_once_and_waits(tmp_path: Path) -> None:
     clock, stats = Clock(), CacheStats()
-    disk = Disk(Path("/nowhere/data"), threaded, stats, clock)
+    files = DataFolder(tmp_path)
+    disk = Disk(files, threaded, stats, clock)
     assert disk.usable
     disk.failed(OSError("full"), "writing")
     assert not disk.usable
@@ -109,3 +111,4 @@ def test_it_says_so_once_and_waits() -> None:
     assert disk.usable
     assert stats.disk_errors == 1
     assert not Disk(None, threaded, stats, clock).usable
+    files.close()

@@ -74,10 +74,13 @@ def test_a_flight_that_nobody_wants_is_given_up_unless_it_has_begun() -> None:
             flight.begun = begun
             flight.join(one, Urgency.PLAN)
             flight.join(other, Urgency.DEMAND)
+            flight.holders |= {one, other}
             assert flight.urgency == Urgency.DEMAND
             assert not flight.leave(one)
+            assert not flight.left.is_set()
             assert flight.leave(other) is not begun
-            assert flight.alone.is_set()
+            assert flight.left.is_set()
+            assert not flight.holders
             flight.task.cancel()
             await asyncio.wait([flight.task])
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.chunkcache.doubles import CHUNK, Bytes, content, get, run, running, taken, until
-from wds_async.chunkcache.origin import Urgency
+from tests.chunkcache.doubles import CHUNK, Bytes, Clock, content, get, run, running, stored, taken, threaded, until
+from wds_async.chunkcache.files import DataFile
+from wds_async.chunkcache.origin import Client, Urgency
 from wds_async.chunkcache.pieces import OnDisk
 from wds_async.errors import ReaderClosed, TransferError
 
@@ -27,10 +30,25 @@ class OneAtATime:
         self.asked: list[tuple[str, Urgency]] = []
 
     @contextlib.asynccontextmanager
-    async def turn(self, client: str, urgency: Urgency, url: str = "") -> AsyncIterator[None]:
+    async def turn(self, client: Client, urgency: Urgency, url: str = "") -> AsyncIterator[None]:
         self.asked.append((client, urgency))
         async with self.slots:
             yield
+
+
+class HeldWrites:
+    """Threads for a cache whose writes to the disk wait until ``gate`` is set, and then fail if ``broken``."""
+
+    def __init__(self, broken: bool = False) -> None:
+        self.gate = asyncio.Event()
+        self.broken = broken
+
+    async def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        if getattr(function, "__func__", None) is DataFile.write:
+            await self.gate.wait()
+            if self.broken:
+                raise OSError(errno.EIO, "it broke")
+        return await threaded(function, *args)
 
 
 def origin_of(data: bytes = DATA) -> Bytes:
@@ -43,9 +61,9 @@ def test_a_turn_for_each_chunk_and_how_urgent(tmp_path: Path) -> None:
     async def main() -> None:
         turns = OneAtATime()
         async with running(tmp_path, origin_of(), turns=turns) as cache:
-            assert await get(cache, URL, CHUNK, 4 * CHUNK, client="me") == DATA[CHUNK : 4 * CHUNK]
-        assert turns.asked[:2] == [("me", Urgency.DEMAND)] * 2  # its facts, and the chunk that is waited for
-        assert set(turns.asked[2:]) == {("me", Urgency.AHEAD)}
+            assert await get(cache, URL, CHUNK, 4 * CHUNK, client=Client("", "me")) == DATA[CHUNK : 4 * CHUNK]
+        assert turns.asked[:2] == [(Client("", "me"), Urgency.DEMAND)] * 2  # its facts, and the chunk
+        assert set(turns.asked[2:]) == {(Client("", "me"), Urgency.AHEAD)}
         assert len(turns.asked) == 4
 
     run(main())
@@ -56,6 +74,7 @@ def test_what_only_one_wanted_and_has_not_begun_is_given_up(tmp_path: Path) -> N
         origin, turns = origin_of(), OneAtATime(2)
         async with running(tmp_path, origin, turns=turns) as cache:
             with await cache.open(URL) as found:
+                await stored(cache)
                 origin.gate.clear()
                 pieces = found.pieces()
                 await anext(pieces)
@@ -146,6 +165,7 @@ def test_what_a_reader_has_in_hand_is_not_punched(tmp_path: Path) -> None:
             for number in range(3):
                 await get(cache, str(number))  # the room for what stays is taken
             with await cache.open("5") as found:
+                await stored(cache)
                 pieces = found.pieces()
                 piece = await anext(pieces)
                 assert isinstance(piece, OnDisk)
@@ -215,5 +235,86 @@ def test_who_joins_while_the_last_reader_leaves_gets_the_right_bytes() -> None:
                     await asyncio.sleep(0)
                 assert piece == DATA[:CHUNK]
                 await joined.aclose()
+
+    run(main())
+
+
+def test_no_reader_waits_for_the_disk(tmp_path: Path) -> None:
+    async def main() -> None:
+        origin, disk = origin_of(), HeldWrites()
+        async with running(tmp_path, origin, call=disk.call) as cache:
+            with await cache.open(URL) as found:
+                both = await asyncio.gather(taken(found), taken(found))
+                assert both == [DATA] * 2
+                assert not found.ready(0, 1)
+                disk.gate.set()
+                await stored(cache)
+                assert found.whole
+                assert await taken(found) == DATA
+            await cache.fetching.quiet()
+            assert origin.bytes == len(DATA)  # each chunk came once
+            assert origin.under_way == 0
+            assert cache.statistics().passed_bytes == 0
+
+    run(main())
+
+
+def test_a_disk_that_breaks_behind_the_readers_harms_none(tmp_path: Path) -> None:
+    async def main() -> None:
+        origin, disk = origin_of(), HeldWrites(broken=True)
+        async with running(tmp_path, origin, call=disk.call) as cache:
+            with await cache.open(URL) as found:
+                assert await taken(found) == DATA
+                disk.gate.set()
+                await until(lambda: origin.under_way == 0)
+                assert not found.ready(0, 1)
+                assert await taken(found) == DATA
+            stats = cache.statistics()
+            assert (stats.bytes, stats.passed_bytes) == (0, 2 * len(DATA))
+
+    run(main())
+
+
+def test_what_waits_for_a_slow_disk_gives_up_its_memory_where_others_want_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("wds_async.chunkcache.disk._PATIENCE_S", 0.05)
+    monkeypatch.setattr("wds_async.chunkcache.disk._LOOK_EVERY_S", 0.01)
+
+    async def main() -> None:
+        origin, disk = origin_of(), HeldWrites()
+        async with running(tmp_path, origin, call=disk.call, writers=2) as cache:
+            with await cache.open(URL) as found:
+                assert await taken(found) == DATA
+                assert origin.under_way == 20  # there is memory enough, and the disk may be quicker soon
+                origin.crowded = True
+                await until(lambda: origin.under_way == 2)  # those that are being written
+                assert await taken(found) == DATA
+                await until(lambda: origin.under_way == 2)
+                disk.gate.set()
+                await until(lambda: origin.under_way == 0)
+                assert cache.statistics().bytes == 2 * CHUNK
+                assert found.ready(0, 2 * CHUNK) == 2 * CHUNK
+                assert await taken(found) == DATA
+        assert caplog.text.count("slower than what is read") == 1
+
+    run(main())
+
+
+def test_a_disk_that_hangs_is_let_be_until_it_answers(tmp_path: Path) -> None:
+    async def main() -> None:
+        origin, disk, clock = origin_of(), HeldWrites(), Clock()
+        origin.put("s3://bucket/b.tar", DATA)
+        async with running(tmp_path, origin, call=disk.call, clock=clock) as cache:
+            assert await taken(await cache.open(URL)) == DATA
+            assert cache.fetching.disk.usable
+            clock.now += 6
+            assert not cache.fetching.disk.usable
+            with await cache.open("s3://bucket/b.tar") as found:
+                assert await taken(found) == DATA
+            disk.gate.set()
+            await until(lambda: cache.fetching.disk.usable)
+            assert await get(cache, "s3://bucket/b.tar") == DATA
+            assert cache.statistics().bytes >= len(DATA)
 
     run(main())

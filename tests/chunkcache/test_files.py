@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 from pathlib import Path
@@ -17,13 +18,13 @@ DATA = content(300_000)
 
 
 def test_write_anywhere_and_compare(tmp_path: Path) -> None:
-    file = DataFile(tmp_path / "a" / "b", create=True)
+    file = DataFile(tmp_path / "b", create=True)
     assert file.write(1 << 20, memoryview(DATA)) == crc32c(DATA)
     assert file.crc(1 << 20, len(DATA)) == crc32c(DATA)
     assert file.crc(1 << 20, len(DATA) + 1) is None
     assert crc_of(file.fd, 0, 0) == 0
-    assert os.stat(tmp_path / "a" / "b").st_mode & 0o777 == 0o600
-    assert os.stat(tmp_path / "a" / "b").st_blocks * 512 < 1 << 20  # sparse
+    assert os.stat(tmp_path / "b").st_mode & 0o777 == 0o600
+    assert os.stat(tmp_path / "b").st_blocks * 512 < 1 << 20  # sparse
     file.close()
     file.close()
 
@@ -37,6 +38,21 @@ def test_punching_gives_blocks_back(tmp_path: Path) -> None:
     assert os.fstat(file.fd).st_blocks * 512 == 2 * 8192
     file.trim([(0, 8192), (9 * 8192, 10 * 8192)])
     assert os.fstat(file.fd).st_size == 10 * 8192
+    file.close()
+
+
+def test_no_hole_under_a_reader_that_was_handed_the_file(tmp_path: Path) -> None:
+    file = DataFile(tmp_path / "a", create=True)
+    file.write(0, memoryview(DATA))
+    handed = os.open(tmp_path / "a", os.O_RDONLY)
+    fcntl.flock(handed, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    assert not file.punch(0, 8192)
+    file.trim([])
+    assert os.pread(handed, len(DATA), 0) == DATA
+    os.close(handed)
+    assert file.punch(0, 8192)
+    with (tmp_path / "a").open("rb") as other:
+        fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)  # for no longer than it takes
     file.close()
 
 
@@ -64,6 +80,7 @@ def test_a_removed_file_is_read_on(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         files.open(7)
     file.close()
+    files.close()
 
 
 def test_a_disk_that_is_full(tmp_path: Path) -> None:
@@ -79,8 +96,7 @@ def test_sweeping_finds_what_nobody_knows(tmp_path: Path) -> None:
         files.create(number).close()
     assert files.sweep(10, most=600) == 3
     assert [path.name for path in sorted(tmp_path.rglob("*")) if path.is_file()] == ["3", f"{9000:x}"]
-    files.discard()
-    assert not tmp_path.exists()
+    files.close()
 
 
 def test_a_new_file_is_never_anothers(tmp_path: Path) -> None:
@@ -91,7 +107,8 @@ def test_a_new_file_is_never_anothers(tmp_path: Path) -> None:
     second = files.create(7)
     second.write(0, memoryview(b"other"))
     assert first.crc(0, len(DATA)) == crc32c(DATA)
-    assert files.path(7).read_bytes() == b"other"
+    assert (tmp_path / files.path(7)).read_bytes() == b"other"
+    files.close()
     first.close()
     second.close()
 
@@ -99,13 +116,36 @@ def test_a_new_file_is_never_anothers(tmp_path: Path) -> None:
 def test_links_are_not_followed(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")
-    files = DataFolder(tmp_path / "data")
-    files.path(7).parent.mkdir(parents=True)
-    files.path(7).symlink_to(victim)
+    files = DataFolder(tmp_path)
+    link = tmp_path / files.path(7)
+    link.parent.mkdir(parents=True)
+    link.symlink_to(victim)
     with pytest.raises(OSError, match="symbolic links"):
         files.open(7)
     made = files.create(7)
     made.write(0, memoryview(b"mine"))
     made.close()
     assert victim.read_bytes() == b"precious"
-    assert not files.path(7).is_symlink()
+    assert not link.is_symlink()
+    files.close()
+
+
+def test_a_folder_that_was_replaced_is_left_alone(tmp_path: Path) -> None:
+    """Another disk, or another service, may be where the path leads now."""
+    cache, moved = tmp_path / "cache", tmp_path / "moved"
+    cache.mkdir()
+    files = DataFolder(cache)
+    files.create(7).close()
+    cache.rename(moved)
+    (cache / "data" / "07").mkdir(parents=True)
+    (cache / files.path(7)).write_bytes(b"another's")
+    files.create(8).close()
+    files.touch("note")
+    assert files.stored_crc(7, 0, 1) is None
+    files.remove(7)
+    assert files.sweep(0) == 1
+    files.close()
+    files.close()
+    assert (cache / files.path(7)).read_bytes() == b"another's"
+    assert [path.name for path in cache.rglob("*") if path.is_file()] == ["7"]
+    assert [path.name for path in moved.rglob("*") if path.is_file()] == ["note"]

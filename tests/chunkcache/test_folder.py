@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.chunkcache.test_index import row
-from wds_async.chunkcache.files import DataFolder
 from wds_async.chunkcache.folder import INDEX, open_folder, open_index, take_out_trash
 from wds_async.chunkcache.index import Batch
 from wds_async.errors import ConfigError
@@ -26,13 +25,13 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
 
 def test_what_a_killed_process_left_is_tidied(tmp_path: Path) -> None:
     opened = open_folder(tmp_path)
-    files = DataFolder(opened.data)
+    files = opened.files
     opened.index.write(Batch({5: row(5), 6: row(6, held=0), 9: row(9)}), 10, {}, sweep_from=7)
     for number in (5, 6, 7, 9, 11):
         files.create(number).close()
     opened.close()
     opened = open_folder(tmp_path)
-    assert {path.name for path in opened.data.rglob("*") if path.is_file()} == {"5", "9"}
+    assert {path.name for path in (tmp_path / "data").rglob("*") if path.is_file()} == {"5", "9"}
     assert opened.index.totals().entries == 2
     opened.close()
 
@@ -41,20 +40,20 @@ def test_what_a_killed_process_left_is_tidied(tmp_path: Path) -> None:
 def test_an_index_that_is_none(tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
     opened = open_folder(tmp_path)
     opened.index.write(Batch({number: row(number) for number in range(1, 500)}), 500, {})
-    DataFolder(opened.data).create(1).close()
+    opened.files.create(1).close()
+    if damage == "marked":
+        opened.mark_broken()
     opened.close()
     index = tmp_path / INDEX
     if damage == "garbage":
         index.write_bytes(b"SQLite format 3\0" + b"\xff" * 5000)
     elif damage == "deleted":
         index.unlink()
-    elif damage == "marked":
-        opened.mark_broken()
     elif damage == "cut":
         index.write_bytes(index.read_bytes()[:5000])
     elif damage == "pages":  # its head is good, and says that all is well
         index.write_bytes(index.read_bytes()[:4096] + b"\xa5" * (index.stat().st_size - 4096))
-    else:
+    elif damage == "stranger":
         database = sqlite3.connect(index)
         database.execute("DROP TABLE entries")
         database.close()

@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.chunkcache.doubles import CHUNK, Bytes, Clock, content, get, make
 from wds_async.chunkcache.cache import ChunkCache
+from wds_async.chunkcache.origin import Client
 from wds_async.errors import ObjectChanged, ShardNotFound, TransferError
 
 NAMES = st.sampled_from(["a", "b", "c", "d", "e", "f"])
@@ -61,7 +62,14 @@ class CacheMachine(RuleBasedStateMachine):
     async def begin(self) -> None:
         self.origin = Bytes()
         self.cache: ChunkCache = make(
-            self.root / "0", self.origin, LIMIT, clock=self.clock, wall=self.clock, freshness_s=FRESH_S, most_idle=3
+            self.root / "0",
+            self.origin,
+            LIMIT,
+            clock=self.clock,
+            wall=self.clock,
+            freshness_s=FRESH_S,
+            stale_while_revalidate_s=0,
+            most_idle=3,
         )
         await self.cache.start()
 
@@ -104,7 +112,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     async def one_read(self, name: str, start: int, stop: int | None) -> None:
         try:
-            got = await get(self.cache, name, start, stop, client=name)
+            got = await get(self.cache, name, start, stop, client=Client("", name))
         except ShardNotFound:
             assert name not in self.origin.things
         except TransferError:
@@ -143,7 +151,14 @@ class CacheMachine(RuleBasedStateMachine):
             old, origin = self.cache, self.origin
             shutil.copytree(self.root / str(self.lives - 1), folder)
             self.cache = make(
-                folder, origin, LIMIT, clock=self.clock, wall=self.clock, freshness_s=FRESH_S, most_idle=3
+                folder,
+                origin,
+                LIMIT,
+                clock=self.clock,
+                wall=self.clock,
+                freshness_s=FRESH_S,
+                stale_while_revalidate_s=0,
+                most_idle=3,
             )
             await self.cache.start()
             await old.close()

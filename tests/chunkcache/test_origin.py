@@ -25,6 +25,6 @@ def test_everybody_at_once() -> None:
 def test_what_fits() -> None:
     """The engine's and the tests' origins are what the cache takes (mypy looks at the first, this at the names)."""
     asked = {name for name in vars(Origin) if not name.startswith("_")}
-    assert asked == {"crowded", "facts", "part", "stream"}
+    assert asked == {"crowded", "facts", "part", "reachable", "stream"}
     for one in (RangeFetcher, Bytes):
         assert asked <= set(dir(one))

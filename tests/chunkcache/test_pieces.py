@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from tests.chunkcache.doubles import CHUNK, Bytes, content, get, run, running, taken, until
+from tests.chunkcache.doubles import CHUNK, Bytes, content, get, run, running, stored, taken, until
 from wds_async.chunkcache.pieces import AHEAD_CHUNKS, OnDisk
 
 URL = "s3://bucket/a.tar"
@@ -38,6 +38,7 @@ def test_a_slow_reader_has_no_more_asked_for_than_its_window(tmp_path: Path) -> 
             with await cache.open(URL) as found:
                 pieces, read = found.pieces(), 0
                 while read < 10 * CHUNK:
+                    await stored(cache)
                     piece = await anext(pieces)
                     assert isinstance(piece, OnDisk)
                     await cache.fetching.quiet()

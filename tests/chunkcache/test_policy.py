@@ -153,8 +153,53 @@ def test_a_smaller_cache() -> None:
     assert policy.excess() == ()
 
 
+def test_what_is_pinned_outlives_what_is_not() -> None:
+    simulation = Simulation(100 * SIZE)
+    policy = simulation.policy
+    simulation.epoch(same(90).items())
+    policy.pin(["o3", "o7", "o500"])
+    for order in epochs(same(200, 1000), 8, 1):  # another data set takes over, and makes all of the first stale
+        simulation.epoch(order)
+    assert {entry for entry in simulation.chunks if entry < 1000} == {3, 7}
+    assert simulation.read(500, SIZE) == 0
+    assert simulation.read(500, SIZE) == 1  # it was kept at once, though nothing was stale
+    policy.pin([])
+    for order in epochs(same(200, 2000), 8, 1):
+        simulation.epoch(order)
+    assert {entry for entry in simulation.chunks if entry < 1000} == set()
+
+
+def test_what_is_pinned_never_goes_for_want_of_room() -> None:
+    policy = Policy(100 * CHUNK, CHUNK, by_tenant={"": 90 * CHUNK}, entries=90, pins=["a/"])
+    policy.remember(
+        (number, Resident(f"{'a' if number < 30 else 'b'}/{number}", "", number, CHUNK, CHUNK, CHUNK))
+        for number in range(90)
+    )
+    assert policy.entries == 90
+    policy.make_room(-1000 * CHUNK)
+    gone = []
+    while more := policy.excess():
+        gone += more
+    assert sorted(gone) == list(range(30, 90))
+    assert policy.resident_bytes == 30 * CHUNK
+    assert not policy.begin(100, None, "b/100", "", CHUNK).stays
+    assert policy.entries == 30
+
+
+def test_a_share_that_was_made_smaller() -> None:
+    simulation = Simulation(100 * SIZE, {"small": 0.5})
+    simulation.epoch(same(40).items(), "other")
+    simulation.epoch(same(40, 1000).items(), "small")
+    assert simulation.policy.excess() == ()
+    simulation.policy.quotas = {"small": 0.1}
+    gone = simulation.policy.excess()
+    assert all(entry >= 1000 for entry in gone)
+    assert simulation.policy.by_tenant["small"] <= 0.1 * 100 * SIZE
+    assert simulation.policy.by_tenant["small"] >= 8 * SIZE
+
+
 STEPS = st.lists(
-    st.tuples(st.sampled_from(["begin", "place", "grow", "served", "end", "lose", "forget", "spend"]),
+    st.tuples(st.sampled_from(["begin", "place", "grow", "served", "end", "lose", "forget", "spend", "pin"]),
               st.integers(0, 5), st.integers(0, 9)),
     max_size=120,
 )  # fmt: skip
@@ -195,7 +240,9 @@ def test_accounts(steps: list[tuple[str, int, int]]) -> None:
             there = {chunk: stays for chunk, stays in there.items() if chunk[0] != entry}
         elif what == "spend":
             policy.transit.spend((entry, number))
-        assert not any(open_.get(other) for other in gone)
+        elif what == "pin":
+            policy.pin(str(other) for other in range(number % 3))
+        assert not any(open_.get(other) or policy.is_pinned(str(other)) for other in gone)
         there = {chunk: stays for chunk, stays in there.items() if chunk[0] not in gone}
         held = sum(CHUNK for stays in there.values() if stays)
         assert held <= policy.resident_bytes <= policy.room_bytes

@@ -8,11 +8,12 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,9 @@ from tests.transfer.reading import QUICK
 from wds_async.service.config import load_config
 from wds_async.service.running import Service
 
-__all__ = ["Inside", "Process", "ask"]
+__all__ = ["Inside", "Process", "answers", "ask", "asked", "dial", "until"]
 
-_START_S = 30.0
+_START_S = 50.0  # a fifth of a second, where nothing else runs
 
 
 class Inside:
@@ -89,6 +90,10 @@ class Inside:
 
         self.call(none_left())
 
+    def stored(self) -> None:
+        """Return once nothing is on its way from a store or to the cache's disk. TimeoutError after half a minute."""
+        self.call(self.service.cache.fetching.quiet())
+
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
@@ -109,7 +114,7 @@ class Inside:
 class Process:
     """``wds-async serve`` with a YAML file of ``settings``, at a free port unless they say otherwise, its files in
     ``place``; ``by_environment``: the file is the one that WDS_SERVE_CONFIG names. ``environ`` is added to the
-    environment (None takes a variable away)."""
+    environment (None takes a variable away). ``script`` runs in place of the module."""
 
     def __init__(
         self,
@@ -118,12 +123,14 @@ class Process:
         environ: Mapping[str, str | None] | None = None,
         options: tuple[str, ...] = (),
         by_environment: bool = False,
+        script: Path | None = None,
         **settings: Any,
     ) -> None:
         place.mkdir(parents=True, exist_ok=True)
         self._file, self.log = place / "serve.yaml", place / "serve.log"
-        self._file.write_text(yaml.safe_dump({"port": 0, "cache_size": "1G", **_plain(settings)}))
+        self.configure(**settings)
         self._environ = dict(environ or {})
+        self._program = ("-m", "wds_async") if script is None else (str(script),)
         self._options = options if by_environment else ("--config", str(self._file), *options)
         self.process: subprocess.Popen[bytes] | None = None
         self.addresses: list[str] = []
@@ -146,7 +153,7 @@ class Process:
 
     def launch(self) -> subprocess.Popen[bytes]:
         """Start it, without waiting for anything."""
-        command = [sys.executable, "-m", "wds_async", "serve", *self._options]
+        command = [sys.executable, *self._program, "serve", *self._options]
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("WDS_SERVE", "NOTIFY_"))}
         changed = {"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONUNBUFFERED": "1", **self._environ}
         variables = {name: value for name, value in {**kept, **changed}.items() if value is not None}
@@ -167,6 +174,10 @@ class Process:
             time.sleep(0.01)
         end(process)
         raise RuntimeError(f"the service did not start: {self.said}")
+
+    def configure(self, **settings: Any) -> None:
+        """Write ``settings`` in the place of those in its file."""
+        self._file.write_text(yaml.safe_dump({"port": 0, "cache_size": "1G", **_plain(settings)}))
 
     def signal(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Send it a signal."""
@@ -195,6 +206,59 @@ def ask(url: str, method: str = "GET", body: Any = None, **headers: str) -> tupl
         return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
     finally:
         connection.close()
+
+
+def dial(service: Inside, *, local: bool = False, receive_bytes: int = 0) -> socket.socket:
+    """A connection to ``service``, by TCP or its Unix socket, that waits for nothing longer than 20 s."""
+    connection = socket.socket(socket.AF_UNIX if local else socket.AF_INET)
+    if receive_bytes:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    connection.settimeout(20)
+    connection.connect(service.config.socket if local else ("127.0.0.1", service.port))
+    return connection
+
+
+def asked(path: str, method: str = "GET", body: bytes = b"", **fields: str) -> bytes:
+    """A request as it goes over the wire. ``fields``: underscores stand for hyphens."""
+    if body:
+        fields["Content_Length"] = str(len(body))
+    lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in fields.items())
+    return f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{lines}\r\n".encode() + body
+
+
+def answers(connection: socket.socket, *methods: str) -> list[tuple[int, dict[str, str], bytes]]:
+    """As many answers as requests were sent by ``methods``, in order: status, fields (lower case), body. EOFError where
+    the connection closes before."""
+    got, left = [], bytearray()
+
+    def more() -> None:
+        data = connection.recv(1 << 20)
+        if not data:
+            raise EOFError(f"closed after {bytes(left[:200])!r}")
+        left.extend(data)
+
+    for method in methods:
+        while b"\r\n\r\n" not in left:
+            more()
+        head, _, rest = bytes(left).partition(b"\r\n\r\n")
+        line, *lines = head.decode("latin-1").split("\r\n")
+        fields = {name.lower(): value.strip() for name, _, value in (one.partition(":") for one in lines)}
+        left = bytearray(rest)
+        length = 0 if method == "HEAD" else int(fields.get("content-length", "0"))
+        while len(left) < length:
+            more()
+        got.append((int(line.split()[1]), fields, bytes(left[:length])))
+        del left[:length]
+    assert not left, left[:200]
+    return got
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Return when ``condition()`` is true; AssertionError after 20 s."""
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:

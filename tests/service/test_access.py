@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import trustme
 
+from wds_async.chunkcache.origin import Client
 from wds_async.errors import ConfigError
-from wds_async.service.access import Access, Tokens, Who, common_name, proof
+from wds_async.service.access import Access, Tokens, common_name, proof
 from wds_async.service.config import ServiceConfig
 from wds_async.service.refusals import Refusal
 
@@ -39,22 +40,24 @@ def file(tmp_path: Path) -> Path:
 
 def test_without_tokens_everybody_has_a_name() -> None:
     access = Access(ServiceConfig())
-    assert access.who({}, "10.0.0.1") == Who("10.0.0.1", "")
-    assert access.who({}, "", local=True) == Who("local", "")
-    assert access.who({"wds-client": "job-1/0"}, "10.0.0.1") == Who("job-1/0", "")
+    assert access.client({}, "10.0.0.1") == Client("", "10.0.0.1")
+    assert access.client({}, "", local=True) == Client("", "local")
+    assert access.client({"wds-client": "job-1/0"}, "10.0.0.1") == Client("", "job-1/0")
 
 
 @pytest.mark.parametrize("name", ["", " ", "a b", "a\tb", "ü", "a" * 129, "a\r\nb"])
 def test_names_that_are_none(name: str) -> None:
-    assert Access(ServiceConfig()).who({"wds-client": name}, "10.0.0.1").client == "10.0.0.1"
+    assert Access(ServiceConfig()).client({"wds-client": name}, "10.0.0.1").name == "10.0.0.1"
 
 
 def test_tokens_name_tenants_and_keep_their_clients_apart(file: Path) -> None:
     access = Access(ServiceConfig(tokens=str(file)))
-    assert access.who(bearer("alpha-secret"), "10.0.0.1") == Who("team-a@10.0.0.1", "team-a")
-    assert access.who(bearer("beta-secret"), "10.0.0.1") == Who("10.0.0.1", "")
+    assert access.client(bearer("alpha-secret"), "10.0.0.1") == Client("team-a", "10.0.0.1")
+    assert access.client(bearer("beta-secret"), "10.0.0.1") == Client("", "10.0.0.1")
     named = {**bearer("alpha-secret"), "wds-client": "job"}
-    assert access.who(named, "10.0.0.1") == Who("team-a/job", "team-a")
+    assert access.client(named, "10.0.0.1") == Client("team-a", "job")
+    pretended = {**bearer("beta-secret"), "wds-client": "team-a/job"}
+    assert access.client(pretended, "10.0.0.1") == Client("", "team-a/job")
 
 
 @pytest.mark.parametrize(
@@ -64,7 +67,7 @@ def test_tokens_name_tenants_and_keep_their_clients_apart(file: Path) -> None:
 )  # fmt: skip
 def test_who_has_no_token_is_told_so(file: Path, fields: dict[str, str]) -> None:
     with pytest.raises(Refusal) as caught:
-        Access(ServiceConfig(tokens=str(file))).who(fields, "10.0.0.1", local=True)
+        Access(ServiceConfig(tokens=str(file))).client(fields, "10.0.0.1", local=True)
     assert (caught.value.status, caught.value.reason) == (401, "token")
     assert caught.value.headers["WWW-Authenticate"].startswith("Bearer")
 
@@ -80,28 +83,35 @@ def test_the_other_ways_to_bring_a_token(file: Path) -> None:
         {"authorization": signed},
         {"authorization": "AWS alpha-secret:x"},
     ):
-        assert access.who(fields, "p").tenant == "team-a"
-    assert access.who({}, "p", query={"X-Amz-Credential": "alpha-secret/2026/r/s3/aws4_request"}).tenant == "team-a"
+        assert access.client(fields, "p").tenant == "team-a"
+    assert access.client({}, "p", query={"X-Amz-Credential": "alpha-secret/2026/r/s3/aws4_request"}).tenant == "team-a"
     assert proof({"authorization": "Bearer x"}, {"X-Amz-Credential": "alpha-secret"}) == "x"
 
 
 def test_one_peer_cannot_be_thousands() -> None:
     clock = Clock()
     access = Access(ServiceConfig(), clock)
-    names = {access.who({"wds-client": f"job-{i}"}, "10.0.0.1").client for i in range(1000)}
+    names = {access.client({"wds-client": f"job-{i}"}, "10.0.0.1").name for i in range(1000)}
     assert len(names) == 513
     assert "10.0.0.1" in names
-    assert access.who({"wds-client": "job-3"}, "10.0.0.1").client == "job-3", "those that it has it keeps"
-    assert access.who({"wds-client": "job-999"}, "10.0.0.2").client == "job-999"
+    assert access.client({"wds-client": "job-3"}, "10.0.0.1").name == "job-3", "those that it has it keeps"
+    assert access.client({"wds-client": "job-999"}, "10.0.0.2").name == "job-999"
     clock.now = 61.0
-    assert access.who({"wds-client": "job-999"}, "10.0.0.1").client == "job-999", "others have gone meanwhile"
+    assert access.client({"wds-client": "job-999"}, "10.0.0.1").name == "job-999", "others have gone meanwhile"
+
+
+def test_figures_are_a_tenants_own_where_there_are_tenants(file: Path, tmp_path: Path) -> None:
+    (one := tmp_path / "one").write_text("alpha\nbeta\n")
+    client = Client("team-a", "job")
+    assert Access(ServiceConfig()).sees(client) is None
+    assert Access(ServiceConfig(tokens=str(one))).sees(Client("", "job")) is None
+    assert Access(ServiceConfig(tokens=str(file))).sees(client) == "team-a"
+    assert Access(ServiceConfig(tokens=str(file))).sees(Client("", "job")) == ""
 
 
 def test_certificates_name_tenants() -> None:
     certificate = {"subject": ((("organizationName", "x"),), (("commonName", "trainer-7"),))}
-    assert Access(ServiceConfig()).who({}, "10.0.0.1", certificate=certificate) == Who(
-        "trainer-7@10.0.0.1", "trainer-7"
-    )
+    assert Access(ServiceConfig()).client({}, "10.0.0.1", certificate=certificate) == Client("trainer-7", "10.0.0.1")
     assert common_name({"subject": ((("commonName", "a\nb"),),)}) == ""
     assert common_name({}) == common_name(None) == ""
 

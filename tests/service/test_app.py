@@ -9,13 +9,16 @@ import socket
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.servers import Origin, Tls
 from tests.service.serving import Inside, ask
 from tests.transfer.reading import data
-from wds_async.service.objects import SERVER
+from wds_async import doctor
+from wds_async.chunkcache.origin import Client
+from wds_async.service.messages import SERVER
 
 BODY = data(70_000)
 
@@ -56,7 +59,7 @@ def test_each_answer_has_a_line_that_says_whose_it_was(
     origin.add("/d/x.tar", BODY)
     buckets = {"b": f"{origin.base}/d/"}
     with caplog.at_level(logging.DEBUG, "wds_async.access"), Inside(buckets=buckets, folder=tmp_path / "c") as service:
-        for _ in range(2):  # from the origin, and by the fast lane
+        for _ in range(2):  # from the origin, and from the disk
             assert ask(f"{service.base}/ais/b/x.tar", Wds_Client="job-7")[0] == 200
     lines = [vars(record) for record in caplog.records if record.name == "wds_async.access"]
     assert [(line["api"], line["status"], line["client"]) for line in lines] == [("short", 200, "job-7")] * 2
@@ -92,6 +95,8 @@ def test_what_writes_is_405(service: Inside, method: str, path: str) -> None:
         ("/", 404),
         ("/nothing", 404),
         ("/v1/nothing", 404),
+        ("/v1/ml/moss", 501),
+        ("/v1/ml/moss/b?provider=ais", 501),
         ("/v1/objects/b", 400),
         ("/v1/objects/b/%zz", 400),
         ("/v1/objects/b/x?provider=moon", 400),
@@ -115,6 +120,62 @@ def test_pages_for_operators(service: Inside) -> None:
     stats = json.loads(ask(f"{service.base}/v1/stats")[2])
     assert stats["ready"] is True
     assert stats["counters"]["client_bytes"] >= len(BODY)
+
+
+def ask_control(folder: Path) -> dict[str, Any]:
+    """The figures that the control socket shows, as ``wds-async top`` reads them."""
+    return doctor.ask(f"unix:{folder}/control.sock")
+
+
+def test_a_tenant_neither_sees_nor_touches_what_is_anothers(origin: Origin, tmp_path: Path) -> None:
+    for path in ("/d/x.tar", "/d/y.tar"):
+        origin.add(path, BODY)
+    origin.behave(path="/d/broken.tar", status=403)
+    tokens = tmp_path / "tokens"
+    tokens.write_text("alpha vision\nbeta\n")
+    vision, other = {"Authorization": "Bearer alpha"}, {"Authorization": "Bearer beta", "Wds_Client": "vision/job"}
+    buckets, quotas = {"b": f"{origin.base}/d/"}, {"vision": 0.5}
+    with Inside(buckets=buckets, folder=tmp_path / "c", tokens=str(tokens), quotas=quotas) as service:
+
+        def stats(**fields: str) -> dict[str, Any]:
+            found: dict[str, Any] = json.loads(ask(f"{service.base}/v1/stats", **fields)[2])
+            return found
+
+        service.service.meters.served("ais", 200, 5.0, 1, "s3://vision/slow.tar", Client("vision", "job"))
+        plan = {"shards": ["ais://b/x.tar", "ais://b/y.tar"], "ahead": 1}
+        assert ask(f"{service.base}/v1/plan", "POST", plan, **vision, Wds_Client="job")[0] == 200
+        assert ask(f"{service.base}/ais/b/broken.tar", **vision, Wds_Client="job")[0] >= 400
+        bodies = []
+        for method, path, body, code in (("POST", "plan", {"position": 1}, 404), ("DELETE", "plan/job", None, 204)):
+            status, _, answer = ask(f"{service.base}/v1/{path}", method, body, **other)
+            assert status == code
+            bodies.append(answer)
+        assert ask(f"{service.base}/ais/b/x.tar", **vision)[0] == 200
+        service.stored()
+        assert ask(f"{service.base}/ais/b/x.tar", **other)[0] == 200
+        assert ask(f"{service.base}/ais/b/x.tar", Authorization="Bearer none")[0] == 401
+        assert ask(f"{service.base}/healthz")[0] == 200
+        theirs, own = stats(**other), stats(**vision)
+        everything = ask_control(tmp_path / "c")
+    assert [theirs[name] for name in ("plans", "slowest", "errors")] == [[], [], []]
+    assert not {"origins", "cost"} & {*theirs, *own}
+    assert (theirs["tenant"], own["tenant"]) == ("", "vision")
+    assert theirs["counters"] == {
+        "client_bytes": len(BODY) + sum(len(one) for one in bodies),
+        "client_requests": 3, "hit_bytes": len(BODY), "miss_bytes": 0, "ahead_bytes": 0, "errors": 0, "refusals": 1,
+    }  # fmt: skip
+    assert own["counters"]["hit_bytes"] + own["counters"]["miss_bytes"] == len(BODY)
+    assert [own["counters"][name] for name in ("errors", "refusals", "client_requests")] == [1, 1, 4]
+    assert set(own["gauges"]) == {"cache_bytes", "cache_limit_bytes"}
+    assert (own["gauges"]["cache_limit_bytes"], theirs["gauges"]["cache_limit_bytes"]) == (1 << 29, 1 << 30)
+    assert own["gauges"]["cache_bytes"] > 0
+    assert theirs["gauges"]["cache_bytes"] == 0
+    assert [plan["client"] for plan in everything["plans"]] == ["vision/job"]
+    assert everything["counters"]["refusals"] == 3
+    assert origin.base in everything["origins"]
+    assert [plan["client"] for plan in own["plans"]] == ["job"]
+    assert own["slowest"][0]["url"] == "s3://vision/slow.tar"
+    assert [error["url"] for error in own["errors"]] == [f"{origin.base}/d/broken.tar"]
 
 
 def test_plans(service: Inside, origin: Origin) -> None:
@@ -171,7 +232,7 @@ def test_broken_requests_are_refused_and_harm_nobody(service: Inside, sent: byte
 def test_what_was_sent_is_not_written_down(service: Inside, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "wds_async")
     raw(service.port, b"GET /ais/b/x.tar HTTP/1.1\r\nHost: x\r\nMy Authorization: Bearer hush\r\n\r\n")
-    assert "peer=127.0.0.1 status=400 reason=malformed: a request that is none: BadHttpMessage" in caplog.text
+    assert "peer=127.0.0.1 status=400 reason=malformed: a request that is none: HttpParserError" in caplog.text
     assert "hush" not in caplog.text
     assert "Traceback" not in caplog.text
     assert service.service.meters.refusals == 1

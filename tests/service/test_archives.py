@@ -69,3 +69,24 @@ def test_memory_is_bounded(service: Inside, origin: Origin) -> None:
 
     assert service.call(look()) == [100, 60, 60]
     assert archives._held == 60
+
+
+def test_two_archives_are_scanned_at_once(service: Inside, origin: Origin) -> None:
+    """The rest of each archive stalls, so that a scan that has begun stays."""
+    tar = make_tar(MEMBERS)
+    for number in range(5):
+        origin.add(f"/d/{number}.tar", tar)
+    origin.behave(path="/d/?.tar", when=lambda r: not (r.range or "").startswith("bytes=0-"), stall_after=-1)
+    with concurrent.futures.ThreadPoolExecutor(5) as pool:
+        urls = [f"{service.base}/v1/objects/b/{number}.tar?archpath=099.bin" for number in range(5)]
+        asked = [pool.submit(ask, url) for url in urls]
+        origin.wait_until(lambda o: len({r.path for r in o.requests}) == 5)
+        origin.wait_until(
+            lambda o: len({r.path for r in o.requests if not (r.range or "").startswith("bytes=0-")}) == 2
+        )
+        archives = service.service.archives
+        assert archives._scans.locked()
+        origin.forget()
+        origin.release()
+        assert [one.result()[0] for one in asked] == [200] * 5
+    assert not archives._scans.locked()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,7 @@ def test_who_is_slow_holds_up_nobody_and_gets_all(service: Inside, origin: Origi
         client.close()
         assert bytes(got).partition(b"\r\n\r\n")[2] == BODIES[n % 2]
     service.quiet()
+    service.stored()
     assert service.service.fetcher.held_bytes == 0
     fetched = sum(sent.body_bytes for sent in origin.sent)
     assert fetched <= 1.6 * sum(len(BODIES[n % 2]) for n in range(SLOW)) + 2 * len(BODIES[0])
@@ -83,6 +85,7 @@ def test_a_rest_without_a_place_is_fetched_again(service: Inside, monkeypatch: p
         client.close()
         assert bytes(got).partition(b"\r\n\r\n")[2] == BODIES[n % 2]
     service.quiet()
+    service.stored()
     assert service.service.fetcher.held_bytes == 0
     if not service.config.folder:  # else most of them took from the disk
         assert tried
@@ -98,3 +101,25 @@ def test_a_spill_is_one_file_without_a_name(tmp_path: Path) -> None:
     spill.close()
     with pytest.raises(OSError, match="No such file"):
         Spill(str(tmp_path / "nowhere")).put(memoryview(b"x"))
+
+
+def test_a_disk_that_hangs_keeps_no_client_waiting(
+    origin: Origin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is memory for four chunks, and what one of them is written to does not answer."""
+    body, gate, write = data(40 * MIB + 5, 1), threading.Event(), os.pwrite
+    origin.add("/d/x", body)
+
+    def hang(*args: Any) -> int:
+        gate.wait()
+        return write(*args)
+
+    monkeypatch.setattr(os, "pwrite", hang)
+    given = {"allow": (origin.base,), "buckets": {"b": f"{origin.base}/d/"}, "private": True}
+    with Inside(**given, folder=tmp_path / "cache", memory_bytes=8 * MIB, transfer={"part_bytes": MIB}) as service:
+        try:
+            assert ask(f"{service.base}/ais/b/x")[::2] == (200, body)
+            assert ask(f"{service.base}/ais/b/x", Range="bytes=5-9")[::2] == (206, body[5:10])
+            assert service.service.cache.statistics().passed_bytes >= 32 * MIB
+        finally:
+            gate.set()

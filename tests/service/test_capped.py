@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,9 +13,10 @@ from typing import Any
 import pytest
 
 from tests.servers import Origin
+from tests.service.serving import Inside, ask
 from tests.transfer.reading import data, quick
 from wds_async.costs import Spending
-from wds_async.errors import CostLimitReached
+from wds_async.errors import ConfigError, CostLimitReached
 from wds_async.pricetable import PriceTable
 from wds_async.service.capped import Capped
 from wds_async.transfer.ranges import RangeFetcher
@@ -72,6 +75,36 @@ def test_behind_the_limit_nothing_is_asked(origin: Origin, tmp_path: Path) -> No
             assert spending.reached
 
     asyncio.run(go())
+
+
+def test_a_limit_outlives_the_process(origin: Origin, tmp_path: Path) -> None:
+    prices = tmp_path / "prices.yaml"
+    prices.write_text("origins: {'http://127.0.0.1': {internet: 1}}")
+    for number in range(3):
+        origin.add(f"/{number}.tar", CONTENT)
+    settings: dict[str, Any] = {"folder": tmp_path / "cache", "buckets": {"b": f"{origin.base}/"}, "private": True}
+    settings |= {"prices": str(prices), "cost_limit": 0.0004}
+    with Inside(**settings) as service:
+        assert ask(f"{service.base}/ais/b/0.tar")[0] == 200
+        assert json.loads(ask(f"{service.base}/v1/stats")[2])["cost"]["spent"][1] >= 0.0003
+    with Inside(**settings) as service:
+        assert ask(f"{service.base}/ais/b/1.tar")[0] == 200  # 0.0006 dollars now
+        service.stored()
+    asked = len(origin.requests)
+    with Inside(**settings) as service:
+        assert ask(f"{service.base}/ais/b/2.tar")[0] == 402
+        assert ask(f"{service.base}/ais/b/1.tar")[0] == 200  # what is cached is served on
+        page = ask(f"{service.base}/metrics")[2].decode()
+        assert float(re.search(r'wds_cost_spent_dollars{bound="high"} (\S+)', page)[1]) >= 0.0006  # type: ignore[index]
+    assert len(origin.requests) == asked
+    costs = tmp_path / "cache" / "costs.json"
+    state = json.loads(costs.read_text())
+    costs.write_text(json.dumps({**state, "day": "2020-01-01"}))
+    with Inside(**settings, cost_limit_per="day") as service:  # nothing was spent today
+        assert ask(f"{service.base}/ais/b/2.tar")[0] == 200
+    costs.write_text("{")
+    with pytest.raises(ConfigError, match=r"costs\.json: what was spent until now cannot be read"):
+        Inside(**settings).__enter__()
 
 
 async def _stream(origin: Capped, url: str) -> Any:

@@ -4,6 +4,7 @@ which emulators and a scripted server stand for."""
 from __future__ import annotations
 
 import concurrent.futures
+import io
 import json
 import os
 import shutil
@@ -74,7 +75,7 @@ def service(
         "AWS_DEFAULT_REGION": "us-east-1",
         "HOME": str(folder),
     }
-    allow = (f"gs://{BUCKET}/", f"s3://{BUCKET}/", f"{web.base}/")
+    allow = (f"gs://{BUCKET}/", f"s3://{BUCKET}/", "s3://versioned/", f"{web.base}/")
     given: dict[str, Any] = {"allow": allow, "buckets": {"web": f"{web.base}/d/"}, "private": True}
     with Process(folder, environ=environ, folder=folder / "cache", socket=folder / "socket", **given) as running:
         yield running
@@ -189,6 +190,12 @@ def test_our_loader_reads_the_same_as_without_it(
     assert samples("ais://web/train-{0..2}.tar") == direct
 
 
+def test_aistores_client_hears_that_there_are_no_batches(client: Any) -> None:
+    bucket = client.bucket(BUCKET, provider="gcp")
+    with pytest.raises(Exception, match=r"501.*GetBatch"):
+        list(client.batch([NAMES[0], NAMES[1]], bucket=bucket).get())
+
+
 # -- others ----------------------------------------------------------------------------------------------------
 
 
@@ -206,6 +213,51 @@ def test_s3fs_reads_below_s3(service: Process) -> None:
         assert file.read() == SHARDS[NAMES[2]]
     with pytest.raises(FileNotFoundError):
         fs.cat_file(f"{BUCKET}/nope")
+
+
+def test_boto3_reads_below_s3(service: Process, moto: str) -> None:  # noqa: F811
+    import boto3  # comes with moto
+    from boto3.s3.transfer import TransferConfig
+    from botocore.config import Config
+    from botocore.exceptions import ClientError
+
+    def s3(endpoint: str) -> Any:
+        return boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", aws_access_key_id="anybody",
+                            aws_secret_access_key="x", config=Config(s3={"addressing_style": "path"}))  # fmt: skip
+
+    store, client = s3(moto), s3(f"{service.base}/s3")
+    store.create_bucket(Bucket="versioned")
+    store.put_bucket_versioning(Bucket="versioned", VersioningConfiguration={"Status": "Enabled"})
+    versions = [store.put_object(Bucket="versioned", Key="x", Body=body)["VersionId"] for body in (b"first", b"second")]
+    for version, body in [(None, b"second"), *zip(versions, (b"first", b"second"), strict=True)]:
+        which = {} if version is None else {"VersionId": version}
+        assert client.get_object(Bucket="versioned", Key="x", **which)["Body"].read() == body
+    name = {"Bucket": BUCKET, "Key": NAMES[0]}
+    assert client.get_object(**name, ResponseContentType="text/plain")["Body"].read() == SHARDS[NAMES[0]]
+    assert client.get_object(**name, ChecksumMode="ENABLED", VersionId="null")["Body"].read() == SHARDS[NAMES[0]]
+    assert client.head_object(**name)["ContentLength"] == len(SHARDS[NAMES[0]])
+    url = client.generate_presigned_url("get_object", {**name, "ResponseContentDisposition": "attachment"})
+    assert ask(url)[::2] == (200, SHARDS[NAMES[0]])
+    whole = io.BytesIO()
+    client.download_fileobj(BUCKET, NAMES[0], whole, Config=TransferConfig(4096, multipart_chunksize=4096))
+    assert whole.getvalue() == SHARDS[NAMES[0]]
+    for call, more in [
+        (client.get_object_tagging, {}),
+        (client.get_object_acl, {}),
+        (client.get_object_attributes, {"ObjectAttributes": ["ETag"]}),
+        (client.get_object_torrent, {}),
+        (client.get_object, {"PartNumber": 1}),
+        (client.create_multipart_upload, {}),
+        (client.delete_object_tagging, {}),
+        (client.put_object_tagging, {"Tagging": {"TagSet": []}}),
+    ]:
+        with pytest.raises(ClientError) as caught:
+            call(**name, **more)
+        assert caught.value.response["Error"]["Code"] == "NotImplemented", call
+    with pytest.raises(ClientError, match="501"):
+        client.head_object(**name, PartNumber=1)
+    with pytest.raises(ClientError, match="MethodNotAllowed"):
+        client.put_object(**name, Body=b"x")
 
 
 def have_curl() -> None:

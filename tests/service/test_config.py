@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from wds_async.errors import ConfigError
-from wds_async.service.config import Quota, ServiceConfig, cache_limit, load_config
+from wds_async.service.config import Quota, ServiceConfig, cache_limit, kept_free, load_config
 
 _FILE = """
 host: 0.0.0.0
@@ -55,7 +55,7 @@ def test_elsewhere_a_list_is_needed(host: str) -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"colour": 1}, "'colour' is no setting of the service; its settings are ahead_bytes, "),
+        ({"colour": 1}, "'colour' is no setting of the service; its settings are address_connections, ahead_bytes, "),
         ({"port": "many"}, "port: 'many' does not parse"),
         ({"port": 70000}, "port: 70000 is none"),
         ({"log": "xml"}, "write human or json"),
@@ -75,6 +75,8 @@ def test_elsewhere_a_list_is_needed(host: str) -> None:
         ({"buckets": {"b": "mine://bucket/"}}, "buckets: b: 'mine://bucket/': nobody knows the scheme 'mine'"),
         ({"memory_bytes": "much"}, "memory_bytes: 'much' does not parse"),
         ({"clients": 0}, "clients: 0 must be more than 0"),
+        ({"cost_limit_per": "week"}, "cost_limit_per: 'week'; write total or day"),
+        ({"stale_if_error_s": -1}, "stale_if_error_s: -1.0 must be 0 or more"),
         ({"quotas": {"a": 0.8, "b": 0.5}}, "1 together at most"),
         ({"urls": "yes"}, "urls: 'yes' does not parse: write true or false"),
     ],
@@ -135,3 +137,14 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 def test_sizes_that_are_none(size: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cache_size"):
         cache_limit(load_config(folder=str(tmp_path), cache_size=size))
+
+
+@pytest.mark.parametrize(("size", "expected"), [("0", 0), ("0%", 0), ("3G", 3 << 30)])
+def test_bytes_to_be_kept_free(tmp_path: Path, size: str, expected: int) -> None:
+    assert kept_free(load_config(folder=str(tmp_path), keep_free=size)) == expected
+    assert kept_free(load_config(folder=str(tmp_path))) == cache_limit(
+        load_config(folder=str(tmp_path), cache_size="2%")
+    )
+    for wrong in ("101%", "-1%", "much"):
+        with pytest.raises(ConfigError, match="keep_free"):
+            kept_free(load_config(folder=str(tmp_path), keep_free=wrong))

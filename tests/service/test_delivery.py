@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from tests.transfer.reading import KIB, MIB, data
 from wds_async.chunkcache.files import DataFile
 from wds_async.chunkcache.pieces import OnDisk
+from wds_async.service.connections import ClientConnections
 from wds_async.service.delivery import Delivery
+from wds_async.service.messages import Request, Response
+from wds_async.service.meters import Meters
 
 BODY = data(3 * MIB + 17)
 
@@ -26,41 +28,38 @@ async def on_thread(function: Callable[..., Any], *args: Any) -> Any:
 async def exchanged(
     send: Callable[[Delivery], Awaitable[None]],
     take: Callable[[asyncio.StreamReader], Awaitable[bytes]],
+    *,
+    length: int | None = len(BODY),
     **options: Any,
 ) -> tuple[bytes, BaseException | None, Delivery]:
     """What a client takes of what ``send`` does, and what ended that."""
     outcome: list[Any] = []
     over = asyncio.Event()
 
-    async def handle(request: web.BaseRequest) -> web.StreamResponse:
-        response = web.StreamResponse()
-        if options.get("plain", True):
-            response.content_length = options.pop("length", len(BODY))
-        else:
-            response.enable_chunked_encoding()
-        writer = await response.prepare(request)
-        assert writer is not None
-        delivery = Delivery(request, writer, call=on_thread, **{"timeout_s": 30, **options})
+    async def answer(request: Request) -> None:
+        delivery = Delivery(request, 200, {}, length, call=on_thread, **{"timeout_s": 30, **options})
         outcome.extend((delivery, None))
         try:
             await send(delivery)
-            await response.write_eof()
+            delivery.finish()
         except Exception as exn:
             outcome[1] = exn
-            assert request.transport is not None
-            request.transport.abort()
+            request.connection.cut()
+        delivery.close()
         over.set()
-        return response
 
-    server = web.Server(handle)
-    listening = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
+    connections = ClientConnections(
+        answer, lambda *_: Response(400), Meters(), clients=9, of_address=9, header_s=20, send_s=20
+    )
+    listening = await asyncio.get_running_loop().create_server(connections.listener(), "127.0.0.1", 0)
     reader, writer = await asyncio.open_connection(*listening.sockets[0].getsockname(), limit=64 * KIB)
     writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
     got = await take(reader)
     await over.wait()
     writer.close()
     listening.close()
-    await server.shutdown(0)
+    connections.close()
+    await connections.gone(20)
     return got, outcome[1], outcome[0]
 
 
@@ -105,7 +104,7 @@ def test_a_file_alone_and_in_chunks(filed: int) -> None:
 
     got, failed, _ = asyncio.run(exchanged(send, everything))
     assert (failed, got.endswith(BODY)) == (None, True)
-    got, failed, delivery = asyncio.run(exchanged(send, everything, plain=False))
+    got, failed, delivery = asyncio.run(exchanged(send, everything, length=None))
     assert (failed, delivery.sent, got.endswith(b"0\r\n\r\n")) == (None, len(BODY), True)
 
 
@@ -113,8 +112,8 @@ def test_a_file_that_ends_early_breaks_it_off(filed: int) -> None:
     async def send(delivery: Delivery) -> None:
         await delivery.send(OnDisk(filed, 2000, len(BODY)))
 
-    for plain in (True, False):
-        _, failed, _ = asyncio.run(exchanged(send, everything, plain=plain))
+    for length in (len(BODY), None):
+        _, failed, _ = asyncio.run(exchanged(send, everything, length=length))
         assert isinstance(failed, ConnectionAbortedError)
 
 

@@ -17,7 +17,7 @@ def test_a_port_and_a_path(tmp_path: Path) -> None:
     async def main() -> None:
         path = str(tmp_path / "s")
         for server in (
-            await listen_at(asyncio.Protocol, "127.0.0.1", 0, None),
+            await listen_at(asyncio.Protocol, "127.0.0.1", 0),
             await listen_at_path(asyncio.Protocol, path),
         ):
             await server.start_serving()
@@ -34,9 +34,9 @@ def test_what_is_taken(tmp_path: Path) -> None:
     async def main() -> None:
         taken = socket.create_server(("127.0.0.1", 0))
         with taken, pytest.raises(CannotServe, match="another process listens there"):
-            await listen_at(asyncio.Protocol, *taken.getsockname(), None)
+            await listen_at(asyncio.Protocol, *taken.getsockname())
         with pytest.raises(CannotServe, match=r"cannot listen at 192\.0\.2\.1"):
-            await listen_at(asyncio.Protocol, "192.0.2.1", 0, None)
+            await listen_at(asyncio.Protocol, "192.0.2.1", 0)
         path = tmp_path / "s"
         with socket.socket(socket.AF_UNIX) as other:
             other.bind(str(path))

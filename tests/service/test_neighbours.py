@@ -88,7 +88,7 @@ def test_a_plan_by_the_unix_socket_ends_with_its_process(origin: Origin, tmp_pat
             stays.close()
             assert _planning(service, 3) == {"first", "second", "by-tcp"}
             others[0].kill()
-            known, deadline = service.service._lane.neighbours.known, time.monotonic() + 20
+            known, deadline = service.service.clients.neighbours.known, time.monotonic() + 20
             while others[0].pid in known():
                 assert time.monotonic() < deadline
                 time.sleep(0.005)

@@ -91,7 +91,7 @@ def test_each_client_has_its_share_whatever_its_connections(link: Link, serving:
             thread.start()
         modest.read(7 * MIB)
         taken, took = sum(len(one.got) for one in greedy), time.monotonic() - began
-        service.loop.call_soon_threadsafe(service.service._lane.close)
+        service.loop.call_soon_threadsafe(service.service.clients.close)
         for thread in threads:
             thread.join()
         assert bytes(modest.got) == BODY[: 7 * MIB]
@@ -104,10 +104,10 @@ def _take(client: Client) -> None:
         client.read()
 
 
-@pytest.mark.parametrize("way", ["slow", "fast"])
+@pytest.mark.parametrize("way", ["cold", "warm"])
 def test_a_link_that_is_cut_and_comes_back(way: str, link: Link, serving: Callable[..., Inside]) -> None:
     with serving() as service:
-        if way == "fast":
+        if way == "warm":
             read_once(link, service)
         with Client(link, service.port) as client:
             client.read(MIB)
@@ -117,10 +117,10 @@ def test_a_link_that_is_cut_and_comes_back(way: str, link: Link, serving: Callab
             assert bytes(client.read()) == BODY
 
 
-@pytest.mark.parametrize("way", ["slow", "fast"])
+@pytest.mark.parametrize("way", ["cold", "warm"])
 def test_a_link_that_stays_cut_holds_no_connection(way: str, link: Link, serving: Callable[..., Inside]) -> None:
     with serving(send_timeout_s=0.5) as service:
-        if way == "fast":
+        if way == "warm":
             read_once(link, service)
         with Client(link, service.port) as client:
             client.read(MIB)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from wds_async.chunkcache.origin import Client
 from wds_async.service.pace import Bucket, Pace
 
 KIB = 1024
@@ -41,7 +42,7 @@ class Time:
 
 async def sends(pace: Pace, client: str, piece: int, sent: dict[str, int]) -> None:
     while True:
-        await pace.take(client, piece)
+        await pace.take(Client("", client), piece)
         sent[client] = sent.get(client, 0) + piece
 
 
@@ -65,13 +66,38 @@ def test_each_client_has_its_own_pace() -> None:
         assert 10 * 1024 * KIB <= sent[client] <= 10 * 1024 * KIB + 512 * KIB, "three connections are one client"
 
 
+def test_a_tenant_has_a_pace_which_its_clients_share_in_turns() -> None:
+    async def run() -> dict[Client, int]:
+        time, sent = Time(), dict[Client, int]()
+        pace = Pace(tenant_rate=1024 * KIB, clock=time, later=time.later)
+
+        async def sends_on(client: Client) -> None:
+            while True:
+                await pace.take(client, 64 * KIB)
+                sent[client] = sent.get(client, 0) + 64 * KIB
+
+        many = [Client("t", "greedy")] * 30 + [Client("t", "small"), Client("u", "other")]
+        tasks = [asyncio.create_task(sends_on(client)) for client in many]
+        await time.until(time.now + 10)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return sent
+
+    sent = asyncio.run(run())
+    greedy, small, other = (sent[client] for client in sorted(sent))
+    for tenant in (greedy + small, other):
+        assert 10 * 1024 * KIB <= tenant <= 10 * 1024 * KIB + 512 * KIB
+    assert small >= 0.4 * (greedy + small), "thirty connections are one client"
+
+
 def test_who_leaves_holds_nobody_up() -> None:
     async def run() -> None:
         time = Time()
         pace = Pace(64 * KIB, clock=time, later=time.later)
-        await pace.take("a", 1024 * KIB)
-        gone = asyncio.create_task(pace.take("a", 64 * KIB))
-        stays = asyncio.create_task(pace.take("a", 64 * KIB))
+        await pace.take(Client("", "a"), 1024 * KIB)
+        gone = asyncio.create_task(pace.take(Client("", "a"), 64 * KIB))
+        stays = asyncio.create_task(pace.take(Client("", "a"), 64 * KIB))
         await time.until(time.now)
         gone.cancel()
         assert not stays.done()
@@ -87,7 +113,7 @@ def test_no_limit_waits_for_nothing() -> None:
         assert not Pace().limited
         assert Pace(1.0).limited
         for _ in range(100):
-            await Pace().take("a", 1 << 40)
+            await Pace().take(Client("", "a"), 1 << 40)
 
     asyncio.run(run())
 
@@ -112,9 +138,9 @@ def test_thousands_of_clients_are_forgotten() -> None:
         time = Time()
         pace = Pace(1024 * KIB, clock=time, later=time.later)
         for i in range(10_000):
-            await pace.take(f"c{i}", KIB)
+            await pace.take(Client("", f"c{i}"), KIB)
             time.now += 0.01
-        return len(pace._clients)
+        return len(pace._gates)
 
     assert asyncio.run(run()) <= 4200
 

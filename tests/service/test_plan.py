@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from wds_async.chunkcache.origin import Client
 from wds_async.service.itinerary import Itinerary
 from wds_async.service.names import Named
 from wds_async.service.plan import Plan
@@ -10,7 +11,7 @@ from wds_async.service.plan import Plan
 def plan(count: int = 10, ahead: int = 3) -> Plan:
     shards = Itinerary(lambda url: Named(url, "gcp", "b", "", "short"))
     shards.add([f"gs://b/{i}" for i in range(count)])
-    return Plan("a", "", "", shards, ahead, 1 << 30, position=0, heard_at=100.0, moved_at=100.0)
+    return Plan(Client("", "a"), "", shards, ahead, 1 << 30, position=0, heard_at=100.0, moved_at=100.0)
 
 
 def test_its_pace_is_measured() -> None:

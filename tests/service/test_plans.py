@@ -12,6 +12,7 @@ import pytest
 
 from tests.chunkcache.doubles import Bytes, Clock, content, get, running
 from wds_async.chunkcache.cache import ChunkCache
+from wds_async.chunkcache.origin import Client
 from wds_async.errors import CostLimitReached
 from wds_async.service import plans as rooms
 from wds_async.service.allow import Allowed
@@ -32,14 +33,14 @@ class Stage:
         config = ServiceConfig(**{"allow": ("gs://bucket/",), "ahead_bytes": 1 << 30, **settings})
         self.plans = Plans(cache, config, Allowed(config), clock, at_once)
 
-    async def announce(self, client: str, shards: list[str], **more: Any) -> dict[str, Any]:
-        told = await self.plans.answer({"shards": shards, **more}, client=client)
+    async def announce(self, client: str, shards: list[str], tenant: str = "", **more: Any) -> dict[str, Any]:
+        told = await self.plans.answer({"shards": shards, **more}, client=Client(tenant, client))
         await self.quiet()
         return told
 
     async def heard(self, client: str, url: str, after_s: float = 0.0) -> None:
         self.clock.now += after_s
-        self.plans.heard(client, url)
+        self.plans.heard(Client("", client), url)
         await self.quiet()
 
     async def quiet(self) -> None:
@@ -135,7 +136,7 @@ def test_what_is_needed_soonest_comes_first(tmp_path: Path) -> None:
             count = len(s.fetched())
             s.origin.gate.clear()
             for client in ("slow", "fast"):
-                await s.plans.answer({"ahead": 10}, client=client)
+                await s.plans.answer({"ahead": 10}, client=Client("", client))
             s.origin.gate.set()
             await s.quiet()
             order = s.fetched()[count:]
@@ -198,8 +199,8 @@ def test_a_client_that_has_gone_takes_its_plan_along(tmp_path: Path) -> None:
             count = len(s.fetched())
             await s.heard("a", NAMES[1])
             assert len(s.fetched()) == count
-            assert s.plans.drop("b")
-            assert not s.plans.drop("b")
+            assert s.plans.drop(Client("", "b"))
+            assert not s.plans.drop(Client("", "b"))
             assert s.plans.as_list() == []
 
     run(work())
@@ -208,8 +209,8 @@ def test_a_client_that_has_gone_takes_its_plan_along(tmp_path: Path) -> None:
 def test_a_plan_ends_with_what_it_is_bound_to(tmp_path: Path) -> None:
     async def work() -> None:
         async with stage(tmp_path) as s:
-            await s.plans.answer({"shards": NAMES}, client="a", bound="connection 1")
-            await s.plans.answer({"shards": NAMES}, client="b")
+            await s.plans.answer({"shards": NAMES}, client=Client("", "a"), bound="connection 1")
+            await s.plans.answer({"shards": NAMES}, client=Client("", "b"))
             s.plans.left("connection 2")
             s.plans.left(None)
             assert len(s.plans.as_list()) == 2
@@ -226,7 +227,7 @@ def test_fetches_end_with_their_plan_unless_others_wait_for_them(tmp_path: Path)
             await s.announce("a", NAMES[:2], ahead=1)
             await s.announce("b", NAMES[1:2], ahead=1)
             await s.until(lambda: len(s.fetched()) == 2)
-            s.plans.drop("a")
+            s.plans.drop(Client("", "a"))
             for _ in range(100):
                 await asyncio.sleep(0)
             assert len(s.plans._running) == 1
@@ -239,14 +240,70 @@ def test_fetches_end_with_their_plan_unless_others_wait_for_them(tmp_path: Path)
     run(work())
 
 
+def test_fetches_for_plans_are_shared_by_tenants_however_many_clients_each_has(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with stage(tmp_path, limit=80 * SIZE, at_once=4) as s:
+            s.origin.gate.clear()
+            for number in range(6):
+                await s.announce(f"{number}", NAMES[4 * number : 4 * number + 4], "many", ahead=3)
+            await s.announce("one", NAMES[24:], "few", ahead=15)
+            s.clock.now += 1000.0  # what tenant "many" needs is long overdue
+            s.plans.heard(Client("few", "one"), NAMES[24])
+            assert set(s.plans._running.values()) == {"many"}
+            running = list[str]()
+            for _ in range(12):
+                next(iter(s.plans._running)).cancel()
+                await asyncio.sleep(0.01)
+                running = sorted(s.plans._running.values())
+            assert running == ["few", "few", "many", "many"]
+
+    run(work())
+
+
+def test_what_is_held_for_plans_is_shared_by_tenants(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with stage(tmp_path, limit=32 * SIZE) as s:  # 16 shards may be held
+            await s.announce("a", NAMES[:12], "one", ahead=11)
+            assert len(s.fetched()) == 12, "all of it where there is one tenant"
+            await s.announce("b", NAMES[20:], "two", ahead=19)
+            assert len(s.fetched()) == 16
+            for number in range(10):
+                s.plans.heard(Client("one", "a"), NAMES[number])
+            await s.announce("c", NAMES[12:20], "one", ahead=7)
+            await s.quiet()
+            rows = {row["client"]: row["ahead_bytes"] for row in s.plans.as_list()}
+            assert rows == {"one/a": 2 * SIZE, "one/c": 6 * SIZE, "two/b": 8 * SIZE}
+            s.plans.drop(Client("two", "b"))
+            await s.quiet()
+            assert {row["client"]: row["ahead_bytes"] for row in s.plans.as_list()}["one/c"] == 8 * SIZE
+
+    run(work())
+
+
+def test_a_tenant_leaves_places_for_plans_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rooms, "PLANS_AT_MOST", 16)
+
+    async def work() -> None:
+        async with stage(tmp_path) as s:
+            for number in range(14):
+                await s.announce(f"{number}", [], "greedy")
+            with pytest.raises(Refusal) as caught:
+                await s.announce("15", [], "greedy")
+            assert caught.value.status == 429
+            await s.announce("0", [], "modest")
+            await s.announce("13", NAMES[:1], "greedy")  # in the place of the one that it has
+
+    run(work())
+
+
 def test_a_reader_joins_what_its_plan_is_fetching(tmp_path: Path) -> None:
     async def work() -> None:
         async with stage(tmp_path) as s:
             s.origin.gate.clear()
             await s.announce("a", NAMES[:1])
             await s.until(lambda: s.origin.under_way > 0)
-            s.plans.heard("a", NAMES[0])
-            reader = asyncio.create_task(get(s.cache, NAMES[0], client="a"))
+            s.plans.heard(Client("", "a"), NAMES[0])
+            reader = asyncio.create_task(get(s.cache, NAMES[0], client=Client("", "a")))
             await asyncio.sleep(0.01)
             s.origin.gate.set()
             assert await reader == content(SIZE, 0)
@@ -264,7 +321,7 @@ def test_a_plan_is_replaced_and_keeps_what_was_fetched(tmp_path: Path) -> None:
             assert sorted(s.fetched()) == NAMES[:5]
             assert s.origin.bytes == 5 * SIZE
             assert s.row("a")["ahead_bytes"] == 3 * SIZE
-            await s.plans.answer({"position": 10}, client="a")
+            await s.plans.answer({"position": 10}, client=Client("", "a"))
             await s.quiet()
             assert sorted(s.fetched()) == [*NAMES[:5], *NAMES[12:15]]
 
@@ -314,13 +371,13 @@ def test_plans_pause_where_nothing_more_may_be_spent(tmp_path: Path) -> None:
         async with running(tmp_path, Broke(), 40 * SIZE) as cache:
             s = Stage(cache, Broke(), Clock())
             await s.announce("a", NAMES, ahead=30)
-            first = s.plans._plans["a"].following
+            first = s.plans._plans[Client("", "a")].following
             s.plans.sweep()
-            assert s.plans._plans["a"].following == first <= rooms._AT_ONCE
+            assert s.plans._plans[Client("", "a")].following == first <= rooms._AT_ONCE
             s.clock.now += 31
-            s.plans.heard("a", "gs://bucket/any")
+            s.plans.heard(Client("", "a"), "gs://bucket/any")
             s.plans.sweep()
-            assert s.plans._plans["a"].following > first
+            assert s.plans._plans[Client("", "a")].following > first
             await s.plans.close()
 
     run(work())
@@ -336,11 +393,11 @@ def test_messages_that_are_no_plans(tmp_path: Path, said: Any) -> None:
     async def work() -> None:
         async with stage(tmp_path) as s:
             with pytest.raises(Refusal) as caught:
-                await s.plans.answer(said, client="a")
+                await s.plans.answer(said, client=Client("", "a"))
             assert caught.value.status == 400
             assert s.plans.as_list() == []
             with pytest.raises(Refusal) as caught:
-                await s.plans.answer({"position": 3}, client="a")
+                await s.plans.answer({"position": 3}, client=Client("", "a"))
             assert caught.value.status == 404
 
     run(work())
@@ -350,12 +407,12 @@ def test_a_long_plan_is_taken_and_a_longer_one_is_not(tmp_path: Path) -> None:
     async def work() -> None:
         async with stage(tmp_path) as s:
             names = [f"gs://bucket/{i:07}.tar" for i in range(100_000)]
-            told = await s.plans.answer({"shards": names, "ahead": 0, "position": 99_000}, client="a")
+            told = await s.plans.answer({"shards": names, "ahead": 0, "position": 99_000}, client=Client("", "a"))
             assert told["shards"] == 100_000
-            s.plans.heard("a", names[99_400])
+            s.plans.heard(Client("", "a"), names[99_400])
             assert s.row("a")["done"] == 99_400
             with pytest.raises(Refusal) as caught:
-                await s.plans.answer({"shards": ["x"] * (rooms.SHARDS_AT_MOST + 1)}, client="b")
+                await s.plans.answer({"shards": ["x"] * (rooms.SHARDS_AT_MOST + 1)}, client=Client("", "b"))
             assert caught.value.status == 413
 
     run(work())

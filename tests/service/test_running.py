@@ -9,16 +9,20 @@ import os
 import resource
 import signal
 import socket
+import ssl
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import trustme
 
 from tests.servers import Origin
-from tests.service.serving import Inside, Process, ask
+from tests.service.serving import Inside, Process, ask, until
 from tests.transfer.reading import MIB, data
 from wds_async.errors import ConfigError
+from wds_async.service.config import Quota
 from wds_async.service.listening import CannotServe
 
 pytestmark = pytest.mark.usefixtures("no_settings")
@@ -117,11 +121,144 @@ def test_what_was_cached_is_there_again_and_a_kill_harms_nothing(origin: Origin,
     with Inside(folder=tmp_path / "cache", private=True, **given) as again:
         assert ask(f"{again.base}/ais/b/x.tar")[2] == body
         assert sum(sent.body_bytes for sent in origin.sent) <= len(body) + 1
+        again.stored()
     origin.forget()
     with Inside(folder=tmp_path / "cache", private=True, **given) as again:
         assert any("1 objects" in line for line in again.service.told())
         assert ask(f"{again.base}/ais/b/x.tar")[2] == body
         assert sum(sent.body_bytes for sent in origin.sent) == 0
+
+
+def test_sighup_reloads_what_can_change(origin: Origin, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        origin.add(f"/{name}/x.tar", b"x")
+    tokens, log = tmp_path / "tokens", tmp_path / "log"
+    tokens.write_text("alpha\n")
+    a, b = {"a": f"{origin.base}/a/"}, {"b": f"{origin.base}/b/"}
+    folder = {"folder": tmp_path / "c", "log_file": log}
+    with Process(tmp_path / "p", buckets=a) as it:
+        assert ask(f"{it.base}/ais/a/x.tar")[0] == 200
+        it.configure(buckets=b, tokens=tokens, clients=7, log_level="debug", client_requests=9, **folder)
+        it.signal(signal.SIGHUP)
+        until(lambda: log.exists() and "was read again" in log.read_text())
+        assert "hold after a restart only: folder, clients\n" in log.read_text()
+        assert ask(f"{it.base}/ais/b/x.tar")[0] == 401
+        assert ask(f"{it.base}/ais/b/x.tar", Authorization="Bearer alpha")[0] == 200
+        assert ask(f"{it.base}/ais/a/x.tar", Authorization="Bearer alpha")[0] in (403, 404)
+        assert "access: answered" in log.read_text()
+        rotated = log.rename(tmp_path / "log.1")
+        it.configure(buckets=a, log="colourful", log_file=log)
+        it.signal(signal.SIGHUP)
+        until(lambda: "goes on with what it has: log: 'colourful'" in rotated.read_text())
+        assert not log.exists()
+        assert ask(f"{it.base}/ais/b/x.tar", Authorization="Bearer alpha")[0] == 200
+        it.configure(buckets=a, log_file=log)
+        it.signal(signal.SIGHUP)
+        until(lambda: log.exists() and "was read again" in log.read_text())
+        assert ask(f"{it.base}/ais/a/x.tar")[0] == 200
+
+
+def test_a_reload_whose_log_cannot_be_opened_changes_nothing(origin: Origin, tmp_path: Path) -> None:
+    origin.add("/a/x.tar", b"x")
+    tokens, a = tmp_path / "tokens", {"a": f"{origin.base}/a/"}
+    tokens.write_text("alpha\n")
+    with Process(tmp_path / "p", buckets=a, log="json") as it:
+        it.configure(tokens=tokens, log="human", log_level="debug", log_file=tmp_path / "nowhere" / "log")
+        it.signal(signal.SIGHUP)
+        until(lambda: "goes on with what it has: log_file" in it.said)
+        assert ask(f"{it.base}/ais/a/x.tar")[0] == 200
+        it.signal()
+        assert it.wait() == 0
+    assert {json.loads(line)["level"] for line in it.said.splitlines()} == {"info", "error"}
+
+
+def test_sighup_before_the_start_is_complete_is_a_reload_behind_it(tmp_path: Path) -> None:
+    it = Process(tmp_path)
+    file = tmp_path / "serve.yaml"
+    first = file.read_text()
+    file.unlink()
+    os.mkfifo(file)
+    process = it.launch()
+    with file.open("w") as fifo:  # from here on it reads its configuration
+        it.signal(signal.SIGHUP)
+        (tmp_path / "next").write_text(first + "log_level: debug\n")
+        (tmp_path / "next").rename(file)
+        fifo.write(first)
+    until(lambda: "was read again" in it.said or process.poll() is not None)
+    it.signal()
+    assert it.wait() == 0
+    assert it.said.index("listening at") < it.said.index("was read again")
+
+
+def test_sighup_while_it_imports_ends_nothing(tmp_path: Path) -> None:
+    script = tmp_path / "hung_up.py"
+    script.write_text(
+        "import os, runpy, signal, sys\n"
+        "class HangsUp:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name == 'wds_async.service.running':\n"
+        "            os.kill(os.getpid(), signal.SIGHUP)\n"
+        "sys.meta_path.insert(0, HangsUp())\n"
+        "runpy.run_module('wds_async', run_name='__main__', alter_sys=True)\n"
+    )
+    with Process(tmp_path / "p", script=script) as it:
+        it.signal()
+        assert it.wait() == 0
+
+
+def test_a_reload_changes_freshness_and_scrubbing(origin: Origin, tmp_path: Path) -> None:
+    origin.add("/x.tar", data(100_000))
+    with Inside(buckets={"b": f"{origin.base}/"}, folder=tmp_path / "c", private=True, scrub_bytes_per_s=0) as it:
+
+        async def reload(**changed: float) -> list[str]:
+            return it.service.reload(replace(it.service.config, **changed))
+
+        assert ask(f"{it.base}/ais/b/x.tar")[0] == 200
+        it.stored()
+        asked = len(origin.sent)
+        assert ask(f"{it.base}/ais/b/x.tar")[0] == 200
+        assert len(origin.sent) == asked
+        assert it.call(reload(freshness_s=0.0, scrub_bytes_per_s=1e9)) == []
+        assert ask(f"{it.base}/ais/b/x.tar")[0] == 200
+        assert len(origin.sent) > asked, "its store is asked each time now"
+        until(lambda: it.service.cache.statistics().scrubbed_bytes == 100_000)
+        it.call(reload(scrub_bytes_per_s=0.0))
+        it.call(reload(scrub_bytes_per_s=5e8))
+        until(lambda: it.service.cache.statistics().scrubbed_bytes == 200_000)
+
+
+def test_sighup_reloads_certificates_and_prices(tmp_path: Path) -> None:
+    prices = tmp_path / "prices"
+    with Inside(certificate=cert(tmp_path)[0], key=cert(tmp_path)[1]) as it:
+
+        async def reload() -> None:
+            prices.write_text("stores: {s3: {internet: 0.05}}")
+            config = replace(it.config, prices=str(prices), cost_limit=3.0, quotas=(Quota("vision", 0.5),))
+            it.service.reload(config)
+
+        before = ssl.get_server_certificate(("127.0.0.1", it.port))
+        cert(tmp_path)
+        it.call(reload())
+        assert ssl.get_server_certificate(("127.0.0.1", it.port)) != before
+        assert it.service.spending.limit == 3.0
+        assert it.service.cache.quotas == {"vision": 0.5}
+        prices.write_text("nonsense")
+
+        async def refused() -> None:
+            with pytest.raises(ConfigError):
+                it.service.reload(replace(it.service.config, cost_limit=4.0))
+
+        it.call(refused())
+        assert it.service.spending.limit == 3.0
+
+
+def cert(folder: Path) -> tuple[str, str]:
+    """A new certificate and its key."""
+    pair = trustme.CA().issue_cert("localhost")
+    key, certificate = folder / "key.pem", folder / "cert.pem"
+    pair.private_key_pem.write_to_path(key)
+    certificate.write_bytes(b"".join(blob.bytes() for blob in pair.cert_chain_pems))
+    return str(certificate), str(key)
 
 
 def test_a_manager_is_told(tmp_path: Path) -> None:
@@ -189,7 +326,7 @@ def test_a_folder_that_goes_away_is_not_ready(tmp_path: Path, monkeypatch: pytes
         deadline = time.monotonic() + 20
         while it.service.ready:
             assert time.monotonic() < deadline
-        assert b"out of reach" in ask(f"{it.base}/readyz")[2]
+        assert b"has vanished" in ask(f"{it.base}/readyz")[2]
         folder.mkdir()  # its lock is another one: another service might have it
         while b"replaced" not in ask(f"{it.base}/readyz")[2]:
             assert time.monotonic() < deadline
@@ -199,10 +336,33 @@ def test_a_folder_that_goes_away_is_not_ready(tmp_path: Path, monkeypatch: pytes
             assert time.monotonic() < deadline
 
 
+@pytest.mark.parametrize("how", ["removed", "replaced"])
+def test_a_folder_that_has_vanished_for_good_ends_it(origin: Origin, tmp_path: Path, how: str) -> None:
+    origin.add("/x.tar", b"x" * 100_000)
+    folder = tmp_path / "cache"
+    settings = {"folder": folder, "buckets": {"b": f"{origin.base}/"}, "private": True, "grace_s": 5}
+    impatient = tmp_path / "impatient.py"
+    impatient.write_text(
+        "import runpy, wds_async.service.running as running\n"
+        "running._TEND_EVERY_S = running._VANISHED_S = 0.05\n"
+        "runpy.run_module('wds_async', run_name='__main__', alter_sys=True)\n"
+    )
+    with Process(tmp_path / "p", script=impatient, **settings) as service:
+        assert ask(f"{service.base}/ais/b/x.tar")[0] == 200
+        folder.rename(tmp_path / "elsewhere")
+        if how == "replaced":
+            folder.mkdir()
+        assert service.wait() == 1
+        assert f"{folder} {'has vanished' if how == 'removed' else 'was replaced'}" in service.said
+        assert "draining, then ending" in service.said
+        assert "Traceback" not in service.said
+        assert not folder.exists() or list(folder.iterdir()) == []  # nothing was written where another disk may lie
+
+
 def test_clients_are_as_many_as_there_are_descriptors_for() -> None:
     with Inside(clients=10**9) as it:
         own = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        assert it.service._lane.clients == own // 4
+        assert it.service.clients.limit == own // 4
 
 
 def test_without_descriptors_it_says_so_in_a_line_and_goes_on_when_there_are_some(tmp_path: Path) -> None:

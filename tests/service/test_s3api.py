@@ -111,3 +111,46 @@ def test_signatures_in_the_query_are_passed_over(service: Inside) -> None:
 def test_no_listing_beside_what_is_allowed(service: Inside) -> None:
     assert ask(f"{service.base}/s3/other?list-type=2")[0] == 403
     assert ask(f"{service.base}/s3/other?list-type=2&prefix=pa")[0] == 403
+
+
+SUBRESOURCES = ("acl", "tagging", "attributes", "torrent", "retention", "legal-hold", "restore", "uploads",
+                "partNumber=1", "uploadId=7", "uploadId=7&partNumber=1", "select&select-type=2", "%61cl=",
+                "x-id=GetObjectAcl&acl")  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "POST", "DELETE"])
+@pytest.mark.parametrize("query", SUBRESOURCES)
+def test_an_object_is_not_taken_for_a_sub_resource_of_it(service: Inside, method: str, query: str) -> None:
+    for path in ("/s3/b/d/00.tar", "/s3/b/none"):
+        status, fields, body = ask(f"{service.base}{path}?{query}", method)
+        assert status == 501
+        if method != "HEAD":
+            assert fields["content-type"].startswith("application/xml")
+            assert ET.fromstring(body).findtext("Code") == "NotImplemented"
+            assert (ET.fromstring(body).findtext("Message") or "").startswith("?")
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "x-id=GetObject",
+        "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Expires=60&X-Amz-Signature=00",
+        "AWSAccessKeyId=a&Signature=b&Expires=1",
+        "response-content-type=text%2Fplain&response-content-disposition=attachment",
+        "versionId=null",
+        "anything=else",
+    ],
+)
+def test_other_parameters_of_an_object_are_passed_over(service: Inside, query: str) -> None:
+    assert ask(f"{service.base}/s3/b/d/00.tar?{query}")[::2] == (200, b"12345")
+
+
+@pytest.mark.parametrize(("query", "status"), [("versionId=7", 501), ("versionId=", 400)])
+def test_a_version_is_not_taken_for_another(service: Inside, query: str, status: int) -> None:
+    assert ask(f"{service.base}/s3/b/d/00.tar?{query}")[0] == status
+
+
+def test_writes_are_405(service: Inside) -> None:
+    for method in ("PUT", "POST", "DELETE"):
+        status, _, body = ask(f"{service.base}/s3/b/d/00.tar", method)
+        assert (status, ET.fromstring(body).findtext("Code")) == (405, "MethodNotAllowed")

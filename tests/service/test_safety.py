@@ -21,7 +21,8 @@ import pytest
 import trustme
 
 from tests.servers import Origin
-from tests.service.serving import Inside, Process, ask
+from tests.service.serving import Inside, Process, answers, ask, dial
+from wds_async.chunkcache.origin import Client
 
 SECRET = b"SECRET" * 100
 GOOD = b"good" * 1000
@@ -241,6 +242,108 @@ def test_a_proxys_own_form_is_not_answered(origin: Origin) -> None:
     assert origin.connections == 0
 
 
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("LOCALHOST:51080", 200),
+        ("localhost.", 200),
+        ("jobs.localhost:51080", 200),
+        ("127.0.0.1:51080", 200),
+        ("127.8.9.1", 200),
+        ("0.0.0.0:51080", 200),
+        ("[::1]", 200),
+        ("[::1%lo]:51080", 200),
+        ("[::ffff:127.0.0.1]:51080", 200),
+        (socket.gethostname(), 200),
+        ("", 200),  # HTTP allows it, and no browser sends it
+        ("attacker.example", 403),
+        ("attacker.example:51080", 403),
+        ("localhost.attacker.example", 403),
+        ("127.0.0.1.attacker.example", 403),
+        ("10.1.2.3", 403),
+        ("[fe80::1]:51080", 403),
+    ],
+)
+def test_without_allow_and_tokens_only_local_hosts_are_answered(disk: Path, host: str, status: int) -> None:
+    """A page whose name leads to 127.0.0.1 a moment later (DNS rebinding) is same-origin to its browser."""
+    with Inside(buckets={"b": f"{disk}/"}) as service:
+        found, body = get(service, "/ais/b/x.tar", Host=host)
+        assert (found, body if found == 200 else b"") == (status, GOOD if status == 200 else b""), body
+        for page in ("/healthz", "/readyz", "/metrics"):  # a kubelet and Prometheus ask by the pod's address
+            assert get(service, page, Host=host)[0] == 200
+        if status == 403:
+            assert b"set one of the two" in body
+            assert get(service, "/v1/plan", Host=host)[0] == 403
+            target = f"http://localhost:{service.port}/ais/b/x.tar"
+            assert raw(service, f"GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n")[9:12] == b"200"
+            line = f"GET http://{host}/ais/b/x.tar HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+            assert raw(service, line)[9:12] == b"403"
+
+
+def raw(service: Inside, request: str) -> bytes:
+    """All that comes back for ``request`` until the service closes the connection."""
+    with socket.create_connection(("127.0.0.1", service.port), timeout=20) as connection:
+        connection.sendall(request.encode())
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+@pytest.mark.parametrize("way", ["allow", "tokens", "socket"])
+def test_other_hosts_are_answered_where_something_else_protects_the_service(
+    disk: Path, tmp_path: Path, way: str
+) -> None:
+    (tmp_path / "tokens").write_text("right alice\n")
+    settings = {
+        "allow": {"allow": (f"{disk}/",)},
+        "tokens": {"tokens": tmp_path / "tokens"},
+        "socket": {"socket": tmp_path / "s"},
+    }[way]
+    with Inside(buckets={"b": f"{disk}/"}, **settings) as service, dial(service, local=way == "socket") as one:
+        head = "GET /ais/b/x.tar HTTP/1.1\r\nHost: node-7.example\r\nAuthorization: Bearer right\r\n\r\n"
+        one.sendall(head.encode())
+        assert answers(one, "GET")[0][::2] == (200, GOOD)
+
+
+@pytest.mark.parametrize("protected", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ({}, 200),
+        ({"Sec_Fetch_Site": "none"}, 200),
+        ({"Sec_Fetch_Site": "same-origin"}, 200),
+        ({"Origin": "http://localhost:51080"}, 200),
+        ({"Origin": "https://LOCALHOST:51080", "Sec_Fetch_Site": "same-origin"}, 200),
+        ({"Origin": "http://localhost:8888"}, 403),
+        ({"Origin": "https://attacker.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Sec_Fetch_Site": "cross-site"}, 403),
+        ({"Sec_Fetch_Site": "same-site"}, 403),
+    ],
+)
+def test_pages_of_other_sites_are_refused(disk: Path, fields: dict[str, str], status: int, protected: bool) -> None:
+    """An <img>, a form or fetch() of any page can send requests to what its reader's machine reaches."""
+    allow = (f"{disk}/",) if protected else ()
+    with Inside(buckets={"b": f"{disk}/"}, allow=allow) as service:
+        found, body = get(service, "/ais/b/x.tar", Host="localhost:51080", **fields)
+        assert found == status
+        plan = {"shards": ["ais://b/x.tar"]}
+        assert ask(f"{service.base}/v1/plan", "POST", plan, Host="localhost:51080", **fields)[0] == status
+        assert get(service, "/metrics", Host="localhost:51080", **fields)[0] == 200
+        if status == 403:
+            assert b"Open the URL itself" in body
+            assert service.service.plans.as_list() == []
+
+
+def test_what_a_page_sends_is_one_short_line_of_the_log(disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+    origin = "http://\x85\t\xff\u2028" + "x" * 8000
+    with Inside(buckets={"b": f"{disk}/"}) as service, dial(service) as one:
+        one.sendall(f"GET /s3/b/x.tar HTTP/1.1\r\nHost: localhost\r\nOrigin: {origin}\r\n\r\n".encode())
+        assert answers(one, "GET")[0][0] == 403
+    [line] = [record.getMessage() for record in caplog.records if record.name == "wds_async.audit"]
+    assert line.isprintable()
+    assert len(line) < 500
+
+
 def test_plans_fetch_nothing_that_may_not_be_read(origin: Origin, inner: Origin, disk: Path, tmp_path: Path) -> None:
     origin.add("data/x.tar", GOOD)
     bad = [inner.url("x.tar"), f"{disk}/x.tar", "http://169.254.169.254/", origin.url("other"), "pipe:cat x"]
@@ -264,7 +367,7 @@ def test_tokens_are_asked_of_everything_but_health(origin: Origin, tmp_path: Pat
             assert get(service, target, Authorization="Bearer right-token") == (200, GOOD)
             for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer right-token2"}):
                 status, body = get(service, target, **headers)
-                assert (status, b"good" in body) == (401, False), "also when it is cached, by the fast lane"
+                assert (status, b"good" in body) == (401, False), "also when it is cached"
         for path in ("/v1/buckets", "/s3", "/v1/buckets/b", "/v1/objects/b/o", "/v1/stats"):
             assert get(service, path)[0] == 401, path
         assert ask(service.base + "/v1/plan", "POST", {"shards": []})[0] == 401
@@ -311,7 +414,7 @@ def test_only_clients_of_the_authority_are_let_in(tmp_path: Path, disk: Path) ->
 
 @pytest.mark.parametrize("way", ["certificate", "certificate and token", "token"])
 def test_cold_and_warm_a_client_is_the_same(way: str, origin: Origin, tmp_path: Path) -> None:
-    """The fast lane sees no certificate; whoever has one must not be somebody else there once a shard is cached."""
+    """A client has the same name when a shard is cached as when it is not."""
     origin.add("x.tar", GOOD)
     settings: dict[str, Any] = {"buckets": {"b": origin.base}, "private": True, "client_requests": 1}
     context: ssl.SSLContext | None = None
@@ -324,7 +427,7 @@ def test_cold_and_warm_a_client_is_the_same(way: str, origin: Origin, tmp_path: 
     if "token" in way:
         (tmp_path / "tokens").write_text("right alice\n")
         settings["tokens"] = tmp_path / "tokens"
-    name = "alice@127.0.0.1" if "token" in way else "trainer@127.0.0.1"
+    name = Client("alice" if "token" in way else "trainer", "127.0.0.1")
 
     def read() -> int:
         kind = http.client.HTTPConnection if context is None else http.client.HTTPSConnection
@@ -342,9 +445,8 @@ def test_cold_and_warm_a_client_is_the_same(way: str, origin: Origin, tmp_path: 
             assert read() == 200
             assert len(origin.requests) == 1
             service.quiet()
-            assert under_way.enter(name)
-            assert read() == 429, "its one request is under way, by that name"
-            under_way.leave(name)
+            with under_way.one(name):
+                assert read() == 429, "its one request is under way, by that name"
             service.quiet()
 
 
@@ -368,7 +470,8 @@ def test_what_is_no_name_a_write_and_too_much_are_lines_too(
     tokens = tmp_path / "tokens"
     tokens.write_text("right\n")
     with Inside(allow=(origin.base + "/",), tokens=tokens, client_requests=1, buckets={"b": origin.base}) as service:
-        service.service.underway.enter("busy")
+        busy = service.service.underway.one(Client("", "busy"))
+        busy.__enter__()
         proof = {"Authorization": "Bearer right"}
         asked = [
             (400, "GET", "/gs/b/%zz", proof),

@@ -12,9 +12,9 @@ from tests.transfer.reading import data
 CONTENT = data(300_000)
 FORM = {
     "counters": "client_bytes client_requests origin_bytes origin_requests origin_retries hedges hit_bytes miss_bytes "
-    "evictions errors refusals",
+    "ahead_bytes evictions errors refusals",
     "gauges": "clients connections window_bytes window_limit_bytes cache_bytes cache_limit_bytes entries",
-    "cost": "dollars limit",
+    "cost": "dollars limit spent",
 }
 
 
@@ -34,7 +34,7 @@ def test_form_and_figures(origin: Origin, tmp_path: Path) -> None:
     assert fields["content-type"].startswith("application/json")
     assert b"geheim" not in body
     said = json.loads(body)
-    assert " ".join(said) == ("kind name version time uptime_s ready counters gauges origins slowest errors plans cost")
+    assert " ".join(said) == ("kind name version time uptime_s ready counters gauges slowest errors plans origins cost")
     assert {name: " ".join(said[name]) for name in FORM} == FORM
     assert (said["kind"], said["ready"]) == ("service", True)
     counters = said["counters"]
@@ -46,7 +46,7 @@ def test_form_and_figures(origin: Origin, tmp_path: Path) -> None:
     row = said["origins"][origin.base]
     assert row["requests"] == counters["origin_requests"]
     assert row["dollars"] == [0, 0]
-    assert said["cost"] == {"dollars": [0, 0], "limit": 5.0}
+    assert said["cost"] == {"dollars": [0, 0], "limit": 5.0, "spent": [0, 0]}
     assert {"url", "seconds", "bytes"} == set(said["slowest"][0])
     assert said["slowest"][0]["url"].startswith(origin.base)
     assert said["gauges"]["window_limit_bytes"] > 0

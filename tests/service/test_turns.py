@@ -10,10 +10,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from wds_async.chunkcache.origin import Urgency
+from wds_async.chunkcache.origin import Client, Urgency
 from wds_async.service.turns import Turn, Turns
 
 DEMAND, AHEAD, PLAN = Urgency.DEMAND, Urgency.AHEAD, Urgency.PLAN
+
+
+def client(letter: str) -> Client:
+    """A capital letter's tenant is "t"; that of the others is ""."""
+    return Client("t" if letter.isupper() else "", letter)
 
 
 class Hall:
@@ -31,7 +36,7 @@ class Hall:
         """``name`` begins with its client's letter."""
         self.ends[name] = asyncio.Event()
         store = self.store if store is None else store
-        self.turn[name] = self.turns.turn(name[0], urgency, store and f"{store}/d/{name}")
+        self.turn[name] = self.turns.turn(client(name[0]), urgency, store and f"{store}/d/{name}")
         self.tasks[name] = asyncio.create_task(self._fetch(name))
         await self.settle()
 
@@ -67,6 +72,38 @@ def test_clients_take_turns_however_much_each_asks() -> None:
             assert hall.began[-1] == name
             await hall.end(name)
         assert hall.turns.running == hall.turns.waiting == 0
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("urgency", Urgency)
+def test_tenants_take_turns_however_many_clients_each_has(urgency: Urgency) -> None:
+    async def run() -> None:
+        hall = Hall(1)
+        for name in ("a0", "b0", "c0", "d0", "Z0", "Z1", "Z2"):
+            await hall.ask(name, urgency)
+        for name in ("a0", "b0", "Z0", "c0", "Z1", "d0", "Z2"):
+            assert hall.began[-1] == name
+            await hall.end(name)
+        assert hall.turns.running == hall.turns.waiting == 0
+
+    asyncio.run(run())
+
+
+def test_a_tenant_whose_fetches_all_hang_leaves_places_to_others() -> None:
+    async def run() -> None:
+        hall = Hall(64, store="")
+        for i in range(640):
+            await hall.ask(f"{'abcdefghijklmnop'[i % 16]}{i}")
+        held = len(hall.began)
+        assert held == 74, "a seventh more than one client may have"
+        for i in range(20):
+            await hall.ask(f"Z{i}")
+        assert hall.began[held] == "Z0"
+        for i in range(20):
+            await hall.end(f"Z{i}")
+        assert hall.began[held:] == [f"Z{i}" for i in range(20)]
+        await hall.close()
 
     asyncio.run(run())
 
@@ -160,10 +197,10 @@ def test_what_somebody_waits_for_is_hastened() -> None:
         for name in ("p1", "p2"):
             await hall.ask(name, PLAN)
         await hall.ask("b1", AHEAD)
-        hall.turn["p2"].hasten(DEMAND, "x")
+        hall.turn["p2"].hasten(DEMAND, client("x"))
         hall.turn["p2"].hasten(PLAN)  # is no less urgent for it
         hall.turn["a0"].hasten(DEMAND)
-        assert (hall.turn["p2"].urgency, hall.turn["p2"].client) == (DEMAND, "x")
+        assert (hall.turn["p2"].urgency, hall.turn["p2"].client) == (DEMAND, client("x"))
         for name in ("a0", "p2", "b1", "p1"):
             assert hall.began[-1] == name
             await hall.end(name)
@@ -337,10 +374,10 @@ class Machine(RuleBasedStateMachine):
             turn = self.hall.turn[name]
             if urgency < turn.urgency:
                 self.take_out(name)
-                self.client[name] = client or turn.client
+                self.client[name] = client or turn.client.name
                 self.lines[urgency].setdefault(self.client[name], deque()).append(name)
                 self.admit()
-            turn.hasten(urgency, client)
+            turn.hasten(urgency, Client("", client) if client else None)
             self.loop.run_until_complete(self.hall.settle())
 
     @invariant()
@@ -355,7 +392,7 @@ class Machine(RuleBasedStateMachine):
         """As long as one client has all the others."""
         if len({self.client[name] for name in self.running}) <= 1:
             assert self.hall.turns.running <= 8
-            assert self.hall.turns._may(self.hall.turns.turn("z", DEMAND, "s3://z/x"))
+            assert self.hall.turns._may(self.hall.turns.turn(client("z"), DEMAND, "s3://z/x"))
 
 
 TestMachine = Machine.TestCase

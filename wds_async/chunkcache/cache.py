@@ -12,30 +12,36 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import itertools
 import logging
+import math
 import sqlite3
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from wds_async.chunkcache.chunks import CHUNK_BYTES
 from wds_async.chunkcache.disk import Disk
-from wds_async.chunkcache.entries import Entry, Reader
+from wds_async.chunkcache.entries import Entry
 from wds_async.chunkcache.fetching import Fetching
+from wds_async.chunkcache.files import free_bytes
 from wds_async.chunkcache.folder import OpenFolder, open_folder, take_out_trash
-from wds_async.chunkcache.index import Totals
+from wds_async.chunkcache.index import Row, Totals
 from wds_async.chunkcache.journal import Journal
 from wds_async.chunkcache.keys import key_of
-from wds_async.chunkcache.origin import AnyTime, Origin, Turns, Urgency
+from wds_async.chunkcache.origin import NO_CLIENT, AnyTime, Client, Origin, Turns, Urgency
 from wds_async.chunkcache.pieces import Piece, fetch, read
-from wds_async.chunkcache.policy import Policy, Resident
-from wds_async.chunkcache.shelf import Shelf
+from wds_async.chunkcache.policy import Policy
+from wds_async.chunkcache.scrub import Scrub, Verified
+from wds_async.chunkcache.shelf import Shelf, resident
 from wds_async.chunkcache.stats import CacheStats
-from wds_async.errors import CostLimitReached, ShardNotFound, TransferError
+from wds_async.errors import ConfigError, CostLimitReached, ShardNotFound, TransferError, WdsError
 from wds_async.redact import redact
 from wds_async.storage.base import Call
-from wds_async.transfer.ranges import Unranged
+from wds_async.storage.http.messages import pins_version
+from wds_async.transfer.ranges import Facts, Unranged
 
 __all__ = ["CacheStats", "CachedObject", "ChunkCache"]
 
@@ -43,17 +49,25 @@ logger = logging.getLogger("wds_async")
 
 _FLUSH_EVERY_S, _ASK_AGAIN_S = 0.5, 10.0
 _ROWS_AT_ONCE = 1000
+_SHARES_EVERY = 20
+"""Looks at whether there is too much in the cache, of which one is at what each tenant holds too."""
+_SPACE_EVERY_S = 2.0
+_MARGIN = 20
+"""Of the space to be kept free, this fraction more is made free at once: so that it is not made byte by byte."""
 _UNREACHABLE = (TransferError, CostLimitReached)
 
 
 class CachedObject:
     """A reference to one object, as it was when it was opened; `release` it, or use it in a ``with``."""
 
-    __slots__ = ("_cache", "_client", "_entry", "_released", "facts", "url")
+    __slots__ = ("_cache", "_client", "_entry", "_released", "facts", "stale", "url")
 
-    def __init__(self, cache: ChunkCache, entry: Entry, client: str) -> None:
+    def __init__(self, cache: ChunkCache, entry: Entry, client: Client, *, stale: bool = False) -> None:
         self.url = entry.url
         self.facts = entry.facts
+        self.stale = stale
+        """Whether its freshness had lapsed, and its origin has not confirmed it since."""
+        cache._stats.stale += stale
         self._cache = cache
         self._entry = entry
         self._client = client
@@ -71,6 +85,11 @@ class CachedObject:
         return -1 if self._entry.file is None else self._entry.file.fd
 
     @property
+    def path(self) -> Path | None:
+        """The file's path below the cache's folder; None where nothing of it is on disk."""
+        return None if self._entry.file is None else self._entry.file.path
+
+    @property
     def whole(self) -> bool:
         """Whether all of it is in the file, was compared, and stays as it is while anybody has the file open."""
         return self._entry.chunks.settled and self._entry.file is not None
@@ -86,7 +105,7 @@ class CachedObject:
 
     def served(self, count: int) -> None:
         """So many bytes of what was `ready` have been sent: for the counters, and for what stays in the cache."""
-        self._cache.served(self._entry, count)
+        self._cache.served(self._entry, count, self._client)
 
     def pieces(
         self, start: int = 0, stop: int | None = None, urgency: Urgency = Urgency.DEMAND
@@ -99,6 +118,12 @@ class CachedObject:
         """Bring bytes ``[start, stop)`` onto the disk; how many are there then, from ``start`` on. Fewer than asked for
         where there is no place. Raises the tree's errors."""
         return await fetch(self._entry, self._cache.fetching, self._client, start, stop, urgency)
+
+    def distrust(self) -> None:
+        """Report that what was read of the file came short, failed, or was wrong: each chunk of it is compared with its
+        checksum again before it is served, and a bad one is fetched again."""
+        self._entry.chunks.distrust()
+        self._cache.fetching.stats.distrusted += 1
 
     def release(self) -> None:
         """Let go; idempotent."""
@@ -118,7 +143,7 @@ class CachedObject:
 class _Look:
     """An object that is being found out about, and how many wait for that."""
 
-    task: asyncio.Task[Entry] | None = None
+    task: asyncio.Task[tuple[Entry, bool]] | None = None
     waiting: int = 0
     asking: bool = False
     given_up: bool = False
@@ -149,7 +174,19 @@ class ChunkCache:
     """Objects in ``folder``, at most ``limit_bytes`` of them (None: no disk, everything is passed through).
 
     ``call`` runs what blocks on a thread. ``freshness_s``: how long an object's identity is taken for granted before
-    its origin is asked again. ``quotas``: the share of the cache that a tenant may hold at most.
+    its origin is asked again. ``quotas``: the share of the cache that a tenant may hold at most. ``writers``: chunks
+    that are written to disk at once.
+
+    When ``freshness_s`` has lapsed, a whole copy is served on as RFC 5861 has it: for ``stale_while_revalidate_s`` more
+    at once, while its origin is asked behind it; for ``stale_if_error_s`` more where the origin, asked once, does not
+    answer within ``revalidate_timeout_s``. So an object that was replaced may be served once more as it was.
+    ``freshness_s=0`` turns both off. A copy that nothing pins (no ETag, no Last-Modified) is never served while its
+    origin answers: it is fetched anew.
+
+    ``scrub_bytes_per_s``: how fast what lies on disk is compared with its checksums in the background; 0: not at all.
+
+    ``keep_free_bytes``: what the folder's file system keeps free, whatever uses it (``free`` tells how much is). Below
+    that nothing is written and the longest unused objects go.
     """
 
     def __init__(
@@ -161,26 +198,47 @@ class ChunkCache:
         call: Call,
         turns: Turns | None = None,
         freshness_s: float = 300.0,
+        stale_while_revalidate_s: float = 3600.0,
+        stale_if_error_s: float = float("inf"),
+        revalidate_timeout_s: float = 2.0,
+        scrub_bytes_per_s: float = 0.0,
+        keep_free_bytes: int = 0,
+        free: Callable[[Path], int] = free_bytes,
         quotas: Mapping[str, float] | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         chunk_bytes: int = CHUNK_BYTES,
         most_idle: int = 256,
+        writers: int = 4,
     ) -> None:
         self.folder = folder
         self.limit_bytes = limit_bytes
         self._call = call
-        self._freshness_s = freshness_s
+        self._keep_free_bytes = keep_free_bytes
+        self._free = free
+        self._free_bytes = 0
         self._quotas = quotas
         self._clock = clock
         self._wall = wall
         self._chunk_bytes = chunk_bytes
         self._most_idle = most_idle
+        self._writers = writers
         self._stats = CacheStats()
-        self._looks: dict[str, _Look] = {}
+        self._looks: dict[tuple[str, bool], _Look] = {}
+        self._away: set[str] = set()
+        """Stores that did not answer when a copy was to be revalidated."""
         self._opened: OpenFolder | None = None
-        self._books: asyncio.Task[None] | None = None
+        self._keeping: list[asyncio.Task[None]] = []
+        self._scrubbing: asyncio.Task[None] | None = None
+        self._scrub_bytes_per_s = 0.0
         self._cursor = (-1, -1)
+        self.configure(
+            freshness_s=freshness_s,
+            stale_while_revalidate_s=stale_while_revalidate_s,
+            stale_if_error_s=stale_if_error_s,
+            revalidate_timeout_s=revalidate_timeout_s,
+            scrub_bytes_per_s=scrub_bytes_per_s,
+        )
         self._equip(origin, turns or AnyTime(), None)
 
     def _equip(self, origin: Origin, turns: Turns, opened: OpenFolder | None) -> None:
@@ -192,8 +250,9 @@ class ChunkCache:
             by_tenant=totals.by_tenant,
             entries=totals.entries,
             state=totals.state,
+            pins=totals.pins,
         )
-        disk = Disk(None if opened is None else opened.data, self._call, self._stats, self._clock)
+        disk = Disk(None if opened is None else opened.files, self._call, self._stats, self._clock, self._writers)
         journal = Journal(
             None if opened is None else opened.index,
             self._call,
@@ -205,6 +264,25 @@ class ChunkCache:
         )
         self.fetching = Fetching(origin, turns, policy, disk, journal, self._stats)
         self._shelf = Shelf(self.fetching, opened, self._chunk_bytes, self._most_idle, self._clock, self._wall)
+
+    def configure(
+        self,
+        *,
+        freshness_s: float,
+        stale_while_revalidate_s: float,
+        stale_if_error_s: float,
+        revalidate_timeout_s: float,
+        scrub_bytes_per_s: float,
+    ) -> None:
+        """Use these settings from now on, for the copies that are there too. Another ``scrub_bytes_per_s`` begins the
+        comparison with checksums anew."""
+        self._freshness_s = freshness_s
+        self._while_revalidating_s = stale_while_revalidate_s
+        self._if_error_s = stale_if_error_s
+        self._revalidate_timeout_s = revalidate_timeout_s
+        if scrub_bytes_per_s != self._scrub_bytes_per_s:
+            self._scrub_bytes_per_s = scrub_bytes_per_s
+            self._restart_scrub()
 
     # -- life
 
@@ -219,13 +297,22 @@ class ChunkCache:
         if self._opened is not None:
             self._equip(self.fetching.origin, self.fetching.turns, self._opened)
             self.fetching.start(self._take_out_trash())
-            self._books = asyncio.get_running_loop().create_task(self._keep_books())
+            work = [self._keep_books()]
+            if self._keep_free_bytes > 0:
+                await self._look_at_space(self._opened.path)
+                work.append(self._watch_space(self._opened.path))
+            self._keeping = [asyncio.get_running_loop().create_task(one) for one in work]
+            self._restart_scrub()
 
     async def close(self) -> None:
         """End fetches, write the index, let go of the folder; idempotent."""
-        if self._books is not None:
-            self._books.cancel()
-            await asyncio.wait([self._books])
+        if self._scrubbing is not None:
+            self._keeping.append(self._scrubbing)
+            self._scrubbing = None
+        for task in self._keeping:
+            task.cancel()
+        if self._keeping:
+            await asyncio.wait(self._keeping)
         await self.fetching.close()
         opened, self._opened = self._opened, None
         if opened is not None:
@@ -233,21 +320,118 @@ class ChunkCache:
             await self._call(opened.close)
         self._shelf.close()
 
+    @property
+    def opened(self) -> bool:
+        """Whether its folder is this process's own now."""
+        return self._opened is not None
+
     async def flush(self) -> None:
         """Write to the index what it does not know yet."""
         await self.fetching.journal.flush()
 
+    def verify(self, prefix: str = "") -> AsyncIterator[Verified]:
+        """Compare every chunk of the objects whose key begins with ``prefix`` as the disk has them, and drop what is
+        bad, so that it is fetched again. ConfigError without a folder."""
+        return self._scrub().all(prefix)
+
+    async def evict(self, chosen: Callable[[str], bool]) -> list[Row]:
+        """Remove the objects whose key is ``chosen``; they. Readers that have one open read on. ConfigError without a
+        folder, or where its index cannot be read."""
+        index, journal = self._folder().index, self.fetching.journal
+        gone: list[Row] = []
+        last = ""
+        try:
+            await journal.flush()
+            while rows := await self._call(index.following, "", last, _ROWS_AT_ONCE):
+                some = [row for row in rows if chosen(row.key) and not journal.is_removed(row.id)]
+                self._shelf.evict_rows(some)
+                gone += some
+                last = rows[-1].key
+        except sqlite3.Error as exn:
+            raise ConfigError(f"{index.path}: the index cannot be read: {exn}") from exn
+        await self.fetching.finished()
+        await journal.flush()
+        return gone
+
+    async def pin(self, names: Iterable[str], *, pinned: bool = True) -> list[str]:
+        """Never evict the objects with these keys, or whose keys begin with one that ends with "/" (with ``pinned``
+        False: no longer); all that is pinned then. It is remembered in the folder. ConfigError as of `evict`."""
+        index = self._folder().index
+        try:
+            pins: list[str] = await self._call(functools.partial(index.pin, list(names), pinned=pinned))
+        except sqlite3.Error as exn:
+            raise ConfigError(f"{index.path}: the index cannot be written: {exn}") from exn
+        self.fetching.policy.pin(pins)
+        return pins
+
+    def set_quotas(self, quotas: Mapping[str, float]) -> None:
+        """Let each tenant hold so much of the cache from now on: who holds more, loses what was unused for longest."""
+        self._quotas = self.fetching.policy.quotas = dict(quotas)
+        self._shelf.evict(self.fetching.policy.excess())
+
+    @property
+    def quotas(self) -> Mapping[str, float]:
+        """The share of the cache that each tenant may hold."""
+        return self.fetching.policy.quotas
+
+    def held_by_tenant(self) -> dict[str, int]:
+        """How many bytes of disk the objects of each tenant have, or will have."""
+        return self.fetching.policy.by_tenant
+
+    def _folder(self) -> OpenFolder:
+        if self._opened is None:
+            raise ConfigError("this cache has no folder: nothing lies on a disk")
+        return self._opened
+
+    def _scrub(self) -> Scrub:
+        return Scrub(self._folder().index, self._shelf, self.fetching, self._chunk_bytes)
+
+    def _restart_scrub(self) -> None:
+        """Scrub at the present rate, if there is one, once the folder is open."""
+        if self._scrubbing is not None:
+            self._scrubbing.cancel()
+            self._scrubbing = None
+        if self._opened is not None and self._scrub_bytes_per_s > 0:
+            scrub = self._scrub().forever(self._scrub_bytes_per_s)
+            self._scrubbing = asyncio.get_running_loop().create_task(scrub, name="scrub")
+
     async def _keep_books(self) -> None:
         """Twice a second: the index, and what the policy wants to know of it."""
-        while True:
+        for tick in itertools.count():
             policy = self.fetching.policy
             if policy.hungry:
                 await self._remember()
-            if policy.resident_bytes > policy.room_bytes and (excess := policy.excess()):
+            while excess := policy.excess(shares=tick % _SHARES_EVERY == 0):
                 self._shelf.evict(excess)
-                continue
+                if policy.hungry:
+                    await self._remember()
             await asyncio.sleep(_FLUSH_EVERY_S)
             await self.fetching.journal.flush()
+
+    async def _watch_space(self, folder: Path) -> None:
+        while True:
+            await asyncio.sleep(_SPACE_EVERY_S)
+            await self.fetching.finished()  # or what goes already would be counted as there
+            await self._look_at_space(folder)
+
+    async def _look_at_space(self, folder: Path) -> None:
+        """Keep the file system's free space: bound what may stay by it, and write nothing while there is too little."""
+        try:
+            self._free_bytes = await self._call(self._free, folder)
+        except OSError as exn:
+            logger.debug("cache: the free space of %s is not known: %s", folder, exn)
+            return
+        spare, disk = self._free_bytes - self._keep_free_bytes, self.fetching.disk
+        crowded = spare < 0
+        if crowded:
+            spare -= self._keep_free_bytes // _MARGIN
+        self.fetching.policy.make_room(spare)
+        if crowded != disk.crowded:
+            disk.crowded = crowded
+            words = "too little: nothing is written, and old objects go" if crowded else "enough again"
+            level = logging.WARNING if crowded else logging.INFO
+            logger.log(level, "cache: the file system of %s has %d bytes left, of which %d are to be kept free: %s",
+                       folder, self._free_bytes, self._keep_free_bytes, words)  # fmt: skip
 
     async def _take_out_trash(self) -> None:
         await self._call(take_out_trash, self.folder)
@@ -266,44 +450,50 @@ class ChunkCache:
             policy.all_told()
             return
         self._cursor = (rows[-1].last, rows[-1].id)
-        policy.remember(
-            (row.id, Resident(row.key, row.tenant, row.last, row.held, row.held, row.size or row.held))
-            for row in rows
-            if not self.fetching.journal.is_removed(row.id)
-        )
+        policy.remember((row.id, resident(row)) for row in rows if not self.fetching.journal.is_removed(row.id))
 
     # -- opening
 
     async def open(
-        self, url: str, *, client: str = "", tenant: str = "", key: str = "", start: int | None = 0
+        self,
+        url: str,
+        *,
+        client: Client = NO_CLIENT,
+        key: str = "",
+        start: int | None = 0,
+        insist: bool = False,
     ) -> CachedObject:
-        """A reference to the object, whose facts are known and fresh. Raises the tree's errors.
+        """A reference to the object, whose facts are known and fresh, or may be stale. Raises the tree's errors.
 
         ``key``: what it is kept under, where that is not `key_of` the URL. ``start``: where reading will begin, so
-        that its first answer can bring what is needed; None: nothing will be read.
+        that its first answer can bring what is needed; None: nothing will be read. ``insist``: wait for the origin's
+        own answer, however fresh the copy is, and take no copy in its place.
         """
         key = key or key_of(url)
         while True:
             entry = self._shelf.get(key)
-            if entry is None or not self._is_fresh(entry):
-                entry = await self._look(key, url, client, tenant, start)
+            if entry is not None and not insist and self._usable(entry, url):
+                stale = not self._is_fresh(entry)
+            else:
+                entry, stale = await self._look(key, url, client, start, insist)
             if not entry.closed:
-                return CachedObject(self, entry, client)
+                return CachedObject(self, entry, client, stale=stale)
 
-    def peek(self, url: str, *, client: str = "", key: str = "") -> CachedObject | None:
-        """The object where it is known, open and fresh: at once, without I/O."""
+    def peek(self, url: str, *, client: Client = NO_CLIENT, key: str = "") -> CachedObject | None:
+        """The object where it is known, open, and fresh or stale as it may be: at once, without I/O."""
         entry = self._shelf.get(key or key_of(url))
-        if entry is None or entry.file is None or not self._is_fresh(entry):
+        if entry is None or entry.file is None or not self._usable(entry, url):
             return None
-        return CachedObject(self, entry, client)
+        return CachedObject(self, entry, client, stale=not self._is_fresh(entry))
 
-    async def _look(self, key: str, url: str, client: str, tenant: str, start: int | None) -> Entry:
-        """Find out about an object, once however many ask; given up when the last of them has left."""
-        look = self._looks.get(key)
+    async def _look(self, key: str, url: str, client: Client, start: int | None, insist: bool) -> tuple[Entry, bool]:
+        """Find out about an object, once however many ask; given up when the last of them has left. The entry, and
+        whether it is a copy that its origin has not confirmed (``stale``)."""
+        look = self._looks.get((key, insist))
         if look is None or look.over:
-            look = self._looks[key] = _Look()
-            look.task = self.fetching.start(self._found(look, key, url, client, tenant, start))
-            look.task.add_done_callback(lambda _: self._looks.pop(key) if self._looks.get(key) is look else None)
+            look = self._looks[key, insist] = _Look()
+            look.task = self.fetching.start(self._found(look, key, url, client, start, insist))
+            look.task.add_done_callback(lambda _: self._forget_look((key, insist), look))
         assert look.task is not None
         look.waiting += 1
         try:
@@ -312,35 +502,122 @@ class ChunkCache:
             look.waiting -= 1
             look.left()
 
-    async def _found(self, look: _Look, key: str, url: str, client: str, tenant: str, start: int | None) -> Entry:
+    def _forget_look(self, key: tuple[str, bool], look: _Look) -> None:
+        if self._looks.get(key) is look:
+            del self._looks[key]
+
+    async def _found(
+        self, look: _Look, key: str, url: str, client: Client, start: int | None, insist: bool
+    ) -> tuple[Entry, bool]:
         entry = self._shelf.get(key) or await self._shelf.load(key, url)
         if entry is None:
-            return await self._discover(look, key, url, client, tenant, start)
-        if self._is_fresh(entry) and self._freshness_s > 0:
-            return entry
+            return await self._discover(look, key, url, client, start), False
+        if not insist and self._usable(entry, url):
+            return entry, not self._is_fresh(entry)
+        copy = not insist and self._stands_in(entry, self._if_error_s)
+        entry.references += 1  # it stays open
         try:
             with look.at_origin():
-                async with self.fetching.turns.turn(client, Urgency.DEMAND, url):
-                    facts = await self.fetching.origin.facts(url)
+                if copy:
+                    facts = await self.fetching.origin.facts(url, deadline_s=self._revalidate_timeout_s)
+                else:
+                    async with self.fetching.turns.turn(client, Urgency.DEMAND, url):
+                        facts = await self.fetching.origin.facts(url)
         except ShardNotFound:
-            self._shelf.discard(entry)
+            self._vanished(entry)
             raise
         except _UNREACHABLE as exn:
-            if not entry.chunks.whole or self._freshness_s <= 0:
+            if not copy:
                 raise
-            self._stats.stale += 1
-            logger.warning("cache: %s: its origin cannot be asked, and the copy is served: %s", redact(url), exn)
-            entry.checked = self._clock() - self._freshness_s + min(self._freshness_s, _ASK_AGAIN_S)
-            return entry
-        entry.url = url
-        if facts.identity and facts.identity == entry.facts.identity and facts.size in (None, entry.facts.size):
-            entry.checked = self._clock()
+            self._unanswered(entry, url, exn)
+            return entry, True
+        finally:
+            entry.references -= 1
+            self.fetching.settle(entry)
+        return self._answered(entry, url, facts, client.tenant), False
+
+    # -- freshness
+
+    def _is_fresh(self, entry: Entry) -> bool:
+        return self._clock() - entry.checked < self._freshness_s and not entry.closed
+
+    def _stands_in(self, entry: Entry, within_s: float) -> bool:
+        """Whether a copy may be served without its origin's answer: it is whole, and its freshness lapsed no longer
+        than ``within_s`` ago."""
+        if self._freshness_s <= 0 or entry.closed or not entry.chunks.whole:
+            return False
+        return self._clock() - entry.checked - self._freshness_s <= within_s
+
+    def _usable(self, entry: Entry, url: str) -> bool:
+        """Whether a copy may be served at once. Where its freshness has lapsed, its origin is asked behind it."""
+        if self._is_fresh(entry):
+            return True
+        pinned = pins_version(entry.facts.identity) and math.isfinite(entry.checked)
+        waits = self._clock() < entry.ask_again_at
+        if not (pinned and self._stands_in(entry, self._while_revalidating_s)):
+            down = waits or not self.fetching.origin.reachable(url)
+            if not (down and self._stands_in(entry, self._if_error_s)):
+                return False
+        if not waits and not entry.revalidating:
+            entry.revalidating = True
+            self.fetching.start(self._revalidate(entry, url))
+        return True
+
+    async def _revalidate(self, entry: Entry, url: str) -> None:
+        """Ask the origin of a copy that is served meanwhile, once."""
+        entry.references += 1  # it stays open
+        try:
+            facts = await self.fetching.origin.facts(url, deadline_s=self._revalidate_timeout_s)
+        except ShardNotFound:
+            self._vanished(entry)
+        except _UNREACHABLE as exn:
+            self._unanswered(entry, url, exn)
+        except WdsError as exn:
+            logger.info("cache: %s: the next request asks its origin again: %s", redact(url), exn)
+            entry.checked = float("-inf")  # and its client gets the error
+        else:
+            self._answered(entry, url, facts, entry.tenant)
+        finally:
+            entry.revalidating = False
+            entry.references -= 1
+            self.fetching.settle(entry)
+
+    def _answered(self, entry: Entry, url: str, facts: Facts, tenant: str) -> Entry:
+        """The entry for what the origin has now: the same one where it is unchanged, else a new one."""
+        entry = self._shelf.get(entry.key) or entry  # another request may have had its answer before
+        self._mark(url, away=False)
+        same = facts.identity == entry.facts.identity and facts.size in (None, entry.facts.size)
+        if same and pins_version(facts.identity) and not entry.gone:
+            self._stats.unchanged += 1
+            entry.url, entry.checked, entry.ask_again_at = url, self._clock(), float("-inf")
             self.fetching.journal.used(entry)
             return entry
-        self._shelf.discard(entry)
-        return self._shelf.put(self._shelf.new(key, url, facts, tenant))
+        self._vanished(entry)
+        return self._shelf.put(self._shelf.new(entry.key, url, facts, tenant))
 
-    async def _discover(self, look: _Look, key: str, url: str, client: str, tenant: str, start: int | None) -> Entry:
+    def _vanished(self, entry: Entry) -> None:
+        """Drop a copy whose origin has another version, or none."""
+        self._stats.changed += 1
+        self._shelf.discard(entry)
+
+    def _unanswered(self, entry: Entry, url: str, exn: WdsError) -> None:
+        """Leave the origin of a copy alone for a while: it did not answer."""
+        self._stats.unanswered += 1
+        entry.ask_again_at = self._clock() + min(self._freshness_s, _ASK_AGAIN_S)
+        if self._mark(url, away=True):
+            logger.warning("cache: %s: its origin cannot be asked, and copies are served: %s", redact(url), exn)
+
+    def _mark(self, url: str, *, away: bool) -> bool:
+        """Note whether the store of ``url`` answers; True where that is new."""
+        store = "/".join(url.split("/", 3)[:3])
+        if away == (store in self._away):
+            return False
+        (self._away.add if away else self._away.discard)(store)
+        if not away:
+            logger.info("cache: %s answers again", redact(store))
+        return True
+
+    async def _discover(self, look: _Look, key: str, url: str, client: Client, start: int | None) -> Entry:
         """An object that is not here: its facts, with its first chunk where reading begins in that."""
         fetching = self.fetching
         async with contextlib.AsyncExitStack() as stack:
@@ -349,33 +626,21 @@ class ChunkCache:
                     with look.at_origin():
                         async with fetching.turns.turn(client, Urgency.DEMAND, url):
                             part = await stack.enter_async_context(fetching.origin.part(url, 0, self._chunk_bytes))
-                    entry = self._shelf.new(key, url, part.facts, tenant)
+                    entry = self._shelf.new(key, url, part.facts, client.tenant)
                     if not entry.in_order and entry.chunks.size and len(part.view) == entry.chunks.length(0):
-                        await self._keep_first(entry, part.view, client)
+                        entry.discovered = True
+                        fetching.first_chunk(entry, client, part.view, stack.pop_all())
                     return self._shelf.put(entry)
             with look.at_origin():
                 async with fetching.turns.turn(client, Urgency.DEMAND, url):
                     facts = await fetching.origin.facts(url)
-            return self._shelf.put(self._shelf.new(key, url, facts, tenant))
-
-    async def _keep_first(self, entry: Entry, view: memoryview, client: str) -> None:
-        reader = Reader(client, Urgency.DEMAND, until=1)
-        self.fetching.enter(entry, reader, 0, len(view))
-        entry.references += 1
-        try:
-            entry.discovered = await self.fetching.keep(entry, 0, view, wanted=True)
-        finally:
-            self.fetching.leave(entry, reader)
-            entry.references -= 1
-
-    def _is_fresh(self, entry: Entry) -> bool:
-        return self._clock() - entry.checked < self._freshness_s and not entry.closed
+            return self._shelf.put(self._shelf.new(key, url, facts, client.tenant))
 
     # -- what else is asked of it
 
-    def served(self, entry: Entry, count: int) -> None:
+    def served(self, entry: Entry, count: int, client: Client) -> None:
         """See `CachedObject.served`."""
-        self._stats.hit_bytes += count
+        self._stats.given(client.tenant, hit=count, ahead=self.fetching.take_ahead(entry, count))
         self._stats.hits += 1
         self.fetching.policy.served(entry.id, count)
         self.fetching.journal.used(entry)
@@ -395,6 +660,8 @@ class ChunkCache:
             entries=policy.entries,
             bytes=policy.resident_bytes + policy.transit.bytes,
             limit_bytes=self.limit_bytes,
+            keep_free_bytes=self._keep_free_bytes,
+            free_bytes=self._free_bytes,
             transit_bytes=policy.transit.bytes,
             readers=self._shelf.readers,
         )

@@ -67,6 +67,13 @@ class Chunks:
         """What lies on disk was compared with the checksum."""
         self._trusted.add(number)
 
+    def distrust(self, number: int | None = None) -> None:
+        """Have a chunk (None: every one) compared with its checksum again before it is served."""
+        if number is None:
+            self._trusted.clear()
+        else:
+            self._trusted.discard(number)
+
     def drop(self, number: int) -> None:
         """The chunk is not there any more."""
         self._crcs.pop(number, None)

@@ -3,45 +3,67 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from wds_async.chunkcache.entries import Entry
 from wds_async.chunkcache.files import DataFile, DataFolder
 from wds_async.chunkcache.stats import CacheStats
+from wds_async.redact import redact
 from wds_async.storage.base import Call
 
 __all__ = ["Disk"]
 
 logger = logging.getLogger("wds_async")
 
+_FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS))
+"""Refusals that say nothing of the file itself."""
 _PAUSE_S = 10.0
 """How long nothing is written after the disk refused."""
+_STUCK_S = 5.0
+"""After so long a write that has not returned makes the disk unusable, until it returns."""
+_PATIENCE_S = 1.0
+"""How long a chunk waits for its turn to be written while others wait for its memory."""
+_LOOK_EVERY_S = 0.1
 
 
 class Disk:
-    """Files in ``folder``; None: no disk. What blocks runs on a thread."""
+    """The cache's ``files``; None: no disk. What blocks runs on a thread, at most ``writers`` writes at once: more
+    would wait for each other in the file system, and each holds its chunk's memory for as long as the disk takes."""
 
-    def __init__(self, folder: Path | None, call: Call, stats: CacheStats, clock: Callable[[], float]) -> None:
-        self.files = None if folder is None else DataFolder(folder)
+    def __init__(
+        self, files: DataFolder | None, call: Call, stats: CacheStats, clock: Callable[[], float], writers: int = 4
+    ) -> None:
+        self.files = files
         self._call = call
         self._stats = stats
         self._clock = clock
+        self.crowded = False
+        """Whether its file system has too little space left: then nothing is written."""
+        self.vanished = False
+        """Whether its folder is not there any more: then nothing is written."""
         self._paused_until = 0.0
-        self._said = False
+        self._said = self._said_slow = False
+        self._writers = asyncio.Semaphore(writers)
+        self._writing: dict[object, float] = {}
 
     @property
     def usable(self) -> bool:
         """Whether it is worth trying to write."""
-        return self.files is not None and self._clock() >= self._paused_until
+        if self.files is None or self.crowded or self.vanished:
+            return False
+        now = self._clock()
+        stuck = any(now - began >= _STUCK_S for began in self._writing.values())
+        return now >= self._paused_until and not stuck
 
     def failed(self, exn: BaseException, doing: str) -> None:
         """It refused: count that, say it once, and leave it alone for a while."""
         self._stats.disk_errors += 1
         self._paused_until = self._clock() + _PAUSE_S
-        where = "" if self.files is None else f" in {self.files.folder.parent}"
+        where = "" if self.files is None else f" in {self.files.root}"
         level = logging.DEBUG if self._said else logging.WARNING
         self._said = True
         logger.log(
@@ -49,8 +71,14 @@ class Disk:
             "after %g s", doing, where, exn, _PAUSE_S,
         )  # fmt: skip
 
-    async def write(self, entry: Entry, number: int, data: memoryview) -> int | None:
-        """Write a chunk; its CRC-32C, None where the disk refused."""
+    async def write(
+        self, entry: Entry, number: int, data: memoryview, memory_wanted: Callable[[], bool] = lambda: False
+    ) -> int | None:
+        """Write a chunk; its CRC-32C. None where the disk refused, or is far behind while others wait for memory."""
+        if not await self._turn(memory_wanted):
+            return None
+        write = object()
+        self._writing[write] = self._clock()
         try:
             async with entry.creating:
                 if entry.file is None:
@@ -59,9 +87,29 @@ class Disk:
             crc: int = await self.call(entry.file.write, entry.chunks.bounds(number)[0], data)
         except OSError as exn:
             self.failed(exn, "writing")
+            if entry.file is not None and exn.errno not in _FULL:
+                entry.file.broken = True
             return None
+        finally:
+            del self._writing[write]
+            self._writers.release()
         self._said = False
         return crc
+
+    async def _turn(self, memory_wanted: Callable[[], bool]) -> bool:
+        """Wait until another write may begin; False where the chunk's memory is wanted first, or the disk is stuck."""
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        while self._writers.locked():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_EVERY_S):
+                    return await self._writers.acquire()
+            if not self.usable or (memory_wanted() and clock() - began >= _PATIENCE_S):
+                level = logging.DEBUG if self._said_slow else logging.WARNING
+                self._said_slow = True
+                logger.log(level, "cache: the disk is slower than what is read; what it cannot take is passed through")
+                return False
+        return await self._writers.acquire()
 
     async def compare(self, entry: Entry, number: int) -> bool:
         """Whether what lies on disk is what the index says."""
@@ -70,7 +118,8 @@ class Disk:
             assert entry.file is not None
             found: int | None = await self.call(entry.file.crc, start, stop - start)
         except OSError as exn:
-            self.failed(exn, "reading")
+            self._stats.disk_errors += 1
+            logger.warning("cache: %s at byte %d cannot be read from disk: %s", redact(entry.url), start, exn)
             return False
         return found == entry.chunks.crc(number)
 

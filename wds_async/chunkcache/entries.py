@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from wds_async.chunkcache.chunks import Chunks
 from wds_async.chunkcache.files import DataFile
 from wds_async.chunkcache.index import Row
-from wds_async.chunkcache.origin import Urgency
+from wds_async.chunkcache.origin import Client, Urgency
 from wds_async.chunkcache.policy import Resident
 from wds_async.storage.base import Checksum
 from wds_async.transfer.ranges import Facts
@@ -33,7 +33,7 @@ def cost(count: int) -> int:
 class Reader:
     """Somebody who reads a range, or fetches it for later. Chunks ``[first, until)`` are needed soon."""
 
-    client: str
+    client: Client
     urgency: Urgency
     first: int = 0
     until: int = 0
@@ -42,23 +42,33 @@ class Reader:
 
 
 class Flight:
-    """One chunk that is being fetched, or compared. ``result``: None once it lies on disk; where it cannot, its bytes,
-    which are good until the last of ``readers`` has left."""
+    """One chunk that is being fetched and stored, or compared.
 
-    def __init__(self, number: int, urgency: Urgency, client: str) -> None:
+    ``readers`` want it, now or soon; ``holders`` wait for its bytes, or have them in hand. ``result`` is None if it
+    lies on disk, else its bytes in memory, which are valid for a holder until `release`.
+    """
+
+    def __init__(self, number: int, urgency: Urgency, client: Client) -> None:
         self.number = number
         self.urgency = urgency
         self.client = client
         self.result: asyncio.Future[memoryview | None] = asyncio.get_running_loop().create_future()
+        self.stored: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        """Whether it lies on disk, once that is decided."""
         self.readers: set[Reader] = set()
+        self.holders: set[Reader] = set()
+        self.given_bytes = 0
+        """Bytes of it that readers took from memory."""
+        self.read_through = False
+        """Whether a reader has taken it from memory to its end."""
         self.begun = False
         """Whether the origin was asked: then it goes on for a while, whoever leaves."""
         self.arrived = False
         """Whether its bytes have come."""
         self.turn: Any = None
         self.task: asyncio.Task[None] | None = None
-        self.alone = asyncio.Event()
-        """Set when the last reader has left."""
+        self.left = asyncio.Event()
+        """Set when the last reader, or the last holder, has left."""
 
     def join(self, reader: Reader, urgency: Urgency) -> None:
         """``reader`` wants this chunk too; where it is more urgent to it, it comes sooner."""
@@ -68,12 +78,19 @@ class Flight:
             if self.turn is not None and hasattr(self.turn, "hasten"):
                 self.turn.hasten(urgency, reader.client)
 
+    def release(self, reader: Reader) -> None:
+        """``reader`` has no use for its bytes in memory any more."""
+        self.holders.discard(reader)
+        if not self.holders:
+            self.left.set()
+
     def leave(self, reader: Reader) -> bool:
         """It does not any more. Whether this fetch is given up: nobody wants it, and it has not begun."""
         self.readers.discard(reader)
+        self.release(reader)
         if self.readers:
             return False
-        self.alone.set()
+        self.left.set()
         if self.begun or self.task is None:
             return False
         self.task.cancel()
@@ -96,6 +113,10 @@ class Entry:
         """What the index says, until the policy was told."""
         self.checked = 0.0
         """When its identity was last asked for, by the cache's clock."""
+        self.ask_again_at = float("-inf")
+        """Until then its origin, which did not answer, is not asked again."""
+        self.revalidating = False
+        """Whether its origin is being asked while it is served."""
         self.references = 0
         self.readers: list[Reader] = []
         self.flights: dict[int, Flight] = {}

@@ -10,7 +10,7 @@ from typing import Any
 from wds_async.chunkcache.disk import Disk
 from wds_async.chunkcache.entries import Entry, Flight, Reader, cost
 from wds_async.chunkcache.journal import Journal
-from wds_async.chunkcache.origin import Origin, Turns, Urgency
+from wds_async.chunkcache.origin import Client, Origin, Turns, Urgency
 from wds_async.chunkcache.policy import Policy
 from wds_async.chunkcache.stats import CacheStats
 from wds_async.chunkcache.transit import Chunk
@@ -23,6 +23,7 @@ __all__ = ["Fetching"]
 _UNWANTED_S = 2.0
 """How long a chunk that is under way, and that nobody wants any more, may take: it has cost a request already."""
 _LOOK_EVERY_S = 0.2
+_AHEAD_ENTRIES = 100_000
 _LARGE = 8
 """Room is made for all of an object of which a range is read, unless it is larger than this fraction of the cache."""
 
@@ -43,6 +44,7 @@ class Fetching:
         self.entries: dict[int, Entry] = {}
         self.settle: Callable[[Entry], None] = lambda entry: None
         self.remove: Callable[[Iterable[int]], None] = lambda numbers: None
+        self._ahead: dict[int, int] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._finishing: set[asyncio.Task[Any]] = set()
 
@@ -70,6 +72,11 @@ class Fetching:
         """Wait until nothing is on its way any more."""
         while self._tasks or self._finishing:
             await asyncio.wait([*self._tasks, *self._finishing])
+
+    async def finished(self) -> None:
+        """Wait until what `finish` runs now is over: files that are being removed are gone."""
+        if self._finishing:
+            await asyncio.wait([*self._finishing])
 
     # -- readers
 
@@ -120,6 +127,22 @@ class Fetching:
 
     # -- chunks
 
+    def fetched_ahead(self, entry: Entry, count: int) -> None:
+        """Note that ``count`` bytes of ``entry`` are fetched before a reader wants them."""
+        self._ahead[entry.id] = self._ahead.pop(entry.id, 0) + count
+        if len(self._ahead) > _AHEAD_ENTRIES:  # most of these were evicted unread
+            del self._ahead[next(iter(self._ahead))]
+
+    def take_ahead(self, entry: Entry, count: int) -> int:
+        """Return how many of the ``count`` bytes of ``entry`` that were there for a reader were fetched ahead, and are
+        given for the first time."""
+        noted = self._ahead.get(entry.id, 0)
+        if noted > count:
+            self._ahead[entry.id] = noted - count
+        else:
+            self._ahead.pop(entry.id, None)
+        return min(noted, count)
+
     def flight(self, entry: Entry, number: int, reader: Reader, urgency: Urgency) -> Flight:
         """The fetch of a chunk that cannot be served yet: the one that is on its way, or a new one."""
         flight = entry.flights.get(number)
@@ -162,6 +185,8 @@ class Fetching:
                 flight.result.set_exception(exn)
                 flight.result.exception()  # nobody may be waiting for what was fetched ahead
         finally:
+            if not flight.stored.done():
+                flight.stored.set_result(False)
             if entry.flights.get(flight.number) is flight:
                 del entry.flights[flight.number]
             self.moved(entry)
@@ -178,29 +203,59 @@ class Fetching:
             async with flight.turn:
                 flight.begun = True
                 part = await stack.enter_async_context(self.origin.part(entry.url, start, stop, entry.facts))
-            flight.arrived = True
             if len(part.view) != stop - start:
                 said = (
                     f"{len(part.view)} bytes came of {stop - start} at byte {start}, of an object of {entry.facts.size}"
                 )
                 raise TransferError(f"{redact(entry.url)}: {said}").at(redact(entry.url), start)
-            if await self.keep(entry, number, part.view, wanted=flight.urgency == Urgency.DEMAND):
-                flight.result.set_result(None)
-            else:
-                flight.result.set_result(part.view)
-                await self._handed_round(flight)
-            # Whoever joined this flight has been answered: a later reader must not find one whose bytes are gone.
-            del entry.flights[number]
+            await self._arrived(entry, flight, part.view)
+
+    def first_chunk(self, entry: Entry, client: Client, view: memoryview, memory: contextlib.AsyncExitStack) -> None:
+        """Store the first chunk of ``entry``, which came with its facts, and give it to its first reader meanwhile.
+        ``memory`` is closed when ``view`` is not needed any more."""
+
+        async def store(entry: Entry, flight: Flight) -> None:
+            async with memory:
+                self.enter(entry, opener, 0, len(view))
+                try:
+                    await self._arrived(entry, flight, view)
+                finally:
+                    self.leave(entry, opener)
+
+        opener = Reader(client, Urgency.DEMAND, until=1)
+        flight = entry.flights[0] = Flight(0, Urgency.DEMAND, client)
+        flight.begun = True
+        flight.task = self.start(self._fly(entry, flight, store))
+
+    async def _arrived(self, entry: Entry, flight: Flight, view: memoryview) -> None:
+        """Give the bytes of a chunk to those who wait for them, and store them meanwhile: no reader waits for the disk.
+        Return when ``view`` is needed for neither."""
+        number = flight.number
+        flight.arrived = True
+        flight.result.set_result(view)
+        stored = await self.keep(entry, number, view, wanted=flight.urgency == Urgency.DEMAND)
+        flight.stored.set_result(stored)
+        if stored:
+            if flight.read_through and number in entry.chunks.passing:
+                self.policy.transit.spend((entry.id, number))
+        else:
+            self.stats.passed_bytes += flight.given_bytes
+            await self._handed_round(flight)
+        # A later reader finds it on disk, or fetches it again: it must not find a flight whose bytes are gone.
+        del entry.flights[number]
+        while flight.holders:
+            flight.left.clear()
+            await flight.left.wait()
 
     async def _handed_round(self, flight: Flight) -> None:
-        """Hold the bytes of a chunk that could not be put on disk until nobody wants them. Where somebody waits for
-        memory, and its readers have not come to it yet, they fetch it again: all would wait for each other."""
+        """Hold the bytes of a chunk that could not be stored until no reader wants them. If memory is waited for, and
+        its readers have not come to it yet, they fetch it again: all would wait for each other."""
         while flight.readers:  # one may join between the last one's leaving and this task's waking
-            flight.alone.clear()
+            flight.left.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_EVERY_S):
-                    await flight.alone.wait()
-            if self.origin.crowded and not any(reader.first == flight.number for reader in flight.readers):
+                    await flight.left.wait()
+            if self.origin.crowded and not flight.holders:
                 return
 
     async def _compare(self, entry: Entry, flight: Flight) -> None:
@@ -235,9 +290,11 @@ class Fetching:
             return False
         self.remove(placed.evicted)
         await self._punch(placed.gone)
-        crc = await self.disk.write(entry, number, data)
+        crc = await self.disk.write(entry, number, data, lambda: self.origin.crowded)
         if crc is None:
             self.policy.lose(entry.id, number, cost(len(data)))
+            if entry.file is not None and entry.file.broken:
+                self.remove([entry.id])  # the next reader has another file made
             return False
         entry.chunks.add(number, crc, passing=not placed.stays)
         self.journal.changed(entry, number)

@@ -38,7 +38,7 @@ class OpenFolder:
     """A folder that is this process's own until `close`."""
 
     path: Path
-    data: Path
+    files: DataFolder
     index: Index
     totals: Totals
     lock: FileLock
@@ -46,11 +46,12 @@ class OpenFolder:
     def mark_broken(self) -> None:
         """What the index says cannot be read everywhere: the next one who opens the folder begins anew."""
         with contextlib.suppress(OSError):
-            (self.path / _BROKEN).touch()
+            self.files.touch(_BROKEN)
 
     def close(self) -> None:
         """Idempotent."""
         self.index.close()
+        self.files.close()
         self.lock.release()
 
 
@@ -58,23 +59,24 @@ def open_folder(path: Path) -> OpenFolder:
     """Lock the folder, and make it where it is not there. ConfigError where another process has it; OSError where it
     cannot be written. An index that is none is moved away, and the cache begins empty: that is warned of."""
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    lock = FileLock(path / "lock", timeout=0, thread_local=False)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise ConfigError(
-            f"{path}: another process works on this cache (a service, or `wds-async cache`). One service a folder: "
-            "give this one another folder, or end the other first"
-        ) from None
-    try:
-        index, totals = _open_or_replace(path)
-    except sqlite3.Error as exn:
-        lock.release()
-        raise OSError(f"{path / INDEX}: {exn}") from exn
-    except BaseException:
-        lock.release()
-        raise
-    return OpenFolder(path, path / _DATA, index, totals, lock)
+    with contextlib.ExitStack() as undo:
+        lock = FileLock(path / "lock", timeout=0, thread_local=False)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise ConfigError(
+                f"{path}: another process works on this cache (a service, or `wds-async cache`). One service a folder: "
+                "give this one another folder, or end the other first"
+            ) from None
+        undo.callback(lock.release)
+        files = DataFolder(path)
+        undo.callback(files.close)
+        try:
+            index, totals = _open_or_replace(files)
+        except sqlite3.Error as exn:
+            raise OSError(f"{path / INDEX}: {exn}") from exn
+        undo.pop_all()
+    return OpenFolder(path, files, index, totals, lock)
 
 
 def open_index(path: Path) -> Index:
@@ -91,29 +93,30 @@ def take_out_trash(path: Path) -> None:
         shutil.rmtree(trash, ignore_errors=True)
 
 
-def _open_or_replace(path: Path) -> tuple[Index, Totals]:
+def _open_or_replace(files: DataFolder) -> tuple[Index, Totals]:
+    path = files.root
     index, broken = path / INDEX, path / _BROKEN
     if broken.exists():
         _begin_anew(path, "it could not be read everywhere")
     elif not index.exists():
         _put_aside(path)  # files that no index tells of
     try:
-        return _opened(path)
+        return _opened(files)
     except sqlite3.OperationalError as exn:
         if "no such" not in str(exn):
             raise
         _begin_anew(path, str(exn))
     except sqlite3.DatabaseError as exn:
         _begin_anew(path, str(exn))
-    return _opened(path)
+    return _opened(files)
 
 
-def _opened(path: Path) -> tuple[Index, Totals]:
+def _opened(files: DataFolder) -> tuple[Index, Totals]:
     """The index, where all that is read of it at a start can be read."""
-    index = Index(path / INDEX)
+    index = Index(files.root / INDEX)
     try:
         totals = index.totals()
-        _tidy(path, index, totals)
+        _tidy(files, index, totals)
     except BaseException:
         index.close()
         raise
@@ -140,9 +143,8 @@ def _put_aside(path: Path) -> None:
         data.rename(trash)
 
 
-def _tidy(path: Path, index: Index, totals: Totals) -> None:
+def _tidy(files: DataFolder, index: Index, totals: Totals) -> None:
     """Files of a process that was killed: in transit, or so new that the index does not know them."""
-    files = DataFolder(path / _DATA)
     empty = index.empty()
     for number in empty:
         files.remove(number)

@@ -45,6 +45,8 @@ CREATE TRIGGER IF NOT EXISTS removed AFTER DELETE ON entries BEGIN
     UPDATE totals SET entries = entries - 1, bytes = bytes - OLD.held WHERE tenant = OLD.tenant;
     DELETE FROM chunks WHERE entry = OLD.id; END;
 """
+_PINS = "CREATE TABLE IF NOT EXISTS pins (name TEXT PRIMARY KEY) WITHOUT ROWID"
+"""Younger than the schema's version: an index without this table has no pins."""
 _COLUMNS = "id, key, tenant, identity, size, ranged, facts, checked, used, last, held"
 _UPSERT = f"""
 INSERT INTO entries ({_COLUMNS}, crc) VALUES ({", ".join("?" * 12)})
@@ -101,6 +103,8 @@ class Totals:
     state: Mapping[str, Any]
     sweep_from: int = 1
     """Files with this number or a higher one may be there though no entry tells of them."""
+    pins: tuple[str, ...] = ()
+    """Keys, and prefixes of keys that end with "/", of what is never evicted."""
 
 
 class Index:
@@ -139,7 +143,21 @@ class Index:
             int(meta.get("next_id", 1)),
             state,
             int(meta.get("sweep_from", 1)),
+            tuple(self.pins()),
         )
+
+    def pins(self) -> list[str]:
+        """What is pinned (see `Totals.pins`)."""
+        with self._lock, contextlib.suppress(sqlite3.OperationalError):
+            return [name for (name,) in self._db.execute("SELECT name FROM pins ORDER BY name")]
+        return []
+
+    def pin(self, names: Iterable[str], *, pinned: bool) -> list[str]:
+        """Pin ``names``, or no longer; what is pinned then."""
+        change = "INSERT OR IGNORE INTO pins VALUES (?)" if pinned else "DELETE FROM pins WHERE name = ?"
+        with self._lock, self._transaction():
+            self._db.executemany(change, [(name,) for name in names])
+        return self.pins()
 
     def load(self, key: str) -> tuple[Row, list[tuple[int, bytes]] | None] | None:
         """The object with this key and its pages of checksums (None: its row is damaged); None where there is none."""
@@ -172,19 +190,17 @@ class Index:
     def rows(self, prefix: str = "") -> Iterator[Row]:
         """The objects whose key begins so, by key. A long answer: nothing may be written meanwhile by this object."""
         last = ""
-        while True:
-            with self._lock:
-                found = self._db.execute(
-                    f"SELECT {_COLUMNS} FROM entries WHERE key >= ? AND key > ? ORDER BY key LIMIT 1000", (prefix, last)
-                ).fetchall()
-            for values in found:
-                row = _row(values)
-                if not row.key.startswith(prefix):
-                    return
-                yield row
-                last = row.key
-            if not found:
-                return
+        while rows := self.following(prefix, last, 1000):
+            yield from rows
+            last = rows[-1].key
+
+    def following(self, prefix: str, last: str, count: int) -> list[Row]:
+        """The next ``count`` objects whose key begins with ``prefix``, by key, behind the key ``last``."""
+        with self._lock:
+            found = self._db.execute(
+                f"SELECT {_COLUMNS} FROM entries WHERE key >= ? AND key > ? ORDER BY key LIMIT ?", (prefix, last, count)
+            ).fetchall()
+        return [row for row in map(_row, found) if row.key.startswith(prefix)]
 
     def write(self, batch: Batch, next_id: int, state: Mapping[str, Any], sweep_from: int | None = None) -> None:
         """All of it, or nothing. ``sweep_from``: see `Totals`; ``next_id`` where it is not given."""
@@ -227,6 +243,7 @@ class Index:
         self._db.execute("PRAGMA synchronous = NORMAL")
         if self._db.execute("PRAGMA user_version").fetchone()[0] == 0:
             self._db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {_VERSION}; COMMIT;")
+        self._db.execute(_PINS)
         self._check()
 
     def _check(self) -> None:

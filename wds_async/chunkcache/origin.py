@@ -5,12 +5,28 @@ from __future__ import annotations
 import enum
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from wds_async.transfer.ranges import Facts
 
-__all__ = ["AnyTime", "Origin", "Part", "Turns", "Urgency"]
+__all__ = ["NO_CLIENT", "AnyTime", "Client", "Origin", "Part", "Turns", "Urgency"]
+
+
+class Client(NamedTuple):
+    """A client of the cache: its tenant ("" for none) and its name within that tenant. Two clients are the same only if
+    both are equal."""
+
+    tenant: str = ""
+    name: str = ""
+
+    def __str__(self) -> str:
+        """Return a label for logs; it identifies nothing."""
+        return f"{self.tenant}/{self.name}" if self.tenant else self.name
+
+
+NO_CLIENT = Client()
+"""Without a tenant or a name."""
 
 
 class Urgency(enum.IntEnum):
@@ -46,8 +62,13 @@ class Origin(Protocol):
         """Whether parts wait for the memory of others."""
         ...
 
-    async def facts(self, url: str) -> Facts:
-        """What the object is now."""
+    async def facts(self, url: str, *, deadline_s: float | None = None) -> Facts:
+        """What the object is now. With ``deadline_s``: by one attempt that takes no longer, and by none while its store
+        is known to be down; then TransferError."""
+        ...
+
+    def reachable(self, url: str) -> bool:
+        """Whether its store is not known to be down; without I/O."""
         ...
 
     def part(self, url: str, start: int, stop: int, facts: Facts | None = None) -> AbstractAsyncContextManager[Part]:
@@ -63,7 +84,7 @@ class Origin(Protocol):
 class Turns(Protocol):
     """Who may ask an origin for a chunk next."""
 
-    def turn(self, client: str, urgency: Urgency, url: str = "") -> AbstractAsyncContextManager[None]:
+    def turn(self, client: Client, urgency: Urgency, url: str = "") -> AbstractAsyncContextManager[None]:
         """Held while the chunk of ``url`` is fetched."""
         ...
 
@@ -71,5 +92,5 @@ class Turns(Protocol):
 class AnyTime:
     """Everybody at once."""
 
-    def turn(self, client: str, urgency: Urgency, url: str = "") -> AbstractAsyncContextManager[None]:
+    def turn(self, client: Client, urgency: Urgency, url: str = "") -> AbstractAsyncContextManager[None]:
         return nullcontext()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from wds_async.chunkcache.entries import Entry, Flight, Reader
 from wds_async.chunkcache.fetching import Fetching
-from wds_async.chunkcache.origin import Urgency
+from wds_async.chunkcache.origin import Client, Urgency
 from wds_async.chunkcache.streaming import StreamFlight, begin_stream, passed_stream
 
 __all__ = ["AHEAD_CHUNKS", "OnDisk", "Piece", "fetch", "read"]
@@ -39,7 +39,7 @@ Piece = OnDisk | memoryview
 
 
 async def read(
-    entry: Entry, fetching: Fetching, client: str, start: int, stop: int | None, urgency: Urgency
+    entry: Entry, fetching: Fetching, client: Client, start: int, stop: int | None, urgency: Urgency
 ) -> AsyncGenerator[Piece, None]:
     """Bytes ``[start, stop)`` of an object, in order, as they arrive."""
     if entry.chunks.size is not None:
@@ -61,11 +61,15 @@ async def read(
         reading.count_request()
 
 
-async def fetch(entry: Entry, fetching: Fetching, client: str, start: int, stop: int | None, urgency: Urgency) -> int:
+async def fetch(
+    entry: Entry, fetching: Fetching, client: Client, start: int, stop: int | None, urgency: Urgency
+) -> int:
     """Bring bytes ``[start, stop)`` onto the disk, and give nothing to anybody; how many of them are there then. It
     ends early where there is no place for more."""
     reader = Reader(client, urgency)
-    entry.discovered = False
+    if entry.discovered:
+        entry.discovered = False
+        fetching.fetched_ahead(entry, entry.chunks.length(0))
     fetching.enter(entry, reader, start, stop)
     try:
         if entry.in_order and not entry.chunks.whole:
@@ -87,6 +91,8 @@ async def _fetch_chunks(entry: Entry, fetching: Fetching, reader: Reader, start:
             return
         if not entry.chunks.trusted(number):
             waiting.append(fetching.flight(entry, number, reader, reader.urgency))
+            if number in reader.started:
+                fetching.fetched_ahead(entry, entry.chunks.length(number))
         if len(waiting) >= AHEAD_CHUNKS and not await _landed(waiting.pop(0), reader):
             return
     for flight in waiting:
@@ -97,7 +103,7 @@ async def _fetch_chunks(entry: Entry, fetching: Fetching, reader: Reader, start:
 async def _landed(flight: Flight, reader: Reader) -> bool:
     """Whether the chunk is on disk now."""
     try:
-        return await asyncio.shield(flight.result) is None
+        return await asyncio.shield(flight.result) is None or await asyncio.shield(flight.stored)
     finally:
         flight.leave(reader)
 
@@ -144,15 +150,17 @@ class _Reading:
             flight = self._fetching.flight(entry, number, self._reader, Urgency(self._reader.urgency))
             if number not in self._reader.started:
                 self._fetching.stats.coalesced += 1
-            view = await asyncio.shield(flight.result)
-            if view is None:
-                flight.leave(self._reader)
-                continue  # it is on disk now
-            first = start - number * chunks.chunk_bytes
-            part = view[first : first + stop - start]
-            yield part
-            self._given(start, len(part), passed=True)
-            start += len(part)
+            flight.holders.add(self._reader)
+            try:
+                view = await asyncio.shield(flight.result)
+                if view is not None:  # else it is on disk now
+                    first = start - number * chunks.chunk_bytes
+                    part = view[first : first + stop - start]
+                    yield part
+                    self._given(start, len(part), flight)
+                    start += len(part)
+            finally:
+                flight.release(self._reader)
             flight.leave(self._reader)
 
     async def _in_order(self, start: int, stop: int | None) -> AsyncGenerator[Piece, None]:
@@ -218,9 +226,14 @@ class _Reading:
         assert self._entry.file is not None
         return OnDisk(self._entry.file.fd, start, chunks.ready(start, stop, passing=True) - start)
 
-    def _given(self, start: int, count: int, *, passed: bool = False) -> None:
-        """The reader has taken so many bytes."""
+    def _given(self, start: int, count: int, flight: Flight | None = None, *, passed: bool = False) -> None:
+        """Account for ``count`` bytes that the reader has taken, from the memory of ``flight`` if one is given.
+        ``passed``: they never lay on disk."""
         entry, fetching, chunks = self._entry, self._fetching, self._entry.chunks
+        if flight is not None:
+            passed = flight.stored.done() and not flight.stored.result()
+            flight.given_bytes += count
+            flight.read_through = flight.read_through or start + count >= chunks.bounds(flight.number)[1]
         fetching.policy.served(entry.id, count)
         fetched = count if self._streams else 0
         for number in chunks.over(start, start + count) if self._reader.started or chunks.passing else ():
@@ -229,6 +242,6 @@ class _Reading:
                 fetched += min(last, start + count) - max(first, start)
             if start + count >= last and number in chunks.passing:
                 fetching.policy.transit.spend((entry.id, number))
-        fetching.stats.miss_bytes += fetched
-        fetching.stats.hit_bytes += count - fetched
+        hit = count - fetched
+        fetching.stats.given(self._reader.client.tenant, hit=hit, miss=fetched, ahead=fetching.take_ahead(entry, hit))
         fetching.stats.passed_bytes += count if passed else 0

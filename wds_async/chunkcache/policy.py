@@ -76,24 +76,29 @@ class Policy:
         by_tenant: Mapping[str, int] | None = None,
         entries: int = 0,
         state: Mapping[str, Any] | None = None,
+        pins: Iterable[str] = (),
     ) -> None:
         state = state or {}
         least = min(limit_bytes // 4, _LEAST_TRANSIT_CHUNKS * chunk_bytes)
         self.transit = Transit(max(int(limit_bytes * TRANSIT_SHARE), least))
         self.limit_bytes = limit_bytes
         self._chunk_bytes = chunk_bytes
-        self.room_bytes = limit_bytes - self.transit.limit_bytes
+        self.room_bytes = self._most_room_bytes = limit_bytes - self.transit.limit_bytes
         self.resident_bytes = sum((by_tenant or {}).values())
         self.now = int(state.get("now", 0))
         self.unseen = entries
         """Entries from before that were not told of yet."""
         self._tenants: dict[str, int] = dict(by_tenant or {})
-        self._quotas = {tenant: int(share * self.room_bytes) for tenant, share in (quotas or {}).items()}
+        self.quotas: Mapping[str, float] = quotas or {}
+        """The share of the cache that a tenant may hold."""
+        self._pins: tuple[frozenset[str], tuple[str, ...]] = (frozenset(), ())
+        self._pinned: OrderedDict[int, Resident] = OrderedDict()
         self._cold: OrderedDict[int, Resident] = OrderedDict()
         self._warm: OrderedDict[int, Resident] = OrderedDict()
         self._passing: dict[int, Resident] = {}
         self._ghosts: OrderedDict[int, tuple[int, int]] = OrderedDict()
         self._intervals = Intervals(limit_bytes / 2, state.get("intervals"))
+        self.pin(pins)
 
     # -- uses
 
@@ -110,7 +115,7 @@ class Policy:
         missing = max(size, known.held + self.transit.of(entry)) - known.bytes
         evicted: tuple[int, ...] = ()
         if missing > 0:
-            found = self._room_for(missing, known.tenant, but=entry)
+            found = self._room_for(missing, known, but=entry)
             if found is None:
                 if partly:
                     self._set_aside(entry, known, self._left_over(missing, known.tenant))
@@ -156,7 +161,7 @@ class Policy:
         evicted: tuple[int, ...] | None = ()
         if known is not None:
             missing = count - (known.bytes - known.held)
-            if missing > 0 and grows and (evicted := self._room_for(missing, known.tenant, but=entry)) is not None:
+            if missing > 0 and grows and (evicted := self._room_for(missing, known, but=entry)) is not None:
                 self._set_aside(entry, known, missing)
                 missing = 0
             if missing <= 0:
@@ -186,9 +191,26 @@ class Policy:
         if known is not None:
             self._set_aside(entry, known, -known.bytes)
             self._haunt(known)
-            self._passing.pop(entry, None)
-            self._warm.pop(entry, None)
-            self._cold.pop(entry, None)
+            for pile in (self._passing, self._warm, self._cold, self._pinned):
+                pile.pop(entry, None)
+
+    # -- what may not go
+
+    def pin(self, names: Iterable[str]) -> None:
+        """Evict no object whose key is one of ``names``, or begins with one that ends with "/"; all others may be."""
+        names = tuple(names)
+        self._pins = frozenset(names), tuple(name for name in names if name.endswith("/"))
+        for pile in (self._cold, self._warm):
+            for entry in [entry for entry, known in pile.items() if self.is_pinned(known.key)]:
+                self._pinned[entry] = pile.pop(entry)
+        for entry in [entry for entry, known in self._pinned.items() if not self.is_pinned(known.key)]:
+            self._warm[entry] = self._pinned.pop(entry)
+            self._warm.move_to_end(entry, last=False)
+
+    def is_pinned(self, key: str) -> bool:
+        """Whether the object with this key is never evicted."""
+        names, prefixes = self._pins
+        return key in names or key.startswith(prefixes)
 
     # -- what was there before
 
@@ -201,7 +223,7 @@ class Policy:
         """The longest unused entries from before, in order; what is known already is passed over."""
         for entry, resident in rows:
             if self._find(entry) is None:
-                self._cold[entry] = resident
+                (self._pinned if self.is_pinned(resident.key) else self._cold)[entry] = resident
                 self.unseen -= 1
 
     def all_told(self) -> None:
@@ -217,25 +239,47 @@ class Policy:
         known = self._find(entry)
         return self.now if known is None else known.last
 
-    def excess(self) -> tuple[int, ...]:
-        """Entries that go because there is more than there is room for: the cache was made smaller."""
+    def excess(self, *, shares: bool = True) -> tuple[int, ...]:
+        """Entries that go because there is more than there is room for, or (with ``shares``) a tenant holds more than
+        its share: the cache or the share was made smaller."""
         gone: list[int] = []
         over = self.resident_bytes - self.room_bytes
+        too_much = {
+            tenant: more
+            for tenant in (self.quotas if shares else ())
+            if (more := self._tenants.get(tenant, 0) - self._most_of(tenant)) > 0
+        }
         for pile in (self._cold, self._warm):
             for entry, known in pile.items():
-                if over <= 0:
+                if over <= 0 and not too_much:
                     break
-                if not known.readers:
+                more = too_much.get(known.tenant, 0)
+                if (over > 0 or more > 0) and not known.readers:
                     gone.append(entry)
                     over -= known.bytes
+                    if more > known.bytes:
+                        too_much[known.tenant] = more - known.bytes
+                    else:
+                        too_much.pop(known.tenant, None)
         for entry in gone:
             self.forget(entry)
         return tuple(gone)
 
+    def make_room(self, spare_bytes: int) -> None:
+        """Set how much may stay: with what may still come in transit, at most ``spare_bytes`` more than there is now,
+        and never more than the limit. Where that is less than there is, `excess` names what goes."""
+        spare_bytes -= self.transit.limit_bytes - self.transit.bytes
+        self.room_bytes = max(0, min(self._most_room_bytes, self.resident_bytes + spare_bytes))
+
+    @property
+    def by_tenant(self) -> dict[str, int]:
+        """Bytes that are set aside for the objects of each tenant."""
+        return {tenant: held for tenant, held in self._tenants.items() if held > 0}
+
     @property
     def entries(self) -> int:
         """How many objects stay."""
-        return self.unseen + len(self._cold) + len(self._warm)
+        return self.unseen + len(self._cold) + len(self._warm) + len(self._pinned)
 
     @property
     def patience_bytes(self) -> int:
@@ -246,10 +290,17 @@ class Policy:
     # -- inside
 
     def _find(self, entry: int) -> Resident | None:
-        return self._warm.get(entry) or self._passing.get(entry) or self._cold.get(entry)
+        return self._warm.get(entry) or self._passing.get(entry) or self._cold.get(entry) or self._pinned.get(entry)
+
+    def _pile(self, known: Resident) -> OrderedDict[int, Resident]:
+        return self._pinned if self.is_pinned(known.key) else self._warm
+
+    def _most_of(self, tenant: str) -> int:
+        """How many bytes a tenant that has a quota may hold."""
+        return int(self.quotas[tenant] * self._most_room_bytes)
 
     def _told(self, entry: int, resident: Resident) -> Resident:
-        self._warm[entry] = resident
+        self._pile(resident)[entry] = resident
         self.unseen = max(0, self.unseen - 1)
         return resident
 
@@ -271,15 +322,18 @@ class Policy:
         elif entry in self._warm:
             self._warm.move_to_end(entry)
 
-    def _room_for(self, missing: int, tenant: str, but: int) -> tuple[int, ...] | None:
-        """Make room for so many bytes: the stale entries that go, or None."""
-        quota = self._quotas.get(tenant)
+    def _room_for(self, missing: int, of: Resident, but: int) -> tuple[int, ...] | None:
+        """Make room for so many bytes of an entry: the stale entries that go (for a pinned one others too), or None."""
+        tenant = of.tenant
+        quota = self._most_of(tenant) if tenant in self.quotas else None
         over_quota = 0 if quota is None else self._tenants.get(tenant, 0) + missing - quota
         over = self.resident_bytes + missing - self.room_bytes
         if missing > self.room_bytes or (quota is not None and missing > quota):
             return None
         gone: list[int] = []
-        oldest_last = self.now - self.patience_bytes if over > 0 or over_quota > 0 else 0
+        oldest_last: float = self.now - self.patience_bytes if over > 0 or over_quota > 0 else 0
+        if self.is_pinned(of.key):
+            oldest_last = float("inf")
         for pile in (self._cold, self._warm):
             for looked, (entry, known) in enumerate(pile.items()):
                 if (over <= 0 and over_quota <= 0) or known.last >= oldest_last or looked > _MOST_LOOKED_AT:
@@ -298,8 +352,8 @@ class Policy:
     def _left_over(self, missing: int, tenant: str) -> int:
         """How much of so many bytes there is room for, in chunks."""
         free = self.room_bytes - self.resident_bytes
-        if tenant in self._quotas:
-            free = min(free, self._quotas[tenant] - self._tenants.get(tenant, 0))
+        if tenant in self.quotas:
+            free = min(free, self._most_of(tenant) - self._tenants.get(tenant, 0))
         return max(0, min(free, missing) // self._chunk_bytes * self._chunk_bytes)
 
     def _set_aside(self, entry: int, known: Resident, more: int) -> None:
@@ -308,10 +362,10 @@ class Policy:
         self.resident_bytes += more
         self._tenants[known.tenant] = self._tenants.get(known.tenant, 0) + more
         if known.bytes > 0 and entry in self._passing:
-            self._warm[entry] = self._passing.pop(entry)
+            self._pile(known)[entry] = self._passing.pop(entry)
         elif known.bytes <= 0:
-            self._warm.pop(entry, None)
-            self._cold.pop(entry, None)
+            for pile in (self._warm, self._cold, self._pinned):
+                pile.pop(entry, None)
             if known.readers:
                 self._passing[entry] = known
             else:

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable
 from wds_async.chunkcache.entries import Entry, facts_from
 from wds_async.chunkcache.fetching import Fetching
 from wds_async.chunkcache.folder import OpenFolder
+from wds_async.chunkcache.index import Row
 from wds_async.chunkcache.policy import Resident
 from wds_async.transfer.ranges import Facts
 
-__all__ = ["Shelf"]
+__all__ = ["Shelf", "resident"]
 
 logger = logging.getLogger("wds_async")
 
@@ -90,17 +91,17 @@ class Shelf:
             with contextlib.suppress(ValueError, KeyError, TypeError, IndexError):
                 entry = Entry(row.id, key, url, facts_from(row), row.tenant, self._chunk_bytes)
         if entry is None:
-            self.evict([row.id])
+            self.evict_rows([row])
             return None
         entry.chunks.load(pages)
         entry.file = await self._fetching.disk.open(row.id)
         if entry.file is None or journal.is_removed(row.id):
             self._close(entry)
-            self.evict([row.id])
+            self.evict_rows([row])
             return None
         with contextlib.suppress(OSError):
             await self._fetching.disk.trim(entry)
-        entry.before = Resident(key, row.tenant, row.last, row.held, row.held, row.size or row.held)
+        entry.before = resident(row)
         age_s = self._wall() - row.checked
         entry.checked = self._clock() - age_s if age_s >= 0 else float("-inf")
         self._fetching.entries[entry.id] = entry
@@ -114,6 +115,8 @@ class Shelf:
         if self._entries.get(entry.key) is entry:
             del self._entries[entry.key]
         self._fetching.entries.pop(entry.id, None)
+        if entry.before is not None:  # the policy counts its bytes, and does not know whose they are
+            self._fetching.policy.remember([(entry.id, entry.before)])
         self._fetching.policy.forget(entry.id)
         self._remove_file(entry)
         if not entry.busy:
@@ -128,6 +131,12 @@ class Shelf:
             else:
                 self._fetching.policy.forget(number)
                 self._begin_removal(number)
+
+    def evict_rows(self, rows: Iterable[Row]) -> None:
+        """The same for objects as the index has them, of which the policy may not know yet."""
+        rows = [row for row in rows if not self._fetching.journal.is_removed(row.id)]
+        self._fetching.policy.remember((row.id, resident(row)) for row in rows)
+        self.evict(row.id for row in rows)
 
     def settle(self, entry: Entry) -> None:
         """Somebody has let go of it."""
@@ -185,3 +194,8 @@ class Shelf:
     async def _remove(self, number: int) -> None:
         if await self._fetching.disk.remove(number):
             self._fetching.journal.removed(number)
+
+
+def resident(row: Row) -> Resident:
+    """What the policy wants to know of an object in the index."""
+    return Resident(row.key, row.tenant, row.last, row.held, row.held, row.size or row.held)

@@ -1,10 +1,10 @@
-"""Looking after a cache's folder from outside: what is in it, removing, comparing with the checksums. It all blocks."""
+"""Looking after a cache's folder without a service: what is in it, removing, pinning, comparing. It all blocks."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from wds_async.chunkcache.chunks import CHUNK_BYTES, PAGE, Chunks
@@ -12,19 +12,11 @@ from wds_async.chunkcache.entries import cost
 from wds_async.chunkcache.files import DataFile, DataFolder
 from wds_async.chunkcache.folder import open_folder, open_index, take_out_trash
 from wds_async.chunkcache.index import Batch, Index, Row
+from wds_async.chunkcache.scrub import Verified
 
-__all__ = ["Verified", "listed", "remove", "verify"]
+__all__ = ["Verified", "listed", "pin", "pins", "remove", "verify"]
 
 _AT_ONCE = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """One object, compared: its ``key``, how many chunks were good, and how many were bad and dropped."""
-
-    key: str
-    good: int
-    bad: int
 
 
 def listed(folder: Path, prefix: str = "") -> Iterator[Row]:
@@ -34,16 +26,28 @@ def listed(folder: Path, prefix: str = "") -> Iterator[Row]:
         yield from index.rows(prefix)
 
 
+def pins(folder: Path) -> list[str]:
+    """What is pinned, also while a service works on the folder. ConfigError where there is no cache."""
+    with contextlib.closing(open_index(folder)) as index:
+        return index.pins()
+
+
+def pin(folder: Path, names: Iterable[str], *, pinned: bool) -> list[str]:
+    """Pin objects by their keys, or prefixes that end with "/", or (``pinned`` False) no longer; all that is pinned
+    then. ConfigError where a service works on the folder."""
+    with contextlib.closing(open_folder(folder)) as opened:
+        return opened.index.pin(names, pinned=pinned)
+
+
 def remove(folder: Path, chosen: Callable[[str], bool]) -> list[Row]:
     """Remove the objects whose key is ``chosen``; they. ConfigError where a service works on the folder."""
     with contextlib.closing(open_folder(folder)) as opened:
         take_out_trash(folder)
-        files = DataFolder(opened.data)
         gone = [row for row in opened.index.rows() if chosen(row.key)]
         for start in range(0, len(gone), _AT_ONCE):
             some = gone[start : start + _AT_ONCE]
             for row in some:
-                files.remove(row.id)
+                opened.files.remove(row.id)
             opened.index.write(Batch(gone={row.id for row in some}), opened.totals.next_id, opened.totals.state)
     return gone
 
@@ -52,9 +56,8 @@ def verify(folder: Path, prefix: str = "", *, chunk_bytes: int = CHUNK_BYTES) ->
     """Compare every chunk of every object with its checksum, and drop what is bad, so that it is fetched again.
     ConfigError where a service works on the folder: that compares each chunk before it is first served anyway."""
     with contextlib.closing(open_folder(folder)) as opened:
-        files = DataFolder(opened.data)
         for row in list(opened.index.rows(prefix)):
-            batch, found = _compared(row, opened.index, files, chunk_bytes)
+            batch, found = _compared(row, opened.index, opened.files, chunk_bytes)
             if found.bad:
                 opened.index.write(batch, opened.totals.next_id, opened.totals.state)
             yield found
@@ -84,7 +87,7 @@ def _compared(row: Row, index: Index, files: DataFolder, chunk_bytes: int) -> tu
 
 def _bad(row: Row, chunks: Chunks, files: DataFolder) -> list[int]:
     try:
-        file = DataFile(files.path(row.id))
+        file = files.open(row.id)
     except OSError:
         return chunks.numbers()
     with contextlib.closing(file):

@@ -6,23 +6,25 @@ import base64
 import binascii
 import hashlib
 import hmac
+import ipaddress
 import logging
 import os
 import re
+import socket
 import ssl
 import time
 import urllib.parse
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from wds_async.chunkcache.origin import Client
 from wds_async.errors import ConfigError
 from wds_async.service.audit import Audit
 from wds_async.service.config import ServiceConfig
 from wds_async.service.refusals import Refusal
 
-__all__ = ["Access", "Tokens", "Who"]
+__all__ = ["Access", "Tokens"]
 
 logger = logging.getLogger("wds_async")
 
@@ -34,15 +36,8 @@ _NAMES_OF_A_PEER = 512
 _NAME_LIVES_S = 60.0
 _PEERS = 4096
 _NAME = re.compile(r"[\w.:@/+-]{1,128}", re.ASCII)
+_OWN_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"})
 _SIGNED = re.compile(r"(?:AWS4-HMAC-SHA256\s+Credential=([^/,\s]+)/|AWS ([^:\s]+):)")
-
-
-@dataclass(frozen=True, slots=True)
-class Who:
-    """``client``: whom fairness, limits and plans go by. ``tenant``: whose share of the cache it is, or ""."""
-
-    client: str
-    tenant: str
 
 
 class Access:
@@ -52,13 +47,31 @@ class Access:
         self._config = config
         self._tokens = Tokens(config.tokens, clock) if config.tokens else None
         self._clock = clock
-        self._peers: OrderedDict[str, OrderedDict[str, float]] = OrderedDict()
+        self._peers: OrderedDict[Client, OrderedDict[str, float]] = OrderedDict()
         self._context: ssl.SSLContext | None = None
         self._files = ""
         self._audit = Audit(clock)
         self.tls()
 
-    def who(
+    def check_site(self, fields: Mapping[str, str], host: str, *, local: bool = False) -> None:
+        """Raise Refusal (403) for a request that a browser sends for a page of another site: by its ``Origin`` or
+        ``Sec-Fetch-Site``; and, where neither ``allow`` nor tokens protect the service, by a ``host`` that is no name
+        of this machine (DNS rebinding). ``host`` is the authority that the request names, "" for none; ``local``:
+        it came by the Unix socket, which no browser reaches."""
+        origin = fields.get("Origin")
+        foreign = origin is not None and _authority(origin.partition("://")[2]) != _authority(host)
+        if foreign or fields.get("Sec-Fetch-Site", "") in ("cross-site", "same-site"):
+            page = (origin or "unknown")[:100]
+            words = (
+                f"a web page of another site ({page!r}) sent this request, and none is answered. Open the URL itself"
+            )
+            raise Refusal(403, f"{words}, or use a client that is no browser", "cross-site")
+        guarded = not (self._config.allow or self._config.tokens or local)
+        if guarded and host and not _names_this_machine(host):
+            words = f"{host[:100]!r} is no name of this machine. Without `allow` and `tokens` the service answers to "
+            raise Refusal(403, f"{words}localhost, 127.0.0.1 and [::1] only; set one of the two for others", "host")
+
+    def client(
         self,
         fields: Mapping[str, str],
         peer: str,
@@ -66,10 +79,10 @@ class Access:
         local: bool = False,
         query: Mapping[str, str] | None = None,
         certificate: Mapping[str, Any] | None = None,
-    ) -> Who:
-        """Who asks with these header fields (lower case), from the address ``peer`` or on the Unix socket (``local``).
-        Refusal (401) where a token is asked for and none that is known was given. ``certificate`` is the client's, as
-        ssl gives it (``getpeercert``); ``query`` is looked at for the signed URLs of S3 clients.
+    ) -> Client:
+        """Return the client that sends these header fields (lower case), from the address ``peer`` or on the Unix
+        socket (``local``). Refusal (401) where a token is asked for and none that is known was given. ``certificate``
+        is the client's, as ssl gives it (``getpeercert``); ``query`` is looked at for the signed URLs of S3 clients.
 
         Names are the client's own word: one peer may have 512 of them within a minute (each worker of each job on a
         host has one), and beyond that goes by its address.
@@ -82,7 +95,13 @@ class Access:
                 words = "this service asks for a token, and this is none that it knows (clients: AIS_AUTHN_TOKEN)"
                 raise Refusal(401, words, "token", headers=challenge)
             tenant = found or tenant
-        return Who(self._name(fields.get("wds-client", ""), tenant, LOCAL if local else peer), tenant)
+        own = Client(tenant, LOCAL if local else peer)
+        return self._named(fields.get("wds-client", ""), own)
+
+    def sees(self, client: Client) -> str | None:
+        """Return the tenant whose figures ``client`` may see; None for those of all, where there are no tenants."""
+        named = self._tokens is not None and self._tokens.name_tenants
+        return client.tenant if named or self._config.client_ca else None
 
     def refused(self, refusal: Refusal, *, peer: str, client: str = "", method: str = "", path: str = "") -> None:
         """A line of the audit log. ``path`` as it came: it is shown without its secrets."""
@@ -92,8 +111,8 @@ class Access:
         """At the end: say how many refusals had no line of their own."""
         self._audit.close()
 
-    def _name(self, given: str, tenant: str, peer: str) -> str:
-        own = f"{tenant}@{peer}" if tenant else peer
+    def _named(self, given: str, own: Client) -> Client:
+        """Return ``own`` by its ``given`` name; ``own`` itself where that is none, or one too many."""
         if not given or not _NAME.fullmatch(given):
             return own
         names, now = self._peers.setdefault(own, OrderedDict()), self._clock()
@@ -106,7 +125,7 @@ class Access:
             names.popitem(last=False)
         names[given] = now
         names.move_to_end(given)
-        return f"{tenant}/{given}" if tenant else given
+        return Client(own.tenant, given)
 
     def tls(self) -> ssl.SSLContext | None:
         """How connections are secured, the same object each time; None where the configuration has no certificate."""
@@ -114,6 +133,10 @@ class Access:
             self._context = self._made()
             self._files = self._stamp()
         return self._context
+
+    def take_over(self, new: Access) -> None:
+        """Use the tokens and certificates of ``new`` from now on; connections that there are keep theirs."""
+        self._config, self._tokens, self._context, self._files = new._config, new._tokens, new._context, new._files
 
     def renew(self) -> bool:
         """Read the certificate again where its files have changed, for the connections to come; whether that was so. A
@@ -181,6 +204,11 @@ class Tokens:
                 found = tenant
         return found if token else None
 
+    @property
+    def name_tenants(self) -> bool:
+        """Whether any line names a tenant."""
+        return any(tenant for _, tenant in self._known)
+
     def _look(self) -> None:
         now = self._clock()
         if now - self._looked_at < _LOOK_EVERY_S:
@@ -200,6 +228,31 @@ class Tokens:
         if any(len(words) > 2 for words in lines):
             raise ValueError("a line is a token, and perhaps a tenant's name behind it")
         self._known = [(_digest(words[0]), words[1] if len(words) > 1 else "") for words in lines if words]
+
+
+def _authority(text: str) -> str:
+    """Return host and port in lower case, without the usual port and a final dot."""
+    name, port = _host_and_port(text)
+    return name if port in ("", "80", "443") else f"{name}:{port}"
+
+
+def _host_and_port(text: str) -> tuple[str, str]:
+    end = text.rfind("]") + 1
+    name, _, port = text[end:].partition(":")
+    return (text[:end] + name).lower().rstrip("."), port
+
+
+def _names_this_machine(host: str) -> bool:
+    """Whether ``host`` (with a port, perhaps) is a loopback address, or a name that only this machine can have."""
+    name, _ = _host_and_port(host)
+    if name in _OWN_NAMES or name.endswith(".localhost") or name == socket.gethostname().lower().rstrip("."):
+        return True
+    try:
+        address = ipaddress.ip_address(name.strip("[]").partition("%")[0])
+    except ValueError:
+        return False
+    address = getattr(address, "ipv4_mapped", None) or address
+    return address.is_loopback or address.is_unspecified
 
 
 def _stamp_of(path: str) -> str:

@@ -53,6 +53,12 @@ class Allowed:
         self.addresses = Addresses(hosts, private=config.private)
         self._known: dict[tuple[str, bool], None] = {}
 
+    def take_over(self, new: Allowed) -> None:
+        """Judge by the rules of ``new`` from now on."""
+        self._open, self._urls = new._open, new._urls
+        self._folders, self._places, self.addresses = new._folders, new._places, new.addresses
+        self._known = {}
+
     def locate(self, named: Named) -> Location:
         """Where ``named`` is read, rewritten and judged. Refusal (403, or 400 for what is no URL). Looks at the disk
         where that is this machine's files (`local`)."""

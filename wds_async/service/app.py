@@ -19,87 +19,102 @@ import asyncio
 import json
 import logging
 import re
-import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
-
 from wds_async.errors import StorageError
 from wds_async.redact import redact
 from wds_async.service import buckets, objects, s3api
-from wds_async.service.access import Access
-from wds_async.service.handing import credentials
-from wds_async.service.meters import CONTENT_TYPE, Meters
+from wds_async.service.messages import Request, Response, json_response
+from wds_async.service.meters import CONTENT_TYPE
 from wds_async.service.names import SCHEMES, Named, bucket_of, name_of
-from wds_async.service.objects import SERVER, Asking
+from wds_async.service.objects import Asking
 from wds_async.service.refusals import Refusal, as_json, as_xml, refusal_of
 
 if TYPE_CHECKING:
+    from wds_async.service.connections import ClientConnection
     from wds_async.service.running import Service
 
-__all__ = ["Front", "HttpLog"]
+__all__ = ["Front"]
 
 logger = logging.getLogger("wds_async")
 
 _READING = frozenset({"GET", "HEAD"})
 _OPEN = frozenset({"/healthz", "/readyz", "/v1/health", "/metrics"})
-"""Answered without a token: kubelets and Prometheus have none."""
+"""Answered without a token, and by any name: kubelets and Prometheus have none, and ask by an address."""
 _APIS = {"s3": "s3", "url": "url", "gs": "short", "az": "short", "ais": "short"}
 _V1 = {"objects": "ais", "buckets": "bucket", "plan": "plan"}
-_ABSOLUTE = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
+_ABSOLUTE = re.compile(r"https?://([^/?#]*)", re.IGNORECASE)
 _AUDITED = frozenset({400, 401, 403, 405, 414, 429})
 """What of the client's own doing is written down: a right that it has not, a name that is none, a write, too much."""
+_NAMES, _NAME_BYTES = 4096, 1024  # that are remembered, and the longest of them
 _LEFT = 499
 """What is counted where the client went before its answer was over (nginx's number for it)."""
 
-_Handler = Callable[[web.BaseRequest, str, str], Awaitable[web.StreamResponse]]
+_Handler = Callable[[Request, str, str], Awaitable[Response]]
 
 
 class Front:
-    """Answers requests of one service; ``await front(request)`` is what `aiohttp.web.Server` calls."""
+    """Answers requests of one service; its connections call it with each."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._names: dict[tuple[str, str], Named] = {}
+        self._named_by = service.config
         self._pages: dict[str, _Handler] = {
             "/healthz": self._alive,
             "/readyz": self._ready,
             "/v1/health": self._health,
             "/v1/daemon": self._daemon,
             "/v1/cluster": self._daemon,
-            "/v1/stats": self._stats,
             "/v1/buckets": self._buckets,
             "/metrics": self._metrics,
         }
 
-    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def __call__(self, request: Request) -> None:
+        """Answer ``request``, and count the answer."""
         loop = asyncio.get_running_loop()
-        path, query = _target(request)
-        api, began, status = _api(path), loop.time(), _LEFT
-        asking = Asking(request)
+        request.keep_alive = request.keep_alive and not self._service.draining
+        host, path, query = _target(request)
+        asking, began, status, response = Asking(request, _api(path)), loop.time(), _LEFT, None
         try:
-            response = await self._answered(asking, path, query, api)
+            try:
+                response = await self._answered(asking, host, path, query)
+            except (ConnectionResetError, BrokenPipeError):
+                raise
+            except Exception as exn:
+                response = self._refused(asking, path, exn)
+            if not response.sent:
+                request.keep_alive = request.keep_alive and request.complete
+                request.connection.write(response.to(request))
+                await request.connection.drained()
             status = response.status
-        except (ConnectionResetError, BrokenPipeError):  # the client has gone: this answer goes nowhere
-            response = web.Response(status=_LEFT)
-        except Exception as exn:
-            response = self._refused(asking, api, path, exn)
-            status = response.status
+        except (ConnectionResetError, BrokenPipeError):  # the client has gone
+            pass
         finally:
             first, count = asking.first_byte_at or loop.time(), asking.sent
-            if not count and status != _LEFT and isinstance(response, web.Response):
-                count = response.content_length or 0
-            self._service.meters.served(api, status, first - began, count, asking.url, asking.client)
-        if not response.prepared:
-            response.headers["Server"] = SERVER
-        if self._service.draining:
-            response.force_close()
-        return response
+            if response is not None and not response.sent and status != _LEFT:
+                count = len(response.body)
+            self._service.meters.served(asking.api, status, first - began, count, asking.url, asking.client)
 
-    async def _answered(self, asking: Asking, path: str, query: str, api: str) -> web.StreamResponse:
-        request = asking.request
+    def malformed(self, connection: ClientConnection, status: int, why: str) -> Response:
+        """Return the answer to what is no request. It is counted, and logged by its kind: it may hold a secret."""
+        reason = "head" if status == 431 else "malformed"
+        self._service.meters.refused(reason)
+        refusal = Refusal(status, f"a request that is none: {why}", reason)
+        self._service.access.refused(refusal, peer="" if connection.local else connection.address)
+        return Response(status, text=as_json(refusal, "", ""), content_type="application/json")
+
+    async def _answered(self, asking: Asking, host: str, path: str, query: str) -> Response:
+        request, api = asking.request, asking.api
+        if path not in _OPEN:
+            self._service.access.check_site(request.headers, host, local=request.connection.local)
+        if request.connection.reserved and path not in _OPEN:
+            words = "all places for connections are taken (clients; address_connections for those of one address)"
+            raise Refusal(503, words, "clients", retry_after_s=1)
+        if api == "s3" and query:
+            s3api.check_query(request.query)
         planning = api == "plan" and request.method in ("POST", "DELETE")
         if request.method not in _READING and not planning:
             words = f"{request.method}: this service reads; write to the store itself"
@@ -107,26 +122,27 @@ class Front:
         if path in _OPEN:
             return await self._pages[path](request, path, query)
         self._let_in(asking)
-        with self._service.underway.one(asking.client):
+        service = self._service
+        with service.underway.one(asking.client):
             if planning:
                 return await self._plan(asking)
+            if path == "/v1/stats":
+                return json_response(service.snapshot(service.access.sees(asking.client)))
             if (page := self._pages.get(path)) is not None:
                 return await page(request, path, query)
             return await self._read(asking, path, query, api)
 
     def _let_in(self, asking: Asking) -> None:
         """Name the client and its tenant. Refusal (401) for who is not let in."""
-        request, transport = asking.request, asking.request.transport
-        if transport is None:
-            raise ConnectionResetError("the client has gone")
-        fields = {name.lower(): value for name, value in request.headers.items()}
-        peer, certificate = transport.get_extra_info("peername"), transport.get_extra_info("peercert")
-        local = not isinstance(peer, tuple)
-        said: dict[str, Any] = {"local": local, "query": request.query, "certificate": certificate}
-        who = self._service.access.who(fields, "" if local else peer[0], **said)
-        asking.client, asking.tenant = who.client, who.tenant
+        request, service = asking.request, self._service
+        connection = request.connection
+        query = request.query if service.config.tokens else {}
+        peer, certificate = "" if connection.local else connection.address, connection.certificate
+        asking.client = service.access.client(
+            request.headers, peer, local=connection.local, query=query, certificate=certificate
+        )
 
-    async def _read(self, asking: Asking, path: str, query: str, api: str) -> web.StreamResponse:
+    async def _read(self, asking: Asking, path: str, query: str, api: str) -> Response:
         service, request = self._service, asking.request
         if api == "s3" and path.rstrip("/") == "/s3":
             return await s3api.answer_buckets(service)
@@ -134,95 +150,86 @@ class Front:
             return await buckets.answer_bucket(service, request, bucket_of(path, query, service.config))
         if api == "s3" and "/" not in path.removeprefix("/s3/").rstrip("/"):
             return await s3api.answer_bucket(service, request, bucket_of(path, query, service.config))
-        named: Named = name_of(path, query, service.config)
-        asking.named = named
-        if not service.allowed.known(named):
-            await service.allowed.admit(named)
+        asking.named = named = await self._named(path, query)
         if request.method == "GET":
             service.plans.heard(asking.client, named.url)
         return await objects.answer(service, asking, named)
 
-    async def _plan(self, asking: Asking) -> web.Response:
+    async def _named(self, path: str, query: str) -> Named:
+        """The object at ``path``, which may be read. Names are remembered: parsing one costs half of a request."""
+        allowed, target = self._service.allowed, (path, query)
+        if self._named_by is not self._service.config:  # its buckets may be others
+            self._named_by = self._service.config
+            self._names.clear()
+        named = self._names.get(target)
+        if named is None:
+            named = name_of(path, query, self._service.config)
+            if len(path) + len(query) <= _NAME_BYTES:
+                if len(self._names) >= _NAMES:
+                    self._names.clear()
+                self._names[target] = named
+        if not allowed.known(named):
+            await allowed.admit(named)
+        return named
+
+    async def _plan(self, asking: Asking) -> Response:
         plans, request = self._service.plans, asking.request
         if request.method == "DELETE":
             # A plan belongs to who announced it: the name in the path is only that of a client that says its own.
             plans.drop(asking.client)
-            return web.Response(status=204)
+            return Response(status=204)
         try:
             said = json.loads(await objects.body_of(self._service, request))
         except (ValueError, RecursionError):
             raise Refusal(400, 'a plan is JSON: {"shards": [URL, …], "ahead": 8, "position": 0}', "plan") from None
-        bound = _process(request)
-        return web.json_response(await plans.answer(said, client=asking.client, tenant=asking.tenant, bound=bound))
+        process = request.connection.process
+        bound = process if process > 0 else None
+        return json_response(await plans.answer(said, client=asking.client, bound=bound))
 
     # -- pages --------------------------------------------------------------------------------------------
 
-    async def _alive(self, request: web.BaseRequest, path: str, query: str) -> web.Response:
-        return web.Response(text="alive\n")
+    async def _alive(self, request: Request, path: str, query: str) -> Response:
+        return Response(text="alive\n")
 
-    async def _ready(self, request: web.BaseRequest, path: str, query: str) -> web.Response:
+    async def _ready(self, request: Request, path: str, query: str) -> Response:
         why = self._service.why_not_ready()
-        return web.Response(text=f"{why or 'ready'}\n", status=503 if why else 200)
+        return Response(text=f"{why or 'ready'}\n", status=503 if why else 200)
 
-    async def _health(self, request: web.BaseRequest, path: str, query: str) -> web.Response:
+    async def _health(self, request: Request, path: str, query: str) -> Response:
         why = self._service.why_not_ready()
         if why:
             raise Refusal(503, why, "not-ready", retry_after_s=1)
-        return web.Response()
+        return Response()
 
-    async def _daemon(self, request: web.BaseRequest, path: str, query: str) -> web.Response:
+    async def _daemon(self, request: Request, path: str, query: str) -> Response:
         return await buckets.answer_daemon(self._service, request)
 
-    async def _buckets(self, request: web.BaseRequest, path: str, query: str) -> web.Response:
+    async def _buckets(self, request: Request, path: str, query: str) -> Response:
         return await buckets.answer_buckets(self._service, request)
 
-    async def _stats(self, request: web.BaseRequest, path: str, query: str) -> web.Response:
-        return web.json_response(self._service.snapshot())
-
-    async def _metrics(self, request: web.BaseRequest, path: str, query: str) -> web.Response:
+    async def _metrics(self, request: Request, path: str, query: str) -> Response:
         body = self._service.meters.text(self._service)
-        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
+        return Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
     # -- refusals -----------------------------------------------------------------------------------------
 
-    def _refused(self, asking: Asking, api: str, path: str, exn: Exception) -> web.StreamResponse:
+    def _refused(self, asking: Asking, path: str, exn: Exception) -> Response:
         """The answer that says why there is none; counted, and written down."""
-        if isinstance(exn, web.HTTPException):
-            exn = Refusal(exn.status, exn.text or exn.reason, "body")
         service, request, refusal = self._service, asking.request, refusal_of(exn)
-        service.meters.refused(refusal.reason)
+        service.meters.refused(refusal.reason, asking.client)
         if refusal.status == 500:
             logger.error("%s %s failed", request.method, redact(path), exc_info=exn)
         elif isinstance(exn, StorageError) and refusal.status != 404:
-            service.meters.failed(asking.url, exn)
+            service.meters.failed(asking.url, exn, asking.client)
             logger.warning("%s", refusal.message)
         if refusal.status in _AUDITED:
             self._audit(asking, refusal, path)
-        return _shown(request, api, path, _named(refusal, asking.named))
+        return _shown(request, asking.api, path, _named(refusal, asking.named))
 
     def _audit(self, asking: Asking, refusal: Refusal, path: str) -> None:
-        request = asking.request
-        peer = request.transport.get_extra_info("peername") if request.transport is not None else None
-        address = peer[0] if isinstance(peer, tuple) else ""
-        known: dict[str, Any] = {"peer": address, "client": asking.client, "method": request.method}
+        address = "" if asking.request.connection.local else asking.request.connection.address
+        known: dict[str, Any] = {"peer": address, "client": str(asking.client), "method": asking.request.method}
         self._service.access.refused(refusal, **known, path=path)
-
-
-class HttpLog(logging.LoggerAdapter[logging.Logger]):
-    """The log of aiohttp's server. It writes each request that is none down with a traceback, and with what was sent,
-    which may hold a secret; here that is a refusal like others, whose line names the sender and the kind of mistake."""
-
-    def __init__(self, meters: Meters, access: Access) -> None:
-        super().__init__(logger, {})
-        self._meters, self._access = meters, access
-
-    def exception(self, msg: object, *args: object, exc_info: Any = True, **kwargs: Any) -> None:
-        if isinstance(exc_info, HttpProcessingError):
-            self._meters.refused("malformed")
-            refusal = Refusal(400, f"a request that is none: {type(exc_info).__name__}", "malformed")
-            self._access.refused(refusal, peer=str(args[0] or "") if args else "")
-        else:
-            self.error(msg, *args, exc_info=exc_info, **kwargs)
 
 
 def _named(refusal: Refusal, named: Named | None) -> Refusal:
@@ -234,35 +241,27 @@ def _named(refusal: Refusal, named: Named | None) -> Refusal:
     return replace(refusal, message=words)
 
 
-def _shown(request: web.BaseRequest, api: str, path: str, refusal: Refusal) -> web.Response:
+def _shown(request: Request, api: str, path: str, refusal: Refusal) -> Response:
     fields = refusal.fields
     if request.method == "HEAD":
         if api != "s3":
             fields["Hdr-Error"] = as_json(refusal, request.method, path)
-        return web.Response(status=refusal.status, headers=fields)
+        return Response(status=refusal.status, headers=fields)
     if api == "s3":
         text = as_xml(refusal, path)
-        return web.Response(status=refusal.status, text=text, headers=fields, content_type="application/xml")
+        return Response(status=refusal.status, text=text, headers=fields, content_type="application/xml")
     text = as_json(refusal, request.method, path)
-    return web.Response(status=refusal.status, text=text, headers=fields, content_type="application/json")
+    return Response(status=refusal.status, text=text, headers=fields, content_type="application/json")
 
 
-def _process(request: web.BaseRequest) -> int | None:
-    """Which process of this host asks, by the Unix socket; None for others, and where the kernel does not tell."""
-    own = request.transport.get_extra_info("socket") if request.transport is not None else None
-    if own is None or own.family != getattr(socket, "AF_UNIX", None):
-        return None
-    process = credentials(own)[0]
-    return process if process > 0 else None
-
-
-def _target(request: web.BaseRequest) -> tuple[str, str]:
-    """Path and query as they came. A whole URL as a target (RFC 9112 §3.2.2) is its path: this is no proxy."""
-    target = request.raw_path
-    if not target.startswith("/"):
-        target = _ABSOLUTE.sub("", target, count=1) or "/"
+def _target(request: Request) -> tuple[str, str, str]:
+    """Return the host that a request names, and path and query as they came. A whole URL as a target is read as its
+    path, because this is no proxy, and its host goes before ``Host`` (RFC 9112 §3.2.2)."""
+    target, host = request.target, request.headers.get("Host", "")
+    if not target.startswith("/") and (found := _ABSOLUTE.match(target)):
+        target, host = target[found.end() :] or "/", found[1]
     path, _, query = target.partition("?")
-    return path, query
+    return host, path, query
 
 
 def _api(path: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import logging
 import os
 from collections import OrderedDict
 from contextlib import aclosing
@@ -13,6 +14,7 @@ from wds_async.chunkcache.cache import CachedObject
 from wds_async.chunkcache.pieces import Piece
 from wds_async.environment import MIB
 from wds_async.redact import redact
+from wds_async.service.delivery import CachedFileFault
 from wds_async.service.refusals import Refusal
 from wds_async.service.spans import Span
 from wds_async.tar.index import scan
@@ -22,18 +24,23 @@ if TYPE_CHECKING:
 
 __all__ = ["Archives", "member_of"]
 
+logger = logging.getLogger("wds_async")
+
 _PACKED = (".tgz", ".gz", ".xz", ".zst", ".bz2", ".lz4", ".zip")
 _MOST_MEMBERS = 200_000
+_SCANS_AT_ONCE = 2
 
 
 class Archives:
     """Tables of members, by the archive's URL and identity; together at most ``most`` members, some 200 bytes each. The
-    table of an archive that is larger than that is not kept."""
+    table of an archive that is larger than that is not kept. Two archives are scanned at once: a scan costs a core's
+    time, which the other answers need."""
 
     def __init__(self, most: int = _MOST_MEMBERS) -> None:
         self._most, self._held = most, 0
         self._tables: OrderedDict[tuple[str, str], dict[str, Span]] = OrderedDict()
         self._being_made: dict[tuple[str, str], asyncio.Lock] = {}
+        self._scans = asyncio.Semaphore(_SCANS_AT_ONCE)
 
     async def table(self, service: Service, held: CachedObject) -> dict[str, Span]:
         """The members of an archive. It is read from end to end where it is not known; once, however many ask."""
@@ -44,7 +51,8 @@ class Archives:
                 if key in self._tables:
                     self._tables.move_to_end(key)
                     return self._tables[key]
-                made = await _scanned(service, held)
+                async with self._scans:
+                    made = await _scanned(service, held)
                 if held.facts.identity and len(made) <= self._most:
                     self._keep(key, made)
                 return made
@@ -74,6 +82,16 @@ async def member_of(service: Service, held: CachedObject, name: str) -> Span:
 
 
 async def _scanned(service: Service, held: CachedObject) -> dict[str, Span]:
+    """The members of the tar; where its copy on disk cannot be read, of what is fetched in its place."""
+    try:
+        return await _walked(service, held)
+    except CachedFileFault as exn:
+        logger.warning("%s: its copy on disk is compared and read again: %s", redact(held.url), exn)
+        held.distrust()
+        return await _walked(service, held)
+
+
+async def _walked(service: Service, held: CachedObject) -> dict[str, Span]:
     """Walk over the tar on a thread, which asks this loop for one piece after the other."""
     loop = asyncio.get_running_loop()
     left = False
@@ -110,9 +128,14 @@ async def _scanned(service: Service, held: CachedObject) -> dict[str, Span]:
 
 def _file_bytes(fd: int, offset: int, count: int) -> bytes:
     found = bytearray()
-    while len(found) < count:
-        part = os.pread(fd, min(count - len(found), 8 * MIB), offset + len(found))
-        if not part:
-            break
-        found += part
+    try:
+        while len(found) < count:
+            part = os.pread(fd, min(count - len(found), 8 * MIB), offset + len(found))
+            if not part:
+                raise CachedFileFault(f"it ended at byte {offset + len(found)}")
+            found += part
+    except OSError as exn:
+        if isinstance(exn, CachedFileFault):
+            raise
+        raise CachedFileFault(f"at byte {offset + len(found)}: {exn.strerror}") from exn
     return bytes(found)

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import tempfile
 from typing import TYPE_CHECKING, Any
 
 from wds_async.chunkcache.cache import CachedObject
 from wds_async.chunkcache.pieces import OnDisk, Piece
 from wds_async.environment import MIB
-from wds_async.service.delivery import Delivery
+from wds_async.redact import redact
+from wds_async.service.delivery import CachedFileFault, Delivery
+from wds_async.storage.filewriting import write_all
 
 if TYPE_CHECKING:
     from wds_async.service.running import Service
@@ -30,6 +31,8 @@ _RUN_BYTES = 2 * MIB
 """What is asked for at once for who is slow: a chunk of the cache, and nothing ahead of it."""
 _QUICK_S = 1.0
 _NOTHING = OnDisk(-1, 0, 0)
+_FAULTS_AT_MOST = 8
+"""Of the disk, in one body."""
 
 
 class Spill:
@@ -43,9 +46,7 @@ class Spill:
         """Write ``view`` in place of what was there before. OSError where there is no room for it. Blocks."""
         if self._file is None:
             self._file = tempfile.TemporaryFile(dir=self._folder or None, buffering=0)  # noqa: SIM115 (see `close`)
-        at = 0
-        while at < view.nbytes:
-            at += os.pwrite(self._file.fileno(), view[at:], at)
+        write_all(self._file.fileno(), view, 0)
         return OnDisk(self._file.fileno(), 0, view.nbytes)
 
     def close(self) -> None:
@@ -62,15 +63,27 @@ class Body:
         self._at, self._stop = start, stop
         self._pieces: Any = None
         self._first: Piece | None = None
-        self._spill = Spill(service.config.folder)
+        self._spill: Spill | None = None
+        self._faults = 0
 
     async def begin(self) -> None:
         """Wait for the first piece. The tree's errors, as long as there is nothing to be broken off."""
+        if self._on_disk():
+            return
         self._pieces = self._held.pieces(self._at, self._stop)
         self._first = await anext(self._pieces, None)
 
     async def send(self, delivery: Delivery) -> None:
         """All of it. What `Delivery.send` raises, and the tree's errors."""
+        if self._pieces is None and self._stop is not None:
+            before = delivery.sent
+            try:
+                if await self._from_disk(delivery, OnDisk(self._held.fd, self._at, self._stop - self._at)):
+                    return
+            finally:
+                self._held.served(delivery.sent - before)
+            self._pieces = self._held.pieces(self._at, self._stop)
+            self._first = await anext(self._pieces, None)
         piece, until = self._first, self._stop
         while True:
             rest: OnDisk | None = None
@@ -89,14 +102,36 @@ class Body:
         """Let go of everything."""
         if self._pieces is not None:
             await self._pieces.aclose()
-        self._spill.close()
+        if self._spill is not None:
+            self._spill.close()
+
+    def _on_disk(self) -> bool:
+        """Whether all of it lies on the disk, stays there, and was not fetched just now for this body."""
+        held, stop = self._held, self._stop
+        return stop is not None and held.fd >= 0 and not held.discovered and held.ready(self._at, stop) >= stop
+
+    async def _from_disk(self, delivery: Delivery, piece: OnDisk) -> bool:
+        """Send a piece of the cached file. False where its rest cannot be read: then each chunk is compared with its
+        checksum, and what is bad is fetched again. CachedFileFault where that has not helped."""
+        before = delivery.sent
+        try:
+            await delivery.send(piece)
+        except CachedFileFault as exn:
+            self._at += delivery.sent - before
+            self._faults += 1
+            self._held.distrust()
+            if self._stop is None or self._faults > _FAULTS_AT_MOST:
+                raise
+            logger.warning("%s: its copy on disk is read again where it is good, and fetched where not: %s",
+                           redact(self._held.url), exn)  # fmt: skip
+            return False
+        self._at += piece.count
+        return True
 
     async def _passed(self, delivery: Delivery, piece: Piece) -> OnDisk | None:
         """Send a piece; what the client did not take of it, in a file."""
         if not isinstance(piece, memoryview):
-            await delivery.send(piece)
-            self._at += piece.count
-            return None
+            return None if await self._from_disk(delivery, piece) else _NOTHING
         if self._stop is None or not self._held.facts.ranged:  # it cannot be asked for again from the middle
             await delivery.send(piece)
             self._at += piece.nbytes
@@ -105,6 +140,10 @@ class Body:
         self._at += taken
         if taken == piece.nbytes:
             return None
+        stored = self._held.ready(self._at, self._at + piece.nbytes - taken)
+        if stored > self._at:  # it came to the cache's disk meanwhile
+            return OnDisk(self._held.fd, self._at, stored - self._at)
+        self._spill = self._spill or Spill(self._service.config.folder)
         try:
             return await self._service.call(self._spill.put, piece[taken:])
         except OSError as exn:

@@ -8,10 +8,9 @@ import importlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from aiohttp import web
-
 from wds_async.environment import SCHEME_ALIASES
 from wds_async.service.listing import Page
+from wds_async.service.messages import Request, Response, json_response
 from wds_async.service.names import Named, url_of
 from wds_async.service.objects import body_of
 from wds_async.service.refusals import Refusal
@@ -30,12 +29,12 @@ _MSGPACK = "application/msgpack"
 _SHORT = {"name": "n", "size": "s", "flags": "f", "version": "v"}
 
 
-async def answer_bucket(service: Service, request: web.BaseRequest, named: Named) -> web.StreamResponse:
+async def answer_bucket(service: Service, request: Request, named: Named) -> Response:
     """``GET /v1/buckets/B`` with AIStore's message ``list``, or HEAD: whether the bucket may be read."""
     if request.method == "HEAD":
         await check_bucket(service, named)
         props = json.dumps({"provider": named.provider, "present": True})
-        return web.Response(headers={"Ais-Bucket-Props": props})
+        return Response(headers={"Ais-Bucket-Props": props})
     wanted = _message(await body_of(service, request))
     prefix, flags = str(wanted.get("prefix") or ""), int(wanted.get("flags") or 0)
     after = str(wanted.get("continuation_token") or wanted.get("start_after") or "")
@@ -60,13 +59,13 @@ def _message(body: bytes) -> dict[str, Any]:
 
 async def _answered(
     service: Service,
-    request: web.BaseRequest,
+    request: Request,
     named: Named,
     page: Page,
     wanted: dict[str, Any],
     *,
     hide_folders: bool,
-) -> web.Response:
+) -> Response:
     entries = [
         {"name": line.name, "size": line.size or 0, "flags": _IS_FOLDER if line.folder else _IS_CACHED}
         for line in page.lines
@@ -75,9 +74,9 @@ async def _answered(
     token = page.lines[-1].name if page.more else ""
     uuid = str(wanted.get("uuid") or hashlib.sha256(named.url.encode()).hexdigest()[:9])
     if _MSGPACK in request.headers.get("Accept", "") and (packed := _packed(entries, token, uuid)) is not None:
-        return web.Response(body=packed, content_type=_MSGPACK)
+        return Response(body=packed, content_type=_MSGPACK)
     shown = [{**entry, "size": str(entry["size"])} for entry in entries]  # a string in AIStore's JSON
-    return web.json_response({"uuid": uuid, "entries": shown, "continuation_token": token, "flags": 0})
+    return json_response({"uuid": uuid, "entries": shown, "continuation_token": token, "flags": 0})
 
 
 def _packed(entries: list[dict[str, Any]], token: str, uuid: str) -> bytes | None:
@@ -110,39 +109,39 @@ def allowed_buckets(service: Service) -> list[tuple[str, str]]:
     return sorted(found)
 
 
-async def answer_buckets(service: Service, request: web.BaseRequest) -> web.Response:
+async def answer_buckets(service: Service, request: Request) -> Response:
     """``GET /v1/buckets?provider=``: the buckets that may be read, as far as the configuration names them."""
     provider = request.query.get("provider", "")
     wanted = PROVIDERS.get(provider, provider)
     found = [{"name": b, "provider": p} for p, b in allowed_buckets(service) if wanted in ("", p)]
-    return web.json_response(found)
+    return json_response(found)
 
 
-async def answer_daemon(service: Service, request: web.BaseRequest) -> web.Response:
+async def answer_daemon(service: Service, request: Request) -> Response:
     """``GET /v1/daemon?what=smap`` (and ``/v1/cluster``): a cluster of one node, which is proxy and target at once."""
     what = request.query.get("what", "")
     if what == "smap":
-        return web.json_response(_smap(request))
+        return json_response(_smap(request))
     if what in ("node_status", "status", "stats", "sysinfo"):
-        return web.json_response({"snode": _node(request, "target"), "cluster_info": {}, "status": "online"})
+        return json_response({"snode": _node(request, "target"), "cluster_info": {}, "status": "online"})
     raise Refusal(501, f"what={what[:40]!r} is a question for a whole AIStore; here is smap", "not-here")
 
 
-def _node(request: web.BaseRequest, kind: str) -> dict[str, Any]:
+def _node(request: Request, kind: str) -> dict[str, Any]:
     # The address by which this client came: the only one that is known to lead here.
     host = request.headers.get("Host") or "localhost"
     name, _, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")
     digest = int.from_bytes(hashlib.sha256(host.encode()).digest()[:8], "big")
     net = {
         "node_hostname": name or host,
-        "daemon_port": port or ("443" if request.secure else "80"),
-        "direct_url": f"{request.scheme}://{host}",
+        "daemon_port": port or ("443" if request.connection.secure else "80"),
+        "direct_url": f"{'https' if request.connection.secure else 'http'}://{host}",
     }
     nets = {"public_net": net, "intra_control_net": net, "intra_data_net": net}
     return {"daemon_id": "wds-async", "daemon_type": kind, "id_digest": digest, "flags": 0, **nets}
 
 
-def _smap(request: web.BaseRequest) -> dict[str, Any]:
+def _smap(request: Request) -> dict[str, Any]:
     proxy, target = _node(request, "proxy"), _node(request, "target")
     made = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     nodes = {"pmap": {"wds-async": proxy}, "tmap": {"wds-async": target}, "proxy_si": proxy}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from wds_async.service.refusals import Refusal
 
-__all__ = ["Validators", "judged", "range_holds"]
+__all__ = ["Validators", "insists", "judged", "names_another", "range_holds"]
 
 _TAG = re.compile(r'(?:W/)?"[\x21\x23-\x7e\x80-\xff]*"')
 
@@ -26,8 +26,10 @@ class Validators:
     @classmethod
     def of(cls, fields: Mapping[str, str], identity: str) -> Validators:
         """The origin's own, exactly; where it gave no ETag, one made from what pins the object."""
-        made = f'"wds-{hashlib.sha256(identity.encode()).hexdigest()[:24]}"' if identity else ""
-        return cls(fields.get("etag") or made, fields.get("last-modified", ""))
+        etag = fields.get("etag", "")
+        if not etag and identity:
+            etag = f'"wds-{hashlib.sha256(identity.encode()).hexdigest()[:24]}"'
+        return cls(etag, fields.get("last-modified", ""))
 
 
 def judged(asked: Mapping[str, str], has: Validators) -> bool:
@@ -42,8 +44,27 @@ def judged(asked: Mapping[str, str], has: Validators) -> bool:
             raise Refusal(412, f"the object has changed since then, on {has.modified}", "precondition")
     if (known := asked.get("If-None-Match")) is not None:
         return not _listed(known, has.etag, strong=False)
-    since, changed = _date(asked.get("If-Modified-Since")), _date(has.modified)
-    return since is None or changed is None or changed > since
+    if (since := _date(asked.get("If-Modified-Since"))) is None:
+        return True
+    changed = _date(has.modified)
+    return changed is None or changed > since
+
+
+def insists(asked: Mapping[str, str]) -> bool:
+    """Whether the client wants the store's own answer, and no copy in its place (RFC 9111 §5.2.1)."""
+    said = asked.get("Cache-Control")
+    if said is None:
+        said = asked.get("Pragma", "")
+    return not {"no-cache", "max-age=0"}.isdisjoint(one.strip().lower() for one in said.split(","))
+
+
+def names_another(asked: Mapping[str, str], has: Validators) -> bool:
+    """Whether ``If-Match``, ``If-Unmodified-Since`` or ``If-Range`` means another version than the one at hand."""
+    try:
+        judged({name: asked[name] for name in ("If-Match", "If-Unmodified-Since") if name in asked}, has)
+    except Refusal:
+        return True
+    return not range_holds(asked.get("If-Range"), has)
 
 
 def range_holds(condition: str | None, has: Validators) -> bool:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
+import math
 import os
 import shutil
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from wds_async.redact import redact
 from wds_async.storage.filesystems import known_protocol
 from wds_async.urls import rewrite, rules_from_env, scheme
 
-__all__ = ["Quota", "ServiceConfig", "cache_limit", "load_config"]
+__all__ = ["Quota", "ServiceConfig", "cache_limit", "check_quotas", "kept_free", "load_config", "reloaded"]
 
 _SCHEMES = frozenset({"", "file", "http", "https", "s3", "gs", "az", "hf", "ais", *SCHEME_ALIASES})
 """What allow and buckets may begin with, besides the protocols of fsspec."""
@@ -46,11 +48,26 @@ class ServiceConfig:
     """Path of a Unix socket to listen at too; our own loader, on the same host, is handed cached files through it."""
     folder: str = ""
     """Where the cache lies. "": no disk is used, and everything is passed through."""
+    hand_from: str = ""
+    """The same folder by a read-only mount: files for clients on the Unix socket are opened there, so that root cannot
+    open them again for writing. "": they are opened in ``folder``."""
     cache_size: str = "80%"
     """Bytes (``"500G"``), or a share of the file system that the folder is on."""
+    keep_free: str = "2%"
+    """What the folder's file system keeps free, whatever uses it: bytes, or a share of it. Below that nothing is
+    written to the cache, and what was not used for longest goes. 0: as much as ``cache_size`` allows."""
     freshness_s: float = 300.0
     """How long an object's identity is taken for granted before its store is asked again. Shards that never change:
     ``inf``. 0: with each new reader."""
+    stale_while_revalidate_s: float = 3600.0
+    """How long after ``freshness_s`` a whole copy is served at once, while its store is asked behind it (RFC 5861). An
+    object that was replaced within this time may be served once more as it was. 0: the request waits for the store."""
+    stale_if_error_s: float = math.inf
+    """How long after ``freshness_s`` a whole copy is served where its store does not answer. 0: never."""
+    revalidate_timeout_s: float = 2.0
+    """How long a store may take to say whether a whole copy is still what it has; it is asked once."""
+    scrub_bytes_per_s: float = 8 * MIB
+    """How fast what lies on the disk is compared with its checksums in the background, once a day at most. 0: never."""
     allow: tuple[str, ...] = ()
     """Prefixes of the URLs that may be read, after rewriting: ``gs://bucket/``, ``https://host/data/``. Empty:
     the clouds' stores and ``buckets``, from loopback only, and without ``/url``."""
@@ -70,10 +87,17 @@ class ServiceConfig:
     """PEM file of the authority whose clients are let in (mutual TLS)."""
     clients: int = 4096
     """Most connections of clients."""
+    address_connections: int | None = None
+    """Most connections from one address, or of one process on the Unix socket. None: half of ``clients``."""
     client_requests: int = 256
     """Most requests of one client under way; more are answered with 429."""
+    tenant_requests: int | None = None
+    """Most requests of all clients of one tenant under way; more are answered with 429. None: where there are tenants
+    (``tokens`` or ``client_ca``) half of ``clients``, else no limit."""
     client_bytes_per_s: float | None = None
     """Most bytes a second to one client."""
+    tenant_bytes_per_s: float | None = None
+    """Most bytes a second to all clients of one tenant; they take turns."""
     bytes_per_s: float | None = None
     """Most bytes a second from all origins together."""
     connections: int = 128
@@ -91,28 +115,41 @@ class ServiceConfig:
     send_timeout_s: float = 60.0
     """How long a client may take no byte before it is let go."""
     header_timeout_s: float = 20.0
-    """How long a client may take for the head of a request."""
+    """How long a client may take for the head of a request, and for the TLS handshake."""
     grace_s: float = 30.0
     """How long transfers may go on after SIGTERM."""
     drain_s: float = 0.0
     """How long it goes on listening after SIGTERM, not ready, so that balancers see it."""
     quotas: tuple[Quota, ...] = ()
     log: str = "human"
-    """``human`` or ``json``: lines on standard error."""
+    """``human`` or ``json``: the form of its lines."""
+    log_file: str = ""
+    """File that the log is appended to, opened anew by SIGHUP. "": standard error."""
+    log_level: str = ""
+    """``debug``, ``info``, ``warning`` or ``error``. "": ``WDS_LOG``, else ``info``."""
     prices: str = ""
     """YAML file of prices that replaces the built-in table."""
     region: str = ""
     """Where this service runs, as its provider calls it (``us-east-1``): traffic within a region is priced so."""
     cost_limit: float | None = None
-    """US dollars at which nothing more is fetched from origins; what is cached is served on."""
+    """US dollars at which nothing more is fetched from origins; what is cached is served on. What was spent is kept in
+    the folder, so that it counts after a restart too."""
+    cost_limit_per: str = "total"
+    """``total``, or ``day``: the limit is for a day, which begins at 00:00 UTC."""
 
     def __post_init__(self) -> None:
         if self.log not in ("human", "json"):
             raise ConfigError(f"log: {self.log!r}; write human or json")
+        if self.cost_limit_per not in ("total", "day"):
+            raise ConfigError(f"cost_limit_per: {self.cost_limit_per!r}; write total or day")
+        if self.log_level not in ("", "debug", "info", "warning", "error"):
+            raise ConfigError(f"log_level: {self.log_level!r}; write debug, info, warning or error")
         if bool(self.certificate) != bool(self.key):
             raise ConfigError("certificate and key: give both or neither")
         if self.client_ca and not self.certificate:
             raise ConfigError("client_ca needs a certificate and key of the service's own")
+        if self.hand_from and not self.folder:
+            raise ConfigError("hand_from is the cache's folder by another mount, and there is no folder")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port: {self.port} is none")
         for prefix in self.allow:
@@ -124,12 +161,21 @@ class ServiceConfig:
                 f"host {self.host} can be reached from other machines, so allow must say what may be read there: "
                 "--allow gs://bucket/ (as often as need be), or listen at 127.0.0.1"
             )
-        positive = ("clients", "client_requests", "connections", "origin_connections", "memory_bytes", "grace_s")
+        positive = ("clients", "client_requests", "connections", "origin_connections", "memory_bytes", "grace_s",
+                    "revalidate_timeout_s")  # fmt: skip
         for name in positive:
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}: {getattr(self, name)} must be more than 0")
-        if sum(quota.share for quota in self.quotas) > 1 or any(not 0 < quota.share <= 1 for quota in self.quotas):
-            raise ConfigError("quotas: shares are from 0 to 1, and 1 together at most")
+        for name in ("freshness_s", "stale_while_revalidate_s", "stale_if_error_s", "scrub_bytes_per_s"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"{name}: {getattr(self, name)} must be 0 or more")
+        for name in ("address_connections", "tenant_requests"):
+            if (limit := getattr(self, name)) is not None and limit < 1:
+                raise ConfigError(f"{name}: {limit} must be more than 0")
+        for name in ("client_bytes_per_s", "tenant_bytes_per_s"):
+            if (rate := getattr(self, name)) is not None and not rate > 0:
+                raise ConfigError(f"{name}: {rate} must be more than 0")
+        check_quotas(self.quotas)
 
     @property
     def loopback(self) -> bool:
@@ -140,6 +186,13 @@ class ServiceConfig:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return False
+
+
+def check_quotas(quotas: Iterable[Quota]) -> None:
+    """ConfigError for shares that cannot be."""
+    shares = [quota.share for quota in quotas]
+    if sum(shares) > 1 or any(not 0 < share <= 1 for share in shares):
+        raise ConfigError("quotas: shares are from 0 to 1, and 1 together at most")
 
 
 def _judge(setting: str, prefix: str) -> None:
@@ -175,18 +228,41 @@ def load_config(path: str | os.PathLike[str] | None = None, **overrides: Any) ->
     return ServiceConfig(**{name: _value(name, known[name], value) for name, value in given.items()})
 
 
+_FIXED = (
+    "host", "port", "socket", "folder", "hand_from", "cache_size", "keep_free", "clients", "address_connections",
+    "connections", "origin_connections", "bytes_per_s", "origin_bytes_per_s", "memory_bytes",
+)  # fmt: skip
+
+
+def reloaded(old: ServiceConfig, new: ServiceConfig) -> tuple[ServiceConfig, list[str]]:
+    """Return ``new`` with those settings of ``old`` that cannot change while the service runs, and the names of the
+    settings that differ there. ConfigError where the two do not fit together."""
+    kept = {name: getattr(old, name) for name in _FIXED if getattr(old, name) != getattr(new, name)}
+    return dataclasses.replace(new, **kept), list(kept)
+
+
 def cache_limit(config: ServiceConfig) -> int:
     """The cache's size in bytes. ConfigError where it does not parse; OSError where the folder is not there."""
-    text = str(config.cache_size).strip()
+    return _of_disk("cache_size", config.cache_size, config.folder, least=sys.float_info.min)
+
+
+def kept_free(config: ServiceConfig) -> int:
+    """The bytes to be kept free. Errors as of `cache_limit`."""
+    return _of_disk("keep_free", config.keep_free, config.folder, least=0)
+
+
+def _of_disk(name: str, value: str, folder: str, *, least: float) -> int:
+    """Bytes: as they are given, or as a share (at least ``least``) of the file system of ``folder``."""
+    text = str(value).strip()
     try:
         if text.endswith("%"):
             share = float(text[:-1]) / 100
-            if not 0 < share <= 1:
-                raise ValueError("a share is above 0% and at most 100%")
-            return int(shutil.disk_usage(config.folder).total * share)
+            if not least <= share <= 1:
+                raise ValueError(f"a share is {'above' if least else 'at least'} 0% and at most 100%")
+            return int(shutil.disk_usage(folder).total * share)
         return parse_bytes(text)
     except ValueError as exn:
-        raise ConfigError(f"cache_size: {exn}") from exn
+        raise ConfigError(f"{name}: {exn}") from exn
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -215,8 +291,8 @@ def _value(name: str, kind: str, value: Any) -> Any:
             return parse_bytes(value)
         if kind == "bool" and not isinstance(value, bool):
             raise ValueError("write true or false")
-        if kind == "int":
-            return int(value)
+        if kind.startswith("int"):
+            return None if value is None else int(value)
         if kind.startswith("float"):
             return None if value is None else float(value)
         return str(value) if kind == "str" else value

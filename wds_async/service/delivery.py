@@ -1,31 +1,42 @@
 """A body on its way to a client: from memory by writing, from a file by ``sendfile``, no faster than it is taken.
 
-What a client has not taken lies in its socket's own buffer and nowhere else. A body goes out in slices, each of about
-as much as the client takes in a second: who does not take one within the time allowed is let go.
+What a client has not taken lies in its socket's own buffer and nowhere else. A client that takes nothing within the
+time allowed is let go; what is copied goes out in slices, each of about as much as the client takes in a second.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
-from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
-
-from aiohttp import web
-from aiohttp.abc import AbstractStreamWriter
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Protocol
 
 from wds_async.environment import KIB, MIB
 from wds_async.storage.base import Call
 
-__all__ = ["Delivery", "Filed"]
+if TYPE_CHECKING:
+    from wds_async.service.messages import Request
 
-_SLICE_AT_LEAST, _SLICE_AT_FIRST, _SLICE_AT_MOST = 64 * KIB, 512 * KIB, 16 * MIB
+__all__ = ["CachedFileFault", "Delivery", "Filed"]
+
+_SLICE_AT_LEAST, _SLICE_AT_MOST = 64 * KIB, 256 * KIB
+"""Of what is copied: the most of one client that lies in memory of its own."""
 _QUICK_S, _SLOW_S = 0.25, 1.0
-_READ_AT_ONCE = 64 * KIB
-"""What is this short is read and sent along with the head: one system call for both, where a file takes two."""
-_COPIED_BYTES = 256 * KIB
-"""Most of a client's that lies in memory of its own: what a transport has not sent it keeps, without a copy."""
+_TURN_BYTES = 2 * MIB
+"""What one client is sent of a file before the others have their turn."""
+_DISK_FAULTS = frozenset(
+    getattr(errno, name) for name in ("EIO", "ESTALE", "ENXIO", "ENODEV", "EUCLEAN", "EBADMSG") if hasattr(errno, name)
+)
+_NO_SENDFILE = frozenset((errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP))
+_MORE = getattr(socket, "MSG_MORE", 0)
+"""With the head: it leaves with the first bytes of the file, or the kernel would wake the client for each."""
 _PATIENCE_S = 0.5
+
+
+class CachedFileFault(ConnectionAbortedError):
+    """The file of a piece is too short, or cannot be read. `Delivery.sent` tells what was sent before."""
 
 
 class Filed(Protocol):
@@ -41,75 +52,69 @@ class Filed(Protocol):
     def count(self) -> int: ...
 
 
-class _File:
-    """What the loop's ``sendfile`` wants of a file."""
-
-    __slots__ = ("_fd",)
-
-    mode = "rb"
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-
-    def fileno(self) -> int:
-        return self._fd
-
-
 class Delivery:
-    """The body of one answer whose head was prepared. ``call`` runs a blocking function on a thread; ``pace`` waits
-    until so many bytes may go. ``plain``: whether bytes may pass the writer by (not where it cuts them into chunks)."""
+    """An answer whose body comes in pieces: `send` them, then `finish` or give up, and `close` it. ``length``: of the
+    body; None if that is not known. ``call`` runs a blocking function on a thread; ``pace`` waits until so many bytes
+    may go."""
 
     def __init__(
         self,
-        request: web.BaseRequest,
-        writer: AbstractStreamWriter,
+        request: Request,
+        status: int,
+        fields: Mapping[str, str],
+        length: int | None,
         *,
         call: Call,
         timeout_s: float,
         pace: Callable[[int], Awaitable[None]] | None = None,
-        plain: bool = True,
     ) -> None:
-        assert request.transport is not None
         self.sent = 0
         """Bytes of the body that are sent, or in the socket's buffer."""
-        self._transport, self._call = request.transport, call
-        self._writer: Any = writer
+        self._chunked = length is None and request.chunked
+        if length is None and not self._chunked:
+            request.keep_alive = False
+        self._head = request.head(status, fields, length)
+        self._connection, self._call = request.connection, call
         self._draining: asyncio.Future[None] | None = None
         self._timeout_s, self._pace = timeout_s, pace
-        self._by_file = plain and self._transport.get_extra_info("sslcontext") is None
-        self._slice = _SLICE_AT_FIRST
-        # Without a buffer of its own the transport waits for the last byte: pieces are memory that others wait for.
-        # 1 and not 0: over TLS asyncio would take an empty buffer for a full one, and wait.
-        self._transport.set_write_buffer_limits(1, 0)
+        self._by_file = not self._chunked and not self._connection.secure
+        self._slice = _SLICE_AT_MOST
+        self._connection.unbuffered()  # pieces are memory that others wait for
+        if pace is not None:  # the head waits for no turn
+            self._connection.write(self._head)
+            self._head = b""
 
     async def send(self, piece: Filed | memoryview) -> None:
-        """Send one piece. ConnectionError where the client has gone, TimeoutError where it takes no more."""
+        """Send one piece. ConnectionError where the client has gone, TimeoutError where it takes no more,
+        `CachedFileFault` where the piece's file does not give it."""
         if isinstance(piece, memoryview):
-            await self._in_slices(piece.nbytes, lambda at, stop: self._write(bytes(piece[at:stop])), _COPIED_BYTES)
-        elif not self._by_file or piece.count <= _READ_AT_ONCE:
-            await self.copy(piece)
+            await self._in_slices(piece.nbytes, lambda at, stop: self._written(bytes(piece[at:stop])))
+        elif self._by_file:
+            await self._send_file(piece.fd, piece.offset, piece.count)
         else:
-            headers: Any = getattr(self._writer, "send_headers", None)  # aiohttp before 3.12 has sent them
-            if headers is not None:
-                headers()
-            await self._in_slices(piece.count, lambda at, stop: self._file(piece.fd, piece.offset + at, stop - at))
+            await self.copy(piece)
 
     async def offer(self, view: memoryview) -> int:
         """Send of ``view`` what the client takes without delay; how many bytes that was. They are sent, or copied: the
         memory may go. Errors as of `send`."""
         at = 0
         while at < view.nbytes and await self._drained(_PATIENCE_S):
-            stop = min(view.nbytes, at + _COPIED_BYTES)
+            stop = min(view.nbytes, at + _SLICE_AT_MOST)
             if self._pace is not None:
                 await self._pace(stop - at)
-            await self._writer.write(bytes(view[at:stop]), drain=False)
+            self._write(bytes(view[at:stop]))
             self.sent += stop - at
             at = stop
         return at
 
     async def copy(self, piece: Filed) -> None:
         """Send a piece by memory: over TLS, in chunks, or where the file's pages are soon to be others."""
-        await self._in_slices(piece.count, lambda at, stop: self._copy(piece.fd, piece.offset + at, stop - at))
+        await self._copy(piece.fd, piece.offset, piece.count)
+
+    def finish(self) -> None:
+        """The body is complete: send the rest of its frame."""
+        if self._chunked or self._head:
+            self._write(b"")
 
     def close(self) -> None:
         """Nothing more is sent."""
@@ -119,9 +124,9 @@ class Delivery:
     async def _drained(self, within_s: float) -> bool:
         """Whether the socket has taken all that was written, waiting for so long. ConnectionError where it will not."""
         if self._draining is None:
-            if not self._transport.get_write_buffer_size() and not self._transport.is_closing():
+            if not self._connection.unsent and not self._connection.closing:
                 return True
-            self._draining = asyncio.ensure_future(self._writer.drain())
+            self._draining = asyncio.ensure_future(self._connection.drained())
         # Not cancelled where it takes longer: what waits behind it would be cancelled too.
         done, _ = await asyncio.wait({self._draining}, timeout=within_s)
         if not done:
@@ -130,18 +135,12 @@ class Delivery:
         await draining
         return True
 
-    async def _in_slices(
-        self, count: int, send: Callable[[int, int], Awaitable[None]], most: int = _SLICE_AT_MOST
-    ) -> None:
+    async def _in_slices(self, count: int, send: Callable[[int, int], Awaitable[None]]) -> None:
         at, loop = 0, asyncio.get_running_loop()
-        if self._pace is not None:
-            most = min(
-                most, _COPIED_BYTES
-            )  # or a client would have seconds' worth at once, and then nothing for seconds
         if not await self._drained(self._timeout_s):
             raise TimeoutError
         while at < count:
-            stop = min(count, at + min(self._slice, most))
+            stop = min(count, at + self._slice)
             if self._pace is not None:
                 await self._pace(stop - at)
             began = loop.time()
@@ -155,29 +154,68 @@ class Delivery:
             elif took > _SLOW_S:
                 self._slice = max(_SLICE_AT_LEAST, self._slice // 2)
 
-    async def _write(self, data: bytes) -> None:
-        await self._writer.write(data)
-        await self._writer.drain()
+    def _write(self, data: bytes) -> None:
+        """The head goes out with the first bytes of the body: for each the kernel would wake the client."""
+        if self._chunked:
+            data = b"%x\r\n%b\r\n" % (len(data), data) if data else b"0\r\n\r\n"
+        head, self._head = self._head, b""
+        self._connection.write(head + data if head else data)
+
+    async def _written(self, data: bytes) -> None:
+        self._write(data)
+        await self._connection.drained()
 
     async def _copy(self, fd: int, offset: int, count: int) -> None:
-        while count:
-            wanted = min(count, _COPIED_BYTES)
-            short = wanted <= _READ_AT_ONCE
-            data = os.pread(fd, wanted, offset) if short else await self._call(os.pread, fd, wanted, offset)
-            if not data:
-                raise ConnectionAbortedError("the cached file ended early")
-            await self._write(data)
-            offset, count = offset + len(data), count - len(data)
+        async def slice_of(at: int, stop: int) -> None:
+            try:
+                data = await self._call(os.pread, fd, stop - at, offset + at)
+            except OSError as exn:
+                raise CachedFileFault(f"at byte {offset + at}: {exn.strerror}") from exn
+            if len(data) != stop - at:
+                raise CachedFileFault(f"it ended at byte {offset + at + len(data)}")
+            await self._written(data)
 
-    async def _file(self, fd: int, offset: int, count: int) -> None:
+        await self._in_slices(count, slice_of)
+
+    async def _send_file(self, fd: int, offset: int, count: int) -> None:
+        """By ``sendfile``, past the transport: the loop watches that for reading, so that a client's leaving is noticed
+        meanwhile."""
+        if not await self._drained(self._timeout_s):
+            raise TimeoutError
+        own, turn = self._connection.own_socket, 0
+        while count:
+            if not turn:
+                turn = min(count, _TURN_BYTES if self._pace is None else _SLICE_AT_MOST)
+                if self._pace is not None:
+                    await self._pace(turn)
+            if self._connection.closing:
+                raise ConnectionResetError("the client has gone")
+            try:
+                if self._head:
+                    self._head = self._head[own.send(self._head, _MORE) :]
+                sent = 0 if self._head else os.sendfile(own.fileno(), fd, offset, turn)
+                if not sent and not self._head:
+                    raise CachedFileFault(f"it ended at byte {offset}")
+            except BlockingIOError:
+                sent = 0
+            except OSError as exn:
+                if exn.errno in _DISK_FAULTS:
+                    raise CachedFileFault(f"at byte {offset}: {exn.strerror}") from exn
+                if exn.errno not in _NO_SENDFILE:
+                    raise
+                await self._copy(fd, offset, count)
+                return
+            offset, count, turn, self.sent = offset + sent, count - sent, turn - sent, self.sent + sent
+            if count:
+                await self._writable(own.fileno())
+
+    async def _writable(self, fd: int) -> None:
+        """Wait until the socket has room, and the other clients had their turn. TimeoutError if that takes too long."""
         loop = asyncio.get_running_loop()
-        if self._transport.is_closing():
-            raise ConnectionResetError("the client has gone")
-        file: Any = _File(fd)
+        room = asyncio.Event()
+        loop.add_writer(fd, room.set)
         try:
-            sent = await loop.sendfile(self._transport, file, offset, count, fallback=False)
-        except asyncio.SendfileNotAvailableError:  # not with this file system; or the client has just gone
-            await self._copy(fd, offset, count)
-            return
-        if sent != count:
-            raise ConnectionAbortedError("the cached file ended early")
+            async with asyncio.timeout(self._timeout_s):
+                await room.wait()
+        finally:
+            loop.remove_writer(fd)

@@ -1,4 +1,4 @@
-"""Where the service listens: TCP (with TLS or without) and a Unix socket; and how many descriptors it may have."""
+"""Where the service listens: TCP and a Unix socket; and how many descriptors it may have."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import socket
-import ssl
 import stat
 from collections.abc import Callable
 from typing import Any
@@ -28,11 +27,11 @@ class CannotServe(WdsError):
     """The service cannot begin: its port is taken, or its folder cannot be used."""
 
 
-async def listen_at(factory: Factory, host: str, port: int, tls: ssl.SSLContext | None) -> asyncio.Server:
+async def listen_at(factory: Factory, host: str, port: int) -> asyncio.Server:
     """Listen for TCP. CannotServe where that address cannot be had."""
     try:
         loop = asyncio.get_running_loop()
-        return await loop.create_server(factory, host, port, ssl=tls, backlog=_BACKLOG, start_serving=False)
+        return await loop.create_server(factory, host, port, backlog=_BACKLOG, start_serving=False)
     except OSError as exn:
         advice = "another process listens there: stop it, or give another --port (0: any)"
         why = advice if "address already in use" in str(exn).lower() else "--host and --port say where"

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TextIO
 
 from wds_async.environment import value
 from wds_async.errors import ConfigError
 from wds_async.redact import redact
 
-__all__ = ["HumanLines", "JsonLines", "configure"]
+__all__ = ["HumanLines", "JsonLines", "configure", "prepared"]
 
 logger = logging.getLogger("wds_async")
 _OTHERS = (logging.getLogger("asyncio"), logging.getLogger("aiohttp"))
@@ -22,29 +23,65 @@ _OF_EVERY_RECORD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asc
 _FIELDS = frozenset(("time", "level", "logger", "message", "error"))
 
 
-def configure(form: str = "human", stream: TextIO | None = None) -> None:
-    """Send the ``wds_async`` loggers to ``stream`` (standard error): ``form`` is ``"human"`` or ``"json"``. What
+def configure(form: str = "human", stream: TextIO | None = None, *, file: str = "", level: str = "") -> None:
+    """Send the ``wds_async`` loggers to ``stream`` (standard error), or append to
+    ``file``, which is opened anew each time: ``form`` is ``"human"`` or ``"json"``. What
     asyncio and aiohttp warn of comes there too, and in the same form.
 
-    The level is that of ``WDS_LOG``, else info. Every handler that these loggers had is replaced: the process is the
-    service's own, and no line is written twice. ConfigError for a form or level that there is not.
+    The level is ``level``, else that of ``WDS_LOG``, else info. Every handler that these loggers had is replaced: the
+    process is the service's own, and no line is written twice. ConfigError for a form or level that there is not, and a
+    file that cannot be opened; then the log stays as it was.
     """
+    with prepared(form, stream, file=file, level=level) as use:
+        use()
+
+
+@contextlib.contextmanager
+def prepared(
+    form: str = "human", stream: TextIO | None = None, *, file: str = "", level: str = ""
+) -> Iterator[Callable[[], None]]:
+    """Yield the function that does what `configure` does with these arguments, and cannot fail: what can be wrong is
+    raised before. If it is not called, the log stays as it was."""
     forms: dict[str, type[logging.Formatter]] = {"human": HumanLines, "json": JsonLines}
     if form not in forms:
         raise ConfigError(f"log: {form!r}; write human or json")
-    level = value("WDS_LOG").upper() or "INFO"
+    name = "log_level" if level else "WDS_LOG"
+    level = (level or value("WDS_LOG") or "info").upper()
     if level not in logging.getLevelNamesMapping():
-        raise ConfigError(f"WDS_LOG={level.lower()!r} is not a level; write debug, info, warning or error")
-    handler = _Lines(stream or sys.stderr)
+        raise ConfigError(f"{name}={level.lower()!r} is not a level; write debug, info, warning or error")
+    try:
+        handler = _Lines(open(file, "a", encoding="utf-8") if file else stream or sys.stderr)  # noqa: SIM115
+    except OSError as exn:
+        raise ConfigError(f"log_file: {file}: {exn.strerror or exn}") from exn
+    handler.closes = bool(file)
     handler.setFormatter(forms[form]())
-    for one in (logger, *_OTHERS):
-        one.handlers[:] = [handler]
-        one.propagate = False
-    logger.setLevel(level)
+
+    def use() -> None:
+        old = logger.handlers[:]
+        for one in (logger, *_OTHERS):
+            one.handlers[:] = [handler]
+            one.propagate = False
+        logger.setLevel(level)
+        for replaced in old:
+            replaced.close()
+
+    try:
+        yield use
+    finally:
+        if handler not in logger.handlers:
+            handler.close()
 
 
 class _Lines(logging.StreamHandler[TextIO]):
-    """Ends no service where its reader has gone (a closed pipe)."""
+    """Ends no service where its reader has gone (a closed pipe). ``closes``: whether its stream is its own."""
+
+    closes = False
+
+    def close(self) -> None:
+        """Close the file, where it is one."""
+        super().close()
+        if self.closes:
+            self.stream.close()
 
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exc_info()[1], OSError | ValueError):

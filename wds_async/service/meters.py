@@ -13,10 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from wds_async.chunkcache.origin import NO_CLIENT, Client
 from wds_async.exposition import CONTENT_TYPE, Labels, Page, add_origins, version
 from wds_async.redact import redact
 
-__all__ = ["BOUNDS_S", "CONTENT_TYPE", "Failure", "Meters", "Observed", "Slow"]
+__all__ = ["BOUNDS_S", "CONTENT_TYPE", "Failure", "Meters", "Observed", "Slow", "TenantMeters"]
 
 access = logging.getLogger("wds_async.access")
 
@@ -75,25 +76,59 @@ class _Answers:
         self.seconds = [0] * (len(BOUNDS_S) + 1)
 
 
+class TenantMeters:
+    """The numbers of one tenant: of what was answered to its clients, and the last that went wrong or took long."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.requests = self.bytes = self.refusals = self.failures = 0
+        self.errors: deque[Failure] = deque(maxlen=_ERRORS)
+        """The last failures, oldest first."""
+        self.slow_from_s = _QUICK_S
+        """What takes longer may be among the slowest."""
+        self._slow: dict[str, Slow] = {}
+        self._clock = clock
+
+    def note_slow(self, seconds: float, count: int, url: str) -> None:
+        """Keep a request if it is among the slowest; "" is no URL."""
+        known = self._slow.get(url)
+        if known is not None and known.seconds >= seconds and self._clock() - known.at < _SLOW_FOR_S:
+            return
+        self._forget()
+        if url and seconds > self.slow_from_s:
+            self._slow[url] = Slow(seconds, count, redact(url), self._clock())
+            self._forget()
+
+    def slowest(self) -> list[Slow]:
+        """Return the requests that took longest in the last ten minutes, the slowest first; each URL once."""
+        self._forget()
+        return list(self._slow.values())
+
+    def _forget(self) -> None:
+        horizon = self._clock() - _SLOW_FOR_S
+        recent = [(slow.seconds, url) for url, slow in self._slow.items() if slow.at >= horizon]
+        slowest = sorted(recent, reverse=True)[:_SLOW]
+        self._slow = {url: self._slow[url] for _, url in slowest}
+        self.slow_from_s = slowest[-1][0] if len(slowest) == _SLOW else _QUICK_S
+
+
 class Meters:
     """The numbers of one service, counted on its loop."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clients = 0
         """Connections of clients that are open; who accepts them counts."""
-        self.errors: deque[Failure] = deque(maxlen=_ERRORS)
-        """The last ones, oldest first."""
         self.failures = 0
-        """How many there were."""
+        """What origins did not give, so far."""
         self.began = clock()
         self._clock = clock
         self._answers: dict[tuple[str, int], _Answers] = {}
         self._refusals: dict[str, int] = {}
-        self._slow: dict[str, Slow] = {}
-        self._slow_from_s = _QUICK_S
+        self._tenants: dict[str, TenantMeters] = {}
         self._apis, self._reasons, self._origins = Labels(_LABELS), Labels(_LABELS), Labels()
 
-    def served(self, api: str, code: int, first_byte_s: float, count: int, url: str = "", client: str = "") -> None:
+    def served(
+        self, api: str, code: int, first_byte_s: float, count: int, url: str = "", client: Client = NO_CLIENT
+    ) -> None:
         """Count an answer that is over: what it is of (``"ais"``, ``"s3"``, …), its status, the seconds from the
         request to its first byte, and the bytes of its body. About a microsecond. Where ``wds_async.access`` logs at
         debug, it gets a line."""
@@ -105,27 +140,49 @@ class Meters:
         answers.bytes += count
         answers.total_s += first_byte_s
         answers.seconds[bisect_left(BOUNDS_S, first_byte_s)] += 1
-        if first_byte_s > self._slow_from_s or not answers.count % _REFRESH_EVERY:
-            self._note_slow(first_byte_s, count, url if code < 400 else "")
+        tenant = self.of_tenant(client.tenant)
+        if client is not NO_CLIENT:  # who was let in
+            tenant.requests += 1
+            tenant.bytes += count
+        if first_byte_s > tenant.slow_from_s or not answers.count % _REFRESH_EVERY:
+            tenant.note_slow(first_byte_s, count, url if code < 400 else "")
         if access.isEnabledFor(logging.DEBUG):
             said = {"api": api, "status": code, "bytes": count, "first_byte_ms": round(1000 * first_byte_s, 3)}
-            said |= {"url": url, "client": client}
+            said |= {"url": url, "client": str(client)}
             access.debug("answered", extra={name: value for name, value in said.items() if value != ""})
 
-    def refused(self, reason: str) -> None:
-        """Count a request that was not answered as asked, by a short word for why."""
+    def of_tenant(self, tenant: str) -> TenantMeters:
+        """Return the meters of one tenant, which begin with its first request."""
+        found = self._tenants.get(tenant)
+        if found is None:
+            found = self._tenants[tenant] = TenantMeters(self._clock)
+        return found
+
+    def refused(self, reason: str, client: Client = NO_CLIENT) -> None:
+        """Count a request that was not answered as asked, by a short word for why, and for the client's tenant."""
+        if client is not NO_CLIENT:
+            self.of_tenant(client.tenant).refusals += 1
         label = self._reasons(reason)
         self._refusals[label] = self._refusals.get(label, 0) + 1
 
-    def failed(self, url: str, error: BaseException | str) -> None:
-        """Keep what an origin did not give."""
+    def failed(self, url: str, error: BaseException | str, client: Client = NO_CLIENT) -> None:
+        """Keep what an origin did not give, and the tenant whose request failed."""
         self.failures += 1
-        self.errors.append(Failure(time.time(), redact(url), redact(str(error))[:_TEXT_AT_MOST]))
+        tenant = self.of_tenant(client.tenant)
+        tenant.failures += 1
+        tenant.errors.append(Failure(time.time(), redact(url), redact(str(error))[:_TEXT_AT_MOST]))
 
-    def slowest(self) -> list[Slow]:
-        """Those that took longest in the last ten minutes, the slowest first; each URL once."""
-        self._forget()
-        return list(self._slow.values())
+    def last_errors(self, tenant: str | None = None) -> list[Failure]:
+        """Return the last failures of ``tenant`` (None: of all), oldest first."""
+        return sorted((one for of in self._of(tenant) for one in of.errors), key=lambda one: one.time)[-_ERRORS:]
+
+    def slowest(self, tenant: str | None = None) -> list[Slow]:
+        """Return the requests of ``tenant`` (None: of all) that took longest within ten minutes, the slowest first,
+        each URL once for a tenant."""
+        return sorted((one for of in self._of(tenant) for one in of.slowest()), key=lambda one: -one.seconds)[:_SLOW]
+
+    def _of(self, tenant: str | None) -> list[TenantMeters]:
+        return list(self._tenants.values()) if tenant is None else [self.of_tenant(tenant)]
 
     @property
     def uptime_s(self) -> float:
@@ -153,10 +210,13 @@ class Meters:
         self._add_clients(page)
         add_origins(page, service.traffic, self._origins, service.spending)
         page.gauge("wds_cost_limit_dollars", "US dollars at which nothing more is fetched.", _limit(service.spending))
+        spent = service.spending.spent()
+        bounds = [(("low",), spent.low), (("high",), spent.high)]
+        page.gauge("wds_cost_spent_dollars", "US dollars that count towards the limit.", bounds, ("bound",))
         _add_cache(page, service.cache.statistics())
         page.gauge("wds_window_bytes", "Memory of parts on their way.", service.fetcher.held_bytes)
         page.gauge("wds_window_limit_bytes", "The most that they may take.", service.config.memory_bytes)
-        page.gauge("wds_plans", "Plans of clients that are followed.", len(service.plans.as_list()))
+        page.gauge("wds_plans", "Plans of clients that are followed.", len(service.plans))
         page.counter("wds_plan_bytes", "Bytes fetched by plans.", service.plans.fetched_bytes)
         page.gauge("wds_ready", "1 while the service takes requests.", int(service.ready))
         page.gauge("wds_build_info", "The version in its label.", [((version(),), 1)], ("version",))
@@ -180,22 +240,6 @@ class Meters:
         page.counter("wds_refusals", "Requests that were not answered as asked.", refusals, ("reason",))
         page.gauge("wds_clients", "Connections of clients.", self.clients)
 
-    def _note_slow(self, seconds: float, count: int, url: str) -> None:
-        known = self._slow.get(url)
-        if known is not None and known.seconds >= seconds and self._clock() - known.at < _SLOW_FOR_S:
-            return
-        self._forget()
-        if url and seconds > self._slow_from_s:
-            self._slow[url] = Slow(seconds, count, redact(url), self._clock())
-            self._forget()
-
-    def _forget(self) -> None:
-        horizon = self._clock() - _SLOW_FOR_S
-        recent = [(slow.seconds, url) for url, slow in self._slow.items() if slow.at >= horizon]
-        slowest = sorted(recent, reverse=True)[:_SLOW]
-        self._slow = {url: self._slow[url] for _, url in slowest}
-        self._slow_from_s = slowest[-1][0] if len(slowest) == _SLOW else _QUICK_S
-
 
 def _limit(spending: Any) -> float:
     limit = spending.limit
@@ -205,13 +249,22 @@ def _limit(spending: Any) -> float:
 def _add_cache(page: Page, stats: Any) -> None:
     page.counter("wds_cache_hit_bytes", "Bytes served from the cache.", stats.hit_bytes)
     page.counter("wds_cache_miss_bytes", "Bytes served that had to be fetched.", stats.miss_bytes)
+    page.counter("wds_cache_ahead_bytes", "Bytes of the hits that a plan had fetched ahead.", stats.ahead_bytes)
     page.gauge("wds_cache_bytes", "Bytes that the cache holds.", stats.bytes)
     page.gauge("wds_cache_limit_bytes", "The most that it may hold.", stats.limit_bytes)
+    page.gauge("wds_cache_free_bytes", "What the cache's file system has left.", stats.free_bytes)
+    page.gauge("wds_cache_keep_free_bytes", "What of that is to be kept free.", stats.keep_free_bytes)
     page.gauge("wds_cache_entries", "Objects that the cache holds.", stats.entries)
     page.counter("wds_cache_evictions", "Objects that were dropped to make room.", stats.evictions)
     page.counter("wds_cache_evicted_bytes", "Their bytes.", stats.evicted_bytes)
     page.counter("wds_cache_disk_errors", "Faults of the cache's disk.", stats.disk_errors)
     page.counter("wds_cache_bad_chunks", "Chunks on disk that were not what was written.", stats.bad_chunks)
+    page.counter("wds_cache_distrusted", "Copies of which a read came short or failed.", stats.distrusted)
+    page.counter(
+        "wds_cache_scrubbed_bytes", "Bytes on disk that were compared in the background.", stats.scrubbed_bytes
+    )
     page.counter("wds_cache_coalesced", "Reads that waited for another one's fetch.", stats.coalesced)
     page.counter("wds_cache_passed_bytes", "Bytes that were passed on without the disk.", stats.passed_bytes)
-    page.counter("wds_cache_stale", "Requests answered from a copy whose store could not be asked.", stats.stale)
+    page.counter("wds_cache_stale", "Requests answered from a copy that its store had not confirmed.", stats.stale)
+    results = [((name,), getattr(stats, name)) for name in ("unchanged", "changed", "unanswered")]
+    page.counter("wds_cache_revalidations", "Stores asked whether a copy is still theirs.", results, ("result",))

@@ -130,6 +130,9 @@ def _api(path: str) -> tuple[str, str]:
     for name in _SHORT:
         if path.startswith(f"/{name}/"):
             return "short", path[1:]
+    if path.startswith("/v1/ml/"):
+        words = "GetBatch (/v1/ml/moss) is AIStore's own; ask for the objects one by one, or for members by archpath="
+        raise Refusal(501, words, "not-here")
     raise Refusal(404, "there is nothing at this path; objects are at /v1/objects/BUCKET/OBJECT?provider=", "path")
 
 
@@ -150,9 +153,22 @@ def _found(api: str, provider: str, bucket: str, name: str, given: Mapping[str, 
     params = {key: value for key, value in given.items() if key in PARAMETERS}
     folder = _folder(api, provider, bucket, given.get("namespace", ""), config)
     url = url_of(folder, name)
-    if api == "s3" and name and given.get("versionId", "null") != "null" and url.startswith("s3://"):
-        url += f"?versionId={given['versionId']}"
+    if api == "s3" and name and (version := given.get("versionId")) is not None:
+        url = _with_version(url, version)
     return Named(url, provider, bucket, name, api, params)
+
+
+def _with_version(url: str, version: str) -> str:
+    """Return the URL of one version. Refusal (400) for an empty one, 501 where the bucket is not in S3; ``null`` names
+    the only version that other stores have."""
+    if not version:
+        raise Refusal(400, "versionId= is empty", "name", code="InvalidArgument")
+    if url.startswith("s3://"):
+        return f"{url}?versionId={version}"
+    if version != "null":
+        words = "?versionId= of a bucket that is not in S3 is not answered here; leave it out to read the object"
+        raise Refusal(501, words, "not-here")
+    return url
 
 
 def _folder(api: str, provider: str, bucket: str, namespace: str, config: ServiceConfig) -> str:

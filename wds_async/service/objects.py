@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import logging
-from contextlib import aclosing
+import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aiohttp import web
-
 from wds_async.chunkcache.cache import CachedObject
+from wds_async.chunkcache.origin import NO_CLIENT, Client
 from wds_async.errors import WdsError
 from wds_async.redact import redact
 from wds_async.service.archives import member_of
 from wds_async.service.body import Body
-from wds_async.service.conditions import Validators, judged, range_holds
+from wds_async.service.conditions import Validators, insists, judged, names_another, range_holds
 from wds_async.service.delivery import Delivery
+from wds_async.service.handing import hand, log_handed, open_anew, wants_file
+from wds_async.service.messages import Request, Response
 from wds_async.service.names import Named
 from wds_async.service.refusals import Refusal
 from wds_async.service.spans import Span, asked, beginning
@@ -25,12 +26,9 @@ from wds_async.service.spans import Span, asked, beginning
 if TYPE_CHECKING:
     from wds_async.service.running import Service
 
-__all__ = ["SERVER", "Asking", "answer", "body_of", "fields_of"]
+__all__ = ["Asking", "answer", "body_of", "fields_of"]
 
 logger = logging.getLogger("wds_async")
-
-SERVER = f"wds-async/{importlib.import_module('wds_async').__version__}"
-"""The header ``Server`` of every answer, by which our own clients know us."""
 
 _NOT_HERE = {"etl_name": "ETLs", "etl_pipeline": "ETLs", "archregx": "matches within archives (archregx)"}
 
@@ -38,11 +36,11 @@ _NOT_HERE = {"etl_name": "ETLs", "etl_pipeline": "ETLs", "archregx": "matches wi
 @dataclass(slots=True)
 class Asking:
     """A request, who makes it, and what has become of it: ``first_byte_at`` by the loop's clock (0.0: none yet), and
-    the bytes ``sent`` of a body."""
+    the bytes ``sent`` of a body. ``api`` is the label that it is counted by."""
 
-    request: web.BaseRequest
-    client: str = ""
-    tenant: str = ""
+    request: Request
+    api: str
+    client: Client = NO_CLIENT
     named: Named | None = None
     first_byte_at: float = 0.0
     sent: int = 0
@@ -78,18 +76,17 @@ def fields_of(held: CachedObject, api: str) -> dict[str, str]:
     return fields
 
 
-async def body_of(service: Service, request: web.BaseRequest) -> bytes:
-    """The body of a request. Refusal (408) where it does not come within the time of a head; aiohttp's own (413) for
-    one of more than a mebibyte."""
+async def body_of(service: Service, request: Request) -> bytes:
+    """The body of a request. Refusal (408) if it does not come within the time of a head, 413 if it is too long."""
     try:
         async with asyncio.timeout(service.config.header_timeout_s):
             return await request.read()
     except TimeoutError:
         words = f"the request's body did not come within {service.config.header_timeout_s:g} s (header_timeout_s)"
-        raise Refusal(408, words, "body", headers={"Connection": "close"}) from None
+        raise Refusal(408, words, "body") from None
 
 
-async def answer(service: Service, asking: Asking, named: Named) -> web.StreamResponse:
+async def answer(service: Service, asking: Asking, named: Named) -> Response:
     """The object, sent. Refusal, or an error of the tree, as long as nothing of it was; after that whatever breaks it
     breaks the connection, so that no client takes a part for the whole."""
     for name, what in _NOT_HERE.items():
@@ -97,37 +94,103 @@ async def answer(service: Service, asking: Asking, named: Named) -> web.StreamRe
             raise Refusal(501, f"{what} are AIStore's own; this service reads objects as they are stored", "not-here")
     request = asking.request
     begins = None if request.method == "HEAD" else beginning(request.headers.get("Range"))
-    client, tenant = asking.client, asking.tenant
-    with await service.cache.open(named.url, client=client, tenant=tenant, start=begins) as held:
-        fields = {"Server": SERVER, **fields_of(held, named.api)}
-        if named.params.get("archpath"):
-            return await _member(service, asking, named, held, fields)
-        has = Validators(fields.get("ETag", ""), fields.get("Last-Modified", ""))
-        if not judged(request.headers, has):
-            return web.Response(status=304, headers=fields)
-        span = _span(request, held, has)
-        if span is not None and held.size is not None:
-            fields["Content-Range"] = span.content_range(held.size)
-        return await _sent(service, asking, held, fields, span)
+    if wants_file(request):
+        return await _handed(service, asking, named)
+    insist = insists(request.headers) or named.params.get("latest-ver", "").lower() in ("true", "1", "yes")
+    while True:
+        opened = service.cache.open(named.url, client=asking.client, start=begins, insist=insist)
+        with await opened as held:
+            fields = fields_of(held, named.api)
+            has = Validators(fields.get("ETag", ""), fields.get("Last-Modified", ""))
+            if held.stale and names_another(request.headers, has):
+                insist = True  # the store may have the version that the client means
+                continue
+            if named.params.get("archpath"):
+                return await _member(service, asking, named, held, fields)
+            if not judged(request.headers, has):
+                return Response(status=304, headers=fields)
+            spans = _spans(request, held, has)
+            if len(spans) > 1 and held.size is not None:
+                return await _several(service, asking, held, fields, spans, held.size)
+            if spans and held.size is not None:
+                fields["Content-Range"] = spans[0].content_range(held.size)
+            start, stop = (spans[0].start, spans[0].stop) if spans else (0, held.size)
+            return await _sent(service, asking, held, fields, [_Part(start, stop)], status=206 if spans else 200)
 
 
-def _span(request: web.BaseRequest, held: CachedObject, has: Validators) -> Span | None:
+async def _handed(service: Service, asking: Asking, named: Named) -> Response:
+    """The object's open file. 204 if not all of the object lies in it, or nothing is known of it yet."""
+    held = None if named.params else service.cache.peek(named.url)
+    if held is None:
+        return Response(status=204)
+    with held:
+        if asking.request.headers["Wds-Hand"] == "bad":
+            held.distrust()
+        if held.size is None or not held.whole or held.ready(0, held.size) < held.size:
+            return Response(status=204)
+        fields = fields_of(held, named.api)
+        try:
+            own = open_anew(held) if service.read_only is None else service.read_only.open(held)
+        except OSError as exn:
+            logger.info("%s is not handed over, but sent: %s", redact(named.url), exn)
+            return Response(status=204)
+        if not hand(asking.request, own, held.size, fields):
+            return Response(status=204)
+        held.served(held.size)
+        asking.api, asking.sent = "handed", held.size
+    service.plans.heard(asking.client, named.url)
+    log_handed(asking.request.connection, named.url)
+    return Response(sent=True)
+
+
+def _spans(request: Request, held: CachedObject, has: Validators) -> tuple[Span, ...]:
     wanted = request.headers.get("Range")
     if wanted is None or held.size is None or request.method == "HEAD":  # a range has a meaning for GET alone
-        return None
-    return asked(wanted, held.size) if range_holds(request.headers.get("If-Range"), has) else None
+        return ()
+    return asked(wanted, held.size) if range_holds(request.headers.get("If-Range"), has) else ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Bytes ``[start, stop)`` of an object (to its end if ``stop`` is None) in an answer, between ``before`` and
+    ``after``."""
+
+    start: int
+    stop: int | None
+    before: bytes = b""
+    after: bytes = b""
+
+
+async def _several(
+    service: Service, asking: Asking, held: CachedObject, fields: dict[str, str], spans: Sequence[Span], size: int
+) -> Response:
+    """Send several spans of an object as ``multipart/byteranges`` (RFC 9110 §14.6)."""
+    boundary = secrets.token_hex(16)
+    last = len(spans) - 1
+    parts = [
+        _Part(
+            span.start,
+            span.stop,
+            f"\r\n--{boundary}\r\nContent-Type: {fields['Content-Type']}\r\n"
+            f"Content-Range: {span.content_range(size)}\r\n\r\n".encode("utf-8", "surrogateescape"),
+            f"\r\n--{boundary}--\r\n".encode() if n == last else b"",
+        )
+        for n, span in enumerate(spans)
+    ]
+    fields["Content-Type"] = f"multipart/byteranges; boundary={boundary}"
+    return await _sent(service, asking, held, fields, parts, status=206)
 
 
 async def _member(
     service: Service, asking: Asking, named: Named, held: CachedObject, fields: dict[str, str]
-) -> web.StreamResponse:
+) -> Response:
     """A member of an archive. What its head says is the member's, so the archive's checksum and ETag are not in it."""
     if asking.request.headers.get("Range"):
         raise Refusal(501, "ranges of archived content are not served; read the archive's own range", "not-here")
     span = await member_of(service, held, named.params["archpath"])
-    kept = {name: value for name, value in fields.items() if name in ("Server", "Last-Modified", "Ais-Version")}
+    kept = {name: value for name, value in fields.items() if name in ("Last-Modified", "Ais-Version")}
     kept |= {"Content-Type": "application/octet-stream", "Accept-Ranges": "none"}
-    return await _sent(service, asking, held, kept, span, status=200)
+    return await _sent(service, asking, held, kept, [_Part(span.start, span.stop)])
 
 
 async def _sent(
@@ -135,61 +198,67 @@ async def _sent(
     asking: Asking,
     held: CachedObject,
     fields: dict[str, str],
-    span: Span | None,
+    parts: Sequence[_Part],
     *,
-    status: int | None = None,
-) -> web.StreamResponse:
-    request = asking.request
-    response = web.StreamResponse(status=status or (200 if span is None else 206), headers=fields)
-    start, stop = (0, held.size) if span is None else (span.start, span.stop)
-    if stop is None:
-        if request.version >= (1, 1) and request.method == "GET":
-            response.enable_chunked_encoding()
-    else:
-        response.content_length = stop - start
-    if request.method == "HEAD" or start == stop:
-        await response.prepare(request)
-        return response
-    body = Body(service, held, start, stop)
-    async with aclosing(body):
+    status: int = 200,
+) -> Response:
+    request, length = asking.request, _length(parts)
+    if request.method == "HEAD" or length == 0:
+        return Response(status, headers=fields if length is None else {**fields, "Content-Length": str(length)})
+    body, delivery = Body(service, held, parts[0].start, parts[0].stop), None
+    try:
         await body.begin()  # until the first piece is there, what goes wrong has a status of its own
-        writer = await response.prepare(request)
-        assert writer is not None
+        pace, timeout_s = service.pace_of(asking.client), service.config.send_timeout_s
+        delivery = Delivery(request, status, fields, length, call=service.call, timeout_s=timeout_s, pace=pace)
+        request.connection.sending = True
         asking.first_byte_at = asyncio.get_running_loop().time()
-        delivery = Delivery(
-            request,
-            writer,
-            call=service.call,
-            timeout_s=service.config.send_timeout_s,
-            pace=service.pace_of(asking.client),
-            plain=not response.chunked,
-        )
+        at = parts[0].start
         try:
-            await body.send(delivery)
-            if stop is not None and delivery.sent != stop - start:
-                raise ConnectionAbortedError(f"{delivery.sent} bytes of {stop - start} came")
+            for part in parts:
+                if part is not parts[0]:
+                    await body.aclose()
+                    body = Body(service, held, part.start, part.stop)
+                    await body.begin()
+                at = part.start - delivery.sent - len(part.before)
+                if part.before:
+                    await delivery.send(memoryview(part.before))
+                await body.send(delivery)
+                if part.stop is not None and at + delivery.sent != part.stop:
+                    raise ConnectionAbortedError(f"it ended before byte {part.stop}")
+                if part.after:
+                    await delivery.send(memoryview(part.after))
+            delivery.finish()
         except BaseException as exn:
-            _broken(service, asking, held, start + delivery.sent, exn)
-            if isinstance(exn, Exception):
-                return response
-            raise
-        finally:
+            _broken(service, asking, held, at + delivery.sent, exn)
+            if not isinstance(exn, Exception):
+                raise
+    finally:
+        if delivery is not None:
             asking.sent = delivery.sent
             delivery.close()
-    await response.write_eof()
-    return response
+        await body.aclose()
+    return Response(status, sent=True)
+
+
+def _length(parts: Sequence[_Part]) -> int | None:
+    """Return the bytes of an answer's body; None if that is not known."""
+    length = 0
+    for part in parts:
+        if part.stop is None:
+            return None
+        length += len(part.before) + part.stop - part.start + len(part.after)
+    return length
 
 
 def _broken(service: Service, asking: Asking, held: CachedObject, at: int, exn: BaseException) -> None:
     """End the connection in the middle of the body, and say why where it is not the client's own doing."""
-    if asking.request.transport is not None:
-        asking.request.transport.abort()
+    asking.request.connection.cut()
     who = asking.client
     if isinstance(exn, WdsError):
-        service.meters.failed(held.url, exn)
+        service.meters.failed(held.url, exn, asking.client)
         logger.warning("%s: broken off at byte %d for %s: %s", redact(held.url), at, who, exn)
     elif isinstance(exn, TimeoutError):
-        service.meters.refused("slow-client")
+        service.meters.refused("slow-client", asking.client)
         words = "%s: %s took nothing for %.0f s (send_timeout_s): let go at byte %d"
         logger.info(words, redact(held.url), who, service.config.send_timeout_s, at)
     elif isinstance(exn, ConnectionAbortedError):

@@ -1,14 +1,16 @@
-"""How many bytes a second each client is sent, over all of its connections."""
+"""How many bytes a second each client and each tenant is sent, over all of their connections."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
+
+from wds_async.chunkcache.origin import Client
+from wds_async.service.rotation import Rotation
 
 __all__ = ["Bucket", "Pace"]
 
@@ -58,30 +60,29 @@ class Bucket:
 
 
 class _Gate:
-    """One client's bucket, and its answers that wait for it, first come, first served."""
+    """The bucket of one client or tenant, and the answers that wait for it; clients take turns."""
 
     def __init__(self, bucket: Bucket, later: Later | None) -> None:
         self.bucket = bucket
         self._later = later
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._waiting: Rotation[tuple[int, asyncio.Future[None]]] = Rotation()
         self._timed = False
 
     @property
     def idle(self) -> bool:
         return not self._waiting and self.bucket.full
 
-    async def take(self, count: int) -> None:
+    async def take(self, client: Client, count: int) -> None:
         if not self._waiting and self.bucket.wait_s() <= 0:
             self.bucket.take(count)
             return
         turn = count, asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
+        self._waiting.push(client, turn)
         self._set_timer()
         try:
             await turn[1]
         except BaseException:
-            with contextlib.suppress(ValueError):  # it had its turn already: its bytes are lost to nobody but time
-                self._waiting.remove(turn)
+            self._waiting.remove(client, turn)  # unless it had its turn already: its bytes cost only time
             raise
 
     def _set_timer(self) -> None:
@@ -93,7 +94,7 @@ class _Gate:
     def _admit(self) -> None:
         self._timed = False
         while self._waiting and self.bucket.wait_s() <= 0:
-            count, future = self._waiting.popleft()
+            count, future = self._waiting.pop()
             if not future.done():
                 self.bucket.take(count)
                 future.set_result(None)
@@ -101,44 +102,48 @@ class _Gate:
 
 
 class Pace:
-    """``rate`` is bytes a second, None for no limit. ``clock`` gives seconds, ``later`` calls back (the running loop's,
-    unless given). ValueError for a rate that is none."""
+    """``rate`` is bytes a second of one client, ``tenant_rate`` of one tenant; None for no limit. ``clock`` gives
+    seconds, ``later`` calls back (the running loop's, unless given). ValueError for a rate that is none."""
 
     def __init__(
         self,
         rate: float | None = None,
+        tenant_rate: float | None = None,
         *,
         clock: Clock = time.monotonic,
         later: Later | None = None,
     ) -> None:
-        self._rate = rate
+        self._rate, self._tenant_rate = rate, tenant_rate
         self._clock = clock
         self._later = later
-        self._clients: OrderedDict[str, _Gate] = OrderedDict()
-        if rate is not None:
-            Bucket(rate, clock)  # says what is wrong with the number
+        self._gates: OrderedDict[Client | str, _Gate] = OrderedDict()
+        for one in (rate, tenant_rate):
+            if one is not None:
+                Bucket(one, clock)  # says what is wrong with the number
 
     @property
     def limited(self) -> bool:
         """Whether there is a limit: where not, nobody need ask."""
-        return self._rate is not None
+        return self._rate is not None or self._tenant_rate is not None
 
-    async def take(self, client: str, count: int) -> None:
+    async def take(self, client: Client, count: int) -> None:
         """Return when ``count`` bytes may be sent to ``client``. Small pieces make an even flow."""
         if self._rate is not None:
-            await self._gate(client, self._rate).take(count)
+            await self._gate(client, self._rate).take(client, count)
+        if self._tenant_rate is not None:
+            await self._gate(client.tenant, self._tenant_rate).take(client, count)
 
-    def _gate(self, client: str, rate: float) -> _Gate:
-        gate = self._clients.get(client)
+    def _gate(self, of: Client | str, rate: float) -> _Gate:
+        gate = self._gates.get(of)
         if gate is None:
-            gate = self._clients[client] = _Gate(Bucket(rate, self._clock), self._later)
+            gate = self._gates[of] = _Gate(Bucket(rate, self._clock), self._later)
             self._forget()
-        self._clients.move_to_end(client)
+        self._gates.move_to_end(of)
         return gate
 
     def _forget(self) -> None:
         """Where there are too many: those of the ones not here for longest that owe nothing."""
-        if len(self._clients) > _CLIENTS:
-            for name in list(itertools.islice(self._clients, _LOOKED_AT)):
-                if self._clients[name].idle:
-                    del self._clients[name]
+        if len(self._gates) > _CLIENTS:
+            for name in list(itertools.islice(self._gates, _LOOKED_AT)):
+                if self._gates[name].idle:
+                    del self._gates[name]

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+from wds_async.chunkcache.origin import Client
 from wds_async.service.itinerary import Itinerary
 
 __all__ = ["Held", "Plan"]
@@ -19,8 +20,7 @@ _REMEMBERED = 64
 class Plan:
     """One client's. ``position`` is the shard that it reads now, or next."""
 
-    client: str
-    tenant: str
+    client: Client
     job: str
     shards: Itinerary
     ahead: int
@@ -82,6 +82,6 @@ class Held:
     """A shard that plans have, or are getting: ``size`` is 0 until it is known."""
 
     url: str
-    clients: set[str]
+    clients: set[Client]
     size: int = 0
     task: asyncio.Task[None] | None = None

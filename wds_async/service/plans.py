@@ -2,7 +2,7 @@
 
 A shard that several clients will read is fetched once, and stays accounted for until the last of them has asked for it.
 What is fetched so and not yet read is bounded for each client (`ServiceConfig.ahead_bytes`), and together by half of
-the cache, so that plans do not push each other's shards out before anybody has read them.
+the cache, in equal shares of the tenants that have plans, so that plans do not push each other's shards out unread.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 from wds_async.chunkcache.cache import ChunkCache
-from wds_async.chunkcache.origin import Urgency
+from wds_async.chunkcache.origin import Client, Urgency
 from wds_async.errors import CostLimitReached, WdsError
 from wds_async.redact import redact
 from wds_async.service import names
@@ -37,6 +37,7 @@ _AHEAD_AT_MOST = 10_000
 _NAMES_LIMIT_BYTES = 256 << 20
 _AT_ONCE = 8
 _SHARE_OF_CACHE = 0.5
+_SHARE_OF_PLACES = 7
 _LOOK_AHEAD = 2 * BLOCK
 _NAMES_KEPT = 1 << 16
 _LEFT_BEHIND = 64
@@ -60,10 +61,11 @@ class Plans:
         self._allowed = allowed
         self._clock = clock
         self._at_once = at_once
-        self._plans: dict[str, Plan] = {}
+        self._plans: dict[Client, Plan] = {}
         self._held: dict[str, Held] = {}
         self._names: dict[str, names.Named | None] = {}
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: dict[asyncio.Task[None], str] = {}
+        """Fetches under way, and the tenant that each is for."""
         self._paused_until = 0.0
         self._tending: asyncio.Task[None] | None = None
         self._closed = False
@@ -84,9 +86,14 @@ class Plans:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
 
+    def configure(self, config: ServiceConfig) -> None:
+        """Use ``config`` from now on; plans that there are keep their ``ahead_bytes``."""
+        self._config = config
+        self._names.clear()
+
     # -- what clients say -------------------------------------------------------------------------------
 
-    async def answer(self, said: Any, *, client: str, tenant: str = "", bound: Hashable = None) -> dict[str, Any]:
+    async def answer(self, said: Any, *, client: Client, bound: Hashable = None) -> dict[str, Any]:
         """Take the message ``said`` (``shards``, ``ahead``, ``ahead_bytes``, ``position``, ``job``) for the plan of
         ``client``; without ``shards`` it moves the plan that there is. ``bound``: what the plan lives with, besides
         its lifetime (`left`). Refusal (400) for a message that is none, 403 for shards that may not be read."""
@@ -103,13 +110,12 @@ class Plans:
             return self._told(known)
         itinerary = await self._checked(said["shards"])
         known = self._plans.get(client)
-        if known is None and len(self._plans) >= PLANS_AT_MOST:
-            raise Refusal(429, f"{PLANS_AT_MOST} plans are under way; try again later", "plan", retry_after_s=30)
+        if known is None and not self._has_place(client.tenant):
+            raise Refusal(429, "too many plans of your tenant, or in all; try again later", "plan", retry_after_s=30)
         most = self._config.ahead_bytes
         now = self._clock()
         plan = Plan(
             client,
-            tenant,
             str(said.get("job") or "")[:128],
             itinerary,
             ahead=_number(said, "ahead", _AHEAD, _AHEAD_AT_MOST),
@@ -126,7 +132,7 @@ class Plans:
         self._pump()
         return self._told(plan)
 
-    def heard(self, client: str, url: str) -> None:
+    def heard(self, client: Client, url: str) -> None:
         """``client`` has asked for ``url``: it lives, and its plan goes on from there."""
         plan = self._plans.get(client)
         if plan is None:
@@ -141,12 +147,14 @@ class Plans:
             self._let_go(plan, url)
             self._move(plan, index)
 
-    def drop(self, client: str) -> bool:
+    def drop(self, client: Client) -> bool:
         """The plan of ``client`` is no more; whether there was one. What others want too is fetched on."""
         plan = self._plans.pop(client, None)
         if plan is not None:
             for url in list(plan.taken):
                 self._let_go(plan, url, ends=True)
+            for other in self._plans.values():
+                other.full = False  # there may be fewer tenants
         self._pump()
         return plan is not None
 
@@ -159,22 +167,26 @@ class Plans:
         """Drop the plans of clients that have not been heard of for `ServiceConfig.plan_lifetime_s`."""
         oldest = self._clock() - self._config.plan_lifetime_s
         for client in [name for name, plan in self._plans.items() if plan.heard_at < oldest]:
-            logger.info("the plan of %s is dropped: nothing was heard of it", redact(client))
+            logger.info("the plan of %s is dropped: nothing was heard of it", redact(str(client)))
             self.drop(client)
         self._pump()
 
-    def as_list(self) -> list[dict[str, Any]]:
-        """For people and ``/v1/stats``: ``client``, ``job``, ``shards`` (how many), ``done``, ``ahead_bytes`` (fetched
-        for it and not read yet)."""
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def as_list(self, tenant: str | None = None) -> list[dict[str, Any]]:
+        """Return the plans of ``tenant`` (None: of all) for ``/v1/stats``: ``client``, ``job``, ``shards`` (how many),
+        ``done``, ``ahead_bytes`` (fetched for it and not read yet)."""
         return [
             {
-                "client": plan.client,
+                "client": str(plan.client) if tenant is None else plan.client.name,
                 "job": plan.job,
                 "shards": len(plan.shards),
                 "done": min(plan.position, len(plan.shards)),
                 "ahead_bytes": self._ahead_bytes(plan),
             }
             for plan in self._plans.values()
+            if tenant in (None, plan.client.tenant)
         ]
 
     # -- what follows -----------------------------------------------------------------------------------
@@ -277,7 +289,11 @@ class Plans:
             hungry = [plan for plan in self._plans.values() if plan.hungry]
             if not hungry:
                 return
-            self._begin(min(hungry, key=Plan.due))
+            self._begin(min(hungry, key=self._precedence))
+
+    def _precedence(self, plan: Plan) -> tuple[int, float]:
+        """Order plans by how many fetches their tenant has under way, then by which shard is needed soonest."""
+        return list(self._running.values()).count(plan.client.tenant), plan.due()
 
     def _begin(self, plan: Plan) -> None:
         """Get the next shard of ``plan``, or a share in it where it is there for somebody else."""
@@ -297,11 +313,11 @@ class Plans:
         plan.taken[url], plan.looking = index, not plan.usual_bytes
         held = self._held[url] = Held(url, {plan.client}, plan.usual_bytes)
         held.task = asyncio.create_task(self._fetch(plan, held), name="plan")
-        self._running.add(held.task)
+        self._running[held.task] = plan.client.tenant
         held.task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._running.discard(task)
+        del self._running[task]
         if not task.cancelled() and (exn := task.exception()) is not None:
             logger.error("a plan's fetch failed", exc_info=exn)
         self._pump()
@@ -310,7 +326,7 @@ class Plans:
         try:
             # Where it is known how large they are, there is room for it: its first chunk comes along with its facts.
             start = 0 if plan.usual_bytes else None
-            with await self._cache.open(held.url, client=plan.client, tenant=plan.tenant, start=start) as found:
+            with await self._cache.open(held.url, client=plan.client, start=start) as found:
                 size = min(found.size or 0, plan.ahead_bytes) if found.facts.ranged else 0
                 held.size = 0
                 if not size:
@@ -334,11 +350,24 @@ class Plans:
         finally:
             held.task, plan.looking = None, False
 
+    def _has_place(self, tenant: str) -> bool:
+        """Whether one more plan of ``tenant`` leaves places to other tenants."""
+        of_tenant = sum(plan.client.tenant == tenant for plan in self._plans.values())
+        return of_tenant < _SHARE_OF_PLACES * (PLANS_AT_MOST - len(self._plans))
+
     def _fits(self, plan: Plan, size: int) -> bool:
-        """Whether so many bytes more may be held; a plan that holds nothing may always have one shard."""
+        """Whether so many bytes more may be held, of all and of the plan's tenant, which has an equal share of them. A
+        plan, or tenant, that holds nothing may have one shard beyond its own limit."""
+        tenant, most = plan.client.tenant, self._most_bytes()
         together = sum(held.size for held in self._held.values())
+        if together + size > most:
+            return False
+        if tenants := len({other.client.tenant for other in self._plans.values()} - {tenant}):
+            mine = sum(held.size for held in self._held.values() if any(one.tenant == tenant for one in held.clients))
+            if mine and mine + size > most // (tenants + 1):
+                return False
         own = self._ahead_bytes(plan)
-        return together + size <= self._most_bytes() and (own == 0 or own + size <= plan.ahead_bytes)
+        return own == 0 or own + size <= plan.ahead_bytes
 
     def _give_back(self, held: Held) -> None:
         """Not now: look at it again when something was read."""

@@ -1,4 +1,4 @@
-"""Who is next among many that wait: one of each in turn, however many of one there are."""
+"""Which of many waiting items is next: tenants in turn, and within each tenant its clients in turn."""
 
 from __future__ import annotations
 
@@ -6,52 +6,63 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from wds_async.chunkcache.origin import Client
+
 __all__ = ["Rotation"]
 
 T = TypeVar("T")
 
 
 class Rotation(Generic[T]):
-    """A queue for each name; `pop` takes the first of the name whose turn it is, which then goes to the end."""
+    """A queue for each client; `pop` takes the first item of the client whose turn it is. Then that client goes to the
+    end of its tenant's clients, and its tenant to the end of the tenants."""
 
     def __init__(self) -> None:
-        self._queues: OrderedDict[str, deque[T]] = OrderedDict()
+        self._tenants: OrderedDict[str, OrderedDict[Client, deque[T]]] = OrderedDict()
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
-    def push(self, name: str, item: T) -> None:
-        """Behind the others of its name; a name that has none waiting goes to the end."""
-        self._queues.setdefault(name, deque()).append(item)
+    def push(self, client: Client, item: T) -> None:
+        """Append to the queue of ``client``; a tenant or client without a queue goes to the end."""
+        self._tenants.setdefault(client.tenant, OrderedDict()).setdefault(client, deque()).append(item)
         self._count += 1
 
     def pop(self) -> T:
-        """The next. LookupError where nothing waits."""
+        """Remove and return the next item. LookupError where nothing waits."""
         item = self.pop_if(lambda _: True)
         if item is None:
             raise LookupError("nothing waits")
         return item
 
     def pop_if(self, may: Callable[[T], bool]) -> T | None:
-        """The next whose name's first ``may`` go; the names before it keep their places. None where there is none."""
-        name = next((name for name, queue in self._queues.items() if may(queue[0])), None)
-        if name is None:
-            return None
-        queue = self._queues.pop(name)
-        item = queue.popleft()
-        self._count -= 1
-        if queue:
-            self._queues[name] = queue
-        return item
+        """Remove and return the next item that ``may`` go, of those that are first in their client's queue; None where
+        there is none. Those before it keep their places."""
+        for tenant, queues in self._tenants.items():
+            for client, queue in queues.items():
+                if may(queue[0]):
+                    item = queue.popleft()
+                    queues.move_to_end(client)
+                    self._tenants.move_to_end(tenant)
+                    self._taken(client, queue)
+                    return item
+        return None
 
-    def remove(self, name: str, item: T) -> bool:
+    def remove(self, client: Client, item: T) -> bool:
         """Take ``item`` out before its turn; False where it does not wait (any more)."""
-        queue = self._queues.get(name)
+        queue = self._tenants.get(client.tenant, OrderedDict()).get(client)
         if queue is None or item not in queue:
             return False
         queue.remove(item)
+        self._taken(client, queue)
+        return True
+
+    def _taken(self, client: Client, queue: deque[T]) -> None:
+        """Count an item less, and drop what is empty."""
         self._count -= 1
         if not queue:
-            del self._queues[name]
-        return True
+            queues = self._tenants[client.tenant]
+            del queues[client]
+            if not queues:
+                del self._tenants[client.tenant]

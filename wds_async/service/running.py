@@ -9,32 +9,33 @@ import os
 import signal
 import socket
 import urllib.parse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
-
 from wds_async import environment
 from wds_async.chunkcache.cache import ChunkCache
+from wds_async.chunkcache.origin import Client
 from wds_async.config import transfer_config
 from wds_async.costs import Spending
+from wds_async.errors import WdsError
 from wds_async.pricetable import PriceTable
 from wds_async.redact import redact
-from wds_async.service import snapshot, systemd
+from wds_async.service import logs, snapshot, systemd
 from wds_async.service.access import Access
 from wds_async.service.allow import Allowed
-from wds_async.service.app import Front, HttpLog
+from wds_async.service.app import Front
 from wds_async.service.archives import Archives
-from wds_async.service.capped import Capped
-from wds_async.service.config import ServiceConfig, cache_limit
-from wds_async.service.door import Door
-from wds_async.service.express import Express
+from wds_async.service.capped import Capped, SpentFile
+from wds_async.service.config import ServiceConfig, cache_limit, kept_free, reloaded
+from wds_async.service.connections import ClientConnections
+from wds_async.service.control import serve_control
+from wds_async.service.handing import ReadOnlyFolder
 from wds_async.service.listening import CannotServe, bear_exhaustion, listen_at, listen_at_path, raise_descriptor_limit
 from wds_async.service.listing import Listings
 from wds_async.service.meters import Meters
 from wds_async.service.pace import Pace
 from wds_async.service.plans import Plans
-from wds_async.service.rules import ServiceRules
 from wds_async.service.turns import Turns
 from wds_async.service.underway import Underway
 from wds_async.transfer.originlimits import OriginLimits
@@ -48,14 +49,13 @@ logger = logging.getLogger("wds_async")
 
 _TEND_EVERY_S = 5.0
 _DISK_ANSWERS_S = 4.0
-_LINGER_S = 0.5
-_IDLE_S = 75.0
-_LINE_BYTES = 16 << 10  # of a head; a name of 4 KiB is three times as long where it is escaped
+_VANISHED_S = 15.0
+_WRITERS, _MEMORY_PER_WRITER_BYTES = 4, 8 << 20  # so that writes which hang leave three quarters of the memory
 
 
 class Service:
-    """Everything that one ``wds-async serve`` is. Make it, ``await start()``, and ``await stop()``; all on one loop,
-    which has to be asyncio's own: uvloop has no ``sendfile``."""
+    """Everything that one ``wds-async serve`` is. Make it, ``await start()``, and ``await stop()``; all on one loop
+    (asyncio's own: uvloop is no faster here)."""
 
     def __init__(self, config: ServiceConfig, **transfer: Any) -> None:
         """``transfer`` are fields of `TransferConfig`. ConfigError for what cannot be."""
@@ -63,11 +63,24 @@ class Service:
         self.meters, self.traffic = Meters(), Traffic()
         self.access = Access(config)
         self.underway = Underway(config.client_requests)
-        self.pace = Pace(config.client_bytes_per_s)
+        self.pace = Pace(config.client_bytes_per_s, config.tenant_bytes_per_s)
         self.archives = Archives()
         prices = PriceTable.load(config.prices or None)
-        self.spending = Spending(self.traffic, prices, region=config.region, limit=config.cost_limit)
+        self.spending = Spending(
+            self.traffic,
+            prices,
+            region=config.region,
+            limit=config.cost_limit,
+            per_day=config.cost_limit_per == "day",
+        )
+        self._spent: SpentFile | None = None
+        self.failed = asyncio.Event()
+        """Set when it cannot go on: `failure` says why."""
+        self.failure = ""
+        self._vanished_at: float | None = None
         self.draining = False
+        self.read_only: ReadOnlyFolder | None = None
+        """Where files are opened that are handed over, if that is not the cache's own folder."""
         self._transfer = transfer
         self._why_not_ready = "starting"
         self._listening: list[asyncio.Server] = []
@@ -105,11 +118,25 @@ class Service:
             origin,
             call=self.call,
             turns=self.turns,
-            freshness_s=config.freshness_s,
+            **_freshness(config),
+            keep_free_bytes=0 if folder is None else kept_free(config),
             quotas={quota.tenant: quota.share for quota in config.quotas},
+            writers=max(1, min(_WRITERS, config.memory_bytes // _MEMORY_PER_WRITER_BYTES)),
         )
         ends.push_async_callback(self.cache.close)
         await self.cache.start()
+        if self.cache.folder is not None and self.cache.opened:
+            self._spent = await self.call(SpentFile, self.cache.folder)
+            ends.callback(self._spent.close)
+            await self.call(self._spent.load, self.spending)
+            ends.push_async_callback(self._save_spent)
+            try:
+                await ends.enter_async_context(serve_control(self.cache.folder, self.cache, self.snapshot))
+            except OSError as exn:
+                logger.warning("no control socket in %s: %s; `wds-async cache` cannot reach this service", folder, exn)
+        if config.hand_from:
+            self.read_only = ReadOnlyFolder(config.hand_from, config.folder)
+            ends.callback(self.read_only.close)
         self.listings = Listings(origin, check=self.allowed.check)
         self.plans = Plans(self.cache, config, self.allowed)
         ends.push_async_callback(self.plans.close)
@@ -126,44 +153,61 @@ class Service:
         self.draining, self._why_not_ready = True, "draining"
         await _unless(at_once, asyncio.sleep(self.config.drain_s))
         self._stop_listening()
-        self._lane.drain()
+        self.clients.drain()
         left = len(self.underway)
         if left:
             logger.info("%d requests under way: they have %g s", left, self.config.grace_s)
-        ended = bool(await _unless(at_once, self._lane.gone(self.config.grace_s)))
+        ended = bool(await _unless(at_once, self.clients.gone(self.config.grace_s)))
         if not ended:
             logger.warning("%d requests were cut off", len(self.underway))
         await self._ends.aclose()
         return ended
 
+    def reload(self, new: ServiceConfig) -> list[str]:
+        """Use ``new`` from now on, without ending a connection: what may be read, tokens, certificates, prices, limits
+        of clients, quotas, freshness. Return the names of settings that are others and cannot change while it runs.
+        ConfigError (and nothing has changed) for a configuration that cannot be used."""
+        config, fixed = reloaded(self.config, new)
+        allowed, access = Allowed(config), Access(config)
+        pace = Pace(config.client_bytes_per_s, config.tenant_bytes_per_s)
+        prices = PriceTable.load(config.prices or None)
+        before, self.config = self.config, config
+        self.allowed.take_over(allowed)
+        self.access.take_over(access)
+        self.plans.configure(config)
+        self.underway.limit, self.pace = config.client_requests, pace
+        self.underway.tenant_limit = self._most_of_tenant(config)
+        self.clients.tls = access.tls()
+        self.clients.header_s, self.clients.send_s = config.header_timeout_s, config.send_timeout_s
+        per_day = config.cost_limit_per == "day"
+        self.spending.configure(prices, region=config.region, limit=config.cost_limit, per_day=per_day)
+        self.cache.configure(**_freshness(config))
+        if config.quotas != before.quotas:
+            self.cache.set_quotas({quota.tenant: quota.share for quota in config.quotas})
+        return fixed
+
     async def _listen(self, ends: contextlib.AsyncExitStack) -> None:
         config = self.config
-        slow = web.Server(
-            Front(self),
-            handler_cancellation=True,  # what only a client that has left wanted is not fetched
-            access_log=None,
-            logger=HttpLog(self.meters, self.access),
-            keepalive_timeout=_IDLE_S,
-            lingering_time=_LINGER_S,
-            max_line_size=_LINE_BYTES,
-            max_field_size=_LINE_BYTES,
-        )
-        ends.push_async_callback(slow.shutdown, 0)
-        self._lane = Express(
-            Door(ServiceRules(self)),
-            slow,
+        front = Front(self)
+        clients = self._most_clients()
+        self.clients = ClientConnections(
+            front,
+            front.malformed,
             self.meters,
-            clients=self._most_clients(),
+            clients=clients,
+            of_address=config.address_connections or max(1, clients // 2),
             header_s=config.header_timeout_s,
             send_s=config.send_timeout_s,
-            idle_s=_IDLE_S,
+            tls=self.access.tls(),
             left=self.plans.left,
+            warns_of_root=self.read_only is None,
         )
-        ends.callback(self._lane.close)
-        self._listening = [await listen_at(self._lane.listener(), config.host, config.port, self.access.tls())]
+        ends.callback(self.clients.close)
+        self.underway.tenant_limit = self._most_of_tenant(config)
+        self._listening = [await listen_at(self.clients.listener(), config.host, config.port)]
         ends.callback(self._stop_listening)
         if config.socket:
-            self._listening.append(await listen_at_path(self._lane.listener(local=True), config.socket))
+            self._listening.append(await listen_at_path(self.clients.listener(local=True), config.socket))
         if _asks_itself(self.addresses):
             raise CannotServe(
                 "AIS_ENDPOINT names this very service, which would ask itself: it is for the service's clients"
@@ -178,6 +222,13 @@ class Service:
             logger.warning("%d descriptors (ulimit -n) are for %d clients at most", descriptors, descriptors // 4)
             return descriptors // 4
         return most
+
+    def _most_of_tenant(self, config: ServiceConfig) -> int | None:
+        """Return how many requests of one tenant may be under way. A request keeps a connection busy, and idle ones
+        give way, so this leaves connections to other tenants."""
+        if config.tenant_requests is not None:
+            return config.tenant_requests
+        return max(1, self.clients.limit // 2) if config.tokens or config.client_ca else None
 
     def _stop_listening(self) -> None:
         for server in self._listening:
@@ -194,25 +245,50 @@ class Service:
             await asyncio.sleep(every)
             systemd.notify("WATCHDOG=1")
             self.access.renew()
-            why = await self._disk()
+            why, vanished = await self._disk()
+            self._judge_folder(why, vanished)
+            if not why:
+                await self._save_spent()
             if not self.draining and why != self._why_not_ready:
                 logger.log(logging.WARNING if why else logging.INFO, "%s", why or "the cache's folder is back: ready")
                 self._why_not_ready = why
 
-    async def _disk(self) -> str:
-        """Why the cache's folder is out of reach, "" where it is not."""
+    def _judge_folder(self, why: str, vanished: bool) -> None:
+        """Write nothing where the folder has vanished: its path may lead to another disk now. End where it does not
+        come back."""
+        now = asyncio.get_running_loop().time()
+        self.cache.fetching.disk.vanished = vanished
+        if not vanished:
+            self._vanished_at = None
+            return
+        if self._vanished_at is None:
+            self._vanished_at = now
+        if now - self._vanished_at >= _VANISHED_S and not self.failure:
+            self.failure = f"{why}. It has not come back within {_VANISHED_S:g} s"
+            self.failed.set()
+
+    async def _save_spent(self) -> None:
+        if self._spent is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_DISK_ANSWERS_S):
+                    await self.call(self._spent.save, self.spending.state())
+
+    async def _disk(self) -> tuple[str, bool]:
+        """Why the cache's folder is out of reach, "" where it is not; and whether it is not there any more."""
         if not self.config.folder:
-            return ""
+            return "", False
         try:
             async with asyncio.timeout(_DISK_ANSWERS_S):
                 found = await self.call(os.stat, self.config.folder)
         except TimeoutError:
-            return f"the cache's folder {self.config.folder} does not answer"
+            return f"the cache's folder {self.config.folder} does not answer", False
+        except (FileNotFoundError, NotADirectoryError):
+            return f"the cache's folder {self.config.folder} has vanished", True
         except OSError as exn:
-            return f"the cache's folder {self.config.folder} is out of reach: {exn.strerror}"
+            return f"the cache's folder {self.config.folder} is out of reach: {exn.strerror}", False
         if not os.path.samestat(found, self._folder):
-            return f"the cache's folder {self.config.folder} was replaced by another: restart the service"
-        return ""
+            return f"the cache's folder {self.config.folder} was replaced by another: restart the service", True
+        return "", False
 
     # -- what it is asked -------------------------------------------------------------------------------
 
@@ -225,11 +301,11 @@ class Service:
         """In words; "" where it is."""
         return self._why_not_ready
 
-    def snapshot(self) -> dict[str, Any]:
-        """``/v1/stats``."""
-        return snapshot.snapshot(self)
+    def snapshot(self, tenant: str | None = None) -> dict[str, Any]:
+        """Return ``/v1/stats`` as a client of ``tenant`` sees it; None: all of it."""
+        return snapshot.snapshot(self, tenant)
 
-    def pace_of(self, client: str) -> Any:
+    def pace_of(self, client: Client) -> Any:
         """What waits until so many bytes may go to ``client``; None where nothing limits that."""
         if not self.pace.limited:
             return None
@@ -264,12 +340,17 @@ class Service:
         return found
 
 
-async def run(config: ServiceConfig) -> int:
-    """Serve until SIGTERM or SIGINT, then drain; a second signal ends at once. The exit code: 0, also where requests
-    had to be cut off. CannotServe where it cannot begin."""
+async def run(load: Callable[[], ServiceConfig]) -> int:
+    """Serve what ``load`` returns until SIGTERM or SIGINT, then drain; a second signal ends at once. SIGHUP calls
+    ``load`` again (`Service.reload`); before the start is complete, as soon as it is. Return the exit code: 0, also
+    where requests had to be cut off; 1 where it could not go on, because the cache's folder has vanished. ConfigError
+    and CannotServe where it cannot begin."""
     loop = asyncio.get_running_loop()
+    end, at_once, hangup = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    loop.add_signal_handler(signal.SIGHUP, hangup.set)  # before anything else: its default would end the process
+    config = load()
+    logs.configure(config.log, file=config.log_file, level=config.log_level)
     service = Service(config)
-    end, at_once = asyncio.Event(), asyncio.Event()
 
     def told(name: str) -> None:
         logger.info("%s: %s", name, "ending at once" if end.is_set() else "draining")
@@ -282,11 +363,36 @@ async def run(config: ServiceConfig) -> int:
     for line in service.told():
         logger.info("%s", line)
     systemd.notify("READY=1")
-    await end.wait()
+    reloading = asyncio.create_task(_reload_at(hangup, service, load), name="reload")
+    await _unless(service.failed, end.wait())
+    reloading.cancel()
+    if service.failure:
+        end.set()  # a signal from now on ends it at once
+        logger.error("%s: draining, then ending", service.failure)
     systemd.notify("STOPPING=1")
     await service.stop(at_once)
     logger.info("ended")
-    return 0
+    return 1 if service.failure else 0
+
+
+async def _reload_at(hangup: asyncio.Event, service: Service, load: Callable[[], ServiceConfig]) -> None:
+    """Reload the configuration each time ``hangup`` is set: all of it, or nothing where a part cannot be used."""
+    while True:
+        await hangup.wait()
+        hangup.clear()
+        try:
+            new = load()
+            with logs.prepared(new.log, file=new.log_file, level=new.log_level) as use_log:
+                fixed = service.reload(new)
+                use_log()
+        except (WdsError, OSError, ValueError) as exn:
+            logger.error("the service goes on with what it has: %s", exn)
+        except Exception:
+            logger.exception("the service goes on with what it has")
+        else:
+            if fixed:
+                logger.warning("these settings hold after a restart only: %s", ", ".join(fixed))
+            logger.info("the configuration was read again")
 
 
 def _asks_itself(addresses: list[str]) -> bool:
@@ -296,6 +402,12 @@ def _asks_itself(addresses: list[str]) -> bool:
     here = {"localhost", "127.0.0.1", "::1", "0.0.0.0", socket.gethostname()}
     ports = {address.rpartition(":")[2] for address in addresses if not address.startswith("unix:")}
     return endpoint in addresses or (parts.hostname in here and str(parts.port) in ports)
+
+
+def _freshness(config: ServiceConfig) -> dict[str, Any]:
+    """Return the settings that `ChunkCache.configure` takes."""
+    names = ("freshness_s", "stale_while_revalidate_s", "stale_if_error_s", "revalidate_timeout_s", "scrub_bytes_per_s")
+    return {name: getattr(config, name) for name in names}
 
 
 def _folder(config: ServiceConfig) -> Path | None:

@@ -13,27 +13,42 @@ import urllib.parse
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from aiohttp import web
-
 from wds_async.service.buckets import allowed_buckets, check_bucket
 from wds_async.service.listing import Listed, Page
+from wds_async.service.messages import Request, Response
 from wds_async.service.names import Named, url_of
 from wds_async.service.refusals import Refusal, xml_text
 
 if TYPE_CHECKING:
     from wds_async.service.running import Service
 
-__all__ = ["answer_bucket", "answer_buckets"]
+__all__ = ["answer_bucket", "answer_buckets", "check_query"]
 
 _NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 _MOST = 1000
 # Questions about a bucket that have a sub-resource's name. What is not known here must not be taken for a listing.
 _LISTING = frozenset({"list-type", "prefix", "delimiter", "continuation-token", "start-after", "max-keys",
                       "encoding-type", "marker", "fetch-owner", "x-id"})  # fmt: skip
+_SUBRESOURCES = frozenset({
+    "acl", "annotation", "attributes", "cors", "delete", "encryption", "legal-hold", "lifecycle", "logging",
+    "notification", "object-lock", "partNumber", "policy", "renameObject", "replication", "requestPayment", "restore",
+    "retention", "select", "select-type", "tagging", "torrent", "uploadId", "uploads", "versioning", "versions",
+    "website",
+})  # fmt: skip
+"""Parameters by which a request of S3 is about something else than the bytes of an object, or writes."""
 _SIGNATURE = re.compile(r"X-Amz-|AWSAccessKeyId|Signature|Expires", re.IGNORECASE)
 
 
-async def answer_buckets(service: Service) -> web.Response:
+def check_query(names: Iterable[str]) -> None:
+    """Raise Refusal (501) where one of the parameters ``names`` asks for what is not the object itself: an object must
+    not be taken for its tags, nor the whole for a part. Others (signatures, ``x-id``, ``response-…``) are passed over,
+    as S3 does with those that it does not know."""
+    if unknown := sorted(_SUBRESOURCES.intersection(names)):
+        words = f"?{unknown[0]} is not answered here: objects are read whole, in ranges and by version, and listed"
+        raise Refusal(501, words, "not-here")
+
+
+async def answer_buckets(service: Service) -> Response:
     """``GET /s3``: the buckets that the configuration names."""
     names = sorted({name for provider, name in allowed_buckets(service) if provider in ("aws", "ais")})
     since = _date(0.0)
@@ -42,13 +57,13 @@ async def answer_buckets(service: Service) -> web.Response:
     return _document("ListAllMyBucketsResult", f"{owner}<Buckets>{rows}</Buckets>")
 
 
-async def answer_bucket(service: Service, request: web.BaseRequest, named: Named) -> web.Response:
+async def answer_bucket(service: Service, request: Request, named: Named) -> Response:
     """``HEAD /s3/B``, ``GET /s3/B?location`` and ListObjects, in both of its versions."""
     asked = {name: value for name, value in request.query.items() if not _SIGNATURE.match(name)}
     if request.method == "HEAD" or "location" in asked:
         await check_bucket(service, named)
         region = f"<LocationConstraint xmlns={_NAMESPACE!r}></LocationConstraint>".replace("'", '"')
-        return _xml_response(region) if request.method == "GET" else web.Response()
+        return _xml_response(region) if request.method == "GET" else Response()
     if unknown := sorted(set(asked) - _LISTING):
         raise Refusal(501, f"?{unknown[0][:40]} of a bucket is not answered here; objects and listings are", "not-here")
     prefix, delimiter = asked.get("prefix", ""), asked.get("delimiter", "")
@@ -78,7 +93,7 @@ def _after(asked: Mapping[str, str]) -> str:
     return asked.get("start-after" if asked.get("list-type") == "2" else "marker", "")
 
 
-def _listed(bucket: str, asked: Mapping[str, str], page: Page, most: int) -> web.Response:
+def _listed(bucket: str, asked: Mapping[str, str], page: Page, most: int) -> Response:
     second, encoded = asked.get("list-type") == "2", asked.get("encoding-type") == "url"
 
     def name(text: str) -> str:
@@ -118,12 +133,12 @@ def _tags(pairs: Iterable[tuple[str, str]]) -> str:
     return "".join(f"<{tag}>{text}</{tag}>" for tag, text in pairs)
 
 
-def _document(root: str, inner: str) -> web.Response:
+def _document(root: str, inner: str) -> Response:
     return _xml_response(f'<{root} xmlns="{_NAMESPACE}">{inner}</{root}>')
 
 
-def _xml_response(text: str) -> web.Response:
-    return web.Response(text=f'<?xml version="1.0" encoding="UTF-8"?>\n{text}', content_type="application/xml")
+def _xml_response(text: str) -> Response:
+    return Response(text=f'<?xml version="1.0" encoding="UTF-8"?>\n{text}', content_type="application/xml")
 
 
 def _date(seconds: float) -> str:

@@ -1,9 +1,11 @@
-"""Who may ask an origin next: readers before what they will read soon, that before plans, and clients in turn.
+"""Who may ask an origin next: readers before what they will read soon, that before plans; within each, tenants in turn,
+and the clients of a tenant in turn.
 
-A fetch whose origin does not answer holds its place for a minute or more. So no client, and no store, may hold more
-than seven times the places that are then still free (Choudhury and Hahne, "Dynamic queue length thresholds", 1998): who
-is alone has them all but a rest that grows again whenever somebody takes of it. There are a seventh more places than
-``limit``, so that this rest costs nobody who is alone anything; real connections have a limit of their own.
+A fetch whose origin does not answer holds its place for a minute or more. So no tenant may hold more than
+seven times the places that are then still free (Choudhury and Hahne, "Dynamic queue length thresholds", 1998), and no
+client, and no store, more than seven times what is left of its tenant's. One that is alone has all but a rest, which
+grows again whenever another takes of it. There are a seventh more places for a tenant than ``limit``, and a seventh
+more than that in all, so that the rests cost nothing to a client that is alone; connections have a limit of their own.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import asyncio
 from collections import Counter
 from types import TracebackType
 
-from wds_async.chunkcache.origin import Urgency
+from wds_async.chunkcache.origin import Client, Urgency
 from wds_async.service.rotation import Rotation
 
 __all__ = ["Turn", "Turns"]
@@ -21,19 +23,22 @@ _SHARE = 7
 
 
 class Turns:
-    """At most ``limit`` fetches at once of one client, or from one store, and a seventh more of all together. What
-    nobody waits for yet leaves some of the places free, a quarter for plans and an eighth for reading ahead, so that a
-    reader never waits for a whole round of them."""
+    """At most ``limit`` fetches at once of one client, or from one store, a seventh more of one tenant, and a seventh
+    more than that of all together. What no reader waits for yet leaves some of the places free, a quarter for plans and
+    an eighth for reading ahead, so that a reader never waits for a whole round of them."""
 
     def __init__(self, limit: int) -> None:
         if limit < 1:
             raise ValueError(f"limit={limit}: at least one fetch at once")
         self.limit = limit
         self._most_of_one = _by_urgency(limit)
-        self._most = _by_urgency(limit + -(-limit // _SHARE))
+        of_tenant = limit + -(-limit // _SHARE)
+        self._most_of_tenant = _by_urgency(of_tenant)
+        self._most = _by_urgency(of_tenant + -(-of_tenant // _SHARE))
         self._waiting: dict[Urgency, Rotation[Turn]] = {urgency: Rotation() for urgency in Urgency}
         self._running = 0
-        self._of_client: Counter[str] = Counter()
+        self._of_client: Counter[Client] = Counter()
+        self._of_tenant: Counter[str] = Counter()
         self._of_store: Counter[str] = Counter()
 
     @property
@@ -46,7 +51,7 @@ class Turns:
         """Those that wait for their turn."""
         return sum(len(line) for line in self._waiting.values())
 
-    def turn(self, client: str, urgency: Urgency, url: str = "") -> Turn:
+    def turn(self, client: Client, urgency: Urgency, url: str = "") -> Turn:
         """``async with turns.turn(…):`` waits for the turn, and holds a place until its end. ``url``: what will be
         asked for, where that is known; its bucket or host is the store that may be slow to answer."""
         return Turn(self, client, urgency, "/".join(url.split("/", 3)[:3]))
@@ -60,10 +65,7 @@ class Turns:
 
     def _leave(self, turn: Turn) -> None:
         self._running -= 1
-        for counter, name in ((self._of_client, turn.client), (self._of_store, turn.store)):
-            counter[name] -= 1
-            if not counter[name]:
-                del counter[name]
+        self._count(turn, -1)
         self._admit()
 
     def _admit(self) -> None:
@@ -74,14 +76,27 @@ class Turns:
                 if turn is None:
                     break
                 self._running += 1
-                self._of_client[turn.client] += 1
-                self._of_store[turn.store] += 1
+                self._count(turn, 1)
                 turn._begin()
 
     def _may(self, turn: Turn) -> bool:
-        """Whether its client and its store leave enough to others."""
-        most = min(self._most_of_one[turn.urgency], _SHARE * (self._most[turn.urgency] - self._running))
+        """Whether its tenant, its client and its store leave enough to others."""
+        of_tenant, urgency = self._of_tenant[turn.client.tenant], turn.urgency
+        most_of_tenant = min(self._most_of_tenant[urgency], _SHARE * (self._most[urgency] - self._running))
+        most = min(self._most_of_one[urgency], _SHARE * (most_of_tenant - of_tenant))
         return self._of_client[turn.client] < most and (not turn.store or self._of_store[turn.store] < most)
+
+    def _count(self, turn: Turn, more: int) -> None:
+        self._of_client[turn.client] += more
+        self._of_tenant[turn.client.tenant] += more
+        self._of_store[turn.store] += more
+        if more < 0:
+            if not self._of_client[turn.client]:
+                del self._of_client[turn.client]
+            if not self._of_tenant[turn.client.tenant]:
+                del self._of_tenant[turn.client.tenant]
+            if not self._of_store[turn.store]:
+                del self._of_store[turn.store]
 
 
 def _by_urgency(places: int) -> dict[Urgency, int]:
@@ -91,7 +106,7 @@ def _by_urgency(places: int) -> dict[Urgency, int]:
 class Turn:
     """One fetch's. `hasten` while it waits: somebody needs it sooner."""
 
-    def __init__(self, turns: Turns, client: str, urgency: Urgency, store: str) -> None:
+    def __init__(self, turns: Turns, client: Client, urgency: Urgency, store: str) -> None:
         self.client = client
         self.urgency = urgency
         self.store = store
@@ -116,7 +131,7 @@ class Turn:
     ) -> None:
         self._turns._leave(self)
 
-    def hasten(self, urgency: Urgency, client: str = "") -> None:
+    def hasten(self, urgency: Urgency, client: Client | None = None) -> None:
         """Wait among the more urgent from now on, as ``client`` where one is named. Nothing where its turn has come,
         or ``urgency`` is not more than its own. Before it began to wait, it says how it will."""
         if urgency >= self.urgency:
