@@ -1,9 +1,11 @@
-"""Make the files that hold other files: ``python deploy/render.py``; with ``--check`` only say which are behind.
+"""Make the files that are made: ``python deploy/render.py``; with ``--check`` only say which are behind.
 
 A PrometheusRule is a rule file in a frame, and cloud-init's configuration carries the systemd unit and what belongs to
-it. Both are made here, so that each thing is written once.
+it. Both are made here, so that each thing is written once. The token that clients show to the service is drawn where
+there is none yet; the files that hold it are not in git.
 """
 
+import secrets
 import sys
 from pathlib import Path
 from textwrap import indent
@@ -19,8 +21,34 @@ PATHS = {
     "local-disks.sh": ("/usr/local/sbin/local-disks", "0755"),
 }
 """Files of vm/ that are the same on every cloud: where they go, and their mode."""
-OWN = {"wds-async.env": ("/etc/wds-async/env", "0640"), "serve.yaml": ("/etc/wds-async/serve.yaml", "0644")}
+OWN = {
+    "wds-async.env": ("/etc/wds-async/env", "0640"),
+    "serve.yaml": ("/etc/wds-async/serve.yaml", "0644"),
+    "requirements.txt": ("/etc/wds-async/requirements.txt", "0644"),
+}
 """Files of vm/CLOUD/."""
+
+
+TOKENS = DEPLOY / "base" / "tokens"
+"""What the service knows: a token a line, then perhaps a tenant."""
+CLIENTS = ("training/indexed", "training/pytorchjob", "offline")
+"""Folders whose pods show the first of them."""
+
+
+def hand_out_token() -> list[Path]:
+    """Draw a token where there is none, give it to the folders of clients, and return the files that were written."""
+    written = []
+    if not TOKENS.exists():
+        TOKENS.touch(mode=0o600)
+        TOKENS.write_text(f"{secrets.token_urlsafe(32)}\n", encoding="utf-8")
+        written.append(TOKENS)
+    (token, *_), *_ = (line.split() for line in TOKENS.read_text(encoding="utf-8").splitlines() if line[:1] not in "#")
+    for path in (DEPLOY / client / "token" for client in CLIENTS):
+        if not path.exists() or path.read_text(encoding="utf-8") != token:
+            path.touch(mode=0o600)
+            path.write_text(token, encoding="utf-8")
+            written.append(path)
+    return written
 
 
 def prometheus_rule() -> str:
@@ -67,6 +95,9 @@ def main() -> int:
         if "--check" not in sys.argv:
             path.write_text(texts[path], encoding="utf-8")
         click.echo(path)
+    if "--check" not in sys.argv:
+        for path in hand_out_token():
+            click.echo(path)
     return int(bool(behind) and "--check" in sys.argv)
 
 

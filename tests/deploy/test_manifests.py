@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import re
+import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,12 +16,12 @@ import yaml
 
 import wds_async
 from tests.deploy.schemas import CUSTOM
-from tests.deploy.tools import DEPLOY, kustomized
+from tests.deploy.tools import DEPLOY, kustomized, run, tool
 from wds_async import environment
 from wds_async.environment import parse_bytes
 from wds_async.service.config import ServiceConfig, load_config
 
-FOLDERS = sorted(path.parent for path in DEPLOY.rglob("kustomization.yaml"))
+FOLDERS = sorted(path.parent for path in DEPLOY.rglob("kustomization.yaml") if path.parent.parent.name != "components")
 SERVED = [folder for folder in FOLDERS if folder.name == "base" or folder.parent.name == "overlays"]
 UID = 10001
 PREPARES = "folders"
@@ -60,8 +63,8 @@ def configuration(found: list[dict[str, Any]], tmp_path: Path) -> ServiceConfig:
 
 def test_there_are_folders_for_every_place() -> None:
     assert {named(folder) for folder in FOLDERS} == {
-        "base", "overlays/gke", "overlays/eks", "overlays/aks", "overlays/bare-metal", "monitoring",
-        "training/indexed", "training/pytorchjob", "training/socket", "offline",
+        "base", "overlays/gke", "overlays/eks", "overlays/aks", "overlays/bare-metal",
+        "overlays/gke-autopilot", "monitoring", "training/indexed", "training/pytorchjob", "training/socket", "offline",
     }  # fmt: skip
 
 
@@ -150,9 +153,13 @@ def test_the_service_starts_with_its_configuration(folder: Path, tmp_path: Path)
     (serve,) = pod["containers"]
     (port,) = serve["ports"]
     assert (config.host, config.port) == ("0.0.0.0", port["containerPort"])
-    assert port["hostPort"] == config.port
+    assert "hostPort" not in port, "only by choice"
     mounts = [mount["mountPath"] for mount in serve["volumeMounts"]]
-    assert {config.folder, str(Path(config.socket).parent), "/tmp", "/etc/wds-async"} == set(mounts)
+    told = {"/etc/wds-async", str(Path(config.tokens).parent)}
+    assert {config.folder, config.hand_from, str(Path(config.socket).parent), "/tmp"} | told == set(mounts)
+    volumes = {mount["mountPath"]: mount for mount in serve["volumeMounts"]}
+    assert volumes[config.hand_from] == {**volumes[config.folder], "mountPath": config.hand_from, "readOnly": True}
+    assert "readOnly" not in volumes[config.folder]
     (variable,) = [one["value"] for one in serve["env"] if one["name"] == "WDS_SERVE_CONFIG"]
     assert Path(variable).parent.as_posix() in mounts
     assert pod["terminationGracePeriodSeconds"] >= config.drain_s + config.grace_s + 5
@@ -201,14 +208,15 @@ def test_overlays_differ_in_what_they_are_for(tmp_path: Path) -> None:
         found = manifests(folder)
         (allowed[folder.name],) = configuration(found, tmp_path).allow
         volumes = only(found, "DaemonSet")["spec"]["template"]["spec"]["volumes"]
-        (disks[folder.name],) = [one["hostPath"]["path"] for one in volumes if one["name"] == "cache"]
+        (disk,) = [one for one in volumes if one["name"] == "cache"]
+        disks[folder.name] = disk["hostPath"]["path"] if "hostPath" in disk else "the pod's own/wds-async"
         accounts[folder.name] = set(only(found, "ServiceAccount")["metadata"].get("annotations", {}))
     assert {name: url.split(":")[0] for name, url in allowed.items()} == {
-        "base": "s3", "gke": "gs", "eks": "s3", "aks": "az", "bare-metal": "s3",
+        "base": "s3", "gke": "gs", "gke-autopilot": "gs", "eks": "s3", "aks": "az", "bare-metal": "s3",
     }  # fmt: skip
     assert len(set(disks.values())) == len(disks)
     assert all(path.endswith("/wds-async") for path in disks.values())
-    assert "iam.gke.io/gcp-service-account" in accounts["gke"]
+    assert "iam.gke.io/gcp-service-account" in accounts["gke"] & accounts["gke-autopilot"]
     assert "eks.amazonaws.com/role-arn" in accounts["eks"]
     assert "azure.workload.identity/client-id" in accounts["aks"]
     assert accounts["bare-metal"] == accounts["base"] == set()
@@ -219,18 +227,76 @@ def test_training_finds_its_nodes_service(name: str) -> None:
     ((_, template),) = pods(manifests(DEPLOY / "training" / name))
     (container,) = template["spec"]["containers"]
     env = {one["name"]: one for one in container["env"]}
-    assert env["NODE_IP"]["valueFrom"]["fieldRef"]["fieldPath"] == "status.hostIP"
-    order = list(env)
-    assert order.index("NODE_IP") < order.index("AIS_ENDPOINT") or name == "socket", "$(NODE_IP) has to be known"
     if name == "socket":
         assert env["AIS_ENDPOINT"]["value"] == "unix:/run/wds-async/serve.sock"
         assert {"name": "wds-async", "mountPath": "/run/wds-async", "readOnly": True} in container["volumeMounts"]
     else:
-        assert env["AIS_ENDPOINT"]["value"] == "http://$(NODE_IP):51080"
+        service = only(manifests(DEPLOY / "base"), "Service")["metadata"]
+        assert env["AIS_ENDPOINT"]["value"] == f"http://{service['name']}.{service['namespace']}:51080"
     assert env["USE_AIS_FOR"]["value"] == "gs:s3:az"
     assert template["metadata"]["labels"]["wds-async/client"] == "true"
     ranks = {f"rank-{rank}": 9464 + rank for rank in range(8)}
     assert ranks.items() <= {port["name"]: port["containerPort"] for port in container["ports"]}.items()
+
+
+def secret(found: list[dict[str, Any]], name: str) -> str:
+    """The one value of a Secret."""
+    (data,) = [one["data"] for one in found if one["kind"] == "Secret" and one["metadata"]["name"] == name]
+    (value,) = data.values()
+    return base64.b64decode(value).decode()
+
+
+@pytest.mark.parametrize("name", ["training/indexed", "training/pytorchjob", "training/socket", "offline"])
+def test_clients_show_a_token_that_the_service_knows(name: str) -> None:
+    found = manifests(DEPLOY / name)
+    (container,) = next(template for _, template in pods(found))["spec"]["containers"]
+    (given,) = [one["valueFrom"]["secretKeyRef"] for one in container["env"] if one["name"] == "AIS_AUTHN_TOKEN"]
+    token = secret(found, given["name"])
+    assert len(token) >= 32
+    assert secret(manifests(DEPLOY / "base"), "wds-async-tokens").splitlines() == [token]
+
+
+def test_tokens_are_drawn_anew_for_each_checkout_and_kept(tmp_path: Path) -> None:
+    drawn = []
+    for number in range(2):
+        copy = tmp_path / str(number)
+        shutil.copytree(DEPLOY, copy, ignore=shutil.ignore_patterns("token", "tokens"))
+        run(sys.executable, copy / "render.py")
+        drawn.append((copy / "base" / "tokens").read_text())
+        assert (copy / "base" / "tokens").stat().st_mode & 0o077 == 0
+        run(sys.executable, copy / "render.py")
+        assert (copy / "base" / "tokens").read_text() == drawn[-1]
+    assert drawn[0] != drawn[1]
+
+
+@pytest.mark.parametrize(("component", "shown"), [("host-port", "hostPort: 51080"), ("on-delete", "type: OnDelete")])
+def test_components_change_what_they_are_for(component: str, shown: str, tmp_path: Path) -> None:
+    copy = tmp_path / "deploy"
+    shutil.copytree(DEPLOY, copy)
+    run(sys.executable, copy / "render.py")
+    overlay = copy / "overlays" / "mine"
+    overlay.mkdir()
+    (overlay / "kustomization.yaml").write_text(
+        f"resources: [../bare-metal]\ncomponents: [../../components/{component}]\n", encoding="utf-8"
+    )
+    text = run(tool("kubectl"), "kustomize", overlay)
+    assert shown in text
+    assert shown not in run(tool("kubectl"), "kustomize", copy / "overlays" / "bare-metal")
+
+
+def test_every_taint_is_tolerated_and_cloud_dns_is_reached() -> None:
+    """GPU nodes are tainted in each cloud's own way; DNS of GKE may answer at a link-local address."""
+    pod = only(manifests(DEPLOY / "base"), "DaemonSet")["spec"]["template"]["spec"]
+    assert pod["tolerations"] == [{"operator": "Exists"}]
+    for name in ("gke", "gke-autopilot"):
+        egress = only(manifests(DEPLOY / "overlays" / name), "NetworkPolicy")["spec"]["egress"]
+        ports = [
+            (port["port"], port["protocol"])
+            for rule in egress
+            if {"ipBlock": {"cidr": "169.254.169.254/32"}} in rule["to"]
+            for port in rule["ports"]
+        ]
+        assert {(53, "UDP"), (53, "TCP")} <= set(ports)
 
 
 def test_the_numbers_of_the_training_agree() -> None:

@@ -41,7 +41,7 @@ def listed(tmp_path: Path) -> Path:
 def work(shards: Path, out: Path, rank: int, ranks: int) -> str:
     """What one pod says."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", DEPLOY / "offline" / "rewrite.py", shards, out],
+        [sys.executable, "-W", "error", "-W", "ignore::UserWarning", DEPLOY / "offline" / "rewrite.py", shards, out],
         env={**os.environ, "PYTHONPATH": str(ROOT), "RANK": str(rank), "WORLD_SIZE": str(ranks)},
         capture_output=True, text=True, check=False, cwd=shards.parent,
     )  # fmt: skip

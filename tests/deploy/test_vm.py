@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import wds_async
-from tests.deploy.tools import DEPLOY, run, tool
+from tests.deploy.tools import DEPLOY, DOCKER, run, tool
 from wds_async.service.config import load_config
 
 VM = DEPLOY / "vm"
@@ -54,6 +54,7 @@ def test_files_arrive_as_they_are_here(cloud: str) -> None:
         "/usr/local/sbin/local-disks": VM / "local-disks.sh",
         "/etc/wds-async/env": VM / cloud / "wds-async.env",
         "/etc/wds-async/serve.yaml": VM / cloud / "serve.yaml",
+        "/etc/wds-async/requirements.txt": VM / cloud / "requirements.txt",
     }
     written = {one["path"]: one["content"] for one in user_data(cloud)["write_files"]}
     assert written == {path: source.read_text(encoding="utf-8") for path, source in sources.items()}
@@ -61,9 +62,22 @@ def test_files_arrive_as_they_are_here(cloud: str) -> None:
 
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_the_machine_installs_this_version_with_its_store(cloud: str) -> None:
-    store = {"gcp": "gcs", "aws": "s3"}[cloud]
-    (wanted,) = [word for command in user_data(cloud)["runcmd"] for word in command if word.startswith("wds-async[")]
-    assert wanted == f"wds-async[service,{store}]=={wds_async.__version__}"
+    """By version and hash all that it needs, in the versions of the image."""
+    first, second, check = (command[1:] for command in user_data(cloud)["runcmd"] if command[0].endswith("/pip"))
+    assert first[-2:] == ["--requirement", "/etc/wds-async/requirements.txt"]
+    assert {"--require-hashes", "--only-binary=:all:"} <= set(first)
+    assert second[-2:] == ["--no-deps", f"wds-async=={wds_async.__version__}"]
+    assert check == ["check"]
+    text = (VM / cloud / "requirements.txt").read_text(encoding="utf-8").replace(" \\\n  ", " ")
+    lines = [line for line in text.splitlines() if line[0] != "#"]
+    assert all(re.fullmatch(r"[\w.-]+==\S+ --hash=sha256:[0-9a-f]{64}", line) for line in lines)
+    pinned = (DOCKER / "requirements-service.txt").read_text(encoding="utf-8").lower()
+    named = {line.partition(" ")[0].lower() for line in lines}
+    for line in lines:
+        name, _, digest = line.lower().partition(" --hash=")
+        assert re.search(rf"^{re.escape(name).replace('_', '[_-]')}\b", pinned, re.MULTILINE), name
+        assert digest in pinned, f"{name}: not a file that the image would take"
+    assert any(name.startswith({"gcp": "gcsfs==", "aws": "s3fs=="}[cloud]) for name in named)
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)
@@ -73,6 +87,7 @@ def test_the_unit_runs_the_configuration(cloud: str) -> None:
     assert config.socket == f"/run/{setting('RuntimeDirectory')[0]}/serve.sock"
     (writable,) = setting("ReadWritePaths")
     assert Path(config.folder).parent.as_posix() == writable
+    assert setting("BindReadOnlyPaths") == [f"{config.folder}:{config.hand_from}"]
     (prepare,) = setting("ExecStartPre")
     assert prepare.split() == ["+/usr/local/sbin/local-disks", writable, Path(config.folder).name]
     assert setting("User") == [Path(config.folder).name]
@@ -80,6 +95,10 @@ def test_the_unit_runs_the_configuration(cloud: str) -> None:
     assert any("WDS_SERVE_CONFIG=/etc/wds-async/serve.yaml" in line for line in setting("Environment"))
     files = int(setting("LimitNOFILE")[0])
     assert files >= 2 * (config.clients + config.connections)
+
+
+def test_a_reload_is_the_signal_that_reloads() -> None:
+    assert setting("ExecReload") == ["/bin/kill -HUP $MAINPID"]
 
 
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:

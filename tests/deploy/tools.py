@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import importlib.util
 import json
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -49,15 +52,25 @@ def run(*command: str | Path) -> str:
     return done.stdout + done.stderr
 
 
+@functools.cache
+def _with_tokens() -> Path:
+    """A copy of deploy/ in which render.py has drawn a token, as who applies it does first."""
+    copy = Path(tempfile.mkdtemp(prefix="wds-async-deploy-")) / "deploy"
+    atexit.register(shutil.rmtree, copy.parent, ignore_errors=True)
+    shutil.copytree(DEPLOY, copy, ignore=shutil.ignore_patterns("token", "tokens"))
+    run(sys.executable, copy / "render.py")
+    return copy
+
+
 def kustomized(folder: Path) -> list[dict[str, Any]]:
-    """The manifests that ``kubectl apply --kustomize FOLDER`` would apply."""
+    """The manifests that ``kubectl apply --kustomize FOLDER`` would apply, once there is a token."""
     kubectl = tool("kubectl")
     with required():
         said = json.loads(run(kubectl, "version", "--client", "--output=json"))
         version = str(said.get("kustomizeVersion", "v0"))
         if tuple(int(part) for part in version.lstrip("v").split(".")[:2]) < _KUSTOMIZE:
             raise ServerMissing(f"kubectl's kustomize is {version}: {_HINTS['kubectl']}")
-    return documents(run(kubectl, "kustomize", folder))
+    return documents(run(kubectl, "kustomize", _with_tokens() / folder.relative_to(DEPLOY)))
 
 
 def documents(text: str) -> list[dict[str, Any]]:
