@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from tests.servers import Nginx, NginxMissing, Origin, Tls, make_shards
@@ -21,6 +22,10 @@ _LONG = ("tests/isolated/", "tests/test_examples.py", "tests/clouds/", "tests/de
 """Files whose few tests take long. They come first: two processes share the files, and neither should be left with one
 of these when the other has nothing more to do."""
 _THREADS_END_S = 10.0
+
+# An example may take long where others want the processor too.
+hypothesis.settings.register_profile("suite", deadline=None)
+hypothesis.settings.load_profile("suite")
 
 # A shell that runs a command in the background without job control has it ignore Ctrl-C, and every program that a test
 # starts, to see what Ctrl-C does to it, would inherit that.
@@ -75,6 +80,12 @@ def no_thread_left() -> Iterator[None]:
     yield
     names = leftover_threads(before)
     assert not names, f"threads left behind: {names}"
+
+
+@pytest.fixture(autouse=True)
+def refusals_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing object is missing, though others of its bucket were read: no test of something else waits for it."""
+    monkeypatch.setenv("WDS_REFUSAL_TIMEOUT", "0")
 
 
 @pytest.fixture(autouse=True)

@@ -115,7 +115,7 @@ CASES = {
     "refused": Case(_refused, errors.TransferError, "refused"),
     "no such host": Case(lambda place: "http://no-such-host.invalid/bad.tar", errors.TransferError, "resolve"),
     "untrusted certificate": Case(_untrusted, errors.TransferError, "certificate does not verify"),
-    "redirect loop": Case(_behave(redirect="/bad.tar"), errors.TransferError, "redirected"),
+    "redirect loop": Case(_behave(redirect="/bad.tar"), errors.TransferError, "redirects in a circle"),
     "broken server": Case(_behave(status=500), errors.TransferError, "500"),
     "failing pipe": Case(lambda place: "pipe:exit 3", errors.PipeError, "status 3"),
     "damaged gzip": Case(_serve(b"\x1f\x8b\x08\0" + b"x" * 3000), errors.ShardFormatError, ""),

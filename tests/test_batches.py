@@ -32,7 +32,7 @@ def test_a_batch_is_given_out_as_soon_as_it_is_full() -> None:
 
 @pytest.mark.parametrize("size", [0, -1])
 def test_a_batch_of_nothing_is_an_error_and_not_an_empty_epoch(size: int) -> None:
-    with pytest.raises(ConfigError, match=f"batchsize={size}: a batch holds at least one sample"):
+    with pytest.raises(ConfigError, match=f"batchsize={size}: it must be at least 1"):
         list(batches.batched(size)([1, 2, 3]))
 
 

@@ -184,7 +184,7 @@ def test_the_limit_of_a_field_is_the_users(tmp_path: Path) -> None:
     assert keys(max_field_bytes=5000) == ["0", "a", "b", "c"] * 2
     with pytest.raises(FieldTooLarge, match=r"a\.tar: member 'b\.bin' at byte 2048 has 5000 bytes"):
         keys(max_field_bytes=4999)
-    assert keys(max_field_bytes=4999, handler=wds.ignore_and_continue) == ["0", "0"]  # of "a" more might have come
+    assert keys(max_field_bytes=4999, handler=wds.ignore_and_continue) == ["0", "a"] * 2
     assert keys(max_field_bytes=4999, select_files=lambda name: name != "b.bin") == ["0", "a", "c"] * 2
     stage = wds.tarfile_to_samples(max_field_bytes=4999)
     with pytest.raises(FieldTooLarge):
@@ -523,7 +523,7 @@ def _abuse() -> dict[str, Callable[[bytes], Iterator[bytes]]]:
 
 
 _SAID = {  # by the engine, or by aiohttp
-    "/loop": "redirected",
+    "/loop": "redirects in a circle",
     "/flood": "head is longer|Too many headers",
     "/field": "head is longer|Got more than 8190 bytes",
     "/interim": "head is longer|TimeoutError|timed out|no byte",

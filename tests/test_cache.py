@@ -32,7 +32,7 @@ from wds_async.cache import (
     pipe_cleaner,
     url_to_cache_name,
 )
-from wds_async.errors import ConfigError, NotATar, StorageError
+from wds_async.errors import NotATar, StorageError
 from wds_async.handlers import ignore_and_continue, ignore_and_stop
 from wds_async.pipeline import DataPipeline
 from wds_async.shardlists import SimpleShardList, split_by_worker
@@ -143,10 +143,13 @@ def test_a_copy_by_bare_name(tmp_path: Path) -> None:
     assert {sample["__url__"] for sample in found} == {url}
 
 
-def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As a full disk: one warning, and the samples come without a cache."""
+    (path,) = make_shards(tmp_path, 1)
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(ConfigError):
-        cached_tarfile_to_samples(cache_dir=tmp_path / "file")
+    stage = cached_tarfile_to_samples(cache_dir=tmp_path / "file")
+    assert len(list(stage([{"url": str(path)}]))) > 0
+    assert "cannot have the folder" in caplog.text
 
 
 # -- FileCache and StreamingOpen ----------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,56 @@ def test_a_limit(caplog: Any) -> None:
                 spending.check()
     assert spending.reached
     assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+def test_a_limit_for_a_day(caplog: Any) -> None:
+    now, wall = [0.0], [20_000 * 86400.0 + 3600]
+    traffic = traffic_of(gigabytes=0, requests=0)
+    spending = Spending(traffic, PriceTable.load(), limit=1.0, per_day=True, clock=lambda: now[0], wall=lambda: wall[0])
+    traffic.of("s3://b").bytes = 7 * GB
+    for _ in range(2):
+        with pytest.raises(CostLimitReached, match=r"cost_limit of \$1 a day is reached: .* wait until 00:00 UTC"):
+            spending.check()
+        now[0] += 1
+    assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1
+    wall[0] += 86400
+    spending.check()
+    assert spending.spent() == Range(0, 0)
+    assert spending.dollars().high > 1
+    traffic.of("s3://b").bytes = 10 * GB
+    assert spending.spent().high == pytest.approx(3 / 7 * 1.078, rel=0.01)
+    now[0] += 1
+    spending.check()
+    traffic.of("s3://b").bytes = 14 * GB
+    now[0] += 1
+    with pytest.raises(CostLimitReached):
+        spending.check()
+
+
+@pytest.mark.parametrize("per_day", [False, True])
+def test_what_was_spent_before_counts(per_day: bool) -> None:
+    wall = [20_000 * 86400.0 + 3600]
+    how: dict[str, Any] = {"limit": 1.5, "per_day": per_day, "wall": lambda: wall[0]}
+    first = Spending(traffic_of(gigabytes=7, requests=0), PriceTable.load(), **how)
+    first.check()
+    state = json.loads(json.dumps(first.state()))
+    second = Spending(traffic_of(gigabytes=7, requests=0), PriceTable.load(), **how)
+    second.restore(state)
+    assert second.spent().high == pytest.approx(2 * first.spent().high)
+    assert second.state()["total"] == second.state()["today"]
+    with pytest.raises(CostLimitReached):
+        second.check()
+    wall[0] += 86400  # the next start is on another day
+    third = Spending(Traffic(), PriceTable.load(), **how)
+    third.restore(second.state())
+    assert third.reached is False
+    assert third.spent() == (Range(0, 0) if per_day else second._before + second.dollars())
+
+
+@pytest.mark.parametrize("state", [{}, {"total": [1, 2]}, {"total": [2, 1], "today": [0, 0], "day": "x"}, []])
+def test_what_is_no_state(state: Any) -> None:
+    with pytest.raises(ValueError, match=": "):
+        Spending(Traffic(), PriceTable.load()).restore(state)
 
 
 def test_no_limit_and_no_traffic() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import pickle
-from collections.abc import Callable
+import random
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ import pytest
 
 from tests.servers import make_shard
 from wds_async import dataset as dataset_module
-from wds_async import filters, shardlists
+from wds_async import filters, shardlists, shardplan
 from wds_async.dataset import WebDataset
 from wds_async.errors import ConfigError, ReaderClosed, ShardNotFound, UrlError
 from wds_async.fluid import FluidInterface, FluidWrapper
@@ -110,7 +113,72 @@ def test_shard_shuffle_has_an_order_an_epoch(spec: str) -> None:
     assert all(sorted(order) == sorted(orders[0]) for order in orders)
     assert three(seed=1) == three(seed=1, detshuffle=True) == orders
     assert three(seed=2)[0] != orders[0]
-    assert three() == three(seed=0)
+
+
+def test_without_a_seed_a_restart_has_another_order(spec: str, caplog: pytest.LogCaptureFixture) -> None:
+    def made(program_seed: int) -> WebDataset:
+        random.seed(program_seed)
+        return WebDataset(spec, shardshuffle=100)
+
+    state = random.getstate()
+    try:
+        with caplog.at_level(logging.INFO, "wds_async"):
+            runs = [made(n) for n in (1, 1, 2)]
+    finally:
+        random.setstate(state)
+    assert runs[0].seed == runs[1].seed != runs[2].seed
+    orders = [shard_order(run) for run in runs]
+    assert orders[0] == orders[1] != orders[2]
+    assert shard_order(WebDataset(spec, shardshuffle=100, seed=runs[2].seed)) == orders[2]
+    assert f"no seed is given: {runs[2].seed} was drawn; seed={runs[2].seed} or WDS_SEED" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "wds_async"):
+        WebDataset(spec, shardshuffle=False)  # no order depends on it
+    assert not caplog.records
+
+
+def test_a_seed_that_changes_no_order_is_not_logged(
+    spec: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("WDS_SEED", raising=False)
+    source = {"shards": spec}
+    made = functools.partial(WebDataset, shardshuffle=False)
+    with caplog.at_level(logging.INFO, "wds_async"):
+        made({"dataset": [source]})
+        made({"dataset": [source, source]}, seed=3)
+        assert not caplog.records
+        made({"dataset": [source, source]})
+        made({"dataset": [source | {"choose": 2}]})
+    assert len([text for text in caplog.messages if text.startswith("no seed is given: ")]) == 2
+    caplog.clear()
+    monkeypatch.setattr(shardplan, "_told_of_no_seed", False)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    made({"dataset": [source]})
+    assert not caplog.records
+    made({"dataset": [source, source]})
+    assert "the shards of 2 ranks are mixed by seed 0" in caplog.text
+
+
+def test_without_a_seed_ranks_take_shares_of_one_order(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process group may begin after the dataset was made."""
+    ranks = [WebDataset(spec, shardshuffle=100) for _ in range(2)]
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    shares = []
+    for rank, ds in enumerate(ranks):
+        monkeypatch.setenv("RANK", str(rank))
+        shares += keys(pickle.loads(pickle.dumps(ds)))
+    assert sorted(shares) == ALL
+    monkeypatch.delenv("WORLD_SIZE")
+    splitters = [lambda source, rank=rank: itertools.islice(source, rank, None, 2) for rank in range(2)]
+    own = [WebDataset(spec, shardshuffle=100, nodesplitter=splitter) for splitter in splitters]
+    assert sorted(keys(own[0]) + keys(own[1])) == ALL
+    monkeypatch.setenv("NUM_WORKERS", "2")
+    shares = []
+    for worker in range(2):
+        monkeypatch.setenv("WORKER", str(worker))
+        shares += keys(WebDataset(spec, shardshuffle=100))  # made in the worker itself
+    assert sorted(shares) == ALL
 
 
 def test_seed_and_epoch_from_the_environment(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,3 +380,61 @@ def test_check_empty() -> None:
 
 def test_reading_is_one_stage(spec: str) -> None:
     assert [type(s) for s in WebDataset(spec).pipeline].count(TarStage) == 1
+
+
+class _Turning:
+    """A program's own list of shards: each epoch begins with the next one."""
+
+    def __init__(self, urls: list[str]) -> None:
+        self.urls = urls
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        self.urls = [*self.urls[1:], self.urls[0]]
+        return ({"url": url, "weight": 1} for url in self.urls)
+
+
+def test_a_source_is_any_iterable_of_dicts(spec: str) -> None:
+    import torch.utils.data
+
+    class Turning(_Turning, torch.utils.data.IterableDataset):  # type: ignore[misc]
+        pass
+
+    urls = shardlists.expand_urls(spec)
+    dicts = [{"url": url} for url in urls]
+    for shards in (dicts, tuple(dicts), iter(dicts), _Turning(urls), Turning(urls)):
+        assert sorted(keys(WebDataset(shards, shardshuffle=False))) == ALL
+        assert sorted(keys(WebDataset(iter(dicts), shardshuffle=5, seed=1))) == ALL
+    assert list(shardlists.SimpleShardList(dicts)) == dicts
+    assert {shard["url"] for shard in itertools.islice(shardlists.ResampledShards(dicts), 100)} == set(urls)
+    own = WebDataset(Turning(urls), shardshuffle=False)
+    assert [shard_order(own)[0] for _ in range(3)] == ["s1", "s2", "s3"]  # nothing was taken when it was made
+    shuffled = WebDataset(Turning(urls), shardshuffle=100, seed=1)
+    assert shard_order(shuffled) != shard_order(shuffled)
+
+
+def test_an_empty_archive_is_named_as_a_cause(tmp_path: Path) -> None:
+    for number in range(5):
+        (tmp_path / f"{number}.tar").write_bytes(bytes(10240))
+    dataset = WebDataset(str(tmp_path / "{0..4}.tar"), shardshuffle=False)
+    named = ", ".join(str(tmp_path / f"{number}.tar") for number in range(3))
+    for _ in range(2):
+        with pytest.raises(ValueError, match=re.escape(f"empty archives, without a member: {named} and 2 more")):
+            list(dataset)
+
+
+def test_an_empty_archive_among_others_is_logged_once(
+    tmp_path: Path, spec: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("x", "y"):
+        (tmp_path / f"{name}.tar").write_bytes(bytes(1024))
+    urls = [str(tmp_path / "x.tar"), spec, str(tmp_path / "y.tar")]
+    assert sorted(keys(WebDataset(urls, shardshuffle=False))) == ALL
+    assert [record.getMessage() for record in caplog.records if "empty" in record.getMessage()] == [
+        f"{tmp_path}/x.tar: the archive is empty: it ends without a member (logged once)"
+    ]
+
+
+def test_shards_that_a_handler_passed_over_are_named_as_the_cause(tmp_path: Path) -> None:
+    (tmp_path / "x.tar").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"passed over by the handler: .*x\.tar.*is empty \(0 bytes\)"):
+        list(WebDataset(str(tmp_path / "x.tar"), shardshuffle=False, handler=ignore_and_continue))

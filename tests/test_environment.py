@@ -124,8 +124,11 @@ def test_unknown_variables_come_with_the_nearest_name(monkeypatch: pytest.Monkey
     assert ("WDS_ZQXJ", None) in unknown_variables()
 
 
-def test_an_unknown_variable_is_logged_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_misspelt_variable_is_logged_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("WDS_CONECTIONS", "3")
+    # Other tools' and programs' own: webpack's development server, training scripts.
+    for other in ("SOCKET_PORT", "SOCKET_HOST", "BUFFER_SIZE", "BATCH_SIZE", "TRAIN_DIR", "CURL_ARGS", "CACHE_DIR"):
+        monkeypatch.setenv(f"WDS_{other}", "x")
     monkeypatch.setenv("WDS_SHARD_ROOT", "/data")
     assert variable("WDS_SHARD_ROOT") == "/data"  # as ${SHARD_ROOT} in a specification reads it
     warn_of_unknown_variables()

@@ -38,16 +38,16 @@ def test_map_dict() -> None:
     with pytest.raises(KeyError, match="png"):
         list(filters.map_dict(png=str)(samples()))
     with pytest.raises(ConfigError, match="field=function"):
-        list(filters.map_dict()(samples()))
-    with pytest.raises(ConfigError, match="field=function"):
-        list(filters.map_dict(jpg=3)(samples()))
+        filters.map_dict()
+    with pytest.raises(TypeError, match="map_dict: jpg=3 is of type int; it must be a function"):
+        list(filters._map_dict(samples(), jpg=3))
 
 
 def test_map_tuple() -> None:
     assert list(filters.map_tuple(None, str)([(1, 2, 3)])) == [(1, "2", 3)]
     assert list(filters.map_tuple(str, str, str)([[1, 2]])) == [("1", "2")]
-    with pytest.raises(ConfigError, match="functions and None"):
-        list(filters.map_tuple("str")([(1,)]))
+    with pytest.raises(TypeError, match=r"map_tuple: args\[0\]='str' is of type str; it must be a function"):
+        list(filters._map_tuple([(1,)], "str"))
 
 
 def _odd_fails(x: Any) -> Any:

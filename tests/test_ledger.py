@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import gc
+import itertools
 import json
 import logging
 import os
 import pickle
+import random
 import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,7 @@ from wds_async import ledger as ledgers
 from wds_async.errors import ConfigError, ShardNotFound, TooMuchLost
 from wds_async.handlers import ignore_and_continue, ignore_and_stop
 from wds_async.ledger import Ledger, Ledgers
+from wds_async.losses import BarrenShards, Entry
 from wds_async.transfer.stats import Board
 
 GOOD = make_shard({f"{i:03}": {"cls": b"%d" % i} for i in range(30)})
@@ -51,7 +56,8 @@ def test_nothing(urls: list[str], caplog: Any) -> None:
         next(iter(data))
     assert (len(data.ledger), data.ledger.entries(), data.ledger.summary()) == (0, [], "nothing was passed over")
     assert not caplog.records
-    assert wds.DataPipeline([1, 2]).ledger is None
+    nothing = wds.DataPipeline([1, 2]).ledger
+    assert (len(nothing), nothing.entries(), nothing.summary()) == (0, [], "nothing was passed over")
 
 
 def test_shards_and_samples(urls: list[str], caplog: Any) -> None:
@@ -303,9 +309,101 @@ def test_nothing_but_failing_shards_ends(tmp_path: Path, options: dict[str, Any]
     """With shards that are drawn without end it would go on for ever."""
     urls = [str(tmp_path / f"{i}.tar") for i in range(1100)]
     data = dataset(urls, **options)
-    with pytest.raises(TooMuchLost, match=r"1,000 shards in a row failed.*whatever the handler"):
+    with pytest.raises(TooMuchLost, match=r"1,000 shards in a row \([\d,]+ different ones\) gave no sample"):
         list(data)
     assert len(data.ledger) == 1000
+
+
+def _broken_shards(tmp_path: Path) -> list[str]:
+    """Three that are missing, and two that are no tar."""
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    for number in (3, 4):
+        (folder / f"{number}.tar").write_bytes(b"<html>" * 200)
+    return [str(folder / f"{number}.tar") for number in range(5)]
+
+
+def _drawn(urls: list[str]) -> Iterator[dict[str, str]]:
+    rng = random.Random(1)
+    while True:
+        yield {"url": rng.choice(urls)}
+
+
+def _shuffled(urls: list[str]) -> Iterator[dict[str, str]]:
+    rng = random.Random(1)
+    while True:
+        yield from ({"url": url} for url in rng.sample(urls, len(urls)))
+
+
+ENDLESS: dict[str, Callable[[list[str]], Any]] = {
+    "resampled": lambda urls: dataset(urls, resampled=True),
+    "ResampledShards": lambda urls: wds.DataPipeline(wds.ResampledShards(urls), READ),
+    "cycle": lambda urls: wds.DataPipeline(lambda: itertools.cycle({"url": url} for url in urls), READ),
+    "drawn": lambda urls: wds.DataPipeline(functools.partial(_drawn, urls), READ),
+    "shuffled": lambda urls: wds.DataPipeline(functools.partial(_shuffled, urls), wds.split_by_worker, READ),
+    "filter": lambda urls: wds.DataPipeline(wds.SimpleShardList(urls), wds.shardlists.resampled(), READ),
+    "mixed": lambda urls: wds.RandomMix([dataset(urls, resampled=True)]),
+    "records": lambda urls: wds.DataPipeline(wds.ResampledShards(urls), wds.cbors_to_samples(ignore_and_continue)),
+}
+READ = wds.tarfile_to_samples(ignore_and_continue)
+
+
+@pytest.mark.parametrize("source", ENDLESS)
+def test_an_endless_source_of_failing_shards_ends(tmp_path: Path, source: str) -> None:
+    with pytest.raises(TooMuchLost) as caught:
+        next(iter(ENDLESS[source](_broken_shards(tmp_path))))
+    said = str(caught.value)
+    assert "shards in a row (5 different ones) gave no sample" in said
+    assert "× ShardNotFound\n" in said
+    assert f"{'× NotATar' if source != 'records' else '× CorruptShard'}\n" in said
+    assert all(f"{number}.tar" in said for number in range(5))
+    assert said.count("\n") < 12
+
+
+@pytest.mark.parametrize("options", [{"repeat": True}, {"repeat": True, "empty_check": False}], ids=str)
+def test_a_repeated_list_of_failing_shards_ends(tmp_path: Path, options: dict[str, Any]) -> None:
+    """A pass without a sample is the last one, with or without `empty_check`."""
+    data = dataset(_broken_shards(tmp_path), **options)
+    with pytest.raises(ConfigError) if "empty_check" not in options else contextlib.nullcontext():
+        assert list(data) == []
+    assert len(data.ledger) == 5
+
+
+def test_shards_that_all_fail_later_end_the_run_too(urls: list[str]) -> None:
+    iterator = iter(dataset(urls, resampled=True))
+    next(iterator)
+    for url in urls[::2]:
+        os.unlink(url)
+    with pytest.raises(TooMuchLost, match="gave no sample"):
+        list(iterator)
+
+
+def test_shards_in_which_nothing_is_selected_end_the_run_too(urls: list[str]) -> None:
+    data = dataset(urls, resampled=True, select_files=lambda name: name.endswith(".misspelt"))
+    with pytest.raises(TooMuchLost, match="× no sample in it"):
+        list(data)
+
+
+def test_one_good_shard_keeps_an_endless_source_going(tmp_path: Path, urls: list[str]) -> None:
+    data = dataset([*_broken_shards(tmp_path), urls[0]], resampled=True, seed=1)
+    assert len(list(itertools.islice(data, 2000))) == 2000
+    assert len(data.ledger) > 300
+
+
+def test_a_long_list_of_failing_shards_is_no_endless_one(tmp_path: Path, urls: list[str]) -> None:
+    """Each is read once, so that something may follow."""
+    shards = [str(tmp_path / f"missing-{number}.tar") for number in range(900)]
+    assert len(list(dataset([*shards, *urls]))) == len(list(dataset(urls)))
+
+
+def test_barren_shards_by_chance() -> None:
+    """Nine of ten shards fail, drawn at random: that is no reason to stop, at any time."""
+    rng, barren = random.Random(5), BarrenShards()
+    entry = Entry(stage="read", reason="ShardNotFound: gone")
+    assert not any(
+        barren.add(str(number), 0 if number else 5, entry if number else None)
+        for number in rng.choices(range(10), k=100_000)
+    )
 
 
 def test_a_pass_tells_when_it_is_left(urls: list[str], caplog: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.servers import make_shard
-from wds_async import lengths
+from wds_async import filters, lengths
 from wds_async.dataset import WebDataset
 from wds_async.handlers import ignore_and_continue
 from wds_async.loader import WebLoader
@@ -75,6 +75,32 @@ def test_a_loader_counts_what_its_workers_give(
     assert len(loader) == sum(1 for _ in loader)
 
 
+@pytest.mark.parametrize("counts", [EVEN, UNEVEN], ids=["even", "uneven"])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("partial", [True, False])
+def test_samples_that_are_batched_again_behind_the_loader_are_counted(
+    tmp_path: Path, counts: list[int], workers: int, partial: bool
+) -> None:
+    """WebDataset's own advice for mixing the samples of several workers."""
+    dataset = (
+        WebDataset(index(tmp_path, counts), shardshuffle=False).decode().to_tuple("cls").batched(4, partial=partial)
+    )
+    loader = WebLoader(dataset, batch_size=None, num_workers=workers)
+    again = loader.unbatched().shuffle(10).batched(3)
+    assert len(again) == sum(1 for _ in again)
+    listed = WebLoader(dataset, batch_size=None, num_workers=workers).unbatched()
+    assert len(listed) == sum(1 for _ in listed)
+
+
+def test_what_a_collation_of_the_programs_own_leaves_in_a_batch_is_not_known(tmp_path: Path) -> None:
+    dataset = WebDataset(index(tmp_path, EVEN), shardshuffle=False).decode().to_tuple("cls")
+    halved = dataset.batched(4, collation_fn=lambda samples: [samples[:2]]).unbatched()
+    changed = dataset.batched(4).map(lambda batch: [batch[0][:2]]).unbatched()
+    for one in (halved, changed):
+        with pytest.raises(TypeError, match="with_length"):
+            len(one)
+
+
 def test_the_total_is_known_where_only_the_shares_change(tmp_path: Path) -> None:
     dataset = WebDataset(index(tmp_path, UNEVEN), shardshuffle=100)
     loader = WebLoader(dataset, batch_size=None, num_workers=2)
@@ -97,7 +123,8 @@ def test_several_sources(tmp_path: Path) -> None:
         lambda d: d.select(bool),
         lambda d: d.rsample(0.5),
         lambda d: d.decode(handler=ignore_and_continue),
-        lambda d: d.batched(3).unbatched(),
+        lambda d: d.compose(filters.map_dict(ignore_and_continue, cls=int)),
+        lambda d: d.compose(filters.rename(ignore_and_continue, label="cls")),
         lambda d: d.compose(iter),
         lambda d: d.compose(split_by_worker),
     ],

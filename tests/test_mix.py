@@ -172,3 +172,25 @@ def test_in_workers_and_pickled() -> None:
     assert list(copy) == list(mixed)
     loader = DataLoader(mixed, batch_size=None, num_workers=2, multiprocessing_context="fork")
     assert sorted(loader) == sorted([*mixed, *mixed])
+
+
+def test_a_mix_without_a_seed_leaves_the_programs_draws_independent() -> None:
+    """With a copy of the global generator every sample of the first source would draw below one half."""
+    random.seed(7)
+    drawn: dict[str, list[bool]] = {"a": [], "b": []}
+    for item in itertools.islice(mix.RandomMix([itertools.repeat("a"), itertools.repeat("b")]), 4000):
+        drawn[item].append(random.random() < 0.5)
+    for flips in drawn.values():
+        assert abs(sum(flips) / len(flips) - 0.5) < 0.06  # five standard deviations
+
+
+def test_a_mix_without_a_seed_follows_the_seed_of_a_dataloaders_worker() -> None:
+    import torch.utils.data
+
+    def of_workers(seed: int) -> list[list[str]]:
+        torch.manual_seed(seed)
+        loader = torch.utils.data.DataLoader(mix.RandomMix(named(50, 50)), batch_size=None, num_workers=2)
+        items = list(loader)
+        return [items[::2], items[1::2]]
+
+    assert of_workers(1) == of_workers(1) != of_workers(2)

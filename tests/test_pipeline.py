@@ -316,3 +316,22 @@ def test_wrong_arguments_of_a_stage_are_told_where_it_is_made() -> None:
     with pytest.raises(TypeError, match=r"^to_tuple\(\): .*missing_is_eror"):
         filters.to_tuple("txt", missing_is_eror=False)
     assert list(filters.slice(2)(iter(range(5)))) == [0, 1]
+
+
+def test_keyword_arguments_of_a_pipeline_warn() -> None:
+    with pytest.warns(UserWarning, match="takes stages only; handler, length has no effect here") as caught:
+        pipeline = DataPipeline([1, 2, 3].__iter__, handler=print, length=3)
+    assert caught[0].filename == __file__
+    assert list(pipeline) == [1, 2, 3]
+    assert not hasattr(pipeline, "handler")
+
+
+def test_a_list_of_dicts_is_a_source_and_not_a_list_of_stages() -> None:
+    shards = [{"url": "a.tar"}, {"url": "b.tar"}]
+    pipeline = DataPipeline(shards, lambda source: (shard["url"] for shard in source))
+    assert list(pipeline) == list(pipeline) == ["a.tar", "b.tar"]
+
+
+def test_samples_have_no_number_and_the_error_names_the_index() -> None:
+    with pytest.raises(TypeError, match="ShardListDataset with an index"):
+        DataPipeline([1, 2])[0]

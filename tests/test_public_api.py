@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.metadata
 import re
 import subprocess
 import sys
@@ -48,11 +49,11 @@ def test_older_names_are_there_and_stay_out_of_star_imports() -> None:
 
 def test_what_a_type_checker_sees_is_what_there_is() -> None:
     tree = ast.parse(Path(wds.__file__).read_text(encoding="utf-8"))
-    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    block = next(node for node in tree.body if isinstance(node, ast.If))
     typed = {f"{node.module}.{alias.name}" for node in block.body for alias in node.names}  # type: ignore[attr-defined]
     homes = wds._HOMES | {home: names for home, names in wds._OLDER_HOMES.items() if home != "legacy.names"}
     named = {f"wds_async.{home}.{name}" for home, names in homes.items() for name in names.split()}
-    assert typed == named | {f"wds_async.{name}" for name in wds._MODULES}
+    assert typed == named | set(wds._ROOMS.values())
 
 
 def test_star_import() -> None:
@@ -81,6 +82,7 @@ def test_names_are_what_they_seem() -> None:
     assert wds.shuffle is wds.filters.shuffle
     assert wds.utils.pytorch_worker_info() == (0, 1, 0, 1)
     assert re.fullmatch(r"\d+\.\d+\.\d+", wds.__version__)
+    assert wds.__webdataset_version__ == importlib.metadata.version("webdataset")
 
 
 def test_an_unknown_name() -> None:
@@ -89,21 +91,16 @@ def test_an_unknown_name() -> None:
     assert not hasattr(wds, "__wrapped__")
 
 
-def test_importing_is_quick_and_imports_nothing_heavy() -> None:
+def test_importing_imports_nothing_heavy() -> None:
     script = """
-import sys, time
+import sys
 before = set(sys.modules)
-began = time.perf_counter()
 import wds_async
-took = time.perf_counter() - began
 new = {name.partition(".")[0] for name in set(sys.modules) - before}
-print(took)
 print(*sorted(new & {"torch", "numpy", "aiohttp", "fsspec", "s3fs", "gcsfs", "adlfs", "rich", "click", "PIL"}))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    took, heavy = done.stdout.split("\n")[:2]
-    assert float(took) <= 0.25
-    assert heavy == ""
+    assert done.stdout.split() == []
 
 
 def test_reading_and_writing_need_no_torch(tmp_path: Any) -> None:

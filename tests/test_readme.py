@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from pathlib import Path
+
+import pytest
 
 import wds_async
 from wds_async import environment
@@ -36,6 +39,17 @@ def test_the_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in set(re.findall(r"\bmake (\w+)", README)):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/getting-started.md"])
+def test_the_first_commands_work_without_a_package_index(page: str) -> None:
+    """The package is not published: it is installed from a checkout, before anything else needs it."""
+    commands = re.findall(r"^\$ (.*)$", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
+    assert re.fullmatch(r"git clone https://\S+ (\S+) && cd \1", commands[0])
+    assert (install := re.fullmatch(r'pip install -e "\.\[(.*)\]"', commands[1]))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert set(install[1].split(",")) <= set(project["optional-dependencies"])
+    assert not [command for command in commands if command.startswith("pip install") and "-e" not in command]
 
 
 def test_links_lead_somewhere() -> None:

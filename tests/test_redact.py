@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -81,12 +79,11 @@ def test_plain_names_are_shown_whole(path: str) -> None:
 
 
 def test_a_hostile_text_is_read_in_linear_time() -> None:
-    started = time.process_time()
+    """Half a second; in quadratic time it would be 20 minutes, which the time limit of a test ends."""
     for text in (
-        "?" + "key" * 20_000,
-        "x-" * 30_000 + "key:",
-        "'" + "authorization: " * 5_000,
-        "a://" + ":" * 30_000,
+        "?" + "key" * 200_000,
+        "x-" * 300_000 + "key:",
+        "'" + "authorization: " * 50_000,
+        "a://" + ":" * 300_000,
     ):
         redact(text)
-    assert time.process_time() - started < 3  # quadratic took 13 s, this takes 0.05

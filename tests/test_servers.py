@@ -282,9 +282,7 @@ def test_a_stalled_server_stops(data: str, origin: Origin) -> None:
     with Client(origin) as client:
         client.connection.request("GET", "/data.tar")
         origin.wait_until(lambda o: o.in_flight == 1)
-        began = time.monotonic()
         origin.stop()
-        assert time.monotonic() - began < 15
 
 
 def test_delay_and_trickle_take_their_time(origin: Origin, data: str) -> None:

@@ -50,7 +50,7 @@ def begins(content: bytes) -> Probed:
         (zstandard.compress(SHARD), "zstd"),
         (make_tar([("a" * 150 + ".txt", b"x")], format=tarfile.GNU_FORMAT), "tar"),
         (make_tar([("ä" * 90 + ".txt", b"x")], format=tarfile.PAX_FORMAT), "tar"),
-        (bytes(10240), "tar"),
+        (bytes(10240), "tar, empty: no members"),
         (make_tar([("BZh.txt", b"x")]), "tar"),
     ],
 )

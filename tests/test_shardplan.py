@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from wds_async import shardplan
 from wds_async.directories import DirectoryShardList
 from wds_async.errors import ConfigError
 from wds_async.shardlists import ResampledShards, SimpleShardList, split_by_node, split_by_worker
-from wds_async.shardplan import ShardPlan, shuffle_buffer
+from wds_async.shardplan import ShardPlan, shuffle_buffer, shuffle_seed, tell_of_seed
 from wds_async.shuffles import detshuffle
 
 URLS = ["a.tar", "b.tar", "c.tar"]
@@ -80,3 +81,22 @@ def test_pipes_that_need_no_command_are_told_of(
     with caplog.at_level(logging.WARNING, "wds_async"):
         ShardPlan().stages("pipe:cat x.tar")
     assert "WDS_NATIVE_PIPES" in caplog.text
+
+
+def test_several_ranks_are_told_once_that_there_is_no_seed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(shardplan, "_told_of_no_seed", False)
+    monkeypatch.delenv("WDS_SEED", raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    for rank in "1200":
+        monkeypatch.setenv("RANK", rank)
+        tell_of_seed(shuffle_seed(None, split_by_node), "shuffled")
+        tell_of_seed(shuffle_seed(7, split_by_node), "shuffled")
+    (record,) = caplog.records
+    assert "the shards of 4 ranks are shuffled by seed 0" in record.getMessage()
+    assert "Pass seed= or WDS_SEED" in record.getMessage()
+    monkeypatch.setattr(shardplan, "_told_of_no_seed", False)
+    monkeypatch.setenv("WDS_EPOCH", "3")  # it goes on where another run ended
+    tell_of_seed(shuffle_seed(None, split_by_node), "shuffled")
+    assert len(caplog.records) == 1

@@ -76,7 +76,7 @@ BROKEN = [
     (None, ShardNotFound, 0),
     (b"", NotATar, 0),
     (b"<html>" + bytes(5000), NotATar, 0),
-    (BIG[:700_000], TruncatedShard, 1),
+    (BIG[:700_000], TruncatedShard, 2),  # inside big2.bin
     (GOOD_A[:3072] + b"\xff" * 2048, CorruptShard, 1),
 ]
 

@@ -196,7 +196,7 @@ def _noting(asked: list[Exception], answer: bool) -> Callable[[Exception], bool]
 def test_a_truncated_shard(put: Any) -> None:
     cut = A[:1536]  # a0.txt, and the header of a0.cls
     b = make_tar([("a0.cls", b"3"), ("b.cls", b"4")])
-    for answer, wanted in ((True, [("a0", b"3"), ("b", b"4")]), (False, [("a0", None)])):
+    for answer, wanted in ((True, [("a0", b"3"), ("b", b"4")]), (False, [])):
         asked: list[Exception] = []
         handler = _noting(asked, answer)
         samples = group_by_keys(tar_file_expander(url_opener(put(cut, b), handler), handler), handler=handler)

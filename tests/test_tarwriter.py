@@ -298,9 +298,10 @@ def test_an_unknown_scheme_is_refused() -> None:
     assert "hush" not in str(info.value)
 
 
-def test_a_folder_that_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        TarWriter(tmp_path / "missing" / "x.tar")
+def test_a_folder_that_is_missing_is_made(tmp_path: Path) -> None:
+    with TarWriter(tmp_path / "missing" / "x.tar") as sink:
+        sink.write({"__key__": "a", "txt": "x"})
+    assert (tmp_path / "missing" / "x.tar").exists()
 
 
 class FullDisk(io.BytesIO):

@@ -125,6 +125,15 @@ def test_double_colon(text: str, parts: list[str]) -> None:
     assert expand_urls(text) == parts
 
 
+def test_elements_of_a_list_are_not_split() -> None:
+    assert expand_urls(["gs://b/a::b.tar", "dir/a::b-{0..1}.tar"]) == [
+        "gs://b/a::b.tar",
+        "dir/a::b-0.tar",
+        "dir/a::b-1.tar",
+    ]
+    assert expand_urls(["http://h/a.tar::http://h/b.tar"]) == ["http://h/a.tar::http://h/b.tar"]
+
+
 # ---------------------------------------------------------------- ${X}
 
 
@@ -133,7 +142,7 @@ def test_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WDS_SUB", "train")
     monkeypatch.setenv("WDS_TWO", "s3://b/a.tar::s3://b/b.tar")
     assert expand_urls("${BASE}/x-{0..1}.tar") == ["gs://b/train/x-0.tar", "gs://b/train/x-1.tar"]
-    assert expand_urls(["${TWO}"]) == ["s3://b/a.tar", "s3://b/b.tar"]
+    assert expand_urls("${TWO}") == ["s3://b/a.tar", "s3://b/b.tar"]
 
 
 def test_an_unset_variable_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,6 +151,34 @@ def test_child_processes_count_in_shared_memory(method: str) -> None:
         assert epoch.get() == expected
 
 
+class Counting(world.TorchDataset):
+    def __init__(self) -> None:
+        self.epoch = world.SharedEpoch()
+
+    def __iter__(self) -> Any:
+        yield self.epoch.next()
+
+
+def test_workers_go_on_from_the_passes_of_their_parent() -> None:
+    from torch.utils.data import DataLoader
+
+    counting = Counting()
+    fresh = DataLoader(counting, batch_size=None, num_workers=2)
+    assert [next(iter(counting)), next(iter(counting))] == [0, 1]
+    assert list(fresh) == [2, 2]
+    assert counting.epoch.latest() == 2
+    assert next(iter(pickle.loads(pickle.dumps(counting)))) == 2
+    lasting = DataLoader(counting, batch_size=None, num_workers=2, persistent_workers=True)
+    assert list(lasting) == [3, 3]
+    assert next(iter(counting)) == 2
+    assert list(lasting) == [4, 4]  # all alike, whenever the parent began its pass
+    counting.epoch.set(9)
+    assert list(lasting) == [10, 10]
+    assert next(iter(counting)) == 10
+    assert list(DataLoader(counting, batch_size=None, num_workers=2, multiprocessing_context="spawn")) == [12, 12]
+    assert list(lasting) == [12, 12]
+
+
 class Stream(world.TorchDataset):
     def __iter__(self) -> Any:
         return iter(range(6))

@@ -10,8 +10,30 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from wds_async import autodecode as autodecode
+    from wds_async import cache as cache
+    from wds_async import compat as compat
+    from wds_async import dataset as dataset
+    from wds_async import extradatasets as extradatasets
+    from wds_async import filters as filters
+    from wds_async import handlers as handlers
+    from wds_async import legacy as legacy
+    from wds_async import loader as loader
+    from wds_async import mix as mix
+    from wds_async import multi as multi
+    from wds_async import pipeline as pipeline
+    from wds_async import pytorch as pytorch
+    from wds_async import records as records
+    from wds_async import shardlists as shardlists
+    from wds_async import shuffles as shuffles
+    from wds_async import spec as spec
+    from wds_async import tariterators as tariterators
     from wds_async import tenbin as tenbin
+    from wds_async import urls as urls
     from wds_async import utils as utils
+    from wds_async import wids as wids
+    from wds_async import world as world
+    from wds_async import writer as writer
     from wds_async.asyncreader import AsyncReader as AsyncReader
     from wds_async.autodecode import Continue as Continue
     from wds_async.autodecode import Decoder as Decoder
@@ -104,6 +126,8 @@ if TYPE_CHECKING:
     from wds_async.writer import torch_dumps as torch_dumps
 
 __version__ = "0.2.0"
+__webdataset_version__ = "1.0.2"
+"""The version of WebDataset whose names, arguments and streams these are."""
 
 _HOMES = {
     "asyncreader": "AsyncReader",
@@ -157,16 +181,18 @@ _ROOMS = {
 __all__ = sorted((*(name for names in _HOMES.values() for name in names.split()), *_MODULES))  # noqa: PLE0605
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOME.get(name)
-    if home is not None:
-        value = getattr(importlib.import_module(f"wds_async.{home}"), name)
-        if name not in _NEVER_KEPT:
-            globals()[name] = value  # the next look-up finds it without coming here
-        return value
-    if name in _ROOMS:
-        return importlib.import_module(_ROOMS[name])
-    raise AttributeError(f"module 'wds_async' has no attribute {name!r}")
+if not TYPE_CHECKING:  # for a type checker, a name that is not there is an error
+
+    def __getattr__(name: str) -> Any:
+        home = _HOME.get(name)
+        if home is not None:
+            value = getattr(importlib.import_module(f"wds_async.{home}"), name)
+            if name not in _NEVER_KEPT:
+                globals()[name] = value  # the next look-up finds it without coming here
+            return value
+        if name in _ROOMS:
+            return importlib.import_module(_ROOMS[name])
+        raise AttributeError(f"module 'wds_async' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

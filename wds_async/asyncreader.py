@@ -17,6 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from wds_async.tracebacks import Shortened
+
 __all__ = ["AsyncReader"]
 
 _PATIENCE_S = 0.2  # for a thread that decodes; then its dataset is closed, in case it waits for bytes
@@ -107,7 +109,8 @@ class _Pass(AsyncIterator[Any]):
 
     async def __anext__(self) -> Any:
         try:
-            return await self._channel.take()
+            with Shortened():
+                return await self._channel.take()
         finally:
             del self  # a CancelledError whose traceback is kept somewhere must not keep the pass, and its thread
 

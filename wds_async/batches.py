@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from wds_async.errors import ConfigError
+from wds_async.arguments import check_size, function, size
 from wds_async.pipeline import pipelinefilter
+from wds_async.tracebacks import located
 
 __all__ = ["batched", "default_collation_fn", "tree_collation_fn", "unbatched", "unlisted"]
 
@@ -88,23 +89,33 @@ def _batched(
     collation_fn: Callable[[list[Any]], Any] | None = default_collation_fn,
     partial: bool = True,
 ) -> Iterator[Any]:
-    """``batchsize`` samples at a time through ``collation_fn`` (None: lists); ``partial`` keeps a short last one.
+    """Collate ``batchsize`` samples at a time to columns; ``partial=False`` drops a shorter last batch.
 
-    ConfigError for a ``batchsize`` below 1.
+    Tuples become a tuple of columns, dicts a dict of columns: numbers as a numpy array, arrays and tensors stacked
+    (AssertionError where their shapes differ), everything else as a list (see `default_collation_fn`).
+    ``collation_fn(samples)`` does it otherwise; None gives the list of samples. ConfigError for a ``batchsize``
+    below 1; a fraction is rounded up.
     """
-    if batchsize < 1:
-        raise ConfigError(f"batchsize={batchsize}: a batch holds at least one sample")
+    batchsize = check_size("batched", "batchsize", batchsize, at_least=1)
     source = iter(data)
     while batch := list(itertools.islice(source, batchsize)):
         if len(batch) == batchsize or partial:
-            yield batch if collation_fn is None else collation_fn(batch)
+            yield batch if collation_fn is None else _collate(batch, collation_fn)
 
 
-batched = pipelinefilter(_batched)
+def _collate(batch: list[Any], collation_fn: Callable[[list[Any]], Any]) -> Any:
+    try:
+        return collation_fn(batch)
+    except Exception as exn:
+        located(exn, f"batched, {len(batch)} samples of which this is the first", batch[0])
+        raise
+
+
+batched = pipelinefilter(_batched, {"batchsize": size(at_least=1), "collation_fn": function(optional=True)})
 
 
 def _unlisted(data: Iterable[Iterable[Any]]) -> Iterator[Any]:
-    """The samples of lists of samples."""
+    """Yield the samples of lists of samples one by one."""
     for batch in data:
         if not isinstance(batch, (list, tuple)):
             raise ValueError(f"unlisted takes lists of samples, got a {type(batch).__name__}")
@@ -115,10 +126,11 @@ unlisted = pipelinefilter(_unlisted)
 
 
 def _unbatched(data: Iterable[Any]) -> Iterator[Any]:
-    """The samples of batches: tuples or dicts of columns, which are taken apart along their first axis.
+    """Yield the single samples of batches, the reverse of `batched`.
 
-    A column that is a dict of columns itself gives dicts. ValueError, naming the lengths, where the columns of a batch
-    differ in length.
+    A batch is a tuple or dict of columns, each of which is taken apart along its first axis; a column that is a
+    dict of columns itself gives dicts. ValueError, naming the lengths, where the columns of a batch differ in
+    length.
     """
     for batch in data:
         if isinstance(batch, dict):

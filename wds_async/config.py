@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from wds_async.environment import GIB, KIB, MIB, VERIFY, parse_bytes, schemes, value
+from wds_async.environment import GIB, KIB, MIB, VERIFY, parse_bytes, schemes, value, variable
 from wds_async.errors import ConfigError
 from wds_async.retry import RetryPolicy
 
@@ -26,6 +26,7 @@ __all__ = [
     "default_budget_bytes",
     "inherit_security",
     "proxy_for",
+    "proxy_variable",
     "rank_from_env",
     "rank_from_slurm",
     "security_enforced",
@@ -86,6 +87,7 @@ class Settings:
     region: str
     cache: str
     cache_size: int | None
+    cache_check: bool
     verbose_cache: bool
     rewrite: str
     ais_endpoint: str
@@ -129,6 +131,7 @@ def settings() -> Settings:
         region=value("WDS_REGION"),
         cache=value("WDS_CACHE"),
         cache_size=value("WDS_CACHE_SIZE"),
+        cache_check=value("WDS_CACHE_CHECK"),
         verbose_cache=value("WDS_VERBOSE_CACHE"),
         rewrite=value("WDS_REWRITE") or value("GOPEN_REWRITE"),
         ais_endpoint=value("AIS_ENDPOINT"),
@@ -163,14 +166,18 @@ class TransferConfig:
     """Seconds without a byte before an attempt is given up and made again."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     hedge_share: float = 0.03
-    """Bytes that may be asked for twice, of all that are read, where a part is much slower than its peers.
-    0: none."""
+    """Bytes that may come twice, of all that are read, because a part was much slower than its peers and was asked for
+    a second time; each origin has 16 MiB more to begin with. 0: none."""
     verify: str = "auto"
     """Whose checksums are compared: "auto" (CRC-32C where an answer brings it), "always" (whatever the store gives,
     asked for where need be; a shard's samples come once it was found good) or "never"."""
     switch_interval_s: float = 5e-5
     """GIL switch interval while a reader is open, unless the program chose one of its own. With
     CPython's 5 ms a consumer in pure Python starves the loop thread (see ``benchmarks/busy.py``)."""
+
+    def taking_refusals(self) -> TransferConfig:
+        """The same, but that a 403 or 404 ends a read at once: where another client, or a person, waits for it."""
+        return dataclasses.replace(self, retry=dataclasses.replace(self.retry, refusal_timeout_s=0.0))
 
     def __post_init__(self) -> None:
         if self.part_bytes < 64 * KIB or self.part_bytes & (self.part_bytes - 1):
@@ -199,7 +206,11 @@ def transfer_config(workers: int = 1, **overrides: Any) -> TransferConfig:
     if budget is None:
         budget = default_budget_bytes(processes)
     attempts = value("WDS_RETRIES")
-    retry = RetryPolicy(max_attempts=None if attempts is None else max(1, attempts), timeout_s=value("WDS_TIMEOUT"))
+    retry = RetryPolicy(
+        max_attempts=None if attempts is None else max(1, attempts),
+        timeout_s=value("WDS_TIMEOUT"),
+        refusal_timeout_s=value("WDS_REFUSAL_TIMEOUT"),
+    )
     values: dict[str, Any] = {
         "budget_bytes": budget,
         "processes": processes,
@@ -207,6 +218,7 @@ def transfer_config(workers: int = 1, **overrides: Any) -> TransferConfig:
         "connections": value("WDS_CONNECTIONS"),
         "direct": value("WDS_DIRECT"),
         "retry": retry,
+        "connect_timeout_s": min(5.0, retry.timeout_s),
         "stall_timeout_s": min(30.0, retry.timeout_s),
         "verify": value("WDS_VERIFY"),
     }
@@ -286,3 +298,10 @@ def proxy_for(url: str) -> str | None:
     if urllib.request.proxy_bypass(parts.netloc.rpartition("@")[2]):
         return None
     return urllib.request.getproxies().get(parts.scheme)
+
+
+def proxy_variable(url: str) -> str:
+    """Return the environment variable that names the proxy for ``url`` (`proxy_for`), or words for another source."""
+    name = f"{urllib.parse.urlsplit(url).scheme}_proxy"
+    named = (each for each in (name, name.upper()) if variable(each))
+    return next(named, "the system's proxy settings")

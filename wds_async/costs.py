@@ -115,10 +115,13 @@ def figures(dollars: Mapping[str, Range], traffic: Traffic) -> str:
 
 
 class Spending:
-    """What ``traffic`` has cost since it began, and whether that is ``limit`` dollars (None: no limit).
+    """What ``traffic`` has cost since it began, and whether that, with what was spent before, is ``limit`` dollars
+    (None: no limit).
 
     The high end of the range is compared: a limit that holds only if the guess about regions was right would be none.
     Looked at four times a second at most, so what is fetched meanwhile, and what is under way, comes on top.
+
+    ``per_day``: the limit is for a day, which begins at midnight (UTC) by the clock ``wall``.
     """
 
     def __init__(
@@ -128,11 +131,19 @@ class Spending:
         *,
         region: str = "",
         limit: float | None = None,
+        per_day: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self.limit = limit
+        self.per_day = per_day
         self.reached = False
-        """Whether it was reached; it stays so."""
+        """Whether it was reached; it stays so, or until the end of the day."""
+        self._wall = wall
+        self._before = self._before_today = Range(0.0, 0.0)
+        self._day = self._today()
+        self._at_midnight = Range(0.0, 0.0)
+        """What the traffic of this process had cost when the day began."""
         self._traffic = traffic
         self._meter = Meter(table, region_here(region))
         self._clock = clock
@@ -147,27 +158,81 @@ class Spending:
         """What it has cost so far."""
         return self._meter.dollars(self._traffic)
 
+    def configure(self, table: PriceTable, *, region: str = "", limit: float | None = None, per_day: bool) -> None:
+        """Use these prices and this limit from now on. What this process has spent is priced anew, except that what was
+        spent today stays as it is for a limit of a day."""
+        today = self.state()["today"]
+        self._meter = Meter(table, region_here(region))
+        self._before_today, self._at_midnight = Range(*today), self.dollars()
+        self.limit, self.per_day, self.reached, self._looked_at = limit, per_day, False, float("-inf")
+
     def by_origin(self, traffic: Traffic) -> dict[str, Range]:
         """What each origin charges for ``traffic``."""
         return self._meter.by_origin(traffic)
+
+    def spent(self) -> Range:
+        """What counts towards the limit: since the first start, or since midnight where it is for a day."""
+        now = self._turn_day()
+        if self.per_day:
+            return Range(
+                self._before_today.low + max(0.0, now.low - self._at_midnight.low),
+                self._before_today.high + max(0.0, now.high - self._at_midnight.high),
+            )  # a bucket whose region becomes known was cheaper than was thought
+        return self._before + now
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Count what an earlier process has spent too: its `state`. ValueError for what is none."""
+        try:
+            before, today = _range(state["total"]), _range(state["today"])
+            self._before_today = today if state["day"] == self._day else Range(0.0, 0.0)
+        except (KeyError, TypeError, ValueError) as exn:
+            raise ValueError(f"{type(exn).__name__}: {exn}") from exn
+        self._before = before
+
+    def state(self) -> dict[str, Any]:
+        """What was spent, for a later process; JSON."""
+        now, day = self._turn_day(), self._at_midnight
+        today = [self._before_today.low + now.low - day.low, self._before_today.high + now.high - day.high]
+        return {"total": (self._before + now).as_list(), "day": self._day, "today": [max(0.0, part) for part in today]}
 
     def check(self) -> None:
         """CostLimitReached once the limit was reached: nothing more may be fetched."""
         if self.limit is None:
             return
         now = self._clock()
-        if not self.reached and now - self._looked_at >= _LOOK_EVERY_S:
+        if now - self._looked_at >= _LOOK_EVERY_S and (self.per_day or not self.reached):
             self._looked_at = now
-            if self.dollars().high >= self.limit:
+            if self.spent().high >= self.limit and not self.reached:
                 self.reached = True
                 logger.error("%s", self._words())
         if self.reached:
             raise CostLimitReached(self._words())
 
     def _words(self) -> str:
-        dollars = self._meter.by_origin(self._traffic)
+        figured = figures(self._meter.by_origin(self._traffic), self._traffic)
+        since = f"; since its start: {figured}" if figured else ""
+        day, again = ("a day ", ", wait until 00:00 UTC") if self.per_day else ("", "")
         return (
-            f"cost_limit of ${self.limit:g} is reached: {total(dollars.values())} by the table of prices "
-            f"({figures(dollars, self._traffic)}). Nothing more is fetched; what is cached is served on. Raise "
-            "cost_limit and restart the service; where these prices are wrong, set region and prices"
+            f"cost_limit of ${self.limit:g} {day}is reached: {self.spent()} by the table of prices{since}. Nothing "
+            f"more is fetched; what is cached is served on. Raise cost_limit and reload the service (SIGHUP){again}; "
+            "where these prices are wrong, set region and prices"
         )
+
+    def _turn_day(self) -> Range:
+        """What the traffic has cost so far; begin a new day where it is one."""
+        now, today = self.dollars(), self._today()
+        if today != self._day:
+            self._day, self._before_today, self._at_midnight = today, Range(0.0, 0.0), now
+            if self.per_day:
+                self.reached = False
+        return now
+
+    def _today(self) -> str:
+        return time.strftime("%Y-%m-%d", time.gmtime(self._wall()))
+
+
+def _range(value: Any) -> Range:
+    low, high = (float(bound) for bound in value)
+    if not 0 <= low <= high:
+        raise ValueError(f"{value!r} is no range of dollars")
+    return Range(low, high)

@@ -16,6 +16,7 @@ from wds_async.errors import (
     ShardFormatError,
     TooMuchLost,
     TruncatedShard,
+    WdsError,
 )
 from wds_async.handlers import Handler
 from wds_async.ledger import Pass
@@ -65,7 +66,7 @@ class Shard:
                     self.broke = exn
                     raise
 
-            self._source = Source(unpacked, self.stream.url)
+            self._source = Source(unpacked, self.stream.url, self.stream.is_open_ended)
         return self._source
 
     def _stored(self) -> memoryview | None:
@@ -79,8 +80,9 @@ class Shard:
         return 0 if self._source is None else self._source.offset
 
     def on_cut(self, key: str, exn: Exception) -> bool:
-        """An error came while the sample ``key`` was put together. True: it is no damage, but the handler's end."""
-        self._cut = key
+        """Remember that ``exn`` cut the sample ``key``, once a gap. Return True where the sample is to be yielded: a
+        handler ended the stream, nothing is damaged."""
+        self._cut = None if key == self._cut_by_gap else key
         return isinstance(exn, Ended)
 
     def cut(self) -> str | None:
@@ -132,10 +134,12 @@ class Shard:
         """It is through, after ``delivered`` samples: no copy of what was bad may be kept."""
         if self._source is not None and self._source.doubt and not self.failed:
             self._tell_doubt(self._source.doubt)
+        if self._source is not None and self._source.empty:
+            self._ledger.empty_shard(self.stream.url)
         self.drop()
         if self.bad:
             self.stream.reject()
-        self._ledger.shard_over(self.failed, delivered)
+        self._ledger.shard_over(self.stream.url, delivered)
 
     def _tell_doubt(self, doubt: str) -> None:
         """Its end is odd: perhaps its rest was lost between two members, which nothing in a tar shows."""
@@ -169,6 +173,8 @@ class Reading(Outcome):
     def of_member(self, exn: Exception) -> bool:
         """Ask the handler about what costs one member: a field that comes twice, a function of the user's that
         raised."""
+        if not isinstance(exn, WdsError):
+            exn.add_note(f"select_files, rename_files or keys raised this, for a member of {redact(str(self._url))}")
         answer = self(exn)
         self.ledger.note(exn, "tar", shard=self._url)
         return answer

@@ -6,20 +6,26 @@ import dataclasses
 import functools
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from wds_async import config, lengths, shardlists, spec, world
+from wds_async.arguments import check_size
 from wds_async.environment import warn_of_unknown_variables
 from wds_async.errors import ConfigError
 from wds_async.fluid import FluidInterface
 from wds_async.handlers import Handler, reraise_exception
+from wds_async.ledger import Ledger, Ledgers
+from wds_async.misuse import log_unmatched_rules, warn_of_batches_in_torch, warn_of_uneven_ranks
 from wds_async.mixture import Mixture
 from wds_async.pipeline import DataPipeline
+from wds_async.redact import redact
 from wds_async.shardcache.cache import DiskCache, shard_cache
-from wds_async.shardplan import ShardPlan, shuffle_buffer
+from wds_async.shardplan import ShardPlan, shuffle_buffer, shuffle_seed, tell_of_seed
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.tariterators import MAX_FIELD_BYTES, ReadingStage, base_plus_ext, tarfile_to_samples
+from wds_async.tracebacks import Shortened
 from wds_async.transfer.stats import Boards
 
 __all__ = ["WebDataset", "check_empty"]
@@ -27,17 +33,25 @@ __all__ = ["WebDataset", "check_empty"]
 logger = logging.getLogger("wds_async")
 
 
-def check_empty(source: Iterable[Any], shards: int | None = None) -> Iterator[Any]:
-    """Everything; raises ConfigError (a ValueError) where that is nothing. ``shards`` is how many there are in all."""
-    return shardlists.non_empty(source, functools.partial(_why_empty, shards))
+def check_empty(
+    source: Iterable[Any], shards: int | None = None, ledger: Ledger | Ledgers | None = None
+) -> Iterator[Any]:
+    """Everything; raises ConfigError (a ValueError) where that is nothing. ``shards`` is how many there are in all;
+    ``ledger`` tells which were empty or passed over."""
+    return shardlists.non_empty(source, functools.partial(_why_empty, shards, ledger))
 
 
-def _why_empty(shards: int | None) -> str:
+def _why_empty(shards: int | None, ledger: Ledger | Ledgers | None) -> str:
     here = world.place()
-    return (
+    head = (
         f"no sample came out of the dataset in worker {here.worker} of {here.num_workers}, rank {here.rank} of "
-        f"{here.world_size}: either it has fewer shards{'' if shards is None else f' ({shards})'} than ranks times "
-        f"workers ({here.world_size * here.num_workers}), or every shard was passed over by the handler. Use fewer "
+        f"{here.world_size}"
+    )
+    if ledger is not None and (why := ledger.why_barren()):
+        return f"{head}: {why}. Write these shards again or leave them out; empty_check=False lets a worker be empty"
+    return (
+        f"{head}: either it has fewer shards{'' if shards is None else f' ({shards})'} than ranks times "
+        f"workers ({here.world_size * here.num_workers}), or its stages let no sample pass. Use fewer "
         "workers or more shards, or workersplitter=None and .compose(split_by_worker), which splits samples (and "
         "has each worker read all shards of its rank); empty_check=False lets a worker be empty"
     )
@@ -52,8 +66,8 @@ class WebDataset(DataPipeline, FluidInterface):
     Stages: shard list, shard shuffle, split by rank, split by worker, reading, check for emptiness.
 
     ``urls``: a string (braces, ``::``, ``${X}`` for ``WDS_X``, globs, a directory ending in ``/``), a path or a
-        list of these; or a dataset specification (`spec`): a ``.yaml`` or ``.json`` file or URL, a dict, or
-        ``"package.module:function"``.
+        list of these; an iterable of ``{"url": …}``, the program's own list of shards; or a dataset specification
+        (`spec`): a ``.yaml`` or ``.json`` file or URL, a dict, or ``"package.module:function"``.
     ``handler``: what to do with a shard that fails (`handlers`); the default raises.
     ``mode``: ``"resampled"`` as below; ``"unlink"``, ``"keep"`` or ``"resample"`` for a directory whose shards come
         and go (`directories.DirectoryShardList`).
@@ -65,12 +79,16 @@ class WebDataset(DataPipeline, FluidInterface):
         100). The order follows from seed and epoch alone, so all ranks and workers have the same one and take their
         shares of it; every epoch has its own (`set_epoch`). False, 0: the order given; None too, with a warning.
     ``detshuffle``: accepted for WebDataset's sake; every shard shuffle is deterministic.
-    ``seed``: of shard shuffling; default ``WDS_SEED``, else 0. The first epoch is ``WDS_EPOCH``, else 0.
+    ``seed``: of shard shuffling; default ``WDS_SEED``. Without either one rank draws a seed from ``random`` and logs it
+        (level info), so a restarted run has another order; several ranks take 0, so that they agree, and the first of
+        them logs a warning. The first epoch is ``WDS_EPOCH``, else 0.
     ``nodesplitter``, ``workersplitter``: iterator to iterator; None for none. By default `split_by_node` and
         `split_by_worker`; `single_node_only` raises where there are several ranks.
     ``cache_dir``: a folder where shards are kept when they are first read; default ``WDS_CACHE``, else no cache.
         ``cache_size`` bounds its bytes (-1: what ``WDS_CACHE_SIZE`` says, else no bound; 0: no cache),
         ``url_to_name`` names the files in it, ``cache_local`` keeps local shards too (for network drives).
+        ``cache_check``: ask once an epoch whether a cached shard has changed in its store, and fetch it anew if so
+        (None: ``WDS_CACHE_CHECK``, else no: a copy is used for ever).
     ``select_files``, ``rename_files``: predicate and renamer of members' names (renamed first).
     ``keys``: how a member's name is split into key and field; `tariterators.base_plus_ext` unless given.
     ``empty_check``: a worker that yields nothing raises ConfigError.
@@ -93,7 +111,11 @@ class WebDataset(DataPipeline, FluidInterface):
         Default ``WDS_MAX_BAD_FRACTION``, else None: no more than a warning at 1 %. See `ledger`.
     ``max_field_bytes``: a larger member of a shard (default 2 GiB) is FieldTooLarge before a byte of it is kept. A
         field is held whole, on top of the byte budget.
-    ``progress``: show a bar and a line for every epoch on standard error; None does what ``WDS_PROGRESS`` says.
+    ``expect``: fields that every sample must have, as in ``("jpg;png", "txt")``, where one of jpg and png is enough. A
+        sample that lacks one is MissingField for ``handler``, and dropped: a shard that was cut between two members of
+        a sample shows it in no other way. They are looked for before ``rename``, ``decode`` and the like.
+    ``progress``: show a bar and a line for every epoch on standard error, under this name (True: that of the shards);
+        None does what ``WDS_PROGRESS`` says.
 
     Raises UrlError for URLs that cannot be understood, and ConfigError for arguments out of range and where there
     are fewer shards than ranks. A context manager; `close` closes what is open. Nothing is opened before it is
@@ -122,8 +144,9 @@ class WebDataset(DataPipeline, FluidInterface):
         *,
         keys: Callable[[str], Any] | None = None,
         cache_local: bool = False,
+        cache_check: bool | None = None,
         length: int | None = None,
-        progress: bool | None = None,
+        progress: bool | str | None = None,
         transfer: Mapping[str, Any] | None = None,
         storage_options: Mapping[str, Any] | None = None,
         check: str | None = None,
@@ -131,53 +154,59 @@ class WebDataset(DataPipeline, FluidInterface):
         on_corrupt: str | None = None,
         max_bad_fraction: float | None = None,
         max_field_bytes: int = MAX_FIELD_BYTES,
+        expect: Collection[str] | None = None,
     ) -> None:
         super().__init__()
-        environment = config.settings()
+        environment, options = config.settings(), StorageOptions(storage_options)
         config.configure_logging()
-        self.seed = (environment.seed or 0) if seed is None else seed
+        chosen = shuffle_seed(seed, nodesplitter)
+        self.seed = world.seed_number(chosen)
         resampled = resampled or mode == "resampled"
-        options = StorageOptions(storage_options)
         plan = ShardPlan(
             mode=mode,
             resampled=resampled,
             buffer=shuffle_buffer(shardshuffle, resampled, stacklevel=3),
-            seed=self.seed,
+            seed=chosen,
             seeded=seed is not None or environment.seed is not None,
             strict=empty_check,
             nodesplitter=nodesplitter,
             workersplitter=workersplitter,
             storage_options=options,
         )
-        cache = shard_cache(cache_dir, cache_size, url_to_name=url_to_name, verbose=verbose, local=cache_local)
-        faults: dict[str, Any] = {"verify": verify, "on_corrupt": on_corrupt, "max_bad_fraction": max_bad_fraction}
-        faults["max_field_bytes"] = max_field_bytes
-        parsing = {"keys": keys or base_plus_ext, "cache": cache, "storage_options": options, **faults}
+        kept: Any = {"url_to_name": url_to_name, "verbose": verbose, "local": cache_local, "check": cache_check}
+        cache = shard_cache(cache_dir, cache_size, **kept)
+        faults = {"verify": verify, "on_corrupt": on_corrupt, "max_bad_fraction": max_bad_fraction, "expect": expect}
+        parsing: Any = {"keys": keys or base_plus_ext, "max_field_bytes": max_field_bytes, "storage_options": options}
         reading = functools.partial(tarfile_to_samples, handler, select_files, rename_files, transfer, **parsing)
-        self._add_source(urls, plan, reading, cache)
-        self._check(check, options, cache, transfer or {})
-        warn_of_unknown_variables()  # here: what ${X} read is known by now, and workers need not repeat it
-        self._add_stages(empty_check, environment.progress if progress is None else progress, repeat, length)
-        if verbose:
-            self._describe()
+        with Shortened():
+            self._add_source(urls, plan, functools.partial(reading, cache=cache, **faults), cache)
+            self._check(check, options, cache, transfer or {})
+        self._add_stages(empty_check, environment.progress if progress is None else progress, repeat, length, verbose)
 
-    def _describe(self) -> None:
-        shards = _how_many(self.pipeline[0])
-        logger.warning("WebDataset of %s shards, seed %s: %s", shards, self.seed, self.pipeline)
-
-    def _add_stages(self, empty_check: bool, progress: bool, repeat: bool | int, length: int | None) -> None:
+    def _add_stages(
+        self, empty_check: bool, progress: bool | str, repeat: bool | int, length: int | None, verbose: bool
+    ) -> None:
         if empty_check:
-            self.append(functools.partial(check_empty, shards=_how_many(self.pipeline[0])))
+            self.append(functools.partial(check_empty, shards=_how_many(self.pipeline[0]), ledger=self.ledger))
         if progress:
-            self._add_progress()
-        if repeat:
-            self.repeat(-1 if repeat is True else repeat)
+            self._add_progress(progress if isinstance(progress, str) else None, length)
+        times = -1 if repeat is True else check_size("WebDataset", "repeat", 0 if repeat is None else repeat)
+        if times:
+            self.repeat(times)
         if length is not None:
             self.with_length(length, silent=True)
+        if verbose:
+            logger.warning("%r, seed %s", self, self.seed)
+
+    def _check_use(self) -> None:
+        log_unmatched_rules(self)
+        warn_of_uneven_ranks(self)
+        warn_of_batches_in_torch(self, depth=2)
 
     def _check(
         self, which: str | None, options: StorageOptions, cache: DiskCache | None, transfer: Mapping[str, Any]
     ) -> None:
+        warn_of_unknown_variables()  # here: what ${X} read is known by now, and workers need not repeat it
         if which is None:
             return
         from wds_async.shardcheck import check_shards, lists_of  # noqa: PLC0415 (its loop is not loaded for nothing)
@@ -196,14 +225,18 @@ class WebDataset(DataPipeline, FluidInterface):
                 raise ConfigError(f"mode={plan.mode!r} is for a directory, and {urls!r:.80} is a specification")
             described = spec.load(urls, plan.storage_options)
             make = functools.partial(_source, plan=dataclasses.replace(plan, strict=False), reading=reading)
-            self.append(Mixture(described, make, resampled=plan.resampled, seed=self.seed))
+            self.append(Mixture(described, make, resampled=plan.resampled, seed=plan.seed))
         else:
             self.pipeline += [*plan.stages(urls), reading()]
+        if plan.buffer:
+            tell_of_seed(plan.seed, "shuffled")
+        elif isinstance(first := self.pipeline[0], Mixture) and first.draws and not plan.resampled:
+            tell_of_seed(plan.seed, "mixed")
         if cache is not None:
             cache.expect(getattr(self.pipeline[0], "urls", ()))
 
-    def _add_progress(self) -> None:
-        from wds_async.progress import Watch  # noqa: PLC0415 (rich is not loaded for nothing)
+    def _add_progress(self, name: str | None, length: int | None) -> None:
+        from wds_async.progress import Label, Watch  # noqa: PLC0415 (rich is not loaded for nothing)
 
         first = self.pipeline[0]
         stages = (
@@ -211,9 +244,13 @@ class WebDataset(DataPipeline, FluidInterface):
             if isinstance(first, Mixture)
             else self.pipeline
         )
-        boards = [stage.board for stage in stages if isinstance(stage, ReadingStage)]
-        if boards:  # what a user's own function returned may read no shards
-            self.append(Watch(boards[0] if len(boards) == 1 else Boards(boards), True))
+        reading = [stage for stage in stages if isinstance(stage, ReadingStage)]
+        if reading:  # what a user's own function returned may read no shards
+            boards = [stage.board for stage in reading]
+            total = functools.partial(_samples, tuple(self.pipeline), length)
+            epochs = tuple(stage.ledger.epoch for stage in reading)
+            label = Label(name or _name_of(first), epochs, total)
+            self.append(Watch(boards[0] if len(boards) == 1 else Boards(boards), True, label))
 
     def __len__(self) -> int:
         """What was given to `with_length` or as ``length``, else what this rank receives, where an index (a JSON
@@ -229,6 +266,22 @@ def _source(
     """The pipeline of one source of a specification, whose options go over the dataset's."""
     own = {"storage_options": storage_options} if storage_options else {}
     return DataPipeline(plan.stages(shards), reading(**own))
+
+
+def _samples(stages: tuple[Any, ...], length: int | None, workers: int) -> int | None:
+    """How many samples come out of ``stages`` in an epoch of this rank; None where that is not known."""
+    known = lengths.of(stages, workers) if length is None else None
+    return length if known is None else known.total
+
+
+def _name_of(shards: Any) -> str:
+    """A name for the data of a shard list: that of its sources, or of its first shard without its number."""
+    if isinstance(shards, Mixture):
+        names = [source.name or _name_of(source) for source in shards.sources]
+        return "+".join(dict.fromkeys(names)) if len(names) <= 3 else f"{len(names)} sources"
+    url = redact(next(iter(getattr(shards, "urls", ())), ""))
+    name = re.match(r"[\w\-]*", url.partition("?")[0].rstrip("/").rpartition("/")[2])
+    return (name[0].rstrip("0123456789-_") if name else "") or "wds_async"
 
 
 def _how_many(shards: Any) -> int | None:

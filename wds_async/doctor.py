@@ -11,6 +11,7 @@ import threading
 import time
 import urllib.parse
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 from wds_async import config, handover
@@ -218,7 +219,8 @@ def ask(address: str, timeout_s: float = 10.0) -> dict[str, Any]:
     finally:
         connection.close()
     if answer.status != 200:
-        raise TransferError(f"{redact(address)}: {path} is answered with {answer.status} {answer.reason}")
+        advice = "; give a token: http://any:TOKEN@host:port" if answer.status == HTTPStatus.UNAUTHORIZED else ""
+        raise TransferError(f"{redact(address)}: {path} is answered with {answer.status} {answer.reason}{advice}")
     try:
         document = json.loads(body)
         known = document["kind"] in ("service", "job") and isinstance(document["counters"], dict)

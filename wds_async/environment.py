@@ -18,6 +18,7 @@ from wds_async.errors import ConfigError
 
 __all__ = [
     "GIB",
+    "GROUPS",
     "KIB",
     "MIB",
     "ON_CORRUPT",
@@ -28,6 +29,7 @@ __all__ = [
     "names",
     "parse_bytes",
     "schemes",
+    "shown_bytes",
     "unknown_variables",
     "value",
     "variable",
@@ -53,6 +55,14 @@ def parse_bytes(text: str) -> int:
     return int(float(found[1]) * _SUFFIXES[found[2]])
 
 
+def shown_bytes(count: int) -> str:
+    """``count`` bytes as `parse_bytes` reads them, in the largest unit that gives a whole number: ``"128M"``."""
+    for suffix, unit in reversed(_SUFFIXES.items()):
+        if count and count % unit == 0:
+            return f"{count // unit}{suffix.upper()}"
+    return str(count)
+
+
 def _count(text: str) -> int:
     value = int(text)
     if value < 0:
@@ -64,6 +74,13 @@ def _seconds(text: str) -> float:
     value = float(text)
     if not value > 0:
         raise ValueError("a time is a positive number of seconds")
+    return value
+
+
+def _seconds_or_none(text: str) -> float:
+    value = float(text)
+    if not value >= 0:
+        raise ValueError("a time is a number of seconds, 0 or more")
     return value
 
 
@@ -146,6 +163,12 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable("WDS_TIMEOUT", _seconds, 300.0, "seconds without a new byte before a transfer fails"),
     Variable(
+        "WDS_REFUSAL_TIMEOUT",
+        _seconds_or_none,
+        30.0,
+        "seconds for which a 403 or 404 is asked again in a bucket that was read before; 0: not at all",
+    ),
+    Variable(
         "WDS_VERIFY",
         _choice(VERIFY),
         "auto",
@@ -181,12 +204,18 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("WDS_PRICES", str, "", "YAML file of prices in place of the built-in table"),
     Variable("WDS_REGION", str, "", "region that this machine is in, as its provider calls it; for prices"),
     Variable("WDS_SERVE_CONFIG", str, "", "YAML file of `wds-async serve`, where --config names none"),
-    Variable("WDS_LOG", str, "", "level of the wds_async logger: debug, info, warning, error"),
+    Variable(
+        "WDS_LOG",
+        str,
+        "",
+        "level of the wds_async logger: debug, info, warning, error; with debug, errors have whole tracebacks",
+    ),
     Variable("GOPEN_VERBOSE", _count, 0, "1: log every shard that is opened"),
     Variable("GOPEN_BUFFER", int, -1, "buffer in bytes of the local files that gopen opens; -1: Python's own choice"),
     Variable("WDS_CACHE", str, "", "folder of the shard cache; setting it turns caching on"),
     Variable("WIDS_CACHE", str, "", "folder of random access's shards, read where WDS_CACHE is not set"),
     Variable("WDS_CACHE_SIZE", parse_bytes, None, "bytes that the shard cache may hold; without it, all that comes"),
+    Variable("WDS_CACHE_CHECK", _flag, False, "1: ask once an epoch whether a cached shard has changed in its store"),
     Variable("WDS_VERBOSE_CACHE", _flag, False, "1: log every shard that the cache keeps, uses or drops"),
     Variable("RANK", _count, None, "rank of this process, with WORLD_SIZE"),
     Variable("WORLD_SIZE", _count, None, "number of ranks"),
@@ -234,9 +263,24 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("SSL_CERT_FILE", str, "", "certificate authorities that TLS is verified against"),
 )
 
+GROUPS = {
+    "WDS_BUDGET": "Transfer",
+    "WDS_LEDGER": "Damaged shards",
+    "WDS_REWRITE": "URLs and safety",
+    "WDS_SEED": "Order",
+    "WDS_HANDOVER": "Watching, cost and logs",
+    "WDS_CACHE": "Shard cache",
+    "RANK": "Ranks and workers",
+    "AIS_ENDPOINT": "AIStore and the service",
+    "AWS_ENDPOINT_URL_S3": "Stores and the network",
+}
+"""Headings for people, by the first variable under each."""
+
 _BY_NAME = {v.name: v for v in VARIABLES}
 # Names that WebDataset or later parts of this project read; known, so that no one is warned about them.
 _KNOWN_ELSEWHERE = {"WDS_REQUIRE_SERVERS", "WDS_AZURITE"}
+
+_NEAR = 0.82  # difflib's ratio of the names without WDS_: CONECTIONS, BUGDET; not BATCH_SIZE, CACHE_DIR
 
 _asked: set[str] = set()
 _warned: set[str] = set()
@@ -274,13 +318,19 @@ def unknown_variables(used: frozenset[str] = frozenset()) -> list[tuple[str, str
     """
     known = set(_BY_NAME) | _KNOWN_ELSEWHERE | _asked | used
     strangers = sorted(n for n in os.environ if n.startswith("WDS_") and n not in known)
-    return [(n, next(iter(difflib.get_close_matches(n, known, 1)), None)) for n in strangers]
+    ours = [name.removeprefix("WDS_") for name in _BY_NAME if name.startswith("WDS_")]
+    near = {name: difflib.get_close_matches(name.removeprefix("WDS_"), ours, 1, _NEAR) for name in strangers}
+    return [(name, "WDS_" + matches[0] if matches else None) for name, matches in near.items()]
 
 
 def warn_of_unknown_variables() -> None:
-    """Log each ``WDS_*`` name that means nothing, once a process: a misspelt setting has no effect, silently."""
+    """Log each ``WDS_*`` name that looks like a misspelt setting, once a process: it has no effect, silently.
+
+    Other names that mean nothing here are the program's own or another tool's (webpack's ``WDS_SOCKET_PORT``).
+    """
     for name, nearest in unknown_variables():
-        if name not in _warned:
+        if nearest and name not in _warned:
             _warned.add(name)
-            hint = f"; did you mean {nearest}?" if nearest else ""
-            logger.warning("%s is set but means nothing%s (`wds-async env` lists what does)", name, hint)
+            logger.warning(
+                "%s is set but means nothing; did you mean %s? (`wds-async env` lists what does)", name, nearest
+            )

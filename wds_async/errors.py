@@ -5,7 +5,7 @@
     WdsError
     ├── ConfigError (ValueError)            a setting or argument that does not parse
     ├── UrlError (ValueError)               a URL, pattern or rewrite rule that cannot be understood
-    ├── MissingExtra (ImportError)          a package of an extra is not installed
+    ├── MissingExtra (ImportError)          a package of an extra is not installed, or broken
     ├── StorageError (OSError)              the store's side
     │   ├── ShardNotFound (FileNotFoundError)
     │   ├── AccessDenied (PermissionError)
@@ -19,10 +19,11 @@
     │   ├── CorruptShard (tarfile.ReadError)    a bad header or damaged compression further on
     │   ├── TruncatedShard (tarfile.ReadError)  the shard ends inside a member
     │   ├── FieldTooLarge                   one field above ``max_field_bytes``
-    │   └── DuplicateField                  a sample has the same field twice
+    │   ├── DuplicateField                  a sample has the same field twice
+    │   └── MissingField                    a sample lacks a field that ``expect`` names
     ├── DecodingError                       a field could not be decoded
     ├── CostLimitReached (RuntimeError)     the run would cost more than ``WDS_COST_LIMIT``
-    ├── TooMuchLost (RuntimeError)          handlers let more pass than ``max_bad_fraction``
+    ├── TooMuchLost (RuntimeError)          handlers let too much pass, or no shard gives a sample any more
     ├── UnsafeContent (ValueError)          refused by the security rules
     └── ReaderClosed (RuntimeError)         a reader used after ``close`` or in another process
 
@@ -46,6 +47,7 @@ __all__ = [
     "FetchTimeout",
     "FieldTooLarge",
     "MissingExtra",
+    "MissingField",
     "NotATar",
     "ObjectChanged",
     "PipeError",
@@ -66,11 +68,13 @@ class WdsError(Exception):
     """Base of every error that wds_async raises on purpose. ``str(error)`` is the whole story: which
     URL (secrets redacted), which byte, what was tried, what to do next.
 
-    ``shard`` (its URL, redacted) and ``offset`` (where in it, in bytes) are for programs and the ledger; None where
-    nobody knows, and in one built from a string."""
+    ``shard`` (its URL, redacted), ``offset`` (where in it, in bytes) and, of a tar, ``last_member`` (the name in the
+    last header that was read before the error) are for programs and the ledger; None where they are not known, and in
+    an error built from a string."""
 
     shard: str | None = None
     offset: int | None = None
+    last_member: str | None = None
 
     def at(self, shard: str, offset: int | None) -> Self:
         """This error, which knows its place."""
@@ -87,7 +91,8 @@ class UrlError(WdsError, ValueError):
 
 
 class MissingExtra(WdsError, ImportError):
-    """A package that an extra brings is not installed; the message holds the ``pip install`` command."""
+    """A package that an extra brings is not installed: the message holds the ``pip install`` command. Or one that is
+    installed cannot be imported: the message says why."""
 
 
 class StorageError(WdsError, OSError):
@@ -146,6 +151,16 @@ class DuplicateField(ShardFormatError):
     """Two adjacent members give the same sample the same field."""
 
 
+class MissingField(ShardFormatError):
+    """A sample lacks a field that ``expect`` names: its shard was cut between two members, or written so.
+
+    ``key`` and ``field`` (those that are missing, by comma) are None in one built from a string.
+    """
+
+    key: str | None = None
+    field: str | None = None
+
+
 class DecodingError(WdsError):
     """A field could not be decoded; the message names shard, key and field, the cause is chained.
 
@@ -163,7 +178,8 @@ class CostLimitReached(WdsError, RuntimeError):
 
 
 class TooMuchLost(WdsError, RuntimeError):
-    """Handlers let more of the data pass than ``max_bad_fraction`` allows; no handler is asked about this."""
+    """Handlers let more of the data pass than ``max_bad_fraction`` allows, or so many shards in a row gave no sample
+    that going on would only look like a hang. No handler is asked about this."""
 
 
 class UnsafeContent(WdsError, ValueError):

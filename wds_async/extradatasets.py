@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from wds_async import world
+from wds_async.arguments import check_size
 
 __all__ = ["MockDataset", "guess_batchsize", "repeatedly", "with_epoch", "with_length"]
 
@@ -18,7 +19,7 @@ class MockDataset(world.TorchDataset):
 
     def __init__(self, sample: Any, length: int) -> None:
         self.sample = sample
-        self.length = length
+        self.length = check_size("MockDataset", "length", length)
 
     def __iter__(self) -> Iterator[Any]:
         for _ in range(self.length):
@@ -35,7 +36,7 @@ class with_epoch(world.TorchDataset):
 
     def __init__(self, dataset: Iterable[Any], length: int) -> None:
         self.dataset = dataset
-        self.length = length
+        self.length = check_size("with_epoch", "length", length)
         self._source: Iterator[Any] | None = None
         self._pid = os.getpid()
 
@@ -69,7 +70,7 @@ class with_length(world.TorchDataset):
 
     def __init__(self, dataset: Iterable[Any], length: int) -> None:
         self.dataset = dataset
-        self.length = length
+        self.length = check_size("with_length", "length", length, at_least=0)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.dataset)

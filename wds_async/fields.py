@@ -7,10 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatch
 from typing import Any
 
+from wds_async.arguments import check_type, each, of_type
 from wds_async.errors import ConfigError
 from wds_async.handlers import Handler, passed, reraise_exception
 from wds_async.pipeline import pipelinefilter
 from wds_async.redact import redact
+from wds_async.tracebacks import warn
 
 __all__ = ["extract_keys", "getfirst", "not_found", "rename", "rename_keys", "to_tuple"]
 
@@ -27,6 +29,33 @@ def _alternatives(spec: str | Iterable[str]) -> tuple[str, ...]:
     if " " in spec:
         raise ConfigError(f"{spec!r}: alternatives are separated by ';', without spaces")
     return tuple(spec.split(";"))
+
+
+def _check_names(stage: str, argument: str, value: Any) -> Any:
+    """Return the name of a field, alternatives between ``;``, or a list of alternatives."""
+    if isinstance(value, str) or (isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)):
+        return value
+    return check_type(stage, argument, value, (), "the name of a field, or a list of alternatives")
+
+
+def _check_pair(stage: str, argument: str, value: Any) -> Any:
+    if isinstance(value, list | tuple) and len(value) == 2 and all(isinstance(name, str) for name in value):
+        return value
+    return check_type(stage, argument, value, (), "a pair of a new name and a pattern")
+
+
+def _check_fields(stage: str, argument: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the arguments of `to_tuple`. A single list, which stands for alternatives, draws a warning."""
+    for number, value in enumerate(values):
+        _check_names(stage, f"{argument}[{number}]", value)
+    if len(values) == 1 and not isinstance(values[0], str) and len(values[0]) > 1:
+        names = list(values[0])
+        warn(
+            f"{stage}({names}) makes tuples of one value: a list stands for alternatives, of which the first that is "
+            f"there is taken. Write {stage}({', '.join(map(repr, names))}) for a value of each field, or "
+            f"{stage}({';'.join(names)!r}) if one value is meant"
+        )
+    return values
 
 
 def _first(sample: Mapping[str, Any], names: tuple[str, ...]) -> Any:
@@ -86,9 +115,9 @@ def getfirst(
 def _rename(
     data: Iterable[Sample], handler: Handler = reraise_exception, keep: bool = True, **kw: Any
 ) -> Iterator[Sample]:
-    """Name fields anew: ``image="jpg;png"`` takes the first of the alternatives that is there.
+    """Rename fields: ``rename(image="jpg;png", label="cls")`` takes the first of the alternatives that is there.
 
-    ``keep=False`` drops everything that is not named, ``__key__`` too. ValueError where none is there.
+    Other fields stay; ``keep=False`` drops them, ``__key__`` too. ValueError, for ``handler``, where none is there.
     """
     wanted = [(new, _alternatives(old)) for new, old in kw.items()]
     replaced = {name for _, names in wanted for name in names}
@@ -107,7 +136,7 @@ def _rename(
         yield renamed
 
 
-rename = pipelinefilter(_rename)
+rename = pipelinefilter(_rename, {"kw": each(_check_names)})
 
 
 def _rename_keys(
@@ -119,12 +148,12 @@ def _rename_keys(
     handler: Handler = reraise_exception,
     **kw: str,
 ) -> Iterator[Sample]:
-    """Name fields anew by pattern: ``(new, pattern)`` or ``new=pattern``, the last that fits decides.
+    """Rename fields by pattern: ``rename_keys(("image", "*.jpg"))`` or ``rename_keys(image="jpg")``.
 
-    A pattern (`fnmatch`) is held against the field's lower-cased name after its last ``/``. Fields that nothing
-    fits are dropped, but for ``__key__``, unless ``keep_unselected``. ValueError for two
-    fields under one new name (unless not ``duplicate_is_error``: the first stays) and for a pattern that fits
-    nothing (``must_match``).
+    A pattern (`fnmatch`) is held against the field's lower-cased name after its last ``/``; the last pattern that
+    fits decides. Fields that nothing fits are dropped, but for ``__key__``, unless ``keep_unselected``. ValueError,
+    for ``handler``, for two fields under one new name (unless not ``duplicate_is_error``: the first stays) and for
+    a pattern that fits nothing (``must_match``).
     """
     rules = [(pattern, new) for new, pattern in (*args, *kw.items())][::-1]
     find = functools.lru_cache(_NAMES)(functools.partial(_rule_for, rules))
@@ -157,7 +186,7 @@ def _rule_for(rules: list[tuple[str, str]], path: str) -> tuple[str, str] | None
     return next((rule for rule in rules if fnmatch(name, rule[0])), None)
 
 
-rename_keys = pipelinefilter(_rename_keys)
+rename_keys = pipelinefilter(_rename_keys, {"args": each(_check_pair), "kw": each(of_type("a pattern", str))})
 
 
 def _extract_keys(
@@ -167,9 +196,10 @@ def _extract_keys(
     ignore_missing: bool = False,
     handler: Handler = reraise_exception,
 ) -> Iterator[tuple[Any, ...]]:
-    """A tuple of the fields that fit the patterns: `fnmatch` on ``jpg`` and ``.jpg``, alternatives between ``;``.
+    """Make tuples of the fields that fit patterns: ``extract_keys("*.png;jpg", "cls")``.
 
-    ValueError where a pattern fits several fields (``duplicate_is_error``) or none (unless ``ignore_missing``).
+    A pattern (`fnmatch`) is held against ``jpg`` and ``.jpg``; ``;`` stands between alternatives. ValueError, for
+    ``handler``, where one fits several fields (``duplicate_is_error``) or none (unless ``ignore_missing``).
     """
     wanted = [tuple(p.split(";")) if isinstance(p, str) else tuple(p) for p in patterns]
     fit = functools.lru_cache(_NAMES)(_fits)
@@ -195,7 +225,7 @@ def _fits(field: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatch(f".{field}", p) or fnmatch(field, p) for p in patterns)
 
 
-extract_keys = pipelinefilter(_extract_keys)
+extract_keys = pipelinefilter(_extract_keys, {"patterns": each(_check_names)})
 
 
 def _to_tuple(
@@ -205,12 +235,13 @@ def _to_tuple(
     missing_is_error: bool = True,
     none_is_error: bool | None = None,
 ) -> Iterator[tuple[Any, ...]]:
-    """A tuple of fields: ``"jpg;png", "cls"`` or, in one string, ``"jpg;png cls"``.
+    """Make tuples of the named fields: ``to_tuple("jpg;png", "cls")`` or, in one string, ``to_tuple("jpg cls")``.
 
-    A missing field is a ValueError, or None where not ``missing_is_error``; a field that is None is a
-    ValueError where ``none_is_error`` (by default the same as ``missing_is_error``).
+    ``;`` stands between alternatives, of which the first that is there is taken. A missing field is a ValueError,
+    for ``handler``, or None where not ``missing_is_error``; a field that is None is a ValueError where
+    ``none_is_error`` (by default the same as ``missing_is_error``).
     """
-    specs = args[0].split() if len(args) == 1 and isinstance(args[0], str) else args
+    specs = (args[0].split() or args) if len(args) == 1 and isinstance(args[0], str) else args
     wanted = [_alternatives(spec) for spec in specs]
     none_is_error = missing_is_error if none_is_error is None else none_is_error
     for sample in data:
@@ -235,4 +266,4 @@ def _to_tuple(
         yield tuple(values)
 
 
-to_tuple = pipelinefilter(_to_tuple)
+to_tuple = pipelinefilter(_to_tuple, {"args": _check_fields})

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
+from wds_async.arguments import check_function, check_slice, check_type, each, function, of_type, size
 from wds_async.batches import (
     _batched,
     _unbatched,
@@ -41,6 +44,7 @@ from wds_async.parallel import ordered_map
 from wds_async.pipeline import FilterFunction, PipelineStage, RestCurried, pipelinefilter
 from wds_async.shuffles import _rsample, _shuffle, detshuffle, rsample, shuffle
 from wds_async.streamdecode import _xdecode, xdecode
+from wds_async.tracebacks import located
 
 if TYPE_CHECKING:
     from wds_async.samplecache import LMDBCached
@@ -112,13 +116,13 @@ def _info(
     fmt: str | None = None,
     n: int = 3,
     every: int = -1,
-    width: int = 50,
+    width: int | None = 50,
     stream: Any = None,
     name: str = "",
 ) -> Iterator[Sample]:
     """Write the first ``n`` samples, and then every ``every``-th, to ``stream`` (standard error).
 
-    ``fmt`` is filled by ``str.format`` from the fields; without it, each field is written, cut to ``width``.
+    ``fmt`` is filled by ``str.format`` from the fields; without it each field is, cut to ``width`` (None: whole).
     """
     source = iter(data)
     # Where no more is to be written the rest passes by untouched.
@@ -131,30 +135,27 @@ def _info(
     yield from source
 
 
-info = pipelinefilter(_info)
+info = pipelinefilter(
+    _info, {"fmt": of_type("a text or None", str, NoneType), "n": size(), "every": size(), "width": size(optional=True)}
+)
 
 
 def _select(
     data: Iterable[Any], predicate: Callable[[Any], Any], handler: Handler = reraise_exception
 ) -> Iterator[Any]:
-    """The samples for which ``predicate`` is true."""
-    # In C where nothing is caught: that costs half of a generator.
-    return filter(predicate, data) if handler is reraise_exception else _select_handled(data, predicate, handler)
-
-
-def _select_handled(data: Iterable[Any], predicate: Callable[[Any], Any], handler: Handler) -> Iterator[Any]:
+    """Keep the samples for which ``predicate(sample)`` is true. ``handler`` is asked about its exceptions."""
     for sample in data:
         try:
             if not predicate(sample):
                 continue
         except Exception as exn:
-            if passed(handler, exn, sample):
+            if passed(handler, located(exn, "select", sample), sample):
                 continue
             return
         yield sample
 
 
-select = pipelinefilter(_select)
+select = pipelinefilter(_select, {"predicate": function()})
 
 
 def _log_keys(data: Iterable[Sample], logfile: str | None = None) -> Iterator[Sample]:
@@ -172,7 +173,7 @@ def _log_keys(data: Iterable[Sample], logfile: str | None = None) -> Iterator[Sa
             yield sample
 
 
-log_keys = pipelinefilter(_log_keys)
+log_keys = pipelinefilter(_log_keys, {"logfile": of_type("a path or None", str, os.PathLike, NoneType)})
 
 
 def _decode(
@@ -195,37 +196,57 @@ def _decode(
     chosen = [autodecode.imagehandler(a, min_size=min_size) if isinstance(a, str) else a for a in args]
     decode = autodecode.Decoder(chosen, **kw).decode
     if threads:
-        yield from ordered_map(data, decode, threads, handler)
+        yield from ordered_map(data, decode, threads, handler, stage="decode")
         return
     for sample in data:
         try:
             decoded = decode(sample)
         except Exception as exn:
-            if passed(handler, exn, sample):
+            if passed(handler, located(exn, "decode", sample), sample):
                 continue
             return
         yield decoded
 
 
-decode = pipelinefilter(_decode)
+def _check_decoder(stage: str, argument: str, value: Any) -> Any:
+    """Return an image specification or a decoder. ValueError for an unknown specification."""
+    if isinstance(value, str):
+        from wds_async.images import imagehandler  # noqa: PLC0415 (pipelines without decoding do not load it)
+
+        imagehandler(value)
+        return value
+    if callable(value):
+        return value
+    return check_type(stage, argument, value, (), "an image specification or a function f(key, data)")
+
+
+decode = pipelinefilter(
+    _decode,
+    {
+        "args": each(_check_decoder),
+        "threads": size(at_least=0),
+        "min_size": size(at_least=1, optional=True),
+    },
+)
 
 
 def _map(
     data: Iterable[Any], f: Callable[[Any], Any], handler: Handler = reraise_exception, threads: int = 0
 ) -> Iterator[Any]:
-    """``f(sample)``. None drops the sample; a dict made from a dict gets its ``__key__``.
+    """Replace each sample by ``f(sample)``. None drops the sample; a dict made from a dict gets its ``__key__``.
 
-    With ``threads`` that many threads run ``f`` ahead of the consumer, the order kept (see `parallel.ordered_map`).
+    ``handler`` is asked about an exception of ``f`` (`handlers`); the default raises it. With ``threads`` that many
+    threads run ``f`` ahead of the consumer, the order kept: for what releases the GIL (see `parallel.ordered_map`).
     """
     if threads:
-        results = ordered_map(data, functools.partial(_applied, f), threads, handler)
+        results = ordered_map(data, functools.partial(_applied, f), threads, handler, stage="map")
         yield from (result for result in results if result is not None)
         return
     for sample in data:
         try:
             result = f(sample)
         except Exception as exn:
-            if passed(handler, exn, sample):
+            if passed(handler, located(exn, "map", sample), sample):
                 continue
             return
         if result is None:
@@ -242,15 +263,15 @@ def _applied(f: Callable[[Any], Any], sample: Any) -> Any:
     return result
 
 
-map = pipelinefilter(_map)
+map = pipelinefilter(_map, {"f": function(), "threads": size(at_least=0)})
 
 
 def _map_dict(data: Iterable[Sample], handler: Handler = reraise_exception, **kw: Any) -> Iterator[Sample]:
-    """Replace field ``k`` by ``f(field)`` for every ``k=f``, in place. KeyError, with a likely cause, for a missing
-    field."""
-    if not kw or not all(callable(f) for f in kw.values()):
-        raise ConfigError(f"map_dict needs field=function arguments, got {kw}")
-    functions = list(kw.items())
+    """Replace field ``k`` by ``f(field)`` for every ``k=f``, in place: ``map_dict(jpg=augment)``.
+
+    A missing field is a KeyError with its likely cause, for ``handler``.
+    """
+    functions = list(_check_functions("map_dict", "kw", kw).items())
     for sample in data:
         try:
             for k, f in functions:
@@ -258,20 +279,27 @@ def _map_dict(data: Iterable[Sample], handler: Handler = reraise_exception, **kw
                     raise KeyError(not_found(sample, [k]))
                 sample[k] = f(sample[k])
         except Exception as exn:
-            if passed(handler, exn, sample):
+            if passed(handler, located(exn, f"map_dict, field {k!r}", sample), sample):
                 continue
             return
         yield sample
 
 
-map_dict = pipelinefilter(_map_dict)
+def _check_functions(stage: str, argument: str, values: dict[str, Any]) -> dict[str, Any]:
+    if not values:
+        raise ConfigError(f"{stage} needs field=function arguments")
+    return {name: check_function(stage, name, value) for name, value in values.items()}
+
+
+map_dict = pipelinefilter(_map_dict, {"kw": _check_functions})
 
 
 def _map_tuple(data: Iterable[Any], *args: Any, handler: Handler = reraise_exception) -> Iterator[tuple[Any, ...]]:
-    """Apply the i-th function to the i-th value; None leaves a value as it is, values beyond the functions too."""
-    if not all(f is None or callable(f) for f in args):
-        raise ConfigError(f"map_tuple takes functions and None, got {args}")
-    functions = [(i, f) for i, f in enumerate(args) if f is not None]
+    """Apply the i-th function to the i-th value of a tuple; None, or no function, leaves a value as it is.
+
+    ``handler`` is asked about exceptions.
+    """
+    functions = [(i, check_function("map_tuple", f"args[{i}]", f)) for i, f in enumerate(args) if f is not None]
     for sample in data:
         values = list(sample)
         n = len(values)
@@ -280,20 +308,24 @@ def _map_tuple(data: Iterable[Any], *args: Any, handler: Handler = reraise_excep
                 if i < n:
                     values[i] = f(values[i])
         except Exception as exn:
-            if passed(handler, exn, sample):
+            if passed(handler, located(exn, f"map_tuple, value {i}", sample), sample):
                 continue
             return
         yield tuple(values)
 
 
-map_tuple = pipelinefilter(_map_tuple)
+map_tuple = pipelinefilter(_map_tuple, {"args": each(function(optional=True))})
 
 
 def _associate(data: Iterable[Sample], associator: Any, **kw: Any) -> Iterator[Sample]:
     """Update every sample, in place, with ``associator(key)``, or ``associator[key]`` where it has the key."""
     if callable(associator):
         for sample in data:
-            sample.update(associator(sample["__key__"]))
+            try:
+                sample.update(associator(sample["__key__"]))
+            except Exception as exn:
+                located(exn, "associate", sample)
+                raise
             yield sample
         return
     for sample in data:
@@ -302,10 +334,16 @@ def _associate(data: Iterable[Sample], associator: Any, **kw: Any) -> Iterator[S
         yield sample
 
 
-associate = pipelinefilter(_associate)
+def _check_associator(stage: str, argument: str, value: Any) -> Any:
+    if callable(value) or hasattr(value, "get"):
+        return value
+    return check_type(stage, argument, value, (), "a function of the key, or a mapping")
 
 
-slice = pipelinefilter(itertools.islice)
+associate = pipelinefilter(_associate, {"associator": _check_associator})
+
+
+slice = pipelinefilter(itertools.islice, {"args": check_slice})
 
 
 class Cached(PipelineStage):

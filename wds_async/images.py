@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wds_async import world
-from wds_async.errors import ConfigError, MissingExtra
+from wds_async.arguments import check_size
+from wds_async.errors import MissingExtra
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -98,11 +99,9 @@ class ImageHandler:
     ) -> None:
         if imagespec not in imagespecs:
             raise ValueError(f"Unknown imagespec: {imagespec}{_suggestion(imagespec)}")
-        if min_size is not None and min_size < 1:
-            raise ConfigError(f"min_size={min_size}: it is a number of pixels")
         self.imagespec = imagespec
         self.extensions = frozenset(extensions)
-        self.min_size = min_size
+        self.min_size = None if min_size is None else check_size("ImageHandler", "min_size", min_size, at_least=1)
         if world.may_fork_workers():
             _agrees()
 

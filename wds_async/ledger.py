@@ -8,6 +8,7 @@ worker that is killed leaves what it noted. An iteration notes through a `Pass`,
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -22,7 +23,7 @@ from typing import Any
 
 from wds_async import config, world
 from wds_async.errors import ConfigError, TooMuchLost
-from wds_async.losses import SHOWN, Counts, Entry, appended, counts_of, read_back, reason_of
+from wds_async.losses import SHOWN, BarrenShards, Counts, Entry, appended, counts_of, read_back, reason_of
 from wds_async.redact import redact
 from wds_async.transfer.stats import Board, Counters, Stats
 
@@ -35,8 +36,6 @@ KEPT = 10_000
 JUDGED_SAMPLES, JUDGED_BYTES = 10_000, 1 << 30
 """What a process reads before the share of what it lost is judged."""
 WARNED_SHARE = 0.01
-BARREN_SHARDS = 1000
-"""Shards that may fail in a row, without one sample in between."""
 
 _FIRST = 3
 
@@ -51,6 +50,11 @@ class _Face:
     @abstractmethod
     def counts(self) -> Counts:
         """All that was noted, entries that are not kept included, and what a loaded state brought along."""
+
+    @abstractmethod
+    def why_barren(self) -> str:
+        """Why shards that this process read gave no sample: which were empty, and what was passed over first; "" where
+        nothing of that kind was noted."""
 
     @abstractmethod
     def _statistics(self) -> Stats: ...
@@ -86,7 +90,7 @@ class _Book:
         self.kept: list[Entry] = []
         self.counts, self.beyond = Counts(), Counts()
         self.warned: set[str] = set()
-        self.barren = 0
+        self.empty: dict[str, None] = {}
 
     def add(self, entry: Entry) -> None:
         self.counts.add(entry)
@@ -169,6 +173,14 @@ class Ledger(_Face):
             self._books = {pid: _Book(file)}
         return self._books[pid]
 
+    def why_barren(self) -> str:
+        book = self.book()
+        more = f" and {len(book.empty) - _FIRST} more" if len(book.empty) > _FIRST else ""
+        named = ", ".join(itertools.islice(book.empty, _FIRST)) + more
+        empty = f"these shards are empty archives, without a member: {named}" if named else ""
+        passed = f"passed over by the handler: {book.first[0]}" if book.first else ""
+        return "; ".join(filter(None, (empty, passed)))
+
     def entries(self) -> list[Entry]:
         found = [*self.book().kept, *(entry for path in self._files(".lines") for entry in read_back(path))]
         return sorted(found, key=lambda entry: entry.time)
@@ -238,6 +250,8 @@ class Pass:
         self._then = self._book.counts.plus(Counts())
         self._read = self._has_read()
         self._first: Entry | None = None
+        self._failure: Entry | None = None  # of the shard that is being read
+        self._barren = BarrenShards()
 
     @property
     def own(self) -> bool:
@@ -277,6 +291,7 @@ class Pass:
             time=time.time(),
         )
         self._first = self._first or entry
+        self._failure = entry if rest else self._failure
         self._book.add(entry)
         self.ledger.write(entry)
         for name, count in (("bad_samples", samples or 0), ("passed_shards", rest), ("bad_bytes", size or 0)):
@@ -312,15 +327,21 @@ class Pass:
                 100 * WARNED_SHARE, lost.text(share), self._examples(), WARNED_SHARE,
             )  # fmt: skip
 
-    def shard_over(self, failed: bool, delivered: int) -> None:
-        """Told at the end of each shard. TooMuchLost where 1,000 shards in a row failed and nothing came: with shards
-        that are drawn without end, this would never end."""
-        book = self._book
-        book.barren = 0 if delivered else book.barren + failed
-        if book.barren >= BARREN_SHARDS:
+    def empty_shard(self, shard: str) -> None:
+        """Count an archive without members, and log the first one of this process."""
+        if len(self._book.empty) < KEPT:
+            self._book.empty[redact(shard)] = None
+        if self._book.once("empty"):
+            logger.warning("%s: the archive is empty: it ends without a member (logged once)", redact(shard))
+
+    def shard_over(self, shard: str, samples: int) -> None:
+        """Count a shard that was read and gave ``samples``. Raise TooMuchLost where no shard gives any more: an endless
+        list of shards would go on for ever."""
+        failure, self._failure = self._failure, None
+        if self._barren.add(shard, samples, failure):
             raise TooMuchLost(
-                f"{book.barren:,} shards in a row failed, and not one sample came between them: going on would only "
-                f"look like a hang, whatever the handler says. {self._examples()}"
+                f"{self._barren}\ngoing on would only look like a hang, whatever the handler does. Look at the shards,"
+                " their names and the credentials, and at select_files; dataset.ledger has every entry"
             )
 
     def once(self, what: str) -> bool:
@@ -363,6 +384,9 @@ class Ledgers(_Face):
     def __init__(self, ledgers: Iterable[Ledger]) -> None:
         self.ledgers = list(ledgers)
 
+    def why_barren(self) -> str:
+        return "; ".join(filter(None, (ledger.why_barren() for ledger in self.ledgers)))
+
     def entries(self) -> list[Entry]:
         return sorted((entry for ledger in self.ledgers for entry in ledger.entries()), key=lambda entry: entry.time)
 
@@ -391,7 +415,7 @@ def ledgers_of(stages: Iterable[Any], depth: int = 8) -> list[Ledger]:
     return list({id(ledger): ledger for ledger in found}.values())
 
 
-def ledger_of(stages: Iterable[Any]) -> Ledger | Ledgers | None:
-    """The one ledger of all readers among ``stages``; None where nothing reads shards."""
+def ledger_of(stages: Iterable[Any]) -> Ledger | Ledgers:
+    """The one ledger of all readers among ``stages``; an empty one where nothing reads shards."""
     found = ledgers_of(stages)
-    return found[0] if len(found) == 1 else Ledgers(found) if found else None
+    return found[0] if len(found) == 1 else Ledgers(found)

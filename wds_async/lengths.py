@@ -7,9 +7,10 @@ knowledge: a wrong length is worse than none, for a loop that trusts it stops ea
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from wds_async import batches, fields, filters, shardlists, shuffles, world
@@ -18,7 +19,7 @@ from wds_async.mixture import Mixture
 from wds_async.pipeline import FilterFunction
 from wds_async.tariterators import ReadingStage
 
-__all__ = ["Length", "of", "of_shards", "through", "together"]
+__all__ = ["Length", "batched", "of", "of_shards", "through", "together"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class Length:
 
     total: int
     by_worker: tuple[int, ...] | None
+    in_batches: tuple[int, ...] | None = None
+    """Where the items are batches: the samples in those of each worker, as far as that is known."""
 
 
 def of(stages: Sequence[Any], workers: int = 1) -> Length | None:
@@ -89,6 +92,10 @@ def through(length: Length | None, stages: Iterable[Any]) -> Length | None:
     for stage in stages:
         if length is None:
             return None
+        if _function(stage) in (batches._unbatched, batches._unlisted):
+            samples = length.in_batches
+            length = None if samples is None else Length(sum(samples), samples)
+            continue
         effect = _effect(stage)
         if effect is None:
             return None
@@ -96,8 +103,34 @@ def through(length: Length | None, stages: Iterable[Any]) -> Length | None:
             if length.by_worker is None:
                 return None
             numbers = tuple(map(effect, length.by_worker))
-            length = Length(sum(numbers), numbers)
+            in_batches = _in_batches(length.by_worker, stage) if _function(stage) is batches._batched else None
+            length = Length(sum(numbers), numbers, in_batches)
+        elif _function(stage) not in (shuffles._shuffle, None):  # any other may change what is in a batch
+            length = replace(length, in_batches=None)
     return length
+
+
+def batched(length: Length, size: int, *, partial: bool, whole: bool) -> Length | None:
+    """What a DataLoader of batches of ``size`` gives of ``length``, in one stream. ``partial``: it keeps the last
+    batch of each worker. ``whole``: its batches hold all samples that go in, as torch's own collation sees to."""
+    if length.by_worker is None:
+        return None
+    total = sum(map(_batches(size, partial=partial), length.by_worker))
+    samples = sum(n if partial else n // size * size for n in length.by_worker)
+    return Length(total, (total,), (samples,) if whole else None)
+
+
+def _in_batches(by_worker: tuple[int, ...], stage: Any) -> tuple[int, ...] | None:
+    """The samples in what the stage `batched` makes; None where a program's own collation may change the number."""
+
+    def samples(
+        batchsize: int = 20, collation_fn: Any = batches.default_collation_fn, partial: bool = True
+    ) -> tuple[int, ...] | None:
+        if collation_fn not in (None, batches.default_collation_fn):
+            return None
+        return tuple(n if partial else n // batchsize * batchsize for n in by_worker)
+
+    return samples(*stage.args, **stage.kw)
 
 
 def _same(n: int) -> int:
@@ -127,8 +160,8 @@ def _effect(stage: Any) -> Callable[[int], int] | None:
     if not isinstance(stage, FilterFunction):
         checks = getattr(getattr(stage, "func", stage), "keeps_length", False)  # `Watch`, `check_empty`
         return _same if checks else None
-    function = getattr(stage.f, "f", stage.f)
-    if stage.kw.get("handler", reraise_exception) is not reraise_exception:
+    function = _function(stage)
+    if _handler(stage) not in (None, reraise_exception):
         return None
     if function in _KEEPING:
         return _same
@@ -140,5 +173,23 @@ def _effect(stage: Any) -> Callable[[int], int] | None:
     return None
 
 
+def _handler(stage: FilterFunction) -> Any:
+    """Return the handler that ``stage`` was given, by name or by position; None where it was given none."""
+    try:
+        given = inspect.signature(_function(stage)).bind(None, *stage.args, **stage.kw).arguments
+    except (TypeError, ValueError):  # of C, or not callable so: it raises when it runs
+        return stage.kw.get("handler")
+    return given.get("handler", given.get("kw", {}).get("handler"))
+
+
+def _function(stage: Any) -> Any:
+    """The function that a stage was made of by `pipelinefilter`; None for other stages."""
+    return getattr(stage.f, "f", stage.f) if isinstance(stage, FilterFunction) else None
+
+
 def _batched(batchsize: int = 20, collation_fn: Any = None, partial: bool = True) -> Callable[[int], int]:
-    return lambda n: -(-n // batchsize) if partial else n // batchsize
+    return _batches(batchsize, partial=partial)
+
+
+def _batches(size: int, *, partial: bool) -> Callable[[int], int]:
+    return lambda n: -(-n // size) if partial else n // size

@@ -11,6 +11,7 @@ from typing import Any
 from wds_async import config, handover, lengths
 from wds_async.errors import MissingExtra
 from wds_async.fluid import FluidInterface
+from wds_async.misuse import warn_of_batches_twice, warn_of_uneven_ranks
 from wds_async.pipeline import DataPipeline
 from wds_async.transfer.stats import Board, Counters
 
@@ -42,7 +43,11 @@ class WebLoader(DataPipeline, FluidInterface):
         loader = DataLoader(*args, **kw)
         if loader.num_workers and config.settings().handover and handover.possible():
             loader.collate_fn = handover.Handover(loader.collate_fn)
+        warn_of_batches_twice(loader.dataset, loader.batch_size)
         super().__init__(loader)
+
+    def _check_use(self) -> None:
+        warn_of_uneven_ranks(self)
 
     def iterator1(self) -> Iterator[Any]:
         """Run the workers once; they start now."""
@@ -138,10 +143,10 @@ def _received(loader: Any) -> lengths.Length | None:
         except TypeError:
             return None
     known = lengths.of(dataset.pipeline, max(1, loader.num_workers)) if dataset.repetitions == 1 else None
-    if known is None or loader.batch_size is None:
-        return known and lengths.Length(known.total, (known.total,))
-    if known.by_worker is None:
+    if known is None:
         return None
-    size, round_up = loader.batch_size, not loader.drop_last
-    total = sum(-(-n // size) if round_up else n // size for n in known.by_worker)
-    return lengths.Length(total, (total,))
+    if loader.batch_size is None:
+        return lengths.Length(known.total, (known.total,), known.in_batches and (sum(known.in_batches),))
+    collate = getattr(loader.collate_fn, "collate_fn", loader.collate_fn)  # `Handover` is around it
+    whole = getattr(collate, "__module__", "").startswith("torch.")
+    return lengths.batched(known, loader.batch_size, partial=not loader.drop_last, whole=whole)

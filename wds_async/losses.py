@@ -13,7 +13,7 @@ from typing import Any
 
 from wds_async.redact import redact
 
-__all__ = ["SHOWN", "Counts", "Entry", "appended", "counts_of", "read_back", "reason_of"]
+__all__ = ["SHOWN", "BarrenShards", "Counts", "Entry", "appended", "counts_of", "read_back", "reason_of"]
 
 
 SHOWN = 300
@@ -121,6 +121,61 @@ class Counts:
         return f"passed over {' and '.join(parts) or 'bytes'} ({size}{share:.2%}): {reasons}"
 
 
+class BarrenShards:
+    """The shards that gave no sample, since the last one that did: whether an endless list of shards has only such."""
+
+    AT_MOST = 1000
+    """Shards that may fail in a row, whichever they are, and shards that are remembered."""
+    REPEATS = 64
+    """Shards that must come again, so that chance does not decide where few shards are drawn at random."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._barren: set[str] = set()
+        self._count = self._repeats = 0
+        self._examples: dict[str, dict[str, Entry]] = {}
+        self._kinds: Counter[str] = Counter()
+
+    def add(self, shard: str, samples: int, failure: Entry | None) -> bool:
+        """Count a shard that gave ``samples``, and ``failure`` if it could not be read to its end. Return True once
+        going on is hopeless: 1,000 failed in a row, or all shards have come again, still without a sample."""
+        if len(self._known) < self.AT_MOST:
+            self._known.add(shard)
+        if samples:
+            self._reset()
+            return False
+        self._count += 1
+        self._repeats += shard in self._barren
+        if len(self._barren) < self.AT_MOST:
+            self._barren.add(shard)
+        kind = "no sample in it" if failure is None else failure.kind
+        self._kinds[kind] += 1
+        examples = self._examples.setdefault(kind, {})
+        if failure is not None and len(examples) < _EXAMPLES:
+            examples[shard] = failure
+        return (failure is not None and self._count >= self.AT_MOST) or self._all_came_again()
+
+    def _all_came_again(self) -> bool:
+        if self._repeats < max(self.REPEATS, len(self._barren)):
+            return False
+        # A shard may be good that gave a sample before and has not come since. If u of n were, that many random draws
+        # would have missed them all with a probability of exp(-u * count / n).
+        untried, known = len(self._known - self._barren), len(self._known)
+        return untried == 0 or untried * self._count >= 40 * known
+
+    def __str__(self) -> str:
+        """How many, and why: for each kind of failure their number and at most five shards, a line each."""
+        lines = [f"{self._count:,} shards in a row ({len(self._barren):,} different ones) gave no sample"]
+        for kind, count in self._kinds.most_common():
+            examples = self._examples[kind].values()
+            lines.append(f"{count:,} × {kind}" + "".join(f"\n    {entry}" for entry in examples))
+        return "\n  ".join(lines)
+
+
+_EXAMPLES = 5
 _NUMBERS = ("entries", "samples", "shards", "bytes", "unread", "unsized", "unsized_at", "held")
 
 

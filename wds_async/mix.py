@@ -72,12 +72,12 @@ def random_samples(
 
     Ends with the first source that ends; with ``longest`` the others go on, in the proportions among them, until the
     last has ended. ``endless`` are numbers of sources that nobody waits for: the mix is over once all others have
-    ended. One ``rng.random()`` is taken for each draw; the default generator is seeded by the operating system.
+    ended. One ``rng.random()`` is taken for each draw; without ``rng``, one ``random.random()``.
     """
     left = [iter(source) for source in sources]
     weights = [1.0] * len(left) if probs is None else list(probs)
     awaited = [number not in endless for number in range(len(left))]
-    draw = (random.Random() if rng is None else rng).random
+    draw = world.global_draws() if rng is None else rng.random
     while left:
         bounds, last = _bounds(weights), len(left) - 1
         while True:
@@ -163,8 +163,8 @@ class RandomMix(Mix):
 
     ``probs`` are probabilities in any scale, one for each dataset; None: all alike. The mix ends with the first dataset
     that ends, which cuts the others short; with ``longest`` it goes on with the others until all have ended. With
-    ``seed`` every iteration (in every worker) draws the same, without one each draws anew; the global ``random``
-    is left alone either way. Raises ConfigError for probabilities that are none.
+    ``seed`` every iteration (in every worker) draws the same. Without one ``random.random()`` is drawn from, which
+    ``random.seed(...)`` and torch, in its workers, seed. Raises ConfigError for probabilities that are none.
     """
 
     def __init__(
@@ -183,4 +183,6 @@ class RandomMix(Mix):
 
     def mixed(self, sources: list[Iterator[Any]]) -> Iterator[Any]:
         """Drawn by weight."""
-        return random_samples(sources, self.probs, self.longest, rng=random.Random(self.seed))
+        return random_samples(
+            sources, self.probs, self.longest, rng=None if self.seed is None else random.Random(self.seed)
+        )

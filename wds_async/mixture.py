@@ -76,7 +76,7 @@ class Mixture(mix.Mix):
         make: Callable[..., Iterable[dict[str, Any]]],
         *,
         resampled: bool = False,
-        seed: int = 0,
+        seed: int | world.DrawnSeed = 0,
     ) -> None:
         self.sources = tuple(source for source in spec.sources if source.weight)
         super().__init__([make(_shards(source, resampled, seed), **_own(source)) for source in self.sources])
@@ -84,6 +84,11 @@ class Mixture(mix.Mix):
         self.endless = frozenset(i for i, source in enumerate(self.sources) if resampled or source.resample is True)
         self.seed = seed
         self._epoch = world.SharedEpoch((config.settings().epoch or 0) - 1)
+
+    @property
+    def draws(self) -> bool:
+        """Whether the order of samples follows from the seed even where the shards keep theirs."""
+        return len(self.sources) > 1 or any(source.resample or source.choose for source in self.sources)
 
     @property
     def urls(self) -> list[str]:
@@ -110,7 +115,7 @@ class Mixture(mix.Mix):
 
     def mixed(self, sources: Sequence[Iterator[Any]]) -> Iterator[dict[str, Any]]:
         """Drawn by weight, until every source that ends has ended."""
-        rng = random.Random(world.make_seed(self.seed, self._epoch.next(), world.worker_seed()))
+        rng = random.Random(world.make_seed(world.seed_number(self.seed), self._epoch.next(), world.worker_seed()))
         return mix.random_samples(sources, self.weights, longest=True, rng=rng, endless=self.endless)
 
 
@@ -118,7 +123,7 @@ def _own(source: Source) -> dict[str, Any]:
     return {"storage_options": source.storage_options} if source.storage_options else {}
 
 
-def _shards(source: Source, resampled: bool, seed: int) -> Any:
+def _shards(source: Source, resampled: bool, seed: int | world.DrawnSeed) -> Any:
     if resampled:  # drawn by the pipeline itself
         return Expanded(source.urls)
     if not (source.resample or source.choose):

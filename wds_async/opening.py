@@ -103,6 +103,10 @@ class ShardFile(io.RawIOBase):
             self._used = len(self._piece)
         return whole.getvalue()
 
+    def is_open_ended(self) -> bool:
+        """See `ShardStream.is_open_ended`."""
+        return self._stream is not None and self._stream.is_open_ended()
+
     def leave(self) -> None:
         """The reader of many shards goes on to its next one."""
         self._drop()

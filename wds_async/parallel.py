@@ -17,8 +17,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from wds_async.errors import ConfigError, ReaderClosed
+from wds_async.arguments import check_size
+from wds_async.errors import ReaderClosed
 from wds_async.handlers import Handler, passed, reraise_exception
+from wds_async.tracebacks import located
 
 __all__ = ["ordered_map"]
 
@@ -28,13 +30,19 @@ _running: weakref.WeakSet[_Threads] = weakref.WeakSet()
 
 
 def ordered_map(
-    source: Iterable[Any], f: Callable[[Any], Any], threads: int, handler: Handler = reraise_exception
+    source: Iterable[Any],
+    f: Callable[[Any], Any],
+    threads: int,
+    handler: Handler = reraise_exception,
+    *,
+    stage: str = "ordered_map",
 ) -> Iterator[Any]:
     """``f(item)`` for every item of ``source`` in order, computed by ``threads`` threads ahead of the consumer.
 
     At most ``2 * threads`` items are taken from ``source`` before their results are taken; it is iterated in the
     consumer's thread. Where ``f`` raises, ``handler`` is asked when that item's turn comes: True leaves the item out,
-    False ends the iteration, and it may raise. What ``source`` raises comes after the results of the items before it.
+    False ends the iteration, and it may raise; a note of the error names ``stage``. What ``source`` raises comes after
+    the results of the items before it.
 
     The threads start with the iteration, and end with it: when it is exhausted, closed, garbage collected or ended by
     an error, and at interpreter exit. A call that is running then is finished, and its result dropped.
@@ -42,12 +50,12 @@ def ordered_map(
     Raises ConfigError for less than one thread, and ReaderClosed in a forked child that goes on with its parent's
     iterator.
     """
-    if threads < 1:
-        raise ConfigError(f"threads={threads}: 0 does without threads, and from 1 on it is their number")
-    return _threaded(source, f, threads, handler)
+    return _threaded(source, f, check_size("ordered_map", "threads", threads, at_least=1), handler, stage)
 
 
-def _threaded(source: Iterable[Any], f: Callable[[Any], Any], threads: int, handler: Handler) -> Iterator[Any]:
+def _threaded(
+    source: Iterable[Any], f: Callable[[Any], Any], threads: int, handler: Handler, stage: str
+) -> Iterator[Any]:
     items, ended = iter(source), False
     failure: BaseException | None = None
     owner = os.getpid()
@@ -74,7 +82,7 @@ def _threaded(source: Iterable[Any], f: Callable[[Any], Any], threads: int, hand
                 yield result
             elif not isinstance(error, Exception):
                 raise error
-            elif not passed(handler, error, job.item):
+            elif not passed(handler, located(error, stage, job.item), job.item):
                 return
             del result, error, job
     if failure is not None:

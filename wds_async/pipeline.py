@@ -13,13 +13,15 @@ import itertools
 import operator
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from typing import Any, Self, TypeVar
 
 from wds_async import config, world
+from wds_async.arguments import Check, check_size
 from wds_async.errors import ConfigError, ReaderClosed
 from wds_async.handlers import Recorder, check_handler, reraise_exception
 from wds_async.ledger import Ledger, Ledgers, Pass, ledger_of, ledgers_of
+from wds_async.tracebacks import Shortened, shortened, warn
 
 __all__ = [
     "DataPipeline",
@@ -34,6 +36,7 @@ __all__ = [
     "stages_of",
 ]
 
+_ANY_ARGUMENTS = inspect.signature(lambda source, *args, **kw: None)
 _OURS = "wds_async."
 _Maker = TypeVar("_Maker", bound=Callable[..., Any])
 
@@ -77,46 +80,64 @@ class FilterFunction:
             self.f = self.f.f
 
 
-class RestCurried:
-    """What `pipelinefilter` makes: called with everything but the source, it gives the stage."""
+def _check_handler(stage: str, argument: str, value: Any) -> Any:
+    if value is not None:
+        check_handler(value)
+    return value
 
-    def __init__(self, f: Callable[..., Any]) -> None:
+
+class RestCurried:
+    """Maker of stages, by `pipelinefilter`: called with everything but the source, it gives the stage.
+
+    Wrong arguments raise here, in the user's line, and not when the first sample is asked for.
+    """
+
+    def __init__(self, f: Callable[..., Any], checks: Mapping[str, Check] | None = None) -> None:
         functools.update_wrapper(self, f)
         self.f = f
+        self.checks = checks or {}
 
     def __call__(self, *args: Any, **kw: Any) -> FilterFunction:
-        self._check(args, kw)
-        return FilterFunction(self.f, *args, **kw)
-
-    def _check(self, args: tuple[Any, ...], kw: dict[str, Any]) -> None:
-        """Wrong arguments are told here, in the user's line, and not when the first sample is asked for."""
         name = getattr(self.f, "__name__", "stage").lstrip("_")
-        if kw.get("handler") is not None:
-            check_handler(kw["handler"])
         try:
             signature = inspect.signature(self.f)
         except ValueError:  # of some built-in functions
-            return
+            signature = _ANY_ARGUMENTS
         try:
             signature.bind(None, *args, **kw)
         except TypeError as exn:
             raise TypeError(f"{name}(): {exn}") from None
+        for i, parameter in enumerate(list(signature.parameters.values())[1:]):
+            check = self.checks.get(parameter.name, _check_handler if parameter.name == "handler" else None)
+            if check is None:
+                continue
+            if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+                args = (*args[:i], *check(name, parameter.name, args[i:]))
+            elif parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                kw |= check(name, parameter.name, {k: v for k, v in kw.items() if k not in signature.parameters})
+            elif parameter.name in kw:
+                kw[parameter.name] = check(name, parameter.name, kw[parameter.name])
+            elif i < len(args) and parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+                args = (*args[:i], check(name, parameter.name, args[i]), *args[i + 1 :])
+        return FilterFunction(self.f, *args, **kw)
 
     def __reduce__(self) -> Any:
         # By name where the decorated name is this object, else by the function it wraps.
         module = sys.modules.get(getattr(self, "__module__", None) or "")
         name = getattr(self, "__qualname__", "")
-        return name if getattr(module, name, None) is self else (pipelinefilter, (self.f,))
+        return name if getattr(module, name, None) is self else (pipelinefilter, (self.f, self.checks))
 
 
-def pipelinefilter(f: Callable[..., Any]) -> RestCurried:
+def pipelinefilter(f: Callable[..., Any], checks: Mapping[str, Check] | None = None) -> RestCurried:
     """Make stages of ``f(source, *args, **kw)``: the result takes all arguments but the source.
+
+    ``checks`` are functions by the name of an argument, called where a stage is made (see `arguments.Check`).
 
     >>> double = pipelinefilter(lambda source, by: (by * x for x in source))
     >>> list(DataPipeline([1, 2], double(2)))
     [2, 4]
     """
-    return RestCurried(f)
+    return RestCurried(f, checks)
 
 
 def stage_maker(f: _Maker) -> _Maker:
@@ -192,20 +213,24 @@ class Inheriting:
 class DataPipeline(world.TorchDataset, Inheriting):
     """Stages one after another, as an iterable that can be run many times.
 
-    ``None`` among the stages is skipped and a list is taken for several stages. ``pipeline`` is the plain list of
-    them, to be read and edited. `compose` and the fluent methods give new pipelines that share the stages;
+    ``None`` among the stages is skipped and a list is taken for several stages, but one of dicts (``{"url": …}``) for
+    a source. Keyword arguments have no effect, as in WebDataset, and a warning says so. ``pipeline`` is the plain list
+    of the stages, to be read and edited. `compose` and the fluent methods give new pipelines that share the stages;
     `with_epoch`, `with_length` and `repeat` change this one and return it. torch's DataLoader takes it
     for an ``IterableDataset``.
     """
 
-    def __init__(self, *stages: Any) -> None:
+    def __init__(self, *stages: Any, **ignored: Any) -> None:
+        if ignored:
+            text = f"DataPipeline takes stages only; {', '.join(ignored)} has no effect here: give it to the stages"
+            warnings.warn(text, stacklevel=2)
         self.pipeline: list[Any] = []
         self.repetitions = 1
         self.nsamples = -1
         self.size: int | None = None
         self.closed = False
         for stage in stages:
-            if isinstance(stage, list):
+            if isinstance(stage, list) and not (stage and isinstance(stage[0], Mapping)):
                 self.pipeline.extend(stage)
             elif stage is not None:
                 self.pipeline.append(stage)
@@ -215,20 +240,10 @@ class DataPipeline(world.TorchDataset, Inheriting):
 
         Raises ConfigError for an object that is no stage.
         """
-        if isinstance(f, RestCurried) or getattr(f, "makes_stages", False) is True:
-            name = getattr(f, "__name__", "stage").lstrip("_")
-            raise ConfigError(f"{name} stands in the pipeline without its call: write {name}(…)")
-        if not args and hasattr(f, "__iter__") and not isinstance(f, (type, str)):
+        _check_stage(f, first=not args)
+        if not args and hasattr(f, "__iter__") and not isinstance(f, type):
             return iter(f)
-        if hasattr(f, "run"):
-            return f.run(*args, **kwargs)
-        if callable(f):
-            return f(*args, **kwargs)
-        where = "stage" if args else "first stage"
-        raise ConfigError(
-            f"{f!r} of type {type(f).__name__} is not a {where} of a pipeline: give an iterable (first), "
-            "a callable from iterator to iterator, or an object with run(source)"
-        )
+        return f.run(*args, **kwargs) if hasattr(f, "run") else f(*args, **kwargs)
 
     def iterator1(self) -> Iterator[Any]:
         """Run the stages once."""
@@ -253,9 +268,14 @@ class DataPipeline(world.TorchDataset, Inheriting):
                 return
 
     def __iter__(self) -> Iterator[Any]:
-        if self.repetitions == 1:
-            return self.iterator1()
-        return itertools.islice(self.iterator(), self.nsamples) if self.nsamples > 0 else self.iterator()
+        with Shortened():
+            self._check_use()
+            items = self.iterator1() if self.repetitions == 1 else self.iterator()
+        cut = self.repetitions != 1 and self.nsamples > 0
+        return _shortening(itertools.islice(items, self.nsamples) if cut else items)
+
+    def _check_use(self) -> None:
+        """Warn of what is probably not meant; called where an iteration begins, by `__iter__` itself."""
 
     def stage(self, i: int) -> Any:
         """Stage number ``i``, 0 being the source."""
@@ -265,20 +285,23 @@ class DataPipeline(world.TorchDataset, Inheriting):
         """Add stage ``f`` to the end of this pipeline."""
         self.pipeline.append(f)
 
-    def compose(self, *stages: Any, **kw: Any) -> Any:
+    def compose(self, *stages: Any, **kw: Any) -> Self:
         """A new pipeline of the same class with ``stages`` added.
 
         The earlier stages are shared, but for those that count epochs (`detshuffle`, `ResampledShards`, mixes): each
-        pipeline counts its own, so call `set_epoch` on the one that is iterated.
+        pipeline counts its own, and `set_epoch` of this one reaches the new one.
 
         One stage may be written with its arguments: ``compose(DBCache, "x.db", 1000)`` (see `stages_of`).
         """
         result = copy.copy(self)
         own = [stage.apart() if hasattr(stage, "apart") else stage for stage in self.pipeline]
-        result.pipeline = [*own, *stages_of(*stages, **kw)]
+        added = stages_of(*stages, **kw)
+        for number, stage in enumerate(added, len(own)):
+            _check_stage(stage, first=number == 0)
+        result.pipeline = [*own, *added]
         return result
 
-    def with_epoch(self, nsamples: int = -1, nbatches: int = -1) -> Any:
+    def with_epoch(self, nsamples: int = -1, nbatches: int = -1) -> Self:
         """End each iteration after ``nsamples`` items (samples, or batches after `batched`), starting the source
         again when it ends earlier. Changes this object and returns it.
 
@@ -288,34 +311,59 @@ class DataPipeline(world.TorchDataset, Inheriting):
 
         A shard that is partly read when an epoch ends is read from its start in a later one.
         """
+        samples = check_size("with_epoch", "nsamples", nsamples)
+        self.nsamples = max(samples, check_size("with_epoch", "nbatches", nbatches))
+        if self.nsamples == 0:
+            warn(
+                "with_epoch(0) sets no end: the iteration goes on for ever. Perhaps the number came of a division that "
+                "was rounded to 0, as total // (batch * world_size) is where there is less than a batch for each rank"
+            )
         self.repetitions = sys.maxsize
-        self.nsamples = max(nsamples, nbatches)
         return self
 
-    def repeat(self, nepochs: int = -1, nbatches: int = -1) -> Any:
+    def repeat(self, nepochs: int = -1, nbatches: int = -1) -> Self:
         """Run the source ``nepochs`` times (for ever unless positive), at most ``nbatches`` items in all.
         Changes this object and returns it."""
-        self.repetitions = nepochs if nepochs > 0 else sys.maxsize
-        self.nsamples = nbatches
+        epochs = check_size("repeat", "nepochs", nepochs)
+        self.nsamples = check_size("repeat", "nbatches", nbatches)
+        self.repetitions = epochs if epochs > 0 else sys.maxsize
         return self
 
-    def with_length(self, n: int, silent: bool = False) -> Any:
+    def with_length(self, n: int | None, silent: bool = False) -> Self:
         """Make ``len`` give ``n``, for loaders and progress bars that ask. It does not change how many samples there
-        are, and a warning says so unless ``silent``. Changes this object and returns it."""
+        are, and a warning says so unless ``silent``. None: no length. Changes this object and returns it."""
+        size = None if n is None else check_size("with_length", "n", n, at_least=0)
         if not silent:
             warnings.warn(
                 f"with_length({n}) changes what len() says, not how many samples come; with_length(n, silent=True) if "
                 "that is meant, with_epoch(n) for epochs of that length",
                 stacklevel=2,
             )
-        self.size = n
+        self.size = size
         return self
 
     def __len__(self) -> int:
         # TypeError is what list(), tqdm, Lightning and Trainer expect of an iterable that does not know.
         if self.size is None:
-            raise TypeError(f"{type(self).__name__} has no len(): with_length(n) gives it one")
+            raise TypeError(
+                f"{type(self).__name__} has no len(): with_length(n) gives it one, and so does an index "
+                "(wds-async index)"
+            )
         return self.size
+
+    def __getitem__(self, index: object) -> Any:
+        """Raise TypeError: samples come in order."""
+        raise TypeError(
+            f"{type(self).__name__} has no [{index!r:.40}]: samples come in order; iterate over it, or use "
+            "ShardListDataset with an index (wds-async index) for samples by number"
+        )
+
+    def __repr__(self) -> str:
+        urls = getattr(self.pipeline[0], "urls", None) if self.pipeline else None
+        facts = [f"{len(urls):,} shards"] if isinstance(urls, Sized) else []
+        facts += [f"next epoch {epoch.latest() + 1}" for epoch in map(_epoch_of, self.pipeline) if epoch][:1]
+        stages = " > ".join(map(_name_of, self.pipeline)) or "no stages"
+        return f"<{type(self).__name__}: {', '.join(facts)}{'; ' if facts else ''}{stages}>"
 
     def __bool__(self) -> bool:
         return True  # not len(): `if dataset:` asks whether there is one
@@ -324,10 +372,13 @@ class DataPipeline(world.TorchDataset, Inheriting):
         """Make the next iteration that of ``epoch``, in every stage that shuffles or resamples shards.
 
         Needed only where ranks may have begun different numbers of iterations, or to go on after a restart.
-        Call it before the epoch's ``iter(loader)``; it reaches the workers, persistent ones included.
+        Call it before the epoch's ``iter(loader)``; it reaches the pipelines that were made of this one and the loaders
+        built on them, and the workers, persistent ones included. A loader whose dataset counts no epochs is warned of.
         """
-        for stage in self._holders("set_epoch"):
+        for stage in (holders := self._holders("set_epoch")):
             stage.set_epoch(epoch)
+        if not holders and (kinds := [type(s.dataset).__name__ for s in self.pipeline if hasattr(s, "dataset")]):
+            warn(f"set_epoch({epoch}) reaches nothing: the loader's dataset is a {kinds[0]}, which has no set_epoch")
 
     def statistics(self) -> Any:
         """What the shard readers of this pipeline did so far, in this process and its DataLoader workers, as a
@@ -343,15 +394,14 @@ class DataPipeline(world.TorchDataset, Inheriting):
         return functools.reduce(operator.add, found) if found else None
 
     @property
-    def ledger(self) -> Ledger | Ledgers | None:
+    def ledger(self) -> Ledger | Ledgers:
         """What was passed over, by the shard readers of this pipeline and the stages behind them, in this process and
-        its DataLoader workers (see `ledger.Ledger`). None where no stage reads shards."""
+        its DataLoader workers (see `ledger.Ledger`). Empty where no stage reads shards."""
         return ledger_of(self.pipeline)
 
     def _holders(self, method: str) -> list[Any]:
-        """The stages that offer ``method``; for a DataLoader, its dataset."""
-        stages = [s if hasattr(s, method) else getattr(s, "dataset", None) for s in self.pipeline]
-        return [stage for stage in stages if hasattr(stage, method)]
+        """The stages that offer ``method``; for a DataLoader, its dataset, or what that is made of."""
+        return [holder for stage in self.pipeline for holder in _holders_in(stage, method)]
 
     def close(self) -> None:
         """Close every stage that can be closed, iterators that are still open included. Idempotent."""
@@ -360,11 +410,55 @@ class DataPipeline(world.TorchDataset, Inheriting):
             if callable(close := getattr(stage, "close", None)):
                 close()
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _holders_in(thing: Any, method: str, depth: int = 8) -> list[Any]:
+    """``thing`` where it has ``method``, else those that have among the datasets in it."""
+    if hasattr(thing, method):
+        return [thing]
+    datasets = getattr(thing, "datasets", None)
+    within = datasets if isinstance(datasets, list | tuple) else [getattr(thing, "dataset", None)]
+    return [holder for one in within if depth and one is not None for holder in _holders_in(one, method, depth - 1)]
+
+
+def _check_stage(f: Any, first: bool) -> None:
+    """ConfigError for what cannot be a stage, of which the ``first`` may be an iterable."""
+    if isinstance(f, RestCurried) or getattr(f, "makes_stages", False) is True:
+        name = getattr(f, "__name__", "stage").lstrip("_")
+        raise ConfigError(f"{name} stands in the pipeline without its call: write {name}(…)")
+    iterable = first and hasattr(f, "__iter__") and not isinstance(f, str)
+    if not (iterable or hasattr(f, "run") or callable(f)):
+        raise ConfigError(
+            f"{f!r:.200} of type {type(f).__name__} is not a {'first ' * first}stage of a pipeline: give an iterable "
+            "(first), a callable from iterator to iterator, or an object with run(source)"
+        )
+
+
+def _shortening(items: Iterator[Any]) -> Iterator[Any]:
+    """``items``, whose errors leave by `shortened`: the one place that everything iterated passes last."""
+    try:
+        yield from items
+    except Exception as exn:
+        shortened(exn)
+        raise
+
+
+def _epoch_of(stage: Any) -> world.SharedEpoch | None:
+    """The counter of a stage whose order follows from the epoch, or that reads shards."""
+    counter = getattr(stage, "_epoch", None) or getattr(getattr(stage, "ledger", None), "epoch", None)
+    return counter if isinstance(counter, world.SharedEpoch) else None
+
+
+def _name_of(stage: Any) -> str:
+    if isinstance(dataset := getattr(stage, "dataset", None), DataPipeline):
+        return f"{type(stage).__name__} of {dataset!r}"
+    function = getattr(stage, "func", getattr(stage, "f", stage))
+    return str(getattr(function, "__name__", type(function).__name__)).lstrip("_")
 
 
 class _Recorders:

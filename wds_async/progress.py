@@ -1,9 +1,9 @@
 """The progress bar and the summary line of an epoch, right with any number of DataLoader workers.
 
-One process draws: worker 0, or the main process where there are no workers; its figures are totals over all
-of them (`transfer.stats.Board`). The summary is printed by whichever worker ends its pass last: each leaves what it
+One process of a rank shows them: worker 0, or the main process where there are no workers; its figures are totals over
+all of them (`transfer.stats.Board`). The summary is printed by whichever worker ends its pass last: each leaves what it
 read in a small file in the board's folder, and the one that finds all of them there adds them up. On a terminal the
-bar is redrawn four times a second by a thread of its own; elsewhere a plain line comes every ten seconds.
+bar is a line of its `screen`, which other bars and ranks share; elsewhere a plain line comes every ten seconds.
 """
 
 from __future__ import annotations
@@ -16,26 +16,41 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from rich.console import Console
-from rich.live import Live
 from rich.text import Text
 
-from wds_async import config, world
+from wds_async import config, screen, world
 from wds_async.costs import Meter, meter_of_job
 from wds_async.pricetable import Range
 from wds_async.transfer.stats import Board, Boards, Stats
 from wds_async.transfer.traffic import Traffic
 
-__all__ = ["Watch", "summary", "watch"]
+__all__ = ["Label", "Watch", "summary", "watch"]
 
 T = TypeVar("T")
 
 _PLAIN_EVERY_S = 10.0
-_REDRAWS_PER_S = 4
 _CELLS = 16
 _passes: weakref.WeakKeyDictionary[Board | Boards, int] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Label:
+    """What a bar says besides its figures: the ``name`` of the data, the epoch that its readers count, and the number
+    of samples in an epoch of this rank (``total(num_workers)``), None where that is not known."""
+
+    name: str = "wds_async"
+    epochs: tuple[world.SharedEpoch, ...] = ()
+    total: Callable[[int], int | None] | None = None
+
+    def text(self, fallback: int) -> str:
+        """``train epoch 3``, with the rank where there are several; epoch ``fallback`` where nothing counts them."""
+        epoch = max((counter.get() for counter in self.epochs), default=fallback)
+        here = world.place()
+        return f"{self.name} epoch {epoch}{f' rank {here.rank}' if here.world_size > 1 else ''}"
 
 
 class Watch:
@@ -43,15 +58,16 @@ class Watch:
 
     keeps_length = True
 
-    def __init__(self, board: Board | Boards, enabled: bool | None = None) -> None:
+    def __init__(self, board: Board | Boards, enabled: bool | None = None, label: Label = Label()) -> None:
         self.board = board
         self.enabled = enabled
+        self.label = label
 
     def run(self, source: Iterable[T]) -> Iterator[T]:
         """``source`` unchanged, watched where that is wanted."""
         enabled = config.settings().progress if self.enabled is None else self.enabled
         here = world.place()
-        return watch(iter(source), self.board, enabled, here.worker, here.num_workers)
+        return watch(iter(source), self.board, enabled, here.worker, here.num_workers, label=self.label)
 
 
 def watch(
@@ -62,6 +78,7 @@ def watch(
     num_workers: int,
     *,
     console: Console | None = None,
+    label: Label = Label(),
 ) -> Iterator[T]:
     """``iterator`` itself, or with a bar and a summary line on stderr (``console``) where ``enabled``.
 
@@ -69,18 +86,19 @@ def watch(
     """
     if not enabled:
         return iterator
-    return _watched(iterator, board, worker, num_workers, console or Console(stderr=True))
+    return _watched(iterator, board, worker, num_workers, console or Console(stderr=True), label)
 
 
 def _watched(
-    iterator: Iterator[T], board: Board | Boards, worker: int, num_workers: int, console: Console
+    iterator: Iterator[T], board: Board | Boards, worker: int, num_workers: int, console: Console, label: Label
 ) -> Iterator[T]:
     number = _passes[board] = _passes.get(board, 0) + 1
     before, start = board.counters().values(), time.time()
     meter, asked = meter_of_job(), _asked(board)
     how = " (left early)"
     try:
-        with _bar(board, console) if worker == 0 else contextlib.nullcontext():
+        meter_of_pass = _Meter(board, label, label.total(num_workers) if label.total else None, number)
+        with _bar(meter_of_pass, console) if worker == 0 else contextlib.nullcontext():
             yield from iterator
             how = ""
     except Exception as exn:
@@ -91,14 +109,15 @@ def _watched(
             change = [now - then for now, then in zip(board.counters().values(), before, strict=True)]
             share: dict[str, Any] = {"stats": change, "start": start, "end": time.time(), "how": how}
             share["cost"] = _cost(meter, asked, _asked(board))
-            line = _alone(share, number) if num_workers == 1 else _last(board, share, worker, num_workers, number)
+            share["label"] = label.text(number)
+            line = _alone(share) if num_workers == 1 else _last(board, share, worker, num_workers, number)
             if line is not None:
-                console.print(line, soft_wrap=True, highlight=False)
+                screen.say(console, line)
 
 
-def _alone(share: dict[str, Any], number: int) -> str:
+def _alone(share: dict[str, Any]) -> str:
     cost = Range(*share["cost"])
-    return summary(Stats(*share["stats"]), share["end"] - share["start"], number, share["how"], cost)
+    return summary(Stats(*share["stats"]), share["end"] - share["start"], share["label"], share["how"], cost)
 
 
 def _last(board: Board | Boards, share: dict[str, Any], worker: int, num_workers: int, number: int) -> str | None:
@@ -123,7 +142,7 @@ def _last(board: Board | Boards, share: dict[str, Any], worker: int, num_workers
     wall_s = max(one["end"] for one in shares) - min(one["start"] for one in shares)
     how = next((one["how"] for one in shares if one["how"]), "")
     cost = Range(*(sum(bounds) for bounds in zip(*(one["cost"] for one in shares), strict=True)))
-    return summary(total, wall_s, len(list(folder.glob("summary-*"))), how, cost)
+    return summary(total, wall_s, share["label"], how, cost)
 
 
 def _generation(worker: int) -> int:
@@ -147,28 +166,27 @@ def _cost(meter: Meter, before: Traffic, after: Traffic) -> list[float]:
     return [max(0.0, now.low - then.low), max(0.0, now.high - then.high)]
 
 
-def summary(stats: Stats, wall_s: float, number: int = 1, how: str = "", cost: Range | None = None) -> str:
-    """The line of an epoch: bytes, MB/s, samples, faults healed, bad samples, what was passed over, what bounds it, and
-    what it cost, unless that is nothing."""
+def summary(stats: Stats, wall_s: float, label: str, how: str = "", cost: Range | None = None) -> str:
+    """The line of an epoch behind its ``label`` (`Label.text`): bytes, MB/s, samples, faults healed, bad samples, what
+    was passed over, what bounds it, and what it cost, unless that is nothing."""
     dollars = f"; {cost} by the table of prices" if cost is not None and cost.high > 0 else ""
     wall_s = max(wall_s, 1e-9)
+    bound = "" if stats.bytes and not stats.read_s else f"; {stats.bound_by()}"  # not told before its reader is closed
     shards = f", {stats.bad_shards:.0f} bad shards" if stats.bad_shards else ""
     if stats.passed_shards or stats.bad_bytes:
         shards += f", passed over: {stats.passed_shards:.0f} shards, {_size(stats.bad_bytes)}"
     return (
-        f"wds_async epoch {number}{how}: {_size(stats.bytes)} in {wall_s:.1f} s, "
+        f"{label}{how}: {_size(stats.bytes)} in {wall_s:.1f} s, "
         f"{stats.bytes / wall_s / 1e6:,.1f} MB/s, {stats.samples:,.0f} samples "
         f"({stats.samples / wall_s:,.0f}/s); {stats.retries:.0f} faults healed, "
-        f"{stats.bad_samples:.0f} bad samples{shards}; {stats.bound_by()}{dollars}"
+        f"{stats.bad_samples:.0f} bad samples{shards}{bound}{dollars}"
     )
 
 
 @contextlib.contextmanager
-def _bar(board: Board | Boards, console: Console) -> Iterator[None]:
-    meter = _Meter(board)
-    if console.is_terminal:
-        # Live asks for the picture on its own thread: the samples that pass cost nothing.
-        with Live(get_renderable=meter.draw, console=console, transient=True, refresh_per_second=_REDRAWS_PER_S):
+def _bar(meter: _Meter, console: Console) -> Iterator[None]:
+    if screen.can_draw(console):
+        with screen.Line(console, meter.draw):
             yield
         return
     done = threading.Event()
@@ -187,13 +205,21 @@ def _lines(meter: _Meter, console: Console, done: threading.Event) -> None:
 
 
 class _Meter:
-    """Rates over the last few seconds from the board's totals, drawn as one line."""
+    """Share of the epoch and rates over the last few seconds, from the board's totals, drawn as one line."""
 
-    def __init__(self, board: Board | Boards, clock: Callable[[], float] = time.monotonic) -> None:
-        self._board = board
+    def __init__(
+        self,
+        board: Board | Boards,
+        label: Label,
+        total: int | None,
+        number: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._board, self._label, self._total, self._number = board, label, total, number
         self._clock = clock
         self._first = board.total()
         self._past: list[tuple[float, Stats]] = [(clock(), self._first)]
+        self._began = clock()
 
     def draw(self) -> Text:
         """The line as it is now."""
@@ -203,17 +229,41 @@ class _Meter:
         then, before = self._past[0]
         self._past.append((now, stats))
         span = max(now - then, 1e-9)
-        text = Text("wds_async ", style="bold")
-        text.append(f"{stats.samples - self._first.samples:,.0f} samples", style="cyan")
+        done = stats.samples - self._first.samples
+        text = Text(self._label.text(self._number), style="bold")
+        if self._total:
+            self._draw_share(text, done, now - self._began)
+        else:
+            text.append(f"  {done:,.0f} samples", style="cyan")
         text.append(f"  {(stats.samples - before.samples) / span:,.0f}/s", style="default")
         text.append(f"  {(stats.bytes - before.bytes) / span / 1e6:,.1f} MB/s", style="green")
-        if stats.budget_bytes:
-            full = min(1.0, stats.window_bytes / stats.budget_bytes)
-            filled = round(_CELLS * full)
-            text.append("  window ", style="default")
-            text.append("━" * filled, style="green").append("─" * (_CELLS - filled), style="dim")
-            text.append(f" {full:.0%}", style="default")
+        text.append(f"  {_pace(before, stats, span)}", style="default")
         return text
+
+    def _draw_share(self, text: Text, done: float, passed_s: float) -> None:
+        assert self._total is not None
+        share = min(1.0, done / self._total)
+        filled = round(_CELLS * share)
+        text.append("  ").append("━" * filled, style="green").append("─" * (_CELLS - filled), style="dim")
+        text.append(f" {share:.0%}  {done:,.0f} of {self._total:,} samples", style="cyan")
+        if done:
+            left_s = passed_s * max(0.0, self._total - done) / done
+            text.append(f"  {_clock_time(left_s)} left", style="default")
+
+
+def _pace(before: Stats, stats: Stats, span: float) -> str:
+    """What set the pace between the two, in words: whether the readers waited for bytes (see `Stats.bound_by`)."""
+    if stats.bytes == before.bytes and stats.samples == before.samples:
+        return "nothing moves"
+    waited = (stats.wait_s - before.wait_s) / (span * max(1.0, stats.processes))
+    if waited > 0.5:
+        return "waits for the network or the store"
+    return "waits for the program" if waited < 0.1 else "network and program balanced"
+
+
+def _clock_time(seconds: float) -> str:
+    minutes, hours = int(seconds) // 60, int(seconds) // 3600
+    return f"{hours}:{minutes % 60:02}:{int(seconds) % 60:02}" if hours else f"{minutes}:{int(seconds) % 60:02}"
 
 
 def _size(count: float) -> str:

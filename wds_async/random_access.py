@@ -17,11 +17,13 @@ from typing import IO, Any
 import numpy as np
 
 from wds_async import autodecode, config, world
+from wds_async.arguments import check_size
 from wds_async.errors import ConfigError, MissingExtra, ShardFormatError, UrlError
 from wds_async.redact import redact
 from wds_async.shardfiles import MappedShard, OpenShards, ShardFiles, default_folder
 from wds_async.shardindex import load_index
 from wds_async.storage.listing.expand import expand_listed
+from wds_async.tracebacks import Shortened
 from wds_async.urls import merge_url
 
 __all__ = ["ShardListDataset"]
@@ -80,13 +82,13 @@ class ShardListDataset(world.TorchMapDataset):
         base: str | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        if lru_size < 1:
-            raise ConfigError(f"lru_size={lru_size}: at least one shard is open while it is read")
+        lru_size = check_size("ShardListDataset", "lru_size", lru_size, at_least=1)
         if lru_size > _MANY_FILES:
             warnings.warn(f"lru_size={lru_size}: every open shard takes a file descriptor", stacklevel=2)
         self.base = base
         self.spec: dict[str, Any] = dict(options or {})
-        self.shards: list[dict[str, Any]] = self._listed(shards)
+        with Shortened():
+            self.shards: list[dict[str, Any]] = self._listed(shards)
         if not self.shards:
             raise UrlError("an empty list of shards: name at least one")
         self.dataset_name = dataset_name or self.spec.get("name") or _hashed(str(shards))
@@ -102,7 +104,8 @@ class ShardListDataset(world.TorchMapDataset):
         )
         self.cache = OpenShards(lru_size, files)
         self.transformations = _transformations(transformations)
-        self._count_missing()
+        with Shortened():
+            self._count_missing()
         self.lengths: list[int] = [shard["nsamples"] for shard in self.shards]
         self.cum_lengths = np.cumsum(self.lengths)
         self.total_length = int(self.cum_lengths[-1])
@@ -123,7 +126,7 @@ class ShardListDataset(world.TorchMapDataset):
                     raise ConfigError(f"a shard is a URL or a dict with a 'url', not {dict(shard)!r:.80}")
                 found.append({**shard, "url": os.fspath(shard["url"])})
             else:
-                found += [{"url": url} for url in expand_listed(shard)]
+                found += [{"url": url} for url in expand_listed([shard])]
         if self.base is not None:
             found = [{**shard, "url": merge_url(self.base, shard["url"])} for shard in found]
         return found
@@ -184,6 +187,10 @@ class ShardListDataset(world.TorchMapDataset):
 
     def __getitem__(self, index: int) -> Any:
         """Sample ``index`` (any integer type; negative ones from the end) after all transformations."""
+        with Shortened():
+            return self._sample(index)
+
+    def _sample(self, index: int) -> Any:
         shard, inner, described = self.get_shard(index)
         self.check_cache_misses()
         sample: Any = {name: io.BytesIO(data) for name, data in shard[inner].items()}

@@ -168,7 +168,7 @@ def _samples(
             if opened is not None:
                 opened(reader)
             for stream in reader:
-                n, failed = 0, False
+                n = 0
                 try:
                     for sample in objects(plain(stream.read, stream.url), stream.url, max_object_bytes):
                         n += 1
@@ -178,14 +178,14 @@ def _samples(
                 except Exception as exn:
                     if reader.closed:  # memory was taken from the decoder
                         raise ReaderClosed("the dataset was closed while it was read") from None
-                    failed, goes_on = True, handler(exn)
+                    goes_on = handler(exn)
                     stage = "records" if isinstance(exn, ShardFormatError) else "read"
                     ledger.note(exn, stage, shard=stream.url, samples=None, rest=True)
                     if not goes_on:
                         return
                 finally:
                     counters.add_samples(n)
-                ledger.shard_over(failed, n)
+                ledger.shard_over(stream.url, n)
             counters.add("epochs")
     finally:
         del ledger  # which an error's frames would keep, see `damage.Reading`

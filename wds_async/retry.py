@@ -30,6 +30,10 @@ class RetryPolicy:
     """Seconds without progress, over all attempts, before the error is raised."""
     first_contact_s: float = 10.0
     """The same, for an origin that has never answered: a typo must not look like a hang."""
+    refusal_timeout_s: float = 30.0
+    """Seconds for which a 403 or 404 is asked again, where the store has answered the same identity for the same bucket
+    before in this process: permissions, new credentials and listings take a while to reach every server of a store.
+    0: a refusal ends the read at once."""
     base_s: float = 0.02
     """Upper bound of the first wait: most faults are over at once, and all that is read behind this part waits."""
     cap_s: float = 20.0

@@ -10,6 +10,7 @@ wherever the two stand in the list.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 from collections.abc import Sequence
@@ -18,13 +19,16 @@ from functools import lru_cache
 
 from wds_async.config import settings
 from wds_async.environment import SCHEME_ALIASES
-from wds_async.errors import UnsafeContent, UrlError
+from wds_async.errors import UnsafeContent, UrlError, WdsError
 from wds_async.redact import redact
 
-__all__ = ["Rule", "parse_rules", "rewrite", "rule_for", "rules_from_env"]
+__all__ = ["Rule", "note_matches", "parse_rules", "rewrite", "rule_for", "rules_from_env", "unmatched_rules"]
 
 _HOW = r"rules are regex=replacement, separated by ';'; write \= and \; for those characters themselves"
 _REFERENCE = re.compile(r"\\(?:g<(\w+)>|([0-9]{1,2})|(.))", re.DOTALL)
+_LOOKED_AT_MOST = 100_000
+_settled: set[Rule] = set()
+"""Rules of ``WDS_REWRITE`` that rewrite a shard of a list of this process, and those that `unmatched_rules` gave."""
 # What runs its arguments through the shell of another machine, where the quotes of this one's are gone.
 _REMOTE = re.compile(r"pipe:\s*(?:\S*/)?ssh\s")
 
@@ -35,6 +39,11 @@ class Rule:
 
     pattern: re.Pattern[str]
     replacement: str
+
+    @property
+    def shown(self) -> str:
+        """The rule as it is written, without secrets."""
+        return redact(f"{self.pattern.pattern}={self.replacement}")
 
 
 def _cut(text: str, separator: str) -> list[str]:
@@ -104,6 +113,30 @@ def rule_for(url: str, rules: Sequence[Rule]) -> Rule | None:
     """The rule that `rewrite` applies to ``url``, None where it leaves it as it is."""
     found = _first(url, rules)
     return None if found is None else found[0]
+
+
+def note_matches(urls: Sequence[str]) -> None:
+    """Note which rules of ``WDS_REWRITE`` rewrite one of ``urls``, for `unmatched_rules`. Costs nothing once all do."""
+    with contextlib.suppress(WdsError):  # raised for each shard that is read
+        rules = rules_from_env()
+        if set(rules) <= _settled:
+            return
+        if len(urls) > _LOOKED_AT_MOST:
+            _settled.update(rules)
+        for url in urls[:_LOOKED_AT_MOST]:
+            if (rule := rule_for(url, rules)) is not None and rule not in _settled:
+                _settled.add(rule)
+                if set(rules) <= _settled:
+                    return
+
+
+def unmatched_rules() -> list[str]:
+    """Return the rules of ``WDS_REWRITE``, redacted, that rewrite none of the shards that were noted; each once."""
+    with contextlib.suppress(WdsError):
+        unmatched = [rule for rule in rules_from_env() if rule not in _settled]
+        _settled.update(unmatched)
+        return [rule.shown for rule in unmatched]
+    return []
 
 
 def _first(url: str, rules: Sequence[Rule]) -> tuple[Rule, re.Match[str]] | None:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from wds_async import world
+from wds_async.arguments import check_size
 from wds_async.autodecode import torch_loads, unpickle_loads
 from wds_async.errors import ConfigError, MissingExtra, UnsafeContent
 from wds_async.pipeline import PipelineStage
@@ -104,9 +105,9 @@ class LMDBCached(PipelineStage):
         allow_pickle: bool = False,
     ) -> None:
         self.fname = os.fspath(fname)
-        self.map_size = int(map_size)
+        self.map_size = check_size("LMDBCached", "map_size", map_size, at_least=1)
         self.pickler = pickler
-        self.chunksize = chunksize
+        self.chunksize = check_size("LMDBCached", "chunksize", chunksize, at_least=1)
         self.allow_pickle = allow_pickle
 
     def __getstate__(self) -> dict[str, Any]:
@@ -271,7 +272,7 @@ class DBCache(world.TorchDataset):
         allow_pickle: bool = False,
     ) -> None:
         self.dbname = None if dbname is None else os.fspath(dbname)
-        self.size = int(size)
+        self.size = check_size("DBCache", "size", size)
         self.source = source
         self.shuffled = shuffle  # not ``shuffle``: subclasses have fluent methods
         self.verbose = verbose

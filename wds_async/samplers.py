@@ -11,6 +11,7 @@ import random
 from collections.abc import Iterator, Sequence, Sized
 
 from wds_async import world
+from wds_async.arguments import check_size
 from wds_async.errors import ConfigError
 
 __all__ = ["ChunkedSampler", "DistributedChunkedSampler", "ShardListSampler", "ShardedSampler"]
@@ -99,8 +100,7 @@ class ChunkedSampler(_RangeSampler):
         shuffle: bool = True,
         shufflefirst: bool = False,
     ) -> None:
-        if chunksize < 1:
-            raise ConfigError(f"chunksize={chunksize}: a chunk holds at least one index")
+        chunksize = check_size("ChunkedSampler", "chunksize", chunksize, at_least=1)
         if num_samples is None:
             num_samples = len(dataset)
         start, stop = (0, num_samples) if isinstance(num_samples, int) else num_samples

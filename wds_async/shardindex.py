@@ -149,7 +149,8 @@ def count_samples(urls: Iterable[str]) -> Iterator[Shard]:
     with open_shards(urls) as opened:
         for stream in opened:
             counted = _Counted(stream)
-            for _ in members(plain(counted.read, stream.url), stream.url, admit=counted.admit):
+            unpacked, required = plain(counted.read, stream.url), stream.is_open_ended
+            for _ in members(unpacked, stream.url, admit=counted.admit, end_required=required):
                 pass  # nothing is admitted: no data is copied
             while counted.read() is not None:  # behind the end of the archive
                 pass

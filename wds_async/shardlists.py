@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from wds_async import config, world
+from wds_async.arguments import check_size, size
 from wds_async.directories import DirectoryShardList
 from wds_async.errors import ConfigError, UrlError
 from wds_async.pipeline import pipelinefilter
+from wds_async.rewrite import note_matches
 from wds_async.spec import Source, Spec, is_specification, load
 from wds_async.storage.clients import import_clients
 from wds_async.storage.listing.expand import expand_listed
@@ -94,7 +96,7 @@ def expand_source(
     source: Any, max_urls: int = 10**9, *, storage_options: Mapping[str, Any] | StorageOptions | None = None
 ) -> list[str]:
     """The URLs of a string, path, list or other iterable (of which at most ``max_urls`` items are taken); those of an
-    `Expanded` as they are. ``storage_options`` are for the stores that are listed.
+    `Expanded` as they are. An item may be ``{"url": …}``. ``storage_options`` are for the stores that are listed.
 
     Raises UrlError where it is none of these or gives no URL, and what `storage.listing.expand.expand_listed` raises.
     """
@@ -103,7 +105,8 @@ def expand_source(
     elif isinstance(source, (str, os.PathLike)):
         found = expand_urls(source, storage_options=storage_options)
     elif isinstance(source, Iterable) and not isinstance(source, (bytes, dict)):
-        found = expand_urls(list(itertools.islice(source, max_urls)), storage_options=storage_options)
+        items = [item["url"] if isinstance(item, Mapping) else item for item in itertools.islice(source, max_urls)]
+        found = expand_urls(items, storage_options=storage_options)
     else:
         raise UrlError(f"cannot take shards from a {type(source).__name__}: give a URL, a path or a list of them")
     if not found:
@@ -111,7 +114,8 @@ def expand_source(
     return found
 
 
-def _prepare(urls: Iterable[str]) -> None:
+def _prepare(urls: list[str]) -> None:
+    note_matches(urls)
     if world.may_fork_workers():
         import_clients(urls)
 
@@ -167,21 +171,22 @@ class ResampledShards(world.CountsEpochs, world.TorchDataset):
         seed: Any = 0,
         worker_seed: Callable[[], Any] | None = None,
         deterministic: bool = False,
-        max_urls: int = 10**6,
+        max_urls: int | None = 10**6,
         empty_check: bool = True,
         *,
         storage_options: Mapping[str, Any] | StorageOptions | None = None,
     ) -> None:
-        self.urls = expand_source(urls, int(max_urls), storage_options=storage_options)
+        most = sys.maxsize if max_urls is None else check_size("ResampledShards", "max_urls", max_urls, at_least=1)
+        self.nshards = check_size("ResampledShards", "nshards", nshards)
+        self.urls = expand_source(urls, most, storage_options=storage_options)
         _prepare(self.urls)
-        self.nshards = nshards
         self.seed = seed
         self.worker_seed = world.worker_seed if worker_seed is None else worker_seed
         self.deterministic = deterministic
         self._epoch = world.SharedEpoch()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        parts = [self.worker_seed(), self._epoch.next(), self.seed]
+        parts = [self.worker_seed(), self._epoch.next(), world.seed_number(self.seed)]
         if not self.deterministic:
             parts.append(int.from_bytes(os.urandom(8), "little"))
         seed = world.make_seed(*parts)
@@ -203,7 +208,9 @@ class MultiShardSample(world.CountsEpochs, world.TorchDataset):
     Weights, fields and metadata are for mixing samples and mean nothing here. Raises what `spec.load` raises.
     """
 
-    def __init__(self, fname: str | os.PathLike[str] | Mapping[str, Any] | Spec, seed: int = 0) -> None:
+    def __init__(
+        self, fname: str | os.PathLike[str] | Mapping[str, Any] | Spec, seed: int | world.DrawnSeed = 0
+    ) -> None:
         self.sources: tuple[Source, ...] = load(fname).sources
         self.seed = seed
         self._epoch = world.SharedEpoch()
@@ -219,7 +226,7 @@ class MultiShardSample(world.CountsEpochs, world.TorchDataset):
 
     def get_shards_for_epoch(self) -> list[str]:
         """Begin the next epoch: its shards, in its order."""
-        rng = random.Random(self.seed + self._epoch.next())
+        rng = random.Random(world.seed_number(self.seed) + self._epoch.next())
         chosen: list[str] = []
         for source in self.sources:
             shards = list(source.urls)
@@ -247,21 +254,25 @@ def _resampled(src: Iterable[Any], n: int = sys.maxsize, seed: Any = None) -> It
     if not items:
         raise UrlError("resampled: the source gave nothing to draw from")
     rng = random.Random(seed)
-    for _ in range(n):
+    for _ in range(check_size("resampled", "n", n)):
         yield rng.choice(items)
 
 
-resampled = pipelinefilter(_resampled)
+resampled = pipelinefilter(_resampled, {"n": size()})
 
 
 def non_empty(src: Iterable[Any], why: Callable[[], str] | None = None) -> Iterator[Any]:
     """Everything; raises ConfigError (a ValueError), with what ``why()`` says, where that is nothing."""
-    source = iter(src)
+    # In C behind the first: a generator of our own around it would cost each sample of a tar half a percent.
+    return itertools.chain.from_iterable(_first_and_rest(iter(src), why))
+
+
+def _first_and_rest(source: Iterator[Any], why: Callable[[], str] | None) -> Iterator[Iterable[Any]]:
     for first in source:
-        yield first
+        yield (first,)
         del first  # or it would be held until the end
         break
     else:
         usual = "non_empty: the stage before it gave nothing at all (fewer shards than workers?)"
         raise ConfigError(usual if why is None else why())
-    yield from source
+    yield source

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
+from wds_async.arguments import check_size
 from wds_async.errors import ConfigError
 from wds_async.redact import redact
 from wds_async.storage.sink import publish_text
@@ -66,11 +67,13 @@ class ShardWriter:
             distinct = False
         if not distinct:
             raise ConfigError(f"pattern={self.pattern!r}: it needs one place for the number, as in 'train-%06d.tar'")
-        self.maxcount, self.maxsize, self.post = maxcount, maxsize, post
+        self.maxcount = check_size("ShardWriter", "maxcount", maxcount)
+        self.maxsize = check_size("ShardWriter", "maxsize", maxsize)
+        self.post = post
         self.verbose, self.opener, self.kw = verbose, opener, kw
         self._dali, self._list = self._indexes(index)
         self._shards: list[dict[str, Any]] = []
-        self.shard = start_shard
+        self.shard = check_size("ShardWriter", "start_shard", start_shard)
         self.tarstream: TarWriter | None = None
         self.fname: str | None = None
         self.total = self.count = self.size = 0

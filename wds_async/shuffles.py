@@ -1,4 +1,4 @@
-"""Shuffling a stream through a buffer, and random subsampling. No stage touches the global ``random``."""
+"""Shuffling a stream through a buffer, and random subsampling."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from wds_async.arguments import check_probability, check_size, size
 from wds_async.errors import ConfigError
 from wds_async.pipeline import PipelineStage, pipelinefilter
-from wds_async.world import CountsEpochs, SharedEpoch
+from wds_async.world import CountsEpochs, DrawnSeed, SharedEpoch, global_draws, seed_number
 
 __all__ = ["detshuffle", "rsample", "shuffle"]
 
@@ -49,7 +50,8 @@ def _shuffle(
     if seed is not None and rng is not None:
         raise ConfigError("shuffle: give seed or rng, not both")
     below = _below(random.Random(seed) if rng is None else rng)  # Random(None) asks the operating system
-    initial = min(initial, bufsize)
+    bufsize = check_size("shuffle", "bufsize", bufsize)
+    initial = min(check_size("shuffle", "initial", initial), bufsize)
     source = iter(data)
     buffer: list[Any] = []
     append, pop = buffer.append, buffer.pop
@@ -73,7 +75,7 @@ def _shuffle(
         yield pop()
 
 
-shuffle = pipelinefilter(_shuffle)
+shuffle = pipelinefilter(_shuffle, {"bufsize": size(), "initial": size()})
 
 
 class detshuffle(CountsEpochs, PipelineStage):
@@ -83,28 +85,29 @@ class detshuffle(CountsEpochs, PipelineStage):
     is the same in all workers and ranks that began as many iterations.
     """
 
-    def __init__(self, bufsize: int = 1000, initial: int = 100, seed: int = 0, epoch: int = -1) -> None:
-        self.bufsize = bufsize
-        self.initial = initial
+    def __init__(self, bufsize: int = 1000, initial: int = 100, seed: int | DrawnSeed = 0, epoch: int = -1) -> None:
+        self.bufsize = check_size("detshuffle", "bufsize", bufsize)
+        self.initial = check_size("detshuffle", "initial", initial)
         self.seed = seed
-        self._epoch = SharedEpoch(epoch)
+        self._epoch = SharedEpoch(check_size("detshuffle", "epoch", epoch))
 
     def run(self, src: Iterable[Any]) -> Iterator[Any]:
         """Begin the next epoch over ``src``."""
-        return _shuffle(src, self.bufsize, self.initial, random.Random(self.seed + self._epoch.next()))
+        return _shuffle(src, self.bufsize, self.initial, random.Random(seed_number(self.seed) + self._epoch.next()))
 
     def __repr__(self) -> str:
-        return f"<detshuffle bufsize={self.bufsize} initial={self.initial} seed={self.seed} epoch={self.epoch}>"
+        seed = seed_number(self.seed)
+        return f"<detshuffle bufsize={self.bufsize} initial={self.initial} seed={seed} epoch={self.epoch}>"
 
 
 def _rsample(data: Iterable[Any], p: float = 0.5, seed: Any = None) -> Iterator[Any]:
-    """Let each item pass with probability ``p``. With ``seed`` every iteration chooses the same ones."""
-    if not 0.0 <= p <= 1.0:
-        raise ConfigError(f"rsample: p={p} is not a probability")
-    draw = random.Random(seed).random
+    """Let each item pass with probability ``p``. With ``seed`` every iteration chooses the same ones;
+    without one it draws from the global ``random``, which ``random.seed(...)`` and torch, in its workers, seed."""
+    check_probability("rsample", "p", p)
+    draw = global_draws() if seed is None else random.Random(seed).random
     for item in data:
         if draw() < p:
             yield item
 
 
-rsample = pipelinefilter(_rsample)
+rsample = pipelinefilter(_rsample, {"p": check_probability})

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatch
 from typing import IO, Any, Literal
 
+from wds_async.arguments import check_type, each
 from wds_async.handlers import Handler, passed, reraise_exception
 from wds_async.pipeline import pipelinefilter
 
@@ -45,14 +46,14 @@ def _xdecode(
 ) -> Iterator[Sample]:
     """Decode fields with ``(pattern, f)`` pairs and ``extension=f`` arguments, where ``f`` takes a stream.
 
-    A pattern (`fnmatch`) is held against ``jpg`` and ``.jpg``: the lower-cased name after its last ``/``, without and
-    with a dot before it. The last pair that fits decides, so ``args`` go before ``defaults`` (`default_decoders`), and
-    ``kw`` before both. ``f=False`` leaves a field as it is. Bytes are given to ``f`` as a stream, anything else as it
-    is; fields ``__x`` are passed on.
+    A pattern (`fnmatch`) is held against ``jpg`` and ``.jpg``: the lower-cased name after its last ``/``, without
+    and with a dot before it. The last pair that fits decides, so ``args`` go before ``defaults``
+    (`default_decoders`), and ``kw`` before both. ``f=False`` leaves a field as it is. Bytes are given to ``f`` as a
+    stream, anything else as it is; fields ``__x`` are passed on.
 
-    A field that nothing fits is a ValueError, or passed on where not ``must_decode``. Pickles (``*.pyd``) of classes
-    that are not harmless are `UnsafeContent`, and all of them are under ``WDS_SECURE=1``. What ``f`` raises carries a
-    note that names the field, the sample and its shard.
+    A field that nothing fits is a ValueError, or passed on where not ``must_decode``. Pickles (``*.pyd``) of
+    classes that are not harmless are `UnsafeContent`, and all of them are under ``WDS_SECURE=1``. What ``f`` raises
+    carries a note that names the field, the sample and its shard.
     """
     rules = [*defaults, *args, *((f"*.{extension}", f) for extension, f in kw.items())][::-1]
     find = functools.lru_cache(1024)(functools.partial(_find, rules))
@@ -63,7 +64,7 @@ def _xdecode(
                 f = find(field)
                 if f is None and must_decode:
                     raise ValueError(f"xdecode: no decoder fits the field {field!r}{_where(sample)}")
-                decoded[field] = _applied(f, field, sample) if f else value
+                decoded[field] = value if f is None or f is False else _applied(f, field, sample)
         except Exception as exn:
             if passed(handler, exn, sample):
                 continue
@@ -71,7 +72,21 @@ def _xdecode(
         yield decoded
 
 
-xdecode = pipelinefilter(_xdecode)
+def _check_rule(stage: str, argument: str, value: Any) -> Any:
+    if isinstance(value, list | tuple) and len(value) == 2 and isinstance(value[0], str):
+        pattern, f = value
+        if callable(f) or f is False:
+            return pattern, f
+    return check_type(stage, argument, value, (), "a pair of a pattern and a function")
+
+
+def _check_decoder(stage: str, argument: str, value: Any) -> Any:
+    if callable(value) or value is False:
+        return value
+    return check_type(stage, argument, value, (), "a function of a stream, or False")
+
+
+xdecode = pipelinefilter(_xdecode, {"args": each(_check_rule), "kw": each(_check_decoder)})
 
 
 def _find(rules: Sequence[tuple[str, StreamDecoder]], field: str) -> StreamDecoder | None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from wds_async import config, world
+from wds_async.arguments import check_function
 from wds_async.damage import Reading
 from wds_async.environment import ON_CORRUPT, value
 from wds_async.errors import ConfigError, ReaderClosed
@@ -18,7 +19,7 @@ from wds_async.pipeline import FilterFunction, stage_maker
 from wds_async.purse import purse, spend
 from wds_async.redact import redact
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
-from wds_async.tar.group import admission, base_plus_ext, samples
+from wds_async.tar.group import Keys, admission, base_plus_ext, expected, samples
 from wds_async.tar.parse import Member, members_of
 from wds_async.tar.source import Source
 from wds_async.tarparts import (
@@ -56,8 +57,6 @@ __all__ = [
 
 Sample = dict[str, Any]
 
-Keys = Callable[[str], tuple[str, str] | tuple[None, None]]
-
 _WATCH_EVERY = 16  # shards: a tool that writes members out of order writes all shards so, and watching costs 8 %
 _COUNT_EVERY = 64  # samples counted at once: a shared counter for each would cost as much as a small sample
 
@@ -81,6 +80,7 @@ def tarfile_samples(
     on_corrupt: str | None = None,
     max_bad_fraction: float | None = None,
     max_field_bytes: int = MAX_FIELD_BYTES,
+    expect: Collection[str] | None = None,
     counters: Counters | None = None,
     opened: Callable[[ShardReader], Any] | None = None,
     ledger: Pass | None = None,
@@ -103,13 +103,16 @@ def tarfile_samples(
 
     ``on_corrupt`` (default ``WDS_ON_CORRUPT``, else "raise") says what follows damage inside a tar, see `WebDataset`;
     ``verify`` is that of ``transfer``. A member of more than ``max_field_bytes`` (2 GiB), unless ``select_files``
-    passes it over, is FieldTooLarge before a byte of it is kept. ConfigError for choices that there are not.
+    passes it over, is FieldTooLarge before a byte of it is kept. ``expect`` names fields that every sample must have
+    (``"jpg;png"``: one of the two); a sample that lacks one is MissingField, and True drops it and goes on in its
+    shard. ConfigError for choices that there are not.
     """
     ledger = ledger or Ledger(Board(), max_bad_fraction).begin(counters)
     reading = Reading(handler, _on_corrupt(on_corrupt), ledger)
     admit = guarded(admission(select_files, rename_files), reading.of_member) if select_files or rename_files else None
     parse = functools.partial(members_of, admit=admit, max_field_bytes=_field_limit(max_field_bytes))
-    grouping: dict[str, Any] = {"keys": keys, "lcase": lcase, "suffixes": suffixes, "on_duplicate": reading.of_member}
+    grouping: dict[str, Any] = {"keys": keys, "lcase": lcase, "suffixes": suffixes, "rename_files": rename_files}
+    grouping |= {"on_error": reading.of_member, "expect": expected(expect, lcase, suffixes)}
     setting = config.transfer_config(workers=world.place().num_workers, **_transfer(transfer, verify))
     opening = functools.partial(
         open_shards, src, config=setting, stats=ledger.counters, cache=cache, options=storage_options
@@ -297,18 +300,23 @@ def tarfile_to_samples(
     on_corrupt: str | None = None,
     max_bad_fraction: float | None = None,
     max_field_bytes: int = MAX_FIELD_BYTES,
+    expect: Collection[str] | None = None,
 ) -> TarStage:
     """The stage from shards to samples, see `tarfile_samples`. ConfigError at once for a wrong ``transfer``,
-    ``storage_options``, ``verify``, ``on_corrupt``, ``max_bad_fraction`` or ``max_field_bytes``, and for a
-    ``WDS_LEDGER`` that cannot be written."""
+    ``storage_options``, ``verify``, ``on_corrupt``, ``max_bad_fraction``, ``max_field_bytes`` or ``expect``, and for
+    a ``WDS_LEDGER`` that cannot be written."""
     check_handler(handler)
+    for argument, function in (("select_files", select_files), ("rename_files", rename_files), ("keys", keys)):
+        check_function("tarfile_to_samples", argument, function, optional=True)
     transfer = _transfer(transfer, verify) if verify is not None else transfer
     config.transfer_config(**(transfer or {}))
     _on_corrupt(on_corrupt)
     _field_limit(max_field_bytes)
+    expected(expect, lcase, suffixes)
     given: dict[str, Any] = {"cache": cache, "keys": keys, "lcase": lcase, "suffixes": suffixes}
     usual: dict[str, Any] = {"cache": None, "keys": base_plus_ext, "lcase": True, "suffixes": None}
     given |= {"on_corrupt": on_corrupt, "max_bad_fraction": max_bad_fraction, "max_field_bytes": max_field_bytes}
+    given["expect"], usual["expect"] = expect, None
     usual |= {"on_corrupt": None, "max_bad_fraction": None, "max_field_bytes": MAX_FIELD_BYTES}
     options = StorageOptions(storage_options)
     kept = {name: value for name, value in given.items() if value is not usual[name]}

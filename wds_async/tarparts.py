@@ -19,7 +19,7 @@ from wds_async.handlers import Handler, reraise_exception
 from wds_async.opening import ShardFile, gopen
 from wds_async.redact import redact
 from wds_async.tar.decompress import plain
-from wds_async.tar.group import SKIP_META, admission, base_plus_ext
+from wds_async.tar.group import SKIP_META, Keys, admission, base_plus_ext, complete, expected, key_behind, name_behind
 from wds_async.tar.parse import Read, members
 from wds_async.transfer.reader import open_shards
 
@@ -56,13 +56,15 @@ class EndOfShard(Item):
 
     WebDataset 1.0.2 puts ``{}`` there, so that a loop that knows of it (``if item == {}``) can end the sample; older
     loops, which read ``item["fname"]`` of everything, broke on it (webdataset#384). Here these find a name that has
-    no key, and pass over it. ``broken``: the shard was damaged, or could not be read to its end.
+    no key, and pass over it. ``broken``: the shard was damaged, or could not be read to its end; ``last_member``
+    is the name in the last header that was read before, None where it is not known.
     """
 
-    def __init__(self, url: str = "", broken: bool = False) -> None:
+    def __init__(self, url: str = "", broken: bool = False, last_member: str | None = None) -> None:
         super().__init__()
         self.url = url
         self.broken = broken
+        self.last_member = last_member
 
     def __missing__(self, key: str) -> Any:
         said = {"fname": "", "data": b"", "__url__": self.url}
@@ -178,31 +180,48 @@ def tar_file_expander(
         finally:
             if hasattr(stream, "close"):
                 stream.close()
+        if outcome.stop and outcome.broke is None:
+            return
+        if isinstance(eof_value, EndOfShard):
+            behind = None if outcome.broke is None else name_behind(outcome.broke, rename_files)
+            yield EndOfShard(url, outcome.broke is not None, behind)
+        elif eof_value is not None:
+            yield eof_value
         if outcome.stop:
             return
-        if eof_value is not None:
-            yield EndOfShard(url, outcome.broke) if isinstance(eof_value, EndOfShard) else eof_value
 
 
 def group_by_keys(
     data: Iterable[Item],
-    keys: Callable[[str], tuple[str, str] | tuple[None, None]] = base_plus_ext,
+    keys: Keys = base_plus_ext,
     lcase: bool = True,
     suffixes: Collection[str] | None = None,
     handler: Handler | None = reraise_exception,
+    *,
+    expect: Collection[str] | None = None,
 ) -> Iterator[Item]:
     """The samples that the members in ``data`` (from `tar_file_expander`) make: those of one key that stand together
     in one shard.
 
     ``keys`` splits a name into key and field; ``lcase`` lower-cases fields; with ``suffixes`` only these are kept. A
     duplicate field (`DuplicateField`) and what ``keys`` raises go to ``handler``: True drops the member, False yields
-    the sample as it is and ends here. The last sample of a shard that broke is dropped.
+    the sample as it is and ends here. The last sample of a shard that broke is dropped, unless the header of another
+    sample came behind it. A sample that lacks a field of ``expect`` (``"jpg;png"``: one of the two) is `MissingField`:
+    True drops it, False ends here. ConfigError for names in ``expect`` that no sample can have.
     """
+    handler = handler or reraise_exception
+    found = _grouped(data, keys, lcase, suffixes, handler)
+    return complete(found, wanted, handler) if (wanted := expected(expect, lcase, suffixes)) else found
+
+
+def _grouped(
+    data: Iterable[Item], keys: Keys, lcase: bool, suffixes: Collection[str] | None, handler: Handler
+) -> Iterator[Item]:
     sample: Item | None = None
     for item in data:
         try:
             if not item:
-                if sample is not None and valid_sample(sample) and not getattr(item, "broken", False):
+                if sample is not None and valid_sample(sample) and not _cut_by(item, sample["__key__"], keys):
                     yield sample
                 sample = None
                 continue
@@ -223,19 +242,24 @@ def group_by_keys(
             if item.get("__local_path__") is not None:
                 sample["__local_path__"] = item["__local_path__"]
         except Exception as exn:
-            if not (handler or reraise_exception)(exn):
+            if not handler(exn):
                 break
     if sample is not None and valid_sample(sample):
         yield sample
 
 
+def _cut_by(end: Any, key: str, keys: Keys) -> bool:
+    """Whether the shard that ended with ``end`` broke where the sample ``key`` may lack members."""
+    return getattr(end, "broken", False) and key_behind(getattr(end, "last_member", None), keys) in (None, key)
+
+
 class Outcome:
     """The user's handler, and what came of asking it: whether it ended everything (``stop``), by False or by raising.
-    ``broke``: the shard could not be read to its end."""
+    ``broke``: why the shard could not be read to its end."""
 
     def __init__(self, handler: Handler) -> None:
         self.handler = handler
-        self.broke = False
+        self.broke: Exception | None = None
         self.stop = False
 
     def __call__(self, exn: Exception) -> bool:
@@ -256,6 +280,7 @@ def guarded(admit: Callable[[str], str | None], handler: Handler) -> Callable[[s
         try:
             return admit(name)
         except Exception as exn:
+            exn.add_note(f"in select_files or rename_files, of the member {name!r}")
             if handler(exn):
                 return None
             raise Ended from exn
@@ -279,14 +304,15 @@ def _admission(
 
 def _items(fileobj: Any, url: str, admit: Callable[[str], str | None], outcome: Outcome, extra: Item) -> Iterator[Item]:
     try:
-        for name, data, _ in members(plain(_pieces(fileobj), url), url, admit=guarded(admit, outcome)):
+        unpacked, required = plain(_pieces(fileobj), url), getattr(getattr(fileobj, "raw", None), "is_open_ended", None)
+        for name, data, _ in members(unpacked, url, admit=guarded(admit, outcome), end_required=required):
             yield {"fname": name, "data": data, **extra}
     except Ended:
         return
     except Exception as exn:
         if outcome.stop:  # what the handler itself raised, between two members
             raise
-        outcome.broke = True
+        outcome.broke = exn
         outcome(_named(exn, url))
 
 

@@ -71,9 +71,10 @@ _WRAPPERS = frozenset(
 def expand_urls(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], *, files: bool = True) -> list[str]:
     """Every shard that ``urls`` names, in order.
 
-    ``urls`` is a string, a path, or any number of them. In each, ``::`` separates sources (where its left side
-    contains a path, so that ``simplecache::s3://b/x.tar`` stays whole), ``${X}`` is the environment's ``WDS_X``,
-    and braces expand as in a shell (``x-{000..999}.tar``). For local files also ``~``, globs (sorted; a file
+    ``urls`` is a string, a path, or any number of them. In a string that is given alone, ``::`` separates sources
+    (where its left side contains a path, so that ``simplecache::s3://b/x.tar`` stays whole); elements of a list are not
+    split, as in webdataset, because a key may hold ``::``. In each, ``${X}`` is the environment's ``WDS_X``, and braces
+    expand as in a shell (``x-{000..999}.tar``). For local files also ``~``, globs (sorted; a file
     of exactly that name is taken literally) and directories: all their shards (``.tar``, ``.tgz``, ``.tar.gz``,
     ``.tar.bz2``, ``.tar.xz``, ``.tar.zst``), sorted. URLs of other schemes keep their ``*``
     (`storage.listing.expand` lists their stores). A path object is always a local file, whatever it looks like. With
@@ -85,7 +86,7 @@ def expand_urls(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     sources = [urls] if isinstance(urls, str | os.PathLike) else _sources(urls)
     if not sources:
         raise UrlError("an empty list of URLs: name at least one shard")
-    return [url for source in sources for url in _expand(source, files)]
+    return [url for source in sources for url in _expand(source, files, splits=isinstance(urls, str))]
 
 
 def _sources(spec: object) -> list[object]:
@@ -94,14 +95,15 @@ def _sources(spec: object) -> list[object]:
     return list(spec)
 
 
-def _expand(source: object, files: bool) -> Iterator[str]:
+def _expand(source: object, files: bool, *, splits: bool) -> Iterator[str]:
     if isinstance(source, os.PathLike):
         for name in _braces(_plain_path(source)):
             yield from _local(name)
         return
     if not isinstance(source, str):
         raise UrlError(f"a URL is a str or a path, not {type(source).__name__}: {source!r:.80}")
-    for text in _split(_substitute(source)):
+    whole = _substitute(source)
+    for text in _split(whole) if splits else [whole]:
         if not text.strip():
             raise UrlError(f"an empty URL in {redact(source)!r}: name at least one shard")
         for url in _braces(text):

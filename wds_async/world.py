@@ -8,27 +8,41 @@ from __future__ import annotations
 
 import copy
 import functools
+import random
 import sys
 import weakref
 import zlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wds_async import config
+from wds_async.errors import MissingExtra
 
 __all__ = [
     "CountsEpochs",
+    "DrawnSeed",
     "Place",
     "SharedEpoch",
     "TorchDataset",
     "TorchMapDataset",
+    "global_draws",
     "inherit_rank",
+    "is_iterable_dataset",
     "make_seed",
     "may_fork_workers",
     "place",
+    "seed_number",
     "spawning",
     "torch_worker",
     "worker_seed",
 ]
+
+if TYPE_CHECKING:
+    from torch.utils.data import IterableDataset
+
+    _IterableDataset = IterableDataset[Any]  # what a type checker must see for DataLoader(dataset) to be right
+else:
+    _IterableDataset = object
 
 _EPOCH_SLOTS = 513
 _inherited_rank: tuple[int, int] | None = None
@@ -68,6 +82,39 @@ def worker_seed(group: Any = None) -> int:
     """``1000 * rank + worker``: a number that differs between all workers of all ranks."""
     here = place(group)
     return here.rank * 1000 + here.worker
+
+
+def global_draws() -> Callable[[], float]:
+    """`random.random`, for stages without a seed whose choices follow ``random.seed(...)`` and the seeds of DataLoader
+    workers as WebDataset's do.
+
+    It is advanced. A copy of it would give stage and program the same numbers: a ``random.random() < 0.5`` for each
+    sample behind a `RandomMix` of two would then be true for all samples of the first, and for none of the second.
+    """
+    return random.random
+
+
+class DrawnSeed:
+    """Seed of a dataset that was given none.
+
+    It is drawn from the global ``random``, as WebDataset draws it, so that a restarted run has another order and
+    ``random.seed(...)`` repeats one. Where several ranks or workers make their datasets themselves it is 0: they take
+    shares of one order, and must agree on it without talking to each other.
+    """
+
+    def __init__(self) -> None:
+        here = place()
+        drawn = random.randint(0, 1_000_000)
+        self._drawn = drawn if here.num_workers == 1 else 0
+
+    def number(self) -> int:
+        """The seed in this run; the number of ranks is looked up now, since process groups begin after datasets."""
+        return self._drawn if place().world_size == 1 else 0
+
+
+def seed_number(seed: Any) -> Any:
+    """The number of a `DrawnSeed`; any other seed as it is."""
+    return seed.number() if isinstance(seed, DrawnSeed) else seed
 
 
 def make_seed(*values: Any) -> int:
@@ -136,16 +183,22 @@ class SharedEpoch:
 
     A DataLoader without persistent workers makes new ones for every epoch from the parent's object; a plain
     attribute would start again in each of them, and each epoch would have the same order. Each worker
-    counts in a slot of its own, so no lock is needed. A copy (``copy.copy``) goes on sharing; ``pickle``
-    stores the numbers, except for a child process that is being started, which shares them.
+    counts in a slot of its own, so no lock is needed, and goes on from the passes that its parent had begun when it
+    was started: workers that looked at the parent's slot later could differ from each other.
+    A copy (``copy.copy``) goes on sharing; ``pickle`` stores the numbers, except for a child process that is being
+    started, which shares them.
     """
 
-    __slots__ = ("_slots",)
+    __slots__ = ("__weakref__", "_derived", "_origin", "_parents", "_slots", "_times_set")
 
     def __init__(self, start: int = -1) -> None:
         from multiprocessing.sharedctypes import RawArray  # noqa: PLC0415 (10 ms that readers alone pay)
 
-        self._slots: Any = RawArray("q", _EPOCH_SLOTS)
+        # The last two: how often it was set, and the flags of `once`.
+        self._slots: Any = RawArray("q", _EPOCH_SLOTS + 2)
+        self._parents = self._times_set = 0
+        self._derived: weakref.WeakSet[SharedEpoch] = weakref.WeakSet()
+        self._origin: SharedEpoch | None = None  # kept: it is the way to this one from what it was made of in turn
         self.set(start)
 
     @staticmethod
@@ -156,30 +209,53 @@ class SharedEpoch:
 
     def get(self) -> int:
         """The epoch of the latest (or running) iteration in this worker."""
-        return int(self._slots[self._slot()])
+        slot = self._slot()
+        before = self._parents if slot and self._times_set == self._slots[_EPOCH_SLOTS] else 0
+        return int(self._slots[slot]) + before
+
+    def latest(self) -> int:
+        """The latest epoch that any worker began."""
+        return int(max(self._slots[0], max(self._slots[1:_EPOCH_SLOTS]) + self._parents))
 
     def set(self, epoch: int) -> None:
-        """Make ``epoch`` the latest one, for every worker, persistent ones included."""
-        self._slots[:] = [epoch] * _EPOCH_SLOTS
+        """Make ``epoch`` the latest one, for every worker, persistent ones included, and in those made by `apart`."""
+        self._times_set = self._slots[_EPOCH_SLOTS] + 1
+        self._slots[: _EPOCH_SLOTS + 1] = [*[epoch] * _EPOCH_SLOTS, self._times_set]
+        self._parents = 0
+        for derived in list(self._derived):
+            derived.set(epoch)
 
     def next(self) -> int:
         """Begin the next epoch in this worker and return its number."""
         slot = self._slot()
         self._slots[slot] += 1
-        return int(self._slots[slot])
+        self._parents += not slot
+        return self.get()
+
+    def once(self, flag: int) -> bool:
+        """Return True the first time in all processes that share it; ``flag`` is a power of two. Two processes that ask
+        at the same time may both get True."""
+        new = not self._slots[_EPOCH_SLOTS + 1] & flag
+        self._slots[_EPOCH_SLOTS + 1] |= flag
+        return new
 
     def __reduce__(self) -> tuple[Any, ...]:
+        counted = (self._parents, self._times_set)
         if spawning():
-            return _attach, (self._slots,)
+            return _attach, (self._slots, *counted)
         first = self._slots[0]
-        return _restore, (first, {i: n for i, n in enumerate(self._slots) if n != first})
+        others = {i: n for i, n in enumerate(self._slots) if n != first or i == _EPOCH_SLOTS}
+        return _restore, (first, others, *counted)
 
     def __copy__(self) -> SharedEpoch:
         return self
 
     def apart(self) -> SharedEpoch:
-        """Another one that goes on from the same number."""
-        return SharedEpoch(self.get())
+        """Return another one that goes on from the same number. It counts for itself; `set` reaches it."""
+        other = SharedEpoch(self.get())
+        self._derived.add(other)
+        other._origin = self
+        return other
 
 
 class CountsEpochs:
@@ -201,26 +277,28 @@ class CountsEpochs:
         self._epoch.set(epoch - 1)
 
     def apart(self) -> Any:
-        """A copy that counts its epochs for itself, from here on."""
+        """A copy that counts its epochs for itself, from here on; `set_epoch` of this one reaches it."""
         other = copy.copy(self)
         other._epoch = self._epoch.apart()
         return other
 
 
-def _attach(slots: Any) -> SharedEpoch:
+def _attach(slots: Any, parents: int, times_set: int) -> SharedEpoch:
     epoch = SharedEpoch.__new__(SharedEpoch)
-    epoch._slots = slots
+    epoch._slots, epoch._parents, epoch._times_set = slots, parents, times_set
+    epoch._derived, epoch._origin = weakref.WeakSet(), None
     return epoch
 
 
-def _restore(start: int, others: dict[int, int]) -> SharedEpoch:
+def _restore(start: int, others: dict[int, int], parents: int, times_set: int) -> SharedEpoch:
     epoch = SharedEpoch(start)
     for slot, number in others.items():
         epoch._slots[slot] = number
+    epoch._parents, epoch._times_set = parents, times_set
     return epoch
 
 
-class TorchDataset:
+class TorchDataset(_IterableDataset):
     """Base of everything that torch's DataLoader must take for an ``IterableDataset``.
 
     Importing torch costs two seconds that a writer, the command line and a plain reader should not pay, and
@@ -239,8 +317,25 @@ class TorchDataset:
             _rank_of_xla()  # a DataLoader asks here, before it makes the workers that cannot
             return cls
 
+    def __add__(self, other: Any) -> Any:
+        """Both, one after the other, as a ``torch.utils.data.ChainDataset``. MissingExtra without torch."""
+        if not hasattr(other, "__iter__"):
+            return NotImplemented
+        try:
+            from torch.utils.data import ChainDataset  # noqa: PLC0415 (seconds, paid by those who chain)
+        except ModuleNotFoundError as exn:
+            raise MissingExtra('dataset + dataset needs torch: pip install "wds-async[torch]"') from exn
+        both: list[Any] = [self, other]
+        return ChainDataset(both)
+
 
 _registered: weakref.WeakSet[type] = weakref.WeakSet()
+
+
+def is_iterable_dataset(x: Any) -> bool:
+    """Whether ``x`` is a `TorchDataset` or one of torch's, without importing torch."""
+    base = getattr(sys.modules.get("torch.utils.data"), "IterableDataset", None)
+    return isinstance(x, TorchDataset) or (base is not None and isinstance(x, base))
 
 
 def _register(cls: type) -> None:

@@ -10,6 +10,8 @@ import pytest
 
 CHECKS = {
     "package": "import webdataset, wds_async; assert webdataset is wds_async",
+    "version": "import webdataset, wds_async; assert webdataset.__version__ == wds_async.__version__;"
+    "assert webdataset.__webdataset_version__ == '1.0.2'",
     "name": "from webdataset import WebDataset; import wds_async; assert WebDataset is wds_async.WebDataset",
     "submodule": "import webdataset.filters, wds_async.filters; assert webdataset.filters is wds_async.filters",
     "from submodule": "from webdataset.tariterators import base_plus_ext as f; assert f('a.b') == ('a', 'b')",

@@ -13,6 +13,7 @@ from tests.chunkcache.doubles import Bytes, content, get, running, threaded
 from tests.servers import Origin
 from wds_async.chunkcache.chunks import CHUNK_BYTES
 from wds_async.chunkcache.folder import open_folder
+from wds_async.chunkcache.origin import Client
 from wds_async.chunkcache.warming import Warmed, warm
 
 URLS = [f"s3://bucket/{folder}/{number}.tar" for folder in ("train", "val") for number in range(3)]
@@ -29,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
     async def main() -> None:
         async with running(tmp_path / "cache", origin, 64 << 20, chunk_bytes=CHUNK_BYTES) as cache:
             for url in URLS:
-                await get(cache, url, 0, 10, tenant="vision")
+                await get(cache, url, 0, 10, client=Client("vision"))
 
     asyncio.run(main())
     return tmp_path / "cache"

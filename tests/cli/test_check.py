@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.servers import make_shard, make_tar
+from tests.servers import Origin, make_shard, make_tar
 
 
 def found(call: Any, *arguments: Any) -> tuple[int, list[dict[str, Any]], dict[str, Any]]:
@@ -48,8 +48,8 @@ def test_a_truncated_shard_does_not_hide_the_next(call: Any, write: Any) -> None
         ("broken", "a.tar"),
         ("broken", "c.tar"),
     ]
-    assert "4 good samples before" in findings[0]["text"]
-    assert summary["samples"] == 14
+    assert "5 good samples before" in findings[0]["text"]
+    assert summary["samples"] == 15
     assert summary["errors"] == 2
 
 
@@ -77,4 +77,35 @@ def test_lines_for_people(call: Any, write: Any) -> None:
     result = call("check", write("a.tar", b"no tar" * 1000))
     assert result.exit_code == 1
     assert result.stdout.startswith("broken  ")
-    assert "1 shards, 0 samples" in result.stderr
+    assert "1 shard, no samples, 6.0 kB: 1 error\n" in result.stderr
+
+
+def test_an_empty_archive_is_named(call: Any, write: Any) -> None:
+    good = write("a.tar", make_shard({"0": {"bin": bytes(500_000)}}))
+    empty, nothing = write("b.tar", bytes(10240)), write("c.tar", b"")
+    status, findings, summary = found(call, good, empty, nothing)
+    assert [(finding["kind"], finding["shard"]) for finding in findings] == [
+        ("empty", str(empty)),
+        ("broken", str(nothing)),
+    ]
+    assert "is empty: it ends without a member" in findings[0]["text"]
+    assert "the shard is empty (0 bytes)" in findings[1]["text"]
+    assert (status, summary["errors"]) == (1, 1)
+    assert found(call, good, empty)[0] == 0
+
+
+def test_equal_errors_are_grouped(call: Any, origin: Origin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WDS_REFUSAL_TIMEOUT", "0")
+    origin.behave(when=lambda request: "denied" in request.path, status=403)
+    urls = f"{origin.base}/denied-{{00..19}}.tar"
+    missing = f"{origin.base}/missing.tar"
+    result = call("check", urls, missing)
+    lines = result.stdout.splitlines()
+    assert len(lines) == 3
+    assert "denied-00.tar at byte 0: the server answered 403" in lines[0]
+    assert "404" in lines[1]
+    assert lines[2].startswith(f"19 with the same error as {origin.base}/denied-00.tar: {origin.base}/denied-01.tar, ")
+    assert "and 16 more" in lines[2]
+    assert "21 errors" in result.stderr
+    assert len(call("check", "--verbose", urls, missing).stdout.splitlines()) == 21
+    assert len(found(call, urls, missing)[1]) == 21

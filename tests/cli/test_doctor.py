@@ -103,6 +103,8 @@ def test_who_answers_must_be_ours() -> None:
         ask(odd.address)
     with StatsServer({}, status=403) as closed, pytest.raises(TransferError, match="403"):
         ask(closed.address)
+    with StatsServer({}, status=401) as closed, pytest.raises(TransferError, match=r"401 .*any:TOKEN@"):
+        ask(closed.address)
     with pytest.raises(TransferError, match="nobody answers there"):
         ask("http://user:secret@127.0.0.1:1")
     with pytest.raises(ConfigError, match="is no address"):

@@ -55,3 +55,31 @@ def test_a_value_that_does_not_parse(name: str, text: str, call: Any, monkeypatc
     assert result.exit_code == 2
     assert f"{name} does not parse" in result.stderr
     assert "WDS_RETRIES" in result.stdout
+
+
+def test_only_what_was_changed_or_named(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for known in environment.VARIABLES:
+        monkeypatch.delenv(known.name, raising=False)
+    assert call("env", "--changed").output == ""
+    monkeypatch.setenv("WDS_BUDGET", "64M")
+    monkeypatch.setenv("WDS_TIMEOUT", "60")
+    shown = [row["name"] for row in json.loads(call("env", "--changed", "--json").output)["variables"]]
+    assert shown == ["WDS_BUDGET", "WDS_TIMEOUT"]
+    named = json.loads(call("env", "wds_timeout", "AIS_CRT*", "--json").output)["variables"]
+    assert [row["name"] for row in named] == ["WDS_TIMEOUT", "AIS_CRT", "AIS_CRT_KEY"]
+    assert [row["name"] for row in json.loads(call("env", "--changed", "AIS_*", "--json").output)["variables"]] == []
+    wrong = call("env", "WDS_TIMEOT")
+    assert wrong.exit_code == 2
+    assert "did you mean WDS_TIMEOUT?" in wrong.stderr
+
+
+def test_groups_and_sizes_are_for_people(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WDS_PART_SIZE", raising=False)
+    table = rows(call)
+    assert table["WDS_PART_SIZE"]["value"] == "2M"
+    assert environment.parse_bytes(table["WDS_BUDGET"]["value"]) > 0
+    assert table["AIS_CRT"]["group"] == "AIStore and the service"
+    assert all(row["group"] for row in table.values())
+    output = call("env", "WDS_CACHE", "RANK").output
+    assert output.index("Shard cache:") < output.index("WDS_CACHE") < output.index("Ranks and workers:")
+    assert [environment.shown_bytes(n) for n in (0, 1, 1 << 10, 3 << 19, 5 << 30)] == ["0", "1", "1K", "1536K", "5G"]

@@ -185,3 +185,33 @@ def test_ctrl_c_ends_a_check_with_130(origin: Origin) -> None:
     _, err = process.communicate(timeout=20)
     assert process.returncode == 130
     assert b"Traceback" not in err
+
+
+def test_rules_that_match_nothing_are_named(call: Any, resolve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WDS_REWRITE", "made://=/data/;gs://old/=gs://new/")
+    assert resolve("made://x.tar")[2]["unmatched_rules"] == ["gs://old/=gs://new/"]
+    assert "match none of the 1 shards: gs://old/=gs://new/" in call("resolve", "made://x.tar").stderr
+    assert "unmatched_rules" not in resolve("{made://x.tar,gs://old/x.tar}")[2]
+
+
+def test_equal_errors_are_grouped(call: Any, resolve: Any, shards: Any, origin: Origin) -> None:
+    origin.add("good.tar", shards(1, 4)[0].read_bytes())
+    origin.behave(when=lambda request: "good" not in request.path, status=403)
+    urls = [f"{origin.base}/denied-{{00..19}}.tar", origin.url("good.tar"), origin.url("other.tar")]
+    result = call("resolve", *urls, "--check", "--all")
+    named = [line for line in result.stdout.splitlines() if ".tar" in line]
+    assert [line.count("denied-") for line in named] == [1, 0, 4]
+    assert "20 with the same error as" in named[2]
+    assert "21 cannot" in result.stderr
+    assert call("resolve", *urls, "--check", "--all", "--verbose").stdout.count("answered 403") == 21
+    assert len(resolve(*urls, "--check", "--all")[1]) == 22
+
+
+def test_an_empty_archive_is_named(resolve: Any, call: Any, tmp_path: Path) -> None:
+    (tmp_path / "x.tar").write_bytes(bytes(10240))
+    (tmp_path / "y.tar").write_bytes(b"")
+    status, rows, _ = resolve(tmp_path / "x.tar", tmp_path / "y.tar", "--check")
+    assert [row["check"]["looks_like"] for row in rows] == ["tar, empty: no members", ""]
+    assert "the shard is empty (0 bytes)" in rows[1]["check"]["error"]
+    assert status == 1
+    assert "tar, empty: no members" in call("resolve", tmp_path / "x.tar", "--check").stdout

@@ -75,14 +75,14 @@ def test_the_whole_picture() -> None:
     text = drawn([one, other, gone], 120)
     assert text[0].split("  ")[2:5] == ["3.0 GB/s taken", "1.5 GB/s fetched", "2 of 3 answer"]
     rows = {line.split()[0]: line for line in text if line.strip()}
-    assert re.search(r"node-1:51080 +2\.0 GB +▁█ +500\.0 MB +▁█ +75% +━━────── 25%", rows["node-1:51080"])
-    assert re.search(r"gpu-7 job +1\.0 GB +▁█ +1\.0 GB +▁█ +– +━━────── 19%", rows["gpu-7"])
+    assert re.search(r"node-1:51080 +2\.0 GB +▁█ +500\.0 MB +▁█ +50% +25% +40% +━━────── 25%", rows["node-1:51080"])
+    assert re.search(r"gpu-7 job +1\.0 GB +▁█ +1\.0 GB +▁█ +– +– +– +━━────── 19%", rows["gpu-7"])
     assert rows["http://gone:1:"].startswith("http://gone:1: nobody answers there: refused; asked again")
     fast, slow, *_ = [line for line in text if line.startswith("s3://bucket")]
     assert re.search(r"s3://bucket +node-1:51080 +500\.0 MB +50 ms +2\.5 s +1 +0 +7 +0\.50–1\.25", fast)
     assert re.search(r"s3://bucket +gpu-7 +250\.0 MB", slow)
     assert re.search(r"s3://bucket/train-000042\.tar +3\.5 s +66\.0 MB", "\n".join(text))
-    assert re.search(r"trainer-0 +250 of 1,000 +━━━━─+ +500\.0 MB", "\n".join(text))
+    assert re.search(r"trainer-0  job 4711 +250 of 1,000 +━━━━─+ +500\.0 MB", "\n".join(text))
     assert any("refused (403)" in line for line in text)
 
 

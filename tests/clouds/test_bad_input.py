@@ -12,7 +12,6 @@ import contextlib
 import json
 import logging
 import os
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,7 +39,6 @@ clean_aws, radosgw = moto_server.clean_aws, rados.radosgw
 
 SHARD = make_tar([("a.txt", b"text")])
 SECRET = "HuShHuSh"
-AT_ONCE_S = 20.0  # what is tried again goes on for minutes
 READS = ("samples", "bytes")
 EVERY = (*READS, "listing", "writing")
 Kind = type[WdsError]
@@ -519,13 +517,12 @@ def do(way: str, url: str, options: Any) -> None:
             sink.write({"__key__": "a", "txt": "x"})
 
 
-def message(world: World, case: Case, way: str) -> tuple[WdsError, float, str]:
+def message(world: World, case: Case, way: str) -> tuple[WdsError, str]:
     arranged = case.arrange(world)
     options, url = arranged if isinstance(arranged, tuple) else (arranged, case.url)
-    begun = time.monotonic()
     with pytest.raises(WdsError) as caught:
         do(way, url, options or None)
-    return caught.value, time.monotonic() - begun, url
+    return caught.value, url
 
 
 @pytest.mark.parametrize("direct", ["1", "0"])
@@ -533,13 +530,12 @@ def message(world: World, case: Case, way: str) -> tuple[WdsError, float, str]:
 def test_bad_input(world: World, case: Case, way: str, direct: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     world.set(WDS_DIRECT=direct)
-    error, took_s, url = message(world, case, way)
+    error, url = message(world, case, way)
     said = str(error)
     place = url if way != "listing" else url.rpartition("/")[0] + "/"
     assert type(error) is case.kind
     for words in (place, *case.more.get(way, case.words)):
         assert words in said
-    assert took_s < AT_ONCE_S
     _is_readable(said)
     for secret in (SECRET, rados.SECRET, "hush-token", azurite_key()):
         assert secret not in said + caplog.text

@@ -25,7 +25,7 @@ __all__ = [
 
 FAULT = "a fault of webdataset"
 SPLITTING = "design: shards are shuffled before they are split, anew each epoch and the same on every rank"
-RANDOM = "design, house rules: the module-level random is used nowhere"
+RANDOM = "design, house rules: the module-level random is used at one place only"
 TORCH = "design, floor plan: torch is imported late, IterableDataset.register where it is there"
 ERRORS = "design, Errors: one tree, typed and with a message"
 FAULTS = "design, Faults: a truncated shard never joins its last sample to the next shard's first"

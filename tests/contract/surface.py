@@ -115,9 +115,20 @@ SIGNATURES = {
     "autodecode.imagehandler(extensions)": "without those that are no images: row of the table",
     "compat.WebDataset(url_to_name)": "None stands for names that cannot collide; the default there is never used",
     "compat.WebDataset(nodesplitter)": "split_by_node is the default: row nodesplitter of the table",
+    **dict.fromkeys(
+        (
+            "compat.FluidInterface.extract_keys(kw)",
+            "compat.FluidInterface.lmdb_cached(args)",
+            "compat.FluidInterface.lmdb_cached(fname)",
+            "compat.FluidInterface.lmdb_cached(kw)",
+            "compat.FluidInterface.select(kw)",
+            "compat.FluidInterface.shuffle(kw)",
+            "compat.FluidInterface.to_tuple(kw)",
+        ),
+        "the method names the arguments of its filter, which is compared with webdataset's filter",
+    ),
     "filters.info(stream)": "None stands for sys.stderr at the time of the call, not of the import",
     "extradatasets.repeatedly(length)": "a class there that cannot be made at all; ours is the function of utils",
-    "pipeline.DataPipeline(kwargs)": "taken and forgotten there: a misspelt argument is better refused",
 }
 
 

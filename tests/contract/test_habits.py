@@ -76,6 +76,30 @@ def test_shard_order_of_a_seed(shards: str, buffer: Any, detshuffle: bool, seed:
     assert orders[0] == orders[1]
 
 
+def test_datasets_are_added_as_torch_adds_them(shards: str) -> None:
+    from torch.utils.data import ChainDataset, DataLoader
+
+    runs = []
+    for wds in BOTH:
+        first, second = [wds.WebDataset(shards, shardshuffle=False).to_tuple("__key__", "cls").slice(3) for _ in "ab"]
+        mixed = wds.RoundRobin([first, second])
+        for added in (first + second, first + mixed, mixed + second, wds.SimpleShardList("a.tar") + first):
+            assert type(added) is ChainDataset
+        both = first + second
+        runs.append([list(both), list(both), list(both + mixed), list(DataLoader(both, batch_size=None))])
+    assert runs[0] == runs[1]
+    assert len(runs[1][0]) == 6
+
+
+@pytest.mark.filterwarnings("ignore:DataPipeline takes stages only")
+def test_keyword_arguments_of_pipelines_have_no_effect(shards: str) -> None:
+    runs = []
+    for wds in BOTH:
+        stages = (wds.SimpleShardList(shards), wds.tarfile_to_samples(), wds.to_tuple("__key__"))
+        runs.append(list(wds.DataPipeline(*stages, handler=wds.warn_and_continue, length=3)))
+    assert runs[0] == runs[1] != []
+
+
 def warned(make: Any) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -275,7 +299,7 @@ def test_empty_checks(tmp_path: Path) -> None:
 
 
 def test_wrong_arguments() -> None:
-    """Where webdataset has an assertion, ours is a ValueError that says what is wrong."""
+    """Where webdataset has an assertion, ours is a ValueError or TypeError that says what is wrong."""
     wrong: list[Any] = [
         lambda w: w.filters._rsample([1], 1.5),
         lambda w: w.filters._map_dict([{}], a=3),
@@ -284,7 +308,7 @@ def test_wrong_arguments() -> None:
     for make in wrong:
         expected, got = [outcome(lambda w=w, m=make: m(w)) for w in BOTH]
         assert isinstance(expected[1], AssertionError)
-        assert isinstance(got[1], ValueError)
+        assert isinstance(got[1], ValueError | TypeError)
         assert len(str(got[1])) > 20
 
 

@@ -153,6 +153,23 @@ def test_shuffles_that_count_epochs(bufsize: int, initial: int, seed: int, epoch
     assert list(pipelines[0]) == list(pipelines[1])
 
 
+def test_workers_go_on_from_the_passes_of_their_parent() -> None:
+    """As webdataset's do, which copy the parent's counter; those of ours have the next epoch each time, too."""
+    from torch.utils.data import DataLoader
+
+    orders = []
+    for wds in BOTH:
+        pipeline = wds.DataPipeline(wds.SimpleShardList(URLS), wds.detshuffle(10))
+        drawn = wds.DataPipeline(wds.ResampledShards(URLS, 20, deterministic=True))
+        runs = []
+        for stages in (pipeline, drawn):
+            passes = [list(stages), list(stages), list(DataLoader(stages, batch_size=None, num_workers=1))]
+            runs.append([[shard["url"] for shard in shards] for shards in passes])
+        orders.append(runs)
+    assert orders[0] == orders[1]
+    assert all(first != second != third != first for first, second, third in orders[1])
+
+
 def sources() -> list[Any]:
     return [range(20), range(100, 105), iter("abcdefghijkl"), np.arange(200, 203)]
 
@@ -167,18 +184,24 @@ def test_turns(longest: bool) -> None:
 @pytest.mark.parametrize("weights", [None, [1, 1, 1, 1], [0.5, 0.2, 0.2, 0.1], [8, 0, 1, 3], [1e-3, 1e3, 1, 7]])
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_mixes(longest: bool, weights: Any, seed: int) -> None:
-    """The draws of a seed are those that the global generator makes with it."""
+    """The draws of ``random.seed(n)`` are webdataset's, with and without ``seed=n``, and the program's next one too."""
     state = random.getstate()
     random.seed(seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # webdataset divides 0 by 0 where only weights of 0 are left
         expected = outcome(lambda: theirs.RandomMix(sources(), probs=weights, longest=longest))
+    after = random.getstate()
+    random.seed(seed)
+    unseeded = outcome(lambda: ours.RandomMix(sources(), probs=weights, longest=longest))
+    same_after = random.getstate() == after
     random.setstate(state)
     if expected[1] is not None:
         assert longest
         assert 0 in weights  # and then looks behind the end of its list
         return
     agree(expected, outcome(lambda: ours.RandomMix(sources(), probs=weights, longest=longest, seed=seed)))
+    agree(expected, unseeded)
+    assert same_after
 
 
 @settings(max_examples=30, deadline=None)

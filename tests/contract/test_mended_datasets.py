@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import pickle
+import random
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -149,11 +150,28 @@ def test_the_seed_of_the_environment(shards: str, monkeypatch: pytest.MonkeyPatc
     assert orders(ours, shards, detshuffle=True) == orders(ours, shards, seed=3)
 
 
-def test_unseeded_ranks_agree(shards: str) -> None:
+def test_unseeded_ranks_agree(shards: str, ranks: None) -> None:
     """webdataset draws a seed for each dataset, so each rank's order would be another one."""
     assert dataset(theirs, shards).seed != dataset(theirs, shards).seed
-    assert dataset(ours, shards).seed == dataset(ours, shards).seed
+    assert dataset(ours, shards).seed == dataset(ours, shards).seed == 0
     assert orders(ours, shards) == orders(ours, shards)
+
+
+@pytest.mark.parametrize("environment", [False, True])
+def test_the_seed_of_one_rank_is_drawn(shards: str, monkeypatch: pytest.MonkeyPatch, environment: bool) -> None:
+    """As webdataset draws it: ``random.seed`` gives the order, and the program's later draws are the same."""
+    if environment:
+        monkeypatch.setenv("WDS_SEED", "3")
+    state, runs = random.getstate(), []
+    for wds in (theirs, ours):
+        random.seed(11)
+        made = [dataset(wds, shards, shardshuffle=100) for _ in "ab"]
+        runs.append(([[sample["__key__"] for sample in d] for d in made], [str(d.seed) for d in made], random.random()))
+    random.setstate(state)
+    # The seed of the variable stays text in webdataset.
+    assert runs[0][1:] == runs[1][1:]
+    assert environment or runs[0][0] == runs[1][0]
+    assert (runs[1][1][0] == runs[1][1][1]) == environment
 
 
 class Count(ours.PipelineStage):
@@ -193,6 +211,18 @@ def test_length(shards: str) -> None:
         pickle.dumps(given(theirs))
     assert len(pickle.loads(pickle.dumps(given(ours)))) == 12
     assert type(given(ours)) is ours.WebDataset
+
+
+def test_the_stages_of_a_dataset(shards: str) -> None:
+    made = [dataset(wds, shards, shardshuffle=10).pipeline for wds in (theirs, ours)]
+    names = [
+        [getattr(s, "__name__", getattr(getattr(s, "f", s), "__name__", type(s).__name__)) for s in p] for p in made
+    ]
+    splitters = ["split_by_node", "split_by_worker"]
+    assert names[0] == ["SimpleShardList", "single_node_only", splitters[1], "_shuffle", "StreamingOpen",
+                        "tar_file_expander", "group_by_keys", "check_empty"]  # fmt: skip
+    assert names[1][:4] == ["SimpleShardList", "detshuffle", *splitters]
+    assert len(made[1]) == 6
 
 
 def test_associate(shards: str) -> None:

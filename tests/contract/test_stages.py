@@ -213,12 +213,29 @@ def test_lmdb(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
 def test_random_subsampling(p: float) -> None:
-    """The choices of a seed are those that the global generator makes with it."""
+    """The choices of ``random.seed(5)`` are webdataset's, with and without ``seed=5``."""
     state = random.getstate()
     random.seed(5)
     expected = list(theirs.filters._rsample(range(1000), p))
+    random.seed(5)
+    unseeded = list(ours.filters._rsample(range(1000), p))
     random.setstate(state)
-    assert list(ours.filters._rsample(range(1000), p, seed=5)) == expected
+    assert list(ours.filters._rsample(range(1000), p, seed=5)) == unseeded == expected
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_choices_of_a_whole_program(seed: int) -> None:
+    """Mixes in mixes, subsampling, and the program's own random numbers, in two epochs."""
+    runs, state = [], random.getstate()
+    for wds in (theirs, ours):
+        random.seed(seed)
+        inner = wds.RandomMix([range(100), range(100, 200)], longest=True)
+        halved = wds.DataPipeline(lambda: iter(range(1000, 1400)), wds.rsample(0.5))
+        mixed = wds.DataPipeline(wds.RandomMix([inner, halved], [1, 2]), wds.map(lambda x: (x, random.random())))
+        runs.append([list(mixed), list(mixed)])
+    random.setstate(state)
+    assert runs[0] == runs[1]
+    assert runs[1][0] != runs[1][1]
 
 
 @settings(max_examples=150, deadline=None)

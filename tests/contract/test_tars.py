@@ -6,6 +6,7 @@ import bz2
 import gzip
 import io
 import lzma
+import subprocess
 import tarfile
 import warnings
 from collections.abc import Callable
@@ -55,6 +56,32 @@ def test_odd_names(tmp_path: Path, form: int) -> None:
 def test_long_names(tmp_path: Path, form: int) -> None:
     names = [f"{'d' * 60}/{'e' * 90}/{'k' * 99}{i}.{'x' * 120}.txt" for i in range(4)]
     assert len(equal(tmp_path, make_tar([(n, b"data") for n in names], format=form))) == 4
+
+
+@pytest.mark.parametrize("options", [["--format=gnu"], *[["--format=posix", f"--sparse-version={v}"] for v in "01"]])
+def test_sparse_members(tmp_path: Path, options: list[str]) -> None:
+    names = [f"{number}.bin" for number in range(4)]
+    for number, name in enumerate(names):
+        with open(tmp_path / name, "wb") as file:
+            for piece in range(number * 4):  # more than three need several blocks for their map
+                file.seek((piece + 1) * 65536)
+                file.write(bytes([piece + 1]) * 5000)
+            file.truncate(1 << 20)
+    packed = tmp_path / "packed.tar"
+    command = ["tar", *options, "--hole-detection=raw", "-Scf", str(packed), "-C", str(tmp_path), *names]
+    subprocess.run(command, check=True)
+    assert packed.stat().st_size < 1 << 20
+    assert [len(sample["bin"]) for sample in equal(tmp_path, packed.read_bytes())] == [1 << 20] * 4
+
+
+def test_a_large_pax_header(tmp_path: Path) -> None:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for number in range(3):
+            info = tarfile.TarInfo(f"{number}.txt")
+            info.size, info.pax_headers = 4, {"comment": "c" * (2 << 20)}
+            archive.addfile(info, io.BytesIO(b"text"))
+    assert len(equal(tmp_path, out.getvalue())) == 3
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress], ids=["gz", "bz2", "xz"])

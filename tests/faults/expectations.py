@@ -79,6 +79,7 @@ FAULTS = {
         Fault("trickle", "a slow trickle of bytes", always="FetchTimeout", slow=True),
         Fault("length_above", "Content-Length too large"),
         Fault("length_below", "Content-Length too small"),
+        Fault("no_length_cut", "no length, cut between two members", always="TruncatedShard"),
         Fault("corrupt_byte", "a flipped byte in a field", always=UNSEEN),
         Fault("corrupt_header", "a flipped byte in a tar header", always="CorruptShard"),
         Fault("shifted_range", "206 of another range"),
@@ -87,9 +88,12 @@ FAULTS = {
         Fault("unavailable", "503 with Retry-After"),
         Fault("storm", "a storm of 500"),
         Fault("no_response", "no answer", always="FetchTimeout", slow=True),
+        Fault("bad_chunk", "a bad chunk size", always="FetchTimeout", slow=True),
         Fault("dropped_keep_alive", "kept connection closed silently", always=HEALED),
         Fault("changed_object", "the object is replaced", always="ObjectChanged"),
         Fault("refused", "connection refused for a while"),
+        Fault("forbidden", "403, where the bucket was read before", always="AccessDenied"),
+        Fault("missing", "404, where the bucket was read before", always="ShardNotFound"),
         Fault("expiring_signature", "the signature or token expires", always="AccessDenied"),
     )
 }
@@ -113,6 +117,7 @@ _WHOLE_OR_NOTHING = {
     "fin_mid_body": "TransferError",
     "stall": "FetchTimeout",
 }
+_WITHOUT_RANGES = ("ignored_range", "no_length_cut")
 _EXCEPTIONS: dict[tuple[str, str, str], Expected] = {
     **{
         (c.name, f, "always"): Expected(ERROR, e)
@@ -123,7 +128,8 @@ _EXCEPTIONS: dict[tuple[str, str, str], Expected] = {
     # Its clients wait for as long as anything comes.
     **{(c.name, "trickle", "always"): Expected(HEALED) for c in COLUMNS.values() if not c.direct},
     # The stores' own clients give ranges or nothing; a web server that ignores them is read in order.
-    **{(c, "ignored_range", "always"): Expected(ERROR, "TransferError") for c in ("s3fs", "gcsfs")},
+    **{(c, f, "always"): Expected(ERROR, "TransferError") for c in ("s3fs", "gcsfs") for f in _WITHOUT_RANGES},
+    ("gs", "no_length_cut", "always"): Expected(ERROR, "ChecksumMismatch"),  # it comes first
 }
 
 

@@ -49,6 +49,12 @@ class Objects:
         """Bytes of the largest shard."""
         return max(map(len, self.contents.values()))
 
+    @property
+    def half_a_sample(self) -> int:
+        """The offset between the two members of a sample in the middle of each shard."""
+        (offsets,) = {tuple(headers) for headers in self._headers.values()}
+        return offsets[len(offsets) // 4 * 2]
+
     def payload_in(self, name: str, first: int, end: int) -> int | None:
         """The offset of a payload's byte in ``[first, end)``."""
         for start, stop in self._payloads[name]:

@@ -15,9 +15,21 @@ from wds_async.errors import WdsError
 from wds_async.retry import RetryPolicy
 from wds_async.transfer.stats import Stats
 
-__all__ = ["ATTEMPTS", "CONNECTIONS", "NO_STALL_S", "RENEWALS", "STALL_S", "Reading", "check", "check_place", "read"]
+__all__ = [
+    "ATTEMPTS",
+    "BUDGET_PARTS",
+    "CONNECTIONS",
+    "NO_STALL_S",
+    "RENEWALS",
+    "STALL_S",
+    "Reading",
+    "check",
+    "check_place",
+    "read",
+]
 
 CONNECTIONS = 2
+BUDGET_PARTS = 16
 ATTEMPTS = 2
 RENEWALS = 3
 """Requests that a store is asked for in place of a lapsed one, before it counts as refused."""
@@ -39,12 +51,13 @@ class Reading:
 def read(world: World, *, impatient: bool, stall_s: float, verify: str = "auto", **transfer: Any) -> Reading:
     """One epoch. ``impatient``: two attempts; otherwise as many as ten seconds hold."""
     settings: dict[str, Any] = {
-        "budget_bytes": 16 * PART_BYTES,
+        "budget_bytes": BUDGET_PARTS * PART_BYTES,
         "part_bytes": PART_BYTES,
         "first_part_bytes": PART_BYTES,
         "connections": CONNECTIONS,
         "direct": world.direct,
         "stall_timeout_s": stall_s,
+        "connect_timeout_s": 1.0,
         "hedge_share": 0.0,  # hedges have tests of their own; here every byte is counted
         "retry": _IMPATIENT if impatient else _PATIENT,
         "verify": verify,

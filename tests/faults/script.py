@@ -44,6 +44,8 @@ def write(world: World, objects: Objects, fault: str, mode: str) -> Script:
     chosen = dict(_MODES[mode])
     if fault == "storm" and mode == "once":
         chosen["times"] = _STORM
+    if fault in ("forbidden", "missing") and mode != "always":
+        chosen["skip"] = 4  # by then one was answered well, whatever is asked for at once
     made = _SCRIPTED[fault](world, objects, script, mode)
     when = _first_time(world) if mode == "first_reading" else world.is_data
     if fault == "expiring_signature" and mode != "always":
@@ -114,6 +116,10 @@ def _changed(world: World, objects: Objects, script: Script, mode: str) -> Behav
     return Behaviour(content=other)
 
 
+def _no_length(world: World, objects: Objects, script: Script, mode: str) -> Behaviour:
+    return Behaviour(ignore_range=True, no_length=True, cut_after=objects.half_a_sample, cut="fin")
+
+
 _SCRIPTED: dict[str, Callable[[World, Objects, Script, str], Behaviour]] = {
     "reset_before_head": _plain(cut_after=BEFORE_HEAD),
     "reset_mid_body": _plain(cut_after=CUT_AFTER),
@@ -122,6 +128,7 @@ _SCRIPTED: dict[str, Callable[[World, Objects, Script, str], Behaviour]] = {
     "trickle": _trickle,
     "length_above": _plain(length_error=7),
     "length_below": _plain(length_error=-7),
+    "no_length_cut": _no_length,
     "corrupt_byte": _corrupt(Objects.payload_in, 0),
     "corrupt_header": _corrupt(Objects.header_in, 100),  # in the mode's digits
     "shifted_range": _plain(shift=512),
@@ -129,7 +136,10 @@ _SCRIPTED: dict[str, Callable[[World, Objects, Script, str], Behaviour]] = {
     "too_many": _plain(status=429),
     "unavailable": _plain(status=503, headers={"retry-after": "1"}),
     "storm": _plain(status=500),
+    "forbidden": _plain(status=403),
+    "missing": _plain(status=404),
     "no_response": _plain(stall_after=BEFORE_HEAD),
+    "bad_chunk": _plain(bad_chunk=True, cut_after=CUT_AFTER, cut="fin"),
     "dropped_keep_alive": _plain(hang_up="silent"),
     "changed_object": _changed,
     "refused": lambda world, objects, script, mode: Behaviour(deaf_s=0 if mode == "always" else _REFUSED_S),

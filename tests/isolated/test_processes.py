@@ -66,6 +66,14 @@ def test_workers(start: Start, tmp_path: Path) -> None:
 
 
 @posix
+def test_a_worker_that_counts_while_its_program_exits(start: Start, tmp_path: Path) -> None:
+    process = start("counts_late.py", str(tmp_path))
+    out, err = end(process)
+    assert (out, err, process.returncode) == ("counted\n", "", 0)
+    assert not list(tmp_path.glob("wds-async-*/*"))
+
+
+@posix
 @pytest.mark.parametrize("workers", [0, 2])
 def test_signals(start: Start, workers: int) -> None:
     if workers:

@@ -68,6 +68,8 @@ class Behaviour:
     """Makes another object of the file's: its identity and its ranges are those of the other."""
     chunked: bool = False
     """Transfer-Encoding: chunked instead of a length."""
+    bad_chunk: bool = False
+    """Chunked, and behind the body something that is no size of a chunk, in a packet of its own; then the end."""
     gzip: bool = False
     """Content-Encoding: gzip, whether asked for or not; a range is not looked at."""
     ignore_range: bool = False
@@ -95,8 +97,8 @@ class Behaviour:
     """Stop after so many bytes of the body, until `Origin.release`."""
     cut_after: int | None = None
     """Break the connection after so many bytes of the body (they do arrive), or `BEFORE_HEAD`."""
-    cut: Literal["reset", "fin"] = "reset"
-    """How it breaks: a real RST, or an orderly end."""
+    cut: Literal["reset", "fin", "ragged"] = "reset"
+    """How it breaks: a real RST, an orderly end, or an end of the connection without one of TLS."""
     hang_up: Literal["no", "announced", "silent"] = "no"
     """Close after the answer, with ``Connection: close`` or without a word."""
     deaf_s: float | None = None
@@ -157,10 +159,11 @@ def answer(
         made.whole = content
         made.status = behaviour.status or made.status
     made.headers.setdefault("content-length", str(len(made.body) + behaviour.length_error))
-    if behaviour.chunked or behaviour.no_length:
+    chunked = behaviour.chunked or behaviour.bad_chunk
+    if chunked or behaviour.no_length:
         del made.headers["content-length"]
-        made.framing = "chunked" if behaviour.chunked else "close"
-        if behaviour.chunked:
+        made.framing = "chunked" if chunked else "close"
+        if chunked:
             made.headers["transfer-encoding"] = "chunked"
     if behaviour.hang_up == "announced" or made.framing == "close":
         made.headers["connection"] = "close"

@@ -23,6 +23,7 @@ __all__ = ["Origin"]
 _PIECE = 256 * 1024
 _RIGHT = Behaviour()
 _LOOK_EVERY_S = 0.02
+_PACKETS_APART_S = 0.1
 
 
 class Origin:
@@ -297,7 +298,7 @@ class Origin:
             await _cut(writer, behaviour.cut)
             return False
         wants_close = request.headers.get("connection", "").lower() == "close"
-        closes = "close" in (made.headers.get("connection"), made.framing)
+        closes = "close" in (made.headers.get("connection"), made.framing) or behaviour.bad_chunk
         return not (wants_close or closes or behaviour.hang_up != "no" or behaviour.length_error > 0)
 
     async def _stall(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -336,7 +337,10 @@ class Origin:
                 if behaviour.rate_bytes_s:
                     await asyncio.sleep(len(piece) / behaviour.rate_bytes_s)
             sent = max(sent, stop)
-        if made.framing == "chunked" and behaviour.cut_after is None:
+        if behaviour.bad_chunk:
+            await asyncio.sleep(_PACKETS_APART_S)
+            writer.write(b"zzzz\r\nrubbish")
+        elif made.framing == "chunked" and behaviour.cut_after is None:
             writer.write(b"0\r\n\r\n")
 
 
@@ -372,6 +376,8 @@ async def _cut(writer: asyncio.StreamWriter, how: str) -> None:
             if unacknowledged == 0:
                 break
             await asyncio.sleep(0.001)
+    if how == "ragged":
+        writer.transport.abort()
     if how == "reset" and sock.fileno() >= 0:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         writer.transport.abort()

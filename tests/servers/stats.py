@@ -65,7 +65,8 @@ class StatsServer:
 
 
 def service(read: float = 0.0, **changes: Any) -> dict[str, Any]:
-    """A service that has given ``read`` bytes to its clients, three quarters of them from its disk."""
+    """A service that has given ``read`` bytes to its clients, three quarters of them from its disk; a quarter had been
+    fetched ahead."""
     origin = {"requests": 10, "bytes": read / 4, "retries": 1, "throttled": 0, "hedges": 2, "errors": 0}
     return {
         "kind": "service",
@@ -79,12 +80,18 @@ def service(read: float = 0.0, **changes: Any) -> dict[str, Any]:
             "origin_bytes": read / 4,
             "hit_bytes": 3 * read / 4,
             "miss_bytes": read / 4,
+            "ahead_bytes": read / 4,
         },
-        "gauges": {"window_bytes": 48e6, "window_limit_bytes": 192e6},
+        "gauges": {
+            "window_bytes": 48e6,
+            "window_limit_bytes": 192e6,
+            "cache_bytes": 4e10,
+            "cache_limit_bytes": 1e11,
+        },
         "origins": {"s3://bucket": {**origin, "connections": 7, "p50_s": 0.05, "p99_s": 2.5, "dollars": [0.5, 1.25]}},
         "slowest": [{"url": "s3://bucket/train-000042.tar", "seconds": 3.5, "bytes": 66e6}],
         "errors": [{"time": 1_700_000_000.0, "url": "s3://bucket/x", "error": "s3://bucket/x: refused (403)"}],
-        "plans": [{"client": "trainer-0", "shards": 1000, "done": 250, "ahead_bytes": 5e8}],
+        "plans": [{"client": "trainer-0", "job": "4711", "shards": 1000, "done": 250, "ahead_bytes": 5e8}],
         "cost": {"dollars": [0.5, 1.25], "limit": None},
         **changes,
     }

@@ -386,7 +386,74 @@ def test_it_pickles_and_opens_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
-def test_the_factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def replaced(origin: Origin, *, size: int = SIZE, date: str = "Sun, 06 Nov 2033 08:49:37 GMT") -> bytes:
+    """Another object in the first one's place, and what it holds."""
+    other = data(size, 99)
+    origin.add("train/000000.tar", other)
+    origin.behave(path="/train/000000.tar", headers={"last-modified": date})
+    return other
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_copies_are_compared_with_their_objects_where_that_is_asked_for(
+    origin: Origin, tmp_path: Path, direct: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    urls, cache, config = serve(origin), cache_at(tmp_path, check=True), quick(direct=direct)
+    assert read(urls, cache, config)[0] == CONTENTS
+    asked = len(origin.requests)
+    assert read(urls, cache, config)[0] == CONTENTS
+    assert [request.range for request in origin.requests[asked:]] == ["bytes=0-0"] * 3  # a shard and epoch
+
+    other = replaced(origin)
+    found, stats = read(urls, cache, config)
+    assert found == [other, *CONTENTS[1:]]
+    assert (stats.cache_hits, stats.cache_misses) == (2, 1)
+    assert "is not its object as it is now: removed" in caplog.text
+    assert read(urls, cache_at(tmp_path), config)[0] == [other, *CONTENTS[1:]]  # kept in the old one's place
+
+
+def test_another_size_is_enough_to_be_another_object(origin: Origin, tmp_path: Path) -> None:
+    origin.behave(headers={"last-modified": None})
+    urls, cache = serve(origin), cache_at(tmp_path, check=True)
+    read(urls, cache)
+    origin.forget()
+    other = replaced(origin, size=SIZE + 10)
+    assert read(urls, cache)[0] == [other, *CONTENTS[1:]]
+
+
+def test_a_copy_is_used_for_ever_unless_it_is_compared(origin: Origin, tmp_path: Path) -> None:
+    urls = serve(origin)
+    read(urls, cache_at(tmp_path))
+    replaced(origin)
+    assert read(urls, cache_at(tmp_path))[0] == CONTENTS
+
+
+def test_copies_are_used_unchecked_where_their_store_is_away(
+    origin: Origin, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    urls, cache = serve(origin), cache_at(tmp_path, check=True)
+    read(urls, cache)
+    origin.stop()
+    with caplog.at_level(logging.WARNING, "wds_async"):
+        assert read(urls, cache)[0] == CONTENTS
+    warnings = [record.getMessage() for record in caplog.records]
+    assert len(warnings) == 1
+    assert "its copy in the cache is used unchecked" in warnings[0]
+
+
+def test_a_local_shard_is_compared_by_its_own_date(tmp_path: Path) -> None:
+    path = tmp_path / "x.tar"
+    path.write_bytes(CONTENTS[0])
+    os.utime(path, (1_600_000_000, 1_600_000_000))
+    cache = cache_at(tmp_path / "cache", check=True, local=True)
+    assert read([str(path)], cache)[1].cache_misses == 1
+    assert read([str(path)], cache)[1].cache_hits == 1
+    path.write_bytes(CONTENTS[0][::-1])
+    found, stats = read([str(path)], cache)
+    assert (found, stats.cache_misses) == ([CONTENTS[0][::-1]], 1)
+
+
+def test_the_factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     for name in ("WDS_CACHE", "WDS_CACHE_SIZE", "WDS_VERBOSE_CACHE"):
         monkeypatch.delenv(name, raising=False)
     assert shard_cache() is None
@@ -400,14 +467,19 @@ def test_the_factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WDS_VERBOSE_CACHE", "1")
     cache = shard_cache()
     assert cache is not None
-    assert (cache.folder, cache.limit_bytes, cache.verbose) == (tmp_path / "env", 1024, True)
+    assert (cache.folder, cache.limit_bytes, cache.verbose, cache.check) == (tmp_path / "env", 1024, True, False)
+    monkeypatch.setenv("WDS_CACHE_CHECK", "1")
+    assert [getattr(shard_cache(check=given), "check", None) for given in (None, False)] == [True, False]
     cache = shard_cache(tmp_path, 5)
     assert cache is not None
     assert (cache.folder, cache.limit_bytes, cache.verbose) == (tmp_path, 5, True)
     assert shard_cache(tmp_path, 0) is None
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(ConfigError, match="cannot have the folder"):
-        shard_cache(tmp_path / "file")
+    for _ in range(2):
+        assert shard_cache(tmp_path / "file") is None
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 1
+    assert f"cannot have the folder '{tmp_path}/file'" in warnings[0]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="POSIX only")

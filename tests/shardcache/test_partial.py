@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,28 @@ def test_a_shard_appears_whole(tmp_path: Path) -> None:
     assert filling.publish() == tmp_path / "a/x.tar"
     assert (tmp_path / "a/x.tar").read_bytes() == b"hello world"
     assert (leftovers(tmp_path), held(tmp_path)) == ([], [])
+
+
+def test_a_shard_appears_with_its_time_of_change(tmp_path: Path) -> None:
+    """A reader that finds the file at once pins it by that time, and would take a later change for another file."""
+    seen: set[float] = set()
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.is_set():
+            with contextlib.suppress(FileNotFoundError):
+                seen.update(path.stat().st_mtime for path in (tmp_path / "a").iterdir())
+
+    watching = threading.Thread(target=look)
+    watching.start()
+    for number in range(50):
+        filling = begun(tmp_path, f"a/{number}.tar")
+        filling.write(memoryview(b"hello"))
+        filling.publish(1e9)
+    done.set()
+    watching.join()
+    assert seen <= {1e9}
+    assert {path.stat().st_mtime for path in (tmp_path / "a").iterdir()} == {1e9}
 
 
 def test_one_writer(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import gc
 import io
 import subprocess
 import tarfile
-import time
 from pathlib import Path
 
 import pytest
@@ -74,16 +73,14 @@ def test_a_bad_status_is_raised_behind_the_bytes() -> None:
 
 
 def test_leaving_early_kills_it_and_says_nothing() -> None:
-    began = time.monotonic()
     for close in (True, False):
-        pipe = Pipe("yes | cat; sleep 60", mode="rb", shell=True)
+        pipe = Pipe("yes | cat; sleep 1000", mode="rb", shell=True)
         assert pipe.read(2) == b"y\n"
         if close:
             pipe.close()
             assert pipe.status == -9
         del pipe
         gc.collect()
-    assert time.monotonic() - began < 30
 
 
 def test_one_that_does_not_end_is_killed_after_its_time() -> None:

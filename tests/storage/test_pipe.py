@@ -86,14 +86,12 @@ def test_no_command() -> None:
 def test_leaving_early_kills_the_whole_pipeline(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     command = f"pipe:echo $$ >{pids}; sh -c 'echo $$ >>{pids}; exec sleep 1000' & printf ready; yes | cat; wait"
-    began = time.monotonic()
     with open_shards([command], config=quick()) as reader:
         shard = next(reader)
         assert bytes(shard.read() or b"").startswith(b"ready")
         _wait_for(lambda: len(pids.read_text().split()) == 2)
     for pid in map(int, pids.read_text().split()):
         _wait_for(lambda pid=pid: not _runs(pid))
-    assert time.monotonic() - began < 30
 
 
 def test_leaving_at_once_leaves_no_process() -> None:
@@ -128,11 +126,9 @@ def test_no_more_commands_than_allowed_run_ahead(tmp_path: Path) -> None:
 
 
 def test_a_slow_command_is_not_held_back() -> None:
-    began = time.monotonic()
-    with open_shards(["pipe:printf first; sleep 30"], config=quick()) as reader:
+    with open_shards(["pipe:printf first; sleep 1000"], config=quick()) as reader:
         shard = next(reader)
         assert bytes(shard.read() or b"") == b"first"
-    assert time.monotonic() - began < 15
 
 
 def test_secure_mode(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

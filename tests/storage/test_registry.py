@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import Origin
+from tests.servers import Origin, make_tar
 from tests.transfer.reading import bytes_of, outcomes
 from wds_async.errors import UnsafeContent, UrlError
 from wds_async.storage import registry
+from wds_async.storage.deadlines import BackendWithDeadlines
 from wds_async.storage.http.backend import HttpBackend
 from wds_async.storage.local import LocalBackend
 from wds_async.storage.registry import Backends, check_allowed, locate
@@ -60,6 +62,61 @@ def test_an_unknown_scheme_is_named_without_secrets() -> None:
     assert "SECRET" not in str(caught.value)
     (_, error), *_ = outcomes(["nosuch://x", "/nonexistent"])
     assert isinstance(error, UrlError)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"), [("s4", None), ("htps", "https"), ("gss", "gs"), ("s33", "s3"), ("S3S", "s3")]
+)
+def test_a_misspelt_scheme(wrong: str, right: str | None) -> None:
+    with pytest.raises(UrlError) as caught:
+        locate(f"{wrong}://b/x.tar")
+    assert (f"Did you mean {right}://?" in str(caught.value)) is (right is not None)
+
+
+def test_a_store_of_an_installed_package(tmp_path: Path) -> None:
+    (tmp_path / "thirdstore-1.0.dist-info").mkdir()
+    (tmp_path / "thirdstore-1.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: thirdstore\nVersion: 1.0\n"
+    )
+    (tmp_path / "thirdstore-1.0.dist-info" / "entry_points.txt").write_text(
+        "[wds_async.stores]\nthird = thirdstore:ThirdStore\nmemory = thirdstore:ThirdStore\n"
+        "broken = thirdstore:missing\n"
+    )
+    (tmp_path / "thirdstore.py").write_text(
+        "from wds_async.storage.local import LocalBackend\n"
+        "class ThirdStore(LocalBackend):\n"
+        "    def __init__(self, call, options):\n"
+        "        super().__init__(call)\n"
+        "        self.root = options['root']\n"
+        "    async def access(self, url):\n"
+        "        return await super().access(self.root + '/' + url.partition('://')[2])\n"
+    )
+    (tmp_path / "x.tar").write_bytes(make_tar([("a.txt", b"hello")]))
+    program = (
+        "import sys, wds_async as wds\n"
+        "options = {'third': {'root': sys.argv[1]}, 'memory': {'root': sys.argv[1]}}\n"
+        "for url in ('third://x.tar', 'memory://x.tar'):\n"
+        "    (sample,) = wds.WebDataset(url, shardshuffle=False, storage_options=options)\n"
+        "    assert sample['txt'] == b'hello' and sample['__url__'] == url\n"
+        "try:\n"
+        "    list(wds.WebDataset('broken://x.tar', shardshuffle=False))\n"
+        "except wds.WdsError as exn:\n"
+        "    print(exn)\n"
+    )
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join((str(tmp_path), str(Path(registry.__file__).parents[2]))),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "thirdstore:missing of the group wds_async.stores, cannot be made" in done.stdout
 
 
 def test_rewriting_keeps_the_users_url(origin: Origin, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,8 +177,9 @@ def test_backends_are_made_once_and_closed(tmp_path: Path) -> None:
         assert isinstance(local, LocalBackend)
         assert backends.of(locate("y.tar")) is local
         http = backends.of(locate("http://h/x"))
-        assert isinstance(http, HttpBackend)
-        session = await http.session()
+        assert isinstance(http, BackendWithDeadlines)
+        assert isinstance(http.store, HttpBackend)
+        session = await http.store.session()
         await backends.close()
         assert session.closed
         assert backends.of(locate("http://h/x")) is not http
@@ -184,7 +242,9 @@ def test_each_store_has_its_backend(url: str, kind: str, name: str, monkeypatch:
     async def scenario() -> None:
         place = locate(url)
         backends = Backends(asyncio.to_thread)
-        assert (place.kind, type(backends.of(place)).__name__) == (kind, name)
+        backend = backends.of(place)
+        assert isinstance(backend, BackendWithDeadlines)
+        assert (place.kind, type(backend.store).__name__) == (kind, name)
         await backends.close()
 
     asyncio.run(scenario())

@@ -50,10 +50,21 @@ def test_after_abort_nothing_is_there(tmp_path: Path, url: str) -> None:
         sink.write(b"more")
 
 
-def test_a_folder_that_is_missing_or_may_not_be_written(tmp_path: Path) -> None:
-    with pytest.raises(ShardNotFound, match=r"no such folder.*mkdir -p") as missing:
-        open_sink(str(tmp_path / "missing" / "x.tar"))
+def test_a_folder_that_is_missing_is_made(tmp_path: Path) -> None:
+    sink = open_sink(str(tmp_path / "a" / "b" / "x.tar"))
+    sink.write(b"x")
+    sink.commit()
+    assert (tmp_path / "a" / "b" / "x.tar").read_bytes() == b"x"
+
+
+def test_a_folder_that_cannot_be_made_or_may_not_be_written(tmp_path: Path) -> None:
+    with pytest.raises(ShardNotFound, match="cannot be made") as missing:
+        open_sink("/proc/missing/x.tar")
     assert missing.value.errno == errno.ENOENT
+    (tmp_path / "file").write_bytes(b"")
+    for below in ("x.tar", "folder/x.tar"):
+        with pytest.raises(StorageError, match="a file is in its place"):
+            open_sink(str(tmp_path / "file" / below))
     with pytest.raises(IsADirectoryError):
         open_sink(str(tmp_path))
     with pytest.raises(StorageError):

@@ -58,8 +58,8 @@ def test_text_ends_with_its_nul() -> None:
 
 
 def test_records() -> None:
-    assert records(b"9 path=x\n13 mtime=1.5\n" + bytes(40)) == {b"path": b"x", b"mtime": b"1.5"}
-    assert records(b"") == {}
+    assert dict(records(b"9 path=x\n13 mtime=1.5\n" + bytes(40))) == {b"path": b"x", b"mtime": b"1.5"}
+    assert dict(records(b"")) == {}
     for wrong in (b"8 path=x\n", b"path=x\n", b"9 pathxx\n\n", b"99999999999999999999 a=b\n"):
         with pytest.raises(ValueError, match="no record at its byte 0"):
-            records(wrong)
+            list(records(wrong))

@@ -86,7 +86,7 @@ def test_equals_webdataset_sample_for_sample(
             URL,
             lcase=lcase,
             suffixes=suffixes,
-            on_duplicate=handler(faults),
+            on_error=handler(faults),
             **extra,  # type: ignore[arg-type]
         )
     )
@@ -174,11 +174,11 @@ def test_keys_may_be_the_users_own_and_may_fail() -> None:
             raise KeyError(name)
         return key, ext
 
-    found = list(samples(named("a.b-x", "a.b-y", "bad", "c-x"), URL, keys=keys, on_duplicate=lambda exn: True))
+    found = list(samples(named("a.b-x", "a.b-y", "bad", "c-x"), URL, keys=keys, on_error=lambda exn: True))
     assert [list(sample)[2:] for sample in found] == [["x", "y"], ["x"]]
-    assert [
-        s["__key__"] for s in samples(named("a-x", "bad", "c-x"), URL, keys=keys, on_duplicate=lambda e: False)
-    ] == ["a"]
+    assert [s["__key__"] for s in samples(named("a-x", "bad", "c-x"), URL, keys=keys, on_error=lambda e: False)] == [
+        "a"
+    ]
     with pytest.raises(KeyError):
         list(samples(named("bad"), URL, keys=keys))
 
@@ -221,8 +221,10 @@ def test_a_sample_that_is_cut_is_told_of() -> None:
     with pytest.raises(TruncatedShard):
         seen.extend(s["__key__"] for s in samples(broken(), URL, on_cut=on_cut))
     assert (seen, told) == (["a"], [("b", error)])
-    whole = True  # what ended the shard was no damage
-    assert [s["__key__"] for s in samples(broken(), URL, on_cut=on_cut)] == ["a", "b"]
+    whole, seen = True, []  # what ended the shard was no damage
+    with pytest.raises(TruncatedShard):
+        seen.extend(s["__key__"] for s in samples(broken(), URL, on_cut=on_cut))
+    assert seen == ["a", "b"]
 
 
 def test_the_first_sample_behind_a_gap_is_dropped() -> None:
@@ -230,3 +232,12 @@ def test_the_first_sample_behind_a_gap_is_dropped() -> None:
     given: list[Member] = [("a.y", b"1", 512), ("a.z", b"2", 1024), ("b.x", b"3", 1536)]
     found = list(samples(given, URL, drop_first=lambda key, offset: told.append((key, offset))))
     assert ([dict(s) for s in found], told) == ([{"__key__": "b", "__url__": URL, "x": b"3"}], [("a", 512)])
+
+
+def test_the_last_sample_is_held_back_where_a_required_end_is_missing() -> None:
+    data = pack(["a.jpg", "a.cls", "b.jpg", "b.cls"])[: 7 * 512]  # between two members: all four, and no end
+    assert [s["__key__"] for s in samples(entries(data), URL)] == ["a", "b"]
+    found = samples(entries(data, end_required=lambda: True), URL)
+    assert next(found)["__key__"] == "a"
+    with pytest.raises(TruncatedShard, match="gave no length"):
+        next(found)

@@ -7,6 +7,7 @@ import pickle
 import struct
 import subprocess
 import tarfile
+import tracemalloc
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -240,17 +241,6 @@ def test_equals_tarfile_on_gnu_tars_archives(tmp_path: Path, format: str) -> Non
         assert [tuple(member) for member in parse(data, sizes)] == expected
 
 
-@pytest.mark.parametrize("options", [["--format=gnu"], *[["--format=posix", f"--sparse-version={v}"] for v in "01"]])
-def test_a_sparse_member_is_refused_by_name(tmp_path: Path, options: list[str]) -> None:
-    with open(tmp_path / "holes.bin", "wb") as file:
-        file.seek(1 << 20)
-        file.write(b"end")
-    out = tmp_path / "x.tar"
-    subprocess.run(["tar", *options, "-Scf", str(out), "-C", str(tmp_path), "holes.bin"], check=True)
-    with pytest.raises(CorruptShard, match=r"holes\.bin.*sparse"):
-        parse(out.read_bytes())
-
-
 # -- forms that neither writer gives at will -----------------------------------------------------------------------
 
 
@@ -309,7 +299,7 @@ def test_links_and_their_like_have_no_data_whatever_their_size(kind: bytes) -> N
 def pax(kind: bytes, *records: bytes) -> bytes:
     payload = b""
     for record in records:
-        size = next(n for n in range(3, 10**6) if len(b"%d %s\n" % (n, record)) == n)
+        size = next(n for digits in range(1, 12) if len(str(n := len(record) + 2 + digits)) == digits)
         payload += b"%d %s\n" % (size, record)
     return header(kind=kind, name=b"pax\0\0", size=b"%011o\0" % len(payload)) + padded(payload)
 
@@ -362,10 +352,28 @@ def test_a_pax_size_that_is_none_is_corrupt() -> None:
         parse(pax(b"x", b"size=-5") + header() + END)
 
 
-@pytest.mark.parametrize(("kind", "size"), [(b"L", (64 << 10) + 1), (b"K", 1 << 30), (b"x", (1 << 20) + 1)])
+@pytest.mark.parametrize(("kind", "size"), [(b"L", (64 << 10) + 1), (b"K", 1 << 30), (b"x", (64 << 20) + 1)])
 def test_extension_headers_are_bounded(kind: bytes, size: int) -> None:
     with pytest.raises(CorruptShard, match="extension header at byte 0"):
         parse(header(kind=kind, size=b"%011o\0" % size) + b"x" * 4096)
+
+
+def test_a_pax_header_of_many_megabytes() -> None:
+    data = pax(b"x", b"comment=" + b"c" * (3 << 20), b"path=b.txt", b"k=" + b"v" * (3 << 20)) + header() + END
+    assert parse(data, [100_000]) == [("b.txt", b"", 0)] == by_tarfile(data)
+
+
+def test_a_pax_header_of_many_records_takes_no_memory() -> None:
+    """Only those that change how the member is read are kept."""
+    records = b"".join(b"11 %05d=b\n" % number for number in range(50_000))
+    blocks = [header(kind=b"x", size=b"%011o\0" % len(records)), padded(records), header(), END]
+    read = iter([memoryview(block) for block in blocks])
+    tracemalloc.start()
+    try:
+        assert len(list(members(lambda: next(read, None), URL))) == 1
+        assert tracemalloc.get_traced_memory()[1] < 3 * len(records)
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_pax_name_is_bounded_as_a_long_one() -> None:
@@ -521,3 +529,33 @@ def test_what_read_and_admit_raise_passes() -> None:
 @given(data=st.binary(max_size=3000), sizes=cuts)
 def test_random_bytes_never_hang_nor_raise_anything_else(data: bytes, sizes: list[int]) -> None:
     parse_until_error(data, sizes)
+
+
+@pytest.mark.parametrize("end", [b"", b"\0" * 512, b"\0" * 700], ids=["none", "one block", "one block and a half"])
+def test_a_missing_end_of_archive_is_an_error_where_it_is_required(end: bytes) -> None:
+    data = simple("a.jpg", "a.txt")[: -len(END)] + end
+    found: list[Member] = []
+    asked: list[int] = []
+
+    def end_required() -> bool:
+        asked.append(len(found))
+        return True
+
+    with pytest.raises(TruncatedShard, match="the server gave no length") as caught:
+        found.extend(members(Feed(data, [700]), URL, end_required=end_required))
+    assert caught.value.offset == len(data)
+    assert "without the two blocks of zeros" in str(caught.value)
+    assert asked == [2], "it is asked at the end only"
+    assert len(parse(data, end_required=lambda: False)) == 2
+
+
+@pytest.mark.parametrize("end", [END, bytes(5000), END + b"left behind by a tape drive"])
+def test_a_required_end_of_archive_that_is_there(end: bytes) -> None:
+    def never() -> bool:
+        raise AssertionError("the archive has its end")
+
+    assert len(parse(simple("a.jpg", "a.txt")[: -len(END)] + end, end_required=never)) == 2
+    two = simple("a.jpg") + simple("b.jpg")
+    assert len(parse(two, end_required=never)) == 2
+    with pytest.raises(TruncatedShard):
+        parse(two[: -len(END)], end_required=lambda: True)

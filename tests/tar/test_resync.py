@@ -243,13 +243,6 @@ def test_extension_headers_that_lie_about_their_size_are_passed_over(much: int) 
     assert len(got.errors) == much
 
 
-def test_a_sparse_member_costs_only_itself() -> None:
-    sparse = header(kind=b"S", size=b"%011o\0" % 3000) + padded((pack(some(1)).data + b"s" * 3000)[:3000])
-    got = outcome(pack(some(2)).data[:-1024] + sparse + pack(some(3)).data)
-    assert got.found == some(2) + some(3)
-    assert got.gaps == [(3072, 512 + 3072)]
-
-
 @pytest.mark.parametrize(
     "size", [b"\xff" * 12, b"-0000000005\0", b"\x80" + b"\x7f" * 11, b"\x80\0\0\0\x80" + b"\0" * 7]
 )

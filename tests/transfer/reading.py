@@ -18,8 +18,8 @@ __all__ = ["KIB", "MIB", "QUICK", "bytes_of", "data", "open_fds", "outcomes", "q
 
 KIB, MIB = 1 << 10, 1 << 20
 
-QUICK = RetryPolicy(max_attempts=3, base_s=0.001, cap_s=0.01)
-"""Three attempts within milliseconds."""
+QUICK = RetryPolicy(max_attempts=3, refusal_timeout_s=0.0, base_s=0.001, cap_s=0.01)
+"""Three attempts within milliseconds; a refusal ends a read at once."""
 
 
 def quick(**overrides: Any) -> TransferConfig:

@@ -19,6 +19,7 @@ from tests.transfer.reading import MIB, bytes_of, data, outcomes, quick, snapsho
 from tests.transfer.test_verify import FLIP_AT, SHARD, has_the_byte, serve
 from wds_async.config import TransferConfig
 from wds_async.errors import ChecksumMismatch, ReaderClosed, StorageError, TransferError, WdsError
+from wds_async.retry import RetryPolicy
 from wds_async.shardcache.cache import DiskCache
 from wds_async.transfer.reader import open_shards
 from wds_async.transfer.stats import Counters
@@ -63,6 +64,19 @@ def test_a_lasting_one_delivers_nothing(server: Origin) -> None:
     assert after == (b"next", None)
     assert sum(request.path == "/x.tar" and request.range == "bytes=0-65535" for request in server.requests) == 3
     assert snapshot(counters).verified_shards == 0
+
+
+def test_a_file_of_checksums_that_is_not_there_is_not_asked_for_again(
+    server: Origin, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A shard that is refused is, for half a minute; but most shards have one file beside them at most."""
+    url = server.add("x.tar", SHARD)
+    server.add("SHA256SUMS", beside(SHARD))
+    counters = Counters()
+    patient = RetryPolicy(refusal_timeout_s=20.0, base_s=0.001, cap_s=0.01)
+    assert bytes_of([url], always(retry=patient), counters) == [SHARD]
+    assert snapshot(counters).verified_shards == 1
+    assert "asking again" not in caplog.text
 
 
 def test_samples_as_a_user_takes_them(server: Origin) -> None:

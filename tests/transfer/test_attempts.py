@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,11 +15,12 @@ import pytest
 from tests.servers import BEFORE_HEAD, Origin
 from tests.servers.process import free_port
 from tests.transfer.reading import KIB, bytes_of, data, outcomes, quick, snapshot
-from wds_async.errors import AccessDenied, TransferError
+from wds_async.errors import AccessDenied, ShardNotFound, TransferError
 from wds_async.retry import RetryPolicy
 from wds_async.storage.base import Access, Answer, Description, Fault, RefusedAnswer, Request, Store, Stream, Verdict
 from wds_async.storage.http.backend import HttpBackend, explain_exception, explain_status
 from wds_async.storage.registry import Backends
+from wds_async.transfer import attempts
 from wds_async.transfer.stats import Counters
 
 PART = 256 * KIB
@@ -263,3 +265,96 @@ def test_a_server_that_never_answered_is_given_up_soon_however_it_is_read(direct
     assert first == (b"x", None)
     assert isinstance(last[1], TransferError)
     assert "refused" in str(last[1])
+
+
+# -- refusals where the same bucket was read before ------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def no_bucket_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a new process: no bucket has answered, and no refusal was confirmed."""
+    monkeypatch.setattr(attempts, "_refusals", attempts._Refusals())
+
+
+PATIENT = quick(connections=1, retry=RetryPolicy(refusal_timeout_s=20.0, base_s=0.001, cap_s=0.01))
+
+
+@pytest.mark.parametrize("status", [403, 404])
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_refusal_in_a_bucket_that_was_read_is_asked_again(
+    origin: Origin, status: int, direct: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    urls = [origin.add(f"{number}.tar", data(1000, number)) for number in range(3)]
+    origin.behave(path="/1.tar", status=status, times=2)
+    counters = Counters()
+    with caplog.at_level(logging.WARNING, "wds_async"):
+        assert bytes_of(urls, replace(PATIENT, direct=direct), counters) == [data(1000, i) for i in range(3)]
+    assert snapshot(counters).retries == 2
+    warnings = [record.getMessage() for record in caplog.records]
+    assert len(warnings) == 1
+    assert "others of its bucket were read; asking again for 20 s (WDS_REFUSAL_TIMEOUT)" in warnings[0]
+
+
+def test_a_refusal_within_a_shard_is_asked_again_from_that_byte(origin: Origin) -> None:
+    url = origin.add("x.tar", CONTENT)
+    origin.behave(status=403, skip=3, times=1)
+    assert bytes_of([url], replace(PATIENT, part_bytes=64 * KIB)) == [CONTENT]
+
+
+def test_a_refusal_by_a_store_that_never_answered_ends_at_once(origin: Origin) -> None:
+    origin.behave(status=403)
+    ((_, error),) = outcomes([origin.url("x.tar")], PATIENT)
+    assert isinstance(error, AccessDenied)
+    assert len(origin.requests) == 1
+
+
+def test_a_refusal_that_holds_is_raised_with_both_facts_and_the_next_is_believed_sooner(origin: Origin) -> None:
+    origin.add("good.tar", b"good")
+    urls = [origin.url(name) for name in ("good.tar", "gone.tar", "gone-too.tar")]
+    config = replace(PATIENT, retry=replace(PATIENT.retry, refusal_timeout_s=3.0))
+    good, (_, first), (_, second) = outcomes(urls, config)
+    assert good == (b"good", None)
+    assert isinstance(first, ShardNotFound)
+    assert "; others of this bucket were read with the same credentials until" in str(first)
+    assert "this was refused for 3 s after" in str(first)
+    assert isinstance(second, ShardNotFound)
+    assert "refused for 1 s" in str(second)
+
+
+@pytest.mark.parametrize(
+    "retry", [replace(PATIENT.retry, refusal_timeout_s=0.0), replace(PATIENT.retry, max_attempts=1)]
+)
+def test_refusals_can_be_taken_at_once(origin: Origin, retry: RetryPolicy) -> None:
+    origin.add("good.tar", b"good")
+    outcome = outcomes([origin.url("good.tar"), origin.url("gone.tar")], replace(PATIENT, retry=retry))[1]
+    assert isinstance(outcome[1], ShardNotFound)
+    assert [request.path for request in origin.requests].count("/gone.tar") == 1
+
+
+def test_credentials_are_read_anew_once_for_a_refusal(origin: Origin, register: Register) -> None:
+    renewed: list[str] = []
+
+    class Rotating(Leases):
+        def renew(self, url: str) -> None:
+            renewed.append(url)
+
+        def classify(self, outcome: Answer | BaseException, url: str) -> Fault:
+            outcome = outcome.answer if isinstance(outcome, RefusedAnswer) else outcome
+            return explain_status(outcome) if isinstance(outcome, Answer) else explain_exception(outcome)
+
+    backend = Rotating(origin)
+    register(s3=backend)
+    for number in range(2):
+        origin.add(f"{number}.tar", data(1000, number))
+    origin.behave(path="/1.tar", status=403, times=3)
+    assert bytes_of([f"s3://bucket/{i}.tar" for i in range(2)], PATIENT) == [data(1000, i) for i in range(2)]
+    assert renewed == ["s3://bucket/1.tar"]
+    assert backend.given == 1 + 4  # each attempt asks for its request again
+
+
+def test_another_bucket_proves_nothing(origin: Origin, register: Register) -> None:
+    register(s3=Leases(origin))
+    origin.add("good.tar", b"good")
+    outcome = outcomes(["s3://bucket/good.tar", "s3://another/gone.tar"], PATIENT)[1]
+    assert isinstance(outcome[1], ShardNotFound)
+    assert [request.path for request in origin.requests].count("/gone.tar") == 1

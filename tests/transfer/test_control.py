@@ -92,12 +92,12 @@ def test_a_store_that_allows_so_many_is_asked_for_so_many(cap: int, one: float) 
     assert sum(late) / len(late) <= 2.25 * cap  # with those that wait for their next attempt
 
 
-@pytest.mark.parametrize("share", [0.01, 0.05, 0.1])
-def test_refusals_by_chance_cost_little(share: float) -> None:
+@pytest.mark.parametrize(("share", "least"), [(0.01, 0.95), (0.05, 0.9), (0.1, 0.75)])
+def test_refusals_by_chance_cost_little(share: float, least: float) -> None:
     link = Link(refuses=lambda now, rng: rng.random() < share)
     process = Process(link)
     link.run(60)
-    assert process.speed(5, 60) >= 0.75 * 64 * 2 * MIB / ALONE_S
+    assert process.speed(1, 60) >= least * 64 * 2 * MIB / ALONE_S
 
 
 @pytest.mark.parametrize("noise", [0.1, 0.5])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,11 @@ from typing import Any
 import pytest
 
 from tests.servers import Behaviour, Nginx, Origin
+from tests.servers import Request as ServerRequest
+from tests.servers.behaviour import Answer
 from tests.transfer.reading import KIB, bytes_of, data, outcomes, quick, spans
 from wds_async.errors import ObjectChanged, ShardNotFound, StorageError, TransferError, UrlError
+from wds_async.retry import RetryPolicy
 from wds_async.storage.base import Request
 from wds_async.transfer.direct import follow, unchunked
 
@@ -75,6 +77,54 @@ def test_servers_that_do_not_cut(origin: Origin, behaviour: Behaviour, size: int
     urls = [origin.add(f"{i}.tar", content) for i, content in enumerate(contents)]
     origin.behave(behaviour)
     assert bytes_of(urls) == contents
+
+
+def no_total(request: ServerRequest, answer: Answer) -> None:
+    """A 206 that does not tell the size of the object (RFC 9110 §14.4)."""
+    if answer.status == 206:
+        answer.headers["content-range"] = answer.headers["content-range"].partition("/")[0] + "/*"
+
+
+def multipart(request: ServerRequest, answer: Answer) -> None:
+    """A 206 in the form for several ranges, of one (RFC 9110 §15.3.7.2)."""
+    if answer.status == 206:
+        head = f"--edge\r\nContent-Range: {answer.headers.pop('content-range')}\r\n\r\n".encode()
+        answer.body = head + bytes(answer.body) + b"\r\n--edge--\r\n"
+        answer.headers |= {"content-type": "multipart/byteranges; boundary=edge"}
+        answer.headers["content-length"] = str(len(answer.body))
+
+
+def in_chunks(request: ServerRequest, answer: Answer) -> None:
+    """A 206 without a length; but a 416 tells the size."""
+    if answer.status == 206:
+        del answer.headers["content-length"]
+        answer.headers["transfer-encoding"] = answer.framing = "chunked"
+
+
+@pytest.mark.parametrize("direct", [True, False], ids=["direct", "aiohttp"])
+@pytest.mark.parametrize("size", [0, 10, 64 * KIB, 3 * PART + 5])
+@pytest.mark.parametrize("form", [no_total, multipart, in_chunks])
+def test_lawful_answers_that_are_no_parts(form: Callable[..., None], size: int, direct: bool) -> None:
+    """They are read in order, at the first attempt, or as they are by another client."""
+    contents = [data(size, i) for i in range(4)]
+    with Origin(dialect=form) as server:
+        urls = [server.add(f"{i}.tar", content) for i, content in enumerate(contents)]
+        assert bytes_of(urls, quick(direct=direct, retry=RetryPolicy(max_attempts=1))) == contents
+
+
+@pytest.mark.parametrize("direct", [True, False], ids=["direct", "aiohttp"])
+def test_a_range_may_leave_out_a_size_that_is_known(direct: bool) -> None:
+    content, seen = data(5 * PART), []
+
+    def now_and_then(request: ServerRequest, answer: Answer) -> None:
+        seen.append(request)
+        if len(seen) > 1:
+            no_total(request, answer)
+
+    with Origin(dialect=now_and_then) as server:
+        url = server.add("x.tar", content)
+        assert bytes_of([url], quick(direct=direct, connections=1)) == [content]
+        assert all(request.range is not None for request in server.requests)
 
 
 @pytest.mark.parametrize("skip", range(7))
@@ -271,8 +321,45 @@ def test_redirect_loops_end(origin: Origin, streamed: bool) -> None:
         urls.insert(0, origin.add("first.tar", data(3 * PART)))
     error = outcomes(urls)[-1][1]
     assert isinstance(error, TransferError)
-    assert "redirected" in str(error)
-    assert "loop.tar at byte 0" in str(error)
+    loop = origin.url("loop.tar")
+    assert f"{loop} at byte 0: the server redirects in a circle: {loop} → {loop}. Check" in str(error)
+    asked = [request for request in origin.requests if request.path == "/loop.tar"]
+    assert len(asked) == len({str(request.range) for request in asked})  # each part asked once
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_redirect_loop_lists_its_hops_without_secrets(origin: Origin, direct: bool) -> None:
+    origin.behave(path="/a.tar", redirect="/b.tar?X-Amz-Signature=TOPSECRET")
+    origin.behave(path="/b.tar", redirect=origin.url("c.tar"))
+    origin.behave(path="/c.tar", redirect="/b.tar?X-Amz-Signature=TOPSECRET#here")
+    ((_, error),) = outcomes([origin.url("a.tar")], quick(direct=direct))
+    assert "TOPSECRET" not in str(error)
+    hops = re.findall(r"/([abc])\.tar", str(error).partition("in a circle")[2])
+    assert hops == ["a", "b", "c", "b"]
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_redirects_without_end_end(origin: Origin, direct: bool) -> None:
+    for number in range(30):
+        origin.behave(path=f"/{number}.tar", redirect=f"/{number + 1}.tar")
+    ((_, error),) = outcomes([origin.url("0.tar")], quick(direct=direct))
+    assert "redirects more than 10 times" in str(error)
+    assert not any(request.path == "/12.tar" for request in origin.requests)
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_kept_redirect_may_lead_back_to_where_it_came_from(origin: Origin, direct: bool) -> None:
+    content = data(60 * PART)
+    origin.add("a.tar", content)
+    origin.add("b.tar", content)
+
+    def moved_back(request: Any) -> bool:
+        return sum(seen.path == "/b.tar" for seen in list(origin.requests)) > 12
+
+    origin.behave(path="/a.tar", when=lambda request: not moved_back(request), redirect="/b.tar")
+    origin.behave(path="/b.tar", when=moved_back, redirect="/a.tar")
+    assert bytes_of([origin.url("a.tar")], quick(direct=direct)) == [content]
+    assert sum(request.path == "/b.tar" for request in origin.requests) > 12
 
 
 def test_a_redirect_to_another_scheme_is_refused_without_showing_secrets(origin: Origin) -> None:
@@ -347,9 +434,7 @@ def test_an_endless_refusal_is_not_read_to_its_end(origin: Origin) -> None:
 def test_a_refusal_that_is_slow_to_say_why_is_not_waited_for(origin: Origin, framing: dict[str, Any]) -> None:
     url = origin.add("x.tar", b"x")
     origin.behave(status=403, body=b"at first " + b"much later", stall_after=9, **framing)
-    began = time.monotonic()
     ((_, error),) = outcomes([url], quick(connections=1))
-    assert time.monotonic() - began < 30
     assert "at first" in str(error)
     assert "later" not in str(error)
     origin.release()

@@ -20,7 +20,7 @@ SHARD = data(600 * KIB)
 class Entry:
     """A `CachedShard` that writes down what it is told."""
 
-    hit, local_path = False, None
+    hit, local_path, check = False, None, False
 
     def __init__(self) -> None:
         self.told: list[Any] = []
@@ -38,7 +38,8 @@ class Entry:
     def write(self, piece: memoryview) -> None:
         self.content += piece
 
-    def over(self, *, whole: bool = False) -> None:
+    def over(self, *, whole: bool = False, modified: float | None = None) -> None:
+        assert whole or modified is None
         self.told.append(whole)
 
     def reject(self) -> None:

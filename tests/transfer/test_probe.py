@@ -116,10 +116,9 @@ def test_a_server_without_ranges_is_left_after_the_first_bytes(origin: Origin, f
     content = data(16 * MIB)
     url = origin.add("x.tar", content)
     origin.behave(rate_bytes_s=MIB // 2, **fault)  # the whole would take half a minute
-    counters, began = Counters(), time.monotonic()
+    counters, _began = Counters(), time.monotonic()
     (found,) = look(url, counters=counters)
     assert (found.head, found.error) == (content[:HEAD_BYTES], None)
-    assert time.monotonic() - began < 15
     assert snapshot(counters).wire_bytes == HEAD_BYTES
     origin.wait_until(lambda server: server.in_flight == 0, 3)  # aborted, and not read to its end
     assert len(origin.requests) <= 3
@@ -210,9 +209,7 @@ def test_urls_are_rewritten_and_refused_as_everywhere(
 def test_a_deadline_for_each(origin: Origin) -> None:
     slow, good = origin.add("slow.tar", b"slow"), origin.add("good.tar", b"good")
     origin.behave(path="/slow.tar", stall_after=BEFORE_HEAD)
-    began = time.monotonic()
     found = look(slow, good, timeout_s=0.3)
-    assert time.monotonic() - began < 15
     assert isinstance(found[0].error, FetchTimeout)
     assert "no answer within 0.3 s" in str(found[0].error)
     assert found[1].head == b"good"
@@ -251,12 +248,10 @@ def test_nothing_is_started_before_it_is_asked_and_nothing_is_left(origin: Origi
 def test_left_while_a_server_does_not_answer(origin: Origin) -> None:
     first, second = origin.add("0.tar", b"x"), origin.add("1.tar", b"x")
     origin.behave(path="/1.tar", stall_after=BEFORE_HEAD)
-    results = probe([first, second], config=quick())
+    results = probe([first, second], config=quick(stall_timeout_s=300.0))
     next(results)
     origin.wait_until(lambda server: len(server.requests) == 2)
-    began = time.monotonic()
     results.close()  # type: ignore[attr-defined]
-    assert time.monotonic() - began < 15
     origin.release()
     origin.wait_until(lambda server: server.open_connections == 0, 3)
 
@@ -290,10 +285,8 @@ def test_ctrl_c_ends_it(origin: Origin) -> None:
     code = f"from wds_async.transfer.probe import probe\nlist(probe([{url!r}]))"
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)
     origin.wait_until(lambda server: len(server.requests) > 0, 20)
-    began = time.monotonic()
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=20)
-    assert time.monotonic() - began < 15
     assert err.strip().endswith(b"KeyboardInterrupt")
     assert process.returncode != 0
 

@@ -389,6 +389,49 @@ def test_a_stall_is_seen(origin: Origin) -> None:
     run(program, config=config)
 
 
+@pytest.mark.parametrize("fault", [{"stall_after": BEFORE_HEAD}, {"status": 503}, {"cut_after": BEFORE_HEAD}])
+def test_with_a_deadline_a_store_is_asked_once_and_not_at_all_while_it_is_down(
+    origin: Origin, fault: dict[str, Any]
+) -> None:
+    url = origin.add("x.tar", CONTENT)
+
+    async def program(fetcher: RangeFetcher) -> None:
+        assert (await fetcher.facts(url, deadline_s=20)).size == len(CONTENT)
+        origin.forget()
+        origin.behave(**fault)
+        for _ in range(20):
+            with pytest.raises(TransferError):
+                await fetcher.facts(url, deadline_s=0.1)
+        assert not fetcher.reachable(url)
+        assert len(origin.requests) <= 12  # three, some of them on a kept connection that broke, and probes
+        origin.forget()
+        while not fetcher.reachable(url):
+            with contextlib.suppress(TransferError):  # until it is time for the next probe
+                assert (await fetcher.facts(url, deadline_s=20)).size == len(CONTENT)
+            await asyncio.sleep(0.01)
+        assert len(origin.requests) <= 2
+
+    run(program, config=quick(retry=RetryPolicy()))
+
+
+def test_a_deadline_that_ends_before_its_turn_is_no_fault_of_the_store(origin: Origin) -> None:
+    url = origin.add("x.tar", CONTENT)
+    origin.behave(path="/x.tar", when=lambda request: request.range != "bytes=0-0", stall_after=1000)
+
+    async def program(fetcher: RangeFetcher) -> None:
+        reading = asyncio.create_task(read(fetcher, url, 0, PART))
+        await asyncio.to_thread(origin.wait_until, lambda one: len(one.requests) == 1)
+        for _ in range(4):
+            with pytest.raises(FetchTimeout, match="no answer within"):
+                await fetcher.facts(url, deadline_s=0.02)
+        assert len(origin.requests) == 1
+        assert fetcher.reachable(url)
+        origin.release()
+        await reading
+
+    run(program, limits=(1, 1))
+
+
 def test_a_changed_object_is_refused_and_forgotten(origin: Origin) -> None:
     url = origin.add("x.tar", CONTENT)
 
@@ -436,9 +479,10 @@ def test_what_is_late_is_asked_for_twice(origin: Origin) -> None:
     run(program, traffic=traffic)
     origin.release()
     counted = traffic.origins[origin.base]
-    assert (counted.hedges, counted.retries) == (1, 0)
+    assert counted.hedges >= 1
+    assert counted.retries == 0
     assert counted.bytes == 16 * MIB + 1 + counted.hedged_bytes
-    assert counted.requests == 66
+    assert counted.requests == 65 + counted.hedges
 
 
 def test_a_request_that_lapsed_is_renewed_once_for_all(
@@ -593,7 +637,7 @@ def test_no_more_connections_than_allowed_and_each_origin_in_turn(origin: Origin
             got = await asyncio.gather(*(whole(fetcher, *each, 64 * KIB) for each in zip(urls, facts, strict=True)))
             assert got == [CONTENT, CONTENT]
 
-        run(program, limits=(6, 4))
+        run(program, limits=(6, 4), config=quick(hedge_share=0))  # a hedge is a second request for one that is counted
         assert 2 <= origin.most_in_flight <= 4
         assert 2 <= other.most_in_flight <= 4
 

@@ -34,9 +34,7 @@ def test_order_under_random_delays(origin: Origin) -> None:
 def test_a_thousand_tiny_shards(origin: Origin) -> None:
     contents = [b"%06d" % i * 100 for i in range(1000)]
     urls = [origin.add(f"{i}.tar", content) for i, content in enumerate(contents)]
-    began = time.monotonic()
     assert bytes_of(urls, TransferConfig()) == contents
-    assert time.monotonic() - began < 15
     assert origin.most_in_flight <= 64
 
 

@@ -103,6 +103,24 @@ def test_an_outage_is_probed_rarely_and_its_end_wakes_everybody(outage_s: float)
     assert all(asked[second] <= 5 for second in range(1, int(outage_s)))
 
 
+def test_one_request_is_let_through_at_a_time_while_it_is_down() -> None:
+    async def scenario(clock: Clock, sky: Sky) -> None:
+        sky.good()
+        for _ in range(3):
+            assert sky.may_ask()
+            sky.fault("the connection was refused", clock.now)
+        probes = 0
+        for second in range(1, 61):
+            await clock.to(1000 + second)
+            probes += sum(sky.may_ask() for _ in range(100))
+        assert 15 <= probes <= 40
+        sky.good()
+        assert sky.may_ask()
+        assert sky.may_ask()
+
+    _run(scenario)
+
+
 def test_what_the_server_told_is_waited_for_to_its_end() -> None:
     async def scenario(clock: Clock, sky: Sky) -> None:
         woken: list[tuple[float, bool]] = []
@@ -182,6 +200,28 @@ def test_a_part_whose_own_way_stays_broken_does_not_hammer() -> None:
 
     _run(scenario)
     assert 10 <= len(asked) <= 21
+
+
+def test_one_or_two_faults_since_a_good_answer_are_isolated() -> None:
+    async def scenario(clock: Clock, sky: Sky) -> None:
+        sky.fault("503", clock.now, throttled=True)
+        assert not sky.isolated  # nothing good is known of the store
+        sky.good()
+        assert not sky.isolated
+        sky.fault("503", clock.now, throttled=True)
+        assert sky.isolated
+        sky.fault("503", clock.now, throttled=True)
+        assert sky.isolated
+        sky.fault("503", clock.now, throttled=True)
+        assert not sky.isolated  # the third takes it down
+        sky.good()
+        for _ in range(5):
+            sky.fault("503", clock.now, throttled=True)
+            sky.good()
+        sky.fault("503", clock.now, throttled=True)
+        assert not sky.isolated  # each comes alone, but there are many of them
+
+    _run(scenario)
 
 
 def test_the_deadline_ends_the_waiting() -> None:

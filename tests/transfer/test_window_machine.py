@@ -25,7 +25,9 @@ class Windows(RuleBasedStateMachine):
         self.rng = random.Random(seed)
         self.now = 0.0
         self.pool = SlabPool(config.budget_bytes, config.part_bytes)
-        self.readers = [Reader(self.pool, config, mine, self.rng) for mine in (first, second)]
+        self.readers = [
+            Reader(self.pool, config, mine, self.rng, rough=bool(mine and seed % 2)) for mine in (first, second)
+        ]
         self.closed: set[int] = set()
 
     def _open(self, which: int) -> Reader | None:

@@ -1,11 +1,17 @@
-"""``wds-async cache``: what is in a service's cache, removing it, filling it, comparing it with its checksums."""
+"""``wds-async cache``: what is in a service's cache, removing it, filling it, comparing it with its checksums.
+
+Where a service has the folder open, it does what changes anything there (`service.control`).
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
+import http.client
 import json
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,11 +24,15 @@ from wds_async.chunkcache.warming import Warmed, warm_folder
 from wds_async.cli import shards, terminal
 from wds_async.cli.warm import through_service
 from wds_async.config import transfer_config
-from wds_async.errors import ConfigError
+from wds_async.errors import ConfigError, TransferError, WdsError
 from wds_async.redact import redact
 from wds_async.service.config import ServiceConfig, cache_limit, load_config
+from wds_async.service.control import chooser, keys_of, socket_path
+from wds_async.storage.http.blocking import OverSocket
 
 __all__ = ["command"]
+
+_TIMEOUT_S = 600.0
 
 _FOLDER = click.option(
     "--folder", type=click.Path(path_type=Path), default=None,
@@ -33,7 +43,8 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object a 
 
 @click.group("cache")
 def command() -> None:
-    """Look after the cache of `wds-async serve`: list it, sum it up, remove from it, fill it, verify it.
+    """Look after the cache of `wds-async serve`: list it, sum it up, remove from it, fill it, verify it, pin parts.
+    Where a service runs on the folder, it is told to.
 
     Example: wds-async cache du --folder /nvme/wds-cache
     """
@@ -49,15 +60,17 @@ def _ls(*, prefix: str, folder: Path | None, as_json: bool) -> None:
 
     Example: wds-async cache ls s3://bucket/train/ --folder /nvme/wds-cache
     """
-    for row in upkeep.listed(_folder(folder), prefix):
+    where = _folder(folder)
+    pinned = chooser(upkeep.pins(where))
+    for row in upkeep.listed(where, prefix):
         used = datetime.datetime.fromtimestamp(row.used).astimezone().isoformat(" ", "seconds")
         if as_json:
             shown = {"url": redact(row.key), "size": row.size, "held": row.held, "used": used, "tenant": row.tenant}
-            terminal.say(json.dumps({**shown, "identity": row.identity}))
+            terminal.say(json.dumps({**shown, "identity": row.identity, "pinned": pinned(row.key)}))
         else:
             there = "whole" if row.size is not None and row.held >= row.size else f"{_bytes(row.held)} of"
-            tenant = f"  {row.tenant}" if row.tenant else ""
-            terminal.say(f"{there:>14} {_bytes(row.size):>9}  {used}  {redact(row.key)}{tenant}")
+            more = f"{f'  {row.tenant}' if row.tenant else ''}{'  pinned' if pinned(row.key) else ''}"
+            terminal.say(f"{there:>14} {_bytes(row.size):>9}  {used}  {redact(row.key)}{more}")
 
 
 @command.command("du")
@@ -86,15 +99,71 @@ def _du(*, prefix: str, depth: int, folder: Path | None, as_json: bool) -> None:
 @click.option("--all", "everything", is_flag=True, help="Remove everything.")
 @_FOLDER
 def _rm(*, url: tuple[str, ...], everything: bool, folder: Path | None) -> None:
-    """Remove objects: URLs, or prefixes that end with "/". The folder must not be in use: end the service first.
+    """Remove objects, pinned ones too: URLs, or prefixes that end with "/". Also while a service runs on the folder.
 
     Example: wds-async cache rm s3://bucket/old/ --folder /nvme/wds-cache
     """
     if bool(url) == everything:
         raise click.UsageError("name URLs or prefixes, or give --all")
-    whole, prefixes = frozenset(url), tuple(one for one in url if one.endswith("/"))
-    gone = upkeep.remove(_existing(folder), lambda key: everything or key in whole or key.startswith(prefixes or "\0"))
-    click.echo(f"{len(gone)} objects removed, {_bytes(sum(row.held for row in gone))}", err=True)
+    where = _existing(folder)
+    with _service(where) as service:
+        if service is not None:
+            found = service.ask("/rm", urls=url, all=everything)
+            count, held = found["objects"], found["bytes"]
+        else:
+            gone = upkeep.remove(where, chooser(url, everything=everything))
+            count, held = len(gone), sum(row.held for row in gone)
+    click.echo(f"{count} objects removed, {_bytes(held)}", err=True)
+
+
+@command.command("pin")
+@click.argument("url", nargs=-1)
+@_FOLDER
+def _pin(*, url: tuple[str, ...], folder: Path | None) -> None:
+    """Never evict objects: URLs, or prefixes that end with "/", also of what is not cached yet. Without any, list what
+    is pinned. Pinned objects displace others when they come, and go by `cache rm` only. Also while a service runs.
+
+    Example: wds-async cache pin s3://bucket/val/ --folder /nvme/wds-cache
+    """
+    _change_pins(url, folder, pinned=True)
+
+
+@command.command("unpin")
+@click.argument("url", nargs=-1, required=True)
+@_FOLDER
+def _unpin(*, url: tuple[str, ...], folder: Path | None) -> None:
+    """Let objects be evicted again: what was given to `cache pin`, as it was given. Also while a service runs.
+
+    Example: wds-async cache unpin s3://bucket/val/ --folder /nvme/wds-cache
+    """
+    _change_pins(url, folder, pinned=False)
+
+
+@command.command("quota")
+@click.argument("share", nargs=-1, metavar="[TENANT=SHARE]...")
+@_FOLDER
+@_JSON
+def _quota(*, share: tuple[str, ...], folder: Path | None, as_json: bool) -> None:
+    """Show what each tenant holds of a running service's cache, and its quota; TENANT=SHARE changes quotas until the
+    next start (0: none). The setting `quotas` is what a start begins with.
+
+    Example: wds-async cache quota vision=0.5 speech=0.3 --folder /nvme/wds-cache
+    """
+    where = _existing(folder)
+    with _service(where) as service:
+        if service is None:
+            raise ConfigError(
+                f"{where}: no service runs on this cache; its setting quotas says what a start begins with"
+            )
+        found = service.ask("/quotas", **({"quotas": _shares(share)} if share else {}))
+    for tenant in sorted({*found["quotas"], *found["held"]}):
+        held, most = found["held"].get(tenant, 0), found["quotas"].get(tenant)
+        if as_json:
+            terminal.say(json.dumps({"tenant": tenant, "bytes": held, "quota": most}))
+        else:
+            terminal.say(
+                f"{_bytes(held):>11} {'' if most is None else f'{100 * most:.3g}%':>5}  {tenant or '(no tenant)'}"
+            )
 
 
 @command.command("warm")
@@ -136,21 +205,102 @@ def _warm(*, url: tuple[str, ...], service: str, token_file: Path | None, size: 
 @_FOLDER
 @_JSON
 def _verify(*, prefix: str, folder: Path | None, as_json: bool) -> None:
-    """Compare every chunk with its checksum, and drop what is bad; it is fetched again when it is read. The folder must
-    not be in use (a service compares each chunk from before its start before it serves it). The status is 1 where
-    something was bad.
+    """Compare every chunk with its checksum, and drop what is bad; it is fetched again when it is read. Also while a
+    service runs on the folder. The status is 1 where something was bad.
 
     Example: wds-async cache verify --folder /nvme/wds-cache
     """
     good = bad = 0
-    for found in upkeep.verify(_existing(folder), prefix):
-        good, bad = good + found.good, bad + found.bad
-        if as_json:
-            terminal.say(json.dumps({**asdict(found), "key": redact(found.key)}))
-        elif found.bad:
-            terminal.say(f"{found.bad} bad chunks dropped, {found.good} good: {redact(found.key)}")
+    where = _existing(folder)
+    with _service(where) as service:
+        compared = upkeep.verify(where, prefix) if service is None else service.verified(prefix)
+        for found in compared:
+            good, bad = good + found.good, bad + found.bad
+            if as_json:
+                terminal.say(json.dumps({**asdict(found), "key": redact(found.key)}))
+            elif found.bad:
+                terminal.say(f"{found.bad} bad chunks dropped, {found.good} good: {redact(found.key)}")
     click.echo(f"{good} chunks are good, {bad} were bad", err=True)
     click.get_current_context().exit(1 if bad else 0)
+
+
+class _Service:
+    """The service that has a cache's folder open, by its control socket."""
+
+    def __init__(self, folder: Path, connection: OverSocket) -> None:
+        self._folder = folder
+        self._connection = connection
+
+    def ask(self, path: str, **body: Any) -> dict[str, Any]:
+        """Its answer. ConfigError for what it refuses, TransferError where it does not answer."""
+        with self._answer(path, body) as answer:
+            found: dict[str, Any] = json.loads(answer.read())
+            return found
+
+    def verified(self, prefix: str) -> Iterator[upkeep.Verified]:
+        """What it compares. Errors as of `ask`."""
+        with self._answer("/verify", {"prefix": prefix}) as answer:
+            for line in answer:
+                yield upkeep.Verified(**json.loads(line))
+
+    @contextlib.contextmanager
+    def _answer(self, path: str, body: dict[str, Any]) -> Iterator[http.client.HTTPResponse]:
+        try:
+            self._connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+            answer = self._connection.getresponse()
+            if answer.status == 400:
+                raise ConfigError(json.loads(answer.read())["error"])
+            if answer.status != 200:
+                raise TransferError(f"{self._folder}: the service answered {answer.status} {answer.reason}")
+            yield answer
+        except (OSError, http.client.HTTPException) as exn:
+            if isinstance(exn, WdsError):
+                raise
+            why = f"{type(exn).__name__}: {exn}"
+            raise TransferError(f"{self._folder}: the service that has this cache broke off: {why}") from exn
+
+
+@contextlib.contextmanager
+def _service(folder: Path) -> Iterator[_Service | None]:
+    """The service that runs on the folder; None where there is none. ConfigError where it is another user's."""
+    connection: OverSocket | None = None
+    try:
+        with socket_path(folder) as path:
+            connection = OverSocket(path, _TIMEOUT_S)
+            connection.connect()
+    except OSError as exn:  # there is none, or what one left that was killed
+        if connection is not None:
+            connection.close()
+        if isinstance(exn, PermissionError):
+            words = f"{folder}: the service on this cache runs as another user ({exn}). Run this command as that user"
+            raise ConfigError(words) from exn
+        connection = None
+    if connection is None:
+        yield None
+        return
+    with contextlib.closing(connection):
+        yield _Service(folder, connection)
+
+
+def _change_pins(urls: tuple[str, ...], folder: Path | None, *, pinned: bool) -> None:
+    where = _existing(folder)
+    if not urls:
+        pins = upkeep.pins(where)
+    else:
+        with _service(where) as service:
+            if service is not None:
+                pins = service.ask("/pin", urls=urls, pinned=pinned)["pins"]
+            else:
+                pins = upkeep.pin(where, keys_of(urls), pinned=pinned)
+    for name in pins:
+        terminal.say(redact(name))
+
+
+def _shares(given: tuple[str, ...]) -> dict[str, float]:
+    try:
+        return {tenant: float(share) for tenant, _, share in (one.rpartition("=") for one in given)}
+    except ValueError:
+        raise click.UsageError(f"{' '.join(given)}: write TENANT=SHARE, as vision=0.5") from None
 
 
 def _bytes(count: int | None) -> str:

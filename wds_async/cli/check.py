@@ -13,6 +13,7 @@ from wds_async.cli import shards, terminal
 from wds_async.errors import WdsError
 from wds_async.redact import redact
 from wds_async.tar import decompress, group, parse
+from wds_async.tar.source import Source
 from wds_async.transfer import reader
 
 __all__ = ["Finding", "Survey", "command"]
@@ -25,8 +26,8 @@ _SMALL_SHARE = 0.7
 @dataclass(frozen=True)
 class Finding:
     """One thing: ``kind`` is ``broken`` (a shard cannot be read to its end), ``key`` (a key that comes again), ``name``
-    (members that no reader sees), ``fields`` (samples unlike the others) or ``overhead``; all but the last two are
-    errors."""
+    (members that no reader sees), ``empty`` (an archive without members), ``fields`` (samples unlike the others) or
+    ``overhead``; all but the last three are errors."""
 
     kind: str
     shard: str
@@ -54,25 +55,33 @@ class Survey:
 
 @click.command("check")
 @click.argument("url", nargs=-1, required=True)
+@click.option("--verbose", is_flag=True, help="Show every error, and not only the first of equal ones.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, the summary last.")
-def command(*, url: tuple[str, ...], as_json: bool) -> None:
+def command(*, url: tuple[str, ...], verbose: bool, as_json: bool) -> None:
     """Read all shards and report what is wrong: broken or truncated shards, keys that come again (files of one sample
-    that do not stand together, or samples that are there twice), members without a field, samples unlike the others.
+    that do not stand together, or samples that are there twice), members without a field, empty archives, samples
+    unlike the others. Of equal errors the first is shown, and a line for the others at the end.
 
     The status is 1 where samples are lost or wrong.
 
     Example: wds-async check 'train-{000..099}.tar'
     """
-    survey, errors = Survey(), 0
+    survey, errors, repeats = Survey(), 0, terminal.Repeats()
     for finding in _findings(shards.expand(url), survey):
         errors += finding.error
-        terminal.say(json.dumps(asdict(finding)) if as_json else _line(finding))
+        if as_json:
+            terminal.say(json.dumps(asdict(finding)))
+        elif verbose or not repeats.seen(f"{finding.kind} {finding.text}", finding.shard):
+            terminal.say(_line(finding))
+    for line in repeats.lines():
+        terminal.say(line)
     summary = {"shards": survey.shards, "samples": survey.samples, "bytes": survey.container_bytes, "errors": errors}
     if as_json:
         click.echo(json.dumps(summary))
     else:
         size = shards.human(survey.container_bytes)
-        click.echo(f"{survey.shards} shards, {survey.samples:,} samples, {size}: {errors or 'no'} errors", err=True)
+        counts = [_counted(survey.shards, "shard"), _counted(survey.samples, "sample"), size]
+        click.echo(f"{', '.join(counts)}: {_counted(errors, 'error')}", err=True)
     click.get_current_context().exit(1 if errors else 0)
 
 
@@ -89,10 +98,13 @@ def _of_shard(stream: reader.ShardStream, survey: Survey) -> Iterator[Finding]:
     nameless: list[str] = []
     repeated: list[str] = []
     container = _Counted(stream)
+    source: Source | None = None
     duplicates: list[Exception] = []
 
     def members() -> Iterator[parse.Member]:
-        for member in parse.members(decompress.plain(container.read, stream.url), stream.url):
+        nonlocal source
+        source = Source(decompress.plain(container.read, stream.url), stream.url, stream.is_open_ended)
+        for member in parse.members_of(source):
             if group.base_plus_ext(member[0])[0] is None:
                 nameless.append(member[0])
             yield member
@@ -102,7 +114,7 @@ def _of_shard(stream: reader.ShardStream, survey: Survey) -> Iterator[Finding]:
         return True
 
     try:
-        for sample in group.samples(members(), stream.url, on_duplicate=pass_over):
+        for sample in group.samples(members(), stream.url, on_error=pass_over):
             survey.samples += 1
             names = tuple(sorted(name for name in sample if not name.startswith("__")))
             survey.kinds[names] += 1
@@ -111,6 +123,10 @@ def _of_shard(stream: reader.ShardStream, survey: Survey) -> Iterator[Finding]:
                 repeated.append(sample["__key__"])
     except WdsError as exn:
         yield Finding("broken", where, f"{exn} ({survey.samples - before} good samples before)")
+    if source is not None:
+        source.drop()
+        if source.empty:
+            yield Finding("empty", where, "the archive is empty: it ends without a member")
     survey.container_bytes += container.size
     yield from (Finding("key", where, str(exn)) for exn in duplicates)
     if repeated:
@@ -159,6 +175,10 @@ def _of_all(survey: Survey) -> Iterator[Finding]:
 def _some(names: list[str]) -> str:
     shown = ", ".join(repr(name) for name in names[:_NAMED_AT_MOST])
     return shown if len(names) <= _NAMED_AT_MOST else f"{shown} and {len(names) - _NAMED_AT_MOST} more"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{f'{count:,}' if count else 'no'} {what}{'' if count == 1 else 's'}"
 
 
 def _line(finding: Finding) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import fnmatch
 import json
 from typing import Any
 
@@ -14,16 +16,27 @@ __all__ = ["command", "rows"]
 
 
 @click.command("env")
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--changed", is_flag=True, help="Only variables that are set.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def command(as_json: bool) -> None:
-    """Show every environment variable that is read: value, origin, meaning.
+def command(names: tuple[str, ...], changed: bool, as_json: bool) -> None:
+    """Show the environment variables that are read: value, origin, meaning.
 
-    Unknown WDS_* names are warned about, with the nearest known name. A value that does not parse ends with
-    status 2, after the table.
+    With NAMEs (whole, or patterns such as 'AIS_*') only those. Unknown WDS_* names are warned about, with the nearest
+    known name. A value that does not parse ends with status 2, after the table.
 
-    Example: WDS_BUDGET=64M wds-async env
+    Example: WDS_BUDGET=64M wds-async env --changed 'WDS_*'
     """
     table = rows()
+    for name in names:
+        if not any(fnmatch.fnmatchcase(row["name"], name.upper()) for row in table):
+            near = difflib.get_close_matches(name.upper(), [row["name"] for row in table], 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise click.UsageError(f"no variable is called {name}{hint}")
+    if names:
+        table = [row for row in table if any(fnmatch.fnmatchcase(row["name"], name.upper()) for name in names)]
+    if changed:
+        table = [row for row in table if row["origin"] == "environment"]
     strangers = environment.unknown_variables()
     if as_json:
         unknown = [{"name": name, "nearest": nearest} for name, nearest in strangers]
@@ -42,9 +55,11 @@ def command(as_json: bool) -> None:
 
 
 def rows() -> list[dict[str, Any]]:
-    """One row a variable of `environment.VARIABLES`: name, value (secrets redacted), origin, meaning, error."""
-    table = []
+    """One row a variable of `environment.VARIABLES`: its group, name, value (secrets redacted), origin, meaning and
+    error."""
+    table, group = [], ""
     for known in environment.VARIABLES:
+        group = environment.GROUPS.get(known.name, group)
         text = environment.variable(known.name)
         error = None
         if text:
@@ -54,6 +69,7 @@ def rows() -> list[dict[str, Any]]:
                 error = str(exn)
         table.append(
             {
+                "group": group,
                 "name": known.name,
                 "value": _safe(known, text) if text else _plain(known),
                 "origin": "environment" if text else "default",
@@ -66,12 +82,12 @@ def rows() -> list[dict[str, Any]]:
 
 def _plain(known: environment.Variable) -> str:
     if known.name == "WDS_BUDGET":  # its default depends on the machine
-        return str(config.default_budget_bytes())
+        return environment.shown_bytes(config.default_budget_bytes())
     if known.default is None:
         return ""
     if isinstance(known.default, bool):
         return "1" if known.default else "0"
-    return str(known.default)
+    return environment.shown_bytes(known.default) if known.parse is environment.parse_bytes else str(known.default)
 
 
 def _safe(known: environment.Variable, text: str) -> str:
@@ -80,8 +96,12 @@ def _safe(known: environment.Variable, text: str) -> str:
 
 
 def _draw(table: list[dict[str, Any]]) -> None:
-    width = max(len(row["name"]) for row in table)
+    width = max((len(row["name"]) for row in table), default=0)
+    group = ""
     for row in table:
+        if row["group"] != group:
+            group = row["group"]
+            click.echo(click.style(f"{group}:", bold=True, underline=True))
         given = row["origin"] == "environment"
         value = click.style(row["value"] or "(none)", fg="green" if given else None, dim=not given)
         click.echo(f"{click.style(row['name'].ljust(width), bold=given)}  {value}  [{row['origin']}]")

@@ -71,6 +71,11 @@ class Row:
         return bool(self.error) or (self.check is not None and self.check.ok is False)
 
     @property
+    def why_failed(self) -> str:
+        """The error of resolving it, else that of the look at it; "" for none."""
+        return self.error or (self.check.error if self.check is not None else "")
+
+    @property
     def alike(self) -> tuple[Any, ...]:
         """What is said once for shards that stand together."""
         facts = (self.store, self.endpoint, self.identity, self.direct, self.why, self.fallback, self.rule, self.route)
@@ -81,10 +86,13 @@ class Row:
 @click.argument("url", nargs=-1, required=True)
 @click.option("--check", "wanted", is_flag=True, help="Read the first bytes of each, by one ranged GET.")
 @click.option("--all", "everything", is_flag=True, help=f"Show all shards, and not only the first {_SHOWN}.")
+@click.option("--verbose", is_flag=True, help="Show every error, and not only the first of equal ones.")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=30.0, show_default=True,
               help="Seconds for the look at each shard.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, the summary last.")
-def command(*, url: tuple[str, ...], wanted: bool, everything: bool, timeout_s: float, as_json: bool) -> None:
+def command(
+    *, url: tuple[str, ...], wanted: bool, everything: bool, verbose: bool, timeout_s: float, as_json: bool
+) -> None:
     """Show what URLs become and how they would be read: expanded, rewritten (WDS_REWRITE), routed (AIStore); the
     store, its endpoint, the identity (never a secret), by direct requests or why not.
 
@@ -94,16 +102,25 @@ def command(*, url: tuple[str, ...], wanted: bool, everything: bool, timeout_s: 
     """
     found = shards.expand(url)
     shown = found if everything else found[:_SHOWN]
-    failed = 0
-    rows = _rows(shown, wanted, timeout_s)
-    for _, alike in itertools.groupby(rows, lambda row: row.alike):
-        for number, row in enumerate(alike):
-            failed += row.failed
-            if as_json:
-                terminal.say(json.dumps(asdict(row)))
-            else:
-                _draw(row, first=number == 0)
-    summary = {"shards": len(found), "shown": len(shown), "checked": wanted, "failed": failed}
+    failed, repeats, last = 0, terminal.Repeats(), None
+    for row in _rows(shown, wanted, timeout_s):
+        failed += row.failed
+        if as_json:
+            terminal.say(json.dumps(asdict(row)))
+        elif verbose or not (row.failed and repeats.seen(row.why_failed, row.url)):
+            _draw(row, first=row.alike != last)
+            last = row.alike
+    for line in repeats.lines():
+        terminal.say(f"    {line}")
+    summary: dict[str, Any] = {
+        "shards": len(found),
+        "shown": len(shown),
+        "checked": wanted,
+        "failed": failed,
+    }
+    if unmatched := _unmatched_rules(found):
+        summary["unmatched_rules"] = unmatched
+        click.echo(f"WDS_REWRITE: these rules match none of the {len(found)} shards: {'; '.join(unmatched)}", err=True)
     click.echo(json.dumps(summary) if as_json else _in_words(summary), err=not as_json)
     click.get_current_context().exit(1 if failed else 0)
 
@@ -155,11 +172,20 @@ def _look(found: probe.Probed, place: Location) -> Look:
     )
 
 
+def _unmatched_rules(found: Iterable[str]) -> list[str]:
+    """Return the rules of ``WDS_REWRITE`` that rewrite none of the shards, as text."""
+    with contextlib.suppress(WdsError):  # said of each shard
+        rules = rewrite.rules_from_env()
+        used = {rewrite.rule_for(url, rules) for url in found} if rules else set()
+        return [rule.shown for rule in rules if rule not in used]
+    return []
+
+
 def _rule(url: str) -> str:
     with contextlib.suppress(WdsError):  # said of the shard itself
         rules = rewrite.rules_from_env()
         if (rule := rewrite.rule_for(url, rules)) is not None:
-            return redact(f"{rule.pattern.pattern}={rule.replacement}")
+            return rule.shown
     return ""
 
 

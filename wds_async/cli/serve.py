@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+from functools import partial
 from typing import Any
 
 import click
 
 from wds_async import environment
 from wds_async.errors import ConfigError
-from wds_async.service import logs
 from wds_async.service.config import load_config
-from wds_async.service.running import run
 
 __all__ = ["command"]
 
@@ -22,7 +22,9 @@ __all__ = ["command"]
 @click.option("--port", type=click.IntRange(0, 65535), help="Port [51080]; 0 takes a free one.")
 @click.option("--socket", help="Path of a Unix socket to listen at too.")
 @click.option("--folder", help="Where the cache lies; without it nothing is kept.")
+@click.option("--hand-from", help="The same folder by a read-only mount; files for the Unix socket are opened there.")
 @click.option("--cache-size", help="Bytes (500G), or a share of the folder's file system [80%].")
+@click.option("--keep-free", help="What its file system keeps free, whatever uses it: bytes, or a share of it [2%].")
 @click.option("--freshness", "freshness_s", type=float, help="Seconds until a store is asked again [300]; inf: never.")
 @click.option("--allow", multiple=True, help="What may be read, as gs://bucket/; as often as need be.")
 @click.option("--bucket", "buckets", multiple=True, help="name=URL: what ais://name/ stands for; as often as need be.")
@@ -35,14 +37,17 @@ def command(*, file: str | None, allow: tuple[str, ...], buckets: tuple[str, ...
 
     AIStore's clients read it by AIS_ENDPOINT=http://HOST:51080 (and USE_AIS_FOR=gs:s3), others by /gs/BUCKET/OBJECT,
     /s3 (clients of S3) and /url/ESCAPED-URL. Without --allow it listens at this machine only, and serves no /url.
-    SIGTERM drains it.
+    SIGTERM drains it. SIGHUP reads the configuration, tokens, certificates and prices again.
 
     Example: wds-async serve --folder /mnt/nvme/shards --allow gs://my-bucket/train/
     """
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nothing is read yet that could be read again
+    from wds_async.service.running import run  # noqa: PLC0415 (takes half a second, in which SIGHUP must not end it)
+
     path = file or environment.value("WDS_SERVE_CONFIG") or None
-    config = load_config(path, allow=allow or None, buckets=_pairs(buckets), **given)
-    logs.configure(config.log)
-    click.get_current_context().exit(asyncio.run(run(config)))
+    load = partial(load_config, path, allow=allow or None, buckets=_pairs(buckets), **given)
+    click.get_current_context().exit(asyncio.run(run(load)))
 
 
 def _pairs(given: tuple[str, ...]) -> dict[str, str] | None:

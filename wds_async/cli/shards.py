@@ -54,7 +54,7 @@ def members(shards: Iterable[str]) -> Iterator[tuple[str, parse.Member]]:
     with reader.open_shards(shards) as opened:
         for stream in opened:
             plain = decompress.plain(stream.read, stream.url)
-            for member in parse.members(plain, stream.url):
+            for member in parse.members(plain, stream.url, end_required=stream.is_open_ended):
                 yield stream.url, member
 
 
@@ -62,7 +62,8 @@ def samples(shards: Iterable[str]) -> Iterator[Entry]:
     """Adjacent members of one key, as `WebDataset` groups them; nameless ones are passed over."""
     with reader.open_shards(shards) as opened:
         for stream in opened:
-            members = parse.members(decompress.plain(stream.read, stream.url), stream.url)
+            plain = decompress.plain(stream.read, stream.url)
+            members = parse.members(plain, stream.url, end_required=stream.is_open_ended)
             for found in group.samples(members, stream.url):
                 fields = {name: data for name, data in found.items() if name not in ("__key__", "__url__")}
                 yield Entry(found["__key__"], found.shard, found.offset, fields)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
-__all__ = ["line", "say"]
+__all__ = ["Repeats", "line", "say"]
 
 # Colours (SGR) are ours, and harmless where they are not; every other escape and control character moves the cursor,
 # sets the title, writes the clipboard, or looks like another line.
@@ -21,6 +22,33 @@ def line(text: str, *, keep: str = "") -> str:
 
 def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
+
+
+# What differs between errors of one kind: paths, URLs, offsets, times, numbers of requests; a status is kept.
+_PARTICULAR = re.compile(r"\S*/\S*|\b(?!\d{3}\b)[\w-]*\d[\w.-]*")
+_NAMED_AT_MOST = 3
+
+
+class Repeats:
+    """Errors that are equal but for names and numbers: the first of each kind is shown, the others are counted."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[str, list[str]] = {}
+
+    def seen(self, error: str, shard: str) -> bool:
+        """Return whether an error like it came before; count ``shard`` for it."""
+        known = self._kinds.setdefault(_PARTICULAR.sub("#", error), [])
+        known.append(shard)
+        return len(known) > 1
+
+    def lines(self) -> Iterator[str]:
+        """Yield a line for each kind that came again: how many times, and the first shards."""
+        for first, *others in self._kinds.values():
+            if others:
+                named = ", ".join(others[:_NAMED_AT_MOST])
+                rest = len(others) - _NAMED_AT_MOST
+                more = f" and {rest:,} more" if rest > 0 else ""
+                yield f"{len(others):,} with the same error as {first}: {named}{more} (--verbose shows each)"
 
 
 def say(text: str, **how: Any) -> None:

@@ -21,7 +21,7 @@ __all__ = ["Line", "Reading", "draw", "sparkline"]
 _LEVELS = "▁▂▃▄▅▆▇█"
 _KEPT = 120
 _ROWS = 8
-_NARROW, _WIDE = 90, 130
+_NARROW, _BROAD, _WIDE = 90, 112, 130
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,14 +147,17 @@ def _head(lines: list[Line], at: float, keys: bool) -> Text:
 
 def _sources(lines: list[Line], width: int) -> Table:
     two = width >= _NARROW
-    spark = max(8, min(40, (width - 74) // 2 if two else width - 64))
-    sparks = {"taken": width >= 70, "fetched": two}
+    spark = max(8, min(40, (width - 94) // 2 if width >= _BROAD else width - 92))
+    sparks = {"taken": two, "fetched": width >= _BROAD}
     table = _table("source")
     for name, shown in sparks.items():
         _column(table, f"{name}/s", 9)
         if shown:
             _column(table, "", spark, justify="left")
     _column(table, "hits", 4)
+    _column(table, "ahead", 5)
+    if two:
+        _column(table, "disk", 4)
     _column(table, "window", 13 if two else 10, justify="left")
     _fit(table, width)
     for line in lines:
@@ -164,7 +167,8 @@ def _sources(lines: list[Line], width: int) -> Table:
         for rates, style, name in ((line.client, "green", "taken"), (line.origin, "cyan", "fetched")):
             row += [Text(human(rates[-1]) if rates else "–")]
             row += [Text(sparkline(rates, spark), style=style)] if sparks[name] else []
-        table.add_row(*row, _hits(line), _window(line, 8 if two else 5))
+        row += [_share(line, "hit_bytes", "ahead_bytes"), _share(line, "ahead_bytes"), *([_disk(line)] if two else [])]
+        table.add_row(*row, _window(line, 8 if two else 5))
     return table
 
 
@@ -193,13 +197,21 @@ def _name(line: Line) -> Text:
     return name
 
 
-def _hits(line: Line) -> Text:
-    """Of what was taken since the last reading, or ever where that is nothing."""
-    counters = line.part("counters")
-    hit, miss = line.change("hit_bytes"), line.change("miss_bytes")
-    if hit + miss == 0:
-        hit, miss = counters.get("hit_bytes", 0), counters.get("miss_bytes", 0)
-    return Text(f"{hit / (hit + miss):.0%}" if hit + miss else "–")
+def _share(line: Line, name: str, without: str = "") -> Text:
+    """Return the share of a counter (less another) in what a service gave since the last reading, or ever where that is
+    nothing."""
+    now: dict[str, float] = line.part("counters")
+    changes = {each: line.change(each) for each in ("hit_bytes", "miss_bytes", "ahead_bytes")}
+    known = changes if changes["hit_bytes"] + changes["miss_bytes"] else now
+    total = known.get("hit_bytes", 0) + known.get("miss_bytes", 0)
+    return Text(f"{max(0, known.get(name, 0) - known.get(without, 0)) / total:.0%}" if total else "–")
+
+
+def _disk(line: Line) -> Text:
+    """Return how full the cache of a service is."""
+    gauges = line.part("gauges")
+    limit = gauges.get("cache_limit_bytes")
+    return Text(f"{gauges.get('cache_bytes', 0) / limit:.0%}" if limit else "–")
 
 
 def _window(line: Line, cells: int) -> Text:
@@ -277,8 +289,11 @@ def _plans(lines: list[Line]) -> Table | None:
         done, shards = row.get("done", 0), max(1, row.get("shards", 0))
         filled = round(16 * min(1.0, done / shards))
         bar = Text("━" * filled, style="green").append("─" * (16 - filled), style="dim")
+        name = Text(_clean(str(row.get("client", "")), 32))
+        if row.get("job"):
+            name.append(f"  job {_clean(str(row['job']), 24)}", style="dim")
         table.add_row(
-            Text(_clean(str(row.get("client", "")), 32)),
+            name,
             f"{done:,} of {shards:,}",
             bar,
             human(row.get("ahead_bytes", 0)),

@@ -6,7 +6,8 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
-from wds_async import filters, world
+from wds_async import world
+from wds_async.arguments import check_size
 from wds_async.errors import ConfigError
 from wds_async.legacy.names import deprecated
 from wds_async.pipeline import stage_of
@@ -23,7 +24,7 @@ class Equalized(world.TorchDataset):
 
     def __init__(self, dataset: Any, length: int) -> None:
         self.dataset = dataset
-        self.length = length
+        self.length = check_size("ddp_equalize", "length", length)
 
     def __iter__(self) -> Iterator[Any]:
         here = world.place()
@@ -51,7 +52,7 @@ class Equalized(world.TorchDataset):
 
 
 class OlderMethods:
-    """Methods of older versions for a class that has ``compose(*stages)``. All but `associate` warn."""
+    """Methods of older versions for a class that has ``compose(*stages)``. All of them warn."""
 
     def pipe(self: Any, stage: Any) -> Any:
         """`compose` by its name of 2020."""
@@ -62,10 +63,6 @@ class OlderMethods:
         """A stage of ``f(source, *args, **kw)``, or of a filter and its arguments."""
         deprecated(".then(f, *args)", ".compose(pipelinefilter(f)(*args))")
         return self.compose(stage_of(f, *args, **kw))
-
-    def associate(self: Any, associator: Any, **kw: Any) -> Any:
-        """Update every sample with ``associator(key)`` or ``associator[key]`` (see `filters.associate`)."""
-        return self.compose(filters.associate(associator, **kw))
 
     def dbcache(self: Any, fname: Any, size: int) -> Any:
         """Keep the first ``size`` samples in an SQLite file (see `samplecache.DBCache`)."""
@@ -81,6 +78,7 @@ class OlderMethods:
         """
         deprecated(".ddp_equalize(length)", ".with_epoch(items of each rank), and .with_length")
         result = copy.copy(self)
-        result.pipeline = [Equalized(self, length)]
+        equalized = Equalized(self, length)
+        result.pipeline = [equalized]
         result.repetitions, result.nsamples, result.size = 1, -1, None
-        return result.with_length(length // world.place().world_size, silent=True) if with_length else result
+        return result.with_length(equalized.length // world.place().world_size, silent=True) if with_length else result

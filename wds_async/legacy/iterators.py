@@ -10,6 +10,7 @@ from wds_async.filters import transform_with
 from wds_async.handlers import Handler, passed, reraise_exception
 from wds_async.pipeline import pipelinefilter
 from wds_async.shardlists import split_by_worker
+from wds_async.tracebacks import located
 
 __all__ = ["map_stream", "transformer", "worker_urls"]
 
@@ -22,7 +23,7 @@ def _map_stream(
         try:
             result = sample if f is None else f(sample)
         except Exception as exn:
-            if passed(handler, exn, sample):
+            if passed(handler, located(exn, "map_stream", sample), sample):
                 continue
             return
         if isinstance(result, dict) and isinstance(sample, dict):

@@ -8,9 +8,9 @@ such a name is looked up here.
 from __future__ import annotations
 
 import importlib
-import sys
-import warnings
 from typing import Any, NamedTuple
+
+from wds_async.tracebacks import warn
 
 __all__ = ["FUNCTIONS", "Today", "deprecated"]
 
@@ -46,22 +46,7 @@ _PACKAGE = __name__.partition(".")[0]
 
 def deprecated(name: str, instead: str) -> None:
     """Warn (DeprecationWarning) that ``name`` is old, at the line of the user's code that led here."""
-    frame = sys._getframe(1)
-    while _is_ours(frame.f_globals.get("__name__", "")) and frame.f_back is not None:
-        frame = frame.f_back
-    warnings.warn_explicit(
-        f"{name} is deprecated; use {instead}",
-        DeprecationWarning,
-        frame.f_code.co_filename,
-        frame.f_lineno,
-        frame.f_globals.get("__name__"),
-        frame.f_globals.setdefault("__warningregistry__", {}),
-    )
-
-
-def _is_ours(module: str) -> bool:
-    """Whether frames of ``module`` stand between the user's line and the warning; Python's own machinery may."""
-    return module.partition(".")[0] in (_PACKAGE, "abc", "importlib", "typing")
+    warn(f"{name} is deprecated; use {instead}", DeprecationWarning)
 
 
 def __getattr__(name: str) -> Any:

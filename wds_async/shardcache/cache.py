@@ -30,6 +30,7 @@ logger = logging.getLogger("wds_async")
 PATIENCE_S = 3.0
 """How long a process waits for another to write the next byte of the shard that it needs now. The other one's training
 may be slow, or paused: going on without it costs the rest of one shard from the store, waiting costs training time."""
+_told_impossible: set[str] = set()
 HASTE_S = 0.1
 """The same, for a while after it was in vain."""
 _HASTY_FOR_S = 30.0
@@ -45,6 +46,8 @@ class DiskCache:
     ``limit_bytes``: the least recently used files go as soon as those that this cache wrote exceed it (with
     ``url_to_name``, all in the folder: names do not tell then). Copies are neither counted nor removed. None: no limit.
     ``local``: keep local files too (a mounted file server). Standard input never is.
+    ``check``: before a copy is used, its store is asked whether the object has changed; one request a shard and reader.
+    Without it a copy is used for ever, whatever becomes of the object.
     ``verbose``: log what happens to each shard.
     """
 
@@ -55,12 +58,14 @@ class DiskCache:
         *,
         url_to_name: Callable[[str], str] | None = None,
         local: bool = False,
+        check: bool = False,
         verbose: bool = False,
         validator: Callable[[str], bool] = looks_like_shard,
     ) -> None:
         self.folder = Path(folder)
         self.limit_bytes = limit_bytes
         self.local = local
+        self.check = check
         self.verbose = verbose
         self._url_to_name = url_to_name
         self._validator = validator
@@ -155,12 +160,12 @@ class DiskCache:
         """Log what happened to a shard, where that is wanted."""
         self._log(what, redact(url))
 
-    def refuse(self, path: Path) -> None:
-        """The file is no good shard: it is not used any more, and goes if the cache wrote it."""
+    def refuse(self, path: Path, why: str = "is no good shard") -> None:
+        """The file is not to be used any more; it goes if the cache wrote it."""
         with contextlib.suppress(OSError):
             status = path.stat()
             ours = self._is_ours(path.relative_to(self.folder).as_posix())
-            logger.warning("%s in the cache is no good shard: %s", path, "removed" if ours else "not used any more")
+            logger.warning("%s in the cache %s: %s", path, why, "removed" if ours else "not used any more")
             if ours:
                 path.unlink()
             else:
@@ -200,7 +205,7 @@ class DiskCache:
             logger.warning("cache %s: %s %s", self.folder, what, shown)
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("folder", "limit_bytes", "local", "verbose", "_url_to_name", "_validator", "_unique")
+        names = ("folder", "limit_bytes", "local", "check", "verbose", "_url_to_name", "_validator", "_unique")
         return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -215,14 +220,16 @@ def shard_cache(
     url_to_name: Callable[[str], str] | None = None,
     verbose: bool = False,
     local: bool = False,
+    check: bool | None = None,
     urls: Iterable[str] | None = None,
 ) -> DiskCache | None:
     """The cache that the arguments ask for and, where they say nothing, ``WDS_CACHE``, ``WDS_CACHE_SIZE`` and
     ``WDS_VERBOSE_CACHE``; None for none (no folder, or a size of 0).
 
     ``cache_size`` is in bytes; None or negative says nothing, and without a variable there is no limit. ``urls``: all
-    shards, where they are known (see `DiskCache.expect`). ``local`` as in `DiskCache`. The folder is made, with its
-    parents; ConfigError where that cannot be.
+    shards, where they are known (see `DiskCache.expect`). ``local`` and ``check`` as in `DiskCache`; ``check=None`` is
+    ``WDS_CACHE_CHECK``. The folder is made, with its
+    parents; where that cannot be, one warning says so and there is no cache.
     """
     environment = settings()
     size = environment.cache_size if cache_size is None or cache_size < 0 else cache_size
@@ -233,12 +240,16 @@ def shard_cache(
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as exn:
-        raise ConfigError(f"the shard cache cannot have the folder {folder!r}: {exn}") from exn
+        level = logging.INFO if folder in _told_impossible else logging.WARNING
+        _told_impossible.add(folder)
+        logger.log(level, "the shard cache cannot have the folder %r: %s; shards are read without it", folder, exn)
+        return None
     cache = DiskCache(
         os.path.abspath(folder),
         size,
         url_to_name=url_to_name,
         local=local,
+        check=environment.cache_check if check is None else check,
         verbose=verbose or environment.verbose_cache,
     )
     return cache if urls is None else cache.expect(urls)

@@ -9,6 +9,7 @@ streams, and a disk that is slower than the network slows it down instead of fil
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Callable
@@ -34,6 +35,7 @@ class Keeper(Protocol):
     """What an entry asks of its cache. Every method may block, and may be called by any thread."""
 
     folder: Path
+    check: bool
 
     def find(self, url: str, name: str | None = None) -> Path | None:
         """The file that holds the shard, whole; it counts as used now."""
@@ -59,8 +61,8 @@ class Keeper(Protocol):
         """Log what happened to a shard, where that is wanted."""
         ...
 
-    def refuse(self, path: Path) -> None:
-        """The file is no good shard: it is not used any more, and goes if the cache wrote it."""
+    def refuse(self, path: Path, why: str = ...) -> None:
+        """The file is not to be used any more; it goes if the cache wrote it."""
         ...
 
     def complain(self, url: str, exn: BaseException) -> None:
@@ -111,6 +113,18 @@ class ShardEntry:
                 self._cache.complain(self._url, exn)
                 return None
 
+    @property
+    def check(self) -> bool:
+        """Whether a copy is compared with its object before it is used."""
+        return self._cache.check
+
+    def replaced(self) -> None:
+        """The object has changed since its copy was made: `begin` will fill the cache anew."""
+        with self._lock:
+            if self._path is not None:
+                self._cache.refuse(self._path, "is not its object as it is now")
+            self.role, self._path = "new", None
+
     def lose(self) -> None:
         """The copy that was found, or followed, cannot be read."""
         with self._lock:
@@ -130,14 +144,15 @@ class ShardEntry:
             self._cache.tell("not kept, larger than the cache", self._url)
             self._give_up()
 
-    def over(self, *, whole: bool = False) -> None:
-        """The shard is over: ``whole`` publishes it, else nothing of it stays. Idempotent; never raises."""
+    def over(self, *, whole: bool = False, modified: float | None = None) -> None:
+        """The shard is over: ``whole`` publishes it, else nothing of it stays. ``modified`` is when its object was
+        last changed (seconds since 1970); the copy's file takes that time. Idempotent; never raises."""
         with self._lock:
             self._is_over = True
         if whole and self.role == "found" and self._path is not None:
             touch(self._path)  # a second time: it was found a while ago, when the fetching began
         if whole:
-            self._try(self._publish)
+            self._try(functools.partial(self._publish, modified))
         filling, self._filling = self._filling, None
         if filling is not None:
             filling.drop()
@@ -195,8 +210,8 @@ class ShardEntry:
         self.role = "filling"
         return None
 
-    def _publish(self, filling: Filling) -> None:
-        self._path = filling.publish()
+    def _publish(self, modified: float | None, filling: Filling) -> None:
+        self._path = filling.publish(modified)
         touch(self._path)  # the kernel's own clock of writes is some milliseconds behind
         self._cache.tell("kept", self._url)
         self._cache.make_room()

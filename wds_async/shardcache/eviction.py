@@ -20,7 +20,7 @@ _WAIT_S = 5.0
 
 
 def touch(path: Path) -> None:
-    """The file was used now."""
+    """Set the time of access to now, and leave the time of change."""
     with contextlib.suppress(OSError):  # somebody else's: its time of change will have to do
         os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
 

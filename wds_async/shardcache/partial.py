@@ -19,10 +19,13 @@ import hashlib
 import math
 import os
 import re
+import time
 import uuid
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from wds_async.storage.filewriting import write_all
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -97,13 +100,14 @@ class Filling:
 
     def write(self, piece: memoryview) -> None:
         """Append ``piece``; OSError where the disk is full."""
-        while len(piece):
-            count = os.write(self._fd, piece)
-            self.size += count
-            piece = piece[count:]
+        write_all(self._fd, piece)
+        self.size += len(piece)
 
-    def publish(self) -> Path:
+    def publish(self, modified: float | None = None) -> Path:
         """Give the file its name, at once and whole. OSError where that fails; it is dropped then.
+
+        ``modified``: its time of change (seconds since 1970; None: of its last write). The file has it before it has
+        its name, because a reader that finds the file takes a later change for another file.
 
         The data is not forced to the disk: a shard costs less to fetch again than every shard costs to wait for. What
         a crash of the machine may leave, an empty file, is seen by its size.
@@ -116,6 +120,8 @@ class Filling:
             paths.target.parent.mkdir(parents=True, exist_ok=True)
             if not CAN_FOLLOW:
                 _close(self._fd)
+            if modified is not None:
+                os.utime(paths.part, ns=(time.time_ns(), int(modified) * 10**9))
             os.replace(paths.part, paths.target)
         finally:
             self.drop()

@@ -43,6 +43,7 @@ __all__ = [
     "LocalFile",
     "ObjectReplaced",
     "Ranges",
+    "RedirectLoop",
     "RefusedAnswer",
     "Request",
     "Store",
@@ -90,7 +91,7 @@ class Request:
     refuses); False follows the redirect anew each time. ``follows``: False takes a redirect for an answer that
     `Backend.classify` explains, because what is signed is good for one place only. ``renew_after``: an instant of
     ``time.monotonic``, after which the backend is asked for another one before a part is asked for. ``guard`` is asked
-    before a redirect is followed.
+    before a redirect is followed. ``hops``: the URLs of the redirects that led here, oldest first.
     """
 
     url: str = field(repr=False)
@@ -102,6 +103,7 @@ class Request:
     socket: str = ""
     """Path of the Unix socket that it is sent to, "" for the host that ``url`` names."""
     guard: Guard | None = field(default=None, repr=False, compare=False)
+    hops: tuple[str, ...] = field(default=(), repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,10 @@ class Ranges(Protocol):
 
 
 class Stream(Protocol):
-    """Bytes in order. ``restartable`` says whether opening again gives the same bytes from the start."""
+    """Bytes in order. ``restartable`` says whether opening again gives the same bytes from the start.
+
+    A stream whose end nothing confirms (an HTTP body without a length ends with its connection) has an attribute
+    ``open_ended``, which is True once it is open."""
 
     restartable: bool
 
@@ -183,6 +188,10 @@ class RefusedAnswer(Exception):
 
 class Contradiction(ConnectionError):
     """The answer contradicts the request: other bytes than those asked for, or not as many as it says."""
+
+
+class RedirectLoop(Exception):
+    """Redirects that lead back to where they began, or on without end. Its text has the hops, redacted."""
 
 
 class ObjectReplaced(Exception):
@@ -268,6 +277,12 @@ class Backend(Protocol):
         engine asks for it at once, and does not count that as a fault."""
         ...
 
+    def renew(self, url: str) -> None:
+        """Forget the credentials for ``url``, so that `access` reads them anew (files, environment, tokens). Called
+        after an unexpected refusal, once for each part; must cost nothing, and be harmless where they were renewed a
+        moment ago."""
+        ...
+
     def checksum(self, fields: Mapping[str, str]) -> Checksum | None:
         """The checksum of the whole object (as stored), where the head of an answer brings one for it; ``fields`` in
         lower case. The strongest of several that costs little: CRC-32C before others."""
@@ -295,6 +310,9 @@ class Store:
 
     def entries(self, url: str) -> AsyncIterator[Entry]:
         raise UrlError(f"{redact(url)}: this kind of URL cannot be listed; name the shards, with braces {{000..999}}")
+
+    def renew(self, url: str) -> None:
+        return None
 
     def checksum(self, fields: Mapping[str, str]) -> Checksum | None:
         return None

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 
 from wds_async.storage.base import Answer, Contradiction, ObjectReplaced
+from wds_async.storage.deadlines import Progress, with_deadline
 
 __all__ = ["CheckedRanges", "Identify", "Opened", "RangeGet"]
 
@@ -25,17 +26,20 @@ Identify = Callable[[Mapping[str, str], int | None], str]
 class CheckedRanges:
     """An object of ``size`` bytes; ``fields`` are those of the head of the first answer, lower case."""
 
-    def __init__(self, get: RangeGet, identify: Identify, size: int, fields: Mapping[str, str]) -> None:
+    def __init__(
+        self, get: RangeGet, identify: Identify, size: int, fields: Mapping[str, str], stall_timeout_s: float
+    ) -> None:
         self.size, self.fields = size, fields
         self.identity = identify(fields, size)
-        self._get, self._identify = get, identify
+        self._get, self._identify, self._stall_s = get, identify, stall_timeout_s
         etag = fields.get("etag", "")
         self._etag = etag if etag.startswith('"') else ""  # a weak one never matches: If-Match compares strongly
 
     @classmethod
-    async def of(cls, get: RangeGet, identify: Identify) -> CheckedRanges | None:
+    async def of(cls, get: RangeGet, identify: Identify, stall_timeout_s: float) -> CheckedRanges | None:
         """Asked for its first byte, in the same way that a part will be. None where the server does not cut, or does
-        not tell the size; what `RangeGet` raises, and `Contradiction`."""
+        not tell the size; what `RangeGet` raises, and `Contradiction`. A range is given up once nothing of its answer
+        has come for ``stall_timeout_s`` seconds."""
         async with get(0, 1, "") as (answer, body):
             total = answer.fields.get("content-range", "").rpartition("/")[2]
             if answer.status not in (206, 416) or not (total.isascii() and total.isdigit()) or _encoded(answer):
@@ -45,11 +49,17 @@ class CheckedRanges:
                 await _taken(body, 1)
             elif answer.status == 416 and int(total):
                 raise Contradiction(f"asked for the first byte of {total}, the server answered 416")
-        return cls(get, identify, int(total), answer.fields)
+        return cls(get, identify, int(total), answer.fields, stall_timeout_s)
 
     async def read(self, start: int, stop: int) -> bytes:
-        """Bytes ``[start, stop)``, all of them. `ObjectReplaced`, `Contradiction`, or what `RangeGet` raises."""
+        """Bytes ``[start, stop)``, all of them. `ObjectReplaced`, `Contradiction`, TimeoutError, or what `RangeGet`
+        raises."""
+        progress = Progress()
+        return await with_deadline(self._read(start, stop, progress), self._stall_s, "no byte arrived", progress)
+
+    async def _read(self, start: int, stop: int, progress: Progress) -> bytes:
         async with self._get(start, stop, self._etag) as (answer, body):
+            progress.made()
             total = answer.fields.get("content-range", "").rpartition("/")[2]
             if total.isascii() and total.isdigit() and int(total) != self.size:
                 raise ObjectReplaced(f"it had {self.size} bytes and now has {total}")
@@ -57,7 +67,7 @@ class CheckedRanges:
             if identity != self.identity:
                 raise ObjectReplaced(f"it was {self.identity} and is now {identity}")
             _judge(answer, start, stop, self.size)
-            return await _taken(body, stop - start)
+            return await _taken(body, stop - start, progress)
 
 
 def _encoded(answer: Answer) -> bool:
@@ -66,10 +76,10 @@ def _encoded(answer: Answer) -> bool:
 
 def _judge(answer: Answer, start: int, stop: int, size: int) -> None:
     """Raise `Contradiction` unless this is the head of ``[start, stop)``."""
-    span, fields = f"bytes {start}-{stop - 1}/{size}", answer.fields
+    span, fields = f"bytes {start}-{stop - 1}", answer.fields
     got = fields.get("content-range", "no Content-Range")
-    if answer.status != 206 or got.strip().lower() != span:
-        raise Contradiction(f"asked for {span}, the server answered {answer.status} with {_shown(got)}")
+    if answer.status != 206 or got.strip().lower() not in (f"{span}/{size}", f"{span}/*"):
+        raise Contradiction(f"asked for {span} of {size}, the server answered {answer.status} with {_shown(got)}")
     length = fields.get("content-length", "")
     if length and length != str(stop - start):
         raise Contradiction(f"asked for {stop - start} bytes, the server's Content-Length is {_shown(length)}")
@@ -81,10 +91,12 @@ def _shown(text: str) -> str:
     return repr(text[:60]) if not text.isprintable() else text[:60]
 
 
-async def _taken(body: AsyncIterator[bytes], count: int) -> bytes:
+async def _taken(body: AsyncIterator[bytes], count: int, progress: Progress | None = None) -> bytes:
     """``count`` bytes, the whole of ``body``. `Contradiction` where it has more, or fewer."""
     pieces, size = [], 0
     async for piece in body:
+        if progress is not None:
+            progress.made()
         pieces.append(piece)
         size += len(piece)
         if size > count:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import itertools
 from collections.abc import Iterable
 
 from wds_async.errors import WdsError
+from wds_async.storage.imports import import_client
 from wds_async.storage.registry import locate
 from wds_async.urls import scheme
 
@@ -32,4 +32,4 @@ def import_clients(urls: Iterable[str]) -> None:
         with contextlib.suppress(WdsError):
             for package in _PACKAGES.get(locate(url).kind, ()):
                 with contextlib.suppress(ImportError):
-                    importlib.import_module(package)
+                    import_client(package)

@@ -10,17 +10,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
+import functools
+import importlib.metadata
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
-from wds_async.errors import MissingExtra, UrlError
+from wds_async.errors import UrlError
 from wds_async.redact import redact
 from wds_async.storage.base import Call, Contradiction, Entry, ObjectReplaced
+from wds_async.storage.deadlines import question_s, transfer_s, with_deadline
+from wds_async.storage.imports import client_imports, extra_needed
 from wds_async.storage.sessions import end_session, holds_connection, prepared_session, read_range, said_by_url, started
 from wds_async.urls import links
 
-__all__ = ["EXTRAS", "Filesystems", "FsspecRanges", "filesystem_of", "is_async", "known_protocol", "protocols"]
+__all__ = [
+    "EXTRAS",
+    "STORES_GROUP",
+    "Filesystems",
+    "FsspecRanges",
+    "filesystem_of",
+    "installed_stores",
+    "is_async",
+    "known_protocol",
+    "protocols",
+]
 
 EXTRAS = {
     "s3": "s3",
@@ -53,6 +67,16 @@ def known_protocol(name: str) -> bool:
     return name in known_implementations or name in registry
 
 
+STORES_GROUP = "wds_async.stores"
+"""The group of entry points by which installed packages bring stores: the name is the scheme."""
+
+
+@functools.cache
+def installed_stores() -> dict[str, importlib.metadata.EntryPoint]:
+    """Return the stores of installed packages by scheme, in lower case, without importing them."""
+    return {point.name.lower(): point for point in importlib.metadata.entry_points(group=STORES_GROUP)}
+
+
 def is_async(filesystem: Any) -> bool:
     """Whether its coroutines are to be awaited on the loop; otherwise it blocks."""
     return bool(getattr(filesystem, "async_impl", False) and getattr(filesystem, "asynchronous", False))
@@ -64,9 +88,13 @@ def filesystem_of(url: str, options: Mapping[str, Any], *, asynchronous: bool = 
     MissingExtra where its package is not installed.
     """
     if len(links(url)) > 1:  # fsspec keeps the instances of chains, by all their arguments
-        with _extra_named(url):
-            import fsspec  # noqa: PLC0415 (slow, and often not needed)
+        with _extra_needed(url):
+            with client_imports():
+                import fsspec  # noqa: PLC0415 (slow, and often not needed)
 
+                for protocol in protocols(url):
+                    if protocol:
+                        fsspec.get_filesystem_class(protocol)
             with _core_gcsfs(url):
                 filesystem, path = fsspec.core.url_to_fs(url, **_prepared_chain(url, options))
             return filesystem, str(path)
@@ -74,7 +102,7 @@ def filesystem_of(url: str, options: Mapping[str, Any], *, asynchronous: bool = 
     given: dict[str, Any] = {**said_by_url(cls._get_kwargs_from_urls(url)), **options, "skip_instance_cache": True}
     if asynchronous and getattr(cls, "async_impl", False):
         given["asynchronous"] = True
-    with _extra_named(url):
+    with _extra_needed(url):
         return started(cls(**_prepared(protocols(url)[0], given))), str(cls._strip_protocol(url))
 
 
@@ -110,8 +138,9 @@ def _core_gcsfs(url: str) -> Iterator[None]:
     if not names:
         yield
         return
-    import fsspec  # noqa: PLC0415
-    import gcsfs.core  # noqa: PLC0415
+    with client_imports():
+        import fsspec  # noqa: PLC0415
+        import gcsfs.core  # noqa: PLC0415
 
     with _registering:
         before = {name: fsspec.get_filesystem_class(name) for name in names}
@@ -126,7 +155,7 @@ def _core_gcsfs(url: str) -> Iterator[None]:
 
 def _class_of(url: str) -> Any:
     protocol = protocols(url)[0]
-    with _extra_named(url):
+    with _extra_needed(url), client_imports():
         if protocol in ("gs", "gcs"):
             # gcsfs's own default asks by gRPC how the bucket is laid out, and waits 60 s where that is not to be had.
             import gcsfs.core  # noqa: PLC0415
@@ -137,23 +166,27 @@ def _class_of(url: str) -> Any:
         return fsspec.get_filesystem_class(protocol)
 
 
-@contextlib.contextmanager
-def _extra_named(url: str) -> Iterator[None]:
-    """A package that is not installed, as MissingExtra with what to install."""
-    try:
-        yield
-    except ImportError as exn:
-        extra = next((EXTRAS[name] for name in protocols(url) if name in EXTRAS), None)
-        if extra is None:
-            raise MissingExtra(f"{redact(url)} needs a package that is not installed: {exn}") from exn
-        raise MissingExtra(f'{redact(url)} needs: pip install "wds-async[{extra}]"') from exn
+def _extra_needed(url: str) -> contextlib.AbstractContextManager[None]:
+    extra = next((EXTRAS[name] for name in protocols(url) if name in EXTRAS), None)
+    return extra_needed(redact(url), extra)
 
 
 class Filesystems:
-    """Those of one store's backend, by protocol and what the URL says (host, user, account)."""
+    """Those of one store's backend, by protocol and what the URL says (host, user, account).
 
-    def __init__(self, call: Call, options: Mapping[str, Any]) -> None:
+    Each call of theirs has a deadline (`deadlines`): for a range `range_s`, for anything else `question_s`."""
+
+    def __init__(
+        self,
+        call: Call,
+        options: Mapping[str, Any],
+        *,
+        connect_timeout_s: float = 5.0,
+        stall_timeout_s: float = 30.0,
+    ) -> None:
         self._call = call
+        self._stall_s = stall_timeout_s
+        self.question_s = question_s(connect_timeout_s, stall_timeout_s)
         self._options = options
         self._made: dict[str, Any] = {}
         self._turns: dict[int, _Turn] = {}
@@ -161,9 +194,9 @@ class Filesystems:
 
     async def find(self, url: str) -> tuple[Any, str]:
         """The filesystem of ``url``, ready for use on this loop, and the path in it."""
-        filesystem, path = await self._call(self._find, url)
+        filesystem, path = await with_deadline(self._call(self._find, url), self.question_s)
         if is_async(filesystem) and hasattr(filesystem, "set_session"):
-            await filesystem.set_session()
+            await with_deadline(filesystem.set_session(), self.question_s)
         return filesystem, path
 
     async def ranges(self, url: str) -> FsspecRanges:
@@ -179,16 +212,21 @@ class Filesystems:
 
     async def info(self, filesystem: Any, path: str) -> dict[str, Any]:
         """What the filesystem knows of ``path``."""
-        asked = filesystem._info(path) if is_async(filesystem) else self.take(filesystem, filesystem.info, path)
-        return dict(await asked)
+        if is_async(filesystem):
+            return dict(await with_deadline(filesystem._info(path), self.question_s))
+        return dict(await self.take(filesystem, self.question_s, filesystem.info, path))
+
+    def range_s(self, size_bytes: int) -> float:
+        """Seconds in which a range has to be there."""
+        return transfer_s(self._stall_s, size_bytes)
 
     async def entries(self, url: str) -> AsyncIterator[Entry]:
         """What is in the folder ``url`` (which ends with "/"), in the filesystem's order; folders end with "/"."""
         filesystem, path = await self.find(url)
         if is_async(filesystem):
-            found = await filesystem._ls(path, detail=True)
+            found = await with_deadline(filesystem._ls(path, detail=True), self.question_s)
         else:
-            found = await self.take(filesystem, filesystem.ls, path, detail=True)
+            found = await self.take(filesystem, self.question_s, filesystem.ls, path, detail=True)
         for info in found:
             if str(info["name"]).strip("/") == path.strip("/"):  # fsspec lists a file as itself
                 continue
@@ -198,21 +236,31 @@ class Filesystems:
             elif name:
                 yield Entry(url + name, info.get("size"), _modified(info))
 
-    async def take(self, filesystem: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """One call of a filesystem that blocks. Where all go over one connection, and this is not the server's answer,
-        the next is over another connection."""
+    async def take(
+        self, filesystem: Any, allowed_s: float, function: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """One call of a filesystem that blocks, within ``allowed_s`` seconds of its turn. Where all go over one
+        connection and this is not the server's answer, or the call hangs, the next one is made by a new filesystem."""
+        turn = self._turn(filesystem)
         try:
-            return await self._turn(filesystem).take(function, *args, **kwargs)
+            return await turn.take(allowed_s, function, *args, **kwargs)
         except (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError):
             raise
         except Exception as exn:
-            if self.lost(filesystem):  # it was closed while this call waited for its turn
+            if self.lost(filesystem) and not turn.hung:  # it was closed while this call waited for its turn
                 raise ConnectionResetError("the connection broke") from exn
-            if holds_connection(filesystem):
-                self._lost.append(filesystem)
-                self._made = {key: made for key, made in self._made.items() if made is not filesystem}
-                await self._call(end_session, filesystem)
+            turn.hung = turn.hung or isinstance(exn, TimeoutError)
+            if turn.hung or holds_connection(filesystem):
+                await self._leave(filesystem)
             raise
+
+    async def _leave(self, filesystem: Any) -> None:
+        """Use another one from now on, unless it is one of a chain: fsspec keeps those."""
+        if any(made is filesystem for made in self._made.values()):
+            self._lost.append(filesystem)
+            self._made = {key: made for key, made in self._made.items() if made is not filesystem}
+            with contextlib.suppress(TimeoutError):
+                await with_deadline(self._call(end_session, filesystem), self.question_s)
 
     def lost(self, filesystem: Any) -> bool:
         """Whether its connection broke."""
@@ -231,7 +279,10 @@ class Filesystems:
         self._made.clear()
 
     def _turn(self, filesystem: Any) -> _Turn:
-        return self._turns.setdefault(id(filesystem), _Turn(self._call))
+        turn = self._turns.get(id(filesystem))
+        if turn is None or turn.hung:
+            turn = self._turns[id(filesystem)] = _Turn(self._call, turn.running if turn else threading.Lock())
+        return turn
 
     def _find(self, url: str) -> tuple[Any, str]:
         if len(links(url)) > 1:
@@ -281,18 +332,29 @@ class _Turn:
     """One call at a time: blocking filesystems promise nothing for threads. ``ftp`` has one connection, and
     ``simplecache`` shows a file to all while it is still being written."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, running: threading.Lock) -> None:
         self._call = call
         self._queue = asyncio.Lock()
-        self._running = threading.Lock()  # a call that was cancelled goes on in its thread
+        self.running = running
+        """Held by the thread of a call, also of one that was cancelled."""
+        self.hung = False
+        """A call has hung: those that wait fail now."""
 
-    async def take(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    async def take(self, allowed_s: float, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         async with self._queue:
-            return await self._call(self._run, function, args, kwargs)
+            if self.hung:
+                raise TimeoutError("an earlier call hangs")
+            return await with_deadline(self._call(self._run, allowed_s, function, args, kwargs), allowed_s)
 
-    def _run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with self._running:
+    def _run(
+        self, allowed_s: float, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if not self.running.acquire(timeout=allowed_s):
+            raise TimeoutError("an earlier call hangs")
+        try:
             return function(*args, **kwargs)
+        finally:
+            self.running.release()
 
 
 class FsspecRanges:
@@ -314,10 +376,11 @@ class FsspecRanges:
     async def read(self, start: int, stop: int) -> bytes:
         if self._owner.lost(self._filesystem):
             self._filesystem, self._path = await self._owner.find(self._url)
-        if is_async(self._filesystem):
-            data = await self._filesystem._cat_file(self._path, start=start, end=stop)
+        filesystem, path, allowed_s = self._filesystem, self._path, self._owner.range_s(stop - start)
+        if is_async(filesystem):
+            data = await with_deadline(filesystem._cat_file(path, start=start, end=stop), allowed_s)
         else:
-            data = await self._owner.take(self._filesystem, read_range, self._filesystem, self._path, start, stop)
+            data = await self._owner.take(filesystem, allowed_s, read_range, filesystem, path, start, stop)
         if len(data) != stop - start:
             await self._look_again()
         if not 0 < len(data) <= stop - start:  # a client may give less than it was asked for, but something

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from wds_async.storage.base import Access, Answer, Call, Description, Entry, Fault, Store, Verdict
+from wds_async.storage.deadlines import with_deadline
 from wds_async.storage.filesystems import Filesystems, protocols
 from wds_async.storage.http.backend import explain_exception
 from wds_async.storage.local import explain_os_error
@@ -50,8 +51,17 @@ def explain_foreign(exn: BaseException, user: str = "") -> Fault:
 class GenericBackend(Store):
     """One for all fsspec filesystems that have no room of their own."""
 
-    def __init__(self, call: Call, options: Options = NO_OPTIONS) -> None:
-        self._filesystems = Filesystems(call, options)
+    def __init__(
+        self,
+        call: Call,
+        options: Options = NO_OPTIONS,
+        *,
+        connect_timeout_s: float = 5.0,
+        stall_timeout_s: float = 30.0,
+    ) -> None:
+        self._filesystems = Filesystems(
+            call, options, connect_timeout_s=connect_timeout_s, stall_timeout_s=stall_timeout_s
+        )
         self._options = options
 
     async def access(self, url: str) -> Access:
@@ -70,4 +80,4 @@ class GenericBackend(Store):
         return explain_foreign(outcome, user_of(url, self._options))
 
     async def close(self) -> None:
-        await self._filesystems.close()
+        await with_deadline(self._filesystems.close(), self._filesystems.question_s)

@@ -8,10 +8,13 @@ makes the engine go on from the same byte by the shard's own backend.
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from wds_async.redact import redact
 from wds_async.storage.base import (
     Access,
     Answer,
@@ -25,9 +28,18 @@ from wds_async.storage.base import (
     Store,
     Stream,
 )
+from wds_async.storage.checked import CheckedRanges
+from wds_async.storage.deadlines import with_deadline
+from wds_async.storage.http.backend import HttpBackend
+from wds_async.storage.http.messages import identity_of, modified_of
+from wds_async.storage.http.ranges import RangeRequests
 
 __all__ = ["CacheEntry", "CachedBackend", "CopiedFile", "Growing", "GrowingStream", "StoodStill"]
 
+logger = logging.getLogger("wds_async")
+
+_CHECK_WITHIN_S = 10.0
+_told_unchecked: set[int] = set()
 _LOOK_EVERY_S = 0.02
 _LOOK_AHEAD_EVERY_S = 0.2  # a reader follows as many shards as it reads ahead, and only the first of them is urgent
 
@@ -70,6 +82,15 @@ class Growing(Protocol):
 
 class CacheEntry(Protocol):
     """One shard of one reader, as its cache sees it and the engine needs it."""
+
+    @property
+    def check(self) -> bool:
+        """Whether a copy is compared with its object before it is used."""
+        ...
+
+    def replaced(self) -> None:
+        """The object has changed since its copy was made: `begin` is called again, and gives no such copy. Blocks."""
+        ...
 
     def begin(self) -> CopiedFile | Growing | None:
         """How to read it: the copy on disk, the file that grows into one, or (None) from its store. Blocks. Asked
@@ -144,9 +165,46 @@ class CachedBackend(Store):
 
     async def access(self, url: str) -> Access:
         found: CopiedFile | Growing | None = await self._call(self._entry.begin)
+        if isinstance(found, CopiedFile) and self._entry.check and await self._has_changed(found, url):
+            await self._call(self._entry.replaced)
+            found = await self._call(self._entry.begin)
         if found is None:
             return await self._store.access(url)
         return found if isinstance(found, CopiedFile) else GrowingStream(self._call, found)
+
+    async def _has_changed(self, copy: CopiedFile, url: str) -> bool:
+        """Whether the object has another size or date than ``copy``, which was given its object's date. Where the
+        store gives no answer within seconds the copy is used: a training goes on with what it has."""
+        try:
+            size, modified = await with_deadline(self._size_and_date(url), _CHECK_WITHIN_S)
+        except Exception as exn:
+            level = logging.INFO if _told_unchecked else logging.WARNING
+            _told_unchecked.add(os.getpid())
+            why = self._store.classify(exn, url).reason if not isinstance(exn, TimeoutError) else "no answer in time"
+            logger.log(level, "%s: its copy in the cache is used unchecked: %s (said once)", redact(url), why)
+            return False
+        copied = await self._call(os.stat, copy.path)
+        dated_otherwise = modified is not None and int(modified) != int(copied.st_mtime)
+        return (size is not None and size != copied.st_size) or dated_otherwise
+
+    async def _size_and_date(self, url: str) -> tuple[int | None, float | None]:
+        """What the store says of the object; None for what it does not say."""
+        access = await self._store.access(url)
+        if isinstance(access, LocalFile):
+            return access.size, (await self._call(os.stat, access.path)).st_mtime
+        if isinstance(access, Request):
+            request, client = access, HttpBackend(call=self._call)
+
+            async def same() -> Request:
+                return request
+
+            try:
+                get = RangeRequests(client, same)
+                ranges = None if request.socket else await CheckedRanges.of(get, identity_of, _CHECK_WITHIN_S)
+            finally:
+                await client.close()
+            return (None, None) if ranges is None else (ranges.size, modified_of(ranges.fields))
+        return getattr(access, "size", None), modified_of(getattr(access, "fields", {}))
 
     def streamed(self, request: Request) -> Stream:
         return self._store.streamed(request)
@@ -156,6 +214,9 @@ class CachedBackend(Store):
 
     def classify(self, outcome: Answer | BaseException, url: str) -> Fault:
         return self._store.classify(outcome, url)
+
+    def renew(self, url: str) -> None:
+        self._store.renew(url)
 
     def checksum(self, fields: Mapping[str, str]) -> Checksum | None:
         return self._store.checksum(fields)

@@ -37,4 +37,4 @@ class HandedFile(LocalFile):
     fields: Mapping[str, str] = field(compare=False, repr=False)
     """Of the head that came with it, in lower case."""
     lose: Callable[[], None] = field(compare=False, repr=False)
-    """Say that it could not be read: it is not asked for again."""
+    """Report that it is short, cannot be read, or is wrong: its maker is to look at it."""

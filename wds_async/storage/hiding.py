@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+import logging
+import pkgutil
 import re
 import urllib.parse
-from collections.abc import Iterable, Mapping
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from wds_async.redact import redact
 from wds_async.storage.base import Answer, Fault
 
-__all__ = ["Secrets", "code_shown"]
+__all__ = ["Secrets", "code_shown", "hide_in_logs"]
 
 _PROOFS = re.compile(r"(?:proxy-)?authorization|cookie|.*-(?:security-token|token|customer-key)", re.IGNORECASE)
 _KEPT_AT_MOST = 256
@@ -74,3 +80,68 @@ class Secrets:
     def of_fault(self, fault: Fault) -> Fault:
         """``fault`` without them."""
         return replace(fault, reason=self.hidden(fault.reason), advice=self.hidden(fault.advice))
+
+
+# -- log lines of the clouds' clients -----------------------------------------------------------------------------
+
+_NAME = (
+    r"(?:proxy-)?authorization|(?:set-)?cookie|signature|[\w-]*-(?:security-token|token|customer-key)"
+    r"|(?:aws_?)?secret_?access_?key|(?:aws_)?session_?token|\w*_token|accesstoken|webidentitytoken|token|client_secret|private_key"
+)
+# 'Authorization': b'…' of a dict or JSON; x-amz-security-token:… to the end of its line; <SecretAccessKey>…</.
+_QUOTED_FIELD = re.compile(rf"""((['"])(?:{_NAME})\2\s*:\s*b?)(['"]).*?\3""", re.IGNORECASE)
+_BARE_FIELD = re.compile(rf"^((?:{_NAME}):\s*)\S.*", re.IGNORECASE | re.MULTILINE)
+_ELEMENT = re.compile(rf"<({_NAME})>[^<]*<", re.IGNORECASE)
+
+
+class _LogRedaction(logging.Filter):
+    """A filter that takes secrets out of the messages of log records and lets all of them pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.secrets: weakref.WeakSet[Secrets] = weakref.WeakSet()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        try:
+            message = record.getMessage()
+        except Exception:  # a broken message is reported by the handler
+            return True
+        text = message
+        for secrets in tuple(self.secrets):
+            text = secrets.hidden(text)
+        text = _QUOTED_FIELD.sub(r"\1\3***\3", text)
+        text = _BARE_FIELD.sub(r"\1***", text)
+        text = _ELEMENT.sub(r"<\1>***<", text)
+        text = "\n".join(redact(line) for line in text.split("\n"))
+        if text != message:
+            record.msg, record.args = text, ()
+        return True
+
+
+_log_redaction = _LogRedaction()
+
+
+def hide_in_logs(secrets: Secrets, *packages: str) -> None:
+    """Replace ``secrets``, and the values of headers and fields that prove an identity, by ``***`` in the log lines of
+    ``packages`` ("botocore"), for the life of the process. Costs nothing where these loggers are off."""
+    _log_redaction.secrets.add(secrets)
+    for package in packages:
+        for name in _module_names(package):
+            logging.getLogger(name).addFilter(_log_redaction)  # once, however often
+
+
+@functools.cache
+def _module_names(package: str) -> tuple[str, ...]:
+    """Names of the package and its modules, which their loggers have: a filter does not count for loggers below."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except ModuleNotFoundError:
+        spec = None
+    return () if spec is None else (package, *_below(package, spec.submodule_search_locations or ()))
+
+
+def _below(package: str, folders: Iterable[str]) -> Iterator[str]:
+    for module in pkgutil.iter_modules(list(folders), package + "."):
+        yield module.name
+        if module.ispkg:
+            yield from _below(module.name, [f"{folder}/{module.name.rpartition('.')[2]}" for folder in folders])

@@ -9,7 +9,7 @@ from typing import Any
 
 from wds_async.environment import SCHEME_ALIASES
 from wds_async.errors import ConfigError
-from wds_async.storage.filesystems import known_protocol
+from wds_async.storage.filesystems import installed_stores, known_protocol
 from wds_async.urls import links, scheme
 
 __all__ = ["NOTHING_GIVEN", "NO_OPTIONS", "Options", "StorageOptions"]
@@ -118,4 +118,4 @@ def _canonical(name: str) -> str:
 
 def _is_scheme(name: str) -> bool:
     name = name.lower().removesuffix("://")
-    return name in ("http", "https", "ais", "file") or known_protocol(name)
+    return name in ("http", "https", "ais", "file") or known_protocol(name) or name in installed_stores()

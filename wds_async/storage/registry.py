@@ -6,6 +6,7 @@ program, and each of its spawned workers, has to wait for its first sample of a 
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import logging
 import multiprocessing
@@ -20,7 +21,8 @@ from wds_async.errors import UnsafeContent, UrlError
 from wds_async.redact import redact
 from wds_async.storage.base import Backend, Guard
 from wds_async.storage.configuration import configured
-from wds_async.storage.filesystems import known_protocol
+from wds_async.storage.deadlines import BackendWithDeadlines, question_s
+from wds_async.storage.filesystems import STORES_GROUP, installed_stores, known_protocol
 from wds_async.storage.generic import GenericBackend, reads_local_files
 from wds_async.storage.growing import CachedBackend, CacheEntry
 from wds_async.storage.http.backend import HttpBackend
@@ -39,6 +41,9 @@ _told: set[str] = set()
 
 _KINDS = {"s3": "s3", "gs": "gcs", "az": "azure", "hf": "hf", "ais": "ais"}
 _ROUTABLE = frozenset({"s3", "gcs", "azure", "hf", "http", "generic"})
+_OTHERS_CLIENTS = frozenset({"http", *_KINDS.values()})
+"""Kinds of stores whose questions are asked by clients of others. The rest of fsspec (``generic``) takes turns at one
+connection, so there each call has a deadline of its own (`filesystems`)."""
 
 # WebDataset's other names: its htgs:// is gs:// without the tools, and scp goes over the protocol of sftp. And one of
 # Hadoop's, which fsspec does not know.
@@ -46,11 +51,45 @@ _SYNONYMS = {"htgs://": "gs://", "scp://": "sftp://", "s3n://": "s3://"}
 _SYNONYM = re.compile("^(?:" + "|".join(_SYNONYMS) + ")", re.IGNORECASE)
 
 
+_PLUGIN = "plugin:"
+_NAMEABLE = (
+    "file",
+    "http",
+    "https",
+    "pipe",
+    "s3",
+    "gs",
+    "gcs",
+    "az",
+    "abfs",
+    "hf",
+    "ais",
+    "sftp",
+    "ftp",
+    "webdav",
+    "hdfs",
+)
+"""Schemes that a misspelt one may have meant."""
+
+
+def _plugin_store(name: str, call: Callable[..., Awaitable[Any]], options: Options) -> Backend:
+    point = installed_stores()[name]
+    try:
+        backend: Backend = point.load()(call, options)
+    except Exception as exn:
+        raise UrlError(
+            f"{name}://: its store, {point.value} of the group {STORES_GROUP}, cannot be made: "
+            f"{type(exn).__name__}: {redact(str(exn))}. Mend or uninstall the package that brings it."
+        ) from exn
+    return backend
+
+
 @dataclass(frozen=True, slots=True)
 class Location:
     """Where a shard is: ``url`` as the user wrote it (expanded), ``target`` after rewriting, and the ``kind`` of its
     backend: ``local``, ``pipe``, ``stdin``, ``http``, ``s3``, ``gcs``, ``azure``, ``hf``, ``ais``, ``generic`` (the
-    rest of fsspec), or ``opener`` for the program's own."""
+    rest of fsspec), ``plugin:`` and the scheme for a store of an installed package, or ``opener`` for the program's
+    own."""
 
     url: str
     target: str
@@ -103,8 +142,9 @@ def locate(url: str, *, final: bool = False, options: StorageOptions = NOTHING_G
         return Location(url, target, "opener")
     if kind is None:
         raise UrlError(
-            f"{redact(url)}: no gopen handler defined: unknown scheme {scheme(target)!r}. Known are local paths, "
-            "file:, http:, https:, pipe:, -, ais:, every protocol of fsspec (s3, gs, az, hf, sftp, …), and what the "
+            f"{redact(url)}: no gopen handler defined: unknown scheme {scheme(target)!r}.{_near(scheme(target))} "
+            "Known are local paths, file:, http:, https:, pipe:, -, ais:, every protocol of fsspec (s3, gs, az, hf, "
+            "sftp, …), stores of installed packages (wds_async.stores), and what the "
             "program puts into wds.gopen_schemes."
         )
     check_allowed("local" if kind == "generic" and reads_local_files(target) else kind)
@@ -126,7 +166,17 @@ def _kind(target: str) -> str | None:
     if len(links(target)) > 1:
         return "generic"
     name = SCHEME_ALIASES.get(name, name)
-    return _KINDS.get(name) or ("generic" if known_protocol(name) else None)
+    if name in _KINDS:
+        return _KINDS[name]
+    if name in installed_stores():
+        return _PLUGIN + name
+    return "generic" if known_protocol(name) else None
+
+
+def _near(name: str) -> str:
+    """The question after a scheme that was meant, where a known one is close to ``name``."""
+    near = difflib.get_close_matches(name, _NAMEABLE, 1, 0.6)
+    return f" Did you mean {near[0]}://?" if near else ""
 
 
 def _is_blob(target: str) -> bool:
@@ -216,16 +266,24 @@ class Backends:
             ),
             "hf": lambda options: _store("hub", "HuggingFaceBackend")(call, options, direct=direct, **timeouts),
             "ais": lambda options: _store("ais", "AisBackend")(call, options, direct=direct, **timeouts),
-            "generic": lambda options: GenericBackend(call, options),
+            "generic": lambda options: GenericBackend(call, options, **timeouts),
         }
         self._made: dict[tuple[str, Options], Backend] = {}
         self._call = call
+        self._question_s = question_s(connect_timeout_s, stall_timeout_s)
 
     def of(self, location: Location) -> Backend:
         """The backend for a located shard."""
         key = location.kind, location.options
         if key not in self._made:
-            self._made[key] = self._makers[location.kind](location.options)
+            plugin = location.kind.removeprefix(_PLUGIN) if location.kind.startswith(_PLUGIN) else ""
+            made = (
+                _plugin_store(plugin, self._call, location.options)
+                if plugin
+                else self._makers[location.kind](location.options)
+            )
+            others = bool(plugin) or location.kind in _OTHERS_CLIENTS
+            self._made[key] = BackendWithDeadlines(made, self._question_s) if others else made
         store = self._made[key]
         return store if location.entry is None else CachedBackend(self._call, location.entry, store)
 

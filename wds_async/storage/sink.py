@@ -16,6 +16,7 @@ from typing import Any, NoReturn, Protocol
 from wds_async.errors import AccessDenied, ConfigError, PipeError, ShardNotFound, StorageError, UrlError
 from wds_async.redact import redact
 from wds_async.storage import pipe, registry
+from wds_async.storage.filewriting import WRITE_BYTES, write_all
 from wds_async.storage.opened import GOPEN_BUFSIZE, named_opener
 from wds_async.storage.options import StorageOptions
 from wds_async.urls import local_path
@@ -62,13 +63,18 @@ class LocalSink:
         self._offset = 0
         self._open = True
         try:
+            os.makedirs(os.path.dirname(self.path), exist_ok=True)
             self._stream = open(self.temporary or self.path, "wb")  # noqa: SIM115 - closed by commit or abort
         except OSError as exn:
             self._fail(exn)
 
     def write(self, data: Data) -> int:
         try:
-            self._stream.write(data)
+            if len(data) <= WRITE_BYTES:
+                self._stream.write(data)
+            else:
+                self._stream.flush()
+                write_all(self._stream.fileno(), memoryview(data).cast("B"))
         except OSError as exn:
             self._fail(exn)
         self._offset += len(data)
@@ -106,7 +112,9 @@ class LocalSink:
         folder = os.path.dirname(self.path)
         kind, text = StorageError, f"at byte {self._offset}: {exn.strerror or exn}. Check the disk."
         if isinstance(exn, FileNotFoundError):
-            kind, text = ShardNotFound, f"there is no such folder to write to; make it: mkdir -p {folder!r}"
+            kind, text = ShardNotFound, f"the folder {folder!r} is not there (any more), or cannot be made"
+        elif isinstance(exn, FileExistsError | NotADirectoryError):
+            text = f"{folder!r} cannot be a folder: a file is in its place"
         elif isinstance(exn, PermissionError):
             kind, text = AccessDenied, f"{exn.strerror}. Check the permissions of the folder {folder!r}."
         error = kind(f"{self.path}: {text}")

@@ -15,6 +15,7 @@ import os
 import random
 import tempfile
 import threading
+import time
 import urllib.parse
 import weakref
 from collections.abc import Callable, Mapping
@@ -26,7 +27,8 @@ from wds_async.errors import MissingExtra, ShardNotFound, StorageError, UrlError
 from wds_async.redact import redact
 from wds_async.storage.azure.account import adlfs_options, parse
 from wds_async.storage.azure.errors import explain_writing
-from wds_async.storage.base import Answer, Fault, Request, Verdict, error_for
+from wds_async.storage.base import Answer, Fault, RedirectLoop, Request, error_for
+from wds_async.storage.deadlines import call_with_deadline, transfer_s
 from wds_async.storage.filesystems import filesystem_of
 from wds_async.storage.gcs.errors import explain_write
 from wds_async.storage.generic import explain_foreign
@@ -53,8 +55,9 @@ _COMPLETED_BY_CLOSE = frozenset({"az"})
 _RENAMED = frozenset({"arrow_hdfs", "ftp", "hdfs", "memory", "sftp", "smb", "ssh", "webhdfs"})
 """Here a file is visible while it is being sent, and renaming is cheap: it gets its name last."""
 _REDIRECTS = frozenset({301, 302, 307, 308})
-_MAX_REDIRECTS = 5
 _BLOCK_BYTES = 1 << 20
+_ABORT_WITHIN_S = 10.0
+"""How long the store is waited for where an upload has failed already, or is not wanted any more."""
 
 
 class _Gathered:
@@ -122,20 +125,25 @@ class HttpSink(_Gathered):
     def _send(self, path: str) -> None:
         config = transfer_config()
         rng, never = random.Random(), threading.Event()
+        began_s, allowed_s = time.monotonic(), transfer_s(config.retry.timeout_s, self.offset)
         attempt = 0
         while True:
             attempt += 1
             with open(path, "rb") as file:
-                fault = self._attempt(file, config.stall_timeout_s)
+                try:
+                    fault = call_with_deadline(allowed_s, self._attempt, file, config.stall_timeout_s)
+                except TimeoutError as exn:
+                    fault = self._backend.classify(exn, self.url)
             if fault is None:
                 return
-            if not fault.verdict.again or attempt >= config.retry.brief_attempts:
+            over = attempt >= config.retry.brief_attempts or time.monotonic() - began_s >= allowed_s
+            if not fault.verdict.again or over:
                 raise error_for(fault, redact(self.url), self.offset, attempt)
             never.wait(config.retry.delay_s(attempt, rng, fault.retry_after_s))
 
     def _attempt(self, file: IO[bytes], timeout_s: float) -> Fault | None:
         request = self._request
-        for _ in range(_MAX_REDIRECTS + 1):
+        while True:
             file.seek(0)
             try:
                 answer = _put(request, file, self.offset, timeout_s)
@@ -143,8 +151,10 @@ class HttpSink(_Gathered):
                 return self._backend.classify(exn if isinstance(exn, OSError) else ConnectionError(str(exn)), self.url)
             if answer.status not in _REDIRECTS or "location" not in answer.fields:
                 return None if 200 <= answer.status < 300 else self._backend.classify(answer, self.url)
-            request = redirected(request, answer.fields["location"])
-        return Fault(Verdict.FATAL, f"more than {_MAX_REDIRECTS} redirects")
+            try:
+                request = redirected(request, answer.fields["location"])
+            except RedirectLoop as exn:
+                return self._backend.classify(exn, self.url)
 
 
 def _put_headers(request: Request, size: int) -> dict[str, str]:
@@ -205,19 +215,39 @@ def _answer(connection: http.client.HTTPConnection) -> Answer:
 
 
 class MultipartSink:
-    """A streamed upload of a store whose files become objects only when they are completed."""
+    """A streamed upload of a store whose files become objects only when they are completed. Each call of the store's
+    client has a deadline; small pieces are put together, so that there are few calls."""
 
     def __init__(self, url: str, stream: Any, *, transactional: bool, options: Mapping[str, Any] = NO_OPTIONS) -> None:
         self._url, self._stream, self._transactional = url, stream, transactional
         self._options, self._filesystem = options, getattr(stream, "fs", None)
+        self._timeout_s = transfer_config().retry.timeout_s
+        self._pending = bytearray()
+        self._gather_bytes = min(_BLOCK_BYTES, getattr(stream, "blocksize", None) or _BLOCK_BYTES)
         self._offset = 0
         self._open = True
 
     def write(self, data: Data) -> int:
-        with self._explained():
-            self._stream.write(data)
+        if len(data) >= self._gather_bytes:
+            self._send_pending()
+            self._call(self._stream.write, data)
+        else:
+            self._pending += data
+            if len(self._pending) >= self._gather_bytes:
+                self._send_pending()
         self._offset += len(data)
         return len(data)
+
+    def _send_pending(self) -> None:
+        pending, self._pending = self._pending, bytearray()
+        if pending:
+            self._call(self._stream.write, pending)
+
+    def _call(self, function: Callable[..., Any], *args: Any) -> None:
+        # It may send what the client has held back: one block, where it tells the size of its blocks.
+        held_bytes = min(self._offset, getattr(self._stream, "blocksize", None) or self._offset)
+        with self._explained():
+            call_with_deadline(transfer_s(self._timeout_s, held_bytes + sum(map(len, args))), function, *args)
 
     def flush(self) -> None:
         """A store takes parts of its own size; there is nothing to hurry."""
@@ -226,10 +256,10 @@ class MultipartSink:
         if not self._open:
             return
         try:
-            with self._explained():
-                self._stream.close()
-                if self._transactional:
-                    self._stream.commit()
+            self._send_pending()
+            self._call(self._stream.close)
+            if self._transactional:
+                self._call(self._stream.commit)
         except BaseException:
             self.abort()
             raise
@@ -245,7 +275,7 @@ class MultipartSink:
         self._open = False
         with contextlib.suppress(Exception):  # must not hide the error that led here
             if self._transactional:
-                self._stream.discard()
+                call_with_deadline(_ABORT_WITHIN_S, self._stream.discard)
         self._stream.closed = True  # its own `close`, also by garbage collection, would send what it holds
         close_writer(self._filesystem)
 
@@ -272,14 +302,15 @@ class StoreSink(_Gathered):
         folder, slash, name = self._target.rpartition("/")
         first = f"{folder}{slash}.{name}.{os.urandom(4).hex()}.tmp" if self._renames else self._target
         with _explained(self.url, self.offset, self._user):
+            timeout_s = transfer_config().retry.timeout_s
             try:
-                self._filesystem.put_file(path, first)
+                call_with_deadline(transfer_s(timeout_s, self.offset), self._filesystem.put_file, path, first)
                 if self._renames:
-                    self._rename(first)
+                    call_with_deadline(timeout_s, self._rename, first)
             except BaseException:
                 if self._renames:
                     with contextlib.suppress(Exception):
-                        self._filesystem.rm_file(first)
+                        call_with_deadline(_ABORT_WITHIN_S, self._filesystem.rm_file, first)
                 raise
 
     def _rename(self, first: str) -> None:
@@ -293,7 +324,7 @@ class StoreSink(_Gathered):
 def fsspec_sink(url: str, options: Mapping[str, Any]) -> MultipartSink | StoreSink:
     """Begin to write ``url`` through fsspec, a blob's https address too; ``options`` are its filesystem's."""
     name, address, user, given = _store(url), url, user_of(url, options), options
-    chained = len(links(url)) > 1
+    chained, timeout_s = len(links(url)) > 1, transfer_config().retry.timeout_s
     with _explained(url, 0, user, given):
         if name in _COMPLETED_BY_CLOSE and not chained:
             options = adlfs_options(url, options)
@@ -301,7 +332,7 @@ def fsspec_sink(url: str, options: Mapping[str, Any]) -> MultipartSink | StoreSi
                 blob = parse(url)
                 address = f"az://{blob.container}/{blob.name}"
         try:
-            filesystem, path = filesystem_of(address, options)
+            filesystem, path = call_with_deadline(timeout_s, filesystem_of, address, options)
         except ValueError as exn:
             if "Protocol not known" not in str(exn):
                 raise
@@ -310,7 +341,7 @@ def fsspec_sink(url: str, options: Mapping[str, Any]) -> MultipartSink | StoreSi
         if chained or not (transactional or name in _COMPLETED_BY_CLOSE):
             renames = not chained and name in _RENAMED
             return StoreSink(url, filesystem, str(path), renames=renames, user=user)
-        stream = filesystem.open(path, "wb", autocommit=not transactional)
+        stream = call_with_deadline(timeout_s, filesystem.open, path, "wb", autocommit=not transactional)
         return MultipartSink(url, stream, transactional=transactional, options=given)
 
 

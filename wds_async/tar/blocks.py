@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 
 __all__ = ["BLOCK", "LOW_SUMS", "MAGIC", "checks", "number", "padded", "records", "text"]
 
@@ -68,9 +69,9 @@ def text(field: bytes) -> str:
     return field.partition(b"\0")[0].decode("utf-8", "surrogateescape")
 
 
-def records(payload: bytes) -> dict[bytes, bytes]:
-    """The ``length key=value`` lines of a PAX header. Raises ``ValueError``."""
-    found, pos = {}, 0
+def records(payload: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """The ``length key=value`` lines of a PAX header, in order. Raises ``ValueError``."""
+    pos = 0
     while pos < len(payload) and payload[pos]:
         space = payload.find(b" ", pos, pos + 20)
         digits = payload[pos:space]
@@ -78,6 +79,5 @@ def records(payload: bytes) -> dict[bytes, bytes]:
         key, equals, value = payload[space + 1 : stop - 1].partition(b"=")
         if not equals or stop > len(payload) or payload[stop - 1 : stop] != b"\n":
             raise ValueError(f"no record at its byte {pos}: {payload[pos : pos + 24]!r}")
-        found[key] = value
+        yield key, value
         pos = stop
-    return found

@@ -6,18 +6,35 @@ A sample is what adjacent members of one key say: ``a/001.jpg`` and ``a/001.cls`
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
-from wds_async.errors import DuplicateField, ShardFormatError
+from wds_async.errors import ChecksumMismatch, ConfigError, DuplicateField, MissingField, ShardFormatError
 from wds_async.redact import redact
 from wds_async.tar.parse import Member
 
-__all__ = ["SKIP_META", "RawSample", "admission", "base_plus_ext", "samples"]
+__all__ = [
+    "SKIP_META",
+    "Keys",
+    "RawSample",
+    "admission",
+    "base_plus_ext",
+    "complete",
+    "expected",
+    "key_behind",
+    "name_behind",
+    "samples",
+]
+
+Keys = Callable[[str], tuple[str, str] | tuple[None, None]]
+"""From a member's name to its key and field, or to two None: it belongs to no sample."""
 
 SKIP_META = r"__[^/]*__($|/)"
 """Members whose name begins so (``__index__``, ``__meta__/info.json``) describe the shard; they are no fields."""
+
+_Sample = TypeVar("_Sample", bound=dict[str, Any])
 
 _skip_meta = re.compile(SKIP_META)
 _RECENT = 16384
@@ -88,14 +105,16 @@ def samples(
     members: Iterable[Member],
     url: str,
     *,
-    keys: Callable[[str], tuple[str, str] | tuple[None, None]] = base_plus_ext,
+    keys: Keys = base_plus_ext,
     lcase: bool = True,
     suffixes: Collection[str] | None = None,
     local_path: str | None = None,
-    on_duplicate: Callable[[Exception], bool] | None = None,
+    on_error: Callable[[Exception], bool] | None = None,
     on_return: Callable[[str, int], object] | None = None,
     on_cut: Callable[[str, Exception], bool] | None = None,
     drop_first: Callable[[str, int], object] | None = None,
+    rename_files: Callable[[str], str] | None = None,
+    expect: Sequence[Collection[str]] = (),
 ) -> Iterator[RawSample]:
     """The samples of one shard.
 
@@ -104,26 +123,102 @@ def samples(
     becomes ``__local_path__``. Meta members (``SKIP_META``) and names without a field are passed over, and a
     sample with a true ``__bad__`` is dropped.
 
-    A ``DuplicateField``, or what ``keys`` raises, goes to ``on_duplicate``: True drops the member and goes on,
-    False yields the sample as it is and ends here; without it the exception is raised. What ``members`` raises
-    is raised; the sample that was being put together is not yielded then, and ``on_cut(key, exception)`` is told of it:
-    True says that it is whole, so it is yielded and ends the shard. ``drop_first(key, offset)``, where it is given,
-    says that ``members`` begin behind a gap: the first sample may lack members, so it is told of and not yielded.
-    ``on_return(key, offset)`` is told of a key that begins a sample again, behind others, if it came among the last
-    16384; it costs a small sample 8 %.
+    A ``DuplicateField``, or what ``keys`` raises, goes to ``on_error``: True drops the member and goes on,
+    False yields the sample as it is and ends here; without it the exception is raised. A sample without the fields of
+    ``expect`` (from `expected`) is ``MissingField``: True drops it and goes on, False ends here.
+
+    What ``members`` raises is raised. The sample before it is yielded first where it is known to be whole, because the
+    last header that was read belongs to another key (see `name_behind`; ``rename_files`` is what ``members`` renamed
+    by). ``on_cut(key, exception)`` is called with the key of the sample that the exception cut, which is not yielded,
+    unless it returns True. With ``drop_first`` the ``members`` begin behind a gap, so that the first sample may lack
+    some: ``drop_first(key, offset)`` is called and that sample is not yielded. ``on_return(key, offset)`` is called
+    when a key begins a sample again, behind others, if it came among the last 16384; it costs a small sample 8 %.
     """
-    return _group(
+    found = _group(
         members,
         url,
         keys=keys,
         lcase=lcase,
         suffixes=suffixes,
         local_path=local_path,
-        on_duplicate=on_duplicate or _raise,
+        on_error=on_error or _raise,
         came=_Recent(on_return).came if on_return is not None else None,
-        on_cut=on_cut,
+        is_whole=functools.partial(_is_whole, keys, rename_files, on_cut),
         drop_first=drop_first,
     )
+    return complete(found, expect, on_error or _raise) if expect else found
+
+
+def expected(
+    fields: Collection[str] | None, lcase: bool = True, suffixes: Collection[str] | None = None
+) -> tuple[frozenset[str], ...]:
+    """Return what every sample must have: for each of ``fields`` the names of which one is enough (``"jpg;png"``).
+
+    Raises ConfigError for what is no collection of names, and for names that no sample can have: not in lower case
+    under ``lcase``, or not among ``suffixes``.
+    """
+    if fields is None:
+        return ()
+    if isinstance(fields, str) or not all(isinstance(name, str) and name for name in fields):
+        raise ConfigError(f'expect={fields!r}: it is a list of field names, as in expect=("jpg;png", "txt")')
+    wanted = tuple(frozenset(name.split(";")) for name in fields)
+    for names in wanted:
+        if not any((not lcase or name == name.lower()) and (suffixes is None or name in suffixes) for name in names):
+            why = "fields are in lower case" if suffixes is None else f"only the fields {sorted(suffixes)} are kept"
+            raise ConfigError(f"expect: no sample has the field {';'.join(sorted(names))!r}, since {why}")
+    return wanted
+
+
+def _missing_field(sample: dict[str, Any], expect: Sequence[Collection[str]]) -> MissingField | None:
+    """Return the error of a sample that lacks fields of ``expect`` (from `expected`), None where it has them all."""
+    lacking = [";".join(sorted(names)) for names in expect if sample.keys().isdisjoint(names)]
+    if not lacking:
+        return None
+    shard, offset, key = redact(str(sample.get("__url__"))), getattr(sample, "offset", None), sample.get("__key__")
+    where = "" if offset is None else f" at byte {offset}"
+    fields = [name for name in sample if not name.startswith("__")][:20]
+    error = MissingField(
+        f"{shard}: sample {key!r}{where} lacks {', '.join(lacking)}, which expect= names; it has {fields}; the shard"
+        " was cut between two members of the sample, or written so"
+    ).at(shard, offset)
+    error.key, error.field = key, ", ".join(lacking)
+    return error
+
+
+def complete(
+    found: Iterable[_Sample], expect: Sequence[Collection[str]], on_error: Callable[[Exception], bool]
+) -> Iterator[_Sample]:
+    """Yield the samples that have the fields of ``expect`` (from `expected`). ``on_error`` is called with the
+    MissingField of any other: True drops that sample, False ends here."""
+    for sample in found:
+        error = _missing_field(sample, expect)
+        if error is None:
+            yield sample
+        elif not on_error(error):
+            return
+
+
+def name_behind(exn: Exception, rename_files: Callable[[str], str] | None = None) -> str | None:
+    """Return the name, as ``rename_files`` makes it, of the last member whose header was read before ``exn`` ended a
+    shard. None where it is not known, or describes the shard, or is not to be trusted, as after ChecksumMismatch."""
+    name = getattr(exn, "last_member", None)
+    if name is None or isinstance(exn, ChecksumMismatch) or _skip_meta.match(name):
+        return None
+    if rename_files is None:
+        return str(name)
+    try:
+        name = rename_files(name)
+    except Exception:  # `exn` is what counts; the member says nothing then
+        return None
+    return None if _skip_meta.match(name) else name
+
+
+def key_behind(name: str | None, keys: Keys = base_plus_ext) -> str | None:
+    """Return the key of a name from `name_behind`, None where it has none. Samples of other keys are whole."""
+    try:
+        return None if name is None else keys(name)[0]
+    except Exception:  # as above
+        return None
 
 
 class _Recent:
@@ -149,13 +244,13 @@ def _group(
     members: Iterable[Member],
     url: str,
     *,
-    keys: Callable[[str], tuple[str, str] | tuple[None, None]],
+    keys: Keys,
     lcase: bool,
     suffixes: Collection[str] | None,
     local_path: str | None,
-    on_duplicate: Callable[[Exception], bool],
+    on_error: Callable[[Exception], bool],
     came: Callable[[str, int], None] | None,
-    on_cut: Callable[[str, Exception], bool] | None,
+    is_whole: Callable[[RawSample, Exception], bool],
     drop_first: Callable[[str, int], object] | None,
 ) -> Iterator[RawSample]:
     sample = RawSample(__key__=None, __bad__=True)  # what there is before the first: nothing to yield
@@ -171,7 +266,7 @@ def _group(
                 try:
                     key, ext = keys(name)
                 except Exception as exn:
-                    if on_duplicate(exn):
+                    if on_error(exn):
                         continue
                     break
                 if key is None or ext is None:
@@ -192,7 +287,7 @@ def _group(
                         came(key, offset)
                 field = fields.get(ext) or _field(fields, ext, lcase, sample)
             if field in sample:
-                if on_duplicate(_duplicate(url, sample, name, field, offset)):
+                if on_error(_duplicate(url, sample, name, field, offset)):
                     continue
                 break
             if suffixes is None or field in suffixes:
@@ -200,10 +295,28 @@ def _group(
             if local_path is not None:
                 sample["__local_path__"] = local_path
     except Exception as exn:
-        if on_cut is None or sample.get("__bad__") or not on_cut(sample["__key__"], exn):
-            raise
+        if is_whole(sample, exn):
+            yield sample
+        raise
     if not sample.get("__bad__"):
         yield sample
+
+
+def _is_whole(
+    keys: Keys,
+    rename_files: Callable[[str], str] | None,
+    on_cut: Callable[[str, Exception], bool] | None,
+    sample: RawSample,
+    exn: Exception,
+) -> bool:
+    """Call ``on_cut`` with the key of the sample that ``exn`` cut: that of the last header, or where it is not known
+    ``sample``. Return whether ``sample``, the last one before ``exn``, is to be yielded."""
+    key, good = sample["__key__"], not sample.get("__bad__")
+    behind = key_behind(name_behind(exn, rename_files), keys)
+    whole = behind not in (None, key)
+    if on_cut is not None and (whole or good):
+        whole = on_cut(behind or key, exn) or whole
+    return whole and good
 
 
 def _behind(drop: Callable[[str, int], object], sample: RawSample) -> None:

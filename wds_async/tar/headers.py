@@ -5,15 +5,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from wds_async.errors import CorruptShard, NotATar, TruncatedShard
 from wds_async.tar.blocks import BLOCK, LOW_SUMS, checks, number, padded, records, text
 from wds_async.tar.resync import seek
 from wds_async.tar.source import Source
+from wds_async.tar.sparse import MAX_PIECES, PREFIX, Sparse, SparseRecords, old_sparse
 
 __all__ = ["BLOCK", "LOW_SUMS", "Headers", "pass_over", "shown", "truncated"]
 
 LONG_NAME_BYTES = 64 << 10  # a name longer than any file system's, so a header that claims it lies
-PAX_BYTES = 1 << 20
+PAX_BYTES = 64 << 20  # metadata of a member, and the map of a sparse one
 MAX_EXTENSIONS = 64  # before one member; GNU and POSIX need two
 SIZE_LIMIT = 1 << 63  # bytes: no file system has a larger file, and 8 EiB arrive nowhere
 
@@ -21,9 +24,8 @@ _ZEROS_BYTES = 8 << 10
 _ZEROS_AT_MOST_BYTES = 1 << 30
 _ZEROS_USUAL_BYTES = 64 << 10
 _RECORDS_BYTES = (20 * BLOCK, 64 * BLOCK)  # what tar fills up with zeros at its end: usually, and as for tapes
-_SPARSE = b"GNU.sparse"
 
-_DATA = (b"0", b"\0", b"7")  # regular, regular as V7 writes it, contiguous
+_DATA = (b"0", b"\0", b"7", b"S")  # regular, regular as V7 writes it, contiguous, sparse
 _NO_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, directories, fifos: whatever their size says
 _KNOWN = (
     (b"\x1f\x8b", "gzip"),
@@ -47,18 +49,22 @@ _KNOWN = (
 class Headers:
     """Reads whatever header comes next.
 
-    ``shared`` holds the records of global PAX headers that change how later members are read.
+    ``shared`` holds the records of global PAX headers that change how later members are read. ``sparse`` tells how the
+    member at ``sparse_at`` is expanded, the latest that is stored sparse.
 
     After a ``CorruptShard`` the source stands where `resync.resync` may go on: at the block that is no header, or
     behind what an impossible header says is its data.
     """
 
-    __slots__ = ("began", "shared", "source", "zeros", "zeros_end")
+    __slots__ = ("began", "refused", "shared", "source", "sparse", "sparse_at", "zeros", "zeros_end")
 
     def __init__(self, source: Source) -> None:
         self.source = source
         self.shared: dict[bytes, bytes] = {}
         self.zeros = self.zeros_end = -1  # where the last zero blocks began and ended
+        self.sparse = Sparse(0, [])
+        self.sparse_at = -1
+        self.refused: str | None = None  # the name of a member whose header was read, and is an error
         self.began = 0  # where this archive began, of several one after another
 
     def next(self, first: int) -> tuple[str, int, int] | None:
@@ -105,11 +111,12 @@ class Headers:
         if whole and zero:
             self._pass_zeros(at)
             return False
-        if at and not block:
-            self._doubt_the_end(at)
-            return True  # the end of the stream between two members
-        if at and at == self.zeros_end:
-            return zero or self._is_left_behind(block, at)
+        behind_zeros = at == self.zeros_end
+        if at and (not block or (zero and behind_zeros)):
+            self._end_of_stream(at, len(block))
+            return True
+        if at and behind_zeros:
+            return self._is_left_behind(block, at)
         if at and not whole:
             raise truncated(url, at + len(block), f"inside the header at byte {at}")
         self.source.put_back(block)
@@ -120,9 +127,18 @@ class Headers:
             f" it begins with {block[:16]!r}; the shard is damaged, write or copy it again"
         ).at(url, at)
 
-    def _doubt_the_end(self, at: int) -> None:
-        """Say what is odd about an end that may be one: no program leaves a tar so, but for a few."""
+    def _end_of_stream(self, at: int, rest: int) -> None:
+        """The stream ends between two members, perhaps with ``rest`` zero bytes from ``at`` on. Raise TruncatedShard
+        where an end-of-archive marker is required and missing; else note what is odd: few programs leave a tar so."""
         zeros = at - self.zeros if at == self.zeros_end else 0
+        self.source.empty = zeros == at
+        required = self.source.end_required
+        if zeros + rest < 2 * BLOCK and required is not None and required():
+            where = (
+                "without the two blocks of zeros that end an archive; the server gave no length, so that nothing shows"
+                " whether more members follow, and the last sample may be incomplete; have it sent with its length"
+            )
+            raise truncated(self.source.shown, at + rest, where)
         if not zeros:
             self.source.doubt = f"it ends at byte {at}, behind a member, without the zeros that end an archive"
         elif zeros > _ZEROS_USUAL_BYTES:
@@ -205,59 +221,92 @@ class Headers:
             extra.records.setdefault(b"path", payload.partition(b"\0")[0])
         elif kind != b"K":
             try:
-                kept = _telling(records(payload))
+                kept, sparse = _telling(records(payload))
             except ValueError as exn:
                 source.orphan = kind != b"g"
                 raise CorruptShard(f"{url}: the PAX header at byte {at} is damaged: {exn}").at(
                     url, extra.start(at)
                 ) from None
             if kind == b"g":
-                self.shared.update(kept)
+                self.shared.update(kept if sparse is None else {**kept, PREFIX: b""})
             else:
                 extra.records = kept | extra.records
+                extra.sparse = extra.sparse or sparse
 
     def _named(self, block: bytes, kind: bytes, size: int, extra: _Extra) -> tuple[str, int]:
         """The member's name and size with all that extension headers say of it."""
         url, said = self.source.shown, self.shared | extra.records
-        name = text(said[b"path"]).rstrip("/") if said.get(b"path") else _header_name(block)
-        digits = said.get(b"size", b"")
-        if kind == b"S" or _SPARSE in said:
-            why = "is stored sparse, which is not read; pack the shard again without tar's --sparse"
-        elif extra.count > MAX_EXTENSIONS:
-            why = f"has {extra.count} extension headers; more than {MAX_EXTENSIONS} are not believed"
-        elif kind in _NO_DATA or not digits:
-            return name, size
-        elif not digits.isdigit() or len(digits) > 40 or int(digits) >= SIZE_LIMIT:
-            why = f"has the PAX size {digits[:40]!r}"
-        else:
-            return name, int(digits)
-        self.source.rest = padded(size)
-        raise CorruptShard(f"{url}: member {shown(name)} at byte {extra.first} {why}").at(url, extra.first)
+        path = (extra.sparse.name if extra.sparse is not None else b"") or said.get(b"path", b"")
+        name = text(path).rstrip("/") if path else _header_name(block)
+        more = self._sparse_blocks(block, extra.first) if kind == b"S" else b""
+        try:
+            if extra.count > MAX_EXTENSIONS:
+                raise ValueError(f"has {extra.count} extension headers; more than {MAX_EXTENSIONS} are not believed")
+            if kind not in _NO_DATA and said.get(b"size"):
+                size = _pax_size(said[b"size"])
+            if PREFIX in said:
+                raise ValueError("is stored sparse as a global PAX header says, which is not read")
+            if extra.sparse is not None or kind == b"S":
+                self.sparse = old_sparse(block, more) if extra.sparse is None else extra.sparse.sparse()
+                self.sparse_at = extra.first
+        except ValueError as exn:
+            self.source.rest = padded(size)
+            self.refused = name
+            raise CorruptShard(f"{url}: member {shown(name)} at byte {extra.first} {exn}").at(
+                url, extra.first
+            ) from None
+        return name, size
+
+    def _sparse_blocks(self, block: bytes, first: int) -> bytes:
+        """The rest of a sparse member's map, which stands in blocks behind its header; no more than `old_sparse`
+        refuses."""
+        found, size, more = [], 0, block[482]
+        while more and size <= MAX_PIECES * 24:
+            block = self.source.take(BLOCK)
+            if len(block) < BLOCK:
+                where = f"inside the sparse map of the member at byte {first}"
+                raise truncated(self.source.shown, self.source.offset, where)
+            found.append(block[:504])
+            size, more = size + 504, block[504]
+        return b"".join(found)
 
 
 class _Extra:
     """What extension headers have said about the member that comes next, how many, and where they began."""
 
-    __slots__ = ("count", "first", "records")
+    __slots__ = ("count", "first", "records", "sparse")
 
     def __init__(self, first: int) -> None:
         self.first = first
         self.count = int(first >= 0)
         self.records: dict[bytes, bytes] = {}
+        self.sparse: SparseRecords | None = None
 
     def start(self, at: int) -> int:
         """Where the member begins whose header, perhaps one of several, is at ``at``."""
         return at if self.first < 0 else self.first
 
 
-def _telling(found: dict[bytes, bytes]) -> dict[bytes, bytes]:
-    """The records of a PAX header that change how a member is read. Raises ``ValueError``."""
-    kept: dict[bytes, bytes] = {key: found[key] for key in (b"path", b"size") if key in found}
-    if len(kept.get(b"path", b"")) > LONG_NAME_BYTES:
-        raise ValueError(f"a path of {len(kept[b'path'])} bytes; more than {LONG_NAME_BYTES} are not believed")
-    if any(key.startswith(_SPARSE) for key in found):
-        kept[_SPARSE] = b""
-    return kept
+def _telling(found: Iterable[tuple[bytes, bytes]]) -> tuple[dict[bytes, bytes], SparseRecords | None]:
+    """The records of a PAX header that change how a member is read, those of a sparse one apart. Raises
+    ``ValueError``."""
+    kept: dict[bytes, bytes] = {}
+    sparse = SparseRecords()
+    for key, value in found:
+        if key in (b"path", b"size"):
+            kept[key] = value
+        elif key.startswith(PREFIX):
+            sparse.add(key, value)
+    for path in (kept.get(b"path", b""), sparse.name):
+        if len(path) > LONG_NAME_BYTES:
+            raise ValueError(f"a path of {len(path)} bytes; more than {LONG_NAME_BYTES} are not believed")
+    return kept, sparse if sparse.any else None
+
+
+def _pax_size(digits: bytes) -> int:
+    if not digits.isdigit() or len(digits) > 40 or int(digits) >= SIZE_LIMIT:
+        raise ValueError(f"has the PAX size {digits[:40]!r}")
+    return int(digits)
 
 
 def pass_over(source: Source, size: int, offset: int) -> None:

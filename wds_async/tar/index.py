@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from wds_async.errors import ShardFormatError
+from wds_async.errors import CorruptShard, ShardFormatError
 from wds_async.tar.group import SKIP_META, base_plus_ext
 from wds_async.tar.headers import BLOCK, Headers, pass_over
 from wds_async.tar.source import Read, Source
@@ -123,6 +123,11 @@ def scan(read: Read, url: str) -> Iterator[Entry]:
     try:
         while (found := headers.next(-1)) is not None:
             name, size, offset = found
+            if headers.sparse_at == offset:
+                raise CorruptShard(
+                    f"{source.shown}: member {name!r:.200} at byte {offset} is stored sparse, so its bytes stand at no"
+                    " one place; pack the shard again without tar's --sparse to index it"
+                ).at(source.shown, offset)
             yield Entry(name, source.offset, size)
             pass_over(source, (size + BLOCK - 1) & -BLOCK, offset)
     finally:

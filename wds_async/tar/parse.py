@@ -11,12 +11,13 @@ leave room, what Python's ``tarfile`` reads is what is read here.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import struct
 import zlib
 from collections.abc import Callable, Iterator
 
-from wds_async.errors import FieldTooLarge
+from wds_async.errors import CorruptShard, FieldTooLarge
 from wds_async.tar.blocks import BLOCK, LOW_SUMS, padded
 from wds_async.tar.headers import Headers, pass_over, shown, truncated
 from wds_async.tar.source import NOTHING, Read, Source
@@ -55,20 +56,24 @@ def members(
     *,
     admit: Callable[[str], str | None] | None = None,
     max_field_bytes: int = 2 << 30,
+    end_required: Callable[[], bool] | None = None,
 ) -> Iterator[Member]:
     """The regular files of an uncompressed tar, in order.
 
     ``admit`` is given each name and returns the name to use, or ``None`` to pass over the data uncopied;
     without it all are read. A member of more than ``max_field_bytes`` (2 GiB) raises ``FieldTooLarge``
     before its data is read. Archives one after another are read on. The end of the stream between two members
-    ends the shard quietly. So do bytes that are no header behind an end-of-archive (two blocks of zeros); but
-    where a header is found among them, the zeros are a hole in the shard, and that is ``CorruptShard``.
+    ends the shard quietly, unless ``end_required`` says otherwise (see `source.Source`). So do bytes that are no
+    header behind an end-of-archive (two blocks of zeros); but where a header is found among them, the zeros are a
+    hole in the shard, and that is ``CorruptShard``.
 
-    Raises ``NotATar`` (no header at the start), ``CorruptShard`` (a bad header, or a sparse member) and
+    Members that are stored sparse are expanded; ``max_field_bytes`` bounds what they are then.
+
+    Raises ``NotATar`` (no header at the start), ``CorruptShard`` (a bad header, or sparse map) and
     ``TruncatedShard``, each with ``url`` and the offset, also as attributes; and whatever ``read`` and ``admit``
     raise. No piece is referred to when the next one is asked for, nor when the iterator has ended or was closed.
     """
-    return _walk(Source(read, url), admit, max_field_bytes, keep=False)
+    return _walk(Source(read, url, end_required), admit, max_field_bytes, keep=False)
 
 
 def members_of(
@@ -92,6 +97,7 @@ def _walk(source: Source, admit: Callable[[str], str | None] | None, limit: int,
     headers = _headers_behind(source)
     sums, sizes, unpack, adler32 = LOW_SUMS, _sizes, _HEADER.unpack_from, zlib.adler32
     view, pos, end, first, plain = source.view, source.pos, source.end, -1, b"0"
+    last: str | None = None
     try:
         while True:
             name: str | None = None
@@ -106,42 +112,41 @@ def _walk(source: Source, admit: Callable[[str], str | None] | None, limit: int,
                             name = None
                     elif (
                         kind == b"x"
-                        and first < 0
-                        and 0 < size <= BLOCK
-                        and pos + 2 * BLOCK <= end
-                        and _TIMES.match(view, pos + BLOCK, pos + 2 * BLOCK)
+                        and first < 0 < size <= BLOCK
+                        and (behind := pos + 2 * BLOCK) <= end
+                        and _TIMES.match(view, pos + BLOCK, behind)
                     ):
-                        first = source.base + pos
-                        pos += 2 * BLOCK
+                        first, pos = source.base + pos, behind
                         continue
             if name is None or size < 0:
                 source.pos, view = pos, NOTHING
-                found = headers.next(first)
-                if found is None:
+                if (found := headers.next(first)) is None:
                     return
                 name, size, offset = found
-                view, pos, end = source.view, source.pos, source.end
+                view, pos, end = source.view, source.pos, -1 if headers.sparse_at == offset else source.end
                 plain = b"" if headers.shared else b"0"  # with global PAX records no header is plain
             else:
-                offset = first if first >= 0 else source.base + pos
-                pos += BLOCK
+                offset, pos = (first if first >= 0 else source.base + pos), pos + BLOCK
             first = -1
             if admit is not None:
-                name = admit(name)
+                last, name = name, admit(name)
             if name is not None and size > limit:
                 raise _too_large(source, offset, name, size, limit)
             whole = (size + BLOCK - 1) & -BLOCK
             if pos + whole <= end:
-                start, pos = pos, pos + whole
                 if name is not None:
-                    yield name, view[start : start + size].tobytes(), offset
+                    yield name, view[pos : pos + size].tobytes(), offset
+                pos += whole
             else:
                 source.pos, view = pos, NOTHING
                 if name is not None:
-                    yield name, _data(source, size, name, offset), offset
+                    yield name, _data(headers, size, name, offset, limit), offset
                     whole -= size
                 pass_over(source, whole, offset)
                 view, pos, end = source.view, source.pos, source.end
+    except Exception as exn:
+        _note_last_member(exn, headers.refused or (name if admit is None else last))
+        raise
     finally:
         if view is not NOTHING:
             source.pos, view = pos, NOTHING
@@ -149,12 +154,29 @@ def _walk(source: Source, admit: Callable[[str], str | None] | None, limit: int,
             source.drop()
 
 
-def _data(source: Source, size: int, name: str, offset: int) -> bytes:
+def _note_last_member(exn: Exception, name: str | None) -> None:
+    """Let ``exn`` carry the name in the last header that was read, before ``admit``: the data of that member may be
+    what is missing, and a sample of another key is known to be whole."""
+    with contextlib.suppress(AttributeError):  # an exception without a dict, of a program's own opener
+        exn.last_member = name  # type: ignore[attr-defined]
+
+
+def _data(headers: Headers, size: int, name: str, offset: int, limit: int) -> bytes:
+    """The bytes of a member that crosses pieces, or is stored sparse: then it is expanded."""
+    source, sparse = headers.source, headers.sparse if headers.sparse_at == offset else None
+    if sparse is not None and sparse.size > limit:
+        raise _too_large(source, offset, name, size, limit, sparse.size)
     data = source.take(size)
     if len(data) < size:
         where = f"inside member {shown(name)} (header at byte {offset}): {size} bytes of data wanted, {len(data)} got"
         raise truncated(source.shown, source.offset, where)
-    return data
+    try:
+        return data if sparse is None else sparse.expand(data)
+    except ValueError as exn:
+        source.rest = -size % BLOCK
+        raise CorruptShard(f"{source.shown}: member {shown(name)} at byte {offset} {exn}").at(
+            source.shown, offset
+        ) from None
 
 
 def _headers_behind(source: Source) -> Headers:
@@ -164,9 +186,9 @@ def _headers_behind(source: Source) -> Headers:
     return Headers(source)
 
 
-def _too_large(source: Source, offset: int, name: str, size: int, limit: int) -> FieldTooLarge:
+def _too_large(source: Source, offset: int, name: str, size: int, limit: int, whole: int = 0) -> FieldTooLarge:
     source.rest = padded(size)
     return FieldTooLarge(
-        f"{source.shown}: member {shown(name)} at byte {offset} has {size} bytes, above max_field_bytes={limit};"
-        " raise the limit if this is meant"
+        f"{source.shown}: member {shown(name)} at byte {offset} has {whole or size} bytes, above"
+        f" max_field_bytes={limit}; raise the limit if this is meant"
     ).at(source.shown, offset)

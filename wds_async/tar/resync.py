@@ -84,7 +84,7 @@ def _lost_its_name(block: bytes, before: bytes) -> bool:
     if b"?" in name or (len(name) >= _FULL and not block[345]):
         return True
     try:
-        said = records(before)
+        said = dict(records(before))
     except ValueError:
         return False
     return b"path" in said or b"size" in said

@@ -31,14 +31,34 @@ class Source:
 
     For who reads on behind an error: ``rest`` is how many bytes of a member that was refused come next, and ``orphan``
     says that an extension header was, so that the next member lacks its own name or size. ``doubt``: what was odd about
-    the end, if anything.
+    the end, if anything. ``empty``: the archive has ended, and has no members.
+
+    ``end_required`` is called when the stream ends between two members of a tar that has no end-of-archive marker (two
+    blocks of zeros). If it returns True, because the length of the stream was never known, that end is a
+    ``TruncatedShard``; by default it ends the shard.
     """
 
-    __slots__ = ("after", "base", "doubt", "end", "orphan", "pos", "read", "rest", "url", "view")
+    __slots__ = (
+        "_shown",
+        "after",
+        "base",
+        "doubt",
+        "empty",
+        "end",
+        "end_required",
+        "orphan",
+        "pos",
+        "read",
+        "rest",
+        "url",
+        "view",
+    )
 
-    def __init__(self, read: Read, url: str) -> None:
+    def __init__(self, read: Read, url: str, end_required: Callable[[], bool] | None = None) -> None:
         self.read = read
         self.url = url
+        self._shown: str | None = None
+        self.end_required = end_required
         self.view = NOTHING
         self.pos = 0
         self.end = 0
@@ -47,11 +67,14 @@ class Source:
         self.rest = 0
         self.orphan = False
         self.doubt = ""
+        self.empty = False
 
     @property
     def shown(self) -> str:
-        """The URL as errors may show it, without secrets."""
-        return redact(self.url)
+        """The URL as errors may show it, without secrets. Made once: to look for secrets costs more than a header."""
+        if self._shown is None:
+            self._shown = redact(self.url)
+        return self._shown
 
     @property
     def offset(self) -> int:

@@ -113,7 +113,7 @@ class Always:
         for its place, and not rewritten again."""
         found: list[str | None] = []
         counters = Counters(traffic=self._reader.counters.traffic)
-        with self._open(targets, counters, final=True) as reader:
+        with self._open(targets, counters, optional=True) as reader:
             for stream in reader:
                 data = bytearray()
                 try:
@@ -129,8 +129,8 @@ class Always:
                 found.append(bytes(data).decode("utf-8", "replace") if 0 < len(data) <= limit_bytes else None)
         return found
 
-    def _open(self, shards: Sequence[Any], counters: Counters, final: bool = False) -> ShardReader:
-        opened = self._reader.reading(shards, counters, final=final)
+    def _open(self, shards: Sequence[Any], counters: Counters, *, optional: bool = False) -> ShardReader:
+        opened = self._reader.reading(shards, counters, optional=optional)
         self._within.add(opened)
         return opened
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import math
 import random
 import time
 from bisect import bisect_left
@@ -15,7 +16,9 @@ from typing import Any
 
 from wds_async.config import TransferConfig
 from wds_async.redact import redact
+from wds_async.retry import RetryPolicy
 from wds_async.storage.base import Access, Backend, Fault, LocalFile, RefusedAnswer, Request, Verdict, error_for
+from wds_async.storage.options import Options
 from wds_async.storage.registry import Backends, Location
 from wds_async.storage.sessions import server_of
 from wds_async.transfer.connection import PACE_BYTES, Origin
@@ -38,9 +41,61 @@ Observe = Callable[[int, float, float], None]
 
 _RENEWALS_AT_MOST = 3
 _SOFTLY = 2  # a store that asks for fewer requests is left alone as if so many attempts more had failed
+_ISOLATED_AT_MOST = 3  # faults of a part, each among good answers, before ``Retry-After`` is kept to the letter
 _UNREACHABLE_FOR_S = 60.0
 _NO_SERVERS = frozenset({"local", "opener", "pipe", "stdin"})
+_REFUSED = RetryPolicy(base_s=0.1, cap_s=5.0)
+_CONFIRMED_FOR_S, _CONFIRMED_PATIENCE_S = 3600.0, 1.0
+_BUCKETS_KEPT = 1000
+_WARN_EVERY_S = 60.0
 _BEFORE_THE_FALLBACK = 2  # attempts at a store that has never answered, where there is another place to read from
+
+
+Bucket = tuple[str, Options, str]
+"""Kind of store, what the program gave for it (credentials among that), and scheme and bucket (or host)."""
+
+
+class _Refusals:
+    """Which buckets have answered this process, and which refusals held until patience ran out. It outlives engines
+    (an epoch has one), so that a later epoch knows what an earlier one read."""
+
+    def __init__(self) -> None:
+        self._answered: dict[Bucket, float] = {}
+        self._confirmed: dict[tuple[Bucket, Verdict], float] = {}
+        self._warned: dict[Bucket, float] = {}
+
+    def answered(self, bucket: Bucket, now: float) -> None:
+        """Record a good answer of ``bucket``."""
+        if bucket not in self._answered and len(self._answered) >= _BUCKETS_KEPT:
+            self._answered.clear()
+        self._answered[bucket] = now
+
+    def confirm(self, bucket: Bucket, verdict: Verdict, now: float) -> None:
+        """Record that a refusal held: the next ones of its kind are waited for a second only, for an hour."""
+        if len(self._confirmed) >= _BUCKETS_KEPT:
+            self._confirmed.clear()
+        self._confirmed[bucket, verdict] = now
+
+    def last_answer(self, bucket: Bucket) -> float | None:
+        """When ``bucket`` last gave an object (``time.monotonic``); None where it never did."""
+        return self._answered.get(bucket)
+
+    def patience_s(self, bucket: Bucket, verdict: Verdict, now: float, full_s: float) -> float:
+        """Seconds for which a refusal is asked again."""
+        if bucket not in self._answered:
+            return 0.0
+        confirmed = now - self._confirmed.get((bucket, verdict), -math.inf) < _CONFIRMED_FOR_S
+        return min(full_s, _CONFIRMED_PATIENCE_S) if confirmed else full_s
+
+    def warns(self, bucket: Bucket, now: float) -> bool:
+        """Whether a refusal is worth a warning: the first of a bucket, and then one a minute."""
+        if now - self._warned.get(bucket, -math.inf) < _WARN_EVERY_S:
+            return False
+        self._warned[bucket] = now
+        return True
+
+
+_refusals = _Refusals()
 
 
 @dataclass(slots=True, eq=False)
@@ -94,12 +149,16 @@ class Attempts:
     access: Access | None = None
     location: Location | None = None
     traffic: OriginTraffic | None = None
+    refused_at: float | None = None
+    """When the first refusal came that is asked again."""
+    once: bool = False
+    """Fail after the first fault: no retry and no fallback. A lapsed request is still renewed."""
 
     @classmethod
-    def of(cls, part: Part) -> Attempts:
+    def of(cls, part: Part, *, once: bool = False) -> Attempts:
         """Those of a part that is to be asked for now."""
         now = asyncio.get_running_loop().time()
-        return cls(History(now), now, part.filled)
+        return cls(History(now), now, part.filled, once=once)
 
     def progress(self, filled: int, now: float, *, stalled: bool) -> bool:
         """Count anew where bytes have come since the last look. A trickle is none: less than 16 KiB in an attempt that
@@ -112,7 +171,7 @@ class Attempts:
 
     def anew(self, now: float) -> None:
         """Count anew: bytes have come, or another store has the next attempt."""
-        self.renewals, self.history = 0, History(now)
+        self.renewals, self.history, self.refused_at = 0, History(now), None
 
 
 class Recovery:
@@ -160,6 +219,7 @@ class Recovery:
             notes.sky = self.sky(notes.location)
         if notes.sky is not None:
             notes.sky.good()
+            _refusals.answered(bucket_of(notes.location), time.monotonic())
 
     def calm(self, shard: Shard) -> bool:
         """Whether its store may be asked for more than is needed."""
@@ -229,18 +289,21 @@ class Recovery:
             sky.fault(fault.reason, attempts.began, throttled=fault.throttled)
         elif sky is not None and isinstance(exn, RefusedAnswer):
             sky.good()  # it answers, if not as one would like
-        if again and await self._pause(part, attempts, fault, sky):
+        retried = again and not attempts.once
+        if retried and await self._pause(part, attempts, fault, sky):
+            return
+        if not attempts.once and await self._ask_again_though_refused(part, attempts, backend, fault):
             return
         now = asyncio.get_running_loop().time()
-        if again and await self._leave(shard, attempts.location, fault):
+        if retried and await self._leave(shard, attempts.location, fault):
             attempts.anew(now)
             return
         history, others = attempts.history, ""
         by_time = self._retry.max_attempts is None and not fault.contradicts
         if again and by_time and sky is not None and sky.down and sky.history is not None:
             history, others = sky.history, ", those of other parts among them"  # it was mostly they that asked
-        tried = history.told(now) + others
-        if sky is not None:
+        tried = _contradicted(attempts, location, fault) + history.told(now) + others
+        if sky is not None and not attempts.once:
             sky.ended()
         traffic.errors += 1
         url = redact(shard.notes.location.url)
@@ -263,11 +326,51 @@ class Recovery:
         allowed_s = retry.timeout_s if known else min(retry.first_contact_s, retry.timeout_s)
         told_s = min(fault.retry_after_s or 0.0, retry.cap_s)
         delay_s = retry.delay_s(count + _SOFTLY * fault.throttled, self._rng)
+        if sky is not None and sky.isolated and count <= _ISOLATED_AT_MOST:
+            # Good answers came before, and faults are few: the store takes requests, and there is nothing to wait for.
+            told_s, delay_s = 0.0, retry.delay_s(count, self._rng) if fault.throttled or count > 1 else 0.0
         if sky is None:
             await asyncio.sleep(min(max(delay_s, told_s), since + allowed_s - now))
             return True
         sky.tell(url, fault.reason, allowed_s)
         return await sky.wait(delay_s, since + allowed_s, told_s=told_s, cap_s=retry.cap_s)
+
+    async def _ask_again_though_refused(self, part: Part, attempts: Attempts, backend: Backend, fault: Fault) -> bool:
+        """Wait, and return True, where a 403 or 404 is to be asked again: the same identity was answered for the same
+        bucket before. Credentials are read anew once. False where it is not, or was for long enough."""
+        location, now = attempts.location or part.shard.notes.location, time.monotonic()
+        if fault.verdict not in (Verdict.DENIED, Verdict.MISSING) or not _restartable(part.shard):
+            return False
+        bucket, count, most = bucket_of(location), attempts.history.count, self._retry.max_attempts
+        full_s = min(self._retry.refusal_timeout_s, self._retry.timeout_s)
+        patience_s = _refusals.patience_s(bucket, fault.verdict, now, full_s)
+        if patience_s <= 0 or (most is not None and count >= most):
+            return False
+        url, at = redact(part.shard.url), part.start + part.filled
+        if attempts.refused_at is None:
+            attempts.refused_at = now
+            if fault.verdict is Verdict.DENIED:
+                backend.renew(location.target)
+            level = logging.WARNING if _refusals.warns(bucket, now) else logging.INFO
+            logger.log(
+                level,
+                "%s at byte %d: %s, although others of its bucket were read; asking again for %.0f s"
+                " (WDS_REFUSAL_TIMEOUT)",
+                url,
+                at,
+                fault.reason,
+                patience_s,
+            )
+        left_s = attempts.refused_at + patience_s - now
+        if left_s <= 0:
+            _refusals.confirm(bucket, fault.verdict, now)
+            return False
+        part.shard.notes.drop(attempts.access)
+        self._counters.add("retries")
+        if attempts.traffic is not None:
+            attempts.traffic.retries += 1
+        await asyncio.sleep(min(_REFUSED.delay_s(count, self._rng), left_s))
+        return True
 
     def _renew(self, shard: Shard, attempts: Attempts, fault: Fault) -> bool:
         """Whether the backend has another request to try, now that this one has lapsed."""
@@ -320,6 +423,23 @@ def _explain(backend: Backend, exn: Exception, location: Location) -> Fault:
         return Fault(Verdict.CHANGED, f"the object was replaced while it was being read: {exn}", "Read it again.")
     fault = backend.classify(exn, location.target)
     return replace(fault, contradicts=True) if isinstance(exn, WrongAnswer) else fault
+
+
+def bucket_of(location: Location) -> Bucket:
+    """What shards share their permissions by: the store, what the program gave for it, and scheme and bucket."""
+    return location.kind, location.options, server_of(location.target)
+
+
+def _contradicted(attempts: Attempts, location: Location, fault: Fault) -> str:
+    """The other fact, where a refusal was asked again: that its bucket was read before; "" otherwise."""
+    last = _refusals.last_answer(bucket_of(location))
+    if attempts.refused_at is None or last is None:
+        return ""
+    now = time.monotonic()
+    return (
+        f"; others of this bucket were read with the same credentials until {now - last:.0f} s ago, and this was"
+        f" refused for {now - attempts.refused_at:.0f} s"
+    )
 
 
 def _restartable(shard: Shard) -> bool:

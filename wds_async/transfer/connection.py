@@ -141,12 +141,15 @@ def request_bytes(url: str, headers: Iterable[tuple[str, str]]) -> bytes:
 
 class Connection(asyncio.BufferedProtocol):
     """One keep-alive connection. ``received`` counts body bytes of the current exchange: they are in the
-    caller's memory already when an exchange fails, so that the next attempt goes on behind them."""
+    caller's memory already when an exchange fails, so that the next attempt goes on behind them. ``moved_at`` is when
+    something came last, ``gap_s`` the longest time between two arrivals of the current body."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, origin: Origin, held: set[Connection] | None = None) -> None:
         self.origin = origin
         self.received = self.exchanges = self._paced_bytes = self._head_bytes = 0
         self.moved_at = self._paced_at = loop.time()
+        self.gap_s = 0.0
+        self._looked = False
         self._loop = loop
         self._held = set() if held is None else held
         self._transport: asyncio.Transport | None = None
@@ -177,6 +180,7 @@ class Connection(asyncio.BufferedProtocol):
         self.exchanges += 1
         self.received = self._paced_bytes = self._head_bytes = 0
         self.moved_at = self._paced_at = self._loop.time()
+        self.gap_s, self._looked = 0.0, False
         self._set_low_water(0)
         self._accept = accept
         self._early.clear()
@@ -242,7 +246,8 @@ class Connection(asyncio.BufferedProtocol):
         """Take what comes, however little: a slow line would look like a dead one. False where that is so already."""
         before = self._low_water
         self._set_low_water(0)
-        return before > 1
+        self._looked = before > 1
+        return self._looked
 
     def reusable(self) -> bool:
         """Whether another exchange may follow: open, and nothing unasked-for has come."""
@@ -284,7 +289,11 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         if self._broken is not None:  # aborted: nothing is to be judged or kept any more
             return
-        self.moved_at = self._loop.time()
+        now, before = self._loop.time(), self.moved_at
+        if self._looked:  # these bytes lay in the kernel: when they came is not known
+            self._looked = False
+        else:
+            self.moved_at = now
         body = self._body
         if body is None:
             self._early += self._scratch[:nbytes]
@@ -296,6 +305,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._transport.pause_reading()
             self._done(self._head)  # for who waits for a body's beginning
             return
+        self.gap_s = max(self.gap_s, now - before)
         self.received += nbytes
         rest = len(body) - nbytes
         self._body = body[nbytes:] if rest else None  # not released: uvloop still holds the buffer here
@@ -368,6 +378,8 @@ class Connection(asyncio.BufferedProtocol):
         """Wake the loop once for many segments: each wake costs the GIL (SO_RCVLOWAT, tcp(7))."""
         wanted = min(_LOW_WATER_BYTES, rest) if rest > _LOW_WATER_BYTES // 8 else 1
         if self.origin.scheme == "https" or self.origin.socket or wanted == self._low_water or self._low_water < 0:
+            return
+        if self._broken is not None:  # its socket may be closed
             return
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)

@@ -7,6 +7,7 @@ that the first answer pinned must be that of each further one (RFC 9110 §13, §
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -37,6 +38,8 @@ __all__ = [
 _SCRATCH_BYTES = 64 << 10
 EXCERPT_BYTES = 4096
 _EXCERPT_WITHIN_S = 1.0
+_UNREAD_S = 2.0
+"""How long a body may be left unread in its connection for want of memory."""
 _HEXADECIMAL = re.compile(rb"[0-9A-Fa-f]{1,8}")
 
 
@@ -44,7 +47,8 @@ Learn = Callable[[Part, int, str, Mapping[str, str]], None]
 
 
 class RangesIgnored(Exception):
-    """The server answers with the whole object, or in a framing that cannot be cut: it must be streamed."""
+    """The server answers with the whole object, or lawfully in a form that cannot be received into a slab (chunked,
+    compressed, ``multipart/byteranges``), or does not tell the object's size: it must be streamed."""
 
 
 class NoSuchRange(RangesIgnored):
@@ -87,7 +91,7 @@ class Flights(Protocol):
 
     def ended(self, answer: PartAnswer) -> None: ...
 
-    def good(self, answer: PartAnswer, received_bytes: int, now: float) -> None: ...
+    def good(self, answer: PartAnswer, connection: Connection, now: float) -> None: ...
 
 
 async def get_part(
@@ -111,6 +115,8 @@ async def get_part(
                 flights.began(answer, connection, asked_at)
             try:
                 head = await connection.exchange(raw, answer.accept)
+                if answer.waits:
+                    await answer.receive(connection)
             except asyncio.CancelledError:
                 if answer.successor is not None:
                     answer.successor.abort()
@@ -130,9 +136,10 @@ async def get_part(
             if head is not None and answer.successor is None:
                 if answer.into_slab:
                     now = clock()
-                    observe(connection.received, now - asked_at, now)
+                    if not answer.waited:
+                        observe(connection.received, now - asked_at, now)
                     if flights is not None:
-                        flights.good(answer, connection.received, now)
+                        flights.good(answer, connection, now)
                 excerpt = bytes(answer.scratch[:EXCERPT_BYTES]) if answer.framed else await excerpt_of(connection, head)
                 if not head.keep_alive or not answer.framed:
                     connection.abort()
@@ -141,6 +148,14 @@ async def get_part(
         await answer.successor.result()
     elif head is not None:
         answer.finish(head, excerpt)
+
+
+async def wait_for_memory(part: Part) -> None:
+    """Return once ``part`` has memory: at once, unless it was started ahead of it."""
+    if not part.backed:
+        backed = asyncio.get_running_loop().create_future()
+        part.on_memory = lambda: None if backed.done() else backed.set_result(None)
+        await backed
 
 
 async def excerpt_of(connection: Connection, head: Head) -> bytes:
@@ -190,7 +205,15 @@ class PartAnswer:
         self.status = 0
         self.framed = True
         self.into_slab = False
+        self.waits = self.waited = False
+        """Whether its body waits, or has waited, for the part's memory."""
+        self.length = 0
         self.scratch = memoryview(b"")
+
+    @property
+    def missing_bytes(self) -> int:
+        """How many bytes it asks for."""
+        return self.part.stop - self.part.start - self.offset
 
     def request_bytes(self) -> bytes:
         """The request as it is sent."""
@@ -230,14 +253,18 @@ class PartAnswer:
     def _accept_range(self, head: Head) -> memoryview:
         span, part = head.content_range(), self.part
         start = part.start + self.offset
-        if head.encoded or head.length is None:
+        multipart = head.fields.get("content-type", "").lower().startswith("multipart/")
+        if head.encoded or head.length is None or (multipart and span is None):
             raise RangesIgnored
-        if span is None or span[2] is None:
+        if span is None:
             raise WrongAnswer(f"206 without a usable Content-Range ({head.fields.get('content-range', 'none')!r})")
         if span[0] != start or span[1] - span[0] != head.length:
             got = f"bytes {span[0]} to {span[1]} in {head.length}"
             raise WrongAnswer(f"asked for bytes from {start}, the server sent {got}")
-        self._learn(head, span[2])
+        total = part.shard.size if span[2] is None else span[2]  # "*": it does not tell (RFC 9110 §14.4)
+        if total is None:
+            raise RangesIgnored
+        self._learn(head, total)
         if span[1] > part.stop:
             raise WrongAnswer(f"asked for bytes up to {part.stop}, the server sent up to {span[1]}")
         if span[1] == start:
@@ -247,7 +274,8 @@ class PartAnswer:
     def _accept_whole(self, head: Head) -> memoryview:
         part = self.part
         length = head.length
-        if part.start or self.offset or length is None or head.encoded or length > part.slab.size:
+        room = part.slab.size or part.stop - part.start
+        if part.start or self.offset or length is None or head.encoded or length > room:
             raise RangesIgnored
         self._learn(head, length)
         return self._slab(length)
@@ -259,8 +287,27 @@ class PartAnswer:
         return self.scratch
 
     def _slab(self, length: int) -> memoryview:
-        self.into_slab = True
+        self.into_slab, self.length = True, length
+        if not self.part.backed:
+            if self.part.dropped:
+                raise WrongAnswer("a range behind the end that it names")
+            self.waits = self.waited = True
+            return memoryview(b"")
         return self.part.slab.view[self.offset : self.offset + length]
+
+    async def receive(self, connection: Connection) -> None:
+        """Receive the body that had no memory when its head came. Where its connection ends, that is no fault: servers
+        close what is left unread for long, and so does this. The part stays short then."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_UNREAD_S):
+                await wait_for_memory(self.part)
+        if not self.part.backed:  # what memory waits for may need the place that this one takes at the server
+            connection.abort()
+            await wait_for_memory(self.part)
+        self.waits = False
+        self.asked_at = self.headed_at = asyncio.get_running_loop().time()
+        with contextlib.suppress(ConnectionBroken):
+            await connection.body(self.part.slab.view[self.offset : self.offset + self.length])
 
     def _learn(self, head: Head, total: int) -> None:
         self.learn(self.part, total, identity_of(head.fields, total), head.fields)

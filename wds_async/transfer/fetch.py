@@ -6,6 +6,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from wds_async.config import TransferConfig
@@ -24,6 +25,7 @@ from wds_async.storage.base import (
 )
 from wds_async.storage.growing import CopiedFile, GrowingStream, StoodStill
 from wds_async.storage.handed import HandedFile
+from wds_async.storage.http.messages import modified_of
 from wds_async.storage.registry import Location
 from wds_async.transfer.attempts import Attempts, Recovery, ShardNotes, retrieved
 from wds_async.transfer.connection import Origin
@@ -36,6 +38,7 @@ from wds_async.transfer.direct import (
     WrongAnswer,
     follow,
     get_part,
+    wait_for_memory,
 )
 from wds_async.transfer.equipment import Equipment
 from wds_async.transfer.files import FileReader, FileReplaced
@@ -43,13 +46,14 @@ from wds_async.transfer.hedge import Hedges
 from wds_async.transfer.stats import Counters
 from wds_async.transfer.streams import DirectStream, StreamReader
 from wds_async.transfer.traffic import FILES, OriginTraffic
+from wds_async.transfer.weather import Sky
 from wds_async.transfer.window import Part, Shard
 
 __all__ = ["Fetcher", "Plan", "Unranged"]
 
 logger = logging.getLogger("wds_async")
 
-_REDIRECTS_AT_MOST = 10
+_ANSWERS_AT_MOST = 20
 _DOUBTS = 2  # answers without a range from a server that gives ranges, before its word is taken for it
 _UNREADY_WAIT_S = 0.02
 _MOVED_AWAY = frozenset({401, 403, 404, 410})
@@ -97,15 +101,21 @@ class Fetcher:
         self._counters = counters
         self._hurried = hurried
         self._recovery = Recovery(equipment.backends, pool, config, counters, window.concurrency)
-        calm, stumbled = self._recovery.calm, window.concurrency.stumbled
-        self._hedges = Hedges(pool, config, counters, calm, stumbled) if config.hedge_share else None
+        calm, concurrency = self._recovery.calm, window.concurrency
+        self._hedges = (
+            Hedges(pool, config, counters, calm, concurrency.stumbled, lambda: hurried() or concurrency.rough > 0)
+            if config.hedge_share
+            else None
+        )
 
-    async def fetch(self, part: Part) -> bool:
-        """Fill ``part``; True where a streamed shard ends behind it. Raises one error of the tree."""
-        await self._recovery.before(part.shard)
-        attempts, clock = Attempts.of(part), asyncio.get_running_loop().time
+    async def fetch(self, part: Part, *, once: bool = False) -> bool:
+        """Fill ``part``; True where a streamed shard ends behind it. Raises one error of the tree: with ``once`` that
+        of the first fault, and then the caller has asked `sky` whether a request may go out."""
+        if not once:
+            await self._recovery.before(part.shard)
+        attempts, clock = Attempts.of(part, once=once), asyncio.get_running_loop().time
         while True:
-            attempts.began = clock()
+            attempts.began, backed = clock(), part.backed
             backend = self._recovery.backend(part.shard)
             try:
                 return await self._once(backend, part, attempts)
@@ -117,11 +127,17 @@ class Fetcher:
             except _Unready:  # no fault: the part before it lands some time, or ends the shard
                 await asyncio.sleep(_UNREADY_WAIT_S)
             except Exception as exn:
+                if part.backed and not backed:  # the wait for memory is none for the store
+                    attempts.anew(clock())
                 await self._recovery.after(part, attempts, backend, exn)
 
     async def ready(self, shard: Shard) -> None:
         """Return when ``shard`` may be asked for: at once, unless its store is down."""
         await self._recovery.before(shard)
+
+    def sky(self, shard: Shard) -> Sky | None:
+        """The state of the store of ``shard``; None where there is no server."""
+        return self._recovery.sky(shard.notes.location)
 
     async def end(self) -> None:
         """Return when nothing of what was asked for twice is under way; the parts have landed already."""
@@ -168,6 +184,7 @@ class Fetcher:
             if isinstance(copy, GrowingStream):
                 return await self._stream(backend, part, copy)
             if isinstance(copy, HandedFile):
+                shard.report_bad = copy.lose
                 self._recovery.reached(attempts.location or shard.notes.location)
                 self._learn(backend, part, copy.size, copy.identity, copy.fields, at=attempts.location)
                 return await self._read_bytes(part, copy)
@@ -194,6 +211,7 @@ class Fetcher:
 
     async def _read_bytes(self, part: Part, file: LocalFile) -> bool:
         notes: ShardNotes = part.shard.notes
+        await wait_for_memory(part)
         if part.dropped or part.start >= part.stop:
             return False
         reader = notes.files.setdefault(file, FileReader(file))
@@ -222,6 +240,7 @@ class Fetcher:
         fields = getattr(ranges, "fields", {})
         self._learn(backend, part, ranges.size, ranges.identity, fields, at=attempts.location)
         clock, traffic = asyncio.get_running_loop().time, self._recovery.traffic(part.shard.notes)
+        await wait_for_memory(part)
         while not part.dropped and part.start + part.filled < part.stop:
             start = part.start + part.filled
             asked_at = clock()
@@ -255,7 +274,7 @@ class Fetcher:
         assert observe is not None
         request = kept or access
         asked_again = False
-        for _ in range(_REDIRECTS_AT_MOST):
+        for _ in range(_ANSWERS_AT_MOST):
             before = part.filled
             self._counters.add("requests")
             traffic.requests += 1
@@ -268,7 +287,7 @@ class Fetcher:
             except Redirected as moved:
                 request = follow(request, moved.location)
                 if access.keeps_redirect and notes.known() is access:  # else it was renewed meanwhile
-                    notes.moved = request
+                    notes.moved = replace(request, hops=())  # it may lead back to the start one day
                 continue
             except RefusedAnswer as refused:
                 if request is access or asked_again or refused.answer.status not in _MOVED_AWAY:
@@ -285,10 +304,10 @@ class Fetcher:
                 notes.rangeless = True
                 break
             except RangesIgnored:
-                # Where ranges were given before, a whole object is more likely a server's bad moment.
-                gives = part.shard.size is not None or (notes.location.kind == "http" and self._pool.ranged(origin))
+                # Where ranges were given before (not only a 416), this is more likely a server's bad moment.
+                gives = part.shard.identity != "" or (notes.location.kind == "http" and self._pool.ranged(origin))
                 if gives and attempts.history.count < _DOUBTS:
-                    raise WrongAnswer("asked for a range, the server sent the whole object") from None
+                    raise WrongAnswer("asked for a range, the server's answer is not one") from None
                 notes.rangeless = True
                 if part.filled == 0 and not gives and notes.location.kind == "http":
                     self._pool.mark_rangeless(origin)  # a cloud's endpoint has objects of all kinds
@@ -299,8 +318,9 @@ class Fetcher:
                 traffic.connections -= 1
             if part.dropped or part.start + part.filled >= part.stop:
                 return False
+            request = replace(request, hops=()) if request.hops else request
         else:
-            raise WrongAnswer(f"redirected or cut short more than {_REDIRECTS_AT_MOST} times")
+            raise WrongAnswer(f"redirected or cut short more than {_ANSWERS_AT_MOST} times")
         return await self._turn_streamed(backend, part, access)
 
     async def _size_of(self, part: Part) -> None:
@@ -318,9 +338,10 @@ class Fetcher:
         notes: ShardNotes = shard.notes
         if not shard.streamed and not self._window.turn_streamed(part):
             raise _Unready("this shard can be read in order only")
+        await wait_for_memory(part)
         if notes.stream is None:
             notes.stream = StreamReader()
-        before, learn = part.filled, functools.partial(self._checksum, backend, notes)
+        before, learn = part.filled, functools.partial(self._checksum, backend, shard)
         own = isinstance(access, GrowingStream)  # another process's file, on this host
         traffic = self._counters.traffic.of(FILES) if own else self._recovery.traffic(notes)
         traffic.connections += 1
@@ -349,9 +370,10 @@ class Fetcher:
 
         return make
 
-    def _checksum(self, backend: Backend, notes: ShardNotes, fields: Mapping[str, str]) -> Checksum | None:
+    def _checksum(self, backend: Backend, shard: Shard, fields: Mapping[str, str]) -> Checksum | None:
         """Of the object that is read in order; its answer's ``fields`` are kept."""
-        notes.fields = notes.fields or fields
+        shard.notes.fields = shard.notes.fields or fields
+        shard.modified = modified_of(fields)
         return backend.checksum(fields)
 
     def _learn(
@@ -372,6 +394,7 @@ class Fetcher:
         if not shard.identity:
             shard.identity, shard.notes.etag = identity, fields.get("etag", "")
             shard.checksum = None if backend is None else backend.checksum(fields)
+            shard.modified = modified_of(fields)
         elif identity not in ("", shard.identity):
             raise IdentityChanged(f"it was {shard.identity} and is now {identity}")
         if not shard.notes.fields:

@@ -31,8 +31,9 @@ class CachedShard(CacheEntry, Protocol):
         """Its next bytes, as the consumer takes them."""
         ...
 
-    def over(self, *, whole: bool = False) -> None:
-        """It was read to its good end (``whole``), or left. Idempotent."""
+    def over(self, *, whole: bool = False, modified: float | None = None) -> None:
+        """It was read to its good end (``whole``), or left. ``modified``: when its object was last changed (seconds
+        since 1970), where its store says so. Idempotent."""
         ...
 
     def reject(self) -> None:

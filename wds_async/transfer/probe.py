@@ -126,6 +126,7 @@ class _Engine(Equipment):
         super().__init__(config, asyncio.get_running_loop())
         slabs = SlabPool(config.budget_bytes, config.part_bytes)  # maps nothing before it is asked
         window = Window(slabs, config, _ignore, _ignore)
+        config = config.taking_refusals()
         self.fetcher = Fetcher(window, equipment=self, config=config, counters=counters, hurried=lambda: False)
 
     async def close(self) -> None:

@@ -22,13 +22,14 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from wds_async.config import TransferConfig
-from wds_async.errors import ReaderClosed, WdsError
+from wds_async.errors import FetchTimeout, ReaderClosed, TransferError, TruncatedShard, WdsError
 from wds_async.redact import redact
 from wds_async.storage.base import Entry, Guard
 from wds_async.storage.listing.folders import Folder
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.storage.registry import locate
 from wds_async.transfer import window
+from wds_async.transfer.attempts import retrieved
 from wds_async.transfer.control import Concurrency
 from wds_async.transfer.equipment import Equipment, why_unread
 from wds_async.transfer.fetch import Fetcher, Unranged
@@ -99,13 +100,13 @@ class _Origin:
         """How many parts may be on their way: what pays, and what it bears."""
         return self.plan.concurrency.room
 
-    async def fetch(self, part: window.Part) -> bool:
+    async def fetch(self, part: window.Part, *, once: bool = False) -> bool:
         """See `Fetcher.fetch`."""
         self.flying += 1
         self.plan.concurrency.flying = self.flying
         part.shard.parts.append(part)
         try:
-            return await self.fetcher.fetch(part)
+            return await self.fetcher.fetch(part, once=once)
         finally:
             part.shard.parts.remove(part)
             self.flying -= 1
@@ -131,7 +132,7 @@ class RangeFetcher:
         guard: Guard | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._config = config
+        self._config = config = config.taking_refusals()
         self._options = options
         self._counters = Counters(traffic=traffic)
         self._limits = limits or OriginLimits(config.connections, config.connections)
@@ -158,9 +159,41 @@ class RangeFetcher:
         """Connections that are open now."""
         return self._equipment.connections.open
 
-    async def facts(self, url: str) -> Facts:
-        """What an object is like now: one ranged GET of its first byte. What can be read once only is not touched."""
+    def reachable(self, url: str) -> bool:
+        """Whether the store of ``url`` may answer: False after three failed requests in a row, until a good answer
+        (the circuit breaker is open). It does no I/O."""
         version = self._versions.fresh(url)
+        sky = self._origin(version).fetcher.sky(version)
+        return sky is None or not sky.down
+
+    async def facts(self, url: str, *, deadline_s: float | None = None) -> Facts:
+        """What an object is like now: one ranged GET of its first byte. What can be read once only is not touched.
+
+        With ``deadline_s`` one attempt is made, and FetchTimeout raised after that many seconds; while the store is
+        down (see `reachable`) only the next probe goes out, and others raise TransferError at once.
+        """
+        version = self._versions.fresh(url)
+        if deadline_s is None:
+            return await self._facts(version, once=False)
+        sky, shown = self._origin(version).fetcher.sky(version), redact(url)
+        if sky is not None and not sky.may_ask():
+            raise TransferError(f"{shown}: {sky.name} does not answer; it is asked again within seconds").at(shown, 0)
+        began = self._loop.time()
+        asking = self._loop.create_task(self._facts(version, once=True))
+        asking.add_done_callback(retrieved)
+        try:
+            # Not `asyncio.timeout`: a thread that reads from a hanging file system keeps its task waiting.
+            await asyncio.wait((asking,), timeout=deadline_s)
+        finally:
+            asking.cancel()
+        if asking.done():
+            return asking.result()
+        reason = f"no answer within {deadline_s:g} s"
+        if sky is not None and version.notes.access is not None:  # else its turn had not come: no fault of the store
+            sky.fault(reason, began)
+        raise FetchTimeout(f"{shown}: {reason}").at(shown, 0)
+
+    async def _facts(self, version: Version, *, once: bool) -> Facts:
         async with self._at_work():
             if await why_unread(self._equipment.threads, version.notes.location):
                 return Facts(None, "", ranged=False)
@@ -168,9 +201,10 @@ class RangeFetcher:
             origin, notes = self._origin(version), version.notes
             part = window.Part(version, 0, 1, Slab(0, 1, memoryview(bytearray(1))))
             try:
-                await origin.fetcher.ready(version)
+                if not once:
+                    await origin.fetcher.ready(version)
                 async with self._limits.permit(origin.traffic.name, 1, origin.room) as permit:
-                    await origin.fetch(part)
+                    await origin.fetch(part, once=once)
                     permit.received = part.filled
                 version.facts = facts_of(version)
             except BaseException:
@@ -318,6 +352,12 @@ class RangeFetcher:
                     yield view
             finally:
                 self._memory.give_back(slab, view)
+        if version.end_in_doubt:  # who gets all of it, with its length, would take it for whole
+            shown = redact(version.url)
+            raise TruncatedShard(
+                f"{shown} at byte {position}: the body has no length, and ended without the end of its archive at each "
+                "attempt. Have it sent with a Content-Length, or write it with its end (two blocks of zeros)."
+            ).at(shown, position)
 
     def _origin(self, version: Version) -> _Origin:
         if version.origin is None:

@@ -173,10 +173,13 @@ class ShardReader(Iterator["ShardStream"]):
         """The engine that reads, started if need be."""
         return self._start()[0]
 
-    def reading(self, shards: Iterable[Any], counters: Counters, *, final: bool = False) -> ShardReader:
-        """A reader of others in the same way, but past the cache, that compares nothing; it counts in ``counters``."""
-        config, final = replace(self.config, verify="never"), final or self._final
-        return open_shards(shards, config=config, stats=counters, final=final, options=self._options)
+    def reading(self, shards: Iterable[Any], counters: Counters, *, optional: bool = False) -> ShardReader:
+        """Return a reader of other ``shards``, which goes past the cache, compares nothing and counts in ``counters``.
+        ``optional``: they are targets, not rewritten again, and need not be there: a 403 or 404 is not asked again."""
+        config = replace(self.config, verify="never")
+        if optional:
+            config = config.taking_refusals()
+        return open_shards(shards, config=config, stats=counters, final=optional or self._final, options=self._options)
 
     # For ShardStream
 
@@ -262,11 +265,13 @@ class ShardStream:
         self._reader = reader
         self._slab: Slab | None = None
         self._piece: memoryview | None = None
+        self._shard: Shard | None = None
         self._over = False
         self._left = False
         self._told = False
         self.size: int | None = None
         """Bytes of the whole shard; None while nobody has told."""
+        self._open_ended = False
         self._comparison: Comparison | None = None
         self._held: HeldBack | None = None
         if reader._always is not None:
@@ -299,6 +304,10 @@ class ShardStream:
             self._reader._check()
         return self._held.read()
 
+    def is_open_ended(self) -> bool:
+        """Whether it was read to an end that nothing confirms: the server sent no length, so a cut looks the same."""
+        return self._open_ended
+
     def compare(self, comparison: Comparison) -> None:
         """Compare the shard so, and raise `ChecksumMismatch` at its end where it is another."""
         self._comparison = comparison
@@ -314,7 +323,7 @@ class ShardStream:
             self._reader.close()
             raise StorageError(f"{redact(self.url)}: the engine failed: {event.error!r}") from event.error
         assert not isinstance(event, Finished)
-        self.size = event.shard.size
+        self._shard, self.size = event.shard, event.shard.size
         if isinstance(event, Piece):
             self._slab = event.slab
             try:
@@ -329,7 +338,9 @@ class ShardStream:
             return self._piece
         self._over = True
         error = event.error or self._compared(event.shard)
-        self._leave_cache(whole=error is None and not self._left)
+        self._open_ended = event.shard.open_ended
+        whole = error is None and not self._left and not event.shard.end_in_doubt
+        self._leave_cache(whole=whole, shard=event.shard)
         if error is not None:
             raise error
         return None
@@ -344,6 +355,8 @@ class ShardStream:
             return exn
         if good and self._held is None:
             self._reader.counters.add("verified_shards")
+        if good is False and shard.report_bad is not None:
+            shard.report_bad()
         return self._comparison.error(self.url) if good is False else None
 
     def _brought(self, shard: Shard) -> Checksum | None:
@@ -370,14 +383,24 @@ class ShardStream:
         """Say that these bytes are no good shard, and read no more of them: a cache must not keep or use its copy."""
         if self._cached is not None:
             self._cached.reject()
+        if self._shard is not None and self._shard.report_bad is not None:
+            self._shard.report_bad()
         self.close()
 
-    def _leave_cache(self, *, whole: bool = False) -> None:
+    def _leave_cache(self, *, whole: bool = False, shard: Shard | None = None) -> None:
         cached = self._cached
         if cached is not None and not self._told:
             self._told = True
             self._reader.counters.add("cache_hits" if cached.hit else "cache_misses")
-            cached.over(whole=whole)
+            cached.over(whole=whole, modified=self._modified(shard) if whole and shard is not None else None)
+
+    def _modified(self, shard: Shard) -> float | None:
+        """When the object was last changed, as its store says; None where it does not."""
+        if self._local_path is None:
+            return shard.modified
+        with contextlib.suppress(OSError):
+            return os.stat(self._local_path).st_mtime
+        return None
 
     def _drop_piece(self) -> None:
         if self._piece is not None:

@@ -6,6 +6,8 @@ import contextlib
 import tempfile
 from typing import IO
 
+from wds_async.storage.filewriting import write_all
+
 __all__ = ["Spool"]
 
 _PIECE_BYTES = 1 << 20
@@ -38,9 +40,7 @@ class Spool:
         if kept < len(piece):
             if self._file is None:
                 self._file = tempfile.TemporaryFile(buffering=0, dir=self._folder)  # noqa: SIM115 (see `clear`)
-            rest = piece[kept:]
-            while len(rest):
-                rest = rest[self._file.write(rest) :]
+            write_all(self._file.fileno(), piece[kept:])
         self.size += len(piece)
 
     def read(self) -> memoryview | None:

@@ -16,15 +16,18 @@ import shutil
 import tempfile
 import time
 import uuid
-import weakref
 from collections.abc import Iterable
 from dataclasses import asdict, astuple, dataclass, fields
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
 from wds_async.transfer.traffic import Traffic
 
-__all__ = ["Board", "Boards", "Counters", "Stats"]
+__all__ = ["Board", "Boards", "Counters", "Stats", "alive", "temporary_folder"]
+
+_REMOVALS = 3
+"""How often a folder is removed: a process that is ending may leave a file in it meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +204,10 @@ class Board:
 
     def __init__(self) -> None:
         self._pid = os.getpid()
-        self.folder = _parent_folder() / f"{self._pid}-{uuid.uuid4().hex}"
+        self.folder = temporary_folder() / f"{self._pid}-{uuid.uuid4().hex}"
         self._rows: dict[int, Counters] = {}
-        self._finalizer = weakref.finalize(self, _remove, self._pid, self.folder)
+        # Below zero: at exit after multiprocessing has ended the workers, which would make the folder again.
+        Finalize(self, _remove, (self.folder,), exitpriority=-1)
 
     def counters(self) -> Counters:
         """This process's row."""
@@ -241,7 +245,7 @@ class Board:
         for path in self.folder.glob(f"{_TRAFFIC}*.json"):
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 other = Traffic.of_dict(json.loads(path.read_text(encoding="utf-8")))
-                if not _alive(int(path.name.removeprefix(_TRAFFIC).partition("-")[0])):
+                if not alive(int(path.name.removeprefix(_TRAFFIC).partition("-")[0])):
                     other.hang_up()
                 found.merge(other)
         return found
@@ -284,7 +288,8 @@ class Boards:
         return found
 
 
-def _parent_folder() -> Path:
+def temporary_folder() -> Path:
+    """The folder of what processes of this user leave for each other while they run."""
     user = os.getuid() if hasattr(os, "getuid") else "user"
     return Path(tempfile.gettempdir()) / f"wds-async-{user}"
 
@@ -310,9 +315,11 @@ def _read_rows(folder: Path) -> list[bytes]:
     return rows
 
 
-def _remove(pid: int, folder: Path) -> None:
-    if os.getpid() == pid:
+def _remove(folder: Path) -> None:
+    for _ in range(_REMOVALS):
         shutil.rmtree(folder, ignore_errors=True)
+        if not os.path.exists(folder):  # not `Path.exists`, which raises where this process has lost its rights
+            return
 
 
 def _sweep(parent: Path) -> None:
@@ -320,11 +327,13 @@ def _sweep(parent: Path) -> None:
     horizon = time.time() - 86400
     with contextlib.suppress(OSError, ValueError):
         for folder in parent.iterdir():
-            if folder.stat().st_mtime < horizon and not _alive(int(folder.name.partition("-")[0])):
+            pid = folder.name.partition("-")[0]
+            if pid.isdecimal() and folder.stat().st_mtime < horizon and not alive(int(pid)):
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _alive(pid: int) -> bool:
+def alive(pid: int) -> bool:
+    """Whether there is such a process (True where that cannot be told)."""
     if os.name != "posix":
         return True
     try:

@@ -15,8 +15,8 @@ from wds_async.transfer.window import Part
 
 __all__ = ["DirectStream", "StreamReader"]
 
+_BLOCK = 512  # of a tar
 _SKIP_BYTES = 1 << 20
-_REDIRECTS_AT_MOST = 10
 
 
 class DirectStream:
@@ -36,12 +36,11 @@ class DirectStream:
 
     async def open(self) -> str:
         request = self._request
-        for _ in range(_REDIRECTS_AT_MOST):
+        while True:
             try:
                 return await self._open(request)
             except Redirected as moved:
                 request = follow(request, moved.location)
-        raise RefusedAnswer(Answer(310, {}, b"redirected too often"))
 
     async def _open(self, request: Request) -> str:
         head = await self._exchange(request)
@@ -86,13 +85,36 @@ class DirectStream:
         await self._stack.aclose()
 
 
+class _ArchiveEnd:
+    """Whether the bytes of a stream are a tar, and end as one: with two blocks of zeros."""
+
+    def __init__(self) -> None:
+        self._head = self._tail = b""
+
+    def add(self, data: memoryview) -> None:
+        """Take the next bytes."""
+        if len(self._head) < _BLOCK:
+            self._head += bytes(data[: _BLOCK - len(self._head)])
+        self._tail = (self._tail + bytes(data[-2 * _BLOCK :]))[-2 * _BLOCK :]
+
+    @property
+    def missing(self) -> bool:
+        """Whether it is a tar (POSIX or GNU) without its end; False for what is none, compressed tars among them."""
+        return self._head[257:262] == b"ustar" and (len(self._tail) < 2 * _BLOCK or any(self._tail))
+
+
 class StreamReader:
-    """One shard's stream over all its attempts: remembers where it is, and starts again where that is possible."""
+    """One shard's stream over all its attempts: remembers where it is, and starts again where that is possible.
+
+    An end that nothing confirms (see `Stream`) and that is not the end of a tar is taken for a fault, until another
+    attempt has ended at the same byte."""
 
     def __init__(self) -> None:
         self._stream: Stream | None = None
         self._identity: str | None = None
         self._position = 0
+        self._archive: _ArchiveEnd | None = None
+        self._ended_at = -1
 
     @property
     def identity(self) -> str:
@@ -126,9 +148,10 @@ class StreamReader:
         try:
             while part.filled < part.slab.size:
                 count = await self._stream.readinto(view[part.filled :])
+                self._took(view[part.filled : part.filled + count])
                 part.filled += count
-                self._position += count
                 if count == 0:
+                    self._end(part)
                     await self.close()
                     return True
                 if hurried():
@@ -154,10 +177,26 @@ class StreamReader:
                 raise IdentityChanged(f"it was {former} and is now {identity}")
         self._identity = identity
         self._position = 0
+        self._archive = _ArchiveEnd() if getattr(stream, "open_ended", False) else None
         scratch = memoryview(bytearray(min(_SKIP_BYTES, position)))
         while self._position < position:
             count = await stream.readinto(scratch[: min(len(scratch), position - self._position)])
             if count == 0:
                 raise ConnectionError(f"the stream ended at byte {self._position}, before byte {position}")
-            self._position += count
+            self._took(scratch[:count])
             await asyncio.sleep(0)
+
+    def _took(self, data: memoryview) -> None:
+        self._position += len(data)
+        if self._archive is not None and len(data):
+            self._archive.add(data)
+
+    def _end(self, part: Part) -> None:
+        """Judge the end of the stream. ConnectionError where it may be a cut, and was not confirmed yet."""
+        part.shard.open_ended = self._archive is not None
+        if self._archive is None or not self._archive.missing:
+            return
+        if self._ended_at != self._position:
+            self._ended_at = self._position
+            raise ConnectionError("the body has no length, and ended without the end of its archive")
+        part.shard.end_in_doubt = True

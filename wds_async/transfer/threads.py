@@ -31,7 +31,8 @@ class BlockingThreads:
         self._idle = 0
 
     async def call(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run ``function`` on a thread. A cancelled call goes on in its thread; its result is dropped."""
+        """Run ``function`` on a thread. A cancelled call goes on in its thread; its result is dropped. Until it returns
+        another thread may be started in place of its own, so that calls that hang leave the others their threads."""
         future: asyncio.Future[T] = self._loop.create_future()
         if self._idle <= 0 and self._threads < self._most:
             self._threads += 1
@@ -39,7 +40,11 @@ class BlockingThreads:
         else:
             self._idle -= 1
         self._jobs.put((lambda: function(*args, **kwargs), future))
-        return await future
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._most += future.cancelled()
+            raise
 
     def stop(self) -> None:
         """Let the idle threads end; busy ones end after their call."""
@@ -61,6 +66,7 @@ class BlockingThreads:
 
     def _done(self, future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
         self._idle += 1
+        self._most -= future.cancelled()
         if future.done():
             return
         if error is None:

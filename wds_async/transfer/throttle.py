@@ -11,7 +11,7 @@ import math
 
 __all__ = ["Throttle"]
 
-_TOLERATED = 0.03
+_TOLERATED = 0.08
 """Refused requests of all that are worth no cut: each of them waits by itself before it is made again."""
 _STORM = 0.5
 _ALL = 0.9

@@ -126,6 +126,22 @@ class Sky:
         """Whether the store may be asked for more than is needed: neither down nor throttling."""
         return not self.down and self._throttling < _MANY
 
+    def may_ask(self) -> bool:
+        """Return whether one request may go out now: always while the store is up; while it is down only as its next
+        probe, which the caller's request then is."""
+        if not self.down:
+            return True
+        now = self._clock.time()
+        if now < self._next_probe_at:
+            return False
+        self._next_probe_at = now + self._interval_s(now, _PROBE_S[1])
+        return True
+
+    @property
+    def isolated(self) -> bool:
+        """Whether the last fault says nothing of the store: good answers came before, and faults are few."""
+        return self.history is not None and self.calm and self._good_at > float("-inf")
+
     @property
     def waiting(self) -> int:
         """Parts that wait here."""

@@ -8,6 +8,7 @@ but memory once the consumer has nothing else to take, and one block of the pool
 
 from __future__ import annotations
 
+import bisect
 import heapq
 import statistics
 from collections import deque
@@ -33,7 +34,10 @@ _DEPTH = 4
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """Bytes ``[start, stop)`` of a shard on their way into ``slab``, of which ``filled`` have arrived."""
+    """Bytes ``[start, stop)`` of a shard on their way into ``slab``, of which ``filled`` have arrived.
+
+    A part that was started ahead of its memory has an empty slab until it is ``backed``; then ``on_memory`` is called.
+    """
 
     shard: Shard
     start: int
@@ -44,6 +48,8 @@ class Part:
     dropped: bool = False
     flying: bool = True
     error: Exception | None = None
+    backed: bool = True
+    on_memory: Callable[[], None] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +72,16 @@ class Shard:
     parts: deque[Part] = field(default_factory=deque)
     error: Exception | None = None
     notes: Any = None
+    modified: float | None = None
+    """When the object was last changed (seconds since 1970), where its store says so."""
     checksum: Checksum | None = None
+    report_bad: Callable[[], None] | None = None
+    """Tells the service that handed its file of the shard over that these bytes are wrong; None for other sources."""
+
+    open_ended: bool = False
+    """It was read to an end that nothing confirms: its body had no length, and ended with the connection."""
+    end_in_doubt: bool = False
+    """And it is a tar that has no end of archive there, at two attempts."""
 
     @property
     def complete(self) -> bool:
@@ -125,6 +140,7 @@ class Window:
         self._shards: dict[int, Shard] = {}
         self._next_number = 0
         self._unplanned: list[int] = []
+        self._ahead: list[Part] = []
         self._sizes: deque[int] = deque(maxlen=_SIZES_REMEMBERED)
         self._guess: int | None = None
         self._ramp = min(config.first_part_bytes, pool.block_bytes)
@@ -210,6 +226,7 @@ class Window:
         """The shard of ``part``, a stream until now, goes on in ranges: first with the rest of ``part``."""
         shard = part.shard
         if shard.streamed and not part.dropped:
+            part.stop = max(part.stop, part.start + part.filled)  # its slab may have room for more than was planned
             shard.streamed, shard.size, shard.planned = False, None, part.stop
 
     def landed(self, part: Part, *, last: bool = False) -> None:
@@ -221,6 +238,8 @@ class Window:
         part.flying = False
         shard.flying -= 1
         self.flying -= 1
+        if part in self._ahead:
+            self._ahead.remove(part)
         if part.dropped:
             self._free(part.slab)
             return
@@ -234,8 +253,9 @@ class Window:
     # What the pump does
 
     def plan(self) -> list[Part]:
-        """Start every part that may start now, each with its slab."""
+        """Start every part that may start now, each with its slab or ahead of it."""
         started: list[Part] = []
+        self._back_parts()
         while self._unplanned:
             shard = self._shards.get(self._unplanned[0])
             size = 0 if shard is None or shard.gone else self._next_slab_bytes(shard)
@@ -243,15 +263,51 @@ class Window:
                 heapq.heappop(self._unplanned)
                 continue
             head = not shard.parts and shard.number == next(iter(self._shards))
-            if not self._may_start(shard, size, head=head):
+            slab = None
+            # A shard that goes on, a stream or one longer than was thought, comes before those that wait for memory.
+            first = not self._ahead or shard.number < self._ahead[0].shard.number
+            if first and self._may_start(shard, size, head=head):
+                slab = self._pool.take(size, reserve=head and not self._reserve_in_use)
+            if slab is not None:
+                started.append(self._start(shard, slab, slab.size))
+            elif self._may_start_ahead(shard, size):
+                part = self._start(shard, Slab(0, 0, memoryview(b"")), size, backed=False)
+                bisect.insort(self._ahead, part, key=_in_stream)
+                started.append(part)
+            else:
                 break
+        # As if this reader had the whole limit: what it shares with others is theirs, and not left over.
+        self.concurrency.flying = (self.flying - len(self._ahead)) * max(1, self._pool.readers)
+        return started
+
+    def _back_parts(self) -> None:
+        """Give memory to the parts that were started ahead of it, in stream order."""
+        while self._ahead:
+            part = self._ahead[0]
+            if part.dropped:
+                self._ahead.pop(0)
+                continue
+            size = slab_bytes(part.stop - part.start, self._pool.block_bytes)
+            head = part.shard.number == next(iter(self._shards)) and part.shard.parts[0] is part
+            if not head and self.held_bytes + size > self._pool.budget_bytes // max(1, self._pool.readers):
+                return
             slab = self._pool.take(size, reserve=head and not self._reserve_in_use)
             if slab is None:
-                break
-            started.append(self._start(shard, slab))
-        # As if this reader had the whole limit: what it shares with others is theirs, and not left over.
-        self.concurrency.flying = self.flying * max(1, self._pool.readers)
-        return started
+                return
+            self._ahead.pop(0)
+            self._hold(slab)
+            part.slab, part.backed = slab, True
+            if part.on_memory is not None:
+                part.on_memory()
+
+    def _may_start_ahead(self, shard: Shard, size: int) -> bool:
+        """Whether a part may be requested before it has memory: over a line that fails now and then, while the consumer
+        has nothing. Then all memory waits for one part, and what is released next would wait a round trip for its first
+        byte. What arrives meanwhile stays in the sockets of half of the connections at most."""
+        room = max(1, self.concurrency.room // max(1, self._pool.readers))
+        sized = not shard.streamed and (shard.size is not None or self._guess is not None)
+        blocked = self.concurrency.rough > 0 and not self._handed and self._allowed(size)
+        return blocked and sized and self.flying < room and len(self._ahead) < room // 2
 
     def deliver(self) -> None:
         """Emit whatever is next in stream order and there."""
@@ -295,8 +351,7 @@ class Window:
         little until now that it may never want more."""
         if head and not self._handed:
             return True
-        allowance = _FIRST_ALLOWANCE_BYTES + _ALLOWANCE_GROWTH * self._released_bytes
-        if self._started_bytes + size > allowance and self._released_bytes < self._pool.budget_bytes:
+        if not self._allowed(size):
             return False
         if head:
             return True
@@ -312,22 +367,30 @@ class Window:
             return False
         return self.flying < max(1, self.concurrency.room // readers)
 
-    def _start(self, shard: Shard, slab: Slab) -> Part:
-        stop = shard.planned + slab.size
+    def _allowed(self, size: int) -> bool:
+        """Whether the consumer has taken enough for so many bytes more to be asked for."""
+        allowance = _FIRST_ALLOWANCE_BYTES + _ALLOWANCE_GROWTH * self._released_bytes
+        return self._started_bytes + size <= allowance or self._released_bytes >= self._pool.budget_bytes
+
+    def _start(self, shard: Shard, slab: Slab, size: int, *, backed: bool = True) -> Part:
+        stop = shard.planned + size
         if shard.size is not None and not shard.streamed:
             stop = min(stop, shard.size)
-        part = Part(shard, shard.planned, stop, slab)
+        part = Part(shard, shard.planned, stop, slab, backed=backed)
         shard.parts.append(part)
         shard.planned = stop
         shard.flying += 1
         self.flying += 1
         self._ramp = min(2 * self._ramp, self._pool.block_bytes)
-        self._started_bytes += slab.size
-        self._reserve_in_use = self._reserve_in_use or slab.reserved
+        self._started_bytes += size
         self.concurrency.rough -= self.concurrency.rough > 0
+        self._hold(slab)
+        return part
+
+    def _hold(self, slab: Slab) -> None:
+        self._reserve_in_use = self._reserve_in_use or slab.reserved
         self.held_bytes += slab.size
         self.peak_bytes = max(self.peak_bytes, self.held_bytes)
-        return part
 
     def _drop_parts(self, shard: Shard) -> None:
         for part in list(shard.parts):
@@ -342,8 +405,15 @@ class Window:
             self._free(part.slab)
 
     def _free(self, slab: Slab) -> None:
+        if not slab.size:
+            return
         self._handed.discard(slab)
         self.held_bytes -= slab.size
         if slab.reserved:
             self._reserve_in_use = False
         self._pool.give_back(slab)
+
+
+def _in_stream(part: Part) -> tuple[int, int]:
+    """The order of parts in the stream."""
+    return part.shard.number, part.start

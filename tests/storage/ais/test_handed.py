@@ -19,6 +19,7 @@ from wds_async.storage.handed import HandedFile
 from wds_async.transfer.files import FileReader, FileReplaced
 
 BYTES = data(10_000)
+NOT_WHOLE = (b"HTTP/1.1 204 No Content\r\n\r\n", 0)
 GOOD = b'HTTP/1.1 200 OK\r\nWds-Handed: 1\r\nETag: "e"\r\nContent-Length: 10000\r\n\r\n'
 
 
@@ -131,14 +132,39 @@ def test_it_is_closed_with_its_last_reference(giving: Callable[..., tuple[Hands,
 
 
 def test_a_file_that_is_shorter_than_was_said(giving: Callable[..., tuple[Hands, Giver]], tmp_path: Path) -> None:
-    hands, _ = giving((GOOD, 1))
-    found = ask(hands)
+    hands, giver = giving((GOOD, 1), NOT_WHOLE, NOT_WHOLE)
+    found = ask(hands, ("Authorization", "Bearer t"))
     assert found is not None
     os.truncate(tmp_path / "x", 100)
     with pytest.raises(FileReplaced, match="ended at byte 100"):
         FileReader(found).read(memoryview(bytearray(200)), 0)
     found.lose()
-    assert ask(hands) is None  # and nobody is asked any more
+    assert ask(hands) is None
+    assert giver.requests[1] == giver.requests[0].replace(b"Wds-Hand: 1", b"Wds-Hand: bad")
+    assert b"Wds-Hand: 1" in giver.requests[2]  # it may have been healed
+
+
+def test_each_bad_file_is_reported_and_after_some_no_more_is_asked_for(
+    giving: Callable[..., tuple[Hands, Giver]], tmp_path: Path
+) -> None:
+    hands, giver = giving(*[(GOOD, 1)] * 20)  # a service that knows of no reports, and gives the same file
+    before = open_fds()
+    for _ in range(3):
+        found = ask(hands)
+        assert found is not None
+        found.lose()
+    del found
+    for _ in range(3):
+        assert ask(hands) is None
+    assert [b"bad" in request for request in giver.requests] == [False, True, False, True, False, True]
+    os.truncate(tmp_path / "x", 100)
+    other = Request("http://localhost/v1/objects/b/y", (), socket="s")
+    assert hands.ask(other, name) is None  # shorter than the answer says: that is reported at once
+    assert b"/b/y" in giver.requests[-1]
+    assert b"bad" in giver.requests[-1]
+    hands.close()
+    giver.close()
+    assert open_fds() < before
 
 
 @pytest.mark.parametrize(
@@ -160,7 +186,7 @@ def test_a_file_that_is_shorter_than_was_said(giving: Callable[..., tuple[Hands,
     ],
 )
 def test_what_is_no_such_answer(giving: Callable[..., tuple[Hands, Giver]], raw: bytes, count: int) -> None:
-    hands, giver = giving((raw, count))
+    hands, giver = giving((raw, count), None, None)  # which a report of a file that is too short gets
     hands._timeout_s = 0.2
     before = open_fds()
     assert ask(hands) is None

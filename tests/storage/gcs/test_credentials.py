@@ -169,7 +169,7 @@ def test_silence_is_remembered(clean_google: Clean) -> None:
         clean_google.setenv("GCE_METADATA_IP", f"127.0.0.1:{listening.getsockname()[1]}")
         started = time.monotonic()
         assert find_identity({}).missed
-        assert 0.35 < time.monotonic() - started < 30
+        assert time.monotonic() - started > 0.35
         listening.setblocking(False)
         with contextlib.suppress(BlockingIOError):
             while True:  # both attempts; the kernel took them

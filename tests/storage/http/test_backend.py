@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import http.server
 import select
 import socket
@@ -18,11 +19,14 @@ from typing import Any
 import pytest
 
 from tests.servers import Nginx, Origin, Tls
+from tests.servers.process import free_port
 from tests.transfer.reading import bytes_of, data, outcomes, quick
 from wds_async.errors import AccessDenied, TransferError, UrlError
 from wds_async.storage.base import Answer, RefusedAnswer, Verdict
 from wds_async.storage.http.backend import HttpBackend, explain_status
 from wds_async.storage.options import Options
+from wds_async.storage.sink import publish_text
+from wds_async.transfer.bridge import new_event_loop
 
 
 @pytest.mark.parametrize(
@@ -218,7 +222,7 @@ def test_redirects_without_end(origin: Origin, direct: bool) -> None:
     origin.behave(redirect="/x.tar")
     ((_, error),) = outcomes([url], quick(direct=direct))
     assert isinstance(error, TransferError)
-    assert "redirected" in str(error)
+    assert "redirects in a circle" in str(error)
     origin.forget()
     origin.behave(redirect="ftp://h/x.tar")
     ((_, error),) = outcomes([url], quick(direct=direct))
@@ -324,7 +328,94 @@ def test_what_is_no_index(origin: Origin) -> None:
 
 def test_a_proxy_that_is_down_is_named(origin: Origin, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     proxy.close()
-    monkeypatch.setenv("http_proxy", proxy.url)
+    monkeypatch.setenv("WDS_RETRIES", "1")
+    monkeypatch.setenv("HTTP_PROXY", proxy.url.replace("http://", "http://u:SECRET@"))
     ((_, error),) = outcomes([origin.add("x.tar", b"x")])
     assert isinstance(error, TransferError)
-    assert "x.tar at byte 0" in str(error)
+    assert "x.tar at byte 0: the proxy http://" in str(error)
+    assert f"@{proxy.url.removeprefix('http://')} (HTTP_PROXY) cannot be reached: " in str(error)
+    assert "correct or unset HTTP_PROXY, or add 127.0.0.1 to NO_PROXY" in str(error)
+    assert "SECRET" not in str(error)
+    monkeypatch.setenv("http_proxy", "nosuch.invalid:3128")
+    ((_, error),) = outcomes([origin.url("x.tar")])
+    assert "the proxy http://nosuch.invalid:3128 (http_proxy) cannot be reached: " in str(error)
+    with pytest.raises(TransferError, match=r"the proxy http://nosuch.invalid:3128 \(http_proxy\) cannot be reached"):
+        publish_text(origin.url("y.txt"), "x")
+
+
+def test_a_proxy_that_refuses_or_stays_silent_is_named(
+    origin: Origin, proxy: Proxy, tls: Tls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(tls.ca))
+    monkeypatch.setenv("https_proxy", proxy.url)
+    url = f"https://127.0.0.1:{free_port()}/x.tar"  # the proxy cannot connect there, and hangs up
+    ((_, error),) = outcomes([url])
+    assert f"the proxy {proxy.url} (https_proxy) is in the way: " in str(error)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("http_proxy", f"127.0.0.1:{silent.getsockname()[1]}")
+        ((_, error),) = outcomes([origin.url("x.tar")], quick(connect_timeout_s=0.2, stall_timeout_s=0.2))
+        assert f"the proxy http://127.0.0.1:{silent.getsockname()[1]} (http_proxy) is in the way: " in str(error)
+
+
+# -- bodies that are left ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_body_that_is_left_is_aborted_and_a_read_one_keeps_its_connection(
+    tls: Tls, monkeypatch: pytest.MonkeyPatch, secure: bool
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(tls.ca))
+    content = data(300_000)
+
+    async def read(backend: HttpBackend, url: str, rest: bool) -> bytes:
+        stream = backend.streamed(backend.request(url))
+        await stream.open()
+        into, got = memoryview(bytearray(1 << 16)), b""
+        while count := await stream.readinto(into):
+            got += bytes(into[:count])
+            if not rest:
+                break
+        await stream.close()
+        await stream.close()  # again is harmless
+        return got
+
+    with Origin(tls=tls.server_context() if secure else None) as origin:
+        url = origin.add("x.tar", content)
+        origin.behave(path="/held.tar", body=bytes(64 << 20))
+
+        async def run() -> None:
+            backend = HttpBackend()
+            assert await read(backend, url, rest=True) == content
+            assert await read(backend, url, rest=True) == content
+            assert origin.connections == 1  # it was kept
+            assert await read(backend, origin.url("held.tar"), rest=False)
+            assert await read(backend, url, rest=True) == content
+            assert origin.connections == 2  # the one that was left was not
+            assert await read(backend, origin.url("held.tar"), rest=False)
+            await backend.close()
+
+        asyncio.run(run())
+        gc.collect()  # a transport that is left open is a ResourceWarning, which fails the test
+        origin.wait_until(lambda server: server.open_connections == 0)
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_body_that_is_left_needs_its_loop_no_more(tls: Tls, monkeypatch: pytest.MonkeyPatch, secure: bool) -> None:
+    """An engine that ends may close its loop at once: TLS that was to be ended in order stayed open then."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(tls.ca))
+    with Origin(tls=tls.server_context() if secure else None) as origin:
+        origin.behave(path="/held.tar", body=bytes(64 << 20))
+
+        async def leave() -> None:
+            backend = HttpBackend()
+            stream = backend.streamed(backend.request(origin.url("held.tar")))
+            await stream.open()
+            await stream.readinto(memoryview(bytearray(1 << 16)))
+            await stream.close()
+            (await backend.session()).detach()  # or it would warn that it was not closed
+
+        loop = new_event_loop()
+        loop.run_until_complete(leave())
+        loop.close()
+        gc.collect()  # a transport that is left open is a ResourceWarning, which fails the test
+        origin.wait_until(lambda server: server.open_connections == 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import email.utils
 import errno
@@ -16,6 +17,7 @@ import pytest
 from aiohttp.client_reqrep import ConnectionKey
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from tests.servers.process import free_port
 from wds_async.retry import RetryPolicy
 from wds_async.storage.base import Answer, Contradiction, Fault, ObjectReplaced, Verdict
 from wds_async.storage.http.errors import (
@@ -94,8 +96,8 @@ IN_AN_HOUR = email.utils.format_datetime(datetime.datetime.now(datetime.UTC) + d
         ("1.5", 1.5, 1.5),
         ("0", 0, 0),
         ("9" * 300, 1e299, math.inf),
-        pytest.param(IN_AN_HOUR, 3000, 3600, id="in an hour"),
-        pytest.param(IN_AN_HOUR.replace("GMT", "-0000"), 3000, 3600, id="in an hour, without a zone"),
+        pytest.param(IN_AN_HOUR, 60, 3600, id="in an hour"),
+        pytest.param(IN_AN_HOUR.replace("GMT", "-0000"), 60, 3600, id="in an hour, without a zone"),
         ("Fri, 31 Dec 1999 23:59:59 GMT", 0, 0),
     ],
 )
@@ -203,3 +205,20 @@ def test_a_signed_url_whose_time_is_over(query: str, status: int, body: bytes) -
     assert "made again" in fault.advice
     assert "that is refused" in told(403, url=f"https://h.example/x?{query}").reason
     assert "made again" not in told(400, url=f"https://h.example/x?{query}").advice
+
+
+def test_a_dead_proxy_of_another_client_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As fsspec's filesystem meets it with ``client_kwargs={"trust_env": True}``."""
+    where = f"127.0.0.1:{free_port()}"
+    monkeypatch.setenv("HTTP_PROXY", f"http://{where}")
+
+    async def ask() -> None:
+        async with aiohttp.ClientSession(trust_env=True) as session:
+            await session.get("http://store.example/x.tar")
+
+    with pytest.raises(aiohttp.ClientProxyConnectionError) as caught:
+        asyncio.run(ask())
+    fault = explain_exception(caught.value)
+    assert fault.verdict is Verdict.TRANSIENT
+    assert f"no connection to the proxy {where}: " in fault.reason
+    assert "HTTPS_PROXY" in fault.advice

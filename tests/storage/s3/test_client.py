@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
+import re
 import time
 import urllib.parse
 from collections.abc import Awaitable, Callable
@@ -11,17 +14,17 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tests.servers import moto
+from tests.servers import moto as moto_server
 from tests.servers.awsmetadata import AwsMetadata
 from tests.servers.sigv4 import signature_of
-from wds_async.storage.base import Request, Tls
+from wds_async.storage.base import Answer, Request, Tls
 from wds_async.storage.options import Options
 from wds_async.storage.s3.backend import S3Backend
 from wds_async.transfer.connection import request_bytes
 
 pytest.importorskip("s3fs")
 
-clean_aws = moto.clean_aws
+clean_aws, moto = moto_server.clean_aws, moto_server.moto
 
 T = TypeVar("T")
 KEY, SECRET, TOKEN = "AKIAIOSFODNN7EXAMPLE", "hush-secret", "hush-token"
@@ -239,15 +242,49 @@ def test_a_signature_does_not_outlive_its_credentials(clean_aws: pytest.MonkeyPa
             assert 60 < request.renew_after - time.monotonic() <= 120
 
 
-def test_signing_costs_little(aws: pytest.MonkeyPatch) -> None:
-    """At most 2 % of what reading a shard of 66 MB does, which is 0.03 s; measured 0.3 ms. The bar here is a loose one,
-    for machines that others use, too."""
+def test_debug_lines_of_the_client_show_no_secret(
+    clean_aws: pytest.MonkeyPatch, moto: str, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    with AwsMetadata(lambda key, secret, token: given.extend((secret, token))) as service:
+        given: list[str] = [service.container_token]
+        clean_aws.setenv("AWS_ENDPOINT_URL_S3", moto)
+        clean_aws.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{service.base}/container")
+        clean_aws.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN", service.container_token)
 
-    async def sign(backend: S3Backend) -> float:
-        await backend.access("s3://bucket/x")
-        before = time.process_time()
-        for number in range(100):
-            await backend.access(f"s3://bucket/train-{number:06d}.tar")
-        return (time.process_time() - before) / 100
+        async def listed(backend: S3Backend) -> Request:
+            with contextlib.suppress(Exception):  # the bucket does not exist
+                async for _ in backend.entries("s3://missing/x/"):
+                    pass
+            access = await backend.access("s3://missing/x")
+            assert isinstance(access, Request)
+            return access
 
-    assert on_backend(sign) < 0.001
+        signed = [dict(on_backend(listed).headers)]
+        (tmp_path / "token").write_text("good")
+        clean_aws.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
+        clean_aws.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/training")
+        clean_aws.setenv("AWS_ENDPOINT_URL_STS", service.base)
+        clean_aws.setenv("AWS_DEFAULT_REGION", "eu-west-1")
+        signed.append(dict(on_backend(listed).headers))
+    for headers in signed:
+        fields = {name.lower(): value for name, value in headers.items()}
+        given += [fields["x-amz-security-token"], fields["authorization"].rpartition("Signature=")[2]]
+    lines = [f"{record.name} {record.getMessage()}" for record in caplog.records if "boto" in record.name]
+    text = "\n".join(lines)
+    assert "CanonicalRequest" in text
+    assert "Sending http request" in text
+    assert [secret for secret in given if secret and secret in text] == []
+    assert re.findall(r"Signature(?:=|:\s*)[0-9a-f]+", text) == []
+
+
+def test_percent_decoding_is_explained_only_for_keys_with_a_percent_sign(aws: pytest.MonkeyPatch) -> None:
+    answer = Answer(
+        404, {"content-type": "application/xml"}, b"<Error><Code>NoSuchKey</Code><Message>No</Message></Error>"
+    )
+
+    async def advice(backend: S3Backend) -> list[bool]:
+        urls = ("s3://b/a%20b.tar", "s3://b/ab.tar")
+        return ["percent-decoding" in backend.classify(answer, url).advice for url in urls]
+
+    assert on_backend(advice) == [True, False]

@@ -32,7 +32,7 @@ class Client:
 
 def asked(exn: Exception) -> CheckedRanges | None:
     get = ObjectGet(Client(exn), S3Name("s3", "b", "k"))  # type: ignore[arg-type]
-    return asyncio.run(CheckedRanges.of(get, identity_of))
+    return asyncio.run(CheckedRanges.of(get, identity_of, 30.0))
 
 
 def test_an_empty_object_of_which_the_size_is_asked_for() -> None:

@@ -39,8 +39,9 @@ from wds_async.storage.base import (
 from wds_async.storage.checksums import aistore
 from wds_async.storage.hiding import Secrets
 from wds_async.storage.http.backend import HttpBackend, HttpStream
-from wds_async.storage.http.errors import explain_exception, explain_status, retry_after_s
+from wds_async.storage.http.errors import explain_exception, explain_status, retry_after_s, with_proxy
 from wds_async.storage.http.messages import PLAIN_HEADERS, answer_of, identity_of, redirected
+from wds_async.storage.imports import import_client
 from wds_async.storage.options import NO_OPTIONS, Options
 from wds_async.storage.paging import Pages
 
@@ -51,7 +52,6 @@ __all__ = ["AisBackend", "explain_answer", "explain_service"]
 
 _NO_RECURSION, _NAME_AND_SIZE = 1 << 11, 1 << 5
 _IS_FOLDER = 1 << 8
-_REDIRECTS_AT_MOST = 10
 _BUSY = frozenset({409, 423})
 _OURS = "wds-async/"
 _HANDED_WITHIN_S = 5.0
@@ -132,9 +132,11 @@ class _Client(HttpBackend):
     """Of the Unix socket that it asks at, where it does."""
 
     async def session(self) -> aiohttp.ClientSession:
-        import aiohttp  # noqa: PLC0415 (see `HttpBackend.session`)
-
         if self.path and self._session is None:
+            await self._call(import_client, "aiohttp")
+        if self.path and self._session is None:
+            import aiohttp  # noqa: PLC0415 (loaded by now)
+
             self._session = aiohttp.ClientSession(connector=aiohttp.UnixConnector(self.path), timeout=self.timeout())
         return await super().session()
 
@@ -143,7 +145,7 @@ class _Client(HttpBackend):
 
     async def ask(self, request: Request, body: Any) -> bytes:
         """The answer to a GET with ``body``, as JSON. RefusedAnswer from 400 on."""
-        for _ in range(_REDIRECTS_AT_MOST):
+        while True:
             response = await self.send(request, {}, body)
             try:
                 answer = await answer_of(response)
@@ -154,7 +156,6 @@ class _Client(HttpBackend):
             finally:
                 response.release()
             request = redirected(request, answer.fields.get("location", ""))
-        raise RefusedAnswer(Answer(310, {}, b"redirected too often"))
 
 
 def _identity(fields: Mapping[str, str], size: int | None) -> str:
@@ -217,7 +218,8 @@ class AisBackend(Store):
             "uuid": "",
             "continuation_token": "",
         }
-        folder, pages = "", Pages(f"AIStore at {self._cluster.endpoint}", url)
+        folder: str | None = None
+        pages = Pages(f"AIStore at {self._cluster.endpoint}", url)
         while True:
             page = await self._page(request, wanted, url)
             for entry in page.get("entries") or ():
@@ -225,7 +227,7 @@ class AisBackend(Store):
                 first, deeper, _ = name.partition("/")
                 # Older clusters list all that is below, in order: the entries of a folder come one after another.
                 if deeper or int(entry.get("flags") or 0) & _IS_FOLDER:
-                    if first and first != folder:
+                    if (first or deeper) and first != folder:
                         folder = first
                         yield Entry(f"{base}{place.name}{first}/", None)
                 elif name:
@@ -271,6 +273,8 @@ class AisBackend(Store):
                 return replace(fault, verdict=Verdict.EXPIRED)
             return fault
         fault = explain_exception(outcome)
+        if (by_proxy := with_proxy(fault, outcome, self._cluster.endpoint)) is not fault:
+            return by_proxy
         if fault.verdict in (Verdict.FATAL, Verdict.CHANGED):
             if "certificate" in fault.reason:  # which authority signs a cluster's is said to AIStore's own clients so
                 return replace(

@@ -3,11 +3,15 @@
 A service that has the whole of an object in its cache answers a HEAD with ``Wds-Hand: 1`` by the open descriptor itself
 (SCM_RIGHTS). Nothing of the cache's folder need be in reach, and what is evicted meanwhile is read to its end. Any
 other answer, and any fault, means that the object is asked for in ranges, which say what is wrong.
+
+A file that turns out to be short, unreadable or wrong is reported by a HEAD with ``Wds-Hand: bad``: the service then
+compares its copy with its checksums, and fetches again what is bad.
 """
 
 from __future__ import annotations
 
 import array
+import contextlib
 import os
 import socket
 import threading
@@ -28,6 +32,7 @@ _LEAVE_ALONE_S = 60.0
 _PIECE_BYTES = 4096
 _FDS_AT_MOST = 4
 _DISTRUSTED_AT_MOST = 4096
+_BAD_AT_MOST = 3
 
 
 class Hands:
@@ -38,7 +43,9 @@ class Hands:
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._connection: socket.socket | None = None
-        self._distrusted: set[str] = set()
+        self._bad: dict[str, int] = {}
+        """How often the file of a URL was bad."""
+        self._unreported: dict[str, Request] = {}
         self._not_before = 0.0
         self._closed = False
 
@@ -46,13 +53,14 @@ class Hands:
         """The file of the object that ``request`` would get; None where it is not to be had so. ``identify`` names an
         object by the fields of an answer and its size."""
         url = request.url
-        if url in self._distrusted:
-            return None
         with self._lock:
             if time.monotonic() < self._not_before:
                 return None
             try:
-                raw, fds = self._exchange(_asking(request))
+                self._report()
+                if self._bad.get(url, 0) >= _BAD_AT_MOST:
+                    return None
+                raw, fds = self._exchange(_asking(request, "1"))
             except (OSError, ValueError) as exn:
                 self._drop()
                 if isinstance(exn, TimeoutError):  # what waits here waits for no descriptor, but for bytes
@@ -65,8 +73,11 @@ class Hands:
         if status != 200 or fields.get("wds-handed") != "1" or len(owned) != 1 or size < 0:
             return None
         if os.fstat(owned[0].fd).st_size < size:
+            self._distrust(request)
+            with self._lock, contextlib.suppress(OSError, ValueError):
+                self._report()
             return None
-        return HandedFile(url, size, identify(fields, size), owned[0], fields, lambda: self._distrust(url))
+        return HandedFile(url, size, identify(fields, size), owned[0], fields, lambda: self._distrust(request))
 
     def close(self) -> None:
         """Close the connection; nothing is handed after that."""
@@ -74,9 +85,19 @@ class Hands:
             self._closed = True
             self._drop()
 
-    def _distrust(self, url: str) -> None:
-        if len(self._distrusted) < _DISTRUSTED_AT_MOST:
-            self._distrusted.add(url)
+    def _distrust(self, request: Request) -> None:
+        """Report with the next request that this file is bad; after some times it is asked for in ranges only."""
+        if len(self._bad) < _DISTRUSTED_AT_MOST or request.url in self._bad:
+            self._bad[request.url] = self._bad.get(request.url, 0) + 1
+            self._unreported[request.url] = request
+
+    def _report(self) -> None:
+        """Tell the service of files that were bad. What it answers says nothing."""
+        while self._unreported:
+            _, request = self._unreported.popitem()
+            _, fds = self._exchange(_asking(request, "bad"))
+            for fd in fds:
+                os.close(fd)
 
     def _exchange(self, request: bytes) -> tuple[bytes, list[int]]:
         """The head of the answer, and what came with it. A kept connection may have been closed meanwhile."""
@@ -163,10 +184,11 @@ def _read(raw: bytes) -> tuple[int, Mapping[str, str]]:
     return parser.get_status_code(), found.fields
 
 
-def _asking(request: Request) -> bytes:
-    """The request for the descriptor of what ``request`` would get. ValueError where a header would break its line."""
+def _asking(request: Request, hand: str) -> bytes:
+    """The request for the descriptor of what ``request`` would get (``hand`` is "1"), or the report that it is "bad".
+    ValueError where a header would break its line."""
     target = wire_url(request.url).partition("://")[2].partition("/")[2]
-    lines = [f"HEAD /{target} HTTP/1.1", "Host: localhost", "Wds-Hand: 1"]
+    lines = [f"HEAD /{target} HTTP/1.1", "Host: localhost", f"Wds-Hand: {hand}"]
     lines += [f"{name}: {value}" for name, value in request.headers]
     if any("\r" in line or "\n" in line for line in lines):
         raise ValueError("a header contains a line break")

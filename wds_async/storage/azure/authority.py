@@ -21,10 +21,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from wds_async.environment import variable
-from wds_async.errors import ConfigError, MissingExtra
+from wds_async.errors import ConfigError
 from wds_async.storage.azure.account import Account, Blob
 from wds_async.storage.base import Call
-from wds_async.storage.hiding import Secrets
+from wds_async.storage.hiding import Secrets, hide_in_logs
+from wds_async.storage.imports import client_imports, extra_needed
 
 __all__ = ["API_VERSION", "VERSIONS", "Authority", "Grant", "NoToken"]
 
@@ -100,6 +101,7 @@ class Authority:
         self._had_token = False
         self._service: Any = None
         self.secrets = Secrets()
+        hide_in_logs(self.secrets, "azure.core", "azure.identity", "adlfs")
         """What was sent as proof, or proof is made of."""
         for secret in account.secret if isinstance(account.secret, tuple) else (account.secret,):
             if isinstance(secret, str):
@@ -184,7 +186,7 @@ class Authority:
         return Grant("", headers, renew_after, left_s, replaces=replaces)
 
     def _signed(self, blob: Blob, replaces: bool) -> Grant:
-        with _extra_named():
+        with _azure_imports():
             from azure.storage.blob import generate_blob_sas, generate_container_sas  # noqa: PLC0415 (slow)
         now = datetime.datetime.now(datetime.UTC)
         terms: dict[str, Any] = {
@@ -254,8 +256,8 @@ class Authority:
             )
 
     def _made_credential(self) -> Any:
-        with _extra_named():
-            from azure import identity  # noqa: PLC0415 (slow, and often not needed)
+        with _azure_imports():
+            import azure.identity  # noqa: PLC0415 (slow, and often not needed)
         if self._kind == "client":
             tenant, client, secret = self.account.secret
             if not tenant or not secret:
@@ -263,13 +265,13 @@ class Authority:
                     f"client ID {client}: set AZURE_STORAGE_CLIENT_SECRET and AZURE_STORAGE_TENANT_ID too "
                     "(client_secret=, tenant_id=)"
                 )
-            return identity.ClientSecretCredential(tenant, client, secret)
-        return identity.DefaultAzureCredential(**{**_TRIED, **dict(self.account.more)})
+            return azure.identity.ClientSecretCredential(tenant, client, secret)
+        return azure.identity.DefaultAzureCredential(**{**_TRIED, **dict(self.account.more)})
 
     # Azure's client
 
     def _client(self) -> Any:
-        with _extra_named():
+        with _azure_imports():
             from azure.core.credentials import AzureSasCredential  # noqa: PLC0415 (slow, and often not needed)
             from azure.storage.blob.aio import BlobServiceClient  # noqa: PLC0415
         credential: Any = None
@@ -319,7 +321,8 @@ def _ask(credential: Any, quietly: bool) -> Any:
     if not inspect.iscoroutinefunction(credential.get_token):
         with _quiet() if quietly else nullcontext():
             return credential.get_token(_SCOPE)
-    from fsspec.asyn import get_loop, sync  # noqa: PLC0415 (slow, and often not needed)
+    with client_imports():
+        from fsspec.asyn import get_loop, sync  # noqa: PLC0415 (slow, and often not needed)
 
     return sync(get_loop(), credential.get_token, _SCOPE)
 
@@ -352,8 +355,6 @@ def _first_line(exn: BaseException) -> str:
 
 
 @contextmanager
-def _extra_named() -> Iterator[None]:
-    try:
+def _azure_imports() -> Iterator[None]:
+    with extra_needed("Azure Blob Storage", "azure"), client_imports():
         yield
-    except ImportError as exn:
-        raise MissingExtra('Azure Blob Storage needs: pip install "wds-async[azure]"') from exn

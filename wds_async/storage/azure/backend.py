@@ -43,7 +43,7 @@ from wds_async.storage.base import (
 )
 from wds_async.storage.checksums import azure
 from wds_async.storage.http.backend import HttpBackend
-from wds_async.storage.http.errors import told_where
+from wds_async.storage.http.errors import told_where, with_proxy
 from wds_async.storage.http.messages import PLAIN_HEADERS
 from wds_async.storage.options import NO_OPTIONS, Options
 from wds_async.storage.paging import Pages
@@ -150,7 +150,15 @@ class AzureBackend(Store):
             return explain_answer(outcome, identity=authority.identity, kind=authority.kind, renewed=renewed)
         fault = explain_client(outcome, identity=authority.identity)
         fault = authority.secrets.of_fault(fault)
+        fault = with_proxy(fault, outcome, authority.account.endpoint)
         return told_where(fault, f"Azure at {redact(authority.account.endpoint)}", _PLACE)
+
+    def renew(self, url: str) -> None:
+        if self._is_plain(url):
+            self._web().renew(url)
+        else:
+            blob, authority = self._of(url)
+            authority.lapsed(blob, surely=False)
 
     def checksum(self, fields: Mapping[str, str]) -> Checksum | None:
         return azure(fields)

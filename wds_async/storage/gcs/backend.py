@@ -12,15 +12,17 @@ import asyncio
 import datetime
 import functools
 import json
+import math
 import random
 import re
+import time
 import urllib.parse
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from wds_async.config import proxy_for, transfer_config
 from wds_async.environment import variable
-from wds_async.errors import ConfigError, MissingExtra, UrlError
+from wds_async.errors import ConfigError, UrlError
 from wds_async.redact import redact
 from wds_async.storage.base import (
     Access,
@@ -46,8 +48,9 @@ from wds_async.storage.gcs.options import check_options
 from wds_async.storage.gcs.ranges import MediaGet, pinned_by
 from wds_async.storage.gcs.tokens import Tokens
 from wds_async.storage.http.backend import HttpBackend
-from wds_async.storage.http.errors import told_where
+from wds_async.storage.http.errors import told_where, with_proxy
 from wds_async.storage.http.messages import PLAIN_HEADERS, answer_of
+from wds_async.storage.imports import extra_needed
 from wds_async.storage.options import NO_OPTIONS, Options
 from wds_async.storage.paging import Pages
 
@@ -57,8 +60,8 @@ _GENERATION = re.compile(r"#(\d+)$|\?(?:[^#]*&)?generation=(\d+)(?:&[^#]*)?$")
 _LISTED = "items(name,size,updated),prefixes,nextPageToken"
 _PAGE = "1000"
 _RENEWALS_AT_MOST = 2
+_RENEWED_EVERY_S = 5.0
 _PLACE = "The endpoint follows STORAGE_EMULATOR_HOST and endpoint_url= of storage_options."
-_NOBODY_YET = Identity("")
 
 
 class GcsBackend(Store):
@@ -77,7 +80,9 @@ class GcsBackend(Store):
         self._options = options
         self._direct = direct
         self._http = HttpBackend(connect_timeout_s=connect_timeout_s, stall_timeout_s=stall_timeout_s)
-        self._identity = _NOBODY_YET
+        self._identity = Identity("")
+        self._identified = False
+        self._renewed_at = -math.inf
         self._tokens = Tokens(call, None)
         self._filesystems: Filesystems | None = None
         self._ready = asyncio.Lock()
@@ -145,8 +150,15 @@ class GcsBackend(Store):
         if fault.verdict is Verdict.EXPIRED:
             self._tokens.refuse()
         if isinstance(outcome, OSError) and "Google" not in fault.reason:  # nobody has answered
+            fault = with_proxy(fault, outcome, self._endpoint())
             fault = told_where(fault, f"Google Cloud Storage at {redact(self._endpoint())}", _PLACE)
         return self._tokens.secrets.of_fault(fault)
+
+    def renew(self, url: str) -> None:
+        now = time.monotonic()
+        if now - self._renewed_at >= _RENEWED_EVERY_S:
+            self._renewed_at = now
+            self._identified = False
 
     def checksum(self, fields: Mapping[str, str]) -> Checksum | None:
         return google(fields)
@@ -195,13 +207,12 @@ class GcsBackend(Store):
 
     async def _identify(self) -> None:
         async with self._ready:
-            if self._identity is _NOBODY_YET:
+            if not self._identified:
                 check_options(self._options)
-                try:
+                with extra_needed("gs:// with credentials", "gcs"):
                     self._identity = await self._call(find_identity, self._options)
-                except ImportError as exn:
-                    raise MissingExtra('gs:// with credentials needs: pip install "wds-async[gcs]"') from exn
-                self._tokens = Tokens(self._call, self._identity.credentials)
+                self._tokens = Tokens(self._call, self._identity.credentials, self._tokens)
+                self._identified = True
 
     async def _payer(self) -> dict[str, str]:
         """The project that is billed, where the requester pays. ConfigError where it is not known."""
@@ -234,7 +245,7 @@ class GcsBackend(Store):
             await self._tokens.headers()
             return await filesystems.find(url)
 
-        ranges = await CheckedRanges.of(MediaGet(find), pinned_by)
+        ranges = await CheckedRanges.of(MediaGet(find), pinned_by, sum(self._http.timeouts_s))
         if ranges is None:
             raise Contradiction("asked for the first byte, the store answered with the whole object")
         return ranges

@@ -23,6 +23,7 @@ from typing import Any
 
 from wds_async.environment import variable
 from wds_async.storage.gcs.tokens import AuthFailed, in_words
+from wds_async.storage.imports import client_imports
 
 __all__ = ["HOW_TO_GIVE", "Identity", "emulator", "find_identity", "gcsfs_token", "metadata_project"]
 
@@ -135,6 +136,7 @@ def _gcloud_file() -> str:
     return os.path.join(folder, "application_default_credentials.json")
 
 
+@client_imports()
 def _given(token: Any, options: Mapping[str, Any], scopes: list[str]) -> Identity:
     """What ``token=`` holds: a file, its content, an access token, or credentials."""
     from google.auth.credentials import Credentials as AnyCredentials  # noqa: PLC0415
@@ -173,6 +175,7 @@ def _from_file(path: str, where: str, options: Mapping[str, Any], scopes: list[s
     return _from_info(info, where, options, scopes)
 
 
+@client_imports()
 def _from_info(info: dict[str, Any], where: str, options: Mapping[str, Any], scopes: list[str]) -> Identity:
     """Credentials by the ``type`` of their file. User credentials are not given scopes: theirs are set at login."""
     from google.auth.credentials import with_scopes_if_required  # noqa: PLC0415
@@ -233,6 +236,7 @@ def _project(options: Mapping[str, Any], info: Mapping[str, Any]) -> str:
     return str(named or info.get("project_id") or info.get("quota_project_id") or "")
 
 
+@client_imports()
 def _metadata(options: Mapping[str, Any], scopes: list[str]) -> Identity:
     from google.auth import compute_engine  # noqa: PLC0415
 

@@ -20,7 +20,8 @@ from typing import Any
 
 from wds_async.redact import redact
 from wds_async.storage.base import Call
-from wds_async.storage.hiding import Secrets
+from wds_async.storage.hiding import Secrets, hide_in_logs
+from wds_async.storage.imports import client_imports
 
 __all__ = ["AuthFailed", "Tokens", "in_words"]
 
@@ -63,18 +64,19 @@ def in_words(what: str) -> Iterator[None]:
 class Tokens:
     """The headers that prove an identity (google-auth's ``credentials``, None for nobody), kept fresh: asked for again
     four minutes before the token expires, or after three quarters of what it has left where that is less. ``call``
-    refreshes on a thread, once for all who wait for it."""
+    refreshes on a thread, once for all who wait for it. ``former``: what these replace; gcsfs may hold its bearer."""
 
-    def __init__(self, call: Call, credentials: Any) -> None:
+    def __init__(self, call: Call, credentials: Any, former: Tokens | None = None) -> None:
         self._call = call
         self._credentials = credentials
         self._lock = asyncio.Lock()
         self._headers: tuple[tuple[str, str], ...] = ()
         self._renew_after = math.inf if credentials is None else -math.inf
         self._refused_at = self._got_at = -math.inf
-        self.secrets = Secrets()
+        self.secrets: Secrets = Secrets() if former is None else former.secrets
+        hide_in_logs(self.secrets, "google.auth", "google.oauth2", "gcsfs")
         """What was sent as proof."""
-        self.bearer: Any = "anon"
+        self.bearer: Any = "anon" if former is None else former.bearer
         """For gcsfs, as ``token=``: always what was fetched last, so that gcsfs never refreshes on the loop."""
 
     @property
@@ -124,9 +126,10 @@ class Tokens:
 
     def _fetch(self, refused: bool) -> tuple[tuple[tuple[str, str], ...], float, Any]:
         """A thread's work: refresh where that is needed, and the headers."""
-        import requests  # noqa: PLC0415
-        from google.auth.transport.requests import Request  # noqa: PLC0415
-        from google.oauth2.credentials import Credentials  # noqa: PLC0415
+        with client_imports():
+            import requests  # noqa: PLC0415
+            from google.auth.transport.requests import Request  # noqa: PLC0415
+            from google.oauth2.credentials import Credentials  # noqa: PLC0415
 
         credentials = self._credentials
         with in_words("no token could be had"), requests.Session() as session:

@@ -32,6 +32,7 @@ from wds_async.storage.base import (
 from wds_async.storage.checked import CheckedRanges, Identify
 from wds_async.storage.checksums import amazon, azure, google, representation
 from wds_async.storage.configuration import fsspec_configuration
+from wds_async.storage.deadlines import question_s, with_deadline
 from wds_async.storage.http.auth import (
     ANONYMOUS,
     HttpSettings,
@@ -39,7 +40,7 @@ from wds_async.storage.http.auth import (
     Netrc,
     identity_of_url,
 )
-from wds_async.storage.http.errors import explain_exception, explain_status, told_as_whom, told_of_the_port
+from wds_async.storage.http.errors import explain_exception, explain_status, told_as_whom, told_of_the_port, with_proxy
 from wds_async.storage.http.guarded import guarded_resolver, is_address, judge
 from wds_async.storage.http.index import IndexPage
 from wds_async.storage.http.messages import (
@@ -52,6 +53,7 @@ from wds_async.storage.http.messages import (
     wire_url,
 )
 from wds_async.storage.http.ranges import RangeRequests
+from wds_async.storage.imports import import_client
 from wds_async.storage.options import NO_OPTIONS, Options
 
 if TYPE_CHECKING:
@@ -66,7 +68,6 @@ __all__ = [
     "tls_context",
 ]
 
-_REDIRECTS_AT_MOST = 10
 _WANTED = {"Want-Repr-Digest": "sha-256=10, sha-512=5"}  # RFC 9530 §4
 _INDEX_LIMIT_BYTES = 32 << 20
 _INDEX_PIECE_BYTES = 64 << 10
@@ -100,7 +101,7 @@ class HttpBackend(Store):
         self._call = call
         self._direct = direct
         self._guard = guard
-        self._timeouts_s = connect_timeout_s, stall_timeout_s
+        self.timeouts_s = connect_timeout_s, stall_timeout_s
         self._session: aiohttp.ClientSession | None = None
         self._contexts: dict[Tls, ssl.SSLContext] = {}
 
@@ -129,7 +130,7 @@ class HttpBackend(Store):
     async def by_aiohttp(self, request: Callable[[], Awaitable[Request]], identify: Identify = identity_of) -> Access:
         """What aiohttp reads of the GET that ``request`` gives now: ranges that are checked, or all in order from a
         server that does not cut."""
-        ranges = await CheckedRanges.of(RangeRequests(self, request), identify)
+        ranges = await CheckedRanges.of(RangeRequests(self, request), identify, sum(self.timeouts_s))
         return self.streamed(await request()) if ranges is None else ranges
 
     def request(self, url: str) -> Request:
@@ -192,13 +193,17 @@ class HttpBackend(Store):
         if isinstance(outcome, RefusedAnswer):
             outcome = outcome.answer
         if not isinstance(outcome, Answer):
-            return told_of_the_port(explain_exception(outcome), outcome, url)
+            fault = told_of_the_port(explain_exception(outcome), outcome, url)
+            return with_proxy(fault, outcome, url) if self._settings.environment else fault
         if not url:
             return explain_status(outcome)
         identity = self.identity(url)
         proofs = Identity("", (*identity.headers, *self._settings.headers))
         fault = told_as_whom(explain_status(outcome), outcome, identity.name, url)
         return replace(fault, reason=proofs.hidden(fault.reason))
+
+    def renew(self, url: str) -> None:
+        self._netrc = None
 
     def checksum(self, fields: Mapping[str, str]) -> Checksum | None:
         """That of a store's headers too: its objects may be read by their plain URLs."""
@@ -216,7 +221,7 @@ class HttpBackend(Store):
     ) -> Mapping[str, str]:
         """The fields (lower case) of the answer to a HEAD after all redirects, or of the redirect that has ``enough``
         of them. RefusedAnswer from 400 on."""
-        for _ in range(_REDIRECTS_AT_MOST):
+        while True:
             response = await self.send(request, more, method="HEAD")
             response.release()
             answer = Answer(response.status, fields_of(response.headers))
@@ -225,18 +230,16 @@ class HttpBackend(Store):
             if answer.status not in REDIRECTS or "location" not in answer.fields or enough(answer.fields):
                 return answer.fields
             request = redirected(request, answer.fields["location"])
-        raise RefusedAnswer(Answer(310, {}, b"redirected too often"))
 
     async def get(self, request: Request) -> tuple[aiohttp.ClientResponse, str]:
         """The answer by aiohttp after all redirects, and the URL that gave it. What another origin may not see is not
         sent there (aiohttp itself would hold back the one header ``Authorization``)."""
-        for _ in range(_REDIRECTS_AT_MOST):
+        while True:
             response = await self.send(request)
             if response.status not in REDIRECTS or "location" not in response.headers:
                 return response, request.url
             response.release()
             request = redirected(request, response.headers["location"])
-        raise RefusedAnswer(Answer(310, {}, b"redirected too often"))
 
     async def send(
         self, request: Request, more: Mapping[str, str] = {}, body: Any = None, method: str = "GET"
@@ -252,7 +255,7 @@ class HttpBackend(Store):
         secure = target.scheme == "https"
         context = await self._context(request.tls) if secure else True
         # aiohttp's own time limit begins again with every byte of a head, and with every interim answer.
-        async with asyncio.timeout(sum(self._timeouts_s)):
+        async with asyncio.timeout(sum(self.timeouts_s)):
             return await session.request(
                 method,
                 target,
@@ -267,18 +270,20 @@ class HttpBackend(Store):
     async def session(self) -> aiohttp.ClientSession:
         """The aiohttp session for what is not read directly, made at first use. It reads no environment: proxies are
         given with each request, and aiohttp's netrc would also use its ``default`` entry."""
-        import aiohttp  # noqa: PLC0415 (a slow import that a direct read never needs)
-
         if self._session is None:
+            await self._call(import_client, "aiohttp")  # a slow import that a direct read never needs
+        if self._session is None:
+            import aiohttp  # noqa: PLC0415 (loaded by now)
+
             connector = None if self._guard is None else aiohttp.TCPConnector(resolver=guarded_resolver(self._guard))
             self._session = aiohttp.ClientSession(connector=connector, timeout=self.timeout(), read_bufsize=1 << 20)
         return self._session
 
     def timeout(self) -> aiohttp.ClientTimeout:
         """How long aiohttp waits for a connection and for the next bytes; for an answer as a whole, without end."""
-        import aiohttp  # noqa: PLC0415 (see `session`)
+        import aiohttp  # noqa: PLC0415 (loaded by `session`)
 
-        connect_s, stall_s = self._timeouts_s
+        connect_s, stall_s = self.timeouts_s
         return aiohttp.ClientTimeout(total=None, sock_connect=connect_s, sock_read=stall_s)
 
     async def close(self) -> None:
@@ -340,6 +345,18 @@ def tls_context(tls: Tls) -> ssl.SSLContext:
     return context
 
 
+def _was_closed(tls: Any) -> bool:
+    """Whether the peer has ended TLS by a ``close_notify`` (RFC 8446 §6.1). aiohttp takes any end of a connection for
+    the end of a body without a length, but one without that may be a cut (RFC 9112 §9.8)."""
+    try:
+        tls.read(1)
+    except ssl.SSLZeroReturnError:
+        return True
+    except ssl.SSLError:  # it waits for more
+        pass
+    return False
+
+
 class HttpStream:
     """The whole body through aiohttp: chunked, compressed, by a proxy. Decoded where it was encoded."""
 
@@ -350,28 +367,51 @@ class HttpStream:
         self._request = request
         self._response: aiohttp.ClientResponse | None = None
         self._chunk = memoryview(b"")
+        self._opened = 0
+        self._tls: Any = None
+        self.open_ended = False
+        """Whether the body has neither a length nor chunks: then it ends with the connection."""
         self.fields: Mapping[str, str] = {}
         """Of the answer's head, in lower case, once it is open."""
 
     async def open(self) -> str:
+        self._opened += 1
+        return await with_deadline(self._open(self._opened), question_s(*self._backend.timeouts_s))
+
+    async def _open(self, number: int) -> str:
         response, _ = await self._backend.get(self._request)
+        if number != self._opened:  # it was abandoned meanwhile
+            response.close()
+            raise ConnectionError("closed")
         self._response = response
         if response.status != 200:
             raise RefusedAnswer(await answer_of(response))
         self.fields = fields_of(response.headers)
+        chunked = "chunked" in self.fields.get("transfer-encoding", "").lower()
+        self.open_ended = not chunked and "content-length" not in self.fields
+        transport = response.connection and response.connection.transport
+        self._tls = transport.get_extra_info("ssl_object") if transport else None
         return identity_of(self.fields, None)
 
     async def readinto(self, into: memoryview) -> int:
         assert self._response is not None
         if not self._chunk:
-            self._chunk = memoryview(await self._response.content.readany())
+            content, stall_s = self._response.content, self._backend.timeouts_s[1]
+            chunk = content.read_nowait()  # what has come already needs no deadline
+            self._chunk = memoryview(chunk or await with_deadline(content.readany(), stall_s, "no byte arrived"))
+            if not self._chunk and self.open_ended and self._tls is not None and not _was_closed(self._tls):
+                raise ConnectionResetError("the server closed the connection without ending TLS (no close_notify)")
         count = min(len(self._chunk), len(into))
         into[:count] = self._chunk[:count]
         self._chunk = self._chunk[count:]
         return count
 
     async def close(self) -> None:
+        self._opened += 1
         if self._response is not None:
+            connection = self._response.connection  # None once the body was read to its end
+            if connection is not None and connection.transport is not None:
+                connection.transport.abort()  # TLS would say good-bye, perhaps on a loop that is closed by then
             self._response.close()
             self._response = None
         self._chunk = memoryview(b"")

@@ -17,10 +17,20 @@ import urllib.parse
 from collections.abc import Mapping
 from dataclasses import replace
 
+from wds_async.config import proxy_for, proxy_variable
 from wds_async.errors import AccessDenied
-from wds_async.storage.base import Answer, Contradiction, Fault, ObjectReplaced, Verdict
+from wds_async.redact import redact
+from wds_async.storage.base import Answer, Contradiction, Fault, ObjectReplaced, RedirectLoop, Verdict
 
-__all__ = ["explain_exception", "explain_status", "retry_after_s", "told_as_whom", "told_of_the_port", "told_where"]
+__all__ = [
+    "explain_exception",
+    "explain_status",
+    "retry_after_s",
+    "told_as_whom",
+    "told_of_the_port",
+    "told_where",
+    "with_proxy",
+]
 
 _TRANSIENT = frozenset({408, 409, 425, 429, *range(500, 600)}) - {501, 505}
 _THROTTLED = frozenset({429, 503})
@@ -31,6 +41,8 @@ _SIGNED_ADVICE = (
     "Nobody but its maker can renew it: have it made again, for longer, or read by the store's own scheme (s3://, "
     "gs://, az://) with credentials, which are renewed."
 )
+_CHECK_PROXY = "Check the proxy: HTTP_PROXY, HTTPS_PROXY, or what was given as trust_env."
+_PROXY_UNREACHED = frozenset({"ClientProxyConnectionError", "ProxyConnectionError"})
 _NO_URLS = frozenset({"InvalidUrlRedirectClientError", "NonHttpUrlRedirectClientError"})
 # What OpenSSL calls bytes that are no TLS.
 _NOT_TLS = frozenset({"HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE", "WRONG_VERSION_NUMBER"})
@@ -90,6 +102,8 @@ def explain_exception(exn: BaseException) -> Fault:
         return Fault(Verdict.TRANSIENT, text, "The server (or a proxy before it) is broken.", contradicts=True)
     if type(cause).__name__ in _NO_URLS:  # its text is what the server sent
         return Fault(Verdict.FATAL, "the server redirects to what is not HTTP: refused")
+    if isinstance(cause, RedirectLoop):
+        return Fault(Verdict.FATAL, text, "Check the URL, and how the server redirects.")
     if isinstance(cause, ssl.SSLCertVerificationError):
         return Fault(
             Verdict.FATAL,
@@ -102,6 +116,9 @@ def explain_exception(exn: BaseException) -> Fault:
         return Fault(Verdict.DENIED, "the proxy answered 407", _PROXY_ADVICE)
     if (refused := _refusal(exn)) is not None:
         return explain_status(refused)
+    if type(exn).__name__ == "ClientProxyConnectionError":
+        where = f"{getattr(exn, 'host', '')}:{getattr(exn, 'port', '')}"
+        return Fault(Verdict.TRANSIENT, f"no connection to the proxy {where}: {text}", _CHECK_PROXY)
     if isinstance(cause, ConnectionRefusedError) or getattr(cause, "errno", None) == errno.ECONNREFUSED:
         return Fault(Verdict.TRANSIENT, "the connection was refused", "Check that the server runs on this port.")
     if isinstance(cause, TimeoutError):
@@ -122,6 +139,23 @@ def _refusal(exn: BaseException) -> Answer | None:
         return None
     fields = getattr(exn, "headers", None) or {}
     return Answer(status, {str(name).lower(): str(value) for name, value in fields.items()})
+
+
+def with_proxy(fault: Fault, exn: BaseException, url: str) -> Fault:
+    """Return ``fault`` of the network with the proxy that the environment names for ``url``, and its variable; where
+    there is no proxy, and for other faults, as it is."""
+    if fault.verdict not in (Verdict.TRANSIENT, Verdict.STALLED) or fault.contradicts:
+        return fault
+    proxy = proxy_for(url)
+    if proxy is None:
+        return fault
+    cause = getattr(exn, "os_error", None) or exn
+    unreached = type(exn).__name__ in _PROXY_UNREACHED or isinstance(cause, ConnectionRefusedError | socket.gaierror)
+    name, host = proxy_variable(url), urllib.parse.urlsplit(url).hostname
+    shown = redact(proxy if "://" in proxy else f"http://{proxy}")
+    how = "cannot be reached" if unreached else "is in the way"
+    advice = f"Check the proxy, correct or unset {name}, or add {host} to NO_PROXY to connect directly."
+    return replace(fault, reason=f"the proxy {shown} ({name}) {how}: {fault.reason}", advice=advice)
 
 
 def told_where(fault: Fault, place: str, advice: str) -> Fault:

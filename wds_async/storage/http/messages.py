@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import email.utils
+import re
 import urllib.parse
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from wds_async.errors import UrlError
 from wds_async.redact import redact
-from wds_async.storage.base import Answer, Request
+from wds_async.storage.base import Answer, RedirectLoop, Request
+from wds_async.storage.deadlines import with_deadline
 from wds_async.storage.http.auth import Identity
 
 if TYPE_CHECKING:
@@ -21,6 +25,8 @@ __all__ = [
     "answer_of",
     "fields_of",
     "identity_of",
+    "modified_of",
+    "pins_version",
     "redirected",
     "same_object",
     "wire_url",
@@ -33,7 +39,10 @@ _HARMLESS_HEADERS = frozenset(name.lower() for name, _ in PLAIN_HEADERS)
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 """Statuses whose ``Location`` is to be asked instead."""
 
-_EXCERPT_BYTES = 4096
+_REDIRECTS_AT_MOST = 10
+_HOP_CHARACTERS = 160
+_EXCERPT_BYTES, _EXCERPT_WITHIN_S = 4096, 1.0
+_SIZE_ALONE = re.compile(r"(unknown size|\d+ bytes)?")
 
 
 def identity_of(fields: Mapping[str, str], total: int | None) -> str:
@@ -45,6 +54,19 @@ def identity_of(fields: Mapping[str, str], total: int | None) -> str:
     modified = fields.get("last-modified")
     size = "unknown size" if total is None else f"{total} bytes"
     return f"modified {modified}, {size}" if modified else size
+
+
+def pins_version(identity: str) -> bool:
+    """Whether ``identity`` (of `identity_of`) holds a validator. A size alone is none: two versions may share it."""
+    return _SIZE_ALONE.fullmatch(identity) is None
+
+
+def modified_of(fields: Mapping[str, str]) -> float | None:
+    """``Last-Modified`` in seconds since 1970; None where it is missing or malformed."""
+    try:
+        return email.utils.parsedate_to_datetime(fields["last-modified"]).timestamp()
+    except (KeyError, ValueError):
+        return None
 
 
 def same_object(one: str, other: str) -> bool:
@@ -64,21 +86,28 @@ def wire_url(url: str) -> str:
 
 def redirected(request: Request, location: str) -> Request:
     """The request that a redirect asks for. When the origin changes, credentials stay behind (RFC 9110 §15.4), and
-    with them every other header of the user's: any may be a secret. UrlError where it leads out of HTTP, AccessDenied
-    where the request's guard forbids it."""
+    with them every other header of the user's: any may be a secret.
+
+    UrlError where it leads out of HTTP; RedirectLoop where it leads back to a URL that has redirected here
+    (`Request.hops`), or on after 10 redirects; AccessDenied where the request's guard forbids it."""
     target = urllib.parse.urljoin(request.url, location)
-    parts = urllib.parse.urlsplit(target)
+    parts, proofs = urllib.parse.urlsplit(target), Identity("", request.headers)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        led = Identity("", request.headers).hidden(redact(f"{parts.scheme}://{parts.hostname or ''}"))  # no more
+        led = proofs.hidden(redact(f"{parts.scheme}://{parts.hostname or ''}"))  # no more
         raise UrlError(f"{redact(request.url)} redirects to {led[:80]!r}, which is not HTTP: refused")
-    target = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    target = parts._replace(netloc=parts.netloc.rpartition("@")[2], fragment="").geturl()
+    hops = (*request.hops, request.url)
+    if target in hops or len(hops) > _REDIRECTS_AT_MOST:
+        what = "in a circle" if target in hops else f"more than {_REDIRECTS_AT_MOST} times"
+        shown = " → ".join(redact(hop)[:_HOP_CHARACTERS] for hop in (*hops, target))
+        raise RedirectLoop(f"the server redirects {what}: {proofs.hidden(shown)}")
     if request.guard is not None:
         request.guard.leads(request.url, target)
     headers, socket = request.headers, request.socket
     if _origin(target) != _origin(request.url):
         socket = ""
         headers = tuple((name, value) for name, value in headers if name.lower() in _HARMLESS_HEADERS)
-    return replace(request, url=target, headers=headers, socket=socket)
+    return replace(request, url=target, headers=headers, socket=socket, hops=hops)
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:
@@ -88,7 +117,10 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
 
 async def answer_of(response: aiohttp.ClientResponse) -> Answer:
     """What is not the bytes asked for, with the beginning of its body."""
-    excerpt = (await response.content.read(_EXCERPT_BYTES)) if response.status >= 400 else b""
+    excerpt = b""
+    if response.status >= 400:
+        with contextlib.suppress(TimeoutError):  # what the status says matters more than the page
+            excerpt = await with_deadline(response.content.read(_EXCERPT_BYTES), _EXCERPT_WITHIN_S)
     return Answer(response.status, fields_of(response.headers), excerpt)
 
 

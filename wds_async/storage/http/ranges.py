@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wds_async.storage.base import Answer, RefusedAnswer, Request
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RangeRequests"]
 
-_REDIRECTS_AT_MOST = 10
 _MOVED_AWAY = frozenset({401, 403, 404, 410})
 """Answers of the place that a redirect led to, which may have expired."""
 
@@ -39,16 +39,12 @@ class RangeRequests:
                 self._moved = None
             response = await self._client.send(request, more)
         try:
-            for _ in range(_REDIRECTS_AT_MOST):
-                if response.status not in REDIRECTS or "location" not in response.headers:
-                    break
+            while response.status in REDIRECTS and "location" in response.headers:
                 response.close()
                 request = redirected(request, response.headers["location"])
                 response = await self._client.send(request, more)
                 if request.keeps_redirect and response.status == 206:
-                    self._moved = request
-            else:
-                raise RefusedAnswer(Answer(310, {}, b"redirected too often"))
+                    self._moved = replace(request, hops=())
             answer = await answer_of(response)
             if answer.status >= 300 and answer.status != 416:
                 raise RefusedAnswer(answer)

@@ -16,7 +16,7 @@ import sys
 import time
 import urllib.parse
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from wds_async.environment import variable
@@ -42,6 +42,7 @@ from wds_async.storage.http.backend import HttpBackend
 from wds_async.storage.http.errors import told_where
 from wds_async.storage.http.messages import PLAIN_HEADERS, answer_of, redirected
 from wds_async.storage.hub.errors import HubPlace, explain_hub_answer
+from wds_async.storage.imports import client_imports
 from wds_async.storage.options import NO_OPTIONS, Options
 from wds_async.storage.paging import Pages
 
@@ -173,6 +174,9 @@ class HuggingFaceBackend(Store):
         renewed = answer.status == 401 and self._forget_token()
         return explain_hub_answer(answer, place, redact(self._endpoint()), identity, renewed=renewed)
 
+    def renew(self, url: str) -> None:
+        self._forget_token()
+
     def checksum(self, fields: Mapping[str, str]) -> Checksum | None:
         return hugging_face(fields) or self._http.checksum(fields)
 
@@ -232,7 +236,7 @@ class HuggingFaceBackend(Store):
                 raise RefusedAnswer(await answer_of(response))
             page = json.loads(await response.read())
             following = [str(link["url"]) for rel, link in response.links.items() if rel == "next"]
-        return page, redirected(request, following[0]) if following else None
+        return page, replace(redirected(request, following[0]), hops=()) if following else None
 
 
 def _folder_advice(place: HubPlace) -> str:
@@ -282,7 +286,8 @@ def _environments_token() -> tuple[Identity, bool]:
 
 def _hub_packages_token() -> str:
     try:
-        from huggingface_hub import get_token  # noqa: PLC0415 (slow, and often not needed)
+        with client_imports():
+            from huggingface_hub import get_token  # noqa: PLC0415 (slow, and often not needed)
     except ImportError:
         return ""
     return get_token() or ""

@@ -36,6 +36,8 @@ _ANSWERS_FIRST = ("http", "s3", "gcs", "azure", "hf", "ais", "generic")
 """Kinds of stores that are networks: one that has never answered is given up soon."""
 _GRANTED = ("s3", "gcs", "azure", "ais")
 """Kinds of stores where reading and listing are granted apart."""
+_OBJECT_STORES = _GRANTED
+"""Kinds of stores whose keys are any text, so that a folder may be named "", "." or ".."."""
 _NO_GRANT = re.compile(
     r"\b401\b|InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken|Expired|TimeTooSkewed|AuthenticationFailed"
     r"|InvalidAuthenticationInfo|no credentials(?!.*anonymous listing)|clock|profile|no token|S3's client"
@@ -61,18 +63,25 @@ _IDENTITIES = tuple(dict.fromkeys((*(v.name for v in VARIABLES if v.name.startsw
 
 
 class Names:
-    """The names in one folder, close together: "/" is in none of them, and ends those of folders."""
+    """The names in one folder, close together: "/" is in none of them, and ends those of folders.
+
+    A folder with an empty name (of keys with "//") is kept apart.
+    """
 
     def __init__(self) -> None:
         self._pieces: list[str] = []
         self._last: list[str] = []
         self._count = self.chars = 0
+        self._has_empty = False
 
     def add(self, name: str) -> None:
         """Put down a name; that of a folder ends with "/"."""
-        self._last.append(name if name.endswith("/") else name + "//")  # '//' ends an object's
         self._count += 1
         self.chars += len(name) + 1
+        if name == "/":
+            self._has_empty = True
+            return
+        self._last.append(name if name.endswith("/") else name + "//")  # '//' ends an object's
         if len(self._last) == _PIECE:
             self._pieces.append("".join(self._last))
             self._last.clear()
@@ -81,6 +90,8 @@ class Names:
         return self._count
 
     def __iter__(self) -> Iterator[str]:
+        if self._has_empty:
+            yield "/"
         for piece in (*self._pieces, "".join(self._last)):
             for found in re.finditer("([^/]+/)(/?)", piece):
                 yield found[1][:-1] if found[2] else found[1]
@@ -133,13 +144,13 @@ class Folder:
 
     async def names(self) -> AsyncGenerator[tuple[str, Entry]]:
         """Each name in it (that of a folder ends with "/") with the store's entry; raises what the client raises."""
-        target = self.location.target
+        target, objects = self.location.target, self.location.kind in _OBJECT_STORES
         entries: Any = self._backend.entries(target)
         async with contextlib.aclosing(entries):
             async for entry in entries:
                 self._since, self._answered = self._clock(), True
                 name = entry.url[len(target) :] if entry.url.startswith(target) else ""
-                if name and "/" not in name[:-1] and name != "/":
+                if name and "/" not in name[:-1] and (objects or name not in ("/", "./", "../")):
                     yield name, entry
 
     async def again(self, exn: Exception) -> None:

@@ -1,6 +1,7 @@
 """Patterns over the names in a store: which folder is listed first, and which names match. Strings only.
 
-``*``, ``?`` and ``[…]`` match within one name and no name that begins with a dot, ``**`` any number of folders, and a
+``*``, ``?`` and ``[…]`` match within one name and no name that begins with a dot, ``**`` any number of folders (also
+those that are named "", "." and ".." in stores of objects, but no other that begins with a dot), and a
 URL that ends with "/" stands for the shards in that folder. A name that is there literally is taken literally.
 """
 

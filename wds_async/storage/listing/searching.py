@@ -102,11 +102,11 @@ class _Aim:
         """Look at one name of the folder."""
         folder, bare = name.endswith("/"), name.rstrip("/")
         if self.step == ANY_DEPTH:
-            if not bare.startswith(".") and (folder or self.last):
+            if (not bare.startswith(".") or name in ("./", "../")) and (folder or self.last):
                 self.hits.append((name, entry))
         elif folder is not self.last and (bare == self.step or self._decoded(bare) == self.step):
             self.literal = name, entry
-        elif folder is not self.last and self.match(bare):
+        elif bare and folder is not self.last and self.match(bare):
             self.hits.append((name, entry))
         elif len(self.missed) < _NEAR_AT_MOST:
             self.missed.append(name)

@@ -37,9 +37,9 @@ from wds_async.storage.checked import CheckedRanges
 from wds_async.storage.checksums import amazon, amazon_etag
 from wds_async.storage.filesystems import Filesystems
 from wds_async.storage.generic import GenericBackend, explain_foreign
-from wds_async.storage.hiding import Secrets
+from wds_async.storage.hiding import Secrets, hide_in_logs
 from wds_async.storage.http.backend import HttpBackend
-from wds_async.storage.http.errors import told_where
+from wds_async.storage.http.errors import told_where, with_proxy
 from wds_async.storage.http.messages import fields_of, identity_of
 from wds_async.storage.options import NO_OPTIONS, Options
 from wds_async.storage.s3.client import S3Client, Signed, connect
@@ -105,6 +105,7 @@ class S3Backend(GenericBackend):
         self._endpoint = ""
         self._key_dropped_at = -_LATE_S
         self._secrets = Secrets(options.get("secret"), options.get("password"), options.get("token"))
+        hide_in_logs(self._secrets, "botocore", "aiobotocore", "s3fs")
 
     async def access(self, url: str) -> Access:
         name = S3Name.of(url)
@@ -161,7 +162,7 @@ class S3Backend(GenericBackend):
         if said is None:
             assert not isinstance(outcome, Answer)
             fault = explain_client(outcome) or explain_foreign(outcome)
-            return self._at_endpoint(fault)
+            return self._at_endpoint(with_proxy(fault, outcome, self._endpoint))
         client = self._client or self._former
         identity = client.identity if client is not None else "nobody yet"
         said = replace(said, message=self._secrets.hidden(said.message))
@@ -169,6 +170,8 @@ class S3Backend(GenericBackend):
             return self._moved(said, identity)
         anonymous, found = (client.anonymous, client.found) if client is not None else (False, True)
         fault = explain_said(said, identity, anonymous=anonymous, asked=found)
+        if said.code == "NoSuchKey" and "%" in S3Name.of(url).key:
+            fault = replace(fault, advice=f"{fault.advice} It is taken literally, without percent-decoding.")
         if fault.verdict is Verdict.DENIED and not found and self._searches < _SEARCHES_AT_MOST:
             # Metadata services turn clients away when all workers of a host start at once: look for credentials again.
             fault = replace(fault, verdict=Verdict.EXPIRED)
@@ -179,6 +182,12 @@ class S3Backend(GenericBackend):
         if fault.verdict is Verdict.EXPIRED and self._generations.get(url, self._generation) == self._generation:
             self._drop()
         return fault
+
+    def renew(self, url: str) -> None:
+        now = time.monotonic()
+        if now - self._key_dropped_at >= _LATE_S and self._generations.get(url, self._generation) == self._generation:
+            self._key_dropped_at = now
+            self._drop()
 
     def checksum(self, fields: Mapping[str, str]) -> Checksum | None:
         return amazon(fields)
@@ -272,7 +281,7 @@ class S3Backend(GenericBackend):
 
     async def _ranges(self, client: S3Client, name: S3Name) -> Access:
         """The object by botocore's client. There is no reading in order by it."""
-        ranges = await CheckedRanges.of(ObjectGet(client, name), identity_of)
+        ranges = await CheckedRanges.of(ObjectGet(client, name), identity_of, sum(self._timeouts_s))
         if ranges is None:
             raise Contradiction("asked for the first byte, the store answered with the whole object")
         return ranges

@@ -61,7 +61,7 @@ _ADVICE: Mapping[str, tuple[Verdict, str]] = {
         Verdict.MISSING,
         "Check the bucket's name and, for another store than Amazon's, AWS_ENDPOINT_URL_S3.",
     ),
-    "NoSuchKey": (Verdict.MISSING, "Check the key; it is taken literally, without percent-decoding."),
+    "NoSuchKey": (Verdict.MISSING, "Check the key."),
     "NoSuchVersion": (Verdict.MISSING, "Check the versionId."),
     "MethodNotAllowed": (Verdict.MISSING, "That version is a delete marker: name one that holds the object."),
     "InvalidAccessKeyId": (
@@ -244,8 +244,9 @@ def _skewed(said: Said, words: str) -> Fault:
         if time.time() - calendar.timegm(time.strptime(asked_at, "%Y%m%dT%H%M%SZ")) > _SIGNED_FOR_S:
             return Fault(Verdict.EXPIRED, words, "The request had grown old.")
     here = asked_at or time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    clocks = f": it is {here} on this machine and {now_there or 'another time'} at the store"
-    return Fault(Verdict.DENIED, words + clocks, "Set this machine's clock (NTP).")
+    clocks = f"it is {here} on this machine and {now_there or 'another time'} at the store"
+    # Not in the reason: attempts are counted by their reason, and each has another time.
+    return Fault(Verdict.DENIED, words, f"Set this machine's clock (NTP): {clocks}.")
 
 
 def _in_endpoint(more: Mapping[str, str]) -> str:

@@ -1,0 +1,180 @@
+"""The fluent methods: made from the filters, typed as the pipeline that they are called on.
+
+``python -m tests.test_fluid && make format`` writes those methods of `fluid.FluidInterface` that say just what their
+filter does.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import wds_async as wds
+from wds_async import filters, fluid
+
+PAGE = Path(fluid.__file__)
+ROOT = PAGE.parents[1]
+BEGIN, END = "    # -- written by tests/test_fluid.py from the filters --\n", "    # -- until here --\n"
+BY_HAND = {"decode", "shuffle", "slice"}
+"""Methods that take other arguments than the filter, or do more."""
+
+
+def generated() -> str:
+    """The methods' source, as the filters in ``filters.__all__`` say."""
+    stages = [(name, getattr(filters, name)) for name in filters.__all__ if name.islower()]
+    made = [(name, stage.f) for name, stage in stages if isinstance(stage, filters.RestCurried) and name not in BY_HAND]
+    return "\n".join(textwrap.indent(method(name, function), "    ") for name, function in made)
+
+
+def method(name: str, function: Any) -> str:
+    """``function(source, …)`` as a method that adds its stage."""
+    (node,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    assert isinstance(node, ast.FunctionDef)
+    assert not node.args.posonlyargs
+    assert node.args.vararg is None or len(node.args.args) == 1
+    signature = node.args
+    signature.args[0] = ast.arg("self")
+    names = [argument.arg for argument in (*signature.args[1:], *signature.kwonlyargs)]
+    given = [f"*{signature.vararg.arg}"] if signature.vararg else []
+    given += [names.pop(0)] if names and names[0] != "handler" and not given else []
+    given += [f"{name}={name}" for name in names]
+    given += [f"**{signature.kwarg.arg}"] if signature.kwarg else []
+    says = textwrap.indent(inspect.getdoc(function) or "", "    ").strip()
+    says = f"{says}\n    " if "\n" in says else says
+    head = f"def {name}({ast.unparse(signature)}) -> Self:"
+    return f'{head}\n    """{says}"""\n    return self.compose(filters.{name}({", ".join(given)}))\n'
+
+
+def parts() -> tuple[str, str, str]:
+    before, begin, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    inside, end, after = rest.partition(END)
+    return before + begin, inside, end + after
+
+
+def as_tree(source: str) -> str:
+    """The same for two sources that differ in the places of their line ends only."""
+    tree = ast.parse("class _:\n" + source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            node.body[0] = ast.Expr(ast.Constant(ast.get_docstring(node)))
+    return ast.dump(tree)
+
+
+def test_the_methods_are_those_of_the_filters() -> None:
+    assert as_tree(parts()[1]) == as_tree(generated()), "python -m tests.test_fluid && make format"
+
+
+def test_every_filter_is_a_method() -> None:
+    stages = {name for name in filters.__all__ if isinstance(getattr(filters, name), filters.RestCurried)}
+    assert not {name for name in stages if not name.startswith("_") and not hasattr(wds.FluidInterface, name)}
+
+
+def test_a_method_gives_the_stage_with_its_arguments() -> None:
+    base = wds.FluidWrapper([1, 2, 3])
+    assert list(base.map(lambda x: x + 1).select(lambda x: x > 2).batched(2, collation_fn=None)) == [[3, 4]]
+    assert list(base.slice(1, 3).listed(2)) == [[2, 3]]
+    assert base.shuffle(0) is base
+    assert isinstance(base.shuffle(5, initial=2, seed=1), wds.FluidWrapper)
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        base.to_tuple("jpg", handlr=None)  # type: ignore[call-arg]
+
+
+def test_a_dataset_shows_its_shards_stages_and_epoch(shards: Any) -> None:
+    dataset = wds.WebDataset([str(path) for path in shards(3, 2)], shardshuffle=3).map(dict).batched(2)
+    stages = "detshuffle > split_by_node > split_by_worker > tarfile_samples > check_empty > map > batched"
+    assert repr(dataset) == f"<WebDataset: 3 shards, next epoch 0; SimpleShardList > {stages}>"
+    list(dataset)
+    dataset.set_epoch(dataset.pipeline[1].epoch + 4)
+    assert "next epoch 4" in repr(dataset)
+    assert repr(wds.DataPipeline()) == "<DataPipeline: no stages>"
+
+
+def test_a_loader_shows_the_epoch_that_its_workers_began(shards: Any) -> None:
+    pytest.importorskip("torch")
+    dataset = wds.WebDataset([str(path) for path in shards(2, 2)], shardshuffle=2)
+    loader = wds.WebLoader(dataset, batch_size=None, num_workers=2).shuffle(5)
+    assert len(list(loader)) == 4
+    assert repr(loader) == f"<WebLoader: DataLoader of {dataset!r} > shuffle>"
+    assert "2 shards, next epoch 1" in repr(loader)
+
+
+PROGRAM = """\
+from torch.utils.data import DataLoader
+import wds_async as wds
+
+dataset = wds.WebDataset("x.tar", shardshuffle=False)
+reveal_type(dataset.shuffle(10).decode("rgb").to_tuple("jpg", "cls").map_tuple(None).batched(4))
+reveal_type(dataset.compose(wds.split_by_node).with_epoch(3).with_length(3).repeat(2))
+loader = wds.WebLoader(dataset, batch_size=None)
+reveal_type(loader.unbatched().shuffle(10).batched(4).with_epoch(3))
+reveal_type(dataset.ledger.summary())
+with dataset as same:
+    reveal_type(same)
+DataLoader(dataset.batched(4), batch_size=None)
+dataset.shuffle(10).decod("rgb")
+dataset.shuffle(10).map("no function")
+dataset.select(predicat=None)
+wds.WebDatset("x.tar")
+wds.filters.shuffle
+"""
+TORCH = """\
+from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T", covariant=True)
+
+class Dataset(Generic[T]): ...
+
+class IterableDataset(Dataset[T]):
+    def __iter__(self) -> Iterator[T]: ...
+
+class DataLoader(Generic[T]):
+    def __init__(self, dataset: Dataset[T], batch_size: int | None = 1) -> None: ...
+"""
+
+
+def test_what_a_type_checker_says(tmp_path: Path) -> None:
+    """With a stub in torch's place, which takes a minute to read."""
+    pytest.importorskip("mypy")
+    stubs = tmp_path / "stubs"
+    for name, text in (("torch", ""), ("torch/utils", ""), ("torch/utils/data", TORCH)):
+        (stubs / name).mkdir(parents=True)
+        (stubs / name / "__init__.pyi").write_text(text)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    options = ["--config-file=", "--no-site-packages", "--ignore-missing-imports", "--follow-imports=silent"]
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *options, "program.py"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "MYPYPATH": f"{stubs}{os.pathsep}{ROOT}"},
+    )
+    lines = [line.split(": ", 1)[1] for line in done.stdout.splitlines() if line.startswith("program.py")]
+    dataset, loader = "wds_async.dataset.WebDataset", "wds_async.loader.WebLoader"
+    assert [line.removeprefix("note: Revealed type is ").strip('"') for line in lines if "Revealed" in line] == [
+        dataset, dataset, loader, "str", dataset,
+    ], done.stdout  # fmt: skip
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error")]
+    begins = [
+        '"WebDataset" has no attribute "decod"',
+        'Argument 1 to "map" of "FluidInterface" has incompatible type "str"',
+        'Unexpected keyword argument "predicat" for "select"',
+        'Module has no attribute "WebDatset"',
+    ]
+    assert len(errors) == len(begins), done.stdout
+    for error, begin in zip(errors, begins, strict=True):
+        assert error.startswith(begin)
+
+
+if __name__ == "__main__":
+    begin, _, end = parts()
+    PAGE.write_text(begin + generated() + end, encoding="utf-8")

@@ -1,0 +1,120 @@
+"""Checks of the arguments of stages, made where a stage is made: in the user's line, not at the first sample."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from wds_async.errors import ConfigError
+
+__all__ = [
+    "Check",
+    "check_function",
+    "check_probability",
+    "check_size",
+    "check_slice",
+    "check_type",
+    "each",
+    "function",
+    "of_type",
+    "size",
+]
+
+Check = Callable[[str, str, Any], Any]
+"""``check(stage, argument, value)`` returns the value to use; raises TypeError or ConfigError naming all three."""
+
+
+def _number(stage: str, argument: str, value: Any) -> float:
+    """``value`` as a float. TypeError where it is none; numpy's numbers and tensors of one element are."""
+    if not isinstance(value, (str, bytes)) and hasattr(type(value), "__float__"):
+        try:
+            return float(value)
+        except (TypeError, ValueError):  # an array of several numbers
+            pass
+    raise TypeError(f"{stage}: {argument}={value!r:.80} is of type {type(value).__name__}; it must be a number")
+
+
+def check_size(stage: str, argument: str, value: Any, at_least: int | None = None) -> int:
+    """Return a number of items as an int: a fraction is rounded up, infinity and what is above it is ``sys.maxsize``.
+
+    ``stage`` and ``argument`` are named in the errors. TypeError for what is no number, ConfigError for NaN and for a
+    value below ``at_least``.
+    """
+    try:
+        result = operator.index(value)
+    except TypeError:
+        number = _number(stage, argument, value)
+        if math.isnan(number):
+            raise ConfigError(f"{stage}: {argument}={value!r} is not a number of items") from None
+        result = math.ceil(max(-sys.maxsize, min(number, sys.maxsize)))
+    if at_least is not None and result < at_least:
+        raise ConfigError(f"{stage}: {argument}={value!r}: it must be at least {at_least}")
+    return min(result, sys.maxsize)
+
+
+def size(at_least: int | None = None, *, optional: bool = False) -> Check:
+    """A `Check` by `check_size`; with ``optional``, None stays None."""
+    return functools.partial(_optional_size if optional else check_size, at_least=at_least)
+
+
+def _optional_size(stage: str, argument: str, value: Any, at_least: int | None) -> int | None:
+    return None if value is None else check_size(stage, argument, value, at_least)
+
+
+def check_type(stage: str, argument: str, value: Any, types: tuple[type, ...], what: str) -> Any:
+    """Return an instance of one of ``types``. TypeError, which says that it must be ``what``, for anything else."""
+    if isinstance(value, types):
+        return value
+    raise TypeError(f"{stage}: {argument}={value!r:.80} is of type {type(value).__name__}; it must be {what}")
+
+
+def of_type(what: str, *types: type) -> Check:
+    """A `Check` by `check_type`."""
+    return functools.partial(check_type, types=types, what=what)
+
+
+def check_function(stage: str, argument: str, value: Any, optional: bool = False) -> Any:
+    """Return what can be called; with ``optional``, None too. TypeError for anything else."""
+    if callable(value) or (optional and value is None):
+        return value
+    return check_type(stage, argument, value, (), f"a function{' or None' if optional else ''}")
+
+
+def function(*, optional: bool = False) -> Check:
+    """A `Check` by `check_function`."""
+    return functools.partial(check_function, optional=optional)
+
+
+def each(check: Check) -> Check:
+    """A `Check` of ``*args`` or ``**kw``: of each value by ``check``."""
+    return functools.partial(_each, check)
+
+
+def _each(check: Check, stage: str, argument: str, values: Any) -> Any:
+    if isinstance(values, dict):
+        return {name: check(stage, name, value) for name, value in values.items()}
+    return tuple(check(stage, f"{argument}[{number}]", value) for number, value in enumerate(values))
+
+
+def check_probability(stage: str, argument: str, value: Any) -> Any:
+    """Return a number from 0 to 1. TypeError for what is no number, ConfigError for other numbers."""
+    if not 0.0 <= _number(stage, argument, value) <= 1.0:
+        raise ConfigError(f"{stage}: {argument}={value!r} is not a probability, which is from 0 to 1")
+    return value
+
+
+def check_slice(stage: str, argument: str, values: Any) -> tuple[int | None, ...]:
+    """Return the arguments of ``itertools.islice``: stop; or start, stop and step, each of which may be None.
+
+    TypeError for another number of them, else what `check_size` raises.
+    """
+    if not 1 <= len(values) <= 3:
+        raise TypeError(f"{stage}: {len(values)} arguments; write {stage}(stop) or {stage}(start, stop, step)")
+    names = ("stop",) if len(values) == 1 else ("start", "stop", "step")
+    least = (0,) if len(values) == 1 else (0, 0, 1)
+    rules = zip(names, values, least, strict=False)
+    return tuple(None if value is None else check_size(stage, name, value, at_least) for name, value, at_least in rules)
