@@ -1,8 +1,11 @@
 """``python -m benchmarks.faults``: what faults cost. Every sample is compared with what was written.
 
-* 5 % of the requests fail at random, in every way of `faultserver.KINDS`: throughput beside the fault-free one, over
-  loopback with nothing in the way, and from a server like a store (30 ms to the first byte, 20 MB/s a connection).
-  What is read ahead must last as long as a part takes to heal: with the default budget of 128 MiB, and with 512.
+* 5 % of the requests fail at random, from a server like a store (50 ms to the first byte, 50 MB/s a connection), with
+  the default budget: one kind of fault at a time, then all of `faultserver.KINDS` together. Each throughput is divided
+  by that of fault-free runs just before and after it. A turn is a seed: ``--repeat``; ``--shards`` is the amount of
+  data; ``--only KIND`` (a key of `CASES`) runs these alone.
+* The same with all kinds together, over loopback with nothing in the way, and with 512 MiB.
+* 60 MB in 4 shards, several epochs, while 5 % of the requests stay without an answer: seconds an epoch.
 * The server is gone for 60 s: the run goes on, with default settings.
 * 503 to everything for 15 s: how soon the former pace is back.
 * Leaving: how long `close`, the end of the program and Ctrl-C take while the server sends slowly.
@@ -20,7 +23,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,14 +31,32 @@ import crc32c
 from rich.table import Table
 
 from benchmarks.corpus import Corpus, image_like
+from benchmarks.faultserver import KINDS
 from benchmarks.harness import ROOT, Bench, command
 from benchmarks.http import shard_bytes
 
-__all__ = ["main"]
+__all__ = ["CASES", "main"]
 
 _PACE_BYTES_S = 5e6
 """Of a connection, where the pace is looked at over time: what 64 of them move is steady."""
-_STORE_LIKE = ("latency 0.03", "pace 20e6")
+_STORE_LIKE = ("latency 0.05", "pace 50e6")
+_SHARE = 0.05
+_BAR = 0.8
+_BETWEEN_CLEAN = 2
+"""Runs with faults between two fault-free ones, which both are compared with: what else the machine does changes."""
+_EPOCHS = 5
+
+CASES: dict[str, tuple[str, ...]] = {
+    "no answer": ("no answer",),
+    "stall": ("stall",),
+    "trickle": ("trickle",),
+    "reset": ("reset before the head", "reset in the body"),
+    "429": ("429",),
+    "503 with Retry-After": ("503 with Retry-After",),
+    "range ignored": ("range ignored",),
+    "all kinds": KINDS,
+}
+"""Kinds of faults, apart and together."""
 
 
 class Served:
@@ -131,45 +152,93 @@ def pace(result: dict[str, Any], start_s: float, stop_s: float) -> float:
     return (last - first) / (last_at - first_at)
 
 
-def at_random(bench: Bench, corpus: Corpus, sums: dict[str, int], where: str, budget: str, *commands: str) -> None:
-    """5 % of the requests fail."""
-    table = Table(title=f"{where}: {corpus.size_bytes / 1e9:.1f} GB, 5 % of the requests fail", title_justify="left")
-    for title in ("requests that fail", "MB/s", "CPU s/GB", "retries", "hedges", "came twice", "wrong samples"):
-        table.add_column(title, justify="right")
-    taken: dict[float, list[float]] = {0.0: [], 0.05: []}
-    wrong = missing = 0
+def run(
+    bench: Bench, corpus: Corpus, sums: dict[str, int], turn: int, faults: tuple[str, ...], *commands: str, **job: Any
+) -> dict[str, Any]:
+    """What a reader says of one run with ``faults`` (none: fault-free), with the server's counts."""
+    share = [f"kinds {', '.join(faults)}", f"faults {_SHARE}"] if faults else []
+    with served(bench.root, f"seed {turn}", *share, *commands) as server:
+        with reading(server, corpus, sums, **job) as process:
+            result = outcome(process, server)
+        result["server"] = server.told()
+    stats = result["stats"]
+    result["mb_s"] = result["bytes"] / result["wall_s"] / 1e6
+    result["twice"] = max(0.0, stats["wire_bytes"] - stats["bytes"]) / max(1.0, stats["bytes"])
+    result["wrong"] += abs(corpus.samples * job.get("epochs", 1) - result["samples"])
+    return result
+
+
+def in_turn(
+    bench: Bench, corpus: Corpus, sums: dict[str, int], cases: dict[str, tuple[str, ...]], *commands: str, **job: Any
+) -> dict[str, list[dict[str, Any]]]:
+    """The runs of each case, a seed each: fault-free ones are run between them, and their ``ratio`` is that to the two
+    around them. A line for each as it ends; the fault-free ones are those of the case ``""``."""
+    taken: dict[str, list[dict[str, Any]]] = {"": [], **{case: [] for case in cases}}
     for turn in range(bench.repeat):
-        for share, paces in taken.items():
-            with served(bench.root, f"seed {turn}", f"faults {share}", *commands) as server:
-                with reading(server, corpus, sums, options={"transfer": {"budget_bytes": budget}}) as process:
-                    result = outcome(process, server)
-                counts = server.told()
-            stats = result["stats"]
-            paces.append(result["bytes"] / result["wall_s"])
-            wrong += result["wrong"]
-            missing += corpus.samples - result["samples"]
-            twice = max(0.0, stats["wire_bytes"] - stats["bytes"]) / max(1.0, stats["bytes"])
-            failed = 1 - counts["good"] / counts["requests"]
-            table.add_row(
-                f"{failed:.1%}",
-                f"{paces[-1] / 1e6:.0f}",
-                f"{result['cpu_s'] / (result['bytes'] / 1e9):.2f}",
-                f"{stats['retries']:.0f}",
-                f"{stats['hedges']:.0f}",
-                f"{twice:.2%}",
-                str(result["wrong"]),
-            )
-            bench.raw.append(
-                {"case": f"{where}, faults {share}", "turn": turn, "server": counts, **result, "ticks": []}
-            )
+        clean = run(bench, corpus, sums, turn, (), *commands, **job)
+        taken[""].append(clean)
+        names = list(cases)
+        for first in range(0, len(names), _BETWEEN_CLEAN):
+            some = [(name, run(bench, corpus, sums, turn, cases[name], *commands, **job))
+                    for name in names[first : first + _BETWEEN_CLEAN]]  # fmt: skip
+            before, clean = clean, run(bench, corpus, sums, turn, (), *commands, **job)
+            taken[""].append(clean)
+            for name, result in some:
+                result["ratio"] = 2 * result["mb_s"] / (before["mb_s"] + clean["mb_s"])
+                taken[name].append(result)
+                bench.console.print(f"seed {turn}, {name}: {result['mb_s']:.0f} MB/s, {result['ratio']:.0%}")
+    return taken
+
+
+def at_random(
+    bench: Bench, corpus: Corpus, sums: dict[str, int], where: str, cases: dict[str, tuple[str, ...]], *commands: str,
+    **job: Any,
+) -> None:  # fmt: skip
+    """5 % of the requests fail, in the ways of each case: a table, and a bar for each."""
+    taken = in_turn(bench, corpus, sums, cases, *commands, **job)
+    title = f"{where}: {corpus.size_bytes / 1e9:.1f} GB, {_SHARE:.0%} of the requests fail, medians of {bench.repeat}"
+    table = Table(title=title, title_justify="left")
+    table.add_column("fault")
+    for column in ("MB/s", "of fault-free", "by seed", "CPU s/GB", "retries", "hedges", "came twice", "wrong"):
+        table.add_column(column, justify="right")
+    for case, runs in taken.items():
+        ratios = [result.get("ratio", 1.0) for result in runs]
+        table.add_row(
+            case or "none",
+            f"{_median(runs, lambda r: r['mb_s']):.0f}",
+            f"{statistics.median(ratios):.0%}" if case else "",
+            " ".join(f"{100 * ratio:.0f}" for ratio in ratios) if case else "",
+            f"{_median(runs, lambda r: r['cpu_s'] / (r['bytes'] / 1e9)):.2f}",
+            f"{_median(runs, lambda r: r['stats']['retries']):.0f}",
+            f"{_median(runs, lambda r: r['stats']['hedges']):.0f}",
+            f"{_median(runs, lambda r: r['twice']):.2%}",
+            str(sum(result["wrong"] for result in runs)),
+        )
+        bench.raw += [{"case": f"{where}, {case or 'fault-free'}", **result, "ticks": []} for result in runs]
+        if case:
+            name, ratio = f"5 % faults, {where}, {case}", statistics.median(ratios)
+            bench.bar(f"{name}: of the fault-free throughput", f"≥ {_BAR:.0%}", ratio * 100, ratio >= _BAR, "{:.0f} %")
     bench.console.print(table)
-    ratio = statistics.median(taken[0.05]) / statistics.median(taken[0.0])
-    bench.bar(
-        f"5 % faults, {where}: throughput over the fault-free one", "≥ 80 %", ratio * 100, ratio >= 0.8, "{:.0f} %"
-    )
-    bench.bar(
-        f"5 % faults, {where}: wrong or missing samples", "0", wrong + abs(missing), wrong == missing == 0, "{:.0f}"
-    )
+    wrong = sum(result["wrong"] for runs in taken.values() for result in runs)
+    bench.bar(f"5 % faults, {where}: wrong or missing samples", "0", wrong, wrong == 0, "{:.0f}")
+
+
+def _median(runs: list[dict[str, Any]], value: Callable[[dict[str, Any]], float]) -> float:
+    return statistics.median(value(result) for result in runs)
+
+
+def short_epochs(bench: Bench) -> None:
+    """A small set read several times by one process, while 5 % of the requests stay without an answer."""
+    corpus = image_like(bench.root, 4, 15_000_000, distinct=False, name="small")
+    sums = sums_of(bench.root / corpus.names[0])
+    slowest: dict[str, float] = {}
+    for case, faults in (("fault-free", ()), ("no answer", CASES["no answer"])):
+        runs = [run(bench, corpus, sums, turn, faults, epochs=_EPOCHS) for turn in range(bench.repeat)]
+        slowest[case] = max(seconds for result in runs for seconds in result["epochs_s"])
+        bench.raw += [{"case": f"short epochs, {case}", **result, "ticks": []} for result in runs]
+    bench.bar(f"60 MB, 5 % without an answer: the slowest of {_EPOCHS * bench.repeat} epochs "
+              f"(fault-free: {slowest['fault-free']:.1f} s)", "≤ 5 s", slowest["no answer"],
+              slowest["no answer"] <= 5, "{:.1f} s")  # fmt: skip
 
 
 def outage(bench: Bench, corpus: Corpus, sums: dict[str, int]) -> None:
@@ -264,14 +333,20 @@ def leaving(bench: Bench, corpus: Corpus) -> None:
               slowest <= 2, "{:.2f} s")  # fmt: skip
 
 
-@command("faults", shards=152)
+@command("faults", shards=152, repeat=5)
 def main(bench: Bench) -> None:
-    """10 GB with 5 % of the requests failing; an outage, a storm, and leaving."""
+    """10 GB with 5 % of the requests failing, kind by kind and 5 times each; an outage, a storm, and leaving."""
     corpus = image_like(bench.root, bench.shards, shard_bytes(bench), distinct=False)
     sums = sums_of(bench.root / corpus.names[0])
-    for budget in ("512M", "128M"):
-        at_random(bench, corpus, sums, f"store-like, WDS_BUDGET={budget}", budget, *_STORE_LIKE)
-        at_random(bench, corpus, sums, f"loopback, WDS_BUDGET={budget}", budget)
+    cases = {name: kinds for name, kinds in CASES.items() if not bench.only or name in bench.only}
+    at_random(bench, corpus, sums, "store-like", cases, *_STORE_LIKE)
+    if bench.only:
+        return
+    together, large = {"all kinds": KINDS}, {"options": {"transfer": {"budget_bytes": "512M"}}}
+    at_random(bench, corpus, sums, "store-like, WDS_BUDGET=512M", together, *_STORE_LIKE, **large)
+    at_random(bench, corpus, sums, "loopback, WDS_BUDGET=512M", together, **large)
+    at_random(bench, corpus, sums, "loopback", together)
+    short_epochs(bench)
     outage(bench, corpus, sums)
     storm(bench, corpus, sums)
     leaving(bench, corpus)

@@ -1,6 +1,7 @@
 """A quick HTTP server that fails on purpose: ``python -m benchmarks.faultserver FOLDER``.
 
-It prints its port and obeys standard input, a command a line: ``faults SHARE``, ``storm`` and ``calm`` (503 to all),
+It prints its port and obeys standard input, a command a line: ``faults SHARE``, ``kinds KIND, KIND`` (those of the
+faults; default: all of `KINDS`), ``storm`` and ``calm`` (503 to all),
 ``down`` and ``up`` (connections are refused), ``pace BYTES_S`` (of each connection; 0: none), ``latency S`` (before a
 head), ``seed N``, ``told`` (prints what was done, as JSON).
 
@@ -49,11 +50,12 @@ _STATUS = {"429": "429 Too Many Requests", "503 with Retry-After": "503 Service 
 
 
 class FaultServer:
-    """Serves the files of ``folder`` with ranges; a ``share`` of the requests fails, each in one of `KINDS`."""
+    """Serves the files of ``folder`` with ranges; a ``share`` of the requests fails, each in one of ``kinds``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.share = 0.0
+        self.kinds = KINDS
         self.storm = False
         self.pace_bytes_s = 0.0
         self.latency_s = 0.0
@@ -86,6 +88,8 @@ class FaultServer:
             word, _, value = line.strip().partition(" ")
             if word == "faults":
                 self.share = float(value)
+            elif word == "kinds":
+                self.kinds = tuple(value.split(", "))
             elif word == "pace":
                 self.pace_bytes_s = float(value)
             elif word == "latency":
@@ -126,7 +130,7 @@ class FaultServer:
             self.done["requests"] += 1
             if self.storm:
                 return "503 with Retry-After" if self._rng.random() < 0.5 else "503"
-            kind = self._rng.choice(KINDS) if self._rng.random() < self.share else ""
+            kind = self._rng.choice(self.kinds) if self._rng.random() < self.share else ""
             self.done[kind or "good"] += 1
             return kind
 

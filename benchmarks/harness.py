@@ -236,15 +236,15 @@ def child(job: dict[str, Any], environment: dict[str, str] | None = None) -> dic
     return result
 
 
-def command(name: str, shards: int = 16) -> Callable[[Callable[[Bench], None]], click.Command]:
+def command(name: str, shards: int = 16, repeat: int = 3) -> Callable[[Callable[[Bench], None]], click.Command]:
     """Make a benchmark's function a command with the common options."""
 
     def wrap(function: Callable[[Bench], None]) -> click.Command:
         @click.command(name, help=function.__doc__)
         @click.option("--shards", default=shards, show_default=True, help="Shards of 66 MB.")
-        @click.option("--repeat", default=3, show_default=True, help="Turns; medians are reported.")
+        @click.option("--repeat", default=repeat, show_default=True, help="Turns; medians are reported.")
         @click.option("--quick", is_flag=True, help="Two small shards, one turn: does it run, not how fast.")
-        @click.option("--only", multiple=True, help="Only this contender (may be given again).")
+        @click.option("--only", multiple=True, help="Only this contender or case (may be given again).")
         @click.option("--json", "path", type=click.Path(path_type=Path), help="Where to write the JSON.")
         def run(shards: int, repeat: int, quick: bool, only: tuple[str, ...], path: Path | None) -> None:
             shards, repeat = (2, 1) if quick else (shards, repeat)

@@ -18,8 +18,9 @@ import wds_async as wds
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp"}
 
 
-def convert(source: Path, destination: str, maxcount: int = 1000, maxsize: float = 200e6) -> int:
-    """Write the pictures below ``source`` to ``destination`` (``train-%06d.tar``, local or a URL); their number."""
+def convert(source: Path, destination: str, maxcount: int = 100_000, maxsize: float = 500e6) -> int:
+    """Write the pictures below ``source`` to ``destination`` (``train-%06d.tar``, local or a URL) and return their
+    number. Shards of some hundred megabytes are read fastest; a training wants a few of them for each worker."""
     classes = sorted(folder.name for folder in source.iterdir() if folder.is_dir())
     files = [path for path in sorted(source.rglob("*")) if path.suffix.lower() in SUFFIXES]
     random.Random(0).shuffle(files)
@@ -54,7 +55,8 @@ if __name__ == "__main__":
             source, destination = Path(sys.argv[1]), f"{sys.argv[2]}/train-%06d.tar"
         else:
             source, destination = make_folder(Path(temporary, "pictures")), f"{temporary}/train-%06d.tar"
-        count = convert(source, destination, maxcount=10)
+        small = {} if len(sys.argv) > 2 else {"maxcount": 10}  # so that the example has more than one shard
+        count = convert(source, destination, **small)
         print(f"{count} pictures converted")
         if len(sys.argv) <= 2:
             shards = sorted(Path(temporary).glob("*.tar"))
