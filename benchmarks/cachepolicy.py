@@ -12,7 +12,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 
-from wds_async.chunkcache.policy import Policy
+from wds_async.service.cache.policy import Policy
 
 __all__ = ["Simulation", "epochs", "lru", "random_eviction"]
 

@@ -47,7 +47,7 @@ def _dataset(module: str, job: dict[str, Any]) -> Run:
     wds = __import__(module)
     dataset = wds.WebDataset(job["urls"], shardshuffle=False)
     if module == "wds_async":
-        from wds_async.storage.clients import import_clients
+        from wds_async.storage.registry import import_clients
 
         import_clients(job["urls"])
     return lambda: _count(dataset, job["spin"])

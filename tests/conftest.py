@@ -101,7 +101,7 @@ def nothing_in_memory() -> Iterator[None]:
 @pytest.fixture
 def openers() -> Iterator[None]:
     """``gopen_schemes`` is as it was before, whatever a test does to it."""
-    from wds_async.storage.schemes import gopen_schemes  # not loaded for every test
+    from wds_async.storage.user_openers import gopen_schemes  # not loaded for every test
 
     before = dict(gopen_schemes)
     yield

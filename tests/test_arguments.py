@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 
 import wds_async as wds
-from wds_async import arguments, errors, filters, parallel, samplecache, samplers, shardlists
+from wds_async import arguments, errors, filters, samplecache, shardlists
+from wds_async.filters import threads
+from wds_async.indexed import samplers
 
 Make = Callable[[Any], Any]
 
@@ -56,7 +58,7 @@ SIZES: dict[str, Make] = {
     "ShardWriter: maxcount": lambda n: wds.ShardWriter("x-%d.tar", n),
     "ShardWriter: maxsize": lambda n: wds.ShardWriter("x-%d.tar", maxsize=n),
     "ChunkedSampler: chunksize": lambda n: samplers.ChunkedSampler(range(9), chunksize=n),
-    "ordered_map: threads": lambda n: parallel.ordered_map([], str, n),
+    "ordered_map: threads": lambda n: threads.ordered_map([], str, n),
 }  # fmt: skip
 
 GOOD = (16 / 1, np.int64(16), np.float32(15.5), np.float64(15.2), np.array(16), Fraction(31, 2), Decimal("15.5"))

@@ -49,7 +49,7 @@ PEAK = """
 import gc, json, os, sys
 from pathlib import Path
 import wds_async as wds
-from wds_async.retry import RetryPolicy
+from wds_async.config import RetryPolicy
 from wds_async.storage.http.backend import HttpBackend
 
 def status(name):

@@ -1,4 +1,4 @@
-"""wds_async.pipes: commands that read an object are known, everything else is left to the shell."""
+"""wds_async.rewrite: commands that read an object are known, everything else is left to the shell."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wds_async.pipes import native_pipe
+from wds_async.rewrite import native_pipe
 
 
 @pytest.mark.parametrize(

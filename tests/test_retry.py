@@ -1,4 +1,4 @@
-"""wds_async.retry: how long to wait, when to give up."""
+"""wds_async.config: how long to wait, when to give up."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wds_async.retry import RetryPolicy
+from wds_async.config import RetryPolicy
 
 _SECONDS = st.floats(0.001, 100.0)
 

@@ -14,8 +14,8 @@ import zstandard
 
 from tests.writing import entries, memory, read, small
 from wds_async.errors import ConfigError
-from wds_async.shardwriter import ShardWriter
 from wds_async.tar.index import read_dali
+from wds_async.writer import ShardWriter
 
 
 def keys(path: Path) -> list[str]:

@@ -19,7 +19,7 @@ import pytest
 from tests.writing import SAMPLE, entries, in_memory, memory, read
 from wds_async.errors import ConfigError, PipeError, UrlError
 from wds_async.tar.index import read_dali
-from wds_async.tarwriter import TarWriter
+from wds_async.writer import TarWriter
 
 # -- TarWriter ----------------------------------------------------------------------------------------------------
 
@@ -347,7 +347,7 @@ def test_a_forgotten_writer_is_closed_with_a_warning(tmp_path: Path) -> None:
 
 # -- leaving without close ------------------------------------------------------------------------------------------
 
-OPEN = "import sys\nfrom wds_async.tarwriter import TarWriter\nsink = TarWriter(sys.argv[1])\n"
+OPEN = "import sys\nfrom wds_async.writer import TarWriter\nsink = TarWriter(sys.argv[1])\n"
 WRITE = "sink.write({'__key__': 'k', 'bin': bytes(100000)})\n"
 
 

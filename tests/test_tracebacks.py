@@ -120,7 +120,7 @@ def test_asyncio_programs(tmp_path: Path) -> None:
 
 
 def test_random_access(urls: list[str]) -> None:
-    from wds_async.random_access import ShardListDataset
+    from wds_async.indexed.dataset import ShardListDataset
 
     dataset = ShardListDataset(urls, transformations=broken)
     assert raised(lambda: dataset[0])[1] == [f"{HERE}:broken"]

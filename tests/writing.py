@@ -12,7 +12,7 @@ import numpy as np
 from wds_async.tar.decompress import plain
 from wds_async.tar.group import samples
 from wds_async.tar.parse import members
-from wds_async.tarwriter import TarWriter
+from wds_async.writer import TarWriter
 
 __all__ = ["SAMPLE", "entries", "in_memory", "memory", "read", "small"]
 

@@ -23,10 +23,7 @@ if TYPE_CHECKING:
     from wds_async import multi as multi
     from wds_async import pipeline as pipeline
     from wds_async import pytorch as pytorch
-    from wds_async import records as records
     from wds_async import shardlists as shardlists
-    from wds_async import shuffles as shuffles
-    from wds_async import spec as spec
     from wds_async import tariterators as tariterators
     from wds_async import tenbin as tenbin
     from wds_async import urls as urls
@@ -101,14 +98,15 @@ if TYPE_CHECKING:
     from wds_async.loader import WebLoader as WebLoader
     from wds_async.mix import RandomMix as RandomMix
     from wds_async.mix import RoundRobin as RoundRobin
-    from wds_async.opening import gopen as gopen
-    from wds_async.opening import gopen_schemes as gopen_schemes
     from wds_async.pipeline import DataPipeline as DataPipeline
     from wds_async.pipeline import PipelineStage as PipelineStage
     from wds_async.pipeline import pipelinefilter as pipelinefilter
-    from wds_async.records import cbors2_to_samples as cbors2_to_samples
-    from wds_async.records import cbors_to_samples as cbors_to_samples
-    from wds_async.records import msgpacks_to_samples as msgpacks_to_samples
+    from wds_async.reading import records as records
+    from wds_async.reading.records import cbors2_to_samples as cbors2_to_samples
+    from wds_async.reading.records import cbors_to_samples as cbors_to_samples
+    from wds_async.reading.records import msgpacks_to_samples as msgpacks_to_samples
+    from wds_async.reading.url_files import gopen as gopen
+    from wds_async.reading.url_files import gopen_schemes as gopen_schemes
     from wds_async.shardlists import MultiShardSample as MultiShardSample
     from wds_async.shardlists import ResampledShards as ResampledShards
     from wds_async.shardlists import SimpleShardList as SimpleShardList
@@ -116,6 +114,7 @@ if TYPE_CHECKING:
     from wds_async.shardlists import resampled as resampled
     from wds_async.shardlists import shardspec as shardspec
     from wds_async.shardlists import single_node_only as single_node_only
+    from wds_async.shardlists import spec as spec
     from wds_async.shardlists import split_by_node as split_by_node
     from wds_async.shardlists import split_by_worker as split_by_worker
     from wds_async.tariterators import tarfile_samples as tarfile_samples
@@ -144,9 +143,9 @@ _HOMES = {
     "handlers": "ignore_and_continue ignore_and_stop reraise_exception warn_and_continue warn_and_stop",
     "loader": "WebLoader",
     "mix": "RandomMix RoundRobin",
-    "opening": "gopen gopen_schemes",
+    "reading.url_files": "gopen gopen_schemes",
     "pipeline": "DataPipeline PipelineStage pipelinefilter",
-    "records": "cbors2_to_samples cbors_to_samples msgpacks_to_samples",
+    "reading.records": "cbors2_to_samples cbors_to_samples msgpacks_to_samples",
     "shardlists": "MultiShardSample ResampledShards SimpleShardList non_empty resampled shardspec single_node_only "
     "split_by_node split_by_worker",
     "tariterators": "tarfile_samples tarfile_to_samples",
@@ -173,9 +172,13 @@ _ROOMS = {
     name: f"wds_async.{name}"
     for names in (
         "autodecode cache compat dataset extradatasets filters handlers legacy loader mix multi pipeline pytorch",
-        "records shardlists shuffles spec tariterators tenbin urls utils wids world writer",
+        "shardlists tariterators tenbin urls utils wids world writer",
     )
     for name in names.split()
+} | {
+    "records": "wds_async.reading.records",
+    "shuffles": "wds_async.filters.shuffling",
+    "spec": "wds_async.shardlists.spec",
 }
 
 __all__ = sorted((*(name for names in _HOMES.values() for name in names.split()), *_MODULES))  # noqa: PLE0605

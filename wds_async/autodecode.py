@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 
 from wds_async import config, environment
+from wds_async.decoding.images import IMAGE_EXTENSIONS, ImageHandler, imagehandler, imagespecs
+from wds_async.decoding.media import torch_audio, torch_video
+from wds_async.decoding.unpickle import TRUST_HINT, safe_loads
 from wds_async.errors import DecodingError, FieldTooLarge, MissingExtra, UnsafeContent
-from wds_async.images import IMAGE_EXTENSIONS, ImageHandler, imagehandler, imagespecs
-from wds_async.media import torch_audio, torch_video
 from wds_async.pipeline import DataPipeline
 from wds_async.redact import redact
 from wds_async.tar.decompress import gunzip
-from wds_async.unpickle import TRUST_HINT, safe_loads
 
 __all__ = [
     "IMAGE_EXTENSIONS",

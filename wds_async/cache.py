@@ -21,9 +21,10 @@ from typing import IO, Any
 from wds_async.config import settings
 from wds_async.errors import CostLimitReached, NotATar, StorageError
 from wds_async.handlers import Handler, reraise_exception
-from wds_async.opening import gopen
+from wds_async.observe.cost_limit import spend
 from wds_async.pipeline import stage_maker
-from wds_async.purse import spend
+from wds_async.reading.stage import TarStage, tarfile_samples, tarfile_to_samples
+from wds_async.reading.url_files import gopen
 from wds_async.redact import redact
 from wds_async.shardcache.cache import DiskCache, shard_cache
 from wds_async.shardcache.claims import claim
@@ -31,7 +32,6 @@ from wds_async.shardcache.eviction import files
 from wds_async.shardcache.formats import looks_like_shard
 from wds_async.shardcache.names import cache_name
 from wds_async.storage.registry import locate
-from wds_async.tariterators import TarStage, tarfile_samples, tarfile_to_samples
 from wds_async.urls import local_path, scheme
 
 __all__ = [

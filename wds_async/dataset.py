@@ -10,21 +10,22 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from wds_async import config, lengths, shardlists, spec, world
+from wds_async import config, lengths, world
 from wds_async.arguments import check_size
 from wds_async.environment import warn_of_unknown_variables
 from wds_async.errors import ConfigError
 from wds_async.fluid import FluidInterface
 from wds_async.handlers import Handler, reraise_exception
-from wds_async.ledger import Ledger, Ledgers
 from wds_async.misuse import log_unmatched_rules, warn_of_batches_in_torch, warn_of_uneven_ranks
-from wds_async.mixture import Mixture
+from wds_async.observe.ledger import Ledger, Ledgers
 from wds_async.pipeline import DataPipeline
+from wds_async.reading.stage import MAX_FIELD_BYTES, ReadingStage, base_plus_ext, tarfile_to_samples
 from wds_async.redact import redact
 from wds_async.shardcache.cache import DiskCache, shard_cache
-from wds_async.shardplan import ShardPlan, shuffle_buffer, shuffle_seed, tell_of_seed
+from wds_async.shardlists import lists, spec
+from wds_async.shardlists.mixture import Mixture
+from wds_async.shardlists.plan import ShardPlan, shuffle_buffer, shuffle_seed, tell_of_seed
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
-from wds_async.tariterators import MAX_FIELD_BYTES, ReadingStage, base_plus_ext, tarfile_to_samples
 from wds_async.tracebacks import Shortened
 from wds_async.transfer.stats import Boards
 
@@ -38,7 +39,7 @@ def check_empty(
 ) -> Iterator[Any]:
     """Everything; raises ConfigError (a ValueError) where that is nothing. ``shards`` is how many there are in all;
     ``ledger`` tells which were empty or passed over."""
-    return shardlists.non_empty(source, functools.partial(_why_empty, shards, ledger))
+    return lists.non_empty(source, functools.partial(_why_empty, shards, ledger))
 
 
 def _why_empty(shards: int | None, ledger: Ledger | Ledgers | None) -> str:
@@ -134,8 +135,8 @@ class WebDataset(DataPipeline, FluidInterface):
         cache_dir: str | os.PathLike[str] | None = None,
         url_to_name: Callable[[str], str] | None = None,
         detshuffle: bool = False,
-        nodesplitter: Callable[..., Any] | None = shardlists.split_by_node,
-        workersplitter: Callable[..., Any] | bool | None = shardlists.split_by_worker,
+        nodesplitter: Callable[..., Any] | None = lists.split_by_node,
+        workersplitter: Callable[..., Any] | bool | None = lists.split_by_worker,
         select_files: Callable[[str], Any] | None = None,
         rename_files: Callable[[str], str] | None = None,
         empty_check: bool = True,
@@ -209,7 +210,7 @@ class WebDataset(DataPipeline, FluidInterface):
         warn_of_unknown_variables()  # here: what ${X} read is known by now, and workers need not repeat it
         if which is None:
             return
-        from wds_async.shardcheck import check_shards, lists_of  # noqa: PLC0415 (its loop is not loaded for nothing)
+        from wds_async.shardlists.check import check_shards, lists_of  # noqa: PLC0415 (its loop is not loaded for nothing)
 
         setting = config.transfer_config(**transfer)
         check_shards(lists_of(self.pipeline[0]), which, options, config=setting, cache=cache)
@@ -236,7 +237,7 @@ class WebDataset(DataPipeline, FluidInterface):
             cache.expect(getattr(self.pipeline[0], "urls", ()))
 
     def _add_progress(self, name: str | None, length: int | None) -> None:
-        from wds_async.progress import Label, Watch  # noqa: PLC0415 (rich is not loaded for nothing)
+        from wds_async.observe.progress import Label, Watch  # noqa: PLC0415 (rich is not loaded for nothing)
 
         first = self.pipeline[0]
         stages = (

@@ -8,16 +8,17 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-from wds_async import doctor, filters
 from wds_async.arguments import check_size
-from wds_async.batches import default_collation_fn
-from wds_async.costs import of_pipeline
+from wds_async.decoding.streamdecode import StreamDecoder, default_decoders
+from wds_async.filters import basic
+from wds_async.filters.batch import default_collation_fn
 from wds_async.handlers import Handler, reraise_exception
 from wds_async.legacy.fluent import OlderMethods
+from wds_async.observe import doctor
+from wds_async.observe.costs import of_pipeline
+from wds_async.observe.diagnosis import Diagnosis
+from wds_async.observe.prices import Range
 from wds_async.pipeline import DataPipeline
-from wds_async.pricetable import Range
-from wds_async.streamdecode import StreamDecoder, default_decoders
-from wds_async.symptoms import Diagnosis
 
 __all__ = ["FluidInterface", "FluidWrapper"]
 
@@ -58,7 +59,7 @@ class FluidInterface(OlderMethods):
         """
         if check_size("shuffle", "size", size) < 1:
             return self
-        return self.compose(filters.shuffle(size, initial, rng, seed, handler))
+        return self.compose(basic.shuffle(size, initial, rng, seed, handler))
 
     def decode(
         self,
@@ -87,7 +88,7 @@ class FluidInterface(OlderMethods):
 
         decoders = [autodecode.imagehandler(a, min_size=min_size) if isinstance(a, str) else a for a in args]
         return self.compose(
-            filters.decode(
+            basic.decode(
                 *decoders,
                 pre=pre,
                 post=post,
@@ -101,11 +102,11 @@ class FluidInterface(OlderMethods):
 
     def listed(self, batchsize: int, partial: bool = True) -> Self:
         """Lists of ``batchsize`` samples; ``partial=False`` drops a shorter last list."""
-        return self.compose(filters.batched(batchsize, collation_fn=None, partial=partial))
+        return self.compose(basic.batched(batchsize, collation_fn=None, partial=partial))
 
     def slice(self, *args: int | None) -> Self:
         """``itertools.islice`` with these arguments; the count is that of each worker."""
-        return self.compose(filters.slice(*args))
+        return self.compose(basic.slice(*args))
 
     def lmdb_cached(
         self,
@@ -117,17 +118,17 @@ class FluidInterface(OlderMethods):
         allow_pickle: bool = False,
     ) -> Self:
         """Keep the samples of the first complete epoch in an LMDB file (see `samplecache.LMDBCached`)."""
-        return self.compose(filters.LMDBCached(fname, map_size, pickler, chunksize, allow_pickle=allow_pickle))
+        return self.compose(basic.LMDBCached(fname, map_size, pickler, chunksize, allow_pickle=allow_pickle))
 
     def mcached(self) -> Self:
         """Keep the samples in memory during the first complete epoch and yield them from there afterwards. Each worker
         keeps its own, all of them: the memory is what the samples take, without a bound."""
-        return self.compose(filters.Cached())
+        return self.compose(basic.Cached())
 
     # -- written by tests/test_fluid.py from the filters --
     def associate(self, associator: Any, **kw: Any) -> Self:
         """Update every sample, in place, with ``associator(key)``, or ``associator[key]`` where it has the key."""
-        return self.compose(filters.associate(associator, **kw))
+        return self.compose(basic.associate(associator, **kw))
 
     def batched(
         self,
@@ -142,7 +143,7 @@ class FluidInterface(OlderMethods):
         ``collation_fn(samples)`` does it otherwise; None gives the list of samples. ConfigError for a ``batchsize``
         below 1; a fraction is rounded up.
         """
-        return self.compose(filters.batched(batchsize, collation_fn=collation_fn, partial=partial))
+        return self.compose(basic.batched(batchsize, collation_fn=collation_fn, partial=partial))
 
     def extract_keys(
         self,
@@ -157,7 +158,7 @@ class FluidInterface(OlderMethods):
         ``handler``, where one fits several fields (``duplicate_is_error``) or none (unless ``ignore_missing``).
         """
         return self.compose(
-            filters.extract_keys(
+            basic.extract_keys(
                 *patterns, duplicate_is_error=duplicate_is_error, ignore_missing=ignore_missing, handler=handler
             )
         )
@@ -175,14 +176,14 @@ class FluidInterface(OlderMethods):
 
         ``fmt`` is filled by ``str.format`` from the fields; without it each field is, cut to ``width`` (None: whole).
         """
-        return self.compose(filters.info(fmt, n=n, every=every, width=width, stream=stream, name=name))
+        return self.compose(basic.info(fmt, n=n, every=every, width=width, stream=stream, name=name))
 
     def log_keys(self, logfile: str | None = None) -> Self:
         """Append ``number, worker, rank, key`` (tabs between) of every sample to ``logfile``; None logs nothing.
 
         Each line is one append of its own, so the lines of several processes do not mix.
         """
-        return self.compose(filters.log_keys(logfile))
+        return self.compose(basic.log_keys(logfile))
 
     def map(self, f: Callable[[Any], Any], handler: Handler = reraise_exception, threads: int = 0) -> Self:
         """Replace each sample by ``f(sample)``. None drops the sample; a dict made from a dict gets its ``__key__``.
@@ -190,28 +191,28 @@ class FluidInterface(OlderMethods):
         ``handler`` is asked about an exception of ``f`` (`handlers`); the default raises it. With ``threads`` that many
         threads run ``f`` ahead of the consumer, the order kept: for what releases the GIL (see `parallel.ordered_map`).
         """
-        return self.compose(filters.map(f, handler=handler, threads=threads))
+        return self.compose(basic.map(f, handler=handler, threads=threads))
 
     def map_dict(self, handler: Handler = reraise_exception, **kw: Any) -> Self:
         """Replace field ``k`` by ``f(field)`` for every ``k=f``, in place: ``map_dict(jpg=augment)``.
 
         A missing field is a KeyError with its likely cause, for ``handler``.
         """
-        return self.compose(filters.map_dict(handler=handler, **kw))
+        return self.compose(basic.map_dict(handler=handler, **kw))
 
     def map_tuple(self, *args: Any, handler: Handler = reraise_exception) -> Self:
         """Apply the i-th function to the i-th value of a tuple; None, or no function, leaves a value as it is.
 
         ``handler`` is asked about exceptions.
         """
-        return self.compose(filters.map_tuple(*args, handler=handler))
+        return self.compose(basic.map_tuple(*args, handler=handler))
 
     def rename(self, handler: Handler = reraise_exception, keep: bool = True, **kw: Any) -> Self:
         """Rename fields: ``rename(image="jpg;png", label="cls")`` takes the first of the alternatives that is there.
 
         Other fields stay; ``keep=False`` drops them, ``__key__`` too. ValueError, for ``handler``, where none is there.
         """
-        return self.compose(filters.rename(handler=handler, keep=keep, **kw))
+        return self.compose(basic.rename(handler=handler, keep=keep, **kw))
 
     def rename_keys(
         self,
@@ -230,7 +231,7 @@ class FluidInterface(OlderMethods):
         a pattern that fits nothing (``must_match``).
         """
         return self.compose(
-            filters.rename_keys(
+            basic.rename_keys(
                 *args,
                 keep_unselected=keep_unselected,
                 must_match=must_match,
@@ -244,11 +245,11 @@ class FluidInterface(OlderMethods):
         """Let each item pass with probability ``p``. With ``seed`` every iteration chooses the same ones;
         without one it draws from the global ``random``, which ``random.seed(...)`` and torch, in its workers, seed.
         """
-        return self.compose(filters.rsample(p, seed=seed))
+        return self.compose(basic.rsample(p, seed=seed))
 
     def select(self, predicate: Callable[[Any], Any], handler: Handler = reraise_exception) -> Self:
         """Keep the samples for which ``predicate(sample)`` is true. ``handler`` is asked about its exceptions."""
-        return self.compose(filters.select(predicate, handler=handler))
+        return self.compose(basic.select(predicate, handler=handler))
 
     def to_tuple(
         self,
@@ -264,7 +265,7 @@ class FluidInterface(OlderMethods):
         ``none_is_error`` (by default the same as ``missing_is_error``).
         """
         return self.compose(
-            filters.to_tuple(*args, handler=handler, missing_is_error=missing_is_error, none_is_error=none_is_error)
+            basic.to_tuple(*args, handler=handler, missing_is_error=missing_is_error, none_is_error=none_is_error)
         )
 
     def unbatched(self) -> Self:
@@ -274,11 +275,11 @@ class FluidInterface(OlderMethods):
         dict of columns itself gives dicts. ValueError, naming the lengths, where the columns of a batch differ in
         length.
         """
-        return self.compose(filters.unbatched())
+        return self.compose(basic.unbatched())
 
     def unlisted(self) -> Self:
         """Yield the samples of lists of samples one by one."""
-        return self.compose(filters.unlisted())
+        return self.compose(basic.unlisted())
 
     def xdecode(
         self,
@@ -299,7 +300,7 @@ class FluidInterface(OlderMethods):
         classes that are not harmless are `UnsafeContent`, and all of them are under ``WDS_SECURE=1``. What ``f`` raises
         carries a note that names the field, the sample and its shard.
         """
-        return self.compose(filters.xdecode(*args, must_decode=must_decode, defaults=defaults, handler=handler, **kw))
+        return self.compose(basic.xdecode(*args, must_decode=must_decode, defaults=defaults, handler=handler, **kw))
 
     # -- until here --
 

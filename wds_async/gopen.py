@@ -6,7 +6,7 @@ what it finds in ``sys.modules`` when the module has run: the function itself, w
 
 import sys
 
-from wds_async.opening import (
+from wds_async.reading.url_files import (
     Pipe,
     gopen,
     gopen_ais,

@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from wds_async import batches, fields, filters, shardlists, shuffles, world
+from wds_async import world
+from wds_async.filters import basic, batch, fields, shuffling
 from wds_async.handlers import reraise_exception
-from wds_async.mixture import Mixture
 from wds_async.pipeline import FilterFunction
-from wds_async.tariterators import ReadingStage
+from wds_async.reading.stage import ReadingStage
+from wds_async.shardlists import lists
+from wds_async.shardlists.mixture import Mixture
 
 __all__ = ["Length", "batched", "of", "of_shards", "through", "together"]
 
@@ -39,9 +41,9 @@ def of(stages: Sequence[Any], workers: int = 1) -> Length | None:
     if isinstance(first, Mixture):
         return through(together(of(source.pipeline, workers) for source in first.datasets), rest)
     reading = next((i for i, stage in enumerate(rest) if isinstance(stage, ReadingStage)), None)
-    if reading is None or not isinstance(first, shardlists.SimpleShardList) or not first.counts:
+    if reading is None or not isinstance(first, lists.SimpleShardList) or not first.counts:
         return None
-    splitters = [stage for stage in rest[:reading] if not isinstance(stage, shuffles.detshuffle)]
+    splitters = [stage for stage in rest[:reading] if not isinstance(stage, shuffling.detshuffle)]
     read = of_shards(first.urls, first.counts, splitters, len(splitters) < reading, workers)
     return through(read, rest[reading + 1 :])
 
@@ -61,13 +63,13 @@ def of_shards(
     here = world.place()
     shares = [known]
     for splitter in splitters:
-        if splitter is shardlists.split_by_node:
+        if splitter is lists.split_by_node:
             if shuffled and here.world_size > 1 and len(set(known)) > 1:
                 return None
             shares = [share[here.rank :: here.world_size] for share in shares]
-        elif splitter is shardlists.split_by_worker:
+        elif splitter is lists.split_by_worker:
             shares = [share[worker::workers] for share in shares for worker in range(workers)]
-        elif splitter is not shardlists.single_node_only:
+        elif splitter is not lists.single_node_only:
             return None
     if len(shares) != workers:
         shares = shares * workers  # no splitting by worker: each reads everything
@@ -92,7 +94,7 @@ def through(length: Length | None, stages: Iterable[Any]) -> Length | None:
     for stage in stages:
         if length is None:
             return None
-        if _function(stage) in (batches._unbatched, batches._unlisted):
+        if _function(stage) in (batch._unbatched, batch._unlisted):
             samples = length.in_batches
             length = None if samples is None else Length(sum(samples), samples)
             continue
@@ -103,9 +105,9 @@ def through(length: Length | None, stages: Iterable[Any]) -> Length | None:
             if length.by_worker is None:
                 return None
             numbers = tuple(map(effect, length.by_worker))
-            in_batches = _in_batches(length.by_worker, stage) if _function(stage) is batches._batched else None
+            in_batches = _in_batches(length.by_worker, stage) if _function(stage) is batch._batched else None
             length = Length(sum(numbers), numbers, in_batches)
-        elif _function(stage) not in (shuffles._shuffle, None):  # any other may change what is in a batch
+        elif _function(stage) not in (shuffling._shuffle, None):  # any other may change what is in a batch
             length = replace(length, in_batches=None)
     return length
 
@@ -124,9 +126,9 @@ def _in_batches(by_worker: tuple[int, ...], stage: Any) -> tuple[int, ...] | Non
     """The samples in what the stage `batched` makes; None where a program's own collation may change the number."""
 
     def samples(
-        batchsize: int = 20, collation_fn: Any = batches.default_collation_fn, partial: bool = True
+        batchsize: int = 20, collation_fn: Any = batch.default_collation_fn, partial: bool = True
     ) -> tuple[int, ...] | None:
-        if collation_fn not in (None, batches.default_collation_fn):
+        if collation_fn not in (None, batch.default_collation_fn):
             return None
         return tuple(n if partial else n // batchsize * batchsize for n in by_worker)
 
@@ -139,23 +141,23 @@ def _same(n: int) -> int:
 
 # Stages that give out one item for each that comes in, unless a handler drops some.
 _KEEPING = (
-    filters._associate,
-    filters._decode,
-    filters._info,
-    filters._log_keys,
-    filters._map_dict,
-    filters._map_tuple,
+    basic._associate,
+    basic._decode,
+    basic._info,
+    basic._log_keys,
+    basic._map_dict,
+    basic._map_tuple,
     fields._extract_keys,
     fields._rename,
     fields._rename_keys,
     fields._to_tuple,
-    shuffles._shuffle,
+    shuffling._shuffle,
 )
 
 
 def _effect(stage: Any) -> Callable[[int], int] | None:
     """What ``stage`` makes of a number of items; None where that cannot be told."""
-    if isinstance(stage, filters.Cached | shuffles.detshuffle):
+    if isinstance(stage, basic.Cached | shuffling.detshuffle):
         return _same
     if not isinstance(stage, FilterFunction):
         checks = getattr(getattr(stage, "func", stage), "keeps_length", False)  # `Watch`, `check_empty`
@@ -165,7 +167,7 @@ def _effect(stage: Any) -> Callable[[int], int] | None:
         return None
     if function in _KEEPING:
         return _same
-    if function is batches._batched:
+    if function is batch._batched:
         return _batched(*stage.args, **stage.kw)
     if function is itertools.islice:
         cut = slice(*stage.args)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from wds_async import config, handover, lengths
+from wds_async import config, lengths, shared_batches
 from wds_async.errors import MissingExtra
 from wds_async.fluid import FluidInterface
 from wds_async.misuse import warn_of_batches_twice, warn_of_uneven_ranks
@@ -41,8 +41,8 @@ class WebLoader(DataPipeline, FluidInterface):
         except ModuleNotFoundError as exn:
             raise MissingExtra('WebLoader needs torch: pip install "wds-async[torch]"') from exn
         loader = DataLoader(*args, **kw)
-        if loader.num_workers and config.settings().handover and handover.possible():
-            loader.collate_fn = handover.Handover(loader.collate_fn)
+        if loader.num_workers and config.settings().handover and shared_batches.possible():
+            loader.collate_fn = shared_batches.Handover(loader.collate_fn)
         warn_of_batches_twice(loader.dataset, loader.batch_size)
         super().__init__(loader)
 
@@ -77,7 +77,7 @@ def _sweeping(batches: Iterator[Any]) -> Iterator[Any]:
     try:
         yield from batches
     finally:
-        handover.sweep()
+        shared_batches.sweep()
 
 
 class _Timed(Iterator[Any]):

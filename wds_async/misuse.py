@@ -6,11 +6,12 @@ import logging
 import sys
 from typing import Any
 
-from wds_async import shardlists, world
-from wds_async.ledger import ledgers_of
+from wds_async import world
+from wds_async.observe.ledger import ledgers_of
 from wds_async.pipeline import DataPipeline, FilterFunction
+from wds_async.reading.stage import ReadingStage
 from wds_async.rewrite import note_matches, unmatched_rules
-from wds_async.tariterators import ReadingStage
+from wds_async.shardlists import lists as shardlists
 from wds_async.tracebacks import warn
 
 __all__ = ["log_unmatched_rules", "warn_of_batches_in_torch", "warn_of_batches_twice", "warn_of_uneven_ranks"]

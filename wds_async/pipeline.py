@@ -20,7 +20,7 @@ from wds_async import config, world
 from wds_async.arguments import Check, check_size
 from wds_async.errors import ConfigError, ReaderClosed
 from wds_async.handlers import Recorder, check_handler, reraise_exception
-from wds_async.ledger import Ledger, Ledgers, Pass, ledger_of, ledgers_of
+from wds_async.observe.ledger import Ledger, Ledgers, Pass, ledger_of, ledgers_of
 from wds_async.tracebacks import Shortened, shortened, warn
 
 __all__ = [

@@ -18,9 +18,8 @@ from braceexpand import braceexpand
 
 from wds_async import environment
 from wds_async.errors import UrlError
-from wds_async.pipes import native_pipe
 from wds_async.redact import redact
-from wds_async.rewrite import Rule, parse_rules, rewrite, rules_from_env
+from wds_async.rewrite import Rule, native_pipe, parse_rules, rewrite, rules_from_env
 
 __all__ = [
     "SHARD_SUFFIXES",

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from wds_async.random_access import ShardListDataset
-from wds_async.samplers import ChunkedSampler, DistributedChunkedSampler, ShardedSampler, ShardListSampler
+from wds_async.indexed.dataset import ShardListDataset
+from wds_async.indexed.samplers import (
+    ChunkedSampler,
+    DistributedChunkedSampler,
+    ShardedSampler,
+    ShardListSampler,
+)
 
 __all__ = ["ChunkedSampler", "DistributedChunkedSampler", "ShardListDataset", "ShardListSampler", "ShardedSampler"]

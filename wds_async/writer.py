@@ -1,5 +1,20 @@
 """WebDataset's room for writing: the two writers and the encoders, by the names that programs import."""
 
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import tarfile
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import IO, Any
+
+from wds_async.arguments import check_size
 from wds_async.encoders import (
     add_handlers,
     bytestr,
@@ -16,8 +31,12 @@ from wds_async.encoders import (
     tenbin_dumps,
     torch_dumps,
 )
-from wds_async.shardwriter import ShardWriter
-from wds_async.tarwriter import TarWriter
+from wds_async.errors import ConfigError
+from wds_async.redact import redact
+from wds_async.storage.options import StorageOptions
+from wds_async.storage.sink import Sink, open_sink, publish_text
+from wds_async.tar.index import DaliIndex, Entry, dali_name, shard_list, shard_list_name
+from wds_async.tar.write import NameRules, compressed, compression
 
 __all__ = [
     "ShardWriter",
@@ -37,3 +56,451 @@ __all__ = [
     "tenbin_dumps",
     "torch_dumps",
 ]
+
+Sample = Mapping[str, Any]
+
+
+Path = str | os.PathLike[str]
+
+
+logger = logging.getLogger("wds_async")
+
+
+_SMALL_BYTES = 64 << 10  # below this, joining a sample's parts costs less than handing them on one by one
+
+
+_FORMATS = (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
+
+
+_unfinished: weakref.WeakSet[TarWriter] = weakref.WeakSet()
+
+
+class TarWriter:
+    """Writes samples to one tar.
+
+    ``fileobj`` is a path (``.gz .tgz .bz2 .xz .zst`` compress), any URL that `open_sink` writes (``pipe:command``,
+    ``http://…``, ``s3://…``, ``gs://…``), ``"-"`` for standard output, or an open binary file, which stays open. A file
+    or object appears under its name, complete, when the writer is closed, and not at all when the ``with`` block ends
+    in an exception or the interpreter exits before `close`.
+
+    ``user``, ``group``, ``mode`` and ``mtime`` (seconds since 1970; the time of writing unless given) stand in
+    each header; with ``mtime`` the same samples give the same bytes. ``compress`` is True (gz), ``"gz"``,
+    ``"bz2"``, ``"xz"``, ``"zst"``, False, or None: by suffix. ``encoder``: see `make_encoder`; ``quality`` (1 to 100;
+    100 unless given) is that of the JPEG and WebP fields it encodes. With ``keep_meta`` the fields that begin with
+    ``_`` are written too; they must be str. ``format`` is a format of ``tarfile`` or its name; None is
+    ``USTAR_FORMAT``, with a PAX header before what that cannot hold (names of more than 100 bytes, or 255 with folders;
+    fields of 8 GiB).
+
+    ``index``: ``"dali"`` or True writes DALI's index beside the tar (``x.tar``: ``x.idx``), ``"json"`` a list of
+    this one shard (``x.json``). ``storage_options`` go to `open_sink`. ``payload`` is the bytes of fields written
+    so far, ``container`` those of the tar (compressed where it is), ``count`` the samples.
+
+    Raises ConfigError for bad arguments, and what `open_sink` raises.
+    """
+
+    def __init__(
+        self,
+        fileobj: Path | IO[bytes],
+        user: str = "bigdata",
+        group: str = "bigdata",
+        mode: int = 0o0444,
+        compress: bool | str | None = None,
+        encoder: Any = True,
+        keep_meta: bool = False,
+        mtime: float | None = None,
+        format: int | str | None = None,
+        *,
+        index: bool | str | None = None,
+        quality: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._sink: Sink | None = None
+        self.tarstream: Any = None
+        self._pid = os.getpid()
+        self.user, self.group, self.mode, self.mtime = user, group, mode, mtime
+        self.keep_meta = keep_meta
+        self.encoder = make_encoder(encoder, quality)
+        self.format: Any = getattr(tarfile, format, -1) if isinstance(format, str) else format
+        if self.format is not None and self.format not in _FORMATS:
+            raise ConfigError(f"format={format!r}: it is USTAR_FORMAT, GNU_FORMAT or PAX_FORMAT of tarfile")
+        self.name = os.fspath(fileobj) if isinstance(fileobj, str | os.PathLike) else ""
+        self.compress = compression(self.name, compress)
+        self._options = StorageOptions(storage_options)
+        self.index = _index_kind(index, self.name, self.compress)
+        self.entries = DaliIndex() if self.index == "dali" else None
+        if self.name:
+            self._sink = open_sink(self.name, options=self._options)
+        self._out = _Counted(self._sink if self._sink is not None else fileobj)
+        self.stream: Any = self._sink if self._sink is not None else fileobj
+        self.tarstream = compressed(self._out, self.compress, mtime)
+        self.rules = NameRules()
+        self.count = self.payload = 0
+        self._written = 0  # bytes of tar so far
+        if self._sink is not None:
+            _unfinished.add(self)
+
+    @property
+    def container(self) -> int:
+        """Bytes handed to the file so far, headers and padding included, compressed where the tar is."""
+        return self._out.count
+
+    def write(self, obj: Sample, mtime: float | None = None) -> int:
+        """Write a sample, fields in sorted order; returns the bytes of its fields.
+
+        ``mtime`` is this sample's own. Raises ValueError, with nothing of the sample written, where ``__key__`` is
+        missing, a value does not encode to bytes, or no reader would give the sample back (see `NameRules`). After
+        any other error, such as a full disk, the writer is closed and nothing appears.
+        """
+        if self.tarstream is None:
+            raise ValueError("this TarWriter is closed")
+        sample = self.encoder(obj)
+        key: Any = sample.get("__key__")
+        fields = [f for f in sample if f != "__key__" and (self.keep_meta or not str(f).startswith("_"))]
+        names = self.rules.check(key, fields)
+        if mtime is None:
+            mtime = self.mtime if self.mtime is not None else time.time()
+        total, parts, entries, at = 0, list[Any](), list[Entry](), self._written
+        for field in sorted(fields):
+            data = self._bytes(key, field, sample[field])
+            header, size = self._header(key, field, len(data), mtime), len(data)
+            parts += (header, data, bytes(-size % tarfile.BLOCKSIZE))
+            if self.entries is not None:
+                entries.append(Entry(f"{key}.{field}", at + len(header), size))
+            at += len(header) + size + -size % tarfile.BLOCKSIZE
+            total += size
+        for entry in entries:
+            self.entries.add(entry)  # type: ignore[union-attr]
+        try:
+            for part in [b"".join(parts)] if total <= _SMALL_BYTES else parts:
+                self.tarstream.write(part)
+        except BaseException:  # part of it may be written: what followed would be no tar
+            self.discard()
+            raise
+        self._written = at
+        self.rules.wrote(key, names)
+        self.payload += total
+        self.count += 1
+        return total
+
+    def _bytes(self, key: str, field: str, value: Any) -> Any:
+        if field.startswith("_"):
+            if not isinstance(value, str):
+                raise ValueError(f"sample {key!r}: metadata is str, but {field!r} is {type(value).__name__}")
+            return value.encode("utf-8")
+        if isinstance(value, memoryview):
+            return value.cast("B") if value.c_contiguous else value.tobytes()
+        if not isinstance(value, bytes | bytearray):
+            raise ValueError(f"sample {key!r}: {field!r} is {type(value).__name__} after encoding, not bytes")
+        return value
+
+    def _header(self, key: str, field: str, size: int, mtime: float) -> bytes:
+        info = tarfile.TarInfo(f"{key}.{field}")
+        info.size, info.mode, info.uname, info.gname = size, self.mode, self.user, self.group
+        info.mtime = mtime if self.format == tarfile.PAX_FORMAT else int(mtime)
+        try:
+            try:
+                return info.tobuf(self.format or tarfile.USTAR_FORMAT, "utf-8", "surrogateescape")
+            except ValueError:
+                if self.format is not None:
+                    raise
+                return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+        except ValueError as exn:
+            raise ConfigError(
+                f"sample {key!r}: the header of field {field!r} cannot be written ({exn}); USTAR holds names of 100"
+                " bytes, or 255 with folders, and sizes below 8 GiB: shorten the key, or leave format= away"
+            ) from None
+
+    def close(self) -> None:
+        """End the tar, let it appear, and write its index. Closing twice does nothing."""
+        if self.tarstream is None:
+            return
+        try:
+            self.tarstream.write(bytes(1024 + -(self._written + 1024) % tarfile.RECORDSIZE))
+            if self.tarstream is not self._out:
+                self.tarstream.close()
+            if self._sink is not None:
+                self._sink.commit()
+            elif hasattr(self.stream, "flush"):
+                self.stream.flush()
+        except BaseException:
+            self.discard()
+            raise
+        self.tarstream = None
+        _unfinished.discard(self)
+        if self.index == "dali" and self.entries is not None:
+            publish_text(dali_name(self.name), self.entries.text(), self._options)
+        elif self.index == "json":
+            place, name = shard_list_name(self.name.replace("%", "%%"))
+            shard = {"url": self.name.rpartition("/")[2], "nsamples": self.count, "filesize": self.container}
+            publish_text(place, shard_list([shard], name), self._options)
+
+    def discard(self) -> None:
+        """Give up: nothing appears. In an open file that was passed in, the tar just breaks off."""
+        if self.tarstream is not None and self.tarstream is not self._out:
+            self._out.shut = True
+            with contextlib.suppress(Exception):  # what is left in the compressor is of no use
+                self.tarstream.close()
+        self.tarstream = None
+        _unfinished.discard(self)
+        if self._sink is not None:
+            self._sink.abort()
+
+    def __enter__(self) -> TarWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exn: BaseException | None, tb: TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.discard()
+
+    def __del__(self) -> None:
+        if getattr(self, "tarstream", None) is not None and self._pid == os.getpid():
+            self.close()
+            warnings.warn("a TarWriter was never closed; it is now, use `with`", ResourceWarning, stacklevel=1)
+
+
+class _Counted:
+    """What bytes go through on their way to a file; ``shut`` lets none through any more."""
+
+    def __init__(self, stream: Any) -> None:
+        self._write = stream.write
+        self.count = 0
+        self.shut = False
+
+    def write(self, data: Any) -> int:
+        if not self.shut:
+            self._write(data)
+            self.count += len(data)
+        return len(data)
+
+    def flush(self) -> None:
+        """For compressors, which call it; the file is flushed at the end."""
+
+
+def _index_kind(index: bool | str | None, name: str, compress: str) -> str | None:
+    kind = "dali" if index is True else index or None
+    if kind not in (None, "dali", "json"):
+        raise ConfigError(f'index={index!r}: it is "dali" (or True), "json" or None')
+    if kind == "dali" and compress:
+        raise ConfigError(f"index={index!r}: DALI seeks in plain tars only, and this one is compressed ({compress})")
+    if kind is not None and (not name or name == "-" or name.startswith("pipe:")):
+        raise ConfigError(f"index={index!r}: an index is written beside a tar, so the tar needs a name")
+    return str(kind) if kind else None
+
+
+def _abandon() -> None:
+    """At exit nobody knows whether the tars that are open were meant to be complete."""
+    for writer in list(_unfinished):
+        if writer._pid == os.getpid():
+            logger.error("%s was never closed, so it was not written; use `with` or close()", redact(writer.name))
+            writer.discard()
+
+
+atexit.register(_abandon)
+
+
+_TOO_MUCH = 0.3
+
+
+_ENOUGH_BYTES = 1 << 20  # a tar of a few samples says nothing about the share of headers
+
+
+class ShardWriter:
+    """Writes samples to numbered tars.
+
+    ``pattern`` holds one ``%d`` (``"train-%06d.tar"``, ``"s3://bucket/train-%06d.tar"``), counted from ``start_shard``.
+    Before a sample is written to a shard that holds ``maxcount`` samples or ``maxsize`` bytes of fields (as encoded,
+    without headers and before compression), the next shard is begun. A shard appears under its name when it is
+    complete; then ``post(fname)`` is called. Nothing is made for no samples.
+
+    ``opener(fname)`` returns the open file to write to, which is closed at the shard's end. ``verbose=0`` silences
+    the log record of each shard. ``index="dali"`` writes DALI's index beside each shard (``train-000000.idx``),
+    ``"json"`` at the end WebDataset's list of the shards of this run with their samples (``train.json``), another name
+    that ends in ``.json`` the same there, and True both. ``kw`` are `TarWriter`'s arguments. An exception in the
+    ``with`` block discards the shard that was being written and the list; the shards before it stay.
+
+    ``fname``, ``shard`` (the next number), ``count``, ``size`` (of this shard) and ``total`` (samples of all) tell the
+    state; ``payload`` and ``container`` the bytes of fields and of tars in all. Where the tars are more than 30 %
+    headers and padding, that is logged once. Raises ConfigError for a bad pattern or index.
+    """
+
+    def __init__(
+        self,
+        pattern: Path,
+        maxcount: int = 100000,
+        maxsize: float = 3e9,
+        post: Callable[[str], Any] | None = None,
+        start_shard: int = 0,
+        verbose: int = 1,
+        opener: Callable[[str], Any] | None = None,
+        *,
+        index: bool | str | None = None,
+        **kw: Any,
+    ) -> None:
+        self.pattern = os.fspath(pattern)
+        try:
+            distinct = self.pattern % 0 != self.pattern % 1
+        except (TypeError, ValueError):
+            distinct = False
+        if not distinct:
+            raise ConfigError(f"pattern={self.pattern!r}: it needs one place for the number, as in 'train-%06d.tar'")
+        self.maxcount = check_size("ShardWriter", "maxcount", maxcount)
+        self.maxsize = check_size("ShardWriter", "maxsize", maxsize)
+        self.post = post
+        self.verbose, self.opener, self.kw = verbose, opener, kw
+        self._dali, self._list = self._indexes(index)
+        self._shards: list[dict[str, Any]] = []
+        self.shard = check_size("ShardWriter", "start_shard", start_shard)
+        self.tarstream: TarWriter | None = None
+        self.fname: str | None = None
+        self.total = self.count = self.size = 0
+        self._done_payload = self._done_container = 0
+        self._rules = NameRules()
+        self._opened: Any = None
+        self._closed = self._warned = False
+
+    def _indexes(self, index: bool | str | None) -> tuple[bool, str | None]:
+        """Whether DALI's is written, and where the list goes."""
+        kind = compression(self.pattern, self.kw.get("compress"))
+        named = isinstance(index, str) and index.endswith(".json")
+        if index not in (None, False, True, "dali", "json") and not named:
+            raise ConfigError(
+                f'index={index!r}: it is "dali", "json", the name of a .json file, True for both, or None'
+            )
+        if index and self.pattern.startswith("pipe:") and not named:
+            raise ConfigError(f"index={index!r}: an index is written beside the shards, and a command has no place")
+        dali = index in (True, "dali")
+        if dali and kind:
+            raise ConfigError(
+                f'index={index!r}: DALI seeks in plain tars only, and these are compressed ({kind}); index="json"'
+                " lists them"
+            )
+        if index is True or index == "json":
+            return dali, shard_list_name(self.pattern)[0]
+        return dali, str(index) if named else None
+
+    @property
+    def payload(self) -> int:
+        """Bytes of fields in all shards so far."""
+        return self._done_payload + (self.tarstream.payload if self.tarstream is not None else 0)
+
+    @property
+    def container(self) -> int:
+        """Bytes of all tars so far, headers and padding included, compressed where they are."""
+        return self._done_container + (self.tarstream.container if self.tarstream is not None else 0)
+
+    @property
+    def overhead(self) -> float:
+        """The share of the tars' bytes that are no fields, 0 to 1; 0 also where compression saves more than that."""
+        return max(0.0, 1.0 - self.payload / self.container) if self.container else 0.0
+
+    def next_stream(self) -> None:
+        """End the current shard and begin the next."""
+        self.finish()
+        self.fname = self.pattern % self.shard
+        if self.verbose:
+            logger.info("writing %s after %d samples", redact(self.fname), self.total)
+        self.count = self.size = 0
+        self._opened = self.opener(self.fname) if self.opener is not None else None
+        self.tarstream = TarWriter(self.fname if self._opened is None else self._opened, **self.kw)
+        self.tarstream.rules = self._rules
+        self._rules.new_shard()
+        if self._dali:
+            self.tarstream.entries = DaliIndex()
+        self.shard += 1
+
+    def write(self, obj: Sample, mtime: float | None = None) -> None:
+        """Write a sample, beginning a new shard where the current one is full; see `TarWriter.write`."""
+        if self._closed:
+            raise ValueError("this ShardWriter is closed")
+        if self.tarstream is None or self.count >= self.maxcount or self.size >= self.maxsize:
+            self.next_stream()
+        assert self.tarstream is not None
+        size = self.tarstream.write(obj, mtime)
+        self.count += 1
+        self.total += 1
+        self.size += size
+
+    def finish(self) -> None:
+        """End the current shard, if there is one: publish it and its index and call ``post``. An empty one is
+        discarded."""
+        stream, self.tarstream = self.tarstream, None
+        if stream is None or self.fname is None:
+            return
+        try:
+            if self.count or self._opened is not None:
+                stream.close()
+            else:
+                stream.discard()
+        finally:
+            self._close_opened()
+        if not self.count:
+            return
+        self._done_payload += stream.payload
+        self._done_container += stream.container
+        self._shards.append({"url": self.fname, "nsamples": self.count, "filesize": stream.container})
+        if stream.entries is not None:
+            self._write_text(dali_name(self.fname), stream.entries.text())
+        self._judge()
+        if self.post is not None:
+            self.post(self.fname)
+
+    def _judge(self) -> None:
+        if self._warned or self.container < _ENOUGH_BYTES or self.overhead <= _TOO_MUCH:
+            return
+        self._warned = True
+        logger.warning(
+            "%s: %.0f %% of these shards are tar headers and padding (%d bytes of fields a sample, and 512 to 1023 for "
+            "each field besides). Name them .tar.zst, or pack the small fields of a sample into one (.mp, .ten).",
+            redact(self.pattern),
+            100 * self.overhead,
+            self.payload // max(1, self.total),
+        )
+
+    def close(self) -> None:
+        """End the last shard, and write the list of shards. Closing twice does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self.finish()
+        if self._list is not None and self._shards:
+            folder = self._list.rpartition("/")[0]
+            shards = [{**shard, "url": _relative(shard["url"], folder)} for shard in self._shards]
+            self._write_text(self._list, shard_list(shards, shard_list_name(self.pattern)[1]))
+
+    def _write_text(self, name: str, text: str) -> None:
+        if self.opener is None:
+            publish_text(name, text, self.kw.get("storage_options"))
+            return
+        file = self.opener(name)
+        try:
+            file.write(text.encode("utf-8"))
+        finally:
+            file.close()
+
+    def _close_opened(self) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.close()
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exn: BaseException | None, tb: TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+            return
+        self._closed = True
+        stream, self.tarstream = self.tarstream, None
+        if stream is not None:
+            stream.discard()
+        self._close_opened()
+
+
+def _relative(url: str, folder: str) -> str:
+    """``url`` as an index in ``folder`` names it: its last component where it lies there, else whole; without a query,
+    which may hold a signature."""
+    url = url.partition("?")[0] if "://" in url else url
+    own, _, name = url.rpartition("/")
+    return name if own == folder else url

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.chunkcache.doubles import Bytes, content, get, running, threaded
 from tests.servers import Origin
-from wds_async.chunkcache.chunks import CHUNK_BYTES
-from wds_async.chunkcache.folder import open_folder
-from wds_async.chunkcache.origin import Client
-from wds_async.chunkcache.warming import Warmed, warm
+from tests.service.cache.doubles import Bytes, content, get, running, threaded
+from wds_async.service.cache.chunks import CHUNK_BYTES
+from wds_async.service.cache.disk import open_folder
+from wds_async.service.cache.origin import Client
+from wds_async.service.cache.upkeep import Warmed, warm
 
 URLS = [f"s3://bucket/{folder}/{number}.tar" for folder in ("train", "val") for number in range(3)]
 

@@ -12,8 +12,8 @@ from PIL import Image
 
 from tests.servers import Origin, make_shard
 from tests.servers.stats import StatsServer, job, service
-from wds_async.doctor import ask, is_running
 from wds_async.errors import ConfigError, TransferError
+from wds_async.observe.doctor import ask, is_running
 
 
 def test_in_words(call: Any, tmp_path: Path) -> None:

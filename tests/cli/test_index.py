@@ -14,8 +14,8 @@ from click.testing import CliRunner
 
 from wds_async.cli.index import command
 from wds_async.errors import TruncatedShard
-from wds_async.random_access import ShardListDataset
-from wds_async.spec import load
+from wds_async.indexed.dataset import ShardListDataset
+from wds_async.shardlists.spec import load
 
 
 def call(*arguments: Any) -> Any:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from wds_async.chunkcache.warming import Warmed
 from wds_async.cli.warm import path_of, through_service
 from wds_async.errors import ConfigError, TransferError
+from wds_async.service.cache.upkeep import Warmed
 
 
 class Service(BaseHTTPRequestHandler):

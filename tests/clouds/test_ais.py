@@ -110,7 +110,7 @@ def test_a_target_dies_for_good_and_another_goes_on(ais: AisDouble) -> None:
 
     watcher = threading.Thread(target=notice, daemon=True)
     watcher.start()
-    from wds_async.retry import RetryPolicy
+    from wds_async.config import RetryPolicy
 
     patient = quick(retry=RetryPolicy(max_attempts=50, base_s=0.001, cap_s=0.02))
     assert bytes_of(["ais://b/x"], patient) == [body]

@@ -25,8 +25,8 @@ from tests.servers.gcemetadata import EMAIL, GceMetadata, gce_metadata
 from tests.servers.gcsauth import GcsAuth, service_account_file
 from tests.servers.shards import sample_fields
 from tests.transfer.reading import KIB, MIB, bytes_of, data, outcomes, quick
+from wds_async.config import RetryPolicy
 from wds_async.errors import AccessDenied, ConfigError, ObjectChanged, ShardNotFound, TransferError
-from wds_async.retry import RetryPolicy
 from wds_async.storage.gcs import credentials as gcscredentials
 from wds_async.storage.options import StorageOptions
 from wds_async.transfer.reader import open_shards

@@ -21,9 +21,8 @@ from tests.servers.shards import make_shards
 from tests.servers.sigv4 import Account, SignedStore
 from tests.storage.s3.test_client import on_backend
 from tests.transfer.reading import KIB, data, outcomes, quick
-from wds_async.config import TransferConfig
+from wds_async.config import RetryPolicy, TransferConfig
 from wds_async.errors import AccessDenied, ObjectChanged, ShardNotFound
-from wds_async.retry import RetryPolicy
 from wds_async.storage.base import Answer, Entry, RefusedAnswer, Verdict
 from wds_async.storage.s3.backend import S3Backend
 from wds_async.transfer.reader import open_shards

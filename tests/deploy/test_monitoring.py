@@ -16,7 +16,7 @@ import yaml
 import wds_async as wds
 from tests.deploy.tools import DEPLOY, DOCKER, mapping, run, script, tool
 from tests.servers import Origin, make_shard
-from wds_async import jobmetrics
+from wds_async.observe import metrics_server
 
 MONITORING = DEPLOY / "monitoring"
 DASHBOARD = json.loads((MONITORING / "dashboard.json").read_text(encoding="utf-8"))
@@ -66,11 +66,11 @@ def live(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
 
 def service_page() -> str:
     """/metrics of a service that has done a little of everything."""
-    from wds_async.chunkcache.stats import CacheStats
-    from wds_async.costs import Spending
-    from wds_async.pricetable import PriceTable
+    from wds_async.observe.costs import Spending
+    from wds_async.observe.prices import PriceTable
+    from wds_async.service.cache.cache import CacheStats
     from wds_async.service.config import ServiceConfig
-    from wds_async.service.meters import Meters
+    from wds_async.service.metrics import Meters
     from wds_async.transfer.traffic import Traffic
 
     traffic, meters = Traffic(), Meters()
@@ -91,11 +91,11 @@ def job_page() -> str:
         url = origin.add("shard-0.tar", make_shard({"a": {"txt": b"a"}, "b": {"txt": b"b"}}))
         try:
             for _ in wds.WebDataset(url, shardshuffle=False):
-                host, port = jobmetrics.address() or ("nowhere", 0)
+                host, port = metrics_server.address() or ("nowhere", 0)
                 with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=20) as answer:
                     return str(answer.read(), "utf-8")
         finally:
-            jobmetrics.stop()
+            metrics_server.stop()
     raise AssertionError("no sample came")
 
 

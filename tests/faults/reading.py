@@ -11,8 +11,8 @@ from tests.faults.expectations import ERROR, HEALED, LATE, UNSEEN, Expected
 from tests.faults.objects import PART_BYTES, Objects
 from tests.faults.script import Script
 from tests.faults.worlds import World
+from wds_async.config import RetryPolicy
 from wds_async.errors import WdsError
-from wds_async.retry import RetryPolicy
 from wds_async.transfer.stats import Stats
 
 __all__ = [

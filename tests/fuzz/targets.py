@@ -15,12 +15,13 @@ import zlib
 from collections.abc import Callable
 from unittest import mock
 
-from wds_async import spec
-from wds_async.document import Document, _parsed
+from wds_async.decoding.unpickle import safe_loads
 from wds_async.errors import CorruptShard, WdsError
+from wds_async.indexed.index import load_index
 from wds_async.redact import redact
 from wds_async.rewrite import parse_rules, rewrite
-from wds_async.shardindex import load_index
+from wds_async.shardlists import spec
+from wds_async.shardlists.document import Document, _parsed
 from wds_async.storage.base import Answer
 from wds_async.storage.http.errors import explain_status
 from wds_async.tar.decompress import plain
@@ -31,8 +32,7 @@ from wds_async.tar.resync import resync
 from wds_async.tar.source import Source
 from wds_async.tenbin import decode_buffer
 from wds_async.transfer.connection import ConnectionBroken, parse_head
-from wds_async.transfer.direct import unchunked
-from wds_async.unpickle import safe_loads
+from wds_async.transfer.part_request import unchunked
 from wds_async.urls import expand_urls
 
 __all__ = ["TARGETS", "Target"]

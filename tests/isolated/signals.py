@@ -21,7 +21,7 @@ from common import CONFIG
 
 import wds_async as wds
 from tests.servers import Origin, make_shards
-from wds_async.storage.schemes import gopen_schemes
+from wds_async.storage.user_openers import gopen_schemes
 from wds_async.transfer.reader import open_shards
 
 WORKERS = int(sys.argv[1])

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from wds_async import tarparts
 from wds_async.dataset import WebDataset
 from wds_async.errors import ShardNotFound
 from wds_async.handlers import ignore_and_continue
 from wds_async.legacy.dataset import Dataset
+from wds_async.reading import parts
 
 
 @pytest.fixture
@@ -121,4 +121,4 @@ def test_initial_pipeline(urls: list[str]) -> None:
         return (item["fname"] for item in source if item)
 
     assert list(dataset(urls, initial_pipeline=[names]))[:2] == ["000000.png", "000000.cls"]
-    assert keys(dataset(urls, initial_pipeline=[tarparts.group_by_keys])) == KEYS
+    assert keys(dataset(urls, initial_pipeline=[parts.group_by_keys])) == KEYS

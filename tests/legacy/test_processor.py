@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from wds_async import config, filters, tarparts, world
+from wds_async import config, filters, world
 from wds_async.autodecode import Decoder, handle_extension, torch_video
 from wds_async.dataset import WebDataset
 from wds_async.errors import ConfigError, ShardNotFound
@@ -20,6 +20,7 @@ from wds_async.filters import batched, map, shuffle
 from wds_async.fluid import FluidInterface
 from wds_async.legacy.processor import Chain, Composable, DBCache, Processor, Shorthands
 from wds_async.legacy.shardlists import ShardList
+from wds_async.reading import parts
 from wds_async.shardlists import SimpleShardList, split_by_worker
 from wds_async.tariterators import tarfile_to_samples
 
@@ -48,9 +49,9 @@ def my_shares(source: Iterable[Any]) -> Iterator[Any]:
 def chain(urls: list[str]) -> Any:
     """The whole way from URLs to samples, as it was written in 2020."""
     dataset: Any = ShardList(urls)
-    dataset = Processor(dataset, tarparts.url_opener)
-    dataset = Processor(dataset, tarparts.tar_file_expander)
-    return Processor(dataset, tarparts.group_by_keys)
+    dataset = Processor(dataset, parts.url_opener)
+    dataset = Processor(dataset, parts.tar_file_expander)
+    return Processor(dataset, parts.group_by_keys)
 
 
 @pytest.fixture

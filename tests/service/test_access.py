@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import trustme
 
-from wds_async.chunkcache.origin import Client
 from wds_async.errors import ConfigError
-from wds_async.service.access import Access, Tokens, common_name, proof
+from wds_async.service.auth import Access, Tokens, common_name, proof
+from wds_async.service.cache.origin import Client
 from wds_async.service.config import ServiceConfig
 from wds_async.service.refusals import Refusal
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from wds_async.service.addresses import Addresses, is_literal, kind_of_address
+from wds_async.service.allowlist import Addresses, is_literal, kind_of_address
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wds_async.errors import AccessDenied, ConfigError
-from wds_async.service.allow import Allowed
+from wds_async.service.allowlist import Allowed
 from wds_async.service.config import ServiceConfig
 from wds_async.service.names import Named, name_of
 from wds_async.service.refusals import Refusal

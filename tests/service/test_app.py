@@ -16,9 +16,9 @@ import pytest
 from tests.servers import Origin, Tls
 from tests.service.serving import Inside, ask
 from tests.transfer.reading import data
-from wds_async import doctor
-from wds_async.chunkcache.origin import Client
-from wds_async.service.messages import SERVER
+from wds_async.observe import doctor
+from wds_async.service.cache.origin import Client
+from wds_async.service.http_messages import SERVER
 
 BODY = data(70_000)
 

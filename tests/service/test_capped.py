@@ -15,10 +15,10 @@ import pytest
 from tests.servers import Origin
 from tests.service.serving import Inside, ask
 from tests.transfer.reading import data, quick
-from wds_async.costs import Spending
 from wds_async.errors import ConfigError, CostLimitReached
-from wds_async.pricetable import PriceTable
-from wds_async.service.capped import Capped
+from wds_async.observe.costs import Spending
+from wds_async.observe.prices import PriceTable
+from wds_async.service.limits import Capped
 from wds_async.transfer.ranges import RangeFetcher
 from wds_async.transfer.traffic import Traffic
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from wds_async.service.conditions import Validators, judged, range_holds
+from wds_async.service.objects import Validators, judged, range_holds
 from wds_async.service.refusals import Refusal
 
 OLD, NOW, NEW = (f"Tue, {day} Nov 2023 22:13:20 GMT" for day in ("07", "14", "21"))

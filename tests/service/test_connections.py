@@ -20,9 +20,9 @@ import pytest
 from tests.servers import Tls
 from tests.service.serving import Inside, answers, ask, asked, dial, until
 from tests.transfer.reading import MIB, data, open_fds
-from wds_async.service import connections
-from wds_async.service.connections import HEAD_LIMIT_BYTES
-from wds_async.service.messages import SERVER, Fields, Request
+from wds_async.service import http_server
+from wds_async.service.http_messages import SERVER, Fields, Request
+from wds_async.service.http_server import HEAD_LIMIT_BYTES
 
 BIG = data(5 * MIB + 17)
 SMALL = data(1000)
@@ -31,8 +31,8 @@ PLAN = json.dumps({"shards": ["ais://b/small.tar"]}).encode()
 
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "_LOOK_EVERY_S", 0.05)
-    monkeypatch.setattr(connections, "_TLS_CLOSE_S", 0.2)
+    monkeypatch.setattr(http_server, "_LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(http_server, "_TLS_CLOSE_S", 0.2)
 
 
 @pytest.fixture(scope="module")
@@ -539,7 +539,7 @@ def test_a_large_body_is_no_head_that_is_too_long(service: Inside) -> None:
 
 
 def test_idle_connections_are_closed(serving: Callable[..., Inside], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "_IDLE_S", 0.2)
+    monkeypatch.setattr(http_server, "_IDLE_S", 0.2)
     with serving() as service, dial(service) as fresh, dial(service) as used:
         used.sendall(asked("/healthz"))
         assert answers(used, "GET")[0][2] == b"alive\n"
@@ -551,8 +551,8 @@ def test_an_idle_client_that_does_not_end_tls_ends_no_time_limits(
     serving: Callable[..., Inside], tls: Tls, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A pool of kept connections reads nothing: TLS's good-bye stays without an answer."""
-    monkeypatch.setattr(connections, "_IDLE_S", 0.1)
-    monkeypatch.setattr(connections, "_TLS_CLOSE_S", 1.0)
+    monkeypatch.setattr(http_server, "_IDLE_S", 0.1)
+    monkeypatch.setattr(http_server, "_TLS_CLOSE_S", 1.0)
     with serving(certificate=tls.cert, key=tls.key, header_timeout_s=0.3) as service, dial(service) as raw:
         idle = tls.client_context().wrap_socket(raw, server_hostname="localhost")
         idle.sendall(asked("/healthz"))
@@ -640,7 +640,7 @@ def test_places_for_health_checks_are_left_where_all_others_are_busy(
 def test_reserved_places_are_no_way_around_the_limit(
     serving: Callable[..., Inside], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "_RESERVED", 3)
+    monkeypatch.setattr(http_server, "_RESERVED", 3)
     with serving(clients=1) as service:
         warm(service)
         until(lambda: count(service) == 0)

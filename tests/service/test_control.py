@@ -16,8 +16,8 @@ from click.testing import CliRunner
 from tests.servers import Origin
 from tests.service.serving import Inside, ask
 from tests.transfer.reading import MIB, data
-from wds_async.chunkcache import upkeep
 from wds_async.cli.cache import command
+from wds_async.service.cache import upkeep
 from wds_async.service.control import socket_path
 
 BODY = data(2 * MIB + 100)

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from tests.transfer.reading import KIB, MIB, data
-from wds_async.chunkcache.files import DataFile
-from wds_async.chunkcache.pieces import OnDisk
-from wds_async.service.connections import ClientConnections
+from wds_async.service.cache.disk import DataFile
+from wds_async.service.cache.fetching import OnDisk
 from wds_async.service.delivery import Delivery
-from wds_async.service.messages import Request, Response
-from wds_async.service.meters import Meters
+from wds_async.service.http_messages import Request, Response
+from wds_async.service.http_server import ClientConnections
+from wds_async.service.metrics import Meters
 
 BODY = data(3 * MIB + 17)
 

@@ -24,9 +24,9 @@ import wds_async as wds
 from tests.servers import Origin, make_shard
 from tests.servers.process import ServerMissing, required
 from tests.service.serving import Inside, ask
-from wds_async import jobmetrics
 from wds_async.cli import main
 from wds_async.cli.serve import command as serve
+from wds_async.observe import metrics_server
 from wds_async.service.config import ServiceConfig, load_config
 from wds_async.service.refusals import _STATUSES
 
@@ -108,11 +108,11 @@ def test_those_of_a_job_too(origin: Origin, monkeypatch: Any) -> None:
     url = origin.add("a.tar", make_shard({"1": {"bin": b"1"}}))
     try:
         assert len(list(wds.WebDataset(url, shardshuffle=False))) == 1
-        host, port = jobmetrics.address() or ("nowhere", 0)
+        host, port = metrics_server.address() or ("nowhere", 0)
         with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=20) as answer:
             page = answer.read()
     finally:
-        jobmetrics.stop()
+        metrics_server.stop()
     alike = {name for name in families(page) if re.match(r"wds_(origin|window|cost|build)_", name)}
     assert {row[0] for row in table("job metrics")} | alike == families(page)
     assert alike <= {row[0] for row in table("metrics")}

@@ -12,7 +12,7 @@ import pytest
 from tests.servers import BEFORE_HEAD, Origin
 from tests.service.serving import Inside, ask
 from tests.transfer.reading import KIB, data
-from wds_async.retry import RetryPolicy
+from wds_async.config import RetryPolicy
 
 OLD, NEW = data(300 * KIB), data(300 * KIB)[::-1]
 LAPSED_S = 1e-9

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from wds_async.service.listening import CannotServe, listen_at, listen_at_path, raise_descriptor_limit
+from wds_async.service.sockets import CannotServe, listen_at, listen_at_path, raise_descriptor_limit
 
 
 def test_a_port_and_a_path(tmp_path: Path) -> None:

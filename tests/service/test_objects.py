@@ -14,7 +14,7 @@ import pytest
 from tests.servers import Origin
 from tests.service.serving import Inside, ask
 from tests.transfer.reading import KIB, MIB, data
-from wds_async.service.messages import SERVER
+from wds_async.service.http_messages import SERVER
 
 BODY = data(5 * MIB + 123)
 QUICK_STALL = {"stall_timeout_s": 0.2}
@@ -201,7 +201,7 @@ def test_an_object_that_is_replaced_while_it_is_read_breaks_off(serve: Callable[
 def test_who_leaves_gives_up_what_only_it_wanted(
     serve: Callable[..., Inside], origin: Origin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wds_async.chunkcache.fetching._UNWANTED_S", 0.1)
+    monkeypatch.setattr("wds_async.service.cache.fetching._UNWANTED_S", 0.1)
     origin.add("/d/x.tar", BODY)
     origin.behave(stall_after=1000)
     running = serve()

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from wds_async.chunkcache.origin import Client
-from wds_async.service.pace import Bucket, Pace
+from wds_async.service.cache.origin import Client
+from wds_async.service.limits import Bucket, Pace
 
 KIB = 1024
 

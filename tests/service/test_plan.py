@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from wds_async.chunkcache.origin import Client
-from wds_async.service.itinerary import Itinerary
+from wds_async.service.cache.origin import Client
 from wds_async.service.names import Named
-from wds_async.service.plan import Plan
+from wds_async.service.prefetch import Itinerary, Plan
 
 
 def plan(count: int = 10, ahead: int = 3) -> Plan:

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from tests.chunkcache.doubles import Bytes, Clock, content, get, running
-from wds_async.chunkcache.cache import ChunkCache
-from wds_async.chunkcache.origin import Client
+from tests.service.cache.doubles import Bytes, Clock, content, get, running
 from wds_async.errors import CostLimitReached
-from wds_async.service import plans as rooms
-from wds_async.service.allow import Allowed
+from wds_async.service import prefetch as rooms
+from wds_async.service.allowlist import Allowed
+from wds_async.service.cache.cache import ChunkCache
+from wds_async.service.cache.origin import Client
 from wds_async.service.config import ServiceConfig
-from wds_async.service.plans import Plans
+from wds_async.service.prefetch import Plans
 from wds_async.service.refusals import Refusal
 
 SIZE = 40_000

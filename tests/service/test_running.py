@@ -23,7 +23,7 @@ from tests.service.serving import Inside, Process, ask, until
 from tests.transfer.reading import MIB, data
 from wds_async.errors import ConfigError
 from wds_async.service.config import Quota
-from wds_async.service.listening import CannotServe
+from wds_async.service.sockets import CannotServe
 
 pytestmark = pytest.mark.usefixtures("no_settings")
 

@@ -22,7 +22,7 @@ import trustme
 
 from tests.servers import Origin
 from tests.service.serving import Inside, Process, answers, ask, dial
-from wds_async.chunkcache.origin import Client
+from wds_async.service.cache.origin import Client
 
 SECRET = b"SECRET" * 100
 GOOD = b"good" * 1000

@@ -10,8 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from wds_async.chunkcache.origin import Client, Urgency
-from wds_async.service.turns import Turn, Turns
+from wds_async.service.cache.origin import Client, Urgency
+from wds_async.service.limits import Turn, Turns
 
 DEMAND, AHEAD, PLAN = Urgency.DEMAND, Urgency.AHEAD, Urgency.PLAN
 

@@ -6,9 +6,9 @@ import contextlib
 
 import pytest
 
-from wds_async.chunkcache.origin import Client
+from wds_async.service.cache.origin import Client
 from wds_async.service.refusals import Refusal
-from wds_async.service.underway import Underway
+from wds_async.service.running import Underway
 
 
 def test_one_client_may_have_so_many_and_others_as_many() -> None:

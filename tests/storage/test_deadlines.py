@@ -19,8 +19,8 @@ from tests.servers.behaviour import BEFORE_HEAD
 from tests.servers.moto import clean_aws
 from tests.storage.test_checked import WAYS
 from tests.transfer.reading import KIB, bytes_of, data, outcomes, quick
+from wds_async.config import RetryPolicy
 from wds_async.errors import FetchTimeout, StorageError, WdsError
-from wds_async.retry import RetryPolicy
 from wds_async.storage.deadlines import Progress, call_with_deadline, with_deadline
 from wds_async.storage.listing.expand import folder_entries
 from wds_async.storage.options import StorageOptions

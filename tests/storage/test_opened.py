@@ -14,8 +14,8 @@ from tests.servers import Origin, make_shard
 from tests.transfer.reading import KIB, MIB, bytes_of, data, outcomes, quick
 from wds_async.dataset import WebDataset
 from wds_async.errors import ShardNotFound, TransferError, UrlError
-from wds_async.opening import gopen
-from wds_async.storage.schemes import gopen_schemes
+from wds_async.reading.url_files import gopen
+from wds_async.storage.user_openers import gopen_schemes
 from wds_async.transfer import bridge
 from wds_async.transfer.reader import open_shards
 

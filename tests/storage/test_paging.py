@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from wds_async.errors import TransferError
-from wds_async.storage.paging import Pages
+from wds_async.storage.base import Pages
 
 
 def test_a_mark_that_comes_again() -> None:

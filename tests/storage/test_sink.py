@@ -14,8 +14,8 @@ import pytest
 
 from tests.writing import memory
 from wds_async.errors import AccessDenied, ConfigError, PipeError, ShardNotFound, StorageError, UnsafeContent, UrlError
-from wds_async.storage.schemes import gopen_schemes
 from wds_async.storage.sink import LocalSink, open_sink
+from wds_async.storage.user_openers import gopen_schemes
 
 
 def put(url: str, data: bytes = b"all of it", **kw: Any) -> None:

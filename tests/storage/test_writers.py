@@ -15,7 +15,7 @@ import pytest
 from tests.servers import moto
 from wds_async.errors import StorageError, UrlError
 from wds_async.storage.sink import open_sink
-from wds_async.storage.writers import writer_of
+from wds_async.storage.upload import writer_of
 
 clean_aws = moto.clean_aws
 

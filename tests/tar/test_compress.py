@@ -11,7 +11,7 @@ import pytest
 import zstandard
 
 from wds_async.errors import ConfigError
-from wds_async.tar.compress import compressed, compression
+from wds_async.tar.write import compressed, compression
 
 
 @pytest.mark.parametrize(

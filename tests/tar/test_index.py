@@ -23,7 +23,7 @@ from wds_async.tar.index import (
     shard_list,
     shard_list_name,
 )
-from wds_async.tarwriter import TarWriter
+from wds_async.writer import TarWriter
 
 
 def scanned(data: bytes, piece: int = 1000) -> list[Entry]:

@@ -10,7 +10,7 @@ import pytest
 from tests.servers import make_tar
 from wds_async.errors import CorruptShard, DuplicateField, NotATar, TruncatedShard
 from wds_async.tar import group, parse
-from wds_async.tar.offsets import SampleTable
+from wds_async.tar.index import SampleTable
 
 FORMATS = (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
 

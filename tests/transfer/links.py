@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from wds_async.retry import RetryPolicy
-from wds_async.transfer.control import Concurrency
+from wds_async.config import RetryPolicy
+from wds_async.transfer.concurrency import Concurrency
 
 __all__ = ["MIB", "Link", "Process"]
 

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from wds_async.config import TransferConfig
+from wds_async.config import RetryPolicy, TransferConfig
 from wds_async.errors import WdsError
-from wds_async.retry import RetryPolicy
 from wds_async.transfer.reader import open_shards
 from wds_async.transfer.stats import Counters, Stats
 

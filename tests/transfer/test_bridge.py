@@ -16,8 +16,8 @@ import pytest
 
 from tests.servers import Origin, Tls
 from tests.transfer.reading import KIB, MIB, QUICK, bytes_of, data, outcomes, quick
+from wds_async.config import RetryPolicy
 from wds_async.errors import FetchTimeout, ReaderClosed, TransferError
-from wds_async.retry import RetryPolicy
 from wds_async.transfer import bridge
 from wds_async.transfer.reader import ShardReader, open_shards
 

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from tests.transfer.links import MIB, Link, Process
-from wds_async.transfer.control import Concurrency
+from wds_async.transfer.concurrency import Concurrency
 
 ALONE_S = 0.05 + 2 * MIB / 50e6
 """What a part takes on the default link with nobody else on it."""

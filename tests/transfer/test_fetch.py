@@ -11,8 +11,8 @@ import pytest
 
 from tests.servers import BEFORE_HEAD, Origin
 from tests.transfer.reading import KIB, MIB, QUICK, bytes_of, data, open_fds, outcomes, quick, snapshot, spans
+from wds_async.config import RetryPolicy
 from wds_async.errors import AccessDenied, FetchTimeout, ObjectChanged, ShardNotFound, TransferError, UrlError
-from wds_async.retry import RetryPolicy
 from wds_async.transfer.stats import Counters
 
 PART = 256 * KIB

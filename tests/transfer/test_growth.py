@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from wds_async.transfer.growth import Growth
+from wds_async.transfer.concurrency import Growth
 
 MIB = 1 << 20
 

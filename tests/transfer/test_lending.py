@@ -10,8 +10,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from tests.transfer.reading import KIB, MIB
-from wds_async.transfer.lending import LARGEST_BYTES, Lender
-from wds_async.transfer.slabs import Slab
+from wds_async.transfer.slabs import LARGEST_BYTES, Lender, Slab
 
 
 def run(program: Callable[[Lender], Awaitable[None]], memory_bytes: int = MIB) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from tests.servers import BEFORE_HEAD, Nginx, Origin, Tls
 from tests.transfer.reading import MIB, data, open_fds, quick, snapshot, spans
+from wds_async.config import RetryPolicy
 from wds_async.errors import (
     AccessDenied,
     FetchTimeout,
@@ -27,7 +28,6 @@ from wds_async.errors import (
     UnsafeContent,
     UrlError,
 )
-from wds_async.retry import RetryPolicy
 from wds_async.storage.options import StorageOptions
 from wds_async.transfer import probe as module
 from wds_async.transfer.probe import HEAD_BYTES, Probed, describe, probe
@@ -175,7 +175,7 @@ def test_files_and_other_filesystems(tmp_path: Path) -> None:
 
 
 def test_what_can_be_read_only_once_is_not_read(tmp_path: Path, openers: None) -> None:
-    from wds_async.storage.schemes import gopen_schemes
+    from wds_async.storage.user_openers import gopen_schemes
 
     def opened(url: str, mode: str = "rb", bufsize: int = 0, **_: Any) -> Any:
         raise AssertionError("it was opened")

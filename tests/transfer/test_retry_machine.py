@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from wds_async.retry import RetryPolicy
-from wds_async.transfer.weather import History
+from wds_async.config import RetryPolicy
+from wds_async.transfer.circuit_breaker import History
 
 _TIMEOUT_S, _CONTACT_S = 300.0, 10.0
 

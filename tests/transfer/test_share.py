@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wds_async.transfer.share import Share
+from wds_async.transfer.concurrency import Share
 
 MIB = 1 << 20
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.transfer.reading import KIB, MIB, data, open_fds
-from wds_async.transfer.spool import Spool
+from wds_async.transfer.verify import Spool
 
 
 def fill(spool: Spool, content: bytes, step: int) -> None:

@@ -19,9 +19,8 @@ from wds_async.errors import ChecksumMismatch
 from wds_async.shardcache.cache import DiskCache
 from wds_async.storage.base import Checksum
 from wds_async.transfer.reader import open_shards
-from wds_async.transfer.spool import Spool
 from wds_async.transfer.stats import Counters
-from wds_async.transfer.verify import Comparison, HeldBack, brought, usable
+from wds_async.transfer.verify import Comparison, HeldBack, Spool, brought, usable
 from wds_async.transfer.window import Shard
 
 SHARD = data(900 * KIB)

@@ -14,9 +14,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from wds_async import environment, spec
+from wds_async import environment
 from wds_async.cli import advice, shards
 from wds_async.cli.measure import Job, Moment, Outcome, measure
+from wds_async.shardlists import spec
 
 __all__ = ["command", "decided", "figures", "table", "watched"]
 
@@ -83,7 +84,7 @@ def _check(pipeline: str, counts: list[int]) -> None:
         raise click.BadParameter(f"{pipeline!r} is not bytes, raw, decode or decode:SPEC", param_hint="--pipeline")
     image = pipeline.partition(":")[2]
     if image:
-        from wds_async.images import imagehandler  # noqa: PLC0415 (numpy, which bench of bytes does without)
+        from wds_async.decoding.images import imagehandler  # noqa: PLC0415 (numpy, which bench of bytes does without)
 
         try:
             imagehandler(image)

@@ -19,13 +19,13 @@ from typing import Any
 import click
 
 from wds_async import environment
-from wds_async.chunkcache import upkeep
-from wds_async.chunkcache.warming import Warmed, warm_folder
 from wds_async.cli import shards, terminal
 from wds_async.cli.warm import through_service
 from wds_async.config import transfer_config
 from wds_async.errors import ConfigError, TransferError, WdsError
 from wds_async.redact import redact
+from wds_async.service.cache import upkeep
+from wds_async.service.cache.upkeep import Warmed, warm_folder
 from wds_async.service.config import ServiceConfig, cache_limit, load_config
 from wds_async.service.control import chooser, keys_of, socket_path
 from wds_async.storage.http.blocking import OverSocket

@@ -11,10 +11,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from wds_async import doctor, spec
 from wds_async.cli import shards, terminal
-from wds_async.doctor import Examination
-from wds_async.transfer import stacks
+from wds_async.observe import doctor
+from wds_async.observe.doctor import Examination
+from wds_async.shardlists import spec
+from wds_async.transfer import stack_sampler
 
 __all__ = ["command", "figures", "made"]
 
@@ -60,7 +61,7 @@ def command(*, given: tuple[str, ...], seconds: float, as_json: bool, **how: Any
             raise click.UsageError("one running job or service at a time")
         found = doctor.examine_running(given[0], seconds)
     else:
-        with stacks.looking():
+        with stack_sampler.looking():
             found = doctor.examine(made(given, **how), seconds)
     if as_json:
         click.echo(json.dumps(figures(found), indent=2))

@@ -13,9 +13,9 @@ from typing import Any
 
 import click
 
-from wds_async import spec
 from wds_async.cli import shards, terminal
 from wds_async.redact import redact
+from wds_async.shardlists import spec
 from wds_async.storage.base import Entry
 from wds_async.storage.listing.expand import folder_entries, matches
 from wds_async.urls import local_path, scheme

@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from wds_async import shardindex
 from wds_async.cli import shards
+from wds_async.indexed import index
 from wds_async.storage.sink import publish_text
 from wds_async.tar.index import shard_list
 from wds_async.urls import local_path
@@ -34,14 +34,14 @@ def command(*, url: tuple[str, ...], output: str, name: str | None, base: str | 
     """
     found = shards.expand(url)
     with contextlib.ExitStack() as stack:
-        each: Iterable[dict[str, Any]] = shardindex.count_samples(found)
+        each: Iterable[dict[str, Any]] = index.count_samples(found)
         if sys.stderr.isatty():
             bar = click.progressbar(each, length=len(found), label="shards", file=sys.stderr, show_pos=True)
             each = stack.enter_context(bar)
         counted = list(each)
     path = None if output == "-" else local_path(output)
     folder = None if path is None else os.path.dirname(os.path.abspath(path))
-    placed = shardindex.placed_shards(counted, base=base, folder=folder)
+    placed = index.placed_shards(counted, base=base, folder=folder)
     text = shard_list(placed, name or "")
     if output == "-":
         click.echo(text, nl=False)

@@ -20,9 +20,10 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
-from wds_async import config, spec
+from wds_async import config
 from wds_async.cli import shards, usage
 from wds_async.errors import WdsError
+from wds_async.shardlists import spec
 
 __all__ = ["Job", "Moment", "Outcome", "measure"]
 

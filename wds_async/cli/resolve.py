@@ -12,13 +12,14 @@ from typing import Any
 
 import click
 
-from wds_async import rewrite, shardcheck, urls
+from wds_async import rewrite, urls
 from wds_async.cli import shards, terminal
 from wds_async.config import settings
 from wds_async.environment import SCHEME_ALIASES
 from wds_async.errors import WdsError
 from wds_async.redact import redact
 from wds_async.shardcache.cache import shard_cache
+from wds_async.shardlists import check as shardcheck
 from wds_async.storage.registry import Location
 from wds_async.transfer import probe
 

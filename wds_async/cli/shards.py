@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from wds_async import spec
 from wds_async.errors import ConfigError, UrlError
+from wds_async.shardlists import spec
 from wds_async.storage.listing.expand import expand_listed
 from wds_async.tar import decompress, group, parse
 from wds_async.transfer import reader

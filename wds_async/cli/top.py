@@ -17,9 +17,9 @@ import click
 from rich.console import Console
 from rich.live import Live
 
-from wds_async import doctor
 from wds_async.cli.toppicture import Line, Reading, draw
 from wds_async.errors import WdsError
+from wds_async.observe import doctor
 from wds_async.redact import redact
 
 __all__ = ["Followed", "command", "look", "rates"]

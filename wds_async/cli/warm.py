@@ -11,10 +11,10 @@ import threading
 import urllib.parse
 from collections.abc import Callable, Sequence
 
-from wds_async.chunkcache.warming import Warmed
 from wds_async.environment import SCHEME_ALIASES
 from wds_async.errors import TransferError
 from wds_async.redact import redact
+from wds_async.service.cache.upkeep import Warmed
 from wds_async.storage.ais.urls import PROVIDERS, Place
 from wds_async.storage.http.blocking import connection_to
 from wds_async.urls import scheme

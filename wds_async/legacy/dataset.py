@@ -7,12 +7,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from wds_async import shardlists
 from wds_async.dataset import WebDataset
 from wds_async.handlers import Handler, reraise_exception
 from wds_async.legacy.names import deprecated
 from wds_async.pipeline import PipelineStage
-from wds_async.tariterators import TarStage
+from wds_async.reading.stage import TarStage
+from wds_async.shardlists import lists
 
 __all__ = ["Dataset"]
 
@@ -37,7 +37,7 @@ class _Opened(PipelineStage):
         self.handler = handler
 
     def run(self, source: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        from wds_async import tarparts  # noqa: PLC0415 (few bring an opener of their own)
+        from wds_async.reading import parts as tarparts  # noqa: PLC0415 (few bring an opener of their own)
 
         opened = tarparts.url_opener(source, handler=self.handler) if self.open_fn is None else self._open(source)
         return iter(tarparts.tar_file_expander(opened, handler=self.handler))
@@ -91,7 +91,7 @@ class Dataset(WebDataset):
     ) -> None:
         deprecated("Dataset", "WebDataset")
         chosen = shard_selection if shard_selection is not None else splitter
-        own = callable(chosen) and chosen is not shardlists.split_by_worker
+        own = callable(chosen) and chosen is not lists.split_by_worker
         split = bool(chosen) and prepare_for_worker is not False
         super().__init__(
             urls,
@@ -101,8 +101,8 @@ class Dataset(WebDataset):
             cache_size=cache_size,
             url_to_name=cache_name,
             verbose=cache_verbose,
-            nodesplitter=None if own else shardlists.split_by_node,
-            workersplitter=shardlists.split_by_worker if split and not own else None,
+            nodesplitter=None if own else lists.split_by_node,
+            workersplitter=lists.split_by_worker if split and not own else None,
             empty_check=False,
             length=None if length is None or isinstance(length, bool) else length,
         )
@@ -130,6 +130,6 @@ class Dataset(WebDataset):
 
 
 def _grouped(source: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    from wds_async import tarparts  # noqa: PLC0415 (as above)
+    from wds_async.reading import parts as tarparts  # noqa: PLC0415 (as above)
 
     return iter(tarparts.group_by_keys(source))

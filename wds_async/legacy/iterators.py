@@ -6,10 +6,10 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from wds_async.filters import transform_with
+from wds_async.filters.basic import transform_with
 from wds_async.handlers import Handler, passed, reraise_exception
 from wds_async.pipeline import pipelinefilter
-from wds_async.shardlists import split_by_worker
+from wds_async.shardlists.lists import split_by_worker
 from wds_async.tracebacks import located
 
 __all__ = ["map_stream", "transformer", "worker_urls"]

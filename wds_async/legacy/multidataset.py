@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from wds_async.filters import identity
+from wds_async.filters.basic import identity
 from wds_async.legacy.names import deprecated
 from wds_async.loader import WebLoader
 

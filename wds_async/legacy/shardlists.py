@@ -7,9 +7,10 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from wds_async import config, shardlists, world
+from wds_async import config, world
 from wds_async.legacy.names import deprecated
 from wds_async.legacy.processor import Composable
+from wds_async.shardlists import lists
 
 __all__ = ["PytorchShardList", "ShardList"]
 
@@ -35,14 +36,14 @@ class ShardList(world.TorchDataset, Composable):
         urls: Any,
         shuffle: bool | Callable[[list[str]], Any] = False,
         nodesplitter: Splitter | bool | None = None,
-        splitter: Splitter | bool | None = shardlists.split_by_worker,
+        splitter: Splitter | bool | None = lists.split_by_worker,
         length: int | None = None,
     ) -> None:
         deprecated("ShardList", "DataPipeline(SimpleShardList(urls), split_by_node, split_by_worker)")
-        self.urls = shardlists.expand_source(urls)
+        self.urls = lists.expand_source(urls)
         self.shuffle = shuffle
-        self.nodesplitter = shardlists.split_by_node if nodesplitter is True else nodesplitter
-        self.splitter = shardlists.split_by_worker if splitter is True else splitter
+        self.nodesplitter = lists.split_by_node if nodesplitter is True else nodesplitter
+        self.splitter = lists.split_by_worker if splitter is True else splitter
         self.length = length
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -86,7 +87,7 @@ class PytorchShardList(world.TorchDataset, Composable):
         deprecated(
             "PytorchShardList", "WebDataset(urls, shardshuffle=n), or SimpleShardList with detshuffle and splitters"
         )
-        self.urls = shardlists.expand_source(urls)
+        self.urls = lists.expand_source(urls)
         self.epoch_shuffle = epoch_shuffle
         self.shuffle = shuffle
         self.split_by_worker = split_by_worker
@@ -107,9 +108,9 @@ class PytorchShardList(world.TorchDataset, Composable):
         if self.epoch_shuffle:
             random.Random(epoch if told is None else told).shuffle(urls)
         if self.split_by_node:
-            urls = list(shardlists.split_by_node(urls))
+            urls = list(lists.split_by_node(urls))
         if self.split_by_worker:
-            urls = list(shardlists.split_by_worker(urls))
+            urls = list(lists.split_by_worker(urls))
         if self.shuffle:
             random.Random().shuffle(urls)
         if self.verbose:

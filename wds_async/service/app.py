@@ -26,14 +26,14 @@ from typing import TYPE_CHECKING, Any
 from wds_async.errors import StorageError
 from wds_async.redact import redact
 from wds_async.service import buckets, objects, s3api
-from wds_async.service.messages import Request, Response, json_response
-from wds_async.service.meters import CONTENT_TYPE
+from wds_async.service.http_messages import Request, Response, json_response
+from wds_async.service.metrics import CONTENT_TYPE
 from wds_async.service.names import SCHEMES, Named, bucket_of, name_of
 from wds_async.service.objects import Asking
 from wds_async.service.refusals import Refusal, as_json, as_xml, refusal_of
 
 if TYPE_CHECKING:
-    from wds_async.service.connections import ClientConnection
+    from wds_async.service.http_server import ClientConnection
     from wds_async.service.running import Service
 
 __all__ = ["Front"]

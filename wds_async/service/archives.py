@@ -10,13 +10,13 @@ from collections import OrderedDict
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from wds_async.chunkcache.cache import CachedObject
-from wds_async.chunkcache.pieces import Piece
 from wds_async.environment import MIB
 from wds_async.redact import redact
+from wds_async.service.byte_ranges import Span
+from wds_async.service.cache.cache import CachedObject
+from wds_async.service.cache.fetching import Piece
 from wds_async.service.delivery import CachedFileFault
 from wds_async.service.refusals import Refusal
-from wds_async.service.spans import Span
 from wds_async.tar.index import scan
 
 if TYPE_CHECKING:

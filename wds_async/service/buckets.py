@@ -9,8 +9,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from wds_async.environment import SCHEME_ALIASES
+from wds_async.service.http_messages import Request, Response, json_response
 from wds_async.service.listing import Page
-from wds_async.service.messages import Request, Response, json_response
 from wds_async.service.names import Named, url_of
 from wds_async.service.objects import body_of
 from wds_async.service.refusals import Refusal

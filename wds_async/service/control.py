@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from wds_async.chunkcache.keys import key_of
 from wds_async.errors import ConfigError
 from wds_async.redact import redact
+from wds_async.service.cache.cache import key_of
 from wds_async.service.config import Quota, check_quotas
 
 if TYPE_CHECKING:
-    from wds_async.chunkcache.cache import ChunkCache
+    from wds_async.service.cache.cache import ChunkCache
 
 __all__ = ["chooser", "keys_of", "serve_control", "socket_path"]
 

@@ -17,7 +17,7 @@ from wds_async.environment import KIB, MIB
 from wds_async.storage.base import Call
 
 if TYPE_CHECKING:
-    from wds_async.service.messages import Request
+    from wds_async.service.http_messages import Request
 
 __all__ = ["CachedFileFault", "Delivery", "Filed"]
 

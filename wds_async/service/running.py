@@ -1,4 +1,4 @@
-"""One service from its start to its end: what it is made of, the order in which that begins, and how it drains."""
+"""Requests under way: how many there are, and how many each client and each tenant has."""
 
 from __future__ import annotations
 
@@ -8,48 +8,189 @@ import logging
 import os
 import signal
 import socket
+import time
 import urllib.parse
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from wds_async import environment
-from wds_async.chunkcache.cache import ChunkCache
-from wds_async.chunkcache.origin import Client
 from wds_async.config import transfer_config
-from wds_async.costs import Spending
 from wds_async.errors import WdsError
-from wds_async.pricetable import PriceTable
+from wds_async.observe.costs import Spending
+from wds_async.observe.metrics import Labels, origin_rows, version
+from wds_async.observe.prices import PriceTable
 from wds_async.redact import redact
-from wds_async.service import logs, snapshot, systemd
-from wds_async.service.access import Access
-from wds_async.service.allow import Allowed
+from wds_async.service import logs, sockets
+from wds_async.service.allowlist import Allowed
 from wds_async.service.app import Front
 from wds_async.service.archives import Archives
-from wds_async.service.capped import Capped, SpentFile
+from wds_async.service.auth import Access
+from wds_async.service.cache.cache import ChunkCache
+from wds_async.service.cache.origin import Client
 from wds_async.service.config import ServiceConfig, cache_limit, kept_free, reloaded
-from wds_async.service.connections import ClientConnections
 from wds_async.service.control import serve_control
-from wds_async.service.handing import ReadOnlyFolder
-from wds_async.service.listening import CannotServe, bear_exhaustion, listen_at, listen_at_path, raise_descriptor_limit
+from wds_async.service.http_server import ClientConnections
+from wds_async.service.limits import Capped, Pace, SpentFile, Turns
 from wds_async.service.listing import Listings
-from wds_async.service.meters import Meters
-from wds_async.service.pace import Pace
-from wds_async.service.plans import Plans
-from wds_async.service.turns import Turns
-from wds_async.service.underway import Underway
-from wds_async.transfer.originlimits import OriginLimits
+from wds_async.service.metrics import Meters, Observed
+from wds_async.service.prefetch import Plans
+from wds_async.service.refusals import Refusal
+from wds_async.service.send_fd import ReadOnlyFolder
+from wds_async.service.sockets import (
+    CannotServe,
+    bear_exhaustion,
+    listen_at,
+    listen_at_path,
+    raise_descriptor_limit,
+)
 from wds_async.transfer.ranges import RangeFetcher
+from wds_async.transfer.rate_limits import OriginLimits
 from wds_async.transfer.threads import BlockingThreads
 from wds_async.transfer.traffic import Traffic
 
-__all__ = ["Service", "run"]
+__all__ = ["Service", "Underway", "run", "service_snapshot"]
+
+
+class Underway:
+    """At most ``limit`` requests of one client at a time, and ``tenant_limit`` (None: any number) of all clients of one
+    tenant; all belong to one loop."""
+
+    def __init__(self, limit: int, tenant_limit: int | None = None) -> None:
+        self.limit = limit
+        self.tenant_limit = tenant_limit
+        self._of: Counter[Client] = Counter()
+        self._of_tenant: Counter[str] = Counter()
+        self._total = 0
+
+    def __len__(self) -> int:
+        return self._total
+
+    @property
+    def clients(self) -> int:
+        """How many have a request under way."""
+        return len(self._of)
+
+    @contextmanager
+    def one(self, client: Client) -> Iterator[None]:
+        """A request from its beginning to its end. Refusal (429) where its client or tenant has as many as it may."""
+        if self._of[client] >= self.limit:
+            words = f"you have {self.limit} requests under way, as many as one client may (client_requests)"
+            raise Refusal(429, words, "client-requests", retry_after_s=1)
+        if self.tenant_limit is not None and self._of_tenant[client.tenant] >= self.tenant_limit:
+            words = f"{self.tenant_limit} requests of your tenant are under way, as many as one may (tenant_requests)"
+            raise Refusal(429, words, "tenant-requests", retry_after_s=1)
+        self._count(client, 1)
+        try:
+            yield
+        finally:
+            self._count(client, -1)
+
+    def _count(self, client: Client, more: int) -> None:
+        self._total += more
+        self._of[client] += more
+        self._of_tenant[client.tenant] += more
+        if not self._of[client]:
+            del self._of[client]
+        if not self._of_tenant[client.tenant]:
+            del self._of_tenant[client.tenant]
+
+
+_PLANS = 100
+
+
+def service_snapshot(service: Observed, tenant: str | None = None) -> dict[str, Any]:
+    """Return the figures of ``service`` as of now, as plain data without secrets. ``tenant``: only what that tenant has
+    caused and holds, and neither origins nor the cost, which are not counted by tenant; None: all."""
+    meters = service.meters
+    document = {
+        "kind": "service",
+        "name": socket.gethostname(),
+        "version": version(),
+        "time": time.time(),
+        "uptime_s": meters.uptime_s,
+        "ready": bool(service.ready),
+        "counters": _counters(service) if tenant is None else _counters_of(service, tenant),
+        "gauges": _gauges(service) if tenant is None else _gauges_of(service, tenant),
+        "slowest": [{"url": slow.url, "seconds": slow.seconds, "bytes": slow.bytes} for slow in meters.slowest(tenant)],
+        "errors": [{"time": one.time, "url": one.url, "error": one.error} for one in meters.last_errors(tenant)],
+        "plans": service.plans.as_list(tenant)[:_PLANS],
+    }
+    if tenant is not None:
+        return document | {"tenant": tenant}
+    spending = service.spending
+    cost = {"dollars": spending.dollars().as_list(), "limit": spending.limit, "spent": spending.spent().as_list()}
+    return document | {"origins": origin_rows(service.traffic, Labels(), spending), "cost": cost}
+
+
+def _counters(service: Observed) -> dict[str, float]:
+    meters, origins = service.meters, list(service.traffic.origins.values())
+    stats = service.cache.statistics()
+    return {
+        "client_bytes": meters.client_bytes,
+        "client_requests": meters.requests,
+        "origin_bytes": sum(origin.bytes for origin in origins),
+        "origin_requests": sum(origin.requests for origin in origins),
+        "origin_retries": sum(origin.retries for origin in origins),
+        "hedges": sum(origin.hedges for origin in origins),
+        "hit_bytes": stats.hit_bytes,
+        "miss_bytes": stats.miss_bytes,
+        "ahead_bytes": stats.ahead_bytes,
+        "evictions": stats.evictions,
+        "errors": meters.failures,
+        "refusals": meters.refusals,
+    }
+
+
+def _gauges(service: Observed) -> dict[str, float]:
+    stats = service.cache.statistics()
+    return {
+        "clients": service.meters.clients,
+        "connections": sum(origin.connections for origin in list(service.traffic.origins.values())),
+        "window_bytes": service.fetcher.held_bytes,
+        "window_limit_bytes": service.config.memory_bytes,
+        "cache_bytes": stats.bytes,
+        "cache_limit_bytes": stats.limit_bytes,
+        "entries": stats.entries,
+    }
+
+
+def _counters_of(service: Observed, tenant: str) -> dict[str, float]:
+    counts = service.meters.of_tenant(tenant)
+    hit_bytes, miss_bytes, ahead_bytes = service.cache.statistics().by_tenant.get(tenant, (0, 0, 0))
+    return {
+        "client_bytes": counts.bytes,
+        "client_requests": counts.requests,
+        "hit_bytes": hit_bytes,
+        "miss_bytes": miss_bytes,
+        "ahead_bytes": ahead_bytes,
+        "errors": counts.failures,
+        "refusals": counts.refusals,
+    }
+
+
+def _gauges_of(service: Observed, tenant: str) -> dict[str, float]:
+    cache = service.cache
+    return {
+        "cache_bytes": cache.held_by_tenant().get(tenant, 0),
+        "cache_limit_bytes": int(cache.statistics().limit_bytes * cache.quotas.get(tenant, 1.0)),
+    }
+
 
 logger = logging.getLogger("wds_async")
 
+
 _TEND_EVERY_S = 5.0
+
+
 _DISK_ANSWERS_S = 4.0
+
+
 _VANISHED_S = 15.0
+
+
 _WRITERS, _MEMORY_PER_WRITER_BYTES = 4, 8 << 20  # so that writes which hang leave three quarters of the memory
 
 
@@ -240,10 +381,10 @@ class Service:
 
     async def _tend(self) -> None:
         """Every few seconds: look whether the disk still answers, and for renewed certificates; tell the manager."""
-        every = min(_TEND_EVERY_S, systemd.watchdog_s() or _TEND_EVERY_S)
+        every = min(_TEND_EVERY_S, sockets.watchdog_s() or _TEND_EVERY_S)
         while True:
             await asyncio.sleep(every)
-            systemd.notify("WATCHDOG=1")
+            sockets.notify("WATCHDOG=1")
             self.access.renew()
             why, vanished = await self._disk()
             self._judge_folder(why, vanished)
@@ -303,7 +444,7 @@ class Service:
 
     def snapshot(self, tenant: str | None = None) -> dict[str, Any]:
         """Return ``/v1/stats`` as a client of ``tenant`` sees it; None: all of it."""
-        return snapshot.snapshot(self, tenant)
+        return service_snapshot(self, tenant)
 
     def pace_of(self, client: Client) -> Any:
         """What waits until so many bytes may go to ``client``; None where nothing limits that."""
@@ -362,14 +503,14 @@ async def run(load: Callable[[], ServiceConfig]) -> int:
     await service.start()
     for line in service.told():
         logger.info("%s", line)
-    systemd.notify("READY=1")
+    sockets.notify("READY=1")
     reloading = asyncio.create_task(_reload_at(hangup, service, load), name="reload")
     await _unless(service.failed, end.wait())
     reloading.cancel()
     if service.failure:
         end.set()  # a signal from now on ends it at once
         logger.error("%s: draining, then ending", service.failure)
-    systemd.notify("STOPPING=1")
+    sockets.notify("STOPPING=1")
     await service.stop(at_once)
     logger.info("ended")
     return 1 if service.failure else 0

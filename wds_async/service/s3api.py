@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from wds_async.service.buckets import allowed_buckets, check_bucket
+from wds_async.service.http_messages import Request, Response
 from wds_async.service.listing import Listed, Page
-from wds_async.service.messages import Request, Response
 from wds_async.service.names import Named, url_of
 from wds_async.service.refusals import Refusal, xml_text
 

@@ -42,6 +42,7 @@ __all__ = [
     "Guard",
     "LocalFile",
     "ObjectReplaced",
+    "Pages",
     "Ranges",
     "RedirectLoop",
     "RefusedAnswer",
@@ -54,6 +55,8 @@ __all__ = [
 ]
 
 Call = Callable[..., Awaitable[Any]]
+
+
 """``await call(function, *args)`` runs a blocking function on a thread."""
 
 
@@ -344,3 +347,21 @@ def error_for(fault: Fault, url: str, offset: int, attempts: int) -> StorageErro
     tried = f" after {attempts} attempts" if attempts > 1 else ""
     advice = f" {fault.advice}" if fault.advice else ""
     return _ERRORS[fault.verdict](f"{url} at byte {offset}: {fault.reason}{tried}.{advice}").at(url, offset)
+
+
+class Pages:
+    """What led to the next page of the listing of ``url`` at ``store`` (words): each mark once."""
+
+    def __init__(self, store: str, url: str) -> None:
+        self._store, self._url = store, url
+        self._marks: set[int] = set()
+
+    def turn(self, mark: str) -> None:
+        """Go on by ``mark``, a continuation token or link. TransferError where it came before: the listing would never
+        end."""
+        if hash(mark) in self._marks:
+            raise TransferError(
+                f"{redact(self._url)} cannot be listed: {self._store} repeats its continuation token or link, so that "
+                "its listing never ends. The store, or something between, is broken; name the shards with braces."
+            )
+        self._marks.add(hash(mark))

@@ -20,8 +20,15 @@ from wds_async.errors import UrlError
 from wds_async.redact import redact
 from wds_async.storage.base import Call, Contradiction, Entry, ObjectReplaced
 from wds_async.storage.deadlines import question_s, transfer_s, with_deadline
-from wds_async.storage.imports import client_imports, extra_needed
-from wds_async.storage.sessions import end_session, holds_connection, prepared_session, read_range, said_by_url, started
+from wds_async.storage.file_servers import (
+    end_session,
+    holds_connection,
+    prepared_session,
+    read_range,
+    said_by_url,
+    started,
+)
+from wds_async.storage.preload import client_imports, extra_needed
 from wds_async.urls import links
 
 __all__ = [

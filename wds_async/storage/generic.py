@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 
 from wds_async.storage.base import Access, Answer, Call, Description, Entry, Fault, Store, Verdict
 from wds_async.storage.deadlines import with_deadline
+from wds_async.storage.file_servers import explain_session, user_of
 from wds_async.storage.filesystems import Filesystems, protocols
 from wds_async.storage.http.backend import explain_exception
 from wds_async.storage.local import explain_os_error
 from wds_async.storage.options import NO_OPTIONS, Options
-from wds_async.storage.sessions import explain_session, user_of
 from wds_async.urls import scheme
 
 __all__ = ["GenericBackend", "explain_foreign", "reads_local_files"]

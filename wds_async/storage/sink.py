@@ -17,8 +17,8 @@ from wds_async.errors import AccessDenied, ConfigError, PipeError, ShardNotFound
 from wds_async.redact import redact
 from wds_async.storage import pipe, registry
 from wds_async.storage.filewriting import WRITE_BYTES, write_all
-from wds_async.storage.opened import GOPEN_BUFSIZE, named_opener
 from wds_async.storage.options import StorageOptions
+from wds_async.storage.user_openers import GOPEN_BUFSIZE, named_opener
 from wds_async.urls import local_path
 
 __all__ = ["FileSink", "LocalSink", "PipeSink", "Sink", "open_sink", "publish_text"]

@@ -19,16 +19,18 @@ import time
 import urllib.parse
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import IO, Any, NoReturn
 
 from wds_async.config import proxy_for, transfer_config
 from wds_async.environment import SCHEME_ALIASES
 from wds_async.errors import MissingExtra, ShardNotFound, StorageError, UrlError
 from wds_async.redact import redact
-from wds_async.storage.azure.account import adlfs_options, parse
+from wds_async.storage.azure.account import account_of, adlfs_options, parse
 from wds_async.storage.azure.errors import explain_writing
 from wds_async.storage.base import Answer, Fault, RedirectLoop, Request, error_for
 from wds_async.storage.deadlines import call_with_deadline, transfer_s
+from wds_async.storage.file_servers import end_session, user_of
 from wds_async.storage.filesystems import filesystem_of
 from wds_async.storage.gcs.errors import explain_write
 from wds_async.storage.generic import explain_foreign
@@ -36,27 +38,45 @@ from wds_async.storage.http.backend import HttpBackend, tls_context
 from wds_async.storage.http.messages import redirected
 from wds_async.storage.options import NO_OPTIONS, Options
 from wds_async.storage.s3.errors import explain_foreign_s3
-from wds_async.storage.sessions import end_session, user_of
-from wds_async.storage.writers import close_writer, writer_of
+from wds_async.storage.secrets import Secrets
 from wds_async.urls import links, scheme
 
-__all__ = ["HttpSink", "MultipartSink", "StoreSink", "fsspec_sink"]
+__all__ = ["HttpSink", "MultipartSink", "StoreSink", "Writer", "close_writer", "fsspec_sink", "writer_of"]
 
 Data = bytes | bytearray | memoryview
+
 
 _TRANSACTIONAL: Mapping[str, Callable[[BaseException, str], Fault | None]] = {
     "s3": explain_foreign_s3,
     "gs": explain_write,
 }
+
+
 """Files of these obey ``autocommit=False``: ``close`` sends the last part, ``commit`` completes, ``discard`` aborts. To
 each, what reads its client's errors."""
+
+
 _COMPLETED_BY_CLOSE = frozenset({"az"})
+
+
 """Blocks of these become a blob at ``close``; those of an upload that is never closed are dropped by the service."""
+
+
 _RENAMED = frozenset({"arrow_hdfs", "ftp", "hdfs", "memory", "sftp", "smb", "ssh", "webhdfs"})
+
+
 """Here a file is visible while it is being sent, and renaming is cheap: it gets its name last."""
+
+
 _REDIRECTS = frozenset({301, 302, 307, 308})
+
+
 _BLOCK_BYTES = 1 << 20
+
+
 _ABORT_WITHIN_S = 10.0
+
+
 """How long the store is waited for where an upload has failed already, or is not wanted any more."""
 
 
@@ -387,3 +407,90 @@ class _explained:
         repeats = any(writer.secrets.hidden(text) != text for text in (fault.reason, str(exn)))
         error = error_for(writer.secrets.of_fault(fault), redact(self._url), self._offset, 1)
         raise error from (None if repeats else exn)  # a cause's text is shown whole
+
+
+_NO_SECRETS = frozenset({"host", "port", "user", "username"})
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """``identity`` in words, the ``kind`` of an Azure account, and the ``secrets`` that were sent."""
+
+    identity: str = "the credentials that write"
+    kind: str = ""
+    secrets: Secrets = field(default_factory=Secrets)
+
+
+def writer_of(name: str, url: str, options: Mapping[str, Any], filesystem: Any) -> Writer:
+    """As whom ``filesystem`` (None where it could not be made) writes ``url``, which is of the store ``name``. Asked
+    once writing has failed: it raises nothing, but may block."""
+    with contextlib.suppress(Exception):  # must not hide the error that led here
+        if name == "s3":
+            return _amazon(filesystem)
+        if name == "gs":
+            return _google(options, filesystem)
+        if name == "az":
+            return _azure(url, options)
+        if name == "hf":
+            return _hub(options)
+    return Writer(secrets=Secrets(*(value for option, value in options.items() if option not in _NO_SECRETS)))
+
+
+def _amazon(filesystem: Any) -> Writer:
+    from wds_async.storage.s3.client import key_in_words  # noqa: PLC0415 (only where it is of use)
+
+    if filesystem.anon:
+        return Writer("anonymous")
+    given = filesystem.client_kwargs
+    key = filesystem.key or given.get("aws_access_key_id")
+    if key:
+        tokens = filesystem.token, given.get("aws_session_token")
+        secrets = Secrets(filesystem.secret, given.get("aws_secret_access_key"), *tokens)
+        return Writer(key_in_words(str(key), None), secrets=secrets)
+    found = filesystem.session._credentials
+    frozen = found if not hasattr(found, "_frozen_credentials") else found._frozen_credentials or found
+    secrets = Secrets(frozen.secret_key, frozen.token)
+    return Writer(key_in_words(frozen.access_key, found), secrets=secrets)
+
+
+def _google(options: Mapping[str, Any], filesystem: Any) -> Writer:
+    from wds_async.storage.gcs.credentials import find_identity  # noqa: PLC0415 (only where it is of use)
+
+    used = getattr(getattr(filesystem, "credentials", None), "credentials", None)
+    secrets = Secrets(getattr(used, "token", None), options.get("token"))
+    return Writer(find_identity({"access": "full_control", **options}).who, secrets=secrets)
+
+
+def _azure(url: str, options: Mapping[str, Any]) -> Writer:
+    account = account_of(url, parse(url), options)
+    secrets = Secrets()
+    for secret in account.secret if isinstance(account.secret, tuple) else (account.secret,):
+        if isinstance(secret, str):
+            secrets.add(secret)
+            secrets.add_query(secret)
+    return Writer(account.identity, account.kind, secrets)
+
+
+def _hub(options: Mapping[str, Any]) -> Writer:
+    from wds_async.storage.hub.backend import identity_of  # noqa: PLC0415 (only where it is of use)
+
+    identity, secrets = identity_of(options), Secrets()
+    secrets.add_headers(identity.headers)
+    return Writer(identity.described, secrets=secrets)
+
+
+def close_writer(filesystem: Any) -> None:
+    """Close the client of an s3fs that only this writer has; harmless for others. It lives on fsspec's own loop, and
+    closed by garbage collection it would end in the middle of it."""
+    maker, loop = getattr(filesystem, "_s3creator", None), getattr(filesystem, "loop", None)
+    if maker is None or loop is None or getattr(filesystem, "_s3", None) is None:
+        return
+    from fsspec.asyn import sync  # noqa: PLC0415 (loaded by now)
+
+    filesystem._s3creator = filesystem._s3 = None
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        found = finalizer.peek()
+        if found is not None and found[0] is filesystem:
+            finalizer.detach()
+    with contextlib.suppress(Exception):  # must not hide the error that led here
+        sync(loop, maker.__aexit__, None, None, None, timeout=5.0)

@@ -19,8 +19,8 @@ from typing import Any
 
 from wds_async import orphans
 from wds_async.config import TransferConfig
-from wds_async.transfer.equipment import Equipment
 from wds_async.transfer.pump import Event, Pump
+from wds_async.transfer.resources import Equipment
 from wds_async.transfer.slabs import SlabPool
 from wds_async.transfer.stats import Counters
 

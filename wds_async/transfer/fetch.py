@@ -24,13 +24,15 @@ from wds_async.storage.base import (
     Stream,
 )
 from wds_async.storage.growing import CopiedFile, GrowingStream, StoodStill
-from wds_async.storage.handed import HandedFile
+from wds_async.storage.handed_files import HandedFile
 from wds_async.storage.http.messages import modified_of
 from wds_async.storage.registry import Location
-from wds_async.transfer.attempts import Attempts, Recovery, ShardNotes, retrieved
+from wds_async.transfer.circuit_breaker import Sky
+from wds_async.transfer.concurrency import Concurrency
 from wds_async.transfer.connection import Origin
-from wds_async.transfer.control import Concurrency
-from wds_async.transfer.direct import (
+from wds_async.transfer.files import FileReader, FileReplaced
+from wds_async.transfer.hedging import Hedges
+from wds_async.transfer.part_request import (
     IdentityChanged,
     NoSuchRange,
     RangesIgnored,
@@ -40,13 +42,11 @@ from wds_async.transfer.direct import (
     get_part,
     wait_for_memory,
 )
-from wds_async.transfer.equipment import Equipment
-from wds_async.transfer.files import FileReader, FileReplaced
-from wds_async.transfer.hedge import Hedges
+from wds_async.transfer.resources import Equipment
+from wds_async.transfer.retry import Attempts, Recovery, ShardNotes, retrieved
 from wds_async.transfer.stats import Counters
 from wds_async.transfer.streams import DirectStream, StreamReader
 from wds_async.transfer.traffic import FILES, OriginTraffic
-from wds_async.transfer.weather import Sky
 from wds_async.transfer.window import Part, Shard
 
 __all__ = ["Fetcher", "Plan", "Unranged"]

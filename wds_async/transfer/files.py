@@ -6,7 +6,7 @@ import os
 import threading
 
 from wds_async.storage.base import LocalFile
-from wds_async.storage.handed import HandedFile
+from wds_async.storage.handed_files import HandedFile
 from wds_async.storage.local import file_identity
 
 __all__ = ["FileReader", "FileReplaced"]

@@ -22,10 +22,10 @@ from wds_async.redact import redact
 from wds_async.storage.base import Description, Fault, error_for
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.storage.registry import Location, locate
-from wds_async.transfer.attempts import ShardNotes
 from wds_async.transfer.bridge import new_event_loop
-from wds_async.transfer.equipment import Equipment, why_unread
 from wds_async.transfer.fetch import Fetcher
+from wds_async.transfer.resources import Equipment, why_unread
+from wds_async.transfer.retry import ShardNotes
 from wds_async.transfer.slabs import Slab, SlabPool
 from wds_async.transfer.stats import Counters
 from wds_async.transfer.window import Part, Shard, Window

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from wds_async.config import TransferConfig
 from wds_async.errors import ReaderClosed, WdsError
 from wds_async.storage.registry import Location
-from wds_async.transfer.attempts import ShardNotes
-from wds_async.transfer.equipment import Equipment
 from wds_async.transfer.fetch import Fetcher
+from wds_async.transfer.resources import Equipment
+from wds_async.transfer.retry import ShardNotes
 from wds_async.transfer.slabs import Slab, SlabPool
 from wds_async.transfer.stats import Counters
 from wds_async.transfer.window import Broken, End, Finished, Part, Piece, Shard, Window

@@ -29,13 +29,12 @@ from wds_async.storage.listing.folders import Folder
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.storage.registry import locate
 from wds_async.transfer import window
-from wds_async.transfer.attempts import retrieved
-from wds_async.transfer.control import Concurrency
-from wds_async.transfer.equipment import Equipment, why_unread
+from wds_async.transfer.concurrency import Concurrency
 from wds_async.transfer.fetch import Fetcher, Unranged
-from wds_async.transfer.lending import LARGEST_BYTES, Lender
-from wds_async.transfer.originlimits import OriginLimits, Permit
-from wds_async.transfer.slabs import Slab
+from wds_async.transfer.rate_limits import OriginLimits, Permit
+from wds_async.transfer.resources import Equipment, why_unread
+from wds_async.transfer.retry import retrieved
+from wds_async.transfer.slabs import LARGEST_BYTES, Lender, Slab
 from wds_async.transfer.stats import Counters
 from wds_async.transfer.traffic import OriginTraffic, Traffic, origin_of
 from wds_async.transfer.versions import Facts, Version, Versions, facts_of

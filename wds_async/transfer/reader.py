@@ -27,13 +27,13 @@ from wds_async.redact import redact
 from wds_async.storage.base import Checksum
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.storage.registry import Location, locate
-from wds_async.transfer.always import Always
 from wds_async.transfer.bridge import Engine
-from wds_async.transfer.kept import CachedShard, Limit, ShardCache
+from wds_async.transfer.protocols import CachedShard, Limit, ShardCache
 from wds_async.transfer.pump import Event, Hand, Pump
 from wds_async.transfer.slabs import Slab
 from wds_async.transfer.stats import Board, Counters
 from wds_async.transfer.verify import Comparison, HeldBack, brought
+from wds_async.transfer.verify_before_use import Always
 from wds_async.transfer.window import Broken, Finished, Piece, Shard
 from wds_async.urls import local_path
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from wds_async.storage.base import Answer, Checksum, RefusedAnswer, Request, Stream
 from wds_async.storage.http.messages import identity_of, same_object
 from wds_async.transfer.connection import Connection, ConnectionBroken, Head, Origin, request_bytes
-from wds_async.transfer.direct import IdentityChanged, RangesIgnored, Redirected, excerpt_of, follow
-from wds_async.transfer.origins import ConnectionPool
+from wds_async.transfer.connection_pool import ConnectionPool
+from wds_async.transfer.part_request import IdentityChanged, RangesIgnored, Redirected, excerpt_of, follow
 from wds_async.transfer.window import Part
 
 __all__ = ["DirectStream", "StreamReader"]

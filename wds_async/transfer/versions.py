@@ -10,7 +10,7 @@ from typing import Any
 
 from wds_async.storage.base import Checksum
 from wds_async.storage.registry import Location
-from wds_async.transfer.attempts import ShardNotes
+from wds_async.transfer.retry import ShardNotes
 from wds_async.transfer.window import Shard
 
 __all__ = ["Facts", "Version", "Versions", "facts_of"]

@@ -18,7 +18,7 @@ from typing import Any
 
 from wds_async.config import TransferConfig
 from wds_async.storage.base import Checksum
-from wds_async.transfer.control import Concurrency
+from wds_async.transfer.concurrency import Concurrency
 from wds_async.transfer.slabs import Slab, SlabPool, slab_bytes
 
 __all__ = ["Broken", "End", "Finished", "Part", "Piece", "Shard", "Window"]

@@ -15,7 +15,7 @@ import pytest
 from tests.transfer.reading import data, open_fds
 from wds_async.storage.ais.handed import Hands
 from wds_async.storage.base import Request
-from wds_async.storage.handed import HandedFile
+from wds_async.storage.handed_files import HandedFile
 from wds_async.transfer.files import FileReader, FileReplaced
 
 BYTES = data(10_000)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from wds_async.errors import ConfigError
-from wds_async.storage.gcs.options import check_options
+from wds_async.storage.gcs.backend import check_options
 
 
 def test_names() -> None:

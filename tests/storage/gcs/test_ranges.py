@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wds_async.storage.gcs.ranges import pinned_by
+from wds_async.storage.gcs.backend import pinned_by
 
 
 def test_the_generation_pins_an_object() -> None:

@@ -20,7 +20,7 @@ from tests.servers import Origin, Tls
 from tests.servers.shards import make_tar
 from tests.transfer.reading import KIB, data, quick
 from wds_async.errors import AccessDenied, ConfigError, TransferError
-from wds_async.storage.configuration import fsspec_configuration
+from wds_async.storage.fsspec_config import fsspec_configuration
 from wds_async.storage.http.auth import HttpSettings, Netrc
 from wds_async.storage.http.backend import HttpBackend
 from wds_async.storage.options import Options, StorageOptions
@@ -234,7 +234,7 @@ def test_fsspec_is_imported_only_where_it_is_configured(tmp_path: Path) -> None:
     import sys
 
     program = (
-        "import sys\nfrom wds_async.storage.configuration import fsspec_configuration\n"
+        "import sys\nfrom wds_async.storage.fsspec_config import fsspec_configuration\n"
         "found = fsspec_configuration('http', 'https')\nprint(sorted(found.items()), 'fsspec' in sys.modules)"
     )
 

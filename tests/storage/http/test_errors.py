@@ -18,7 +18,7 @@ from aiohttp.client_reqrep import ConnectionKey
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from tests.servers.process import free_port
-from wds_async.retry import RetryPolicy
+from wds_async.config import RetryPolicy
 from wds_async.storage.base import Answer, Contradiction, Fault, ObjectReplaced, Verdict
 from wds_async.storage.http.errors import (
     explain_exception,

@@ -9,9 +9,8 @@ import pytest
 
 from wds_async.errors import AccessDenied
 from wds_async.storage.base import Request, Verdict
-from wds_async.storage.http.backend import HttpBackend
+from wds_async.storage.http.backend import HttpBackend, guarded_resolver, is_address, judge
 from wds_async.storage.http.errors import explain_exception
-from wds_async.storage.http.guarded import guarded_resolver, is_address, judge
 from wds_async.storage.http.messages import redirected
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from wds_async.storage.http.index import IndexPage
+from wds_async.storage.http.backend import IndexPage
 
 
 def names(page: str, url: str = "http://h/f/", at: str | None = None) -> list[str]:

@@ -8,7 +8,7 @@ import pytest
 
 from wds_async.storage.base import Answer, Fault, Verdict
 from wds_async.storage.http.auth import ANONYMOUS, Identity
-from wds_async.storage.hub.errors import HubPlace, explain_hub_answer
+from wds_async.storage.hub.backend import HubPlace, explain_hub_answer
 
 ENDPOINT = "https://hub"
 PLACE = HubPlace("datasets", "o/n", "main", "a/x.tar")

@@ -13,8 +13,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wds_async.config import RetryPolicy
 from wds_async.errors import ShardNotFound, UrlError
-from wds_async.retry import RetryPolicy
 from wds_async.storage.listing import searching
 from wds_async.storage.listing.folders import forget
 from wds_async.storage.listing.globs import parse

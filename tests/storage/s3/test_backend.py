@@ -14,8 +14,8 @@ from tests.servers.awsmetadata import AwsMetadata
 from tests.servers.sigv4 import Account, SignedStore
 from tests.storage.s3.test_client import on_backend
 from tests.transfer.reading import KIB, data, quick
+from wds_async.config import RetryPolicy
 from wds_async.errors import AccessDenied, ConfigError, ObjectChanged, ShardNotFound, TransferError, UrlError, WdsError
-from wds_async.retry import RetryPolicy
 from wds_async.storage.base import Answer, Verdict
 from wds_async.storage.options import StorageOptions
 from wds_async.storage.s3 import backend as s3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from wds_async.storage.s3.names import S3Name
+from wds_async.storage.s3.options import S3Name
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 
 from wds_async.storage.checked import CheckedRanges
 from wds_async.storage.http.messages import identity_of
-from wds_async.storage.s3.names import S3Name
-from wds_async.storage.s3.ranges import ObjectGet
+from wds_async.storage.s3.backend import ObjectGet
+from wds_async.storage.s3.options import S3Name
 
 
 class Unsatisfied(Exception):

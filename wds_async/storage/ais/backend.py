@@ -30,6 +30,7 @@ from wds_async.storage.base import (
     Description,
     Entry,
     Fault,
+    Pages,
     RefusedAnswer,
     Request,
     Store,
@@ -37,13 +38,12 @@ from wds_async.storage.base import (
     Verdict,
 )
 from wds_async.storage.checksums import aistore
-from wds_async.storage.hiding import Secrets
 from wds_async.storage.http.backend import HttpBackend, HttpStream
 from wds_async.storage.http.errors import explain_exception, explain_status, retry_after_s, with_proxy
 from wds_async.storage.http.messages import PLAIN_HEADERS, answer_of, identity_of, redirected
-from wds_async.storage.imports import import_client
 from wds_async.storage.options import NO_OPTIONS, Options
-from wds_async.storage.paging import Pages
+from wds_async.storage.preload import import_client
+from wds_async.storage.secrets import Secrets
 
 if TYPE_CHECKING:
     import aiohttp

@@ -22,7 +22,7 @@ from typing import Any
 import httptools
 
 from wds_async.storage.base import Request
-from wds_async.storage.handed import Descriptor, HandedFile
+from wds_async.storage.handed_files import Descriptor, HandedFile
 from wds_async.storage.http.messages import wire_url
 
 __all__ = ["Hands"]

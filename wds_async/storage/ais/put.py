@@ -14,10 +14,10 @@ from wds_async.redact import redact
 from wds_async.storage.ais.backend import explain_answer
 from wds_async.storage.ais.urls import NOBODY, Place, cluster_for, read_token
 from wds_async.storage.base import Answer, Fault, Tls, Verdict
-from wds_async.storage.hiding import Secrets
 from wds_async.storage.http.backend import tls_context
 from wds_async.storage.http.errors import explain_exception
 from wds_async.storage.http.messages import PLAIN_HEADERS
+from wds_async.storage.secrets import Secrets
 from wds_async.storage.upload import HttpSink
 
 __all__ = ["AisSink"]

@@ -24,8 +24,8 @@ from wds_async.environment import variable
 from wds_async.errors import ConfigError
 from wds_async.storage.azure.account import Account, Blob
 from wds_async.storage.base import Call
-from wds_async.storage.hiding import Secrets, hide_in_logs
-from wds_async.storage.imports import client_imports, extra_needed
+from wds_async.storage.preload import client_imports, extra_needed
+from wds_async.storage.secrets import Secrets, hide_in_logs
 
 __all__ = ["API_VERSION", "VERSIONS", "Authority", "Grant", "NoToken"]
 

@@ -34,6 +34,7 @@ from wds_async.storage.base import (
     Description,
     Entry,
     Fault,
+    Pages,
     RefusedAnswer,
     Request,
     Store,
@@ -46,7 +47,6 @@ from wds_async.storage.http.backend import HttpBackend
 from wds_async.storage.http.errors import told_where, with_proxy
 from wds_async.storage.http.messages import PLAIN_HEADERS
 from wds_async.storage.options import NO_OPTIONS, Options
-from wds_async.storage.paging import Pages
 
 __all__ = ["AzureBackend", "is_blob_url"]
 

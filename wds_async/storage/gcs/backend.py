@@ -1,15 +1,11 @@
-"""Google Cloud Storage: ``gs://bucket/object``, and with ``#N`` (or ``?generation=N``) its generation N.
-
-Objects are read by the JSON API's media URL, with a bearer token where there are credentials (`gcscredentials`), and
-listed by the same API page by page. gcsfs, which shares options and credentials with both, reads where a request
-of our own will not do. ``storage_options`` are gcsfs's: ``token``, ``project``, ``endpoint_url``, ``requester_pays``,
-``access``, ``version_aware``, ``session_kwargs``, ….
-"""
+"""gcsfs's options, by name: it takes any, and says nothing of those that it does not know."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
+import difflib
 import functools
 import json
 import math
@@ -17,7 +13,7 @@ import random
 import re
 import time
 import urllib.parse
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 from wds_async.config import proxy_for, transfer_config
@@ -33,6 +29,7 @@ from wds_async.storage.base import (
     Description,
     Entry,
     Fault,
+    Pages,
     RefusedAnswer,
     Request,
     Store,
@@ -44,23 +41,52 @@ from wds_async.storage.checksums import google, google_object
 from wds_async.storage.filesystems import Filesystems
 from wds_async.storage.gcs.credentials import Identity, emulator, find_identity, metadata_project
 from wds_async.storage.gcs.errors import explain
-from wds_async.storage.gcs.options import check_options
-from wds_async.storage.gcs.ranges import MediaGet, pinned_by
 from wds_async.storage.gcs.tokens import Tokens
 from wds_async.storage.http.backend import HttpBackend
 from wds_async.storage.http.errors import told_where, with_proxy
-from wds_async.storage.http.messages import PLAIN_HEADERS, answer_of
-from wds_async.storage.imports import extra_needed
+from wds_async.storage.http.messages import PLAIN_HEADERS, answer_of, identity_of
 from wds_async.storage.options import NO_OPTIONS, Options
-from wds_async.storage.paging import Pages
+from wds_async.storage.preload import extra_needed
 
-__all__ = ["GcsBackend"]
+__all__ = ["GcsBackend", "MediaGet", "check_options", "pinned_by"]
+
+_KNOWN = frozenset({
+    "access", "asynchronous", "batch_size", "block_size", "cache_timeout", "cache_type", "check_connection",
+    "consistency", "default_location", "endpoint_url", "experimental_zonal_hns_support", "listings_expiry_time",
+    "loop", "max_paths", "project", "requester_pays", "requests_timeout", "secure_serialize", "session_kwargs",
+    "skip_instance_cache", "timeout", "token", "use_listings_cache", "version_aware",
+})  # fmt: skip
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """ConfigError, without any value, for an option that means nothing, and for an ``endpoint_url`` that is no URL."""
+    unknown = sorted(str(name) for name in options if name not in _KNOWN)
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], _KNOWN, 1)
+        meant = f"did you mean {near[0]}?" if near else "they are gcsfs's: token, project, endpoint_url, …"
+        raise ConfigError(f"storage_options for gs: {', '.join(unknown)} means nothing here; {meant}")
+    endpoint = options.get("endpoint_url")
+    if endpoint:
+        parts = urllib.parse.urlsplit(str(endpoint))
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"storage_options for gs: endpoint_url={redact(str(endpoint))!r}: write https://host")
+
 
 _GENERATION = re.compile(r"#(\d+)$|\?(?:[^#]*&)?generation=(\d+)(?:&[^#]*)?$")
+
+
 _LISTED = "items(name,size,updated),prefixes,nextPageToken"
+
+
 _PAGE = "1000"
+
+
 _RENEWALS_AT_MOST = 2
+
+
 _RENEWED_EVERY_S = 5.0
+
+
 _PLACE = "The endpoint follows STORAGE_EMULATOR_HOST and endpoint_url= of storage_options."
 
 
@@ -310,3 +336,37 @@ def _entry(url: str, item: dict[str, Any], skipped: int) -> Entry:
     if "updated" in item:
         modified = datetime.datetime.fromisoformat(item["updated"]).timestamp()
     return Entry(url + item["name"][skipped:], int(item.get("size", 0)), modified)
+
+
+def pinned_by(fields: Mapping[str, str], total: int | None) -> str:
+    """See `checked.Identify`. The generation counts too: an emulator may give no ETag."""
+    generation = fields.get("x-goog-generation", "")
+    return f"{identity_of(fields, total)}{f', generation {generation}' if generation else ''}"
+
+
+class MediaGet:
+    """A `checked.RangeGet` of one object; raises `RefusedAnswer`, or what aiohttp does. ``find`` gives gcsfs's
+    filesystem, with credentials that hold now, and the path in it. Its session is asked, and not its methods, which
+    drop status and head, and try six times."""
+
+    def __init__(self, find: Callable[[], Awaitable[tuple[Any, str]]]) -> None:
+        self._find = find
+
+    @contextlib.asynccontextmanager
+    async def __call__(self, start: int, stop: int, etag: str) -> AsyncIterator[tuple[Answer, AsyncIterator[bytes]]]:
+        filesystem, path = await self._find()
+        headers = {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
+        await filesystem._set_session()
+        response = await filesystem.session.get(
+            filesystem.url(path),
+            params=filesystem._get_params({}),
+            headers=filesystem._get_headers({**headers, **({"If-Match": etag} if etag else {})}),
+            timeout=filesystem.requests_timeout,
+        )
+        try:
+            answer = await answer_of(response)
+            if answer.status >= 300 and answer.status != 416:
+                raise RefusedAnswer(answer)
+            yield answer, response.content.iter_any()
+        finally:
+            response.close()

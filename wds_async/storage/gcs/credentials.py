@@ -23,7 +23,7 @@ from typing import Any
 
 from wds_async.environment import variable
 from wds_async.storage.gcs.tokens import AuthFailed, in_words
-from wds_async.storage.imports import client_imports
+from wds_async.storage.preload import client_imports
 
 __all__ = ["HOW_TO_GIVE", "Identity", "emulator", "find_identity", "gcsfs_token", "metadata_project"]
 

@@ -20,8 +20,8 @@ from typing import Any
 
 from wds_async.redact import redact
 from wds_async.storage.base import Call
-from wds_async.storage.hiding import Secrets, hide_in_logs
-from wds_async.storage.imports import client_imports
+from wds_async.storage.preload import client_imports
+from wds_async.storage.secrets import Secrets, hide_in_logs
 
 __all__ = ["AuthFailed", "Tokens", "in_words"]
 

@@ -1,10 +1,13 @@
-"""HTTP(S) by URL. Direct requests; aiohttp where a proxy is in the way, or a server streams what it should cut."""
+"""aiohttp kept to the addresses that a program's `Guard` lets pass: those that are judged are those that are used."""
 
 from __future__ import annotations
 
 import asyncio
 import codecs
 import contextlib
+import html.parser
+import ipaddress
+import socket
 import ssl
 import urllib.parse
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -12,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from wds_async.config import proxy_for
-from wds_async.errors import ConfigError, UrlError
+from wds_async.errors import AccessDenied, ConfigError, UrlError
 from wds_async.redact import redact
 from wds_async.storage.base import (
     Access,
@@ -31,8 +34,8 @@ from wds_async.storage.base import (
 )
 from wds_async.storage.checked import CheckedRanges, Identify
 from wds_async.storage.checksums import amazon, azure, google, representation
-from wds_async.storage.configuration import fsspec_configuration
 from wds_async.storage.deadlines import question_s, with_deadline
+from wds_async.storage.fsspec_config import fsspec_configuration
 from wds_async.storage.http.auth import (
     ANONYMOUS,
     HttpSettings,
@@ -41,8 +44,6 @@ from wds_async.storage.http.auth import (
     identity_of_url,
 )
 from wds_async.storage.http.errors import explain_exception, explain_status, told_as_whom, told_of_the_port, with_proxy
-from wds_async.storage.http.guarded import guarded_resolver, is_address, judge
-from wds_async.storage.http.index import IndexPage
 from wds_async.storage.http.messages import (
     PLAIN_HEADERS,
     REDIRECTS,
@@ -53,23 +54,132 @@ from wds_async.storage.http.messages import (
     wire_url,
 )
 from wds_async.storage.http.ranges import RangeRequests
-from wds_async.storage.imports import import_client
 from wds_async.storage.options import NO_OPTIONS, Options
+from wds_async.storage.preload import import_client
 
 if TYPE_CHECKING:
     import aiohttp
+    from aiohttp.abc import AbstractResolver, ResolveResult
 
 __all__ = [
     "HttpBackend",
     "HttpStream",
+    "IndexPage",
     "explain_exception",
     "explain_status",
+    "guarded_resolver",
     "identity_of",
+    "is_address",
+    "judge",
     "tls_context",
 ]
 
+
+def judge(guard: Guard, host: str, address: str) -> None:
+    """AccessDenied where ``guard`` lets no connection of ``host`` go to ``address``."""
+    if why := guard.why_not(host, address):
+        raise AccessDenied(f"no connection is made: {why}")
+
+
+def is_address(host: str) -> bool:
+    """Whether ``host`` is an address, about which aiohttp asks no resolver; also in the short forms (``127.1``) that
+    sockets take."""
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host.replace(".", "").isdigit()
+    return True
+
+
+def guarded_resolver(guard: Guard) -> AbstractResolver:
+    """aiohttp's resolver, whose answers are judged. Made within a running loop."""
+    from aiohttp.abc import AbstractResolver  # noqa: PLC0415 (a slow import that a direct read never needs)
+    from aiohttp.resolver import ThreadedResolver  # noqa: PLC0415
+
+    class Guarded(AbstractResolver):
+        def __init__(self) -> None:
+            self._resolver = ThreadedResolver()
+
+        async def resolve(
+            self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+        ) -> list[ResolveResult]:
+            found = await self._resolver.resolve(host, port, family)
+            for one in found:
+                judge(guard, host, one["host"])
+            return found
+
+        async def close(self) -> None:
+            await self._resolver.close()
+
+    return Guarded()
+
+
+# Escaped wherever they stand in a name: they would end it, or begin an escape.
+_ESCAPED = frozenset("%?#/\\ \"<>'`")
+
+
+class IndexPage(html.parser.HTMLParser):
+    """Fed with the page of the folder ``url`` (which ends with "/"); ``page`` is its own URL, after redirects."""
+
+    def __init__(self, url: str, page: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self._url = url
+        self._page = page
+        self._folder = [_decoded(name) for name in urllib.parse.urlsplit(page).path.split("/")[:-1]]
+        self._origin = urllib.parse.urlsplit(page)[:2]
+        self._seen: set[str] = set()
+        self._found: list[Entry] = []
+
+    def take(self) -> list[Entry]:
+        """The entries found since the last call, in the page's order."""
+        found, self._found = self._found, []
+        return found
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        href = dict(attrs).get("href") if tag == "a" else None
+        name = self._name(href.strip()) if href else ""
+        if name and name not in self._seen:
+            self._seen.add(name)
+            self._found.append(Entry(self._url + name, None))
+
+    def _name(self, href: str) -> str:
+        """What ``href`` adds to the folder's URL; "" for what does not lie directly in it."""
+        try:
+            target = urllib.parse.urljoin(self._page, href)
+            if urllib.parse.urlsplit(target)[:2] != self._origin:
+                return ""
+            segments = urllib.parse.urlsplit(target).path.split("/")
+        except ValueError:
+            return ""
+        slash = ""
+        if segments[-1] == "":
+            segments.pop()
+            slash = "/"
+        if len(segments) != len(self._folder) + 1 or [_decoded(name) for name in segments[:-1]] != self._folder:
+            return ""
+        name = _shown(segments[-1])
+        return name + slash if name not in ("", ".", "..") else ""
+
+
+def _decoded(name: str) -> str:
+    return urllib.parse.unquote(name)
+
+
+def _shown(name: str) -> str:
+    """The name as a person writes it in a URL: decoded, but for what would then mean something else."""
+    try:
+        text = urllib.parse.unquote(name, errors="strict")
+    except UnicodeDecodeError:  # bytes of another encoding: they can be asked for only as they stand
+        return name
+    return "".join(c if c.isprintable() and c not in _ESCAPED else urllib.parse.quote(c, safe="") for c in text)
+
+
 _WANTED = {"Want-Repr-Digest": "sha-256=10, sha-512=5"}  # RFC 9530 §4
+
+
 _INDEX_LIMIT_BYTES = 32 << 20
+
+
 _INDEX_PIECE_BYTES = 64 << 10
 
 

@@ -10,10 +10,10 @@ import re
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
+from wds_async.config import RetryPolicy
 from wds_async.environment import VARIABLES, variable
 from wds_async.errors import UrlError, WdsError
 from wds_async.redact import redact
-from wds_async.retry import RetryPolicy
 from wds_async.storage.base import Backend, Entry, Fault, RefusedAnswer, Verdict, error_for
 from wds_async.storage.options import StorageOptions
 from wds_async.storage.registry import Backends, locate

@@ -13,9 +13,9 @@ import urllib.parse
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from wds_async.config import RetryPolicy
 from wds_async.errors import ShardNotFound, UrlError, WdsError
 from wds_async.redact import redact
-from wds_async.retry import RetryPolicy
 from wds_async.storage.base import Entry
 from wds_async.storage.listing.folders import KEPT_CHARS, Folder, Names, keep, kept
 from wds_async.storage.listing.globs import ANY_DEPTH, SHARDS, Pattern, is_pattern, matcher

@@ -8,6 +8,7 @@ signed, and one signature serves all parts of a shard.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
@@ -37,7 +38,6 @@ from wds_async.storage.checked import CheckedRanges
 from wds_async.storage.checksums import amazon, amazon_etag
 from wds_async.storage.filesystems import Filesystems
 from wds_async.storage.generic import GenericBackend, explain_foreign
-from wds_async.storage.hiding import Secrets, hide_in_logs
 from wds_async.storage.http.backend import HttpBackend
 from wds_async.storage.http.errors import told_where, with_proxy
 from wds_async.storage.http.messages import fields_of, identity_of
@@ -53,19 +53,29 @@ from wds_async.storage.s3.errors import (
     said_by_answer,
     said_by_exception,
 )
-from wds_async.storage.s3.names import S3Name
-from wds_async.storage.s3.options import tried_once, with_patience
-from wds_async.storage.s3.ranges import ObjectGet
+from wds_async.storage.s3.options import S3Name, tried_once, with_patience
+from wds_async.storage.secrets import Secrets, hide_in_logs
 
-__all__ = ["S3Backend"]
+__all__ = ["ObjectGet", "S3Backend"]
 
 logger = logging.getLogger("wds_async")
 
+
 _SIGNED_AT_MOST = 10_000
+
+
 _SEARCHES_AT_MOST = 3
+
+
 _LATE_S = 5.0
+
+
 _ON_THE_WAY_S = 60.0
+
+
 """In which all requests are answered that were sent before another session signed: longer than any stall."""
+
+
 _told_of_anonymity: set[str] = set()
 
 
@@ -315,3 +325,44 @@ class S3Backend(GenericBackend):
             return fault
         advice = "The endpoint follows AWS_REGION and AWS_ENDPOINT_URL_S3."
         return told_where(fault, f"S3 at {self._endpoint}", "" if "AWS_ENDPOINT_URL_S3" in fault.advice else advice)
+
+
+_PIECE_BYTES = 1 << 20
+
+
+class ObjectGet:
+    """A `checked.RangeGet` of one object; raises what botocore does. Its client is asked, and not s3fs's methods, which
+    give the body only, and try five times."""
+
+    def __init__(self, client: S3Client, name: S3Name) -> None:
+        self._client, self._name = client, name
+
+    @contextlib.asynccontextmanager
+    async def __call__(self, start: int, stop: int, etag: str) -> AsyncIterator[tuple[Answer, AsyncIterator[bytes]]]:
+        more = {"IfMatch": etag} if etag else {}
+        try:
+            found = await self._client.get(self._name, Range=f"bytes={start}-{stop - 1}", **more)
+        except Exception as exn:
+            if (unsatisfied := _unsatisfied(exn)) is None:
+                raise
+            if not unsatisfied.fields.get("content-range"):  # some stores leave the size out
+                size = await self._client.size(self._name)
+                unsatisfied = Answer(416, {**unsatisfied.fields, "content-range": f"bytes */{size}"})
+            yield unsatisfied, _pieces(None)
+            return
+        meta = found["ResponseMetadata"]
+        try:
+            yield Answer(meta["HTTPStatusCode"], fields_of(meta["HTTPHeaders"])), _pieces(found["Body"])
+        finally:
+            found["Body"].close()
+
+
+async def _pieces(body: Any) -> AsyncIterator[bytes]:
+    while body is not None and (piece := await body.read(_PIECE_BYTES)):
+        yield bytes(piece)
+
+
+def _unsatisfied(exn: Exception) -> Answer | None:
+    """The 416 that botocore makes an exception of: an object may be empty."""
+    meta = (getattr(exn, "response", None) or {}).get("ResponseMetadata") or {}
+    return Answer(416, fields_of(meta.get("HTTPHeaders") or {})) if meta.get("HTTPStatusCode") == 416 else None

@@ -21,8 +21,8 @@ from wds_async.errors import ConfigError
 from wds_async.redact import redact
 from wds_async.storage.base import Tls
 from wds_async.storage.filesystems import Filesystems
-from wds_async.storage.hiding import Secrets
-from wds_async.storage.s3.names import S3Name
+from wds_async.storage.s3.options import S3Name
+from wds_async.storage.secrets import Secrets
 
 __all__ = ["S3Client", "Signed", "connect", "key_in_words"]
 

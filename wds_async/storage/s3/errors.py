@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 
 from wds_async.redact import redact
 from wds_async.storage.base import Answer, Fault, Verdict
-from wds_async.storage.hiding import code_shown
 from wds_async.storage.http.errors import explain_exception, explain_status, retry_after_s
+from wds_async.storage.secrets import code_shown
 
 __all__ = [
     "KEY_REFUSED",

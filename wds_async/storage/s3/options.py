@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from wds_async.environment import variable
 
-__all__ = ["s3fs_options", "tried_once", "with_patience", "with_region"]
+__all__ = ["S3Name", "s3fs_options", "tried_once", "with_patience", "with_region"]
 
 
 def s3fs_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,3 +63,40 @@ def with_region(options: Mapping[str, Any]) -> dict[str, Any]:
     if not region or variable("AWS_DEFAULT_REGION") or any("region_name" in place for place in places):
         return dict(options)
     return {**options, "client_kwargs": {"region_name": region, **places[1]}}
+
+
+_VERSION = "?versionId="
+
+
+# Access points are buckets whose names hold colons and, behind one of those, slashes (boto's guide, "Access points").
+_ARN = re.compile(
+    r"(arn:[^/]*:(?:accesspoint[:/][^/:]+|outpost[:/][^/:]+[:/](?:accesspoint|bucket)[:/][^/:]+))(?:[:/](.*))?\Z",
+    re.DOTALL,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class S3Name:
+    """``scheme`` (``s3`` or ``s3a``), ``bucket`` (a name, an access point's alias or its ARN; "" for none), ``key``
+    ("" for none) and ``version`` ("" for the newest), which a URL has as ``?versionId=``, as for s3fs."""
+
+    scheme: str
+    bucket: str
+    key: str
+    version: str = ""
+
+    @classmethod
+    def of(cls, url: str) -> S3Name:
+        """The parts of ``s3://bucket/key[?versionId=…]``."""
+        scheme, _, path = url.partition("://")
+        if (arn := _ARN.match(path)) is not None:
+            bucket, key = arn[1], arn[2] or ""
+        else:
+            bucket, _, key = path.partition("/")
+        key, _, version = key.partition(_VERSION)
+        return cls(scheme, bucket, key, version)
+
+    @property
+    def folder(self) -> str:
+        """The URL that keys of the bucket are appended to; without a bucket, the one that buckets are appended to."""
+        return f"{self.scheme}://{self.bucket}/" if self.bucket else f"{self.scheme}://"

@@ -1,0 +1,170 @@
+"""The table of prices: the built-in one, the user's over it, and which price an origin has from where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wds_async.errors import ConfigError
+from wds_async.observe.prices import PriceTable, Range
+
+GB = 1e9
+
+
+@pytest.fixture(autouse=True)
+def no_endpoints(monkeypatch: Any) -> None:
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "STORAGE_EMULATOR_HOST"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def gigabyte(origin: str, region: str = "", here: str = "", table: PriceTable | None = None) -> Range:
+    byte = (table or PriceTable.load()).price(origin, region, here).byte
+    return Range(round(byte.low * GB, 6), round(byte.high * GB, 6))
+
+
+def table_of(tmp_path: Path, text: str) -> PriceTable:
+    path = tmp_path / "prices.yaml"
+    path.write_text(text)
+    return PriceTable.load(path)
+
+
+def test_ranges() -> None:
+    assert Range(1, 2) + Range(0.5, 0.5) == Range(1.5, 2.5)
+    assert Range(1, 2).times(3) == Range(3, 6)
+    assert Range(1, 2).as_list() == [1, 2]
+    assert [str(Range(*bounds)) for bounds in [(0, 0), (0, 12.5), (0.004, 0.05), (1e-6, 1e-6), (1234.5, 1234.5)]] == [
+        "$0.00", "$0.00 to $12.50", "$0.004 to $0.05", "$1.0e-06", "$1,234.50",
+    ]  # fmt: skip
+
+
+def test_within_a_region_traffic_is_free() -> None:
+    assert gigabyte("s3://b", "us-east-1", "us-east-1") == Range(0, 0)
+    assert gigabyte("gs://b", "europe-west1", "europe-west1-b") == Range(0, 0)  # a zone of it
+    assert gigabyte("s3://b", "eu-west-1", "eu-west-1a") == Range(0, 0)
+    assert gigabyte("az://a/c", "WestEurope", "westeurope") == Range(0, 0)
+
+
+def test_what_is_not_known_is_a_range() -> None:
+    unknown = gigabyte("s3://b")
+    assert unknown.low == 0
+    assert unknown.high == gigabyte("s3://b", "us-east-1", "europe-west1").high > 0.1
+    same_provider = gigabyte("s3://b", "", "us-east-1")
+    assert same_provider.low == 0
+    assert 0 < same_provider.high < unknown.high
+
+
+def test_further_away_costs_more() -> None:
+    near = gigabyte("gs://b", "us-central1", "us-east4")
+    far = gigabyte("gs://b", "us-central1", "asia-east1")
+    out = gigabyte("gs://b", "us-central1", "us-east-1")  # Amazon's, another provider
+    assert 0 < near.low < far.low < out.low
+    assert gigabyte("gs://b", "us-central1", "cellar") == out
+    # A region of the right provider that the table does not know may be near or far.
+    odd = gigabyte("az://a/c", "westeurope", "eastus"), gigabyte("az://a/c", "moonbase", "eastus")
+    assert odd[1].low <= odd[0].low
+    assert odd[1].high >= odd[0].high
+
+
+def test_names_of_providers_are_told_apart() -> None:
+    table = PriceTable.load()
+    assert table._place("me-central-1") == ("s3", "middle-east")
+    assert table._place("me-central1") == ("gs", "middle-east")
+    assert table._place("us-east1") == ("gs", "north-america")
+    assert table._place("us-east-2") == ("s3", "north-america")
+    assert table._place("eastus2") == ("az", "north-america")
+    assert table._place("ap-southeast-2") == ("s3", "oceania")
+    assert table._place("") == ("", "")
+
+
+def test_requests_have_a_price_too() -> None:
+    request = PriceTable.load().price("gs://b").request
+    assert request == Range(0.0004 / 1000, 0.0004 / 1000)
+
+
+@pytest.mark.parametrize("origin", ["ais://b", "file", "hf://org/data", "https://host:8080", "pipe", "memory://x"])
+def test_what_costs_nothing(origin: str) -> None:
+    price = PriceTable.load().price(origin)
+    assert price.byte == price.request == Range(0, 0)
+
+
+def test_whose_prices(monkeypatch: Any) -> None:
+    table = PriceTable.load()
+    assert table.store_of("https://b.s3.us-east-1.amazonaws.com") == "s3"
+    assert table.store_of("https://storage.googleapis.com:443") == "gs"
+    assert table.store_of("https://account.blob.core.windows.net") == "az"
+    assert table.store_of("https://notamazonaws.com") == "http"
+    assert table.store_of("s3://b") == "s3"
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "https://s3.eu-west-1.amazonaws.com")
+    assert table.store_of("s3://b") == "s3"
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://minio:9000")
+    assert table.store_of("s3://b") == "own"
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://localhost:4443")
+    assert table.store_of("gs://b") == "own"
+
+
+def test_the_users_table_goes_over_ours(tmp_path: Path) -> None:
+    table = table_of(
+        tmp_path,
+        """
+        date: 2030-01
+        stores:
+          s3: {internet: 0.05, per_1000_requests: 0}
+          minio: {internet: [0, 0.01]}
+        hosts: {minio.example.com: minio}
+        origins:
+          s3://mine: {region: us-east-1}
+          s3://mine-too: {internet: 7, region: eu-west-1}
+        regions: {s3: {moon: [lu-]}}
+        """,
+    )
+    assert table.date == "2030-01"
+    assert gigabyte("s3://b", "us-east-1", "cellar", table) == Range(0.05, 0.05)
+    assert gigabyte("s3://b", "us-east-1", "us-east-1", table) == Range(0, 0)
+    assert table.price("s3://b").request == Range(0, 0)
+    assert gigabyte("https://eu.minio.example.com", table=table) == Range(0, 0.01)
+    assert gigabyte("s3://mine", "", "us-east-1", table) == Range(0, 0)
+    assert gigabyte("s3://mine-too", "", "cellar", table) == Range(7, 7)
+    assert table._place("lu-1") == ("s3", "moon")
+    assert gigabyte("gs://b", "us-central1", "us-central1", table) == Range(0, 0)  # the rest is as it was
+    assert PriceTable.load("").stores == PriceTable.load().stores
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("stores: [1]", "must be names with values"),
+        ("stores: {s3: {intranet: 1}}", "'intranet' is no price"),
+        ("stores: {s3: {internet: much}}", "'much' is no price"),
+        ("stores: {s3: {internet: [2, 1]}}", "is no price"),
+        ("stores: {s3: {internet: -1}}", "is no price"),
+        ("stores: {s3: {internet: .nan}}", "is no price"),
+        ("shops: {}", "has 'shops'; its sections are"),
+        ("hosts: {a.com: shop}", "of which there are no prices"),
+        ("origins: {s3://b: {color: 1}}", "'color' is no price"),
+        ("{", "is no YAML"),
+    ],
+)
+def test_a_table_that_is_none(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match="prices") as caught:
+        table_of(tmp_path, text)
+    assert said in str(caught.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        PriceTable.load(tmp_path / "none.yaml")
+
+
+def test_the_built_in_table_says_what_it_is() -> None:
+    import wds_async.observe.prices as module
+
+    text = Path(module.__file__).with_name("prices.yaml").read_text()
+    assert "to be replaced" in text
+    table = PriceTable.load()
+    assert table.date
+    assert {"s3", "gs", "az", "hf", "http", "ais", "own"} <= set(table.stores)
+    for name in ("s3", "gs", "az"):
+        assert table.regions[name]
+        assert table.stores[name].gigabyte("same_region") == Range(0, 0)

@@ -1,0 +1,1 @@
+"""Image, video and pickle decoders behind `autodecode`."""

@@ -1,0 +1,375 @@
+"""WebDataset's filters: plain generator functions, and under the public name the stage made of each.
+
+A function takes the source first; `pipelinefilter` makes the stage that takes everything else, so that
+``wds.map(f)`` is a stage and ``filters._map(source, f)`` an iterator. Where there is a ``handler``, it decides
+what happens to a sample that raises: True drops it, False ends the stream, and it may raise.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import NoneType
+from typing import TYPE_CHECKING, Any
+
+from wds_async.arguments import check_function, check_slice, check_type, each, function, of_type, size
+from wds_async.decoding.streamdecode import _xdecode, xdecode
+from wds_async.errors import ConfigError
+from wds_async.filters.batch import (
+    _batched,
+    _unbatched,
+    _unlisted,
+    batched,
+    default_collation_fn,
+    tree_collation_fn,
+    unbatched,
+    unlisted,
+)
+from wds_async.filters.fields import (
+    _extract_keys,
+    _rename,
+    _rename_keys,
+    _to_tuple,
+    extract_keys,
+    getfirst,
+    not_found,
+    rename,
+    rename_keys,
+    to_tuple,
+)
+from wds_async.filters.shuffling import _rsample, _shuffle, detshuffle, rsample, shuffle
+from wds_async.filters.threads import ordered_map
+from wds_async.handlers import Handler, passed, reraise_exception
+from wds_async.pipeline import FilterFunction, PipelineStage, RestCurried, pipelinefilter
+from wds_async.tracebacks import located
+
+if TYPE_CHECKING:
+    from wds_async.samplecache import LMDBCached
+
+__all__ = [
+    "Cached",
+    "FilterFunction",
+    "LMDBCached",
+    "RestCurried",
+    "_batched",
+    "_extract_keys",
+    "_rename",
+    "_rename_keys",
+    "_rsample",
+    "_shuffle",
+    "_to_tuple",
+    "_unbatched",
+    "_unlisted",
+    "_xdecode",
+    "associate",
+    "batched",
+    "decode",
+    "default_collation_fn",
+    "detshuffle",
+    "extract_keys",
+    "getfirst",
+    "identity",
+    "info",
+    "log_keys",
+    "map",
+    "map_dict",
+    "map_tuple",
+    "pipelinefilter",
+    "rename",
+    "rename_keys",
+    "reraise_exception",
+    "rsample",
+    "select",
+    "shuffle",
+    "slice",
+    "to_tuple",
+    "transform_with",
+    "tree_collation_fn",
+    "unbatched",
+    "unlisted",
+    "xdecode",
+]
+
+Sample = dict[str, Any]
+
+
+def identity(x: Any) -> Any:
+    """``x``."""
+    return x
+
+
+def transform_with(sample: Sequence[Any], transformers: Sequence[Callable[[Any], Any] | None] | None) -> Any:
+    """``sample`` as a list with the i-th transformer applied to the i-th value; None leaves it as it is."""
+    if not transformers:
+        return sample
+    if len(transformers) > len(sample):
+        raise ConfigError(f"{len(transformers)} transformers for a sample of {len(sample)} values")
+    pairs = itertools.zip_longest(sample, transformers)
+    return [value if f is None else f(value) for value, f in pairs]
+
+
+def _info(
+    data: Iterable[Sample],
+    fmt: str | None = None,
+    n: int = 3,
+    every: int = -1,
+    width: int | None = 50,
+    stream: Any = None,
+    name: str = "",
+) -> Iterator[Sample]:
+    """Write the first ``n`` samples, and then every ``every``-th, to ``stream`` (standard error).
+
+    ``fmt`` is filled by ``str.format`` from the fields; without it each field is, cut to ``width`` (None: whole).
+    """
+    source = iter(data)
+    # Where no more is to be written the rest passes by untouched.
+    for i, sample in enumerate(source if every > 0 else itertools.islice(source, max(n, 0))):
+        if i < n or (i + 1) % every == 0:
+            fields = (f"{k} {repr(v)[:width]}\n" for k, v in sample.items())
+            text = f"--- {name}\n" + "".join(fields) if fmt is None else fmt.format(**sample) + "\n"
+            (stream or sys.stderr).write(text)
+        yield sample
+    yield from source
+
+
+info = pipelinefilter(
+    _info, {"fmt": of_type("a text or None", str, NoneType), "n": size(), "every": size(), "width": size(optional=True)}
+)
+
+
+def _select(
+    data: Iterable[Any], predicate: Callable[[Any], Any], handler: Handler = reraise_exception
+) -> Iterator[Any]:
+    """Keep the samples for which ``predicate(sample)`` is true. ``handler`` is asked about its exceptions."""
+    for sample in data:
+        try:
+            if not predicate(sample):
+                continue
+        except Exception as exn:
+            if passed(handler, located(exn, "select", sample), sample):
+                continue
+            return
+        yield sample
+
+
+select = pipelinefilter(_select, {"predicate": function()})
+
+
+def _log_keys(data: Iterable[Sample], logfile: str | None = None) -> Iterator[Sample]:
+    """Append ``number, worker, rank, key`` (tabs between) of every sample to ``logfile``; None logs nothing.
+
+    Each line is one append of its own, so the lines of several processes do not mix.
+    """
+    if not logfile:
+        yield from data
+        return
+    with open(logfile, "ab", buffering=0) as stream:
+        for i, sample in enumerate(data):
+            fields = (i, sample.get("__worker__"), sample.get("__rank__"), sample.get("__key__"))
+            stream.write(("\t".join(str(f) for f in fields) + "\n").encode())
+            yield sample
+
+
+log_keys = pipelinefilter(_log_keys, {"logfile": of_type("a path or None", str, os.PathLike, NoneType)})
+
+
+def _decode(
+    data: Iterable[Sample],
+    *args: Any,
+    handler: Handler = reraise_exception,
+    threads: int = 0,
+    min_size: int | None = None,
+    **kw: Any,
+) -> Iterator[Sample]:
+    """Decode every field by its extension.
+
+    ``args`` are decoders ``f("." + field, data)`` (None passes) or image specifications such as ``"torchrgb"``,
+    tried in order before the built-in ones; ``kw`` goes to `autodecode.Decoder`. ``min_size`` decodes the images of
+    specifications at reduced scale (see `images.ImageHandler`). With ``threads`` that many threads decode ahead
+    of the consumer, the order kept (see `parallel.ordered_map`).
+    """
+    from wds_async import autodecode  # noqa: PLC0415 (pipelines without decoding do not load the decoders)
+
+    chosen = [autodecode.imagehandler(a, min_size=min_size) if isinstance(a, str) else a for a in args]
+    decode = autodecode.Decoder(chosen, **kw).decode
+    if threads:
+        yield from ordered_map(data, decode, threads, handler, stage="decode")
+        return
+    for sample in data:
+        try:
+            decoded = decode(sample)
+        except Exception as exn:
+            if passed(handler, located(exn, "decode", sample), sample):
+                continue
+            return
+        yield decoded
+
+
+def _check_decoder(stage: str, argument: str, value: Any) -> Any:
+    """Return an image specification or a decoder. ValueError for an unknown specification."""
+    if isinstance(value, str):
+        from wds_async.decoding.images import imagehandler  # noqa: PLC0415 (pipelines without decoding do not load it)
+
+        imagehandler(value)
+        return value
+    if callable(value):
+        return value
+    return check_type(stage, argument, value, (), "an image specification or a function f(key, data)")
+
+
+decode = pipelinefilter(
+    _decode,
+    {
+        "args": each(_check_decoder),
+        "threads": size(at_least=0),
+        "min_size": size(at_least=1, optional=True),
+    },
+)
+
+
+def _map(
+    data: Iterable[Any], f: Callable[[Any], Any], handler: Handler = reraise_exception, threads: int = 0
+) -> Iterator[Any]:
+    """Replace each sample by ``f(sample)``. None drops the sample; a dict made from a dict gets its ``__key__``.
+
+    ``handler`` is asked about an exception of ``f`` (`handlers`); the default raises it. With ``threads`` that many
+    threads run ``f`` ahead of the consumer, the order kept: for what releases the GIL (see `parallel.ordered_map`).
+    """
+    if threads:
+        results = ordered_map(data, functools.partial(_applied, f), threads, handler, stage="map")
+        yield from (result for result in results if result is not None)
+        return
+    for sample in data:
+        try:
+            result = f(sample)
+        except Exception as exn:
+            if passed(handler, located(exn, "map", sample), sample):
+                continue
+            return
+        if result is None:
+            continue
+        if isinstance(result, dict) and isinstance(sample, dict):
+            result["__key__"] = sample.get("__key__")
+        yield result
+
+
+def _applied(f: Callable[[Any], Any], sample: Any) -> Any:
+    result = f(sample)
+    if isinstance(result, dict) and isinstance(sample, dict):
+        result["__key__"] = sample.get("__key__")
+    return result
+
+
+map = pipelinefilter(_map, {"f": function(), "threads": size(at_least=0)})
+
+
+def _map_dict(data: Iterable[Sample], handler: Handler = reraise_exception, **kw: Any) -> Iterator[Sample]:
+    """Replace field ``k`` by ``f(field)`` for every ``k=f``, in place: ``map_dict(jpg=augment)``.
+
+    A missing field is a KeyError with its likely cause, for ``handler``.
+    """
+    functions = list(_check_functions("map_dict", "kw", kw).items())
+    for sample in data:
+        try:
+            for k, f in functions:
+                if k not in sample:
+                    raise KeyError(not_found(sample, [k]))
+                sample[k] = f(sample[k])
+        except Exception as exn:
+            if passed(handler, located(exn, f"map_dict, field {k!r}", sample), sample):
+                continue
+            return
+        yield sample
+
+
+def _check_functions(stage: str, argument: str, values: dict[str, Any]) -> dict[str, Any]:
+    if not values:
+        raise ConfigError(f"{stage} needs field=function arguments")
+    return {name: check_function(stage, name, value) for name, value in values.items()}
+
+
+map_dict = pipelinefilter(_map_dict, {"kw": _check_functions})
+
+
+def _map_tuple(data: Iterable[Any], *args: Any, handler: Handler = reraise_exception) -> Iterator[tuple[Any, ...]]:
+    """Apply the i-th function to the i-th value of a tuple; None, or no function, leaves a value as it is.
+
+    ``handler`` is asked about exceptions.
+    """
+    functions = [(i, check_function("map_tuple", f"args[{i}]", f)) for i, f in enumerate(args) if f is not None]
+    for sample in data:
+        values = list(sample)
+        n = len(values)
+        try:
+            for i, f in functions:
+                if i < n:
+                    values[i] = f(values[i])
+        except Exception as exn:
+            if passed(handler, located(exn, f"map_tuple, value {i}", sample), sample):
+                continue
+            return
+        yield tuple(values)
+
+
+map_tuple = pipelinefilter(_map_tuple, {"args": each(function(optional=True))})
+
+
+def _associate(data: Iterable[Sample], associator: Any, **kw: Any) -> Iterator[Sample]:
+    """Update every sample, in place, with ``associator(key)``, or ``associator[key]`` where it has the key."""
+    if callable(associator):
+        for sample in data:
+            try:
+                sample.update(associator(sample["__key__"]))
+            except Exception as exn:
+                located(exn, "associate", sample)
+                raise
+            yield sample
+        return
+    for sample in data:
+        if more := associator.get(sample["__key__"]):
+            sample.update(more)
+        yield sample
+
+
+def _check_associator(stage: str, argument: str, value: Any) -> Any:
+    if callable(value) or hasattr(value, "get"):
+        return value
+    return check_type(stage, argument, value, (), "a function of the key, or a mapping")
+
+
+associate = pipelinefilter(_associate, {"associator": _check_associator})
+
+
+slice = pipelinefilter(itertools.islice, {"args": check_slice})
+
+
+class Cached(PipelineStage):
+    """Keep what passes in memory during the first complete iteration, and yield it from there later.
+
+    The samples are not copied: a later stage that changes them in place changes them for good.
+    """
+
+    def __init__(self) -> None:
+        self.cached: list[Any] | None = None
+
+    def run(self, source: Iterable[Any]) -> Iterator[Any]:
+        """The source, or what was kept of it."""
+        if self.cached is not None:
+            yield from self.cached
+            return
+        kept = []
+        for sample in source:
+            kept.append(sample)
+            yield sample
+        self.cached = kept
+
+
+def __getattr__(name: str) -> Any:
+    if name == "LMDBCached":  # with it come the decoders and SQLite, which most pipelines do without
+        from wds_async.samplecache import LMDBCached  # noqa: PLC0415
+
+        return LMDBCached
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

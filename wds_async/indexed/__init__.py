@@ -1,0 +1,1 @@
+"""Random access to samples of shards by number."""

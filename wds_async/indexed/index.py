@@ -1,0 +1,204 @@
+"""The JSON index of a dataset: which shards, and how many samples each holds.
+
+The format is that of ``wids`` (its version 1)::
+
+    {"wids_version": 1, "name": "…", "base": "s3://bucket/data",
+     "shardlist": [{"url": "train-000.tar", "nsamples": 1000, "filesize": 104857600}, …],
+     "datasets": [{"source_url": "https://host/other.json"}, {"name": "…", "shardlist": […]}]}
+
+URLs are relative to ``base``, without one to the place of the index itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import IO, Any
+
+from wds_async.errors import ConfigError, WdsError
+from wds_async.redact import redact
+from wds_async.shardlists.document import Document, read
+from wds_async.tar.decompress import plain
+from wds_async.tar.group import admission, base_plus_ext
+from wds_async.tar.parse import members
+from wds_async.transfer.reader import ShardStream, open_shards
+from wds_async.urls import local_path, merge_url, scheme
+
+__all__ = ["count_samples", "load_index", "placed_shards"]
+
+Shard = dict[str, Any]
+
+
+def load_index(
+    source: str | os.PathLike[str] | IO[Any],
+    *,
+    base: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The index at a path or URL, or in an open file: its object, with every shard in ``shardlist``.
+
+    ``options`` go over the keys of the object. A shard's URL is made absolute by ``base``, else by the object's own
+    ``base``, else by the index's folder; the object's ``base`` then says which. The shards of ``datasets`` follow the
+    object's own; each gets the ``dataset`` (its name), ``weight`` and ``source_url`` of what it came from, where it has
+    none.
+
+    Raises ConfigError, with the line, for what is no index; UnsafeContent for an index from elsewhere that names a
+    command or a file of this machine; and what reading the URL raises.
+    """
+    document = _opened(source)
+    data = {**_checked(document), **(options or {})}
+    if data.get("wids_version") != 1:
+        raise _wrong(document, ("wids_version",), f"wids_version is {data.get('wids_version')!r}, and only 1 is known")
+    place = _base(document, data, base)
+    shards = _rebased(document, (), data, place)
+    for name in ("weight", "name"):
+        _give(shards, name, data.get(name))
+    parts = data.get("datasets", [])
+    if not isinstance(parts, list):
+        raise _wrong(document, ("datasets",), f"it is a {type(parts).__name__}, not a list")
+    for number, part in enumerate(parts):
+        shards += _component(document, ("datasets", number), part, place)
+    if not shards:
+        raise _wrong(document, (), "it names no shards in 'shardlist' or 'datasets'")
+    return {**data, "base": place, "shardlist": shards}
+
+
+def _component(document: Document, path: tuple[str | int, ...], part: Any, place: str) -> list[Shard]:
+    """The shards of one entry of ``datasets``."""
+    if not isinstance(part, dict):
+        raise _wrong(document, path, f"{part!r:.80} is no object")
+    weight, source = part.get("weight"), part.get("source_url")
+    if source is None:
+        place = _base(document, part, None) if part.get("base") else place
+    else:
+        there = merge_url(place, str(source))
+        document.refuse_local((*path, "source_url"), there)
+        document, path = read(there), ()
+        part = _checked(document)
+        if "source_url" in part:
+            raise _wrong(document, ("source_url",), "it refers to yet another index; name that one itself")
+        place = _base(document, part, None)
+    shards = _rebased(document, path, part, place)
+    for name, value in (("weight", weight), ("source_url", source), ("dataset", part.get("name"))):
+        _give(shards, name, value)
+    return shards
+
+
+def _opened(source: str | os.PathLike[str] | IO[Any]) -> Document:
+    if isinstance(source, (str, os.PathLike)):
+        return read(os.fspath(source))
+    name = redact(str(getattr(source, "name", "the index")))
+    try:
+        return Document(name, json.loads(source.read()))
+    except ValueError as exn:  # of JSON, which names line and column, or of UTF-8
+        raise ConfigError(f"{name}: not valid JSON: {exn}") from exn
+
+
+def _checked(document: Document) -> dict[str, Any]:
+    if not isinstance(document.data, dict):
+        raise _wrong(document, (), f"it holds a {type(document.data).__name__}, not an object")
+    return document.data
+
+
+def _base(document: Document, data: Mapping[str, Any], given: str | None) -> str:
+    """What the URLs in ``data`` are relative to."""
+    if given is not None:
+        return given
+    return merge_url(document.base, str(data["base"])) if data.get("base") else document.base
+
+
+def _rebased(document: Document, path: tuple[str | int, ...], data: Mapping[str, Any], place: str) -> list[Shard]:
+    """Copies of the object's shards, checked, their URLs absolute."""
+    path = (*path, "shardlist")
+    shards = data.get("shardlist", [])
+    if not isinstance(shards, list):
+        raise _wrong(document, path, f"it is a {type(shards).__name__}, not a list")
+    found = []
+    for number, shard in enumerate(shards):
+        if not isinstance(shard, dict) or not isinstance(shard.get("url"), str):
+            raise _wrong(document, (*path, number), f"{shard!r:.80}: a shard is an object with a 'url'")
+        samples = shard.get("nsamples")
+        if isinstance(samples, bool) or not isinstance(samples, int) or samples < 0:
+            why = f"nsamples of {redact(shard['url'])} is {samples!r}, not a number of samples"
+            raise _wrong(document, (*path, number), why)
+        url = merge_url(place, shard["url"])
+        document.refuse_local((*path, number, "url"), url)
+        found.append({**shard, "url": url})
+    return found
+
+
+def _give(shards: list[Shard], name: str, value: Any) -> None:
+    if value is not None:
+        for shard in shards:
+            shard.setdefault(name, value)
+
+
+def _wrong(document: Document, path: tuple[str | int, ...], why: str) -> WdsError:
+    return document.error(path, f"no index of shards: {why} (`wds-async index SHARDS… -o index.json` makes one)")
+
+
+# ------------------------------------------------------------------ making one
+
+
+def count_samples(urls: Iterable[str]) -> Iterator[Shard]:
+    """``{"url", "nsamples", "filesize"}`` of every shard, in order; ``filesize`` is its bytes as stored.
+
+    All bytes are read, many shards at once, and none are kept. Raises the shard's own error, which names it.
+    """
+    with open_shards(urls) as opened:
+        for stream in opened:
+            counted = _Counted(stream)
+            unpacked, required = plain(counted.read, stream.url), stream.is_open_ended
+            for _ in members(unpacked, stream.url, admit=counted.admit, end_required=required):
+                pass  # nothing is admitted: no data is copied
+            while counted.read() is not None:  # behind the end of the archive
+                pass
+            yield {"url": stream.url, "nsamples": counted.samples, "filesize": counted.size}
+
+
+class _Counted:
+    """A stream whose bytes and samples are counted as they go by."""
+
+    def __init__(self, stream: ShardStream) -> None:
+        self.stream = stream
+        self.size = self.samples = 0
+        self._key: str | None = None
+        self._fits = admission()
+
+    def read(self) -> memoryview | None:
+        piece = self.stream.read()
+        self.size += 0 if piece is None else len(piece)
+        return piece
+
+    def admit(self, name: str) -> None:
+        key = base_plus_ext(name)[0] if self._fits(name) is not None else None
+        if key is not None and key != self._key:
+            self._key = key
+            self.samples += 1
+
+
+def placed_shards(
+    shards: Iterable[Mapping[str, Any]], *, base: str | None = None, folder: str | None = None
+) -> list[Shard]:
+    """The shards (see `count_samples`) with URLs as an index in ``folder`` names them (see `tar.index.shard_list`).
+
+    ``base`` is the URL of a folder where the shards will be, for those that are given as relative paths: copies at
+    hand can be indexed for another place. Other local shards are named relative to ``folder``, if they lie in it, or
+    absolute. URLs are written whole, as every reader of this format understands them.
+    """
+    placed = []
+    for shard in shards:
+        url = shard["url"]
+        if base is not None and not scheme(url) and not os.path.isabs(url):
+            url = merge_url(base, url.replace(os.sep, "/"))
+        elif (path := local_path(url)) is not None:
+            url = os.path.abspath(path) if folder is None else _below(os.path.abspath(path), os.path.abspath(folder))
+        placed.append({**shard, "url": url})
+    return placed
+
+
+def _below(path: str, folder: str) -> str:
+    """``path`` relative to ``folder`` where it lies in it, so that both can move together; else absolute."""
+    relative = os.path.relpath(path, folder)
+    return path if relative.startswith(os.pardir) or os.path.isabs(relative) else relative.replace(os.sep, "/")

@@ -1,0 +1,1 @@
+"""What a job sees of itself: ledger, cost, metrics, progress, diagnosis."""

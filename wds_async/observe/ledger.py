@@ -1,0 +1,655 @@
+"""The ledger: what handlers let pass, what damage cost, and whether that is too much.
+
+A reading stage keeps one (`Ledger`); ``dataset.ledger`` shows it. Each process notes for itself: the one that made the
+dataset in memory, every other (a DataLoader worker) in a file of lines in the folder of the stage's board, so that a
+worker that is killed leaves what it noted. An iteration notes through a `Pass`, which logs one line when it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import json
+import logging
+import os
+import sys
+import time
+import uuid
+import weakref
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from wds_async import config, world
+from wds_async.errors import ConfigError, TooMuchLost
+from wds_async.redact import redact
+from wds_async.transfer.stats import Board, Counters, Stats
+
+__all__ = [
+    "SHOWN",
+    "BarrenShards",
+    "Counts",
+    "Entry",
+    "Ledger",
+    "Ledgers",
+    "Pass",
+    "appended",
+    "counts_of",
+    "ledger_of",
+    "ledgers_of",
+    "read_back",
+    "reason_of",
+]
+
+logger = logging.getLogger("wds_async")
+
+
+KEPT = 10_000
+
+
+"""Entries that a process keeps; what comes after them is only counted."""
+
+
+JUDGED_SAMPLES, JUDGED_BYTES = 10_000, 1 << 30
+
+
+"""What a process reads before the share of what it lost is judged."""
+
+
+WARNED_SHARE = 0.01
+
+
+_FIRST = 3
+
+
+class _Face:
+    """What can be asked of a ledger."""
+
+    @abstractmethod
+    def entries(self) -> list[Entry]:
+        """What was noted in this process and its DataLoader workers, by time: at most 10,000 entries of each."""
+
+    @abstractmethod
+    def counts(self) -> Counts:
+        """All that was noted, entries that are not kept included, and what a loaded state brought along."""
+
+    @abstractmethod
+    def why_barren(self) -> str:
+        """Why shards that this process read gave no sample: which were empty, and what was passed over first; "" where
+        nothing of that kind was noted."""
+
+    @abstractmethod
+    def _statistics(self) -> Stats: ...
+
+    def summary(self) -> str:
+        """A few lines: how much was passed over, why, and what came first."""
+        counts, stats = self.counts(), self._statistics()
+        if not counts.entries:
+            return "nothing was passed over"
+        kept = self.entries()
+        lines = [counts.text(counts.share(stats.samples, stats.bytes, stats.shards))]
+        lines += [f"first: {kept[0]}"] if kept else []
+        if counts.entries > len(kept):
+            lines.append(f"{counts.entries - len(kept):,} of {counts.entries:,} are counted but not kept (WDS_LEDGER)")
+        return "\n".join(lines)
+
+    def __len__(self) -> int:
+        return self.counts().entries
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.entries())
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.summary()}>"
+
+
+class _Book:
+    """The notes of one process. ``file`` is where others find them, without its suffix; None: in memory only."""
+
+    def __init__(self, file: Path | None) -> None:
+        self.file = file
+        self.first: list[Entry] = []
+        self.kept: list[Entry] = []
+        self.counts, self.beyond = Counts(), Counts()
+        self.warned: set[str] = set()
+        self.empty: dict[str, None] = {}
+
+    def add(self, entry: Entry) -> None:
+        self.counts.add(entry)
+        if len(self.first) < _FIRST:
+            self.first.append(entry)
+        if self.counts.entries > KEPT:
+            self.beyond.add(entry)
+        elif self.file is None:
+            self.kept.append(entry)
+        if self.file is not None:
+            with contextlib.suppress(OSError):  # the folder went with the process that made it, or its disk is full
+                if self.counts.entries <= KEPT:
+                    appended(self.file.with_suffix(".lines"), entry)
+                else:
+                    aside = self.file.with_suffix(".new")
+                    aside.write_text(json.dumps(self.beyond.state()))
+                    os.replace(aside, self.file.with_suffix(".beyond"))
+
+    def once(self, what: str) -> bool:
+        """True the first time."""
+        new = what not in self.warned
+        self.warned.add(what)
+        return new
+
+
+class Ledger(_Face):
+    """What a reading stage, and the stages behind it, passed over, in this process and its DataLoader workers.
+
+    ``max_bad_fraction`` (default ``WDS_MAX_BAD_FRACTION``, else None): the share of what a process reads that may be
+    lost (see `Counts.share`), judged once it has read 10,000 samples or 1 GiB; beyond it `TooMuchLost` is raised.
+    Above 1 % there is a warning. ``WDS_LEDGER`` names a file that every entry is appended to, a JSON object a line;
+    ``{rank}`` in it is filled in. Raises ConfigError where it cannot be written, and for a fraction out of range.
+
+    A pickled ledger carries its counts, and goes on from them; one that is pickled for a DataLoader worker shares them.
+    """
+
+    def __init__(self, board: Board, max_bad_fraction: float | None = None) -> None:
+        known = config.settings()
+        limit = known.max_bad_fraction if max_bad_fraction is None else max_bad_fraction
+        if limit is not None and not (isinstance(limit, int | float) and 0 <= limit <= 1):
+            raise ConfigError(f"max_bad_fraction={limit!r}: a share of samples or bytes, from 0 to 1")
+        self.max_bad_fraction = limit
+        self.path = known.ledger
+        if self.path:
+            _check_writable(Path(_of_rank(self.path)))
+        self.board = board
+        self.epoch = world.SharedEpoch((known.epoch or 0) - 1)
+        self._before = Counts()
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._pid, self._tag = os.getpid(), uuid.uuid4().hex[:12]
+        self._books: dict[int, _Book] = {}
+        self._latest: weakref.ref[Pass] | None = None
+
+    def begin(self, counters: Counters | None = None) -> Pass:
+        """A reader's next iteration, which counts in ``counters``. Stages behind it that began before share it."""
+        latest = self._latest() if self._latest is not None else None
+        if latest is None or latest.reading or not latest.own:
+            latest = Pass(self)
+            self._latest = weakref.ref(latest)
+        latest.reading = True
+        latest.epoch = self.epoch.next()
+        latest.counters = counters or latest.counters
+        return latest
+
+    def current(self) -> Pass:
+        """The iteration that began last, while it lasts; else one whose reader is not there yet, or elsewhere."""
+        latest = self._latest() if self._latest is not None else None
+        if latest is None or not latest.own:
+            latest = Pass(self)
+            self._latest = weakref.ref(latest)
+        return latest
+
+    def book(self) -> _Book:
+        """This process's notes."""
+        pid = os.getpid()
+        if pid not in self._books:  # a forked child must not count what its parent noted
+            file = None if pid == self._pid else self.board.folder / f"{self._prefix}-{pid}-{uuid.uuid4().hex[:8]}"
+            self._books = {pid: _Book(file)}
+        return self._books[pid]
+
+    def why_barren(self) -> str:
+        book = self.book()
+        more = f" and {len(book.empty) - _FIRST} more" if len(book.empty) > _FIRST else ""
+        named = ", ".join(itertools.islice(book.empty, _FIRST)) + more
+        empty = f"these shards are empty archives, without a member: {named}" if named else ""
+        passed = f"passed over by the handler: {book.first[0]}" if book.first else ""
+        return "; ".join(filter(None, (empty, passed)))
+
+    def entries(self) -> list[Entry]:
+        found = [*self.book().kept, *(entry for path in self._files(".lines") for entry in read_back(path))]
+        return sorted(found, key=lambda entry: entry.time)
+
+    def counts(self) -> Counts:
+        total = self._before.plus(self.book().beyond if self.book().file is None else Counts())
+        for path in self._files(".beyond"):
+            total = total.plus(counts_of(json.loads(path.read_text())))
+        for entry in self.entries():
+            total.add(entry)
+        return total
+
+    def state(self) -> dict[str, Any]:
+        """`counts` as plain data, for JSON."""
+        return self.counts().state()
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` gave, in place of what is here."""
+        self._begin_anew()
+        self._before = counts_of(state)
+
+    def write(self, entry: Entry) -> None:
+        """Append it to the file of ``WDS_LEDGER``, where there is one."""
+        if not self.path:
+            return
+        path = Path(_of_rank(self.path, entry.rank))
+        try:
+            appended(path, entry)
+        except OSError as exn:
+            if self.book().once("file"):
+                logger.warning("WDS_LEDGER=%s cannot be written any more, entries are missing there: %s", path, exn)
+
+    def _statistics(self) -> Stats:
+        return self.board.total()
+
+    @property
+    def _prefix(self) -> str:
+        return f"ledger-{self._tag}"
+
+    def _files(self, suffix: str) -> list[Path]:
+        return sorted(self.board.folder.glob(f"{self._prefix}-*{suffix}"))
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {"board": self.board, "epoch": self.epoch, "max_bad_fraction": self.max_bad_fraction, "path": self.path}
+        # A worker notes for its parent, which has counted the rest.
+        return state | ({"as": (self._pid, self._tag)} if world.spawning() else {"before": self.state()})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.board, self.epoch = state["board"], state["epoch"]
+        self.max_bad_fraction, self.path = state["max_bad_fraction"], state["path"]
+        self._before = counts_of(state.get("before", {}))
+        self._begin_anew()
+        self._pid, self._tag = state.get("as", (self._pid, self._tag))
+
+
+class Pass:
+    """One iteration over a dataset in one process, by which its stages note. When the last of them lets go of it, it
+    logs what was passed over meanwhile."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.counters = ledger.board.counters()
+        self.reading = False
+        self.epoch: int | None = None
+        self._pid = os.getpid()
+        self._book = ledger.book()
+        self._then = self._book.counts.plus(Counts())
+        self._read = self._has_read()
+        self._first: Entry | None = None
+        self._failure: Entry | None = None  # of the shard that is being read
+        self._barren = BarrenShards()
+
+    @property
+    def own(self) -> bool:
+        """Whether it is of this process, and not inherited by ``fork``."""
+        return self._pid == os.getpid()
+
+    def note(
+        self,
+        exn: BaseException,
+        stage: str,
+        *,
+        shard: str | None = None,
+        offset: int | None = None,
+        size: int | None = None,
+        samples: int | None = 1,
+        key: Any = None,
+        rest: bool = False,
+    ) -> None:
+        """Note what ``exn`` cost (see `Entry`; ``size`` in bytes). Raises TooMuchLost where that makes it too much."""
+        here = world.place()
+        shard = shard or getattr(exn, "shard", None) or getattr(exn, "url", None)
+        key = getattr(exn, "key", None) if key is None else key
+        named = getattr(exn, "field", None)
+        entry = Entry(
+            stage=stage,
+            reason=reason_of(exn),
+            shard=None if shard is None else redact(str(shard)),
+            offset=getattr(exn, "offset", None) if offset is None else offset,
+            bytes=size,
+            samples=samples,
+            key=None if key is None else str(key)[:SHOWN],
+            field=named[:SHOWN] if isinstance(named, str) else None,
+            rest=rest,
+            epoch=self.epoch,
+            rank=here.rank,
+            worker=here.worker,
+            time=time.time(),
+        )
+        self._first = self._first or entry
+        self._failure = entry if rest else self._failure
+        self._book.add(entry)
+        self.ledger.write(entry)
+        for name, count in (("bad_samples", samples or 0), ("passed_shards", rest), ("bad_bytes", size or 0)):
+            if count:
+                self.counters.add(name, count)
+        self.judge()
+
+    def note_sample(self, stage: str, samples: int, exn: Exception, sample: Any) -> None:
+        """Note a sample that a stage behind the reader could not take; ``samples`` are in it, where it is a batch."""
+        said = sample if isinstance(sample, dict) else {}
+        shard = getattr(sample, "shard", None) or said.get("__url__")
+        offset = getattr(sample, "offset", None)
+        self.note(exn, stage, shard=shard, offset=offset, samples=samples, key=said.get("__key__"))
+
+    def judge(self) -> None:
+        """TooMuchLost where ``max_bad_fraction`` is passed, a warning at 1 %; nothing before enough was read."""
+        lost = self._book.counts
+        if not lost.entries:
+            return
+        samples, size, shards = self._has_read()
+        if samples + lost.unread < JUDGED_SAMPLES and size < JUDGED_BYTES:
+            return
+        share, limit = lost.share(samples, size, shards), self.ledger.max_bad_fraction
+        if limit is not None and share > limit:
+            raise TooMuchLost(
+                f"max_bad_fraction={limit:g}: this process {lost.text(share)}, of {samples:,.0f} samples. "
+                f"{self._examples()}Mend the shards, or what reads them, or raise max_bad_fraction "
+                "(WDS_MAX_BAD_FRACTION); dataset.ledger and the file of WDS_LEDGER have every entry"
+            )
+        if share > WARNED_SHARE and self._book.once("share"):
+            logger.warning(
+                "more than %.0f %% is lost: %s. %sdataset.ledger has more; max_bad_fraction=%g would stop here",
+                100 * WARNED_SHARE, lost.text(share), self._examples(), WARNED_SHARE,
+            )  # fmt: skip
+
+    def empty_shard(self, shard: str) -> None:
+        """Count an archive without members, and log the first one of this process."""
+        if len(self._book.empty) < KEPT:
+            self._book.empty[redact(shard)] = None
+        if self._book.once("empty"):
+            logger.warning("%s: the archive is empty: it ends without a member (logged once)", redact(shard))
+
+    def shard_over(self, shard: str, samples: int) -> None:
+        """Count a shard that was read and gave ``samples``. Raise TooMuchLost where no shard gives any more: an endless
+        list of shards would go on for ever."""
+        failure, self._failure = self._failure, None
+        if self._barren.add(shard, samples, failure):
+            raise TooMuchLost(
+                f"{self._barren}\ngoing on would only look like a hang, whatever the handler does. Look at the shards,"
+                " their names and the credentials, and at select_files; dataset.ledger has every entry"
+            )
+
+    def once(self, what: str) -> bool:
+        """True the first time in this process."""
+        return self._book.once(what)
+
+    def _has_read(self) -> tuple[float, float, float]:
+        return self.counters.get("samples"), self.counters.get("bytes"), self.counters.get("shards")
+
+    def _examples(self) -> str:
+        return "".join(f"For example: {entry}. " for entry in self._book.first)
+
+    def __del__(self) -> None:
+        if sys.is_finalizing() or not self.own or not hasattr(self, "_first") or self._first is None:
+            return
+        lost = self._book.counts.plus(self._then, -1)
+        read = [now - then for now, then in zip(self._has_read(), self._read, strict=True)]
+        here = world.place()
+        who = f", rank {here.rank}" if here.world_size > 1 else ""
+        who += f", worker {here.worker}" if here.num_workers > 1 else ""
+        text = lost.text(lost.share(*read))
+        epoch = "an iteration" if self.epoch is None else f"epoch {self.epoch}"
+        logger.warning("%s%s: %s; first: %s; dataset.ledger has all", epoch, who, text, self._first)
+
+
+def _of_rank(path: str, rank: int | None = None) -> str:
+    return path.replace("{rank}", str(world.place().rank if rank is None else rank))
+
+
+def _check_writable(path: Path) -> None:
+    """ConfigError now, and not at the first fault. Nothing is made: the rank may be another one later."""
+    folder = path.parent
+    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK) or not folder.is_dir():
+        raise ConfigError(f"WDS_LEDGER={path}: no file that can be written; its folder must be there")
+
+
+class Ledgers(_Face):
+    """The ledgers of several readers as one, for who asks."""
+
+    def __init__(self, ledgers: Iterable[Ledger]) -> None:
+        self.ledgers = list(ledgers)
+
+    def why_barren(self) -> str:
+        return "; ".join(filter(None, (ledger.why_barren() for ledger in self.ledgers)))
+
+    def entries(self) -> list[Entry]:
+        return sorted((entry for ledger in self.ledgers for entry in ledger.entries()), key=lambda entry: entry.time)
+
+    def counts(self) -> Counts:
+        total = Counts()
+        for ledger in self.ledgers:
+            total = total.plus(ledger.counts())
+        return total
+
+    def _statistics(self) -> Stats:
+        return sum((ledger.board.total() for ledger in self.ledgers), Stats())
+
+
+def ledgers_of(stages: Iterable[Any], depth: int = 8) -> list[Ledger]:
+    """Those of the readers in a pipeline, in the pipelines that it mixes, and in the dataset of a DataLoader; each
+    once. ``depth``: how far to look into what holds a dataset."""
+    found: list[Ledger] = []
+    for stage in stages:
+        own = getattr(stage, "ledger", None)
+        if isinstance(own, Ledger | Ledgers):
+            found += [own] if isinstance(own, Ledger) else own.ledgers
+        elif depth:
+            datasets = getattr(stage, "datasets", None)
+            below = datasets if isinstance(datasets, list | tuple) else [getattr(stage, "dataset", None)]
+            found += ledgers_of(below, depth - 1)
+    return list({id(ledger): ledger for ledger in found}.values())
+
+
+def ledger_of(stages: Iterable[Any]) -> Ledger | Ledgers:
+    """The one ledger of all readers among ``stages``; an empty one where nothing reads shards."""
+    found = ledgers_of(stages)
+    return found[0] if len(found) == 1 else Ledgers(found)
+
+
+SHOWN = 300
+
+
+"""Characters of a reason, or of a key."""
+
+
+_BEGINS = '{"stage": '  # each line; within a text it would stand with its quotes escaped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One thing that was passed over. None: nobody knows."""
+
+    stage: str
+    """``read`` (the transfer), ``checksum``, ``tar``, ``records``, or the name of the stage: ``decode``, ``map``, …"""
+    reason: str
+    """The exception's class and message, on one line, without secrets."""
+    shard: str | None = None
+    """Its URL, expanded, before rewriting, without secrets."""
+    offset: int | None = None
+    """In bytes, in the uncompressed tar."""
+    bytes: int | None = None
+    """Bytes that were passed over."""
+    samples: int | None = None
+    """Samples that were passed over, or lost a member. Those in ``bytes`` are not counted."""
+    key: str | None = None
+    field: str | None = None
+    rest: bool = False
+    """Whether the rest of the shard was passed over."""
+    epoch: int | None = None
+    rank: int = 0
+    worker: int = 0
+    time: float = 0.0
+    """Seconds since 1970, UTC."""
+
+    @property
+    def kind(self) -> str:
+        """The exception's class."""
+        return self.reason.partition(":")[0]
+
+    def __str__(self) -> str:
+        if self.shard is not None and self.shard in self.reason:
+            return self.reason
+        where = [self.shard or "a sample of an unknown shard"]
+        where += [f"byte {self.offset}"] if self.offset is not None else []
+        where += [f"key {self.key!r}"] if self.key is not None else []
+        return f"{', '.join(where)}: {self.reason}"
+
+
+@dataclass(slots=True)
+class Counts:
+    """Sums over entries. ``unread`` of the samples never left the reader; ``unsized`` shards have a rest of unknown
+    size, behind ``unsized_at`` bytes in all."""
+
+    entries: int = 0
+    samples: int = 0
+    shards: int = 0
+    bytes: int = 0
+    unread: int = 0
+    unsized: int = 0
+    unsized_at: int = 0
+    held: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+
+    def add(self, entry: Entry) -> None:
+        """Count one more."""
+        self.entries += 1
+        self.samples += entry.samples or 0
+        self.shards += entry.rest
+        self.bytes += entry.bytes or 0
+        if entry.stage in ("read", "tar", "records"):
+            self.unread += entry.samples or 0
+        if entry.stage == "checksum" and not entry.samples:  # read, and handed on to nobody
+            self.held += entry.bytes or 0
+        if entry.rest and entry.bytes is None:
+            self.unsized += 1
+            self.unsized_at += entry.offset or 0
+        self.reasons[entry.kind] += 1
+
+    def plus(self, other: Counts, sign: int = 1) -> Counts:
+        """The sum, or with -1 what came since ``other``."""
+        numbers = {name: getattr(self, name) + sign * getattr(other, name) for name in _NUMBERS}
+        reasons = {kind: self.reasons[kind] + sign * other.reasons[kind] for kind in self.reasons | other.reasons}
+        return Counts(**numbers, reasons=+Counter(reasons))
+
+    def state(self) -> dict[str, Any]:
+        """The sums as plain data, for JSON and `counts_of`."""
+        return {**{name: getattr(self, name) for name in _NUMBERS}, "reasons": dict(self.reasons)}
+
+    def share(self, samples: float, size: float, shards: float) -> float:
+        """The part that was lost of a reading that gave ``samples``, ``size`` bytes and ``shards`` that ended well:
+        by samples where they are known, else by bytes. A rest of unknown size counts as if its shard had the mean size
+        of those that ended well."""
+        size = max(0.0, size - self.held)
+        if self.unsized and not size:
+            return 1.0
+        by_samples = self.samples / max(samples + self.unread, self.samples, 1)
+        mean = size / shards if shards else 0.0
+        gone = self.bytes + max(0.0, self.unsized * mean - self.unsized_at)
+        return min(1.0, by_samples + (gone / (size + gone) if gone else 0.0))
+
+    def text(self, share: float) -> str:
+        """``passed over 3 samples and 1 shard (12.3 MB, 0.40%): 2 DecodingError, 1 CorruptShard``"""
+        parts = [f"{n:,} {word}{'' if n == 1 else 's'}" for n, word in _worded(self.samples, self.shards) if n]
+        size = f"{_size(self.bytes)}, " if self.bytes else ""
+        reasons = ", ".join(f"{n:,} {kind}" for kind, n in self.reasons.most_common())
+        return f"passed over {' and '.join(parts) or 'bytes'} ({size}{share:.2%}): {reasons}"
+
+
+class BarrenShards:
+    """The shards that gave no sample, since the last one that did: whether an endless list of shards has only such."""
+
+    AT_MOST = 1000
+    """Shards that may fail in a row, whichever they are, and shards that are remembered."""
+    REPEATS = 64
+    """Shards that must come again, so that chance does not decide where few shards are drawn at random."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._barren: set[str] = set()
+        self._count = self._repeats = 0
+        self._examples: dict[str, dict[str, Entry]] = {}
+        self._kinds: Counter[str] = Counter()
+
+    def add(self, shard: str, samples: int, failure: Entry | None) -> bool:
+        """Count a shard that gave ``samples``, and ``failure`` if it could not be read to its end. Return True once
+        going on is hopeless: 1,000 failed in a row, or all shards have come again, still without a sample."""
+        if len(self._known) < self.AT_MOST:
+            self._known.add(shard)
+        if samples:
+            self._reset()
+            return False
+        self._count += 1
+        self._repeats += shard in self._barren
+        if len(self._barren) < self.AT_MOST:
+            self._barren.add(shard)
+        kind = "no sample in it" if failure is None else failure.kind
+        self._kinds[kind] += 1
+        examples = self._examples.setdefault(kind, {})
+        if failure is not None and len(examples) < _EXAMPLES:
+            examples[shard] = failure
+        return (failure is not None and self._count >= self.AT_MOST) or self._all_came_again()
+
+    def _all_came_again(self) -> bool:
+        if self._repeats < max(self.REPEATS, len(self._barren)):
+            return False
+        # A shard may be good that gave a sample before and has not come since. If u of n were, that many random draws
+        # would have missed them all with a probability of exp(-u * count / n).
+        untried, known = len(self._known - self._barren), len(self._known)
+        return untried == 0 or untried * self._count >= 40 * known
+
+    def __str__(self) -> str:
+        """How many, and why: for each kind of failure their number and at most five shards, a line each."""
+        lines = [f"{self._count:,} shards in a row ({len(self._barren):,} different ones) gave no sample"]
+        for kind, count in self._kinds.most_common():
+            examples = self._examples[kind].values()
+            lines.append(f"{count:,} × {kind}" + "".join(f"\n    {entry}" for entry in examples))
+        return "\n  ".join(lines)
+
+
+_EXAMPLES = 5
+
+
+_NUMBERS = ("entries", "samples", "shards", "bytes", "unread", "unsized", "unsized_at", "held")
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB" if count >= 100_000 else f"{count:,} bytes"
+
+
+def _worded(samples: int, shards: int) -> list[tuple[int, str]]:
+    return [(samples, "sample"), (shards, "shard")]
+
+
+def counts_of(state: Mapping[str, Any]) -> Counts:
+    """The counts of which this is the `Counts.state`; an empty one is nothing."""
+    return Counts(**{**state, "reasons": Counter(state.get("reasons", {}))})
+
+
+def appended(path: Path, entry: Entry) -> None:
+    """Append ``entry`` to a file as one JSON line, by one write: many processes may share the file. Raises OSError."""
+    said = {name: value for name, value in asdict(entry).items() if value is not None}
+    line = json.dumps(said).encode() + b"\n"
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        if os.write(handle, line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    finally:
+        os.close(handle)
+
+
+def read_back(path: Path) -> list[Entry]:
+    """The entries in a file of `appended`; none of a line that was cut short, with the process that wrote it or where
+    the disk was full: what came next stands behind it, on the same line."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [Entry(**json.loads(line[max(0, line.rfind(_BEGINS)) :])) for line in lines if line.endswith("\n")]
+
+
+def reason_of(exn: BaseException) -> str:
+    """The class and message of an exception, on one line of at most 300 characters, without secrets."""
+    said = str(exn).strip().splitlines()
+    text = f"{type(exn).__name__}: {redact(said[0])}" if said else type(exn).__name__
+    return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"

@@ -1,0 +1,258 @@
+"""Streams of records: files that hold CBOR (RFC 8949) or MessagePack objects one after another, read by the engine.
+
+::
+
+    wds.DataPipeline(wds.SimpleShardList("x-{000..099}.cbors"), wds.split_by_worker, wds.cbors_to_samples())
+
+Files may be compressed (gzip, bzip2, xz, zstd, told by their content). Every object is a sample as it is: it gets
+no ``__key__`` and no ``__url__``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from wds_async import config, world
+from wds_async.errors import (
+    CorruptShard,
+    CostLimitReached,
+    FieldTooLarge,
+    MissingExtra,
+    ReaderClosed,
+    ShardFormatError,
+    TruncatedShard,
+)
+from wds_async.handlers import Handler, reraise_exception
+from wds_async.observe.ledger import Ledger, Pass
+from wds_async.pipeline import stage_maker
+from wds_async.reading.stage import ReadingStage
+from wds_async.redact import redact
+from wds_async.tar.decompress import plain
+from wds_async.tar.source import Read
+from wds_async.transfer.reader import ShardReader, open_shards
+from wds_async.transfer.stats import Board, Counters
+
+__all__ = [
+    "MAX_OBJECT_BYTES",
+    "RecordStage",
+    "cbors2_to_samples",
+    "cbors_samples",
+    "cbors_to_samples",
+    "msgpack_samples",
+    "msgpacks_to_samples",
+]
+
+MAX_OBJECT_BYTES = 256 << 20
+"""The largest object that is taken, in bytes as it is encoded, unless ``max_object_bytes`` says otherwise."""
+
+_SOURCE = "write or copy the file again"
+
+Objects = Callable[[Read, str, int], Iterator[Any]]
+
+
+def _cbor_objects(read: Read, url: str, limit: int) -> Iterator[Any]:
+    """Decode what has arrived, and an object that is not all there once more when twice as much has."""
+    cbor2 = _installed("cbor2")
+    base = 0  # where ``data`` begins in the stream
+    data = _gather(read, 1)
+    while data:
+        stream = io.BytesIO(data)
+        decoder = cbor2.CBORDecoder(stream)
+        good = 0
+        try:
+            while good < len(data):
+                sample = decoder.decode()
+                start, good = good, stream.tell()
+                if good - start > limit:
+                    raise _too_large(url, base + start, limit)
+                yield sample
+            rest = b""
+        except cbor2.CBORDecodeError as exn:
+            if not _ran_out(exn, cbor2.CBORDecodeEOF):
+                raise _corrupt(url, base + good, exn) from exn
+            rest = data[good:]
+        base += good
+        if len(rest) > limit:
+            raise _too_large(url, base, limit)
+        more = _gather(read, min(max(1, len(rest)), limit + 1 - len(rest)))
+        if rest and not more:
+            raise _truncated(url, base, base + len(rest))
+        data = rest + more
+
+
+def _ran_out(exn: BaseException | None, eof: type[BaseException]) -> bool:
+    """Whether the end of the data is behind ``exn``: inside a tag it comes as the cause of another error."""
+    while exn is not None and not isinstance(exn, eof):
+        exn = exn.__cause__
+    return exn is not None
+
+
+def _gather(read: Read, size: int) -> bytes:
+    """The next pieces, ``size`` bytes or more, fewer only at the end."""
+    gathered = io.BytesIO()
+    while gathered.tell() < size and (piece := read()) is not None:
+        gathered.write(piece)
+    return gathered.getvalue()
+
+
+def _msgpack_objects(read: Read, url: str, limit: int) -> Iterator[Any]:
+    msgpack = _installed("msgpack")
+    fed = good = 0  # bytes in all, and in whole objects
+    # What is fed at once waits in the buffer together with what was there.
+    unpacker = msgpack.Unpacker(strict_map_key=False, max_buffer_size=limit + (4 << 20))
+    while (piece := read()) is not None:
+        fed += len(piece)
+        try:
+            unpacker.feed(piece)
+            for sample in unpacker:
+                start, good = good, unpacker.tell()
+                if good - start > limit:
+                    raise _too_large(url, start, limit)
+                yield sample
+        except msgpack.BufferFull as exn:
+            raise _too_large(url, good, limit) from exn
+        except FieldTooLarge:
+            raise
+        except (msgpack.UnpackException, ValueError, TypeError) as exn:  # the last: a map whose key is a list
+            raise _corrupt(url, good, exn) from exn
+        if fed - good > limit:
+            raise _too_large(url, good, limit)
+    if good < fed:
+        raise _truncated(url, good, fed)
+
+
+def _installed(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as exn:
+        raise MissingExtra(f'reading these records needs {module}: pip install "wds-async[formats]"') from exn
+
+
+def _corrupt(url: str, offset: int, why: BaseException) -> CorruptShard:
+    what = f"{type(why).__name__}: {why}"
+    return CorruptShard(f"{redact(url)}: the object at byte {offset} cannot be decoded: {what}; {_SOURCE}").at(
+        redact(url), offset
+    )
+
+
+def _truncated(url: str, offset: int, end: int) -> TruncatedShard:
+    return TruncatedShard(
+        f"{redact(url)}: ends at byte {end} inside the object that begins at byte {offset}; {_SOURCE}"
+    ).at(redact(url), offset)
+
+
+def _too_large(url: str, offset: int, limit: int) -> FieldTooLarge:
+    return FieldTooLarge(
+        f"{redact(url)}: the object at byte {offset} is damaged, or larger than max_object_bytes={limit}"
+    ).at(redact(url), offset)
+
+
+def _samples(
+    objects: Objects,
+    src: Iterable[Any],
+    handler: Handler,
+    transfer: Mapping[str, Any] | None,
+    max_object_bytes: int,
+    counters: Counters | None,
+    opened: Callable[[ShardReader], Any] | None,
+    ledger: Pass | None,
+) -> Iterator[Any]:
+    setting = config.transfer_config(workers=world.place().num_workers, **(transfer or {}))
+    ledger = ledger or Ledger(Board()).begin(counters)
+    counters = ledger.counters
+    try:
+        with open_shards(src, config=setting, stats=counters) as reader:
+            if opened is not None:
+                opened(reader)
+            for stream in reader:
+                n = 0
+                try:
+                    for sample in objects(plain(stream.read, stream.url), stream.url, max_object_bytes):
+                        n += 1
+                        yield sample
+                except CostLimitReached:
+                    raise
+                except Exception as exn:
+                    if reader.closed:  # memory was taken from the decoder
+                        raise ReaderClosed("the dataset was closed while it was read") from None
+                    goes_on = handler(exn)
+                    stage = "records" if isinstance(exn, ShardFormatError) else "read"
+                    ledger.note(exn, stage, shard=stream.url, samples=None, rest=True)
+                    if not goes_on:
+                        return
+                finally:
+                    counters.add_samples(n)
+                ledger.shard_over(stream.url, n)
+            counters.add("epochs")
+    finally:
+        del ledger  # which an error's frames would keep, see `damage.Reading`
+
+
+def cbors_samples(
+    src: Iterable[Any],
+    handler: Handler = reraise_exception,
+    transfer: Mapping[str, Any] | None = None,
+    max_object_bytes: int = MAX_OBJECT_BYTES,
+    *,
+    counters: Counters | None = None,
+    opened: Callable[[ShardReader], Any] | None = None,
+    ledger: Pass | None = None,
+) -> Iterator[Any]:
+    """The objects of the CBOR files in ``src`` (``{"url": …}`` or URLs), in order, read ahead within the byte budget.
+
+    ``transfer`` sets fields of `config.TransferConfig` over the environment. An object takes up to twice its size in
+    memory while it arrives, and ``max_object_bytes`` is the most that it may have.
+
+    An error of a file goes to ``handler``: True goes on with the next file, False ends the stream; what passes is noted
+    in the `ledger`. Beside those of the
+    engine these are CorruptShard, TruncatedShard and FieldTooLarge, with the byte where the object begins (after
+    decompression), and MissingExtra without the package cbor2.
+    """
+    return _samples(_cbor_objects, src, handler, transfer, max_object_bytes, counters, opened, ledger)
+
+
+def msgpack_samples(
+    src: Iterable[Any],
+    handler: Handler = reraise_exception,
+    transfer: Mapping[str, Any] | None = None,
+    max_object_bytes: int = MAX_OBJECT_BYTES,
+    *,
+    counters: Counters | None = None,
+    opened: Callable[[ShardReader], Any] | None = None,
+    ledger: Pass | None = None,
+) -> Iterator[Any]:
+    """The objects of MessagePack files, see `cbors_samples`. Binaries come as bytes, strings as str, keys of maps may
+    be numbers."""
+    return _samples(_msgpack_objects, src, handler, transfer, max_object_bytes, counters, opened, ledger)
+
+
+class RecordStage(ReadingStage):
+    """The stage from files to the objects in them, see `cbors_samples`."""
+
+
+@stage_maker
+def cbors_to_samples(
+    handler: Handler = reraise_exception,
+    transfer: Mapping[str, Any] | None = None,
+    max_object_bytes: int = MAX_OBJECT_BYTES,
+) -> RecordStage:
+    """The stage from CBOR files to their objects, see `cbors_samples`. ConfigError at once for a wrong ``transfer``."""
+    config.transfer_config(**(transfer or {}))
+    return RecordStage(cbors_samples, handler=handler, transfer=transfer, max_object_bytes=max_object_bytes)
+
+
+cbors2_to_samples = cbors_to_samples
+
+
+@stage_maker
+def msgpacks_to_samples(
+    handler: Handler = reraise_exception,
+    transfer: Mapping[str, Any] | None = None,
+    max_object_bytes: int = MAX_OBJECT_BYTES,
+) -> RecordStage:
+    """The stage from MessagePack files to their objects, see `msgpack_samples`."""
+    config.transfer_config(**(transfer or {}))
+    return RecordStage(msgpack_samples, handler=handler, transfer=transfer, max_object_bytes=max_object_bytes)

@@ -1,0 +1,241 @@
+"""What becomes of a shard that is damaged, or cannot be read to its end: who is asked, where reading goes on, and what
+the ledger is told."""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from typing import Any
+
+from wds_async.errors import (
+    ChecksumMismatch,
+    CorruptShard,
+    CostLimitReached,
+    NotATar,
+    ShardFormatError,
+    TooMuchLost,
+    TruncatedShard,
+    WdsError,
+)
+from wds_async.handlers import Handler
+from wds_async.observe.ledger import Pass
+from wds_async.reading.parts import Ended, Outcome
+from wds_async.redact import redact
+from wds_async.tar.decompress import plain
+from wds_async.tar.resync import resync
+from wds_async.tar.source import Source
+from wds_async.transfer.reader import ShardStream
+
+__all__ = ["Reading", "Shard"]
+
+logger = logging.getLogger("wds_async")
+
+
+class Shard:
+    """One shard on its way to samples. ``on_cut`` and ``on_first_behind`` are what `group.samples` tells of it."""
+
+    def __init__(self, stream: ShardStream, ledger: Pass) -> None:
+        self.stream = stream
+        self.taken = 0
+        """Bytes that came, as they are stored."""
+        self.broke: Exception | None = None
+        """What its stream raised: behind that there is nothing to read."""
+        self.failed = False
+        self.bad = False
+        self._ledger = ledger
+        self._source: Source | None = None
+        self._cut: str | None = None
+        self._gap_at: int | None = None
+        self._cut_by_gap: str | None = None
+        self._drained = False
+
+    def source(self) -> Source:
+        """The bytes of its tar, from where they were read last. Raises what their stream does."""
+        if self._source is None:
+            try:
+                read = plain(self._stored, self.stream.url)
+            except Exception as exn:
+                self.broke = exn
+                raise
+
+            def unpacked() -> memoryview | None:
+                try:
+                    return read()
+                except Exception as exn:
+                    self.broke = exn
+                    raise
+
+            self._source = Source(unpacked, self.stream.url, self.stream.is_open_ended)
+        return self._source
+
+    def _stored(self) -> memoryview | None:
+        piece = self.stream.read()
+        self.taken += 0 if piece is None else len(piece)
+        return piece
+
+    @property
+    def offset(self) -> int:
+        """Where the next byte stands in the tar."""
+        return 0 if self._source is None else self._source.offset
+
+    def on_cut(self, key: str, exn: Exception) -> bool:
+        """Remember that ``exn`` cut the sample ``key``, once a gap. Return True where the sample is to be yielded: a
+        handler ended the stream, nothing is damaged."""
+        self._cut = None if key == self._cut_by_gap else key
+        return isinstance(exn, Ended)
+
+    def cut(self) -> str | None:
+        """The key of the sample that the latest error cut, None where it came between two; once."""
+        key, self._cut = self._cut, None
+        return key
+
+    def goes_on(self, exn: Exception) -> int | None:
+        """Go on at the next header behind damage: how many bytes lay between, None where no header follows."""
+        if self._source is None or exn is self.broke or not isinstance(exn, CorruptShard | NotATar):
+            return None
+        self._gap_at, self._cut_by_gap = exn.offset, self._cut
+        skipped = resync(self._source, exn.offset)
+        self._drained = skipped is None
+        return skipped
+
+    def on_first_behind(self, key: str, offset: int) -> None:
+        """The sample that comes first behind the gap is dropped: its first members may lie in the gap."""
+        if key != self._cut_by_gap:
+            why = CorruptShard(f"the first sample behind the gap at byte {self._gap_at}: it may begin in it")
+            self._ledger.note(why, "tar", shard=self.stream.url, offset=offset, key=key)
+
+    def rest(self, offset: int) -> int | None:
+        """How many bytes of it were not read, None where nobody knows; of a compressed shard, those that are stored."""
+        if self._drained:
+            return max(0, self.offset - offset)
+        size = self._size()
+        if size is None or self._source is None:
+            return size
+        compressed = self.taken != self._source.arrived
+        return max(0, size - (self.taken if compressed else offset))
+
+    def _size(self) -> int | None:
+        known = self.stream.size
+        if known is None and getattr(self.stream.located, "kind", "") == "local" and self.stream.local_path:
+            try:
+                return os.stat(self.stream.local_path).st_size
+            except OSError:
+                return None
+        return known
+
+    def drop(self) -> None:
+        """Let go of the engine's memory."""
+        if self._source is not None:
+            self._source.drop()
+        self._source = self.broke = None
+
+    def over(self, delivered: int) -> None:
+        """It is through, after ``delivered`` samples: no copy of what was bad may be kept."""
+        if self._source is not None and self._source.doubt and not self.failed:
+            self._tell_doubt(self._source.doubt)
+        if self._source is not None and self._source.empty:
+            self._ledger.empty_shard(self.stream.url)
+        self.drop()
+        if self.bad:
+            self.stream.reject()
+        self._ledger.shard_over(self.stream.url, delivered)
+
+    def _tell_doubt(self, doubt: str) -> None:
+        """Its end is odd: perhaps its rest was lost between two members, which nothing in a tar shows."""
+        why = TruncatedShard(f"{redact(self.stream.url)}: {doubt}: what stood behind it may be lost")
+        self._ledger.note(why, "tar", shard=self.stream.url, offset=self.offset, size=0, samples=0)
+        if self._ledger.once("doubt"):
+            logger.warning("%s, the last sample incomplete. The ledger has all such shards.", why)
+
+
+class Reading(Outcome):
+    """The user's handler, with ``on_corrupt``, the ledger, and the shard that is being read."""
+
+    def __init__(self, handler: Handler, on_corrupt: str, ledger: Pass) -> None:
+        super().__init__(handler)
+        self.on_corrupt = on_corrupt
+        # An error of the engine keeps the frames that it came through, and so what these have, until garbage is
+        # collected. The pass must end before that: with its reader.
+        self.ledger: Pass = weakref.proxy(ledger)
+        self.shard: Shard | None = None
+
+    def begin(self, stream: ShardStream) -> Shard:
+        """Go on to this shard."""
+        self.shard = Shard(stream, self.ledger)
+        return self.shard
+
+    def drop(self) -> None:
+        """Let go of the engine's memory."""
+        if self.shard is not None:
+            self.shard.drop()
+
+    def of_member(self, exn: Exception) -> bool:
+        """Ask the handler about what costs one member: a field that comes twice, a function of the user's that
+        raised."""
+        if not isinstance(exn, WdsError):
+            exn.add_note(f"select_files, rename_files or keys raised this, for a member of {redact(str(self._url))}")
+        answer = self(exn)
+        self.ledger.note(exn, "tar", shard=self._url)
+        return answer
+
+    def goes_on(self, exn: Exception, delivered: int) -> bool:
+        """Whether the same shard is read on behind ``exn``, which ended the reading of its members after ``delivered``
+        samples. Otherwise the rest of it is passed over, or all ends (``stop``), or ``exn`` is raised."""
+        shard = self.shard
+        assert shard is not None
+        if isinstance(exn, TooMuchLost | CostLimitReached):
+            raise exn
+        if isinstance(exn, Ended):  # the handler was asked already
+            return False
+        if self.stop:  # what the handler itself raised, between two members
+            raise exn
+        shard.bad = shard.bad or isinstance(exn, NotATar | CorruptShard | TruncatedShard)
+        if self.on_corrupt == "resync":
+            try:
+                skipped = shard.goes_on(exn)
+            except Exception as worse:  # the rest cannot be read at all
+                return self.goes_on(worse, delivered)
+            if skipped is not None:
+                self._note(exn, skipped, rest=False)
+                self._tell(exn, f"{skipped:,} bytes are passed over, and the sample on each side of them")
+                return True
+        self._pass_over(exn, delivered)
+        return False
+
+    def _pass_over(self, exn: Exception, delivered: int) -> None:
+        """Let the rest of the shard go, where the handler does or ``on_corrupt`` says so."""
+        shard = self.shard
+        assert shard is not None
+        shard.failed = True
+        offset = getattr(exn, "offset", None)
+        at = shard.offset if offset is None or exn is shard.broke else offset
+        size = None if isinstance(exn, TruncatedShard) else shard.rest(at)
+        if isinstance(exn, ChecksumMismatch) and delivered:
+            # Whatever the handler says: what was delivered is not what the store holds.
+            cut = shard.cut() is not None
+            self.ledger.note(exn, "checksum", shard=self._url, samples=delivered + cut, rest=True, size=0)
+            self(exn)
+        elif self.on_corrupt != "raise" and isinstance(exn, CorruptShard | TruncatedShard):
+            self._note(exn, size, offset=at, rest=True)
+            self._tell(exn, "the rest of the shard is passed over")
+        else:
+            self(exn)
+            self._note(exn, size, offset=at, rest=True)
+
+    def _note(self, exn: Exception, size: int | None, *, rest: bool, offset: int | None = None) -> None:
+        assert self.shard is not None
+        key = self.shard.cut()
+        samples = None if key is None else 1
+        stage = "tar" if isinstance(exn, ShardFormatError) else "read"
+        stage = "checksum" if isinstance(exn, ChecksumMismatch) else stage
+        self.ledger.note(exn, stage, shard=self._url, offset=offset, size=size, samples=samples, key=key, rest=rest)
+
+    def _tell(self, exn: Exception, what: str) -> None:
+        if self.ledger.once("corrupt"):
+            told = "on_corrupt=%s: %s (%s). Further damage is only noted in dataset.ledger"
+            logger.warning(told, self.on_corrupt, exn, what)
+
+    @property
+    def _url(self) -> Any:
+        return None if self.shard is None else self.shard.stream.url

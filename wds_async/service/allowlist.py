@@ -1,0 +1,408 @@
+"""Where URLs lie, in a form in which one place has one spelling, so that prefixes can be compared part by part."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import posixpath
+import re
+import urllib.parse
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from wds_async.environment import SCHEME_ALIASES
+from wds_async.errors import AccessDenied, ConfigError, UnsafeContent, UrlError
+from wds_async.redact import redact
+from wds_async.service.config import ServiceConfig
+from wds_async.service.names import Named
+from wds_async.service.refusals import Refusal
+from wds_async.storage.base import Call
+from wds_async.storage.generic import reads_local_files
+from wds_async.storage.registry import Location, locate
+from wds_async.urls import links, local_path, scheme
+
+__all__ = ["Addresses", "Allowed", "Place", "dotted", "is_literal", "kind_of_address", "place_of"]
+
+_PORTS = {"http": 80, "https": 443}
+
+
+_HUB = frozenset({"datasets", "models", "spaces", "kernels", "buckets"})
+
+
+_DECODINGS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A URL taken apart: ``kind`` (its scheme's usual name), ``host`` (a bucket, or ``host:port`` of a web server) and
+    ``parts``, what stands between slashes; the last is "" where the URL ends with one."""
+
+    kind: str
+    host: str
+    parts: tuple[str, ...]
+    slashes: bool = False
+    """Whether a part of a web server's path holds an escaped slash, which a server may take for a real one."""
+
+    def covers(self, other: Place) -> bool:
+        """Whether ``other`` is this place, or lies below it. One that ends with "/" covers only what is below."""
+        if self.kind != other.kind or self.host != other.host:
+            return False
+        if not self.parts or self.parts == ("",):
+            return True
+        if other.slashes:
+            return False
+        if self.parts[-1] == "":
+            return len(other.parts) >= len(self.parts) and other.parts[: len(self.parts) - 1] == self.parts[:-1]
+        return _unrevised(self, other)[: len(self.parts)] == self.parts
+
+
+def _unrevised(entry: Place, other: Place) -> tuple[str, ...]:
+    """The parts of ``other``; without the hub's revision, where ``entry`` names a whole repository."""
+    if entry.kind == "hf" and len(entry.parts) == 2 and len(other.parts) >= 2 and "@" not in entry.parts[1]:
+        return (other.parts[0], other.parts[1].partition("@")[0], *other.parts[2:])
+    return other.parts
+
+
+def place_of(url: str) -> Place:
+    """Where ``url`` (rewritten, of one store) lies. UrlError for one that cannot be taken apart safely."""
+    kind = scheme(url)
+    kind = SCHEME_ALIASES.get(kind, kind)
+    if kind in _PORTS:
+        return _web(kind, url)
+    if "://" not in url or len(links(url)) > 1:
+        raise UrlError("no URL of one store")
+    host, slash, path = url.partition("://")[2].partition("/")
+    parts = tuple(path.split("/")) if slash else ()
+    if kind == "hf":
+        if host not in _HUB:
+            host, parts = "models", (host, *parts)
+        if len(parts) == 3 and parts[2] == "":  # hf://datasets/OWNER/NAME/ is the repository, whatever its revision
+            parts = parts[:2]
+    return Place(kind, host.lower() if "@" in host and kind == "az" else host, parts)
+
+
+def _web(kind: str, url: str) -> Place:
+    try:
+        found = urllib.parse.urlsplit(url)
+        host, port = found.hostname or "", found.port
+    except ValueError as exn:
+        raise UrlError(str(exn)) from None
+    odd = "\\" in url or not host.isascii() or not re.fullmatch(r"[\w.:-]+", host) or port == 0
+    if odd or re.search(r"[\x00-\x20\x7f]", found.netloc):
+        raise UrlError("a host that could be read in two ways")
+    host = host.rstrip(".")
+    raw = found.path[1:].split("/") if found.path.startswith("/") else []
+    parts = tuple(urllib.parse.unquote(part, errors="surrogateescape") for part in raw)
+    return Place(kind, f"{host}:{port or _PORTS[kind]}", parts, any(_holds_slash(part) for part in parts))
+
+
+def _holds_slash(part: str) -> bool:
+    return any(slash in spelling for spelling in _spellings(part) for slash in "/\\")
+
+
+def _spellings(part: str) -> list[str]:
+    """``part`` and what becomes of it where it is decoded again, as careless servers do."""
+    found = [part]
+    while (
+        len(found) <= _DECODINGS and (after := urllib.parse.unquote(found[-1], errors="surrogateescape")) != found[-1]
+    ):
+        found.append(after)
+    return found
+
+
+def dotted(url: str) -> bool:
+    """Whether a part of the path of ``url`` leads up (``..``) or nowhere (``.``), to whoever takes it so: also escaped,
+    more than once, behind backslashes, and with the parameters that some servers cut off (``..;x``)."""
+    path = url.partition("://")[2] if scheme(url) else url
+    if scheme(url) in _PORTS:  # elsewhere a "?" is a character like others
+        path = re.split(r"[?#]", path, maxsplit=1)[0]
+    return any(
+        step.partition(";")[0].strip() in (posixpath.curdir, posixpath.pardir)
+        for spelling in _spellings(path)
+        for step in re.split(r"[/\\]", spelling)
+    )
+
+
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+_METADATA = frozenset(
+    ipaddress.ip_address(text)
+    for text in (
+        "169.254.169.254",  # Amazon, Google, Microsoft, Oracle and others
+        "169.254.169.253",  # Amazon's name service
+        "169.254.169.123",  # Amazon's clock
+        "169.254.170.2",  # credentials of Amazon's containers
+        "169.254.170.23",  # and of its Kubernetes pods
+        "100.100.100.200",  # Alibaba
+        "168.63.129.16",  # Azure's wire server
+        "192.0.0.192",  # Oracle
+        "fd00:ec2::254",
+        "fd00:ec2::253",
+        "fd00:ec2::23",
+        "fd20:ce::254",  # Google
+        "fe80::a9fe:a9fe",
+    )
+)
+
+
+_NAT64 = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("64:ff9b:1::/48"))
+
+
+_COMPATIBLE = ipaddress.ip_network("::/96")
+
+
+_SHARED = ipaddress.ip_network("100.64.0.0/10")
+
+
+def is_literal(host: str) -> bool:
+    """Whether a host says by itself where it is: an address, or ``localhost``."""
+    if host.lower().rstrip(".") == "localhost":
+        return True
+    try:
+        ipaddress.ip_address(host.strip("[]").partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+def kind_of_address(text: str) -> str:
+    """``"public"``, ``"private"`` (private, shared, loopback or link-local), or ``"never"``: that of a metadata server,
+    and what no origin has (multicast, reserved, no address at all). IPv6 that holds an IPv4 address is judged by it."""
+    try:
+        address = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return "never"
+    kinds = {_kind(one) for one in _led_to(address)}
+    return next((kind for kind in ("never", "private") if kind in kinds), "public")
+
+
+def _kind(address: _Address) -> str:
+    if address in _METADATA or address.is_multicast:
+        return "never"
+    if address.is_unspecified or address.is_loopback or address.is_link_local:
+        return "private"
+    if address.version == 4 and address.is_reserved:  # broadcast among it
+        return "never"
+    if address.is_private or (address.version == 4 and address in _SHARED):
+        return "private"
+    if address.version == 6 and address.is_site_local:
+        return "private"
+    return "never" if address.is_reserved else "public"
+
+
+def _led_to(address: _Address) -> list[_Address]:
+    """What an address stands for: an IPv6 one that is mapped, compatible or translated (NAT64) for its IPv4 one alone;
+    6to4 and Teredo for themselves and those that they hold."""
+    if isinstance(address, ipaddress.IPv4Address) or address in _METADATA:
+        return [address]
+    if address.ipv4_mapped is not None:
+        return [address.ipv4_mapped]
+    if any(address in net for net in _NAT64) or (address in _COMPATIBLE and int(address) > 0xFFFF):
+        return [ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)]
+    held = [address.sixtofour, *(address.teredo or ())]
+    return [address, *(one for one in held if one is not None)]
+
+
+class Addresses:
+    """Judges where connections may go. ``named``: the hosts of web servers that clients may read; what they resolve to
+    must be public, unless the host says itself where it is, or ``private`` allows more. Any other host is one that the
+    operator set (a store's endpoint, a proxy): only ``"never"`` is refused for it."""
+
+    def __init__(self, named: Iterable[str], *, private: bool = False) -> None:
+        self._named = frozenset(host.lower().rstrip(".") for host in named)
+        self._private = private
+
+    def why_not(self, host: str, address: str) -> str:
+        """Why no connection may go to ``address``, one of ``host``'s; "" where it may."""
+        kind = kind_of_address(address)
+        if kind == "never":
+            return f"{address} is no address of a store (metadata servers are never asked)"
+        if kind == "public" or self._private or is_literal(host) or host.lower().rstrip(".") not in self._named:
+            return ""
+        return f"{host} is at {address}, a private address; the service's setting `private` would allow it"
+
+
+_CLOUDS = frozenset({"s3", "gcs", "azure", "hf", "ais"})
+
+
+_EXACT = frozenset({"gcs"})
+
+
+"""Whose keys are escaped whole on the wire, so that a ".." in one is a name to everybody on the way."""
+
+
+_ARCHIVES = frozenset({"zip", "tar", "gzip", "libarchive"})
+
+
+_KNOWN_AT_MOST = 65536
+
+
+async def _here(function: Callable[..., Any], *args: Any) -> Any:
+    return function(*args)
+
+
+class Allowed:
+    """The service's rules. A refusal is 403 with words that name no secret and no file that the client did not.
+    ``call`` runs what looks at the disk on a thread."""
+
+    def __init__(self, config: ServiceConfig, call: Call = _here) -> None:
+        self._call = call
+        self._open = not config.allow
+        self._urls = config.urls and bool(config.allow)
+        own = [url if url.endswith("/") else url + "/" for _, url in config.buckets]
+        entries = [*config.allow, *own]
+        self._folders = [_folder(entry) for entry in entries if scheme(entry) in ("", "file")]
+        self._places = [_entry(entry) for entry in entries if scheme(entry) not in ("", "file")]
+        hosts = [place.host.rpartition(":")[0] for place in self._places if place.kind in ("http", "https")]
+        self.addresses = Addresses(hosts, private=config.private)
+        self._known: dict[tuple[str, bool], None] = {}
+
+    def take_over(self, new: Allowed) -> None:
+        """Judge by the rules of ``new`` from now on."""
+        self._open, self._urls = new._open, new._urls
+        self._folders, self._places, self.addresses = new._folders, new._places, new.addresses
+        self._known = {}
+
+    def locate(self, named: Named) -> Location:
+        """Where ``named`` is read, rewritten and judged. Refusal (403, or 400 for what is no URL). Looks at the disk
+        where that is this machine's files (`local`)."""
+        by_url = named.api == "url"
+        if by_url and not self._urls:
+            raise Refusal(403, "/url is off: it needs the service's `allow`, and `urls: true`", "forbidden")
+        try:
+            place = locate(named.url)
+        except UnsafeContent as exn:
+            raise Refusal(403, redact(str(exn)), "forbidden") from None
+        except UrlError as exn:
+            raise Refusal(400, redact(str(exn)), "url") from None
+        self._judge(place.kind, place.target, by_url, rewritten=place.target != place.url)
+        if place.kind != "local":
+            if len(self._known) >= _KNOWN_AT_MOST:
+                del self._known[next(iter(self._known))]
+            self._known[named.url, by_url] = None
+        return place
+
+    async def admit(self, named: Named) -> Location:
+        """`locate`, with the looks at the disk on a thread: for who answers requests."""
+        if scheme(named.url) in ("", "file"):
+            found: Location = await self._call(self.locate, named)
+            return found
+        return self.locate(named)
+
+    async def check(self, url: str) -> None:
+        """Refusal unless all may be read whose URL (before rewriting) begins with ``url``: for listings, of a folder
+        ("/" at the end) or by a prefix."""
+        folder = url[: url.rindex("/") + 1] if "/" in url.partition("://")[2] or "://" not in url else url + "/"
+        named = Named(folder, "", "", "", "short")
+        await self._call(self.locate, named) if scheme(url) in ("", "file") else self.locate(named)
+
+    def known(self, named: Named) -> bool:
+        """Whether `locate` lets ``named`` pass, at once and without a look at the disk; False: it has to be asked."""
+        return (named.url, named.api == "url") in self._known
+
+    def why_not(self, host: str, address: str) -> str:
+        """Why no connection may go to ``address``, one of ``host``'s; "" where it may."""
+        return self.addresses.why_not(host, address)
+
+    def leads(self, start: str, target: str) -> None:
+        """Judge a redirect of a web server that clients may read: it is followed to what is allowed itself. A server
+        that moves from http to https is still itself. AccessDenied otherwise."""
+        try:
+            there, here = place_of(target), place_of(start)
+        except UrlError as exn:
+            raise AccessDenied(f"{redact(start)} redirects to a URL that is refused: {exn}") from None
+        secure = Place("http", re.sub(":443$", ":80", there.host), there.parts, there.slashes)
+        same = there.host == here.host or (secure.host == here.host and there.kind == "https" and here.kind == "http")
+        covered = self._covered(there) or (there.kind == "https" and self._covered(secure))
+        if dotted(target) or _has_controls(target) or not (covered or (self._open and same)):
+            raise AccessDenied(
+                f"{redact(start)} redirects to {there.kind}://{there.host}, which is not allowed; "
+                "add that host to the service's `allow`, if it is meant"
+            )
+
+    def _judge(self, kind: str, target: str, by_url: bool, rewritten: bool) -> None:
+        if _has_controls(target):
+            raise _forbidden("a URL with control characters")
+        if kind in ("local", "pipe", "stdin", "opener") and by_url:
+            raise _forbidden("/url reads stores, not this machine")
+        if kind == "local":
+            self._judge_local(target)
+        elif kind in ("pipe", "stdin"):
+            raise _forbidden("a command, or standard input: this service reads stores and files")
+        elif len(links(target)) > 1:
+            self._judge_chain(target)
+        else:
+            self._judge_place(kind, target, rewritten)
+
+    def _judge_place(self, kind: str, target: str, rewritten: bool) -> None:
+        if kind == "generic" and reads_local_files(target):
+            raise _forbidden("what reads this machine's files in a round-about way")
+        if dotted(target) and kind not in _EXACT and (kind != "s3" or not self._open):
+            raise _forbidden("a path with . or .. in it: not every server takes that for a name")
+        try:
+            place = place_of(target)
+        except UrlError as exn:
+            raise Refusal(400, f"{redact(target)}: {exn}", "url") from None
+        if not (self._covered(place) or (self._open and (kind in _CLOUDS or rewritten or kind == "generic"))):
+            raise _forbidden(f"{redact(target)[:300]}: the service's `allow` does not name it")
+
+    def _judge_chain(self, target: str) -> None:
+        """Each link: archives, and one store at the end."""
+        *inner, last = links(target)
+        names = [link.partition("://")[0].lower() for link in inner]
+        if not set(names) <= _ARCHIVES:
+            raise _forbidden("of chains of file systems only zip, tar, gzip and libarchive over a store")
+        kind = locate(last, final=True).kind
+        if kind not in _CLOUDS:  # a client that is not ours connects, and nobody judges where to
+            raise _forbidden("an archive that is not in a cloud's store")
+        if any(dotted(link) for link in inner):
+            raise _forbidden("a path with . or .. in it")
+        self._judge_place(kind, last, rewritten=True)
+
+    def _judge_local(self, target: str) -> None:
+        path = local_path(target)
+        if path is None or not os.path.isabs(path) or "\x00" in path or dotted(path):
+            raise _forbidden("a file that is not named by its whole path")
+        real = os.path.realpath(path)
+        for folder, below in self._folders:
+            base = os.path.realpath(folder)
+            inside = real.startswith(base.rstrip("/") + "/")
+            if inside or (real == base and (not below or path.endswith("/"))):
+                return
+        raise _forbidden("this machine's files: the service's `allow` names no folder that it lies in")
+
+    def _covered(self, place: Place) -> bool:
+        return any(entry.covers(place) for entry in self._places)
+
+
+def _has_controls(url: str) -> bool:
+    """Whether it holds characters that some parsers drop, and others do not."""
+    return any(ord(c) < 32 or ord(c) == 127 for c in url)
+
+
+def _forbidden(why: str) -> Refusal:
+    return Refusal(403, f"not allowed: {why}", "forbidden")
+
+
+def _folder(entry: str) -> tuple[str, bool]:
+    """The path, and whether only what is below it is meant."""
+    path = local_path(entry)
+    if not path or not os.path.isabs(path) or dotted(path):
+        raise ConfigError(f"allow: {entry!r} is no folder's whole path")
+    return path, path.endswith("/")
+
+
+def _entry(entry: str) -> Place:
+    try:
+        place = place_of(entry)
+    except UrlError as exn:
+        raise ConfigError(
+            f"allow: {redact(entry)!r}: {exn}; write gs://bucket/, https://host/path/ or /folder/"
+        ) from None
+    if dotted(entry) or not place.host:
+        raise ConfigError(f"allow: {redact(entry)!r} names no place; write gs://bucket/ or https://host/path/")
+    if place.kind in ("http", "https") and ("?" in entry or "#" in entry):
+        raise ConfigError(f"allow: {redact(entry)!r}: a place has no query")
+    return place

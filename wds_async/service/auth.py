@@ -1,0 +1,382 @@
+"""One line for each request that was refused; not so many that a flood of them fills a disk."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import ipaddress
+import logging
+import os
+import re
+import socket
+import ssl
+import time
+import urllib.parse
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from wds_async.errors import ConfigError
+from wds_async.redact import redact
+from wds_async.service.cache.origin import Client
+from wds_async.service.config import ServiceConfig
+from wds_async.service.refusals import Refusal
+
+__all__ = ["Access", "Audit", "Tokens", "shown"]
+
+audit_logger = logging.getLogger("wds_async.audit")
+
+
+LINES_AT_ONCE = 100
+
+
+LINES_PER_S = 10.0
+
+
+"""More are counted, and the next line says how many were left out: 10 lines of 1 KB a second are 0.9 GB a day."""
+
+
+_PATH_AT_MOST = 400
+
+
+_DECODINGS = 2  # /url/ escapes a URL whose own path and query are escaped
+
+
+class Audit:
+    """Writes to the logger ``wds_async.audit``. ``clock``: seconds, monotonic."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._left = float(LINES_AT_ONCE)
+        self._at = clock()
+        self.left_out = 0
+        """Refusals without a line since the last one."""
+
+    def refused(self, refusal: Refusal, *, peer: str, client: str = "", method: str = "", path: str = "") -> None:
+        """A line for ``refusal``. The record has all of it as ``audit``, a mapping, for logs of JSON."""
+        now = self._clock()
+        self._left = min(LINES_AT_ONCE, self._left + (now - self._at) * LINES_PER_S)
+        self._at = now
+        if self._left < 1:
+            self.left_out += 1
+            return
+        self._left -= 1
+        said = {
+            "peer": _plain(peer),
+            "client": _plain(client),
+            "method": _plain(method)[:16],
+            "path": shown(path),
+            "status": refusal.status,
+            "reason": refusal.reason,
+            "left_out": self.left_out,
+        }
+        self.left_out = 0
+        words = " ".join(f"{name}={value}" for name, value in said.items() if value != "" and name != "left_out")
+        more = f" ({said['left_out']} refusals before it were left out)" if said["left_out"] else ""
+        audit_logger.warning("refused %s: %s%s", words, redact(refusal.message), more, extra={"audit": said})
+
+    def close(self) -> None:
+        """Say how many were left out since the last line."""
+        if self.left_out:
+            left_out = {"left_out": self.left_out}
+            audit_logger.warning("refused: %d more that were left out", self.left_out, extra={"audit": left_out})
+            self.left_out = 0
+
+
+def shown(path: str) -> str:
+    """A request's path (and query) for people: as it came, or where it holds a secret or a control character, escaped
+    or not, decoded and with that hidden. Cut where it is long."""
+    spellings = [path[: 4 * _PATH_AT_MOST]]
+    for _ in range(_DECODINGS):
+        spellings.append(urllib.parse.unquote(spellings[-1]).replace(" ", "%20"))  # a space would end a password
+    secret = any(redact(text) != text for text in spellings)
+    text = _plain(redact(spellings[-1]) if secret else spellings[0])
+    return text[:_PATH_AT_MOST] + ("…" if len(text) > _PATH_AT_MOST else "")
+
+
+def _plain(text: str) -> str:
+    """One word, which nobody can make look like several."""
+    return redact(text).replace(" ", "%20")
+
+
+logger = logging.getLogger("wds_async")
+
+
+LOCAL = "local"
+
+
+"""The client on the Unix socket that gives no name."""
+
+
+_LOOK_EVERY_S = 1.0
+
+
+_NAMES_OF_A_PEER = 512
+
+
+_NAME_LIVES_S = 60.0
+
+
+_PEERS = 4096
+
+
+_NAME = re.compile(r"[\w.:@/+-]{1,128}", re.ASCII)
+
+
+_OWN_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"})
+
+
+_SIGNED = re.compile(r"(?:AWS4-HMAC-SHA256\s+Credential=([^/,\s]+)/|AWS ([^:\s]+):)")
+
+
+class Access:
+    """The service's door. ``clock``: seconds, monotonic. ConfigError for files that cannot be used."""
+
+    def __init__(self, config: ServiceConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        self._config = config
+        self._tokens = Tokens(config.tokens, clock) if config.tokens else None
+        self._clock = clock
+        self._peers: OrderedDict[Client, OrderedDict[str, float]] = OrderedDict()
+        self._context: ssl.SSLContext | None = None
+        self._files = ""
+        self._audit = Audit(clock)
+        self.tls()
+
+    def check_site(self, fields: Mapping[str, str], host: str, *, local: bool = False) -> None:
+        """Raise Refusal (403) for a request that a browser sends for a page of another site: by its ``Origin`` or
+        ``Sec-Fetch-Site``; and, where neither ``allow`` nor tokens protect the service, by a ``host`` that is no name
+        of this machine (DNS rebinding). ``host`` is the authority that the request names, "" for none; ``local``:
+        it came by the Unix socket, which no browser reaches."""
+        origin = fields.get("Origin")
+        foreign = origin is not None and _authority(origin.partition("://")[2]) != _authority(host)
+        if foreign or fields.get("Sec-Fetch-Site", "") in ("cross-site", "same-site"):
+            page = (origin or "unknown")[:100]
+            words = (
+                f"a web page of another site ({page!r}) sent this request, and none is answered. Open the URL itself"
+            )
+            raise Refusal(403, f"{words}, or use a client that is no browser", "cross-site")
+        guarded = not (self._config.allow or self._config.tokens or local)
+        if guarded and host and not _names_this_machine(host):
+            words = f"{host[:100]!r} is no name of this machine. Without `allow` and `tokens` the service answers to "
+            raise Refusal(403, f"{words}localhost, 127.0.0.1 and [::1] only; set one of the two for others", "host")
+
+    def client(
+        self,
+        fields: Mapping[str, str],
+        peer: str,
+        *,
+        local: bool = False,
+        query: Mapping[str, str] | None = None,
+        certificate: Mapping[str, Any] | None = None,
+    ) -> Client:
+        """Return the client that sends these header fields (lower case), from the address ``peer`` or on the Unix
+        socket (``local``). Refusal (401) where a token is asked for and none that is known was given. ``certificate``
+        is the client's, as ssl gives it (``getpeercert``); ``query`` is looked at for the signed URLs of S3 clients.
+
+        Names are the client's own word: one peer may have 512 of them within a minute (each worker of each job on a
+        host has one), and beyond that goes by its address.
+        """
+        tenant = common_name(certificate)
+        if self._tokens is not None:
+            found = self._tokens.tenant(proof(fields, query or {}))
+            if found is None:
+                challenge = {"WWW-Authenticate": 'Bearer realm="wds-async"'}
+                words = "this service asks for a token, and this is none that it knows (clients: AIS_AUTHN_TOKEN)"
+                raise Refusal(401, words, "token", headers=challenge)
+            tenant = found or tenant
+        own = Client(tenant, LOCAL if local else peer)
+        return self._named(fields.get("wds-client", ""), own)
+
+    def sees(self, client: Client) -> str | None:
+        """Return the tenant whose figures ``client`` may see; None for those of all, where there are no tenants."""
+        named = self._tokens is not None and self._tokens.name_tenants
+        return client.tenant if named or self._config.client_ca else None
+
+    def refused(self, refusal: Refusal, *, peer: str, client: str = "", method: str = "", path: str = "") -> None:
+        """A line of the audit log. ``path`` as it came: it is shown without its secrets."""
+        self._audit.refused(refusal, peer=peer, client=client, method=method, path=path)
+
+    def left_out(self) -> None:
+        """At the end: say how many refusals had no line of their own."""
+        self._audit.close()
+
+    def _named(self, given: str, own: Client) -> Client:
+        """Return ``own`` by its ``given`` name; ``own`` itself where that is none, or one too many."""
+        if not given or not _NAME.fullmatch(given):
+            return own
+        names, now = self._peers.setdefault(own, OrderedDict()), self._clock()
+        self._peers.move_to_end(own)
+        if len(self._peers) > _PEERS:
+            self._peers.popitem(last=False)
+        if given not in names and len(names) >= _NAMES_OF_A_PEER:
+            if now - next(iter(names.values())) < _NAME_LIVES_S:
+                return own
+            names.popitem(last=False)
+        names[given] = now
+        names.move_to_end(given)
+        return Client(own.tenant, given)
+
+    def tls(self) -> ssl.SSLContext | None:
+        """How connections are secured, the same object each time; None where the configuration has no certificate."""
+        if self._config.certificate and self._context is None:
+            self._context = self._made()
+            self._files = self._stamp()
+        return self._context
+
+    def take_over(self, new: Access) -> None:
+        """Use the tokens and certificates of ``new`` from now on; connections that there are keep theirs."""
+        self._config, self._tokens, self._context, self._files = new._config, new._tokens, new._context, new._files
+
+    def renew(self) -> bool:
+        """Read the certificate again where its files have changed, for the connections to come; whether that was so. A
+        file that cannot be used is said in the log, and the old one goes on."""
+        stamp = self._stamp() if self._context is not None else ""
+        if self._context is None or stamp in ("", self._files):
+            return False
+        self._files = stamp
+        try:
+            self._made()  # tried on another one first: half a pair must not be taken over
+            self._context.load_cert_chain(self._config.certificate, self._config.key)
+            if self._config.client_ca:
+                self._context.load_verify_locations(self._config.client_ca)
+        except ConfigError as exn:
+            logger.error("the service goes on with the certificate that it has: %s", exn)
+            return False
+        logger.info("the service's certificate was read again")
+        return True
+
+    def _made(self) -> ssl.SSLContext:
+        config = self._config
+        try:
+            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
+            context.load_cert_chain(config.certificate, config.key)
+            if config.client_ca:
+                context.load_verify_locations(config.client_ca)
+                context.verify_mode = ssl.CERT_REQUIRED
+        except (OSError, ssl.SSLError) as exn:
+            named = ", ".join(name for name in (config.certificate, config.key, config.client_ca) if name)
+            raise ConfigError(f"TLS: cannot use {named}: {exn}. They are PEM files; the key has no password.") from exn
+        return context
+
+    def _stamp(self) -> str:
+        names = (self._config.certificate, self._config.key, self._config.client_ca)
+        try:
+            return " ".join(_stamp_of(name) for name in names if name)
+        except OSError:
+            return ""  # being replaced: looked at again next time
+
+
+class Tokens:
+    """The file of tokens: a line each, then optionally the tenant's name; ``#`` begins a comment. It is looked at once
+    a second at most, and read again when it has changed. Where it cannot be read any more, what was read last holds; to
+    take every token away, empty it."""
+
+    def __init__(self, path: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path = path
+        self._clock = clock
+        self._looked_at = clock()
+        self._stamp = ""
+        self._known: list[tuple[bytes, str]] = []
+        try:
+            self._read()
+        except (OSError, ValueError) as exn:
+            raise ConfigError(f"tokens: the file {path}: {exn}") from exn
+
+    def tenant(self, token: str) -> str | None:
+        """The tenant that ``token`` is of ("" where its line names none); None for a token that is not known. How long
+        it takes tells nothing of the tokens that are."""
+        self._look()
+        asked, found = _digest(token), None
+        for digest, tenant in self._known:
+            if hmac.compare_digest(digest, asked):
+                found = tenant
+        return found if token else None
+
+    @property
+    def name_tenants(self) -> bool:
+        """Whether any line names a tenant."""
+        return any(tenant for _, tenant in self._known)
+
+    def _look(self) -> None:
+        now = self._clock()
+        if now - self._looked_at < _LOOK_EVERY_S:
+            return
+        self._looked_at = now
+        try:
+            if _stamp_of(self._path) != self._stamp:
+                self._read()
+                logger.info("the service's tokens were read again: %d of them", len(self._known))
+        except (OSError, ValueError) as exn:
+            logger.error("the service's tokens are those of before: %s: %s", self._path, exn)
+
+    def _read(self) -> None:
+        self._stamp = _stamp_of(self._path)
+        with open(self._path, encoding="utf-8") as file:
+            lines = [line.split("#", 1)[0].split() for line in file]
+        if any(len(words) > 2 for words in lines):
+            raise ValueError("a line is a token, and perhaps a tenant's name behind it")
+        self._known = [(_digest(words[0]), words[1] if len(words) > 1 else "") for words in lines if words]
+
+
+def _authority(text: str) -> str:
+    """Return host and port in lower case, without the usual port and a final dot."""
+    name, port = _host_and_port(text)
+    return name if port in ("", "80", "443") else f"{name}:{port}"
+
+
+def _host_and_port(text: str) -> tuple[str, str]:
+    end = text.rfind("]") + 1
+    name, _, port = text[end:].partition(":")
+    return (text[:end] + name).lower().rstrip("."), port
+
+
+def _names_this_machine(host: str) -> bool:
+    """Whether ``host`` (with a port, perhaps) is a loopback address, or a name that only this machine can have."""
+    name, _ = _host_and_port(host)
+    if name in _OWN_NAMES or name.endswith(".localhost") or name == socket.gethostname().lower().rstrip("."):
+        return True
+    try:
+        address = ipaddress.ip_address(name.strip("[]").partition("%")[0])
+    except ValueError:
+        return False
+    address = getattr(address, "ipv4_mapped", None) or address
+    return address.is_loopback or address.is_unspecified
+
+
+def _stamp_of(path: str) -> str:
+    status = os.stat(path)
+    return f"{status.st_ino}.{status.st_size}.{status.st_mtime_ns}"
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+
+
+def proof(fields: Mapping[str, str], query: Mapping[str, str]) -> str:
+    """The token that a request brings: as a bearer's; as the password of ``https://user:TOKEN@host``, for clients that
+    know no other way; as the access key's id of an S3 client, whose signature nobody looks at. "" for none."""
+    given = fields.get("authorization", "").strip()
+    kind, _, rest = given.partition(" ")
+    if kind.lower() == "bearer":
+        return rest.strip()
+    if kind.lower() == "basic":
+        try:
+            user, _, password = base64.b64decode(rest.strip(), validate=True).decode("utf-8").partition(":")
+        except (binascii.Error, ValueError):
+            return ""
+        return password or user
+    if (signed := _SIGNED.match(given)) is not None:
+        return urllib.parse.unquote(signed[1] or signed[2])
+    return (query.get("X-Amz-Credential", "").partition("/")[0] or query.get("AWSAccessKeyId", "")) if not given else ""
+
+
+def common_name(certificate: Mapping[str, Any] | None) -> str:
+    """Whom a client's certificate is for; "" where nobody is named in a form that is a tenant's."""
+    for pairs in (certificate or {}).get("subject", ()):
+        for name, value in pairs:
+            if name == "commonName" and _NAME.fullmatch(value):
+                return str(value)
+    return ""

@@ -1,0 +1,583 @@
+"""What a reader is given, piece by piece, while what comes next is fetched."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from wds_async.errors import ObjectChanged, ReaderClosed, TransferError
+from wds_async.redact import redact
+from wds_async.service.cache.cache import CacheStats
+from wds_async.service.cache.disk import Disk
+from wds_async.service.cache.entries import Entry, Flight, Reader, StreamFlight, begin_stream, cost, passed_stream
+from wds_async.service.cache.index import Journal
+from wds_async.service.cache.origin import Client, Origin, Turns, Urgency
+from wds_async.service.cache.policy import Chunk, Policy
+from wds_async.transfer.ranges import Unranged
+
+__all__ = ["AHEAD_CHUNKS", "Fetching", "OnDisk", "Piece", "fetch", "read"]
+
+AHEAD_CHUNKS = 16
+
+
+"""Chunks that are asked for ahead of a reader: 32 MiB."""
+
+
+_AHEAD_IN_MEMORY = 2
+
+
+"""The same where they cannot be put on disk."""
+
+
+_PIECE_CHUNKS = 8
+
+
+_EVER = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class OnDisk:
+    """``count`` bytes at ``offset`` of the file that is open as ``fd``: to be sent by ``sendfile``, or read.
+
+    Good until the next piece is asked for, or the object is released.
+    """
+
+    fd: int
+    offset: int
+    count: int
+
+
+Piece = OnDisk | memoryview
+
+
+"""A memoryview is good until the next piece is asked for."""
+
+
+async def read(
+    entry: Entry, fetching: Fetching, client: Client, start: int, stop: int | None, urgency: Urgency
+) -> AsyncGenerator[Piece, None]:
+    """Bytes ``[start, stop)`` of an object, in order, as they arrive."""
+    if entry.chunks.size is not None:
+        stop = entry.chunks.size if stop is None else min(stop, entry.chunks.size)
+    if stop is not None and start >= stop:
+        return
+    reader = Reader(client, urgency)
+    if entry.discovered:
+        entry.discovered = False
+        reader.started.add(0)
+    reading = _Reading(entry, fetching, reader)
+    fetching.enter(entry, reader, start, stop)
+    try:
+        async with contextlib.aclosing(reading.pieces(start, stop)) as pieces:
+            async for piece in pieces:
+                yield piece
+    finally:
+        fetching.leave(entry, reader)
+        reading.count_request()
+
+
+async def fetch(
+    entry: Entry, fetching: Fetching, client: Client, start: int, stop: int | None, urgency: Urgency
+) -> int:
+    """Bring bytes ``[start, stop)`` onto the disk, and give nothing to anybody; how many of them are there then. It
+    ends early where there is no place for more."""
+    reader = Reader(client, urgency)
+    if entry.discovered:
+        entry.discovered = False
+        fetching.fetched_ahead(entry, entry.chunks.length(0))
+    fetching.enter(entry, reader, start, stop)
+    try:
+        if entry.in_order and not entry.chunks.whole:
+            reader.until = _EVER
+            stream = entry.stream or (begin_stream(entry, fetching) if _may_stream(entry, fetching) else None)
+            if stream is not None:
+                await stream.past(_EVER)
+        elif entry.chunks.size is not None:
+            await _fetch_chunks(entry, fetching, reader, start, min(stop or _EVER, entry.chunks.size))
+    finally:
+        fetching.leave(entry, reader)
+    return entry.chunks.ready(start, stop or _EVER, passing=True) - start
+
+
+async def _fetch_chunks(entry: Entry, fetching: Fetching, reader: Reader, start: int, stop: int) -> None:
+    waiting: list[Flight] = []
+    for number in entry.chunks.over(start, stop):
+        if not fetching.disk.usable or entry.gone:
+            return
+        if not entry.chunks.trusted(number):
+            waiting.append(fetching.flight(entry, number, reader, reader.urgency))
+            if number in reader.started:
+                fetching.fetched_ahead(entry, entry.chunks.length(number))
+        if len(waiting) >= AHEAD_CHUNKS and not await _landed(waiting.pop(0), reader):
+            return
+    for flight in waiting:
+        if not await _landed(flight, reader):
+            return
+
+
+async def _landed(flight: Flight, reader: Reader) -> bool:
+    """Whether the chunk is on disk now."""
+    try:
+        return await asyncio.shield(flight.result) is None or await asyncio.shield(flight.stored)
+    finally:
+        flight.leave(reader)
+
+
+def _may_stream(entry: Entry, fetching: Fetching) -> bool:
+    return fetching.disk.usable and not entry.gone and not entry.chunks.numbers()
+
+
+class _Reading:
+    """One reader's way through an object."""
+
+    def __init__(self, entry: Entry, fetching: Fetching, reader: Reader) -> None:
+        self._entry = entry
+        self._fetching = fetching
+        self._reader = reader
+        self._streams = False
+        """Whether it reads what it made the origin give in order."""
+
+    def count_request(self) -> None:
+        """One more read: a hit, where nothing had to be fetched for it."""
+        stats = self._fetching.stats
+        if self._streams or self._reader.started:
+            stats.misses += 1
+        else:
+            stats.hits += 1
+
+    async def pieces(self, start: int, stop: int | None) -> AsyncGenerator[Piece, None]:
+        ways = self._in_order(start, stop) if self._entry.in_order else self._ranges(start, stop or 0)
+        async with contextlib.aclosing(ways) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def _ranges(self, start: int, stop: int) -> AsyncGenerator[Piece, None]:
+        entry, chunks = self._entry, self._entry.chunks
+        while start < stop:
+            number = start // chunks.chunk_bytes
+            self._look_ahead(number, stop)
+            if chunks.trusted(number):
+                piece = self._on_disk(start, stop)
+                yield piece
+                self._given(start, piece.count)
+                start += piece.count
+                continue
+            flight = self._fetching.flight(entry, number, self._reader, Urgency(self._reader.urgency))
+            if number not in self._reader.started:
+                self._fetching.stats.coalesced += 1
+            flight.holders.add(self._reader)
+            try:
+                view = await asyncio.shield(flight.result)
+                if view is not None:  # else it is on disk now
+                    first = start - number * chunks.chunk_bytes
+                    part = view[first : first + stop - start]
+                    yield part
+                    self._given(start, len(part), flight)
+                    start += len(part)
+            finally:
+                flight.release(self._reader)
+            flight.leave(self._reader)
+
+    async def _in_order(self, start: int, stop: int | None) -> AsyncGenerator[Piece, None]:
+        entry, chunks, fetching = self._entry, self._entry.chunks, self._fetching
+        stream: StreamFlight | None = entry.stream
+        while stop is None or start < stop:
+            number = start // chunks.chunk_bytes
+            self._reader.first, self._reader.until = number, _EVER
+            fetching.moved(entry)
+            if chunks.size is not None and start >= chunks.size:
+                return
+            if chunks.trusted(number):
+                piece = self._on_disk(start, _EVER if stop is None else stop)
+                yield piece
+                self._given(start, piece.count)
+                start += piece.count
+                continue
+            if number in chunks:  # from before: compared, and where it is bad, the object is read again, past the disk
+                await fetching.compared(entry, number, self._reader)
+                continue
+            stream = entry.stream or stream
+            if stream is None and _may_stream(entry, fetching):
+                stream, self._streams = begin_stream(entry, fetching), True
+            if stream is not None and number >= stream.next and not stream.ended:
+                await stream.past(number)
+                continue
+            if stream is not None and stream.error is not None:
+                raise stream.error
+            break
+        else:
+            return
+        self._streams = True
+        async with contextlib.aclosing(passed_stream(entry, fetching, self._reader, start)) as views:
+            async for view in views:
+                part = view if stop is None else view[: stop - start]
+                yield part
+                self._given(start, len(part), passed=True)
+                start += len(part)
+                if stop is not None and start >= stop:
+                    return
+
+    def _look_ahead(self, number: int, stop: int) -> None:
+        """Ask for the chunks that come next."""
+        reader, entry = self._reader, self._entry
+        on_disk = self._fetching.disk.usable and not entry.gone and self._fetching.policy.roomy(entry.id)
+        last = -(-stop // entry.chunks.chunk_bytes)
+        reader.first = number
+        ahead_chunks = AHEAD_CHUNKS if on_disk else 1 if self._fetching.origin.crowded else _AHEAD_IN_MEMORY
+        reader.until = min(last, number + ahead_chunks)
+        if entry.chunks.settled:
+            return
+        for ahead in range(number, reader.until):
+            if not entry.chunks.trusted(ahead):
+                urgency = reader.urgency if ahead == number else max(reader.urgency, Urgency.AHEAD)
+                self._fetching.flight(entry, ahead, reader, Urgency(urgency))
+
+    def _on_disk(self, start: int, stop: int) -> OnDisk:
+        """As much as is there; of what may go while it is read no more than the reader holds."""
+        chunks = self._entry.chunks
+        if not chunks.settled:
+            until = min(start // chunks.chunk_bytes + _PIECE_CHUNKS, self._reader.until)
+            stop = min(stop, until * chunks.chunk_bytes)
+        assert self._entry.file is not None
+        return OnDisk(self._entry.file.fd, start, chunks.ready(start, stop, passing=True) - start)
+
+    def _given(self, start: int, count: int, flight: Flight | None = None, *, passed: bool = False) -> None:
+        """Account for ``count`` bytes that the reader has taken, from the memory of ``flight`` if one is given.
+        ``passed``: they never lay on disk."""
+        entry, fetching, chunks = self._entry, self._fetching, self._entry.chunks
+        if flight is not None:
+            passed = flight.stored.done() and not flight.stored.result()
+            flight.given_bytes += count
+            flight.read_through = flight.read_through or start + count >= chunks.bounds(flight.number)[1]
+        fetching.policy.served(entry.id, count)
+        fetched = count if self._streams else 0
+        for number in chunks.over(start, start + count) if self._reader.started or chunks.passing else ():
+            first, last = chunks.bounds(number)
+            if number in self._reader.started and not self._streams:
+                fetched += min(last, start + count) - max(first, start)
+            if start + count >= last and number in chunks.passing:
+                fetching.policy.transit.spend((entry.id, number))
+        hit = count - fetched
+        fetching.stats.given(self._reader.client.tenant, hit=hit, miss=fetched, ahead=fetching.take_ahead(entry, hit))
+        fetching.stats.passed_bytes += count if passed else 0
+
+
+_UNWANTED_S = 2.0
+
+
+"""How long a chunk that is under way, and that nobody wants any more, may take: it has cost a request already."""
+
+
+_LOOK_EVERY_S = 0.2
+
+
+_AHEAD_ENTRIES = 100_000
+
+
+_LARGE = 8
+
+
+"""Room is made for all of an object of which a range is read, unless it is larger than this fraction of the cache."""
+
+
+class Fetching:
+    """What the readers of one cache share. ``entries``: those in memory, by number. ``settle`` is called when somebody
+    has let go of an entry, ``remove`` with the numbers of those that were evicted."""
+
+    def __init__(
+        self, origin: Origin, turns: Turns, policy: Policy, disk: Disk, journal: Journal, stats: CacheStats
+    ) -> None:
+        self.origin = origin
+        self.turns = turns
+        self.policy = policy
+        self.disk = disk
+        self.journal = journal
+        self.stats = stats
+        self.entries: dict[int, Entry] = {}
+        self.settle: Callable[[Entry], None] = lambda entry: None
+        self.remove: Callable[[Iterable[int]], None] = lambda numbers: None
+        self._ahead: dict[int, int] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._finishing: set[asyncio.Task[Any]] = set()
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run it beside the readers, until `close` at the latest."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def finish(self, work: Coroutine[Any, Any, Any]) -> None:
+        """The same, but `close` waits for it: it takes no time, and what it leaves undone would lie around."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._finishing.add(task)
+        task.add_done_callback(self._finishing.discard)
+
+    async def close(self) -> None:
+        """End all that is on its way."""
+        while self._tasks or self._finishing:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait([*self._tasks, *self._finishing])
+
+    async def quiet(self) -> None:
+        """Wait until nothing is on its way any more."""
+        while self._tasks or self._finishing:
+            await asyncio.wait([*self._tasks, *self._finishing])
+
+    async def finished(self) -> None:
+        """Wait until what `finish` runs now is over: files that are being removed are gone."""
+        if self._finishing:
+            await asyncio.wait([*self._finishing])
+
+    # -- readers
+
+    def enter(self, entry: Entry, reader: Reader, start: int, stop: int | None) -> None:
+        """``reader`` begins to read bytes ``[start, stop)`` of the entry."""
+        before, entry.before = entry.before, None
+        if not entry.gone:
+            expected = entry.worth
+            if expected > self.policy.room_bytes // _LARGE and not entry.chunks.settled and stop is not None:
+                expected = entry.worth_of(start, stop)
+            admission = self.policy.begin(
+                entry.id, before, entry.key, entry.tenant, expected, partly=not entry.in_order
+            )
+            self.remove(admission.evicted)
+            if admission.stays and entry.chunks.passing:
+                for number in list(entry.chunks.passing):
+                    entry.chunks.passing.discard(number)
+                    self.journal.changed(entry, number)
+        entry.readers.append(reader)
+
+    def leave(self, entry: Entry, reader: Reader) -> None:
+        """It has read what it wanted, or will not go on."""
+        entry.readers.remove(reader)
+        for flight in list(entry.flights.values()):
+            if flight.leave(reader):
+                del entry.flights[flight.number]
+            elif not flight.readers:
+                asyncio.get_running_loop().call_later(_UNWANTED_S, self._abandon, entry, flight)
+        if entry.stream is not None and not entry.readers and entry.stream.task is not None:
+            entry.stream.task.cancel()
+        if not entry.gone:
+            self.policy.end(entry.id)
+            self.journal.used(entry)
+        self.moved(entry)
+        self.settle(entry)
+
+    def _abandon(self, entry: Entry, flight: Flight) -> None:
+        """Nobody has wanted it for a while, and its origin has not given it: it may never."""
+        wanted = flight.readers or flight.arrived or entry.flights.get(flight.number) is not flight
+        if not wanted and flight.task is not None:
+            del entry.flights[flight.number]
+            flight.task.cancel()
+
+    def moved(self, entry: Entry) -> None:
+        """A reader has moved on."""
+        if entry.stream is not None:
+            entry.stream.moved.set()
+
+    # -- chunks
+
+    def fetched_ahead(self, entry: Entry, count: int) -> None:
+        """Note that ``count`` bytes of ``entry`` are fetched before a reader wants them."""
+        self._ahead[entry.id] = self._ahead.pop(entry.id, 0) + count
+        if len(self._ahead) > _AHEAD_ENTRIES:  # most of these were evicted unread
+            del self._ahead[next(iter(self._ahead))]
+
+    def take_ahead(self, entry: Entry, count: int) -> int:
+        """Return how many of the ``count`` bytes of ``entry`` that were there for a reader were fetched ahead, and are
+        given for the first time."""
+        noted = self._ahead.get(entry.id, 0)
+        if noted > count:
+            self._ahead[entry.id] = noted - count
+        else:
+            self._ahead.pop(entry.id, None)
+        return min(noted, count)
+
+    def flight(self, entry: Entry, number: int, reader: Reader, urgency: Urgency) -> Flight:
+        """The fetch of a chunk that cannot be served yet: the one that is on its way, or a new one."""
+        flight = entry.flights.get(number)
+        if flight is None:
+            flight = entry.flights[number] = Flight(number, urgency, reader.client)
+            flight.task = self.start(self._fly(entry, flight, self._fetch))
+            reader.started.add(number)
+        flight.join(reader, urgency)
+        return flight
+
+    async def compared(self, entry: Entry, number: int, reader: Reader) -> None:
+        """Compare a chunk that was there before this process; it is trusted then, or dropped."""
+        flight = entry.flights.get(number)
+        if flight is None:
+            flight = entry.flights[number] = Flight(number, reader.urgency, reader.client)
+            flight.task = self.start(self._fly(entry, flight, self._compare))
+        flight.join(reader, reader.urgency)
+        try:
+            await asyncio.shield(flight.result)
+        finally:
+            flight.leave(reader)
+
+    async def _fly(
+        self, entry: Entry, flight: Flight, do: Callable[[Entry, Flight], Coroutine[Any, Any, None]]
+    ) -> None:
+        try:
+            await do(entry, flight)
+        except asyncio.CancelledError:
+            if not flight.result.done():
+                flight.result.set_exception(ReaderClosed("the cache was closed while this was being fetched"))
+                flight.result.exception()
+            raise
+        except Exception as exn:
+            if isinstance(exn, Unranged):
+                url, start = redact(entry.url), entry.chunks.bounds(flight.number)[0]
+                exn = ObjectChanged(f"{url} at byte {start}: ranges of it cannot be had any more").at(url, start)
+            if isinstance(exn, ObjectChanged):
+                entry.checked = float("-inf")
+            if not flight.result.done():
+                flight.result.set_exception(exn)
+                flight.result.exception()  # nobody may be waiting for what was fetched ahead
+        finally:
+            if not flight.stored.done():
+                flight.stored.set_result(False)
+            if entry.flights.get(flight.number) is flight:
+                del entry.flights[flight.number]
+            self.moved(entry)
+            self.settle(entry)
+
+    async def _fetch(self, entry: Entry, flight: Flight) -> None:
+        number = flight.number
+        if number in entry.chunks and await self._verified(entry, flight):
+            flight.result.set_result(None)
+            return
+        start, stop = entry.chunks.bounds(number)
+        flight.turn = self.turns.turn(flight.client, flight.urgency, entry.url)
+        async with contextlib.AsyncExitStack() as stack:
+            async with flight.turn:
+                flight.begun = True
+                part = await stack.enter_async_context(self.origin.part(entry.url, start, stop, entry.facts))
+            if len(part.view) != stop - start:
+                said = (
+                    f"{len(part.view)} bytes came of {stop - start} at byte {start}, of an object of {entry.facts.size}"
+                )
+                raise TransferError(f"{redact(entry.url)}: {said}").at(redact(entry.url), start)
+            await self._arrived(entry, flight, part.view)
+
+    def first_chunk(self, entry: Entry, client: Client, view: memoryview, memory: contextlib.AsyncExitStack) -> None:
+        """Store the first chunk of ``entry``, which came with its facts, and give it to its first reader meanwhile.
+        ``memory`` is closed when ``view`` is not needed any more."""
+
+        async def store(entry: Entry, flight: Flight) -> None:
+            async with memory:
+                self.enter(entry, opener, 0, len(view))
+                try:
+                    await self._arrived(entry, flight, view)
+                finally:
+                    self.leave(entry, opener)
+
+        opener = Reader(client, Urgency.DEMAND, until=1)
+        flight = entry.flights[0] = Flight(0, Urgency.DEMAND, client)
+        flight.begun = True
+        flight.task = self.start(self._fly(entry, flight, store))
+
+    async def _arrived(self, entry: Entry, flight: Flight, view: memoryview) -> None:
+        """Give the bytes of a chunk to those who wait for them, and store them meanwhile: no reader waits for the disk.
+        Return when ``view`` is needed for neither."""
+        number = flight.number
+        flight.arrived = True
+        flight.result.set_result(view)
+        stored = await self.keep(entry, number, view, wanted=flight.urgency == Urgency.DEMAND)
+        flight.stored.set_result(stored)
+        if stored:
+            if flight.read_through and number in entry.chunks.passing:
+                self.policy.transit.spend((entry.id, number))
+        else:
+            self.stats.passed_bytes += flight.given_bytes
+            await self._handed_round(flight)
+        # A later reader finds it on disk, or fetches it again: it must not find a flight whose bytes are gone.
+        del entry.flights[number]
+        while flight.holders:
+            flight.left.clear()
+            await flight.left.wait()
+
+    async def _handed_round(self, flight: Flight) -> None:
+        """Hold the bytes of a chunk that could not be stored until no reader wants them. If memory is waited for, and
+        its readers have not come to it yet, they fetch it again: all would wait for each other."""
+        while flight.readers:  # one may join between the last one's leaving and this task's waking
+            flight.left.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_EVERY_S):
+                    await flight.left.wait()
+            if self.origin.crowded and not flight.holders:
+                return
+
+    async def _compare(self, entry: Entry, flight: Flight) -> None:
+        await self._verified(entry, flight)
+        flight.result.set_result(None)
+
+    async def _verified(self, entry: Entry, flight: Flight) -> bool:
+        """Whether the chunk that was there before this process is good; else it is dropped."""
+        number = flight.number
+        flight.begun = flight.arrived = True
+        if await self.disk.compare(entry, number):
+            entry.chunks.trust(number)
+            self.stats.verified += 1
+            for reader in flight.readers:
+                reader.started.discard(number)
+            return True
+        self.stats.bad_chunks += 1
+        self.drop(entry, number)
+        flight.begun = flight.arrived = False
+        return False
+
+    async def keep(self, entry: Entry, number: int, data: memoryview, *, wanted: bool) -> bool:
+        """Write a chunk down, where it may stay or pass; False where it can do neither."""
+        if entry.gone or not self.disk.usable:
+            return False
+        if (punching := entry.punching.get(number)) is not None:
+            await asyncio.wait([punching])
+        placed = self.policy.place(
+            entry.id, number, cost(len(data)), wanted=wanted, grows=entry.facts.size is None, held=self._needed
+        )
+        if placed is None:
+            return False
+        self.remove(placed.evicted)
+        await self._punch(placed.gone)
+        crc = await self.disk.write(entry, number, data, lambda: self.origin.crowded)
+        if crc is None:
+            self.policy.lose(entry.id, number, cost(len(data)))
+            if entry.file is not None and entry.file.broken:
+                self.remove([entry.id])  # the next reader has another file made
+            return False
+        entry.chunks.add(number, crc, passing=not placed.stays)
+        self.journal.changed(entry, number)
+        return True
+
+    def drop(self, entry: Entry, number: int) -> None:
+        """A chunk is not good."""
+        self.policy.lose(entry.id, number, cost(entry.chunks.length(number)))
+        entry.chunks.drop(number)
+        self.journal.changed(entry, number)
+
+    def _needed(self, chunk: Chunk) -> bool:
+        entry = self.entries.get(chunk[0])
+        return entry is not None and entry.needed(chunk[1])
+
+    async def _punch(self, chunks: Iterable[Chunk]) -> None:
+        """Chunks leave the transit share: nobody finds them any more, then their blocks are given back."""
+        found: list[tuple[Entry, int]] = []
+        for identity, number in chunks:
+            entry = self.entries.get(identity)
+            if entry is not None and number in entry.chunks:
+                entry.chunks.drop(number)
+                self.journal.changed(entry, number)
+                entry.punching[number] = asyncio.get_running_loop().create_future()
+                found.append((entry, number))
+        for entry, number in found:
+            try:
+                await self.disk.punch(entry, number)
+            finally:
+                entry.punching.pop(number).set_result(None)
+                self.settle(entry)

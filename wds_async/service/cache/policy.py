@@ -1,0 +1,516 @@
+"""Which chunks stay: the cache policy with its learned intervals and its probation segment."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Admission", "Chunk", "Intervals", "Placed", "Policy", "Resident", "Transit"]
+
+_STEPS = 4  # to each doubling
+
+
+_TAIL = 0.02  # of the weight may lie above what is called usual
+
+
+_MARGIN = 1.25
+
+
+_FEWEST = 16
+
+
+class Intervals:
+    """The intervals between two uses of one object, in bytes served meanwhile, weighted by the object's bytes; older
+    observations fade by half with each ``half_life_bytes``."""
+
+    def __init__(self, half_life_bytes: float, state: Mapping[str, object] | None = None) -> None:
+        self._half_life = max(1.0, half_life_bytes)
+        self._weights: dict[int, float] = {}
+        self._count = 0
+        self._at = 0
+        if state:
+            self._restore(state)
+
+    def observe(self, interval: int, weight: int, now: int) -> None:
+        """An object of ``weight`` bytes was used again after ``interval``."""
+        fading = 0.5 ** (max(0, now - self._at) / self._half_life)
+        self._at = max(now, self._at)
+        self._weights = {step: faded for step, w in self._weights.items() if (faded := w * fading) >= 1}
+        step = math.floor(_STEPS * math.log2(max(1, interval)))
+        self._weights[step] = self._weights.get(step, 0.0) + max(1, weight)
+        self._count += 1
+
+    def patience(self, least_weight: float) -> int | None:
+        """After how long an object is surely not awaited any more; None where too little is known: fewer than 16 uses,
+        or objects of fewer bytes than ``least_weight`` together."""
+        total = sum(self._weights.values())
+        if self._count < _FEWEST or total < least_weight:
+            return None
+        above = 0.0
+        for step in sorted(self._weights, reverse=True):
+            above += self._weights[step]
+            if above > _TAIL * total:
+                return int(_MARGIN * 2 ** ((step + 1) / _STEPS))
+        raise AssertionError("weights add up to their sum")
+
+    def state(self) -> dict[str, object]:
+        """What `__init__` takes, for JSON."""
+        return {"weights": {str(k): v for k, v in self._weights.items()}, "count": self._count, "at": self._at}
+
+    def _restore(self, state: Mapping[str, object]) -> None:
+        weights = state.get("weights")
+        if isinstance(weights, Mapping):
+            self._weights = {int(step): float(weight) for step, weight in weights.items()}
+        self._count, self._at = int(str(state.get("count", 0))), int(str(state.get("at", 0)))
+
+
+Chunk = tuple[int, int]
+
+
+"""An entry's number, and which of its chunks."""
+
+
+_MOST_EXAMINED = 512
+
+
+class Transit:
+    """At most ``limit_bytes`` of chunks. Those that a reader has passed go first, the oldest of them first; one that
+    nobody has read yet goes only for what is wanted now."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.bytes = 0
+        self.spent_bytes = 0
+        self._unread: OrderedDict[Chunk, int] = OrderedDict()
+        self._spent: OrderedDict[Chunk, int] = OrderedDict()
+        self._of: dict[int, set[int]] = {}
+
+    def put(self, chunk: Chunk, count: int, wanted: bool, held: Callable[[Chunk], bool]) -> list[Chunk] | None:
+        """Take in a chunk; those that go for it. None: there is no room. ``held`` tells which must not go."""
+        gone: list[Chunk] = []
+        if count > self.limit_bytes:
+            return None
+        free = self.limit_bytes - self.bytes
+        for pile in (self._spent, self._unread) if wanted else (self._spent,):
+            for number, (other, size) in enumerate(pile.items()):
+                if free >= count or number >= _MOST_EXAMINED:
+                    break
+                if not held(other):
+                    gone.append(other)
+                    free += size
+        if free < count:
+            return None
+        for other in gone:
+            self.drop(other)
+        self._unread[chunk] = count
+        self._of.setdefault(chunk[0], set()).add(chunk[1])
+        self.bytes += count
+        return gone
+
+    def spend(self, chunk: Chunk) -> None:
+        """A reader has passed it."""
+        count = self._unread.pop(chunk, None)
+        if count is not None:
+            self._spent[chunk] = count
+            self.spent_bytes += count
+
+    def drop(self, chunk: Chunk) -> int:
+        """It is not there any more; its bytes."""
+        count = self._unread.pop(chunk, None)
+        if count is None:
+            count = self._spent.pop(chunk, 0)
+            self.spent_bytes -= count
+        numbers = self._of.get(chunk[0], set())
+        numbers.discard(chunk[1])
+        if not numbers:
+            self._of.pop(chunk[0], None)
+        self.bytes -= count
+        return count
+
+    def of(self, entry: int) -> int:
+        """Bytes of an entry's chunks in transit."""
+        numbers = self._of.get(entry, ())
+        return sum(self._unread.get((entry, n), 0) or self._spent.get((entry, n), 0) for n in numbers)
+
+    def drop_all(self, entry: int) -> int:
+        """None of an entry's chunks is in transit any more; their bytes."""
+        return sum(self.drop((entry, number)) for number in list(self._of.get(entry, ())))
+
+
+TRANSIT_SHARE = 0.04
+
+
+_LEAST_TRANSIT_CHUNKS = 2
+
+
+_GHOSTS = 1 << 17
+
+
+_UNLEARNED = 4  # times the cache's size
+
+
+_MOST_LOOKED_AT = 4096
+
+
+_MOST_REMEMBERED = 1 << 17
+
+
+@dataclass(slots=True)
+class Resident:
+    """An entry that the policy knows. ``bytes``: what is set aside for it; ``held``: what of that is there."""
+
+    key: str
+    tenant: str
+    last: int
+    """When it was last used."""
+    bytes: int = 0
+    held: int = 0
+    size: int = 0
+    """Of all of it, as far as that is known."""
+    given: int = 0
+    """How much of it was given to readers in this use."""
+    readers: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """``stays``: there is room for all of the object. ``evicted``: entries that go for it, as a whole."""
+
+    stays: bool
+    evicted: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where a chunk goes. ``stays``: among the residents, and ``evicted`` are entries that go for it; else into the
+    transit share, from where the chunks ``gone`` go."""
+
+    stays: bool
+    evicted: tuple[int, ...] = ()
+    gone: tuple[Chunk, ...] = ()
+
+
+class Policy:
+    """Entries are numbers; sizes are bytes of disk. ``bytes`` and ``by_tenant`` are what is there from before, whose
+    entries come later, the longest unused first (`remember`), or when they are used."""
+
+    def __init__(
+        self,
+        limit_bytes: int,
+        chunk_bytes: int,
+        *,
+        quotas: Mapping[str, float] | None = None,
+        by_tenant: Mapping[str, int] | None = None,
+        entries: int = 0,
+        state: Mapping[str, Any] | None = None,
+        pins: Iterable[str] = (),
+    ) -> None:
+        state = state or {}
+        least = min(limit_bytes // 4, _LEAST_TRANSIT_CHUNKS * chunk_bytes)
+        self.transit = Transit(max(int(limit_bytes * TRANSIT_SHARE), least))
+        self.limit_bytes = limit_bytes
+        self._chunk_bytes = chunk_bytes
+        self.room_bytes = self._most_room_bytes = limit_bytes - self.transit.limit_bytes
+        self.resident_bytes = sum((by_tenant or {}).values())
+        self.now = int(state.get("now", 0))
+        self.unseen = entries
+        """Entries from before that were not told of yet."""
+        self._tenants: dict[str, int] = dict(by_tenant or {})
+        self.quotas: Mapping[str, float] = quotas or {}
+        """The share of the cache that a tenant may hold."""
+        self._pins: tuple[frozenset[str], tuple[str, ...]] = (frozenset(), ())
+        self._pinned: OrderedDict[int, Resident] = OrderedDict()
+        self._cold: OrderedDict[int, Resident] = OrderedDict()
+        self._warm: OrderedDict[int, Resident] = OrderedDict()
+        self._passing: dict[int, Resident] = {}
+        self._ghosts: OrderedDict[int, tuple[int, int]] = OrderedDict()
+        self._intervals = Intervals(limit_bytes / 2, state.get("intervals"))
+        self.pin(pins)
+
+    # -- uses
+
+    def begin(
+        self, entry: int, resident: Resident | None, key: str, tenant: str, size: int, *, partly: bool = True
+    ) -> Admission:
+        """Somebody begins to read an entry, of which ``size`` bytes are to be expected. ``resident``: what the index
+        says of it, where it is there from before. ``partly``: whether a part of it is worth keeping, where there is
+        room for no more."""
+        known = self._find(entry) or (resident and self._told(entry, resident)) or self._newcomer(entry, key, tenant)
+        known.size = max(size, known.size)
+        self._used(entry, known)
+        known.readers += 1
+        missing = max(size, known.held + self.transit.of(entry)) - known.bytes
+        evicted: tuple[int, ...] = ()
+        if missing > 0:
+            found = self._room_for(missing, known, but=entry)
+            if found is None:
+                if partly:
+                    self._set_aside(entry, known, self._left_over(missing, known.tenant))
+                return Admission(stays=False)
+            evicted = found
+            self._set_aside(entry, known, missing)
+        known.held += self.transit.drop_all(entry)
+        return Admission(True, evicted)
+
+    def served(self, entry: int, count: int) -> None:
+        """So many bytes of it went to a reader. Time goes on by each byte of an object once in a use, however many
+        readers share that."""
+        known = self._find(entry)
+        if known is None:
+            self.now += count
+            return
+        self._used(entry, known)
+        if known.size:
+            count = max(0, min(count, known.size - known.given))
+        known.given += count
+        self.now += count
+        known.last = self.now
+
+    def end(self, entry: int) -> None:
+        """A reader has left."""
+        known = self._find(entry)
+        if known is None:
+            return
+        known.readers -= 1
+        if known.readers == 0:
+            self._set_aside(entry, known, known.held - known.bytes)
+            self._haunt(known)
+            self._spill()
+
+    # -- chunks
+
+    def place(
+        self, entry: int, number: int, count: int, *, wanted: bool, grows: bool, held: Callable[[Chunk], bool]
+    ) -> Placed | None:
+        """Where a chunk that has come may lie; None: nowhere. ``grows``: nobody knows the object's size, so that room
+        is made chunk by chunk. ``wanted``, ``held``: see `Transit.put`."""
+        known = self._find(entry)
+        evicted: tuple[int, ...] | None = ()
+        if known is not None:
+            missing = count - (known.bytes - known.held)
+            if missing > 0 and grows and (evicted := self._room_for(missing, known, but=entry)) is not None:
+                self._set_aside(entry, known, missing)
+                missing = 0
+            if missing <= 0:
+                known.held += count
+                return Placed(True, evicted or ())
+        gone = self.transit.put((entry, number), count, wanted, held)
+        return None if gone is None else Placed(False, gone=tuple(gone))
+
+    def roomy(self, entry: int) -> bool:
+        """Whether chunks that are fetched ahead of a reader would find a place."""
+        known = self._find(entry)
+        free = self.transit.limit_bytes - self.transit.bytes + self.transit.spent_bytes
+        return (known is not None and known.bytes > known.held) or free > self.transit.limit_bytes // 4
+
+    def lose(self, entry: int, number: int, count: int) -> None:
+        """A chunk is not there any more: it was bad."""
+        known = self._find(entry)
+        if not self.transit.drop((entry, number)) and known is not None:
+            known.held -= count
+            if not known.readers:
+                self._set_aside(entry, known, -count)
+
+    def forget(self, entry: int) -> None:
+        """The entry is gone: removed, or replaced."""
+        known = self._find(entry)
+        self.transit.drop_all(entry)
+        if known is not None:
+            self._set_aside(entry, known, -known.bytes)
+            self._haunt(known)
+            for pile in (self._passing, self._warm, self._cold, self._pinned):
+                pile.pop(entry, None)
+
+    # -- what may not go
+
+    def pin(self, names: Iterable[str]) -> None:
+        """Evict no object whose key is one of ``names``, or begins with one that ends with "/"; all others may be."""
+        names = tuple(names)
+        self._pins = frozenset(names), tuple(name for name in names if name.endswith("/"))
+        for pile in (self._cold, self._warm):
+            for entry in [entry for entry, known in pile.items() if self.is_pinned(known.key)]:
+                self._pinned[entry] = pile.pop(entry)
+        for entry in [entry for entry, known in self._pinned.items() if not self.is_pinned(known.key)]:
+            self._warm[entry] = self._pinned.pop(entry)
+            self._warm.move_to_end(entry, last=False)
+
+    def is_pinned(self, key: str) -> bool:
+        """Whether the object with this key is never evicted."""
+        names, prefixes = self._pins
+        return key in names or key.startswith(prefixes)
+
+    # -- what was there before
+
+    @property
+    def hungry(self) -> bool:
+        """Whether it should be told of more entries from before (`remember`) to know the one that is longest unused."""
+        return not self._cold and self.unseen > 0
+
+    def remember(self, rows: Iterable[tuple[int, Resident]]) -> None:
+        """The longest unused entries from before, in order; what is known already is passed over."""
+        for entry, resident in rows:
+            if self._find(entry) is None:
+                (self._pinned if self.is_pinned(resident.key) else self._cold)[entry] = resident
+                self.unseen -= 1
+
+    def all_told(self) -> None:
+        """There are no more entries from before."""
+        self.unseen = 0
+
+    def state(self) -> dict[str, Any]:
+        """What it has learned, for JSON."""
+        return {"now": self.now, "intervals": self._intervals.state()}
+
+    def last_use(self, entry: int) -> int:
+        """When it was used last; now, where that is not known."""
+        known = self._find(entry)
+        return self.now if known is None else known.last
+
+    def excess(self, *, shares: bool = True) -> tuple[int, ...]:
+        """Entries that go because there is more than there is room for, or (with ``shares``) a tenant holds more than
+        its share: the cache or the share was made smaller."""
+        gone: list[int] = []
+        over = self.resident_bytes - self.room_bytes
+        too_much = {
+            tenant: more
+            for tenant in (self.quotas if shares else ())
+            if (more := self._tenants.get(tenant, 0) - self._most_of(tenant)) > 0
+        }
+        for pile in (self._cold, self._warm):
+            for entry, known in pile.items():
+                if over <= 0 and not too_much:
+                    break
+                more = too_much.get(known.tenant, 0)
+                if (over > 0 or more > 0) and not known.readers:
+                    gone.append(entry)
+                    over -= known.bytes
+                    if more > known.bytes:
+                        too_much[known.tenant] = more - known.bytes
+                    else:
+                        too_much.pop(known.tenant, None)
+        for entry in gone:
+            self.forget(entry)
+        return tuple(gone)
+
+    def make_room(self, spare_bytes: int) -> None:
+        """Set how much may stay: with what may still come in transit, at most ``spare_bytes`` more than there is now,
+        and never more than the limit. Where that is less than there is, `excess` names what goes."""
+        spare_bytes -= self.transit.limit_bytes - self.transit.bytes
+        self.room_bytes = max(0, min(self._most_room_bytes, self.resident_bytes + spare_bytes))
+
+    @property
+    def by_tenant(self) -> dict[str, int]:
+        """Bytes that are set aside for the objects of each tenant."""
+        return {tenant: held for tenant, held in self._tenants.items() if held > 0}
+
+    @property
+    def entries(self) -> int:
+        """How many objects stay."""
+        return self.unseen + len(self._cold) + len(self._warm) + len(self._pinned)
+
+    @property
+    def patience_bytes(self) -> int:
+        """How long an entry may be unused before it is stale."""
+        learned = self._intervals.patience(self.limit_bytes / 8)
+        return _UNLEARNED * self.limit_bytes if learned is None else learned
+
+    # -- inside
+
+    def _find(self, entry: int) -> Resident | None:
+        return self._warm.get(entry) or self._passing.get(entry) or self._cold.get(entry) or self._pinned.get(entry)
+
+    def _pile(self, known: Resident) -> OrderedDict[int, Resident]:
+        return self._pinned if self.is_pinned(known.key) else self._warm
+
+    def _most_of(self, tenant: str) -> int:
+        """How many bytes a tenant that has a quota may hold."""
+        return int(self.quotas[tenant] * self._most_room_bytes)
+
+    def _told(self, entry: int, resident: Resident) -> Resident:
+        self._pile(resident)[entry] = resident
+        self.unseen = max(0, self.unseen - 1)
+        return resident
+
+    def _newcomer(self, entry: int, key: str, tenant: str) -> Resident:
+        last, given = self._ghosts.pop(hash(key), (self.now, 0))
+        known = Resident(key, tenant, last, given=given)
+        self._passing[entry] = known
+        return known
+
+    def _used(self, entry: int, known: Resident) -> None:
+        """It is used now. What comes soon after the last use belongs to that: ranges of one reader, or many readers."""
+        gap = self.now - known.last
+        if gap > self.transit.limit_bytes and not known.readers:
+            self._intervals.observe(gap, known.size, self.now)
+            known.given = 0
+        known.last = self.now
+        if entry in self._cold:
+            self._warm[entry] = self._cold.pop(entry)
+        elif entry in self._warm:
+            self._warm.move_to_end(entry)
+
+    def _room_for(self, missing: int, of: Resident, but: int) -> tuple[int, ...] | None:
+        """Make room for so many bytes of an entry: the stale entries that go (for a pinned one others too), or None."""
+        tenant = of.tenant
+        quota = self._most_of(tenant) if tenant in self.quotas else None
+        over_quota = 0 if quota is None else self._tenants.get(tenant, 0) + missing - quota
+        over = self.resident_bytes + missing - self.room_bytes
+        if missing > self.room_bytes or (quota is not None and missing > quota):
+            return None
+        gone: list[int] = []
+        oldest_last: float = self.now - self.patience_bytes if over > 0 or over_quota > 0 else 0
+        if self.is_pinned(of.key):
+            oldest_last = float("inf")
+        for pile in (self._cold, self._warm):
+            for looked, (entry, known) in enumerate(pile.items()):
+                if (over <= 0 and over_quota <= 0) or known.last >= oldest_last or looked > _MOST_LOOKED_AT:
+                    break
+                if known.readers or entry == but or (over <= 0 and known.tenant != tenant):
+                    continue
+                gone.append(entry)
+                over -= known.bytes
+                over_quota -= known.bytes if known.tenant == tenant else 0
+        if over > 0 or over_quota > 0:
+            return None
+        for entry in gone:
+            self.forget(entry)
+        return tuple(gone)
+
+    def _left_over(self, missing: int, tenant: str) -> int:
+        """How much of so many bytes there is room for, in chunks."""
+        free = self.room_bytes - self.resident_bytes
+        if tenant in self.quotas:
+            free = min(free, self._most_of(tenant) - self._tenants.get(tenant, 0))
+        return max(0, min(free, missing) // self._chunk_bytes * self._chunk_bytes)
+
+    def _set_aside(self, entry: int, known: Resident, more: int) -> None:
+        """``more`` bytes (or fewer) for it; with its first byte it becomes a resident, with its last it is none."""
+        known.bytes += more
+        self.resident_bytes += more
+        self._tenants[known.tenant] = self._tenants.get(known.tenant, 0) + more
+        if known.bytes > 0 and entry in self._passing:
+            self._pile(known)[entry] = self._passing.pop(entry)
+        elif known.bytes <= 0:
+            for pile in (self._warm, self._cold, self._pinned):
+                pile.pop(entry, None)
+            if known.readers:
+                self._passing[entry] = known
+            else:
+                self._passing.pop(entry, None)
+
+    def _spill(self) -> None:
+        """Forget what the index knows as well: memory does not grow with the number of entries."""
+        while len(self._warm) > _MOST_REMEMBERED:
+            entry, known = next(iter(self._warm.items()))
+            if known.readers:
+                break
+            del self._warm[entry]
+            self.unseen += 1
+
+    def _haunt(self, known: Resident) -> None:
+        self._ghosts[hash(known.key)] = (known.last, known.given)
+        if len(self._ghosts) > _GHOSTS:
+            self._ghosts.popitem(last=False)

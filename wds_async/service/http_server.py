@@ -1,0 +1,608 @@
+"""Processes on this host that are connected by the Unix socket, and the moment when one of them has gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import re
+import socket
+import ssl
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+import httptools
+
+from wds_async.service.http_messages import Fields, Request, Response
+from wds_async.service.send_fd import credentials
+
+__all__ = ["HEAD_LIMIT_BYTES", "ClientConnection", "ClientConnections", "Neighbours"]
+
+_LINGER_S = 2.0
+
+
+"""A process that changes its connections has none for a moment."""
+
+
+class Neighbours:
+    """Counts the connections of each process. ``gone`` is called with the number of one that has none any more. 0 and
+    less are processes that the kernel does not tell, as those of another container: they are not counted."""
+
+    def __init__(self, gone: Callable[[int], None] | None = None) -> None:
+        self._gone = gone
+        self._connections: Counter[int] = Counter()
+        self._leaving: dict[int, asyncio.TimerHandle] = {}
+
+    def came(self, process: int) -> None:
+        """One more connection of ``process``."""
+        if process <= 0 or self._gone is None:
+            return
+        self._connections[process] += 1
+        if (leaving := self._leaving.pop(process, None)) is not None:
+            leaving.cancel()
+
+    def went(self, process: int) -> None:
+        """One fewer."""
+        if process not in self._connections:
+            return
+        self._connections[process] -= 1
+        if self._connections[process] <= 0:
+            del self._connections[process]
+            later = asyncio.get_running_loop().call_later
+            self._leaving[process] = later(_LINGER_S, self._left, process)
+
+    def known(self) -> set[int]:
+        """Those that are connected, or were a moment ago."""
+        return {*self._connections, *self._leaving}
+
+    def close(self) -> None:
+        """Forget them all."""
+        for leaving in self._leaving.values():
+            leaving.cancel()
+        self._leaving.clear()
+        self._connections.clear()
+
+    def _left(self, process: int) -> None:
+        del self._leaving[process]
+        if self._gone is not None:
+            self._gone(process)
+
+
+logger = logging.getLogger("wds_async")
+
+
+HEAD_LIMIT_BYTES = 16 << 10
+
+
+"""Largest head of a request; a longer one is answered 431."""
+
+
+_LOOK_EVERY_S = 1.0
+
+
+_IDLE_S, _LINGER_S, _TLS_CLOSE_S = 75.0, 1.0, 5.0
+
+
+_RESERVED = 64
+
+
+_IDLE_LOOKED_AT = 16  # connections of a full place, in search of one that may be closed
+
+
+_PIPELINED = 16  # requests that wait behind the one that is answered; then nothing more is received
+
+
+_BODY_AHEAD_BYTES = 16 << 10  # of a body that is not read yet; then nothing more is received
+
+
+_HOST = re.compile(r"(?:\[[0-9A-Za-z:.%_~-]+\]|[0-9A-Za-z._~!$&'()*+;=%-]*)(?::[0-9]*)?")
+
+
+class ConnectionMeters(Protocol):
+    """The counters that connections touch (see `meters`)."""
+
+    clients: int
+
+    def refused(self, reason: str) -> None: ...
+
+
+class _Places:
+    """Connections that count against one limit; those without a request in ``idle``, the longest idle first."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.count = 0
+        self.idle: dict[ClientConnection, None] = {}
+
+    @property
+    def full(self) -> bool:
+        return self.count >= self.limit
+
+    def longest_idle(self) -> ClientConnection | None:
+        return next((one for one in itertools.islice(self.idle, _IDLE_LOOKED_AT) if one.idle), None)
+
+
+class ClientConnections:
+    """All connections of one service. Times are in seconds.
+
+    ``answer`` answers one request. ``malformed`` makes the answer to what is no request, of a connection, by its status
+    and the reason. At most ``clients`` connections, and ``of_address`` of them from one address (on the Unix socket: of
+    one process). A handshake and a head have to come within ``header_s``, and a client has to take a byte within
+    ``send_s``. ``tls`` secures TCP connections. ``left`` is called with the number of a process whose last connection
+    to the Unix socket is closed. ``warns_of_root``: whether a client that is root can write to what it is handed.
+    """
+
+    def __init__(
+        self,
+        answer: Callable[[Request], Awaitable[None]],
+        malformed: Callable[[ClientConnection, int, str], Response],
+        meters: ConnectionMeters,
+        *,
+        clients: int,
+        of_address: int,
+        header_s: float,
+        send_s: float,
+        tls: ssl.SSLContext | None = None,
+        left: Callable[[int], None] | None = None,
+        warns_of_root: bool = True,
+    ) -> None:
+        self.answer, self.malformed, self.meters = answer, malformed, meters
+        self.header_s, self.send_s, self.tls = header_s, send_s, tls
+        self.scratch = memoryview(bytearray(HEAD_LIMIT_BYTES))
+        """What all connections receive into: an idle one costs no buffer."""
+        self.draining = False
+        self.neighbours = Neighbours(left)
+        self._of_address = of_address
+        self._all, self._reserve = _Places(clients), _Places(_RESERVED)
+        self._addresses: dict[str, _Places] = {}
+        self._open: set[ClientConnection] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._warns_of_root = warns_of_root
+        self._empty = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def limit(self) -> int:
+        """Most connections, reserved places apart."""
+        return self._all.limit
+
+    def listener(self, *, local: bool = False) -> Callable[[], ClientConnection]:
+        """Return the protocol factory for ``loop.create_server``. ``local``: of the Unix socket."""
+        return lambda: ClientConnection(self, local=local)
+
+    def admit(self, connection: ClientConnection) -> bool:
+        """Count a new connection; False if there is no place for it, not even a reserved one."""
+        of_address = self._addresses.get(connection.address) or _Places(self._of_address)
+        places: tuple[_Places, ...] = (of_address, self._all)
+        if not all(self._has_room(one) for one in places):
+            places, connection.reserved = (self._reserve,), True
+            if not self._has_room(self._reserve):
+                self.meters.refused("clients")
+                return False
+        elif not of_address.count:
+            self._addresses[connection.address] = of_address
+        connection.places = places
+        for one in places:
+            one.count += 1
+            one.idle[connection] = None
+        self._open.add(connection)
+        self.neighbours.came(connection.process)
+        self.meters.clients += 1
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_LOOK_EVERY_S, self._look)
+        return True
+
+    def discard(self, connection: ClientConnection) -> None:
+        """Forget a connection that is closed; idempotent."""
+        if connection not in self._open:
+            return
+        self._open.discard(connection)
+        for one in connection.places:
+            one.count -= 1
+            one.idle.pop(connection, None)
+        of_address = self._addresses.get(connection.address)
+        if of_address is not None and not of_address.count:
+            del self._addresses[connection.address]
+        self.neighbours.went(connection.process)
+        self.meters.clients -= 1
+        self._empty.set()
+
+    def warn_of_root(self, process: int) -> None:
+        """Warn, once, that a client on the Unix socket runs as root: no mode of a file binds it."""
+        if self._warns_of_root:
+            self._warns_of_root = False
+            logger.warning(
+                "process %d on the Unix socket runs as root: it can open each file that it is handed for writing, and "
+                "so change what the cache serves. Run jobs as other users, hand files over from a read-only mount "
+                "(hand_from), or give these jobs TCP in place of the socket",
+                process,
+            )
+
+    def drain(self) -> None:
+        """Close connections without a request; the others close after their answer."""
+        self.draining = True
+        for connection in list(self._open):
+            connection.close_if_idle()
+
+    async def gone(self, within_s: float) -> bool:
+        """Wait until every connection is closed; False if some are open after that time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while self._open:
+                    self._empty.clear()
+                    await self._empty.wait()
+        return not self._open
+
+    def close(self) -> None:
+        """Abort what is left."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.neighbours.close()
+        for connection in list(self._open):
+            connection.abort()
+
+    def _has_room(self, places: _Places) -> bool:
+        if not places.full:
+            return True
+        longest_idle = places.longest_idle()
+        if longest_idle is None:
+            return False
+        self.discard(longest_idle)
+        longest_idle.abort()
+        return True
+
+    def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        # First, so that no fault at one connection ends the time limits of all.
+        self._timer = loop.call_later(_LOOK_EVERY_S, self._look) if self._open else None
+        for connection in list(self._open):
+            connection.look(now)
+
+
+class ClientConnection(asyncio.BufferedProtocol):
+    """One connection, and the requests that come by it."""
+
+    def __init__(self, connections: ClientConnections, *, local: bool) -> None:
+        self.local = local
+        """Whether it came by the Unix socket."""
+        self.secure = connections.tls is not None and not local
+        """Whether it is encrypted."""
+        self.process = 0
+        """Number of the client's process, for the Unix socket; 0 if the kernel does not tell."""
+        self.address = ""
+        """The client's address, or its process on the Unix socket."""
+        self.reserved = False
+        """Whether it holds a reserved place: for one request of a health check or for metrics."""
+        self.sending = False
+        """Whether the body of an object is on its way."""
+        self.files_logged = False
+        """Whether the audit log names its process already."""
+        self.places: tuple[_Places, ...] = ()
+        self._connections = connections
+        self._loop = asyncio.get_running_loop()
+        self._transport: Any = None
+        self._own: socket.socket | None = None
+        self._handshake: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._waiting: deque[Request | Response] = deque()
+        self._over = self._deaf = self._half_closed = self._paused = False
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._unsent, self._since = 0, self._loop.time()
+        self._head_at: float | None = None  # since when a head is waited for
+        self._head_bytes, self._in_head, self._parsed = 0, False, 0
+        self._made: Request | None = None  # whose body is still coming
+        self._target, self._fields = b"", Fields()
+        self._parser: Any = httptools.HttpRequestParser(self)
+
+    # -- what an answer needs
+
+    @property
+    def closing(self) -> bool:
+        """Whether nothing more can be sent."""
+        return self._over or self._transport.is_closing()
+
+    @property
+    def certificate(self) -> Any:
+        """The client's certificate as ssl gives it; None without one."""
+        return self._transport.get_extra_info("peercert")
+
+    @property
+    def own_socket(self) -> socket.socket:
+        """Another descriptor of its socket, to send past the transport while `drained`. Not for TLS."""
+        if self._own is None:
+            self._own = socket.socket(fileno=os.dup(self._transport.get_extra_info("socket").fileno()))
+            self._own.setblocking(False)
+        return self._own
+
+    def write(self, data: bytes) -> None:
+        """Send bytes, or keep them until the client takes them. ConnectionResetError if it has gone."""
+        if self.closing:
+            raise ConnectionResetError("the client has gone")
+        self._transport.write(data)
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that were written, and not taken yet."""
+        return int(self._transport.get_write_buffer_size())
+
+    async def drained(self) -> None:
+        """Wait until no more is unsent than a small rest. ConnectionResetError if the client has gone."""
+        await self._writable.wait()
+        if self.closing:
+            raise ConnectionResetError("the client has gone")
+
+    def unbuffered(self) -> None:
+        """Let `drained` wait for the last byte from now on."""
+        # Over TLS asyncio would take an empty buffer for a full one, and wait.
+        self._transport.set_write_buffer_limits(1 if self.secure else 0, 0)
+
+    def receive(self) -> None:
+        """Go on receiving, where that has paused."""
+        if self._paused:
+            self._paused = False
+            self._transport.resume_reading()
+
+    # -- what the service does with it
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has no request, and all answers have left."""
+        return self._task is None and not self.unsent
+
+    def close_if_idle(self) -> None:
+        """Close it, unless a request is being answered."""
+        if self._handshake is not None:
+            self.abort()
+        elif self.idle and not self._transport.is_closing():  # a second close breaks asyncio's transport of TLS
+            self._transport.close()
+
+    def abort(self) -> None:
+        """End it now."""
+        for task in (self._task, self._handshake):
+            if task is not None:
+                task.cancel()
+        self._over = True
+        self._transport.abort()
+
+    def cut(self) -> None:
+        """Break it off in the middle of an answer, so that no client takes a part for the whole."""
+        self._over = True
+        self._transport.abort()
+
+    def look(self, now: float) -> None:
+        """Close it if the client keeps the service waiting for too long."""
+        limits, unsent = self._connections, self.unsent
+        if unsent != self._unsent:
+            self._unsent, self._since = unsent, now
+        if self._deaf and self.idle:
+            if now - self._since > _LINGER_S:
+                self.abort()
+        elif self._head_at is not None and now - self._head_at > limits.header_s:
+            limits.meters.refused("head")
+            self.abort()
+        elif unsent and now - self._since > limits.send_s:
+            logger.info("%s took no byte of its answer for %g s (send_timeout_s): let go", self.address, limits.send_s)
+            limits.meters.refused("slow-client")
+            self.abort()
+        elif self.idle and (limits.draining or now - self._since > _IDLE_S):
+            self.close_if_idle()
+
+    # -- asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        if self.local:
+            self.process, user, _ = credentials(transport.get_extra_info("socket"))
+            if user == 0:
+                self._connections.warn_of_root(self.process)
+            self.address = f"process {self.process}"
+        else:
+            peer = transport.get_extra_info("peername")
+            self.address = str(peer[0]) if peer else ""
+        if not self._connections.admit(self):
+            self.abort()
+        elif self.secure:
+            self._transport.pause_reading()
+            self._handshake = self._loop.create_task(self._secure())
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._connections.scratch
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._deaf or self._over:
+            return
+        in_head, parsed = self._in_head, self._parsed
+        if self._task is None and not self._waiting and self._head_at is None:
+            self._head_at = self._loop.time()
+        try:
+            self._feed(self._connections.scratch[:nbytes])
+        except httptools.HttpParserError as exn:
+            self._refuse(type(exn).__name__, status=400)
+        if self._in_head and (in_head or parsed == self._parsed):
+            self._head_bytes += nbytes
+            if self._head_bytes > HEAD_LIMIT_BYTES:
+                self._refuse("a head of more than 16 KiB", status=431)
+        made = self._made
+        full = made is not None and not made.wanted and made.held_bytes > _BODY_AHEAD_BYTES
+        if (full or len(self._waiting) > _PIPELINED) and not self._paused and self._handshake is None:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def eof_received(self) -> bool | None:
+        """Take the end of what the client sends for its leaving, unless a body is on its way to it: that is sent."""
+        self._half_closed = self.sending and not self.secure
+        return self._half_closed
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._over = True
+        self._writable.set()
+        for task in (self._task, self._handshake):
+            if task is not None:
+                task.cancel()
+        if self._own is not None:
+            self._own.close()
+            self._own = None
+        self._connections.discard(self)
+
+    # -- the parser's side
+
+    def on_message_begin(self) -> None:
+        """The first byte of a request."""
+        self._in_head, self._head_bytes = True, 0
+        self._target, self._fields = b"", Fields()
+
+    def on_url(self, url: bytes) -> None:
+        """A piece of its target."""
+        self._target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header field; those behind a body in chunks are dropped."""
+        if self._in_head:
+            self._fields.add(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Its head is there: it can be answered, while its body comes."""
+        self._in_head, self._head_at = False, None
+        fields, parser = self._fields, self._parser
+        method, target = parser.get_method().decode("ascii"), self._target.decode("utf-8", "surrogateescape")
+        request = Request(self, method, target, fields)
+        request.version = parser.get_http_version()
+        request.keep_alive = parser.should_keep_alive() and method != "CONNECT"
+        host, coding = fields.get("Host"), fields.get("Transfer-Encoding")
+        if self._deaf:
+            return
+        if request.version not in ("1.0", "1.1"):
+            self._refuse(f"HTTP/{request.version}", status=505)
+        elif fields.size + len(self._target) > HEAD_LIMIT_BYTES:
+            self._refuse("a head of more than 16 KiB", status=431)
+        elif (host is None and request.version == "1.1") or not _HOST.fullmatch(host or ""):
+            self._refuse("a request without a host, with several, or with one that is none", status=400)
+        elif coding is not None and request.version == "1.0":
+            self._refuse("Transfer-Encoding in HTTP/1.0", status=400)
+        elif coding is not None and coding.strip().lower() != "chunked":
+            self._refuse("a Transfer-Encoding that is not chunked", status=501)
+        elif parser.should_upgrade() and (coding is not None or fields.get("Content-Length", "0") != "0"):
+            self._refuse("a body behind Upgrade; send it without that field", status=400)
+        else:
+            self._made = request
+            self._queue(request)
+
+    def on_body(self, data: bytes) -> None:
+        """A piece of its body."""
+        if self._made is not None:
+            self._made.feed(data)
+
+    def on_message_complete(self) -> None:
+        """Its last byte."""
+        self._parsed += 1
+        if self._made is not None:
+            self._made.end()
+            self._made = None
+
+    # -- inside
+
+    async def _secure(self) -> None:
+        limits = self._connections
+        assert limits.tls is not None
+        try:
+            times: dict[str, Any] = {"ssl_handshake_timeout": limits.header_s, "ssl_shutdown_timeout": _TLS_CLOSE_S}
+            secured = await self._loop.start_tls(self._transport, self, limits.tls, server_side=True, **times)
+        except OSError as exn:
+            logger.debug("TLS handshake with %s: %s", self.address, exn)
+            limits.meters.refused("handshake")
+            limits.discard(self)
+        except BaseException:
+            limits.discard(self)
+            raise
+        else:
+            self._handshake = None
+            if secured is not None:
+                self._transport = secured
+                self._serve_next()
+
+    def _feed(self, data: memoryview) -> None:
+        """Parse ``data``. No ``Upgrade`` is made: what follows is the next request. What follows CONNECT is dropped."""
+        while data and not self._deaf:
+            try:
+                self._parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as exn:
+                data = data[exn.args[0] :]
+                self._deaf = self._deaf or self._parser.get_method() == b"CONNECT"
+                self._parser = httptools.HttpRequestParser(self)
+
+    def _queue(self, item: Request | Response) -> None:
+        self._waiting.append(item)
+        self._serve_next()
+
+    def _serve_next(self) -> None:
+        """Begin to answer, unless that is under way. What comes with the end of a TLS handshake waits for it."""
+        if self._task is None and self._handshake is None and self._waiting:
+            for one in self.places:
+                one.idle.pop(self, None)
+            self._task = self._loop.create_task(self._serve())
+
+    async def _serve(self) -> None:
+        """Answer what has come, in order."""
+        try:
+            while self._waiting:
+                item = self._waiting.popleft()
+                if isinstance(item, Response):
+                    self._transport.write(item.to(Request(self, "GET", "", Fields(), keep_alive=False)))
+                    self._close(linger=True)
+                    return
+                if len(self._waiting) <= _PIPELINED // 2:
+                    self.receive()
+                if self.reserved or self._connections.draining:
+                    item.keep_alive = False
+                await self._connections.answer(item)
+                self.sending = False
+                if not (item.keep_alive and item.complete) or self._half_closed or self._connections.draining:
+                    self._close(linger=not item.complete)
+                    return
+        except Exception:
+            logger.exception("the server itself failed at a request")
+            self._transport.abort()
+        finally:
+            self._task, self._since = None, self._loop.time()
+            if not self._over:
+                for one in self.places:
+                    one.idle[self] = None
+                if self._in_head:
+                    self._head_at = self._since
+
+    def _refuse(self, why: str, *, status: int) -> None:
+        """Answer what is no request, behind the answers to those before it. One whose body is none has its own."""
+        if self._deaf:
+            return
+        self._deaf, self._head_at = True, None
+        if self._made is not None:
+            self._made.spoil()
+        else:
+            self._queue(self._connections.malformed(self, status, why))
+
+    def _close(self, *, linger: bool) -> None:
+        """Close it, once all is sent. ``linger``: drop what still comes until then; to close at once would lose the
+        answer with a client that is still sending."""
+        self._deaf, self._in_head = True, False
+        self._waiting.clear()
+        self.receive()
+        if linger and not self.secure and not self.unsent:
+            with contextlib.suppress(OSError):  # it has gone meanwhile
+                self._transport.write_eof()
+        elif not self._transport.is_closing():
+            self._transport.close()

@@ -1,0 +1,450 @@
+"""Fair queueing, rate limits and caps of the service."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import logging
+import os
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from wds_async.errors import ConfigError
+from wds_async.observe.costs import Spending
+from wds_async.service.cache.origin import Client, Urgency
+
+if TYPE_CHECKING:
+    from wds_async.transfer.ranges import Facts, Part, RangeFetcher
+
+__all__ = ["Bucket", "Capped", "Pace", "Rotation", "SpentFile", "Turn", "Turns"]
+
+T = TypeVar("T")
+
+
+class Rotation(Generic[T]):
+    """A queue for each client; `pop` takes the first item of the client whose turn it is. Then that client goes to the
+    end of its tenant's clients, and its tenant to the end of the tenants."""
+
+    def __init__(self) -> None:
+        self._tenants: OrderedDict[str, OrderedDict[Client, deque[T]]] = OrderedDict()
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def push(self, client: Client, item: T) -> None:
+        """Append to the queue of ``client``; a tenant or client without a queue goes to the end."""
+        self._tenants.setdefault(client.tenant, OrderedDict()).setdefault(client, deque()).append(item)
+        self._count += 1
+
+    def pop(self) -> T:
+        """Remove and return the next item. LookupError where nothing waits."""
+        item = self.pop_if(lambda _: True)
+        if item is None:
+            raise LookupError("nothing waits")
+        return item
+
+    def pop_if(self, may: Callable[[T], bool]) -> T | None:
+        """Remove and return the next item that ``may`` go, of those that are first in their client's queue; None where
+        there is none. Those before it keep their places."""
+        for tenant, queues in self._tenants.items():
+            for client, queue in queues.items():
+                if may(queue[0]):
+                    item = queue.popleft()
+                    queues.move_to_end(client)
+                    self._tenants.move_to_end(tenant)
+                    self._taken(client, queue)
+                    return item
+        return None
+
+    def remove(self, client: Client, item: T) -> bool:
+        """Take ``item`` out before its turn; False where it does not wait (any more)."""
+        queue = self._tenants.get(client.tenant, OrderedDict()).get(client)
+        if queue is None or item not in queue:
+            return False
+        queue.remove(item)
+        self._taken(client, queue)
+        return True
+
+    def _taken(self, client: Client, queue: deque[T]) -> None:
+        """Count an item less, and drop what is empty."""
+        self._count -= 1
+        if not queue:
+            queues = self._tenants[client.tenant]
+            del queues[client]
+            if not queues:
+                del self._tenants[client.tenant]
+
+
+_SHARE = 7
+
+
+class Turns:
+    """At most ``limit`` fetches at once of one client, or from one store, a seventh more of one tenant, and a seventh
+    more than that of all together. What no reader waits for yet leaves some of the places free, a quarter for plans and
+    an eighth for reading ahead, so that a reader never waits for a whole round of them."""
+
+    def __init__(self, limit: int) -> None:
+        if limit < 1:
+            raise ValueError(f"limit={limit}: at least one fetch at once")
+        self.limit = limit
+        self._most_of_one = _by_urgency(limit)
+        of_tenant = limit + -(-limit // _SHARE)
+        self._most_of_tenant = _by_urgency(of_tenant)
+        self._most = _by_urgency(of_tenant + -(-of_tenant // _SHARE))
+        self._waiting: dict[Urgency, Rotation[Turn]] = {urgency: Rotation() for urgency in Urgency}
+        self._running = 0
+        self._of_client: Counter[Client] = Counter()
+        self._of_tenant: Counter[str] = Counter()
+        self._of_store: Counter[str] = Counter()
+
+    @property
+    def running(self) -> int:
+        """Fetches under way."""
+        return self._running
+
+    @property
+    def waiting(self) -> int:
+        """Those that wait for their turn."""
+        return sum(len(line) for line in self._waiting.values())
+
+    def turn(self, client: Client, urgency: Urgency, url: str = "") -> Turn:
+        """``async with turns.turn(…):`` waits for the turn, and holds a place until its end. ``url``: what will be
+        asked for, where that is known; its bucket or host is the store that may be slow to answer."""
+        return Turn(self, client, urgency, "/".join(url.split("/", 3)[:3]))
+
+    def _enter(self, turn: Turn) -> asyncio.Future[None] | None:
+        """None where it is its turn already; what it waits for otherwise."""
+        self._waiting[turn.urgency].push(turn.client, turn)
+        begins = turn._begins = asyncio.get_running_loop().create_future()
+        self._admit()
+        return None if begins.done() else begins
+
+    def _leave(self, turn: Turn) -> None:
+        self._running -= 1
+        self._count(turn, -1)
+        self._admit()
+
+    def _admit(self) -> None:
+        for urgency in Urgency:  # the less urgent have fewer places, so nobody passes who waits for one
+            line = self._waiting[urgency]
+            while line and self._running < self._most[urgency]:
+                turn = line.pop_if(self._may)
+                if turn is None:
+                    break
+                self._running += 1
+                self._count(turn, 1)
+                turn._begin()
+
+    def _may(self, turn: Turn) -> bool:
+        """Whether its tenant, its client and its store leave enough to others."""
+        of_tenant, urgency = self._of_tenant[turn.client.tenant], turn.urgency
+        most_of_tenant = min(self._most_of_tenant[urgency], _SHARE * (self._most[urgency] - self._running))
+        most = min(self._most_of_one[urgency], _SHARE * (most_of_tenant - of_tenant))
+        return self._of_client[turn.client] < most and (not turn.store or self._of_store[turn.store] < most)
+
+    def _count(self, turn: Turn, more: int) -> None:
+        self._of_client[turn.client] += more
+        self._of_tenant[turn.client.tenant] += more
+        self._of_store[turn.store] += more
+        if more < 0:
+            if not self._of_client[turn.client]:
+                del self._of_client[turn.client]
+            if not self._of_tenant[turn.client.tenant]:
+                del self._of_tenant[turn.client.tenant]
+            if not self._of_store[turn.store]:
+                del self._of_store[turn.store]
+
+
+def _by_urgency(places: int) -> dict[Urgency, int]:
+    return {Urgency.DEMAND: places, Urgency.AHEAD: places - places // 8, Urgency.PLAN: places - places // 4}
+
+
+class Turn:
+    """One fetch's. `hasten` while it waits: somebody needs it sooner."""
+
+    def __init__(self, turns: Turns, client: Client, urgency: Urgency, store: str) -> None:
+        self.client = client
+        self.urgency = urgency
+        self.store = store
+        self._turns = turns
+        self._begins: asyncio.Future[None] | None = None
+
+    async def __aenter__(self) -> None:
+        begins = self._turns._enter(self)
+        if begins is None:
+            return
+        try:
+            await begins
+        except BaseException:
+            if not self._turns._waiting[self.urgency].remove(self.client, self):
+                self._turns._leave(self)  # its turn had come in the same moment
+            else:
+                self._turns._admit()
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exn: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._turns._leave(self)
+
+    def hasten(self, urgency: Urgency, client: Client | None = None) -> None:
+        """Wait among the more urgent from now on, as ``client`` where one is named. Nothing where its turn has come,
+        or ``urgency`` is not more than its own. Before it began to wait, it says how it will."""
+        if urgency >= self.urgency:
+            return
+        waited = self._begins is not None
+        if waited and not self._turns._waiting[self.urgency].remove(self.client, self):
+            return
+        self.urgency, self.client = urgency, client or self.client
+        if waited:
+            self._turns._waiting[urgency].push(self.client, self)
+            self._turns._admit()
+
+    def _begin(self) -> None:
+        assert self._begins is not None
+        if not self._begins.done():
+            self._begins.set_result(None)
+
+
+_BURST_S = 0.25
+
+
+_BURST_AT_LEAST_BYTES = 256 << 10
+
+
+_CLIENTS = 4096
+
+
+_LOOKED_AT = 4
+
+
+Clock = Callable[[], float]
+
+
+Later = Callable[[float, Callable[[], None]], Any]
+
+
+"""``later(seconds, function)`` calls the function then."""
+
+
+class Bucket:
+    """Fills with ``rate`` bytes a second, up to a quarter of a second's (256 KiB at least). It may be overdrawn by what
+    is taken at once, so that pieces of any size pass, and is then waited for."""
+
+    def __init__(self, rate: float, clock: Clock) -> None:
+        if not rate > 0:
+            raise ValueError(f"rate={rate}: more than 0 bytes a second")
+        self.rate = rate
+        self._clock = clock
+        self._most = max(rate * _BURST_S, float(_BURST_AT_LEAST_BYTES))
+        self._level = self._most
+        self._at = clock()
+
+    def wait_s(self) -> float:
+        """Seconds until something may be taken; 0 now."""
+        self._fill()
+        return 0.0 if self._level > -1.0 else -self._level / self.rate  # less than a byte is nobody's debt
+
+    def take(self, count: int) -> None:
+        """Take ``count`` bytes out."""
+        self._fill()
+        self._level -= count
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing was taken lately."""
+        self._fill()
+        return self._level >= self._most
+
+    def _fill(self) -> None:
+        now = self._clock()
+        self._level = min(self._most, self._level + (now - self._at) * self.rate)
+        self._at = now
+
+
+class _Gate:
+    """The bucket of one client or tenant, and the answers that wait for it; clients take turns."""
+
+    def __init__(self, bucket: Bucket, later: Later | None) -> None:
+        self.bucket = bucket
+        self._later = later
+        self._waiting: Rotation[tuple[int, asyncio.Future[None]]] = Rotation()
+        self._timed = False
+
+    @property
+    def idle(self) -> bool:
+        return not self._waiting and self.bucket.full
+
+    async def take(self, client: Client, count: int) -> None:
+        if not self._waiting and self.bucket.wait_s() <= 0:
+            self.bucket.take(count)
+            return
+        turn = count, asyncio.get_running_loop().create_future()
+        self._waiting.push(client, turn)
+        self._set_timer()
+        try:
+            await turn[1]
+        except BaseException:
+            self._waiting.remove(client, turn)  # unless it had its turn already: its bytes cost only time
+            raise
+
+    def _set_timer(self) -> None:
+        if self._waiting and not self._timed:
+            self._timed = True
+            later = self._later or asyncio.get_running_loop().call_later
+            later(self.bucket.wait_s(), self._admit)
+
+    def _admit(self) -> None:
+        self._timed = False
+        while self._waiting and self.bucket.wait_s() <= 0:
+            count, future = self._waiting.pop()
+            if not future.done():
+                self.bucket.take(count)
+                future.set_result(None)
+        self._set_timer()
+
+
+class Pace:
+    """``rate`` is bytes a second of one client, ``tenant_rate`` of one tenant; None for no limit. ``clock`` gives
+    seconds, ``later`` calls back (the running loop's, unless given). ValueError for a rate that is none."""
+
+    def __init__(
+        self,
+        rate: float | None = None,
+        tenant_rate: float | None = None,
+        *,
+        clock: Clock = time.monotonic,
+        later: Later | None = None,
+    ) -> None:
+        self._rate, self._tenant_rate = rate, tenant_rate
+        self._clock = clock
+        self._later = later
+        self._gates: OrderedDict[Client | str, _Gate] = OrderedDict()
+        for one in (rate, tenant_rate):
+            if one is not None:
+                Bucket(one, clock)  # says what is wrong with the number
+
+    @property
+    def limited(self) -> bool:
+        """Whether there is a limit: where not, nobody need ask."""
+        return self._rate is not None or self._tenant_rate is not None
+
+    async def take(self, client: Client, count: int) -> None:
+        """Return when ``count`` bytes may be sent to ``client``. Small pieces make an even flow."""
+        if self._rate is not None:
+            await self._gate(client, self._rate).take(client, count)
+        if self._tenant_rate is not None:
+            await self._gate(client.tenant, self._tenant_rate).take(client, count)
+
+    def _gate(self, of: Client | str, rate: float) -> _Gate:
+        gate = self._gates.get(of)
+        if gate is None:
+            gate = self._gates[of] = _Gate(Bucket(rate, self._clock), self._later)
+            self._forget()
+        self._gates.move_to_end(of)
+        return gate
+
+    def _forget(self) -> None:
+        """Where there are too many: those of the ones not here for longest that owe nothing."""
+        if len(self._gates) > _CLIENTS:
+            for name in list(itertools.islice(self._gates, _LOOKED_AT)):
+                if self._gates[name].idle:
+                    del self._gates[name]
+
+
+logger = logging.getLogger("wds_async")
+
+
+class Capped:
+    """``origin`` (a `transfer.ranges.RangeFetcher`) while ``spending`` allows it. Behind the limit each method raises
+    CostLimitReached and asks for nothing; what is under way then ends as it would."""
+
+    def __init__(self, origin: RangeFetcher, spending: Spending) -> None:
+        self._origin = origin
+        self._spending = spending
+
+    @property
+    def crowded(self) -> bool:
+        """Whether its parts wait for memory."""
+        return self._origin.crowded
+
+    async def facts(self, url: str, *, deadline_s: float | None = None) -> Facts:
+        """What the origin says of an object."""
+        self._spending.check()
+        return await self._origin.facts(url, deadline_s=deadline_s)
+
+    def reachable(self, url: str) -> bool:
+        """Whether the origin is not known to be down."""
+        return self._origin.reachable(url)
+
+    def part(self, url: str, start: int, stop: int, facts: Facts | None = None) -> AbstractAsyncContextManager[Part]:
+        """A range of its bytes."""
+        self._spending.check()
+        return self._origin.part(url, start, stop, facts)
+
+    def stream(self, url: str) -> AbstractAsyncContextManager[tuple[Facts, AsyncIterator[memoryview]]]:
+        """All of its bytes, in order."""
+        self._spending.check()
+        return self._origin.stream(url)
+
+    def entries(self, url: str) -> AsyncIterator[Any]:
+        """What is in a folder."""
+        self._spending.check()
+        return self._origin.entries(url)
+
+    async def close(self) -> None:
+        """Close the origin."""
+        await self._origin.close()
+
+
+class SpentFile:
+    """``costs.json`` in a cache's folder: what was spent until the last look, so that a limit outlives its process. It
+    is that folder until `close`, whatever its path leads to later."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "costs.json"
+        self._folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._written: dict[str, Any] = {}
+        self._failed = False
+
+    def load(self, spending: Spending) -> None:
+        """Count what earlier processes have spent too. ConfigError for a file that cannot be read: a limit that begins
+        at nothing again is none. Blocks."""
+        try:
+            spending.restore(json.loads(self._path.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError) as exn:
+            raise ConfigError(
+                f"{self._path}: what was spent until now cannot be read: {exn}. Remove it to begin at nothing"
+            ) from exn
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Write it down, where it has changed. A disk that refuses is logged once. Blocks."""
+        if state == self._written:
+            return
+        name, part, at = self._path.name, "costs.part", self._folder
+        try:
+            fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600, dir_fd=at)
+            with open(fd, "w", encoding="utf-8") as file:
+                json.dump(state, file)
+            os.replace(part, name, src_dir_fd=at, dst_dir_fd=at)
+        except OSError as exn:
+            if not self._failed:
+                logger.warning("%s cannot be written: %s; a restart forgets what is spent from now on", self._path, exn)
+            self._failed = True
+            return
+        self._written, self._failed = dict(state), False
+
+    def close(self) -> None:
+        """Idempotent."""
+        fd, self._folder = self._folder, -1
+        if fd >= 0:
+            os.close(fd)

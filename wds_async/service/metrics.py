@@ -1,0 +1,270 @@
+"""What a service counts of its clients: plain numbers, which hot paths bump; and its page at ``/metrics``.
+
+All else that the page shows (the cache, origins, plans, the cost) is read at the time of a scrape, where it is counted.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from wds_async.observe.metrics import CONTENT_TYPE, Labels, Page, add_origins, version
+from wds_async.redact import redact
+from wds_async.service.cache.origin import NO_CLIENT, Client
+
+__all__ = ["BOUNDS_S", "CONTENT_TYPE", "Failure", "Meters", "Observed", "Slow", "TenantMeters"]
+
+access = logging.getLogger("wds_async.access")
+
+BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+"""Upper bounds of the classes of ``wds_request_seconds``; one class more is for what took longer."""
+
+_SLOW, _ERRORS, _LABELS = 10, 20, 64
+_SLOW_FOR_S = 600.0
+_QUICK_S = 0.001  # is never among the slowest, and so costs nothing
+_REFRESH_EVERY = 256  # answers
+_TEXT_AT_MOST = 300
+
+
+class Observed(Protocol):
+    """A service, as its figures are read."""
+
+    config: Any
+    cache: Any
+    fetcher: Any
+    traffic: Any
+    plans: Any
+    spending: Any
+    meters: Any
+
+    @property
+    def ready(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """A request that took long to its first byte; ``url`` without secrets, ``at`` by the meters' clock."""
+
+    seconds: float
+    bytes: int
+    url: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What an origin did not give; ``time`` as of ``time.time``."""
+
+    time: float
+    url: str
+    error: str
+
+
+class _Answers:
+    """Those of one API and status."""
+
+    __slots__ = ("bytes", "count", "seconds", "total_s")
+
+    def __init__(self) -> None:
+        self.count = self.bytes = 0
+        self.total_s = 0.0
+        self.seconds = [0] * (len(BOUNDS_S) + 1)
+
+
+class TenantMeters:
+    """The numbers of one tenant: of what was answered to its clients, and the last that went wrong or took long."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.requests = self.bytes = self.refusals = self.failures = 0
+        self.errors: deque[Failure] = deque(maxlen=_ERRORS)
+        """The last failures, oldest first."""
+        self.slow_from_s = _QUICK_S
+        """What takes longer may be among the slowest."""
+        self._slow: dict[str, Slow] = {}
+        self._clock = clock
+
+    def note_slow(self, seconds: float, count: int, url: str) -> None:
+        """Keep a request if it is among the slowest; "" is no URL."""
+        known = self._slow.get(url)
+        if known is not None and known.seconds >= seconds and self._clock() - known.at < _SLOW_FOR_S:
+            return
+        self._forget()
+        if url and seconds > self.slow_from_s:
+            self._slow[url] = Slow(seconds, count, redact(url), self._clock())
+            self._forget()
+
+    def slowest(self) -> list[Slow]:
+        """Return the requests that took longest in the last ten minutes, the slowest first; each URL once."""
+        self._forget()
+        return list(self._slow.values())
+
+    def _forget(self) -> None:
+        horizon = self._clock() - _SLOW_FOR_S
+        recent = [(slow.seconds, url) for url, slow in self._slow.items() if slow.at >= horizon]
+        slowest = sorted(recent, reverse=True)[:_SLOW]
+        self._slow = {url: self._slow[url] for _, url in slowest}
+        self.slow_from_s = slowest[-1][0] if len(slowest) == _SLOW else _QUICK_S
+
+
+class Meters:
+    """The numbers of one service, counted on its loop."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clients = 0
+        """Connections of clients that are open; who accepts them counts."""
+        self.failures = 0
+        """What origins did not give, so far."""
+        self.began = clock()
+        self._clock = clock
+        self._answers: dict[tuple[str, int], _Answers] = {}
+        self._refusals: dict[str, int] = {}
+        self._tenants: dict[str, TenantMeters] = {}
+        self._apis, self._reasons, self._origins = Labels(_LABELS), Labels(_LABELS), Labels()
+
+    def served(
+        self, api: str, code: int, first_byte_s: float, count: int, url: str = "", client: Client = NO_CLIENT
+    ) -> None:
+        """Count an answer that is over: what it is of (``"ais"``, ``"s3"``, …), its status, the seconds from the
+        request to its first byte, and the bytes of its body. About a microsecond. Where ``wds_async.access`` logs at
+        debug, it gets a line."""
+        try:
+            answers = self._answers[api, code]
+        except KeyError:
+            answers = self._answers.setdefault((self._apis(api), code), _Answers())
+        answers.count += 1
+        answers.bytes += count
+        answers.total_s += first_byte_s
+        answers.seconds[bisect_left(BOUNDS_S, first_byte_s)] += 1
+        tenant = self.of_tenant(client.tenant)
+        if client is not NO_CLIENT:  # who was let in
+            tenant.requests += 1
+            tenant.bytes += count
+        if first_byte_s > tenant.slow_from_s or not answers.count % _REFRESH_EVERY:
+            tenant.note_slow(first_byte_s, count, url if code < 400 else "")
+        if access.isEnabledFor(logging.DEBUG):
+            said = {"api": api, "status": code, "bytes": count, "first_byte_ms": round(1000 * first_byte_s, 3)}
+            said |= {"url": url, "client": str(client)}
+            access.debug("answered", extra={name: value for name, value in said.items() if value != ""})
+
+    def of_tenant(self, tenant: str) -> TenantMeters:
+        """Return the meters of one tenant, which begin with its first request."""
+        found = self._tenants.get(tenant)
+        if found is None:
+            found = self._tenants[tenant] = TenantMeters(self._clock)
+        return found
+
+    def refused(self, reason: str, client: Client = NO_CLIENT) -> None:
+        """Count a request that was not answered as asked, by a short word for why, and for the client's tenant."""
+        if client is not NO_CLIENT:
+            self.of_tenant(client.tenant).refusals += 1
+        label = self._reasons(reason)
+        self._refusals[label] = self._refusals.get(label, 0) + 1
+
+    def failed(self, url: str, error: BaseException | str, client: Client = NO_CLIENT) -> None:
+        """Keep what an origin did not give, and the tenant whose request failed."""
+        self.failures += 1
+        tenant = self.of_tenant(client.tenant)
+        tenant.failures += 1
+        tenant.errors.append(Failure(time.time(), redact(url), redact(str(error))[:_TEXT_AT_MOST]))
+
+    def last_errors(self, tenant: str | None = None) -> list[Failure]:
+        """Return the last failures of ``tenant`` (None: of all), oldest first."""
+        return sorted((one for of in self._of(tenant) for one in of.errors), key=lambda one: one.time)[-_ERRORS:]
+
+    def slowest(self, tenant: str | None = None) -> list[Slow]:
+        """Return the requests of ``tenant`` (None: of all) that took longest within ten minutes, the slowest first,
+        each URL once for a tenant."""
+        return sorted((one for of in self._of(tenant) for one in of.slowest()), key=lambda one: -one.seconds)[:_SLOW]
+
+    def _of(self, tenant: str | None) -> list[TenantMeters]:
+        return list(self._tenants.values()) if tenant is None else [self.of_tenant(tenant)]
+
+    @property
+    def uptime_s(self) -> float:
+        """Seconds since these meters began."""
+        return self._clock() - self.began
+
+    @property
+    def requests(self) -> int:
+        """Answers so far."""
+        return sum(answers.count for answers in self._answers.values())
+
+    @property
+    def client_bytes(self) -> int:
+        """Bytes of their bodies."""
+        return sum(answers.bytes for answers in self._answers.values())
+
+    @property
+    def refusals(self) -> int:
+        """Requests that were not answered as asked."""
+        return sum(self._refusals.values())
+
+    def text(self, service: Observed) -> bytes:
+        """The page at ``/metrics``, of type `CONTENT_TYPE`. MissingExtra where prometheus_client is not installed."""
+        page = Page()
+        self._add_clients(page)
+        add_origins(page, service.traffic, self._origins, service.spending)
+        page.gauge("wds_cost_limit_dollars", "US dollars at which nothing more is fetched.", _limit(service.spending))
+        spent = service.spending.spent()
+        bounds = [(("low",), spent.low), (("high",), spent.high)]
+        page.gauge("wds_cost_spent_dollars", "US dollars that count towards the limit.", bounds, ("bound",))
+        _add_cache(page, service.cache.statistics())
+        page.gauge("wds_window_bytes", "Memory of parts on their way.", service.fetcher.held_bytes)
+        page.gauge("wds_window_limit_bytes", "The most that they may take.", service.config.memory_bytes)
+        page.gauge("wds_plans", "Plans of clients that are followed.", len(service.plans))
+        page.counter("wds_plan_bytes", "Bytes fetched by plans.", service.plans.fetched_bytes)
+        page.gauge("wds_ready", "1 while the service takes requests.", int(service.ready))
+        page.gauge("wds_build_info", "The version in its label.", [((version(),), 1)], ("version",))
+        return page.text()
+
+    def _add_clients(self, page: Page) -> None:
+        answers = sorted(self._answers.items())
+        by_code = [((api, str(code)), found.count) for (api, code), found in answers]
+        page.counter("wds_requests", "Answers to clients.", by_code, ("api", "code"))
+        by_api: dict[str, _Answers] = {}
+        for (api, _), found in answers:
+            summed = by_api.setdefault(api, _Answers())
+            summed.bytes += found.bytes
+            summed.total_s += found.total_s
+            summed.seconds = [a + b for a, b in zip(summed.seconds, found.seconds, strict=True)]
+        sizes = [((api,), found.bytes) for api, found in by_api.items()]
+        page.counter("wds_client_bytes", "Bytes of answers' bodies.", sizes, ("api",))
+        times = [((api,), found.seconds, found.total_s) for api, found in by_api.items()]
+        page.histogram("wds_request_seconds", "From a request to its first byte.", BOUNDS_S, times, ("api",))
+        refusals = [((reason,), count) for reason, count in sorted(self._refusals.items())]
+        page.counter("wds_refusals", "Requests that were not answered as asked.", refusals, ("reason",))
+        page.gauge("wds_clients", "Connections of clients.", self.clients)
+
+
+def _limit(spending: Any) -> float:
+    limit = spending.limit
+    return float("inf") if limit is None else limit
+
+
+def _add_cache(page: Page, stats: Any) -> None:
+    page.counter("wds_cache_hit_bytes", "Bytes served from the cache.", stats.hit_bytes)
+    page.counter("wds_cache_miss_bytes", "Bytes served that had to be fetched.", stats.miss_bytes)
+    page.counter("wds_cache_ahead_bytes", "Bytes of the hits that a plan had fetched ahead.", stats.ahead_bytes)
+    page.gauge("wds_cache_bytes", "Bytes that the cache holds.", stats.bytes)
+    page.gauge("wds_cache_limit_bytes", "The most that it may hold.", stats.limit_bytes)
+    page.gauge("wds_cache_free_bytes", "What the cache's file system has left.", stats.free_bytes)
+    page.gauge("wds_cache_keep_free_bytes", "What of that is to be kept free.", stats.keep_free_bytes)
+    page.gauge("wds_cache_entries", "Objects that the cache holds.", stats.entries)
+    page.counter("wds_cache_evictions", "Objects that were dropped to make room.", stats.evictions)
+    page.counter("wds_cache_evicted_bytes", "Their bytes.", stats.evicted_bytes)
+    page.counter("wds_cache_disk_errors", "Faults of the cache's disk.", stats.disk_errors)
+    page.counter("wds_cache_bad_chunks", "Chunks on disk that were not what was written.", stats.bad_chunks)
+    page.counter("wds_cache_distrusted", "Copies of which a read came short or failed.", stats.distrusted)
+    page.counter(
+        "wds_cache_scrubbed_bytes", "Bytes on disk that were compared in the background.", stats.scrubbed_bytes
+    )
+    page.counter("wds_cache_coalesced", "Reads that waited for another one's fetch.", stats.coalesced)
+    page.counter("wds_cache_passed_bytes", "Bytes that were passed on without the disk.", stats.passed_bytes)
+    page.counter("wds_cache_stale", "Requests answered from a copy that its store had not confirmed.", stats.stale)
+    results = [((name,), getattr(stats, name)) for name in ("unchanged", "changed", "unanswered")]
+    page.counter("wds_cache_revalidations", "Stores asked whether a copy is still theirs.", results, ("result",))

@@ -1,0 +1,557 @@
+"""The shards of a plan, in order: a list that may be long, kept small."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import zlib
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from wds_async.errors import CostLimitReached, WdsError
+from wds_async.redact import redact
+from wds_async.service import names
+from wds_async.service.allowlist import Allowed
+from wds_async.service.cache.cache import ChunkCache
+from wds_async.service.cache.origin import Client, Urgency
+from wds_async.service.config import ServiceConfig
+from wds_async.service.names import Named
+from wds_async.service.refusals import Refusal
+
+__all__ = ["BLOCK", "PLANS_AT_MOST", "SHARDS_AT_MOST", "Held", "Itinerary", "Plan", "Plans"]
+
+BLOCK = 256
+
+
+_BLOCKS_AT_HAND = 4
+
+
+class Itinerary:
+    """URLs in blocks of 256, compressed: names of shards differ in a few digits, so each costs some bytes. ``named``
+    says what a request for one would name, None for one that names nothing; it is asked when a block is opened, and a
+    few blocks are kept open."""
+
+    def __init__(self, named: Callable[[str], Named | None]) -> None:
+        self._named = named
+        self._count = 0
+        self._blocks: list[bytes] = []
+        self._open: dict[int, _Block] = {}
+        self.bytes = 0
+        """What the closed blocks take."""
+
+    def add(self, shards: Sequence[str]) -> None:
+        """Behind the others: as many as `BLOCK` holds, or fewer as the last ones. ValueError for "\\0" in one."""
+        if not 0 < len(shards) <= BLOCK or self._count % BLOCK or any("\0" in url for url in shards):
+            raise ValueError("no block of URLs")
+        block = zlib.compress("\0".join(shards).encode("utf-8", "surrogatepass"), 1)
+        self._blocks.append(block)
+        self._count += len(shards)
+        self.bytes += len(block)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def at(self, index: int) -> Named | None:
+        """What the shard at ``index`` is; None where it names nothing. IndexError behind the end."""
+        if not 0 <= index < self._count:
+            raise IndexError(index)
+        return self._block(index // BLOCK).names[index % BLOCK]
+
+    def find(self, url: str, start: int, stop: int) -> int | None:
+        """The first place of what is known by ``url`` from ``start`` on and before ``stop``; None where it is not
+        there."""
+        start, stop = max(start, 0), min(stop, self._count)
+        while start < stop:
+            base = start - start % BLOCK
+            try:
+                return base + self._block(start // BLOCK).urls.index(url, start - base, min(BLOCK, stop - base))
+            except ValueError:
+                start = base + BLOCK
+        return None
+
+    def _block(self, number: int) -> _Block:
+        found = self._open.get(number)
+        if found is None:
+            shards = zlib.decompress(self._blocks[number]).decode("utf-8", "surrogatepass").split("\0")
+            names = [self._named(url) for url in shards]
+            found = self._open[number] = _Block(names, ["" if name is None else name.url for name in names])
+            if len(self._open) > _BLOCKS_AT_HAND:
+                del self._open[next(iter(self._open))]
+        return found
+
+
+class _Block(NamedTuple):
+    names: list[Named | None]
+    urls: list[str]
+
+
+_PACE_S = 1.0
+
+
+_PACE_WEIGHT = 0.3
+
+
+_REMEMBERED = 64
+
+
+@dataclass(slots=True)
+class Plan:
+    """One client's. ``position`` is the shard that it reads now, or next."""
+
+    client: Client
+    job: str
+    shards: Itinerary
+    ahead: int
+    ahead_bytes: int
+    position: int
+    heard_at: float
+    moved_at: float
+    bound: Hashable = None
+    following: int = 0
+    """The first shard that has not been looked at for fetching."""
+    pace_s: float = _PACE_S
+    """Seconds for one shard; a guess until it was ``measured``."""
+    measured: bool = False
+    heard: dict[str, None] = field(default_factory=dict)
+    """What was asked for lately."""
+    taken: dict[str, int] = field(default_factory=dict)
+    """What is fetched, or being fetched, for it and was not asked for yet: URL and index."""
+    usual_bytes: int = 0
+    """What its shards were found to hold; 0 until one was opened, and only one is opened (``looking``) until then, so
+    that a small budget goes to what is needed first."""
+    looking: bool = False
+    full: bool = False
+    """Whether the next shard has to wait until others were read."""
+
+    def ask(self, url: str) -> bool:
+        """Note that ``url`` was asked for; whether it was not, lately."""
+        if url in self.heard:
+            return False
+        self.heard[url] = None
+        if len(self.heard) > _REMEMBERED:
+            del self.heard[next(iter(self.heard))]
+        return True
+
+    def move(self, index: int, now: float) -> bool:
+        """The client is at ``index``: how long it took for what is behind it is its pace. Whether it went on."""
+        if index <= self.position:
+            return False
+        took_s = (now - self.moved_at) / (index - self.position)
+        self.pace_s = took_s if not self.measured else self.pace_s + _PACE_WEIGHT * (took_s - self.pace_s)
+        self.measured = True
+        self.position, self.moved_at = index, now
+        self.following = max(self.following, index)
+        return True
+
+    def due(self) -> float:
+        """When the next shard to fetch will be asked for, as far as one can tell."""
+        return self.moved_at + (self.following - self.position) * self.pace_s
+
+    @property
+    def hungry(self) -> bool:
+        """Whether there is a shard to fetch now."""
+        if self.full or (self.looking and not self.usual_bytes):
+            return False
+        return self.following < min(len(self.shards), self.position + 1 + self.ahead)
+
+
+@dataclass(slots=True)
+class Held:
+    """A shard that plans have, or are getting: ``size`` is 0 until it is known."""
+
+    url: str
+    clients: set[Client]
+    size: int = 0
+    task: asyncio.Task[None] | None = None
+
+
+logger = logging.getLogger("wds_async")
+
+
+SHARDS_AT_MOST = 1_000_000
+
+
+"""Of one plan."""
+
+
+PLANS_AT_MOST = 4096
+
+
+_AHEAD = 8
+
+
+_AHEAD_AT_MOST = 10_000
+
+
+_NAMES_LIMIT_BYTES = 256 << 20
+
+
+_AT_ONCE = 8
+
+
+_SHARE_OF_CACHE = 0.5
+
+
+_SHARE_OF_PLACES = 7
+
+
+_LOOK_AHEAD = 2 * BLOCK
+
+
+_NAMES_KEPT = 1 << 16
+
+
+_LEFT_BEHIND = 64
+
+
+_PAUSE_S = 30.0
+
+
+_LOOK_EVERY_S = 2.0
+
+
+class Plans:
+    """All of them. ``clock``: seconds, monotonic; ``at_once``: shards being fetched. Everything runs on one loop."""
+
+    def __init__(
+        self,
+        cache: ChunkCache,
+        config: ServiceConfig,
+        allowed: Allowed,
+        clock: Callable[[], float] = time.monotonic,
+        at_once: int = _AT_ONCE,
+    ) -> None:
+        self._cache = cache
+        self._config = config
+        self._allowed = allowed
+        self._clock = clock
+        self._at_once = at_once
+        self._plans: dict[Client, Plan] = {}
+        self._held: dict[str, Held] = {}
+        self._names: dict[str, names.Named | None] = {}
+        self._running: dict[asyncio.Task[None], str] = {}
+        """Fetches under way, and the tenant that each is for."""
+        self._paused_until = 0.0
+        self._tending: asyncio.Task[None] | None = None
+        self._closed = False
+        self.fetched_bytes = 0
+        """Bytes that plans had fetched, ever."""
+
+    async def start(self) -> None:
+        """Begin to look for plans whose clients have gone."""
+        self._tending = asyncio.create_task(self._tend(), name="plans")
+
+    async def close(self) -> None:
+        """Drop all plans, and return when nothing is fetched for them any more."""
+        self._closed = True
+        for client in list(self._plans):
+            self.drop(client)
+        ending = [*self._running, *([self._tending] if self._tending is not None else [])]
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
+
+    def configure(self, config: ServiceConfig) -> None:
+        """Use ``config`` from now on; plans that there are keep their ``ahead_bytes``."""
+        self._config = config
+        self._names.clear()
+
+    # -- what clients say -------------------------------------------------------------------------------
+
+    async def answer(self, said: Any, *, client: Client, bound: Hashable = None) -> dict[str, Any]:
+        """Take the message ``said`` (``shards``, ``ahead``, ``ahead_bytes``, ``position``, ``job``) for the plan of
+        ``client``; without ``shards`` it moves the plan that there is. ``bound``: what the plan lives with, besides
+        its lifetime (`left`). Refusal (400) for a message that is none, 403 for shards that may not be read."""
+        if not isinstance(said, Mapping):
+            raise _wrong("is no JSON object")
+        position = _number(said, "position", 0, SHARDS_AT_MOST)
+        if "shards" not in said:
+            known = self._plans.get(client)
+            if known is None:
+                raise Refusal(404, "no plan of yours is known; announce its shards", "plan")
+            known.heard_at = self._clock()
+            known.ahead = _number(said, "ahead", known.ahead, _AHEAD_AT_MOST)
+            self._move(known, position)
+            return self._told(known)
+        itinerary = await self._checked(said["shards"])
+        known = self._plans.get(client)
+        if known is None and not self._has_place(client.tenant):
+            raise Refusal(429, "too many plans of your tenant, or in all; try again later", "plan", retry_after_s=30)
+        most = self._config.ahead_bytes
+        now = self._clock()
+        plan = Plan(
+            client,
+            str(said.get("job") or "")[:128],
+            itinerary,
+            ahead=_number(said, "ahead", _AHEAD, _AHEAD_AT_MOST),
+            ahead_bytes=min(most, _number(said, "ahead_bytes", most, 1 << 62)),
+            position=position,
+            heard_at=now,
+            moved_at=now,
+            bound=bound,
+            following=position,
+        )
+        if known is not None:
+            self._take_over(known, plan)
+        self._plans[client] = plan
+        self._pump()
+        return self._told(plan)
+
+    def heard(self, client: Client, url: str) -> None:
+        """``client`` has asked for ``url``: it lives, and its plan goes on from there."""
+        plan = self._plans.get(client)
+        if plan is None:
+            return
+        plan.heard_at = self._clock()
+        if not plan.ask(url):
+            return
+        index = plan.taken.get(url)
+        if index is None:
+            index = plan.shards.find(url, plan.position, plan.position + _LOOK_AHEAD)
+        if index is not None:
+            self._let_go(plan, url)
+            self._move(plan, index)
+
+    def drop(self, client: Client) -> bool:
+        """The plan of ``client`` is no more; whether there was one. What others want too is fetched on."""
+        plan = self._plans.pop(client, None)
+        if plan is not None:
+            for url in list(plan.taken):
+                self._let_go(plan, url, ends=True)
+            for other in self._plans.values():
+                other.full = False  # there may be fewer tenants
+        self._pump()
+        return plan is not None
+
+    def left(self, bound: Hashable) -> None:
+        """What plans were bound to is no more (a connection)."""
+        for client in [name for name, plan in self._plans.items() if plan.bound == bound and bound is not None]:
+            self.drop(client)
+
+    def sweep(self) -> None:
+        """Drop the plans of clients that have not been heard of for `ServiceConfig.plan_lifetime_s`."""
+        oldest = self._clock() - self._config.plan_lifetime_s
+        for client in [name for name, plan in self._plans.items() if plan.heard_at < oldest]:
+            logger.info("the plan of %s is dropped: nothing was heard of it", redact(str(client)))
+            self.drop(client)
+        self._pump()
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def as_list(self, tenant: str | None = None) -> list[dict[str, Any]]:
+        """Return the plans of ``tenant`` (None: of all) for ``/v1/stats``: ``client``, ``job``, ``shards`` (how many),
+        ``done``, ``ahead_bytes`` (fetched for it and not read yet)."""
+        return [
+            {
+                "client": str(plan.client) if tenant is None else plan.client.name,
+                "job": plan.job,
+                "shards": len(plan.shards),
+                "done": min(plan.position, len(plan.shards)),
+                "ahead_bytes": self._ahead_bytes(plan),
+            }
+            for plan in self._plans.values()
+            if tenant in (None, plan.client.tenant)
+        ]
+
+    # -- what follows -----------------------------------------------------------------------------------
+
+    async def _checked(self, shards: Any) -> Itinerary:
+        """The shards. Each is judged before it is fetched, as a request for it would be, and left out where that would
+        be refused; the first ones now, so that somebody hears of it where none may be read."""
+        if not isinstance(shards, list) or not all(isinstance(url, str) for url in shards):
+            raise _wrong('has no "shards": [URL, …]')
+        if len(shards) > SHARDS_AT_MOST:
+            raise Refusal(413, f"a plan of {len(shards)} shards; {SHARDS_AT_MOST} at most", "plan")
+        first = [self._named(url) for url in shards[:BLOCK]]
+        if first and not any(named is not None and self._may_be_read(named) for named in first):
+            self._allowed.locate(names.planned(shards[0], self._config))  # which says what is wrong with it
+        found = Itinerary(self._named)
+        for at in range(0, len(shards), BLOCK):
+            block = shards[at : at + BLOCK]
+            if any("\0" in url or len(url) > names.NAME_LIMIT_BYTES for url in block):
+                raise _wrong("has shards that are no URLs")
+            found.add(block)
+            await asyncio.sleep(0)  # others have requests too
+        if found.bytes + sum(plan.shards.bytes for plan in self._plans.values()) > _NAMES_LIMIT_BYTES:
+            raise Refusal(429, "the plans of all clients are too long together", "plan", retry_after_s=30)
+        return found
+
+    def _named(self, url: str) -> names.Named | None:
+        """What a request for ``url`` would name; None where nothing. Remembered: clients say the same plan again and
+        again as they move on."""
+        if url not in self._names:
+            if len(self._names) >= _NAMES_KEPT:
+                self._names.clear()
+            try:
+                self._names[url] = names.planned(url, self._config)
+            except Refusal as exn:
+                logger.debug("a plan's %s is left out: %s", redact(url), exn.message)
+                self._names[url] = None
+        return self._names[url]
+
+    def _may_be_read(self, named: names.Named) -> bool:
+        try:
+            return self._allowed.known(named) or bool(self._allowed.locate(named))
+        except Refusal as exn:
+            logger.debug("a plan's %s is left out: %s", redact(named.url), exn.message)
+            return False
+
+    def _take_over(self, old: Plan, new: Plan) -> None:
+        """``new`` in the place of ``old``, of the same client: what it wants too stays."""
+        new.pace_s, new.measured, new.usual_bytes = old.pace_s, old.measured, old.usual_bytes
+        for url in list(old.taken):
+            index = new.shards.find(url, new.position, new.position + _LOOK_AHEAD)
+            if index is None:
+                self._let_go(old, url)
+            else:
+                new.taken[url] = index
+
+    def _told(self, plan: Plan) -> dict[str, Any]:
+        return {
+            "shards": len(plan.shards),
+            "ahead_bytes": min(plan.ahead_bytes, self._most_bytes()),
+            "lifetime_s": self._config.plan_lifetime_s,
+        }
+
+    def _move(self, plan: Plan, index: int) -> None:
+        """The client is at ``index``. What it has passed long ago without asking for it, it will not ask for."""
+        plan.move(index, self._clock())
+        for url in [url for url, at in plan.taken.items() if at < index - _LEFT_BEHIND]:
+            self._let_go(plan, url)
+        self._pump()
+
+    def _let_go(self, plan: Plan, url: str, *, ends: bool = False) -> None:
+        """``plan`` does not wait for ``url`` any more. Where nobody does, it is an entry of the cache like others. What
+        is still on its way comes on, for the reader who has asked for it; ``ends``: it does not."""
+        if plan.taken.pop(url, None) is None:
+            return
+        held = self._held[url]
+        held.clients.discard(plan.client)
+        if not held.clients:
+            del self._held[url]
+            if held.task is not None and ends:
+                held.task.cancel()
+        for other in self._plans.values():
+            other.full = False
+
+    def _ahead_bytes(self, plan: Plan) -> int:
+        return sum(self._held[url].size for url in plan.taken)
+
+    def _most_bytes(self) -> int:
+        return int(self._cache.statistics().limit_bytes * _SHARE_OF_CACHE)
+
+    async def _tend(self) -> None:
+        while True:
+            await asyncio.sleep(min(_LOOK_EVERY_S, self._config.plan_lifetime_s / 4))
+            self.sweep()
+
+    def _pump(self) -> None:
+        """Fetch what is needed soonest, some shards at once."""
+        if self._closed or self._clock() < self._paused_until or not self._most_bytes():
+            return
+        while len(self._running) < self._at_once:
+            hungry = [plan for plan in self._plans.values() if plan.hungry]
+            if not hungry:
+                return
+            self._begin(min(hungry, key=self._precedence))
+
+    def _precedence(self, plan: Plan) -> tuple[int, float]:
+        """Order plans by how many fetches their tenant has under way, then by which shard is needed soonest."""
+        return list(self._running.values()).count(plan.client.tenant), plan.due()
+
+    def _begin(self, plan: Plan) -> None:
+        """Get the next shard of ``plan``, or a share in it where it is there for somebody else."""
+        index, plan.following = plan.following, plan.following + 1
+        named = plan.shards.at(index)
+        if named is None or named.url in plan.taken or named.url in plan.heard or not self._may_be_read(named):
+            return
+        url = named.url
+        held = self._held.get(url)
+        if held is not None:
+            plan.taken[url] = index
+            held.clients.add(plan.client)
+            return
+        if plan.usual_bytes and not self._fits(plan, plan.usual_bytes):
+            plan.following, plan.full = index, True
+            return
+        plan.taken[url], plan.looking = index, not plan.usual_bytes
+        held = self._held[url] = Held(url, {plan.client}, plan.usual_bytes)
+        held.task = asyncio.create_task(self._fetch(plan, held), name="plan")
+        self._running[held.task] = plan.client.tenant
+        held.task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        del self._running[task]
+        if not task.cancelled() and (exn := task.exception()) is not None:
+            logger.error("a plan's fetch failed", exc_info=exn)
+        self._pump()
+
+    async def _fetch(self, plan: Plan, held: Held) -> None:
+        try:
+            # Where it is known how large they are, there is room for it: its first chunk comes along with its facts.
+            start = 0 if plan.usual_bytes else None
+            with await self._cache.open(held.url, client=plan.client, start=start) as found:
+                size = min(found.size or 0, plan.ahead_bytes) if found.facts.ranged else 0
+                held.size = 0
+                if not size:
+                    return  # in order only: that cannot be kept ahead of a reader
+                plan.usual_bytes = size
+                if not self._fits(plan, size):
+                    self._give_back(held)
+                    return
+                held.size = size
+                self._pump()
+                before = 0 if found.discovered else found.ready(0, size)
+                held.size = await found.fetch(0, size, Urgency.PLAN)
+                self.fetched_bytes += max(0, held.size - before)
+        except CostLimitReached as exn:
+            held.size = 0
+            self._paused_until = self._clock() + _PAUSE_S
+            logger.warning("plans are paused for %g s: %s", _PAUSE_S, exn)
+        except (WdsError, OSError, Refusal) as exn:
+            held.size = 0
+            logger.info("%s is not fetched ahead: %s", redact(held.url), exn)
+        finally:
+            held.task, plan.looking = None, False
+
+    def _has_place(self, tenant: str) -> bool:
+        """Whether one more plan of ``tenant`` leaves places to other tenants."""
+        of_tenant = sum(plan.client.tenant == tenant for plan in self._plans.values())
+        return of_tenant < _SHARE_OF_PLACES * (PLANS_AT_MOST - len(self._plans))
+
+    def _fits(self, plan: Plan, size: int) -> bool:
+        """Whether so many bytes more may be held, of all and of the plan's tenant, which has an equal share of them. A
+        plan, or tenant, that holds nothing may have one shard beyond its own limit."""
+        tenant, most = plan.client.tenant, self._most_bytes()
+        together = sum(held.size for held in self._held.values())
+        if together + size > most:
+            return False
+        if tenants := len({other.client.tenant for other in self._plans.values()} - {tenant}):
+            mine = sum(held.size for held in self._held.values() if any(one.tenant == tenant for one in held.clients))
+            if mine and mine + size > most // (tenants + 1):
+                return False
+        own = self._ahead_bytes(plan)
+        return own == 0 or own + size <= plan.ahead_bytes
+
+    def _give_back(self, held: Held) -> None:
+        """Not now: look at it again when something was read."""
+        if self._held.get(held.url) is held:
+            del self._held[held.url]
+        for client in held.clients:
+            plan = self._plans[client]
+            plan.following = min(plan.following, plan.taken.pop(held.url))
+            plan.full = True
+
+
+def _number(said: Mapping[str, Any], name: str, default: int, most: int) -> int:
+    given = said.get(name, default)
+    if not isinstance(given, int) or isinstance(given, bool) or not 0 <= given <= most:
+        raise _wrong(f"has a {name} that is no number from 0 to {most}")
+    return given
+
+
+def _wrong(why: str) -> Refusal:
+    return Refusal(400, f'the plan {why}; write {{"shards": [URL, …], "ahead": 8, "position": 0}}', "plan")

@@ -1,0 +1,131 @@
+"""Handing a cached file to a reader on the same host: its open descriptor, over the Unix socket (SCM_RIGHTS).
+
+Asked for by a HEAD with ``Wds-Hand: 1``: the object's head comes back with ``Wds-Handed: 1`` and the descriptor, or 204
+if not all of the object lies on disk (the reader then asks for ranges). ``Wds-Hand: bad`` reports a file that is short,
+unreadable or wrong. Only descriptors cross the socket, so it works from a container that shares nothing else; what is
+evicted meanwhile lives on until the last reader has closed it.
+
+The descriptor is opened anew for each reader, and for reading only: no position or flag is shared with the cache.
+That binds every user but root and the service's own: these can open it again for writing by ``/proc/self/fd``, unless
+it was opened by a read-only mount (`ReadOnlyFolder`, setting ``hand_from``).
+It carries a shared lock (``flock``) until the last reader has closed it, also if the service ends before: while it is
+locked, no service gives blocks of its file back to the disk.
+"""
+
+from __future__ import annotations
+
+import array
+import logging
+import os
+import socket
+import struct
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from wds_async.errors import ConfigError
+from wds_async.redact import redact
+
+if TYPE_CHECKING:
+    from wds_async.service.cache.cache import CachedObject
+    from wds_async.service.http_messages import Request
+    from wds_async.service.http_server import ClientConnection
+
+__all__ = ["ReadOnlyFolder", "credentials", "hand", "log_handed", "open_anew", "wants_file"]
+
+audit = logging.getLogger("wds_async.audit")
+
+_UCRED = struct.Struct("3i")
+_HOW = (
+    "It has to be the cache's folder by a read-only mount: mount --bind FOLDER PATH && mount -o remount,bind,ro PATH; "
+    "for systemd BindReadOnlyPaths=FOLDER:PATH; in Kubernetes a second volumeMount of the volume, with readOnly: true"
+)
+
+
+def wants_file(request: Request) -> bool:
+    """Return whether ``request`` asks for a descriptor, or reports one: by the Unix socket alone."""
+    asks = request.method == "HEAD" and request.keep_alive and request.headers.get("Wds-Hand") in ("1", "bad")
+    return asks and request.connection.local
+
+
+class ReadOnlyFolder:
+    """The cache's folder by a read-only mount of it, at ``path``. A file that is opened there cannot be opened again
+    for writing, by root neither: the mount goes with the descriptor. ConfigError if ``path`` is not ``folder``, or not
+    read-only."""
+
+    def __init__(self, path: str, folder: str) -> None:
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as exn:
+            raise ConfigError(f"hand_from: {path}: {exn.strerror or exn}. {_HOW}") from exn
+        try:
+            if not os.path.samestat(os.fstat(self._fd), os.stat(folder)):
+                raise ConfigError(f"hand_from: {path} is another folder than the cache's, {folder}. {_HOW}")
+            if not os.fstatvfs(self._fd).f_flag & os.ST_RDONLY:
+                raise ConfigError(f"hand_from: {path} can be written to, so it protects nothing. {_HOW}")
+        except BaseException:
+            self.close()
+            raise
+
+    def open(self, held: CachedObject) -> int:
+        """Return a new descriptor of the object's file, for reading. OSError if there is no such file any more."""
+        assert held.path is not None
+        fd = os.open(held.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._fd)
+        if os.path.samestat(os.fstat(fd), os.fstat(held.fd)):
+            return fd
+        os.close(fd)
+        raise FileNotFoundError(f"{held.path}: it was replaced by another")
+
+    def close(self) -> None:
+        """Close the folder; idempotent."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def open_anew(held: CachedObject) -> int:
+    """Return a new descriptor of the object's file, for reading."""
+    return os.open(f"/proc/self/fd/{held.fd}", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def hand(request: Request, own: int, size: int, fields: Mapping[str, str]) -> bool:
+    """Answer ``request`` by the descriptor ``own``, of a file of ``size`` bytes, and close it. False, and no answer, if
+    its file system has no locks. ConnectionResetError if the client does not read its answers: then there is no room
+    for this one."""
+    import fcntl  # noqa: PLC0415 (POSIX only)
+
+    connection = request.connection
+    try:
+        fcntl.flock(own, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        os.close(own)
+        return False
+    raw = request.head(200, {"Wds-Handed": "1", **fields}, size)
+    try:
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [own]))
+        whole = not connection.unsent and connection.own_socket.sendmsg([raw], [rights]) == len(raw)
+    except BlockingIOError:
+        whole = False
+    finally:
+        os.close(own)
+    if not whole:
+        connection.cut()
+        raise ConnectionResetError("the client does not read its answers")
+    return True
+
+
+def credentials(connection: socket.socket) -> tuple[int, int, int]:
+    """Process, user and group of the other side, as the kernel knows them; a process of another namespace is 0. -1
+    where no kernel says so."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return -1, -1, -1
+    pid, uid, gid = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return pid, uid, gid
+
+
+def log_handed(connection: ClientConnection, url: str) -> None:
+    """Write to the audit log which process asks for files, once a connection, and (at debug) for which."""
+    process, user, group = credentials(connection.own_socket)
+    if not connection.files_logged:
+        connection.files_logged = True
+        audit.info("process %d of user %d, group %d asks for files", process, user, group)
+    audit.debug("handed to process %d of user %d, group %d: %s", process, user, group, redact(url))

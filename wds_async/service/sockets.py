@@ -1,0 +1,135 @@
+"""What a service manager is told (systemd's ``sd_notify``): ready, stopping, still alive. Without one, nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import stat
+from collections.abc import Callable
+from typing import Any
+
+from wds_async import environment
+from wds_async.errors import WdsError
+
+__all__ = [
+    "CannotServe",
+    "bear_exhaustion",
+    "listen_at",
+    "listen_at_path",
+    "notify",
+    "raise_descriptor_limit",
+    "watchdog_s",
+]
+
+
+def notify(state: str) -> bool:
+    """Send ``READY=1``, ``STOPPING=1``, ``WATCHDOG=1`` or ``STATUS=…`` to ``NOTIFY_SOCKET``; whether there was one that
+    took it. Nobody's work fails because its manager does not listen."""
+    path = environment.variable("NOTIFY_SOCKET") or ""
+    if not path.startswith(("/", "@")):
+        return False
+    address = "\0" + path[1:] if path.startswith("@") else path
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as there:
+        there.setblocking(False)
+        there.sendto(state.encode(), address)
+        return True
+    return False
+
+
+def watchdog_s() -> float | None:
+    """How often the manager wants to hear ``WATCHDOG=1``: half of the time after which it would restart the service."""
+    text = environment.variable("WATCHDOG_USEC") or ""
+    return int(text) / 2e6 if text.isascii() and text.isdigit() and int(text) > 0 else None
+
+
+logger = logging.getLogger("wds_async")
+
+
+_BACKLOG = 1024
+
+
+_SAY_EVERY_S = 10.0
+
+
+Factory = Callable[[], asyncio.BaseProtocol]
+
+
+class CannotServe(WdsError):
+    """The service cannot begin: its port is taken, or its folder cannot be used."""
+
+
+async def listen_at(factory: Factory, host: str, port: int) -> asyncio.Server:
+    """Listen for TCP. CannotServe where that address cannot be had."""
+    try:
+        loop = asyncio.get_running_loop()
+        return await loop.create_server(factory, host, port, backlog=_BACKLOG, start_serving=False)
+    except OSError as exn:
+        advice = "another process listens there: stop it, or give another --port (0: any)"
+        why = advice if "address already in use" in str(exn).lower() else "--host and --port say where"
+        raise CannotServe(f"cannot listen at {host} port {port}: {exn.strerror or exn}; {why}") from exn
+
+
+async def listen_at_path(factory: Factory, path: str) -> asyncio.Server:
+    """Listen at a Unix socket. What a service that has died left there is replaced; CannotServe where one still
+    listens, where the path is something else, and where it cannot be made."""
+    try:
+        if _taken(path):
+            raise CannotServe(f"cannot listen at {path}: another process does; stop it, or give another --socket")
+        loop = asyncio.get_running_loop()
+        server = await loop.create_unix_server(factory, path, backlog=_BACKLOG, start_serving=False)
+        os.chmod(path, 0o666)  # who may reach it is said by the folder: pods have users of their own
+        return server
+    except (OSError, ValueError) as exn:
+        raise CannotServe(f"cannot listen at {path}: {exn}; --socket names a path in a folder of its own") from exn
+
+
+def _taken(path: str) -> bool:
+    """Whether somebody listens at ``path``. What is no socket is an OSError."""
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return False
+    if not stat.S_ISSOCK(mode):
+        raise FileExistsError(f"{path} is there, and no socket")
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except OSError:
+            return False
+        return True
+
+
+def bear_exhaustion(loop: asyncio.AbstractEventLoop) -> None:
+    """Say now and then that there are no descriptors for connections. Of itself asyncio writes a traceback as often as
+    the backlog is long, each second, and as many more when the service ends before there are some."""
+    said_at = float("-inf")
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        nonlocal said_at
+        exn = context.get("exception")
+        if isinstance(exn, OSError) and "accept()" in context.get("message", ""):
+            if loop.time() - said_at >= _SAY_EVERY_S:
+                said_at = loop.time()
+                logger.error("no connection can be taken: %s; tried again each second (see ulimit -n)", exn.strerror)
+        elif not (isinstance(exn, ValueError) and "_start_serving" in context.get("message", "")):
+            loop.default_exception_handler(context)
+
+    loop.set_exception_handler(handle)
+
+
+def raise_descriptor_limit() -> int:
+    """Let this process have as many descriptors as it may; how many those are (0 where nobody knows)."""
+    try:
+        import resource  # noqa: PLC0415 (POSIX only)
+    except ImportError:
+        return 0
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    return soft

@@ -1,0 +1,169 @@
+"""Which shards a rank and worker reads, in which order: the stages before reading, from `WebDataset`'s arguments."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from wds_async import config, world
+from wds_async.arguments import check_function, check_size
+from wds_async.errors import ConfigError
+from wds_async.filters import basic
+from wds_async.shardlists import lists
+from wds_async.shardlists.lists import DirectoryShardList, MultiShardSample, ResampledShards, SimpleShardList
+from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
+from wds_async.storage.registry import tell_of_native_pipes
+
+__all__ = ["ShardPlan", "shuffle_buffer", "shuffle_seed", "tell_of_seed"]
+
+logger = logging.getLogger("wds_async")
+
+_TRUE_SHUFFLE = 100
+_DIRECTORY_MODES = ("unlink", "keep", "resample")
+_NOTICED_AT_MOST = 1000
+_told_of_no_seed = False
+
+
+def shuffle_buffer(shardshuffle: bool | int | None, resampled: bool, stacklevel: int) -> int:
+    """How many shards to shuffle through, 0 for not at all; says where ``shardshuffle`` leaves that open."""
+    if resampled:
+        if shardshuffle is not False:
+            text = (
+                "shardshuffle changes nothing where shards are resampled; shardshuffle=False says that it is not meant"
+            )
+            warnings.warn(text, stacklevel=stacklevel)
+        return 0
+    if shardshuffle is None:
+        warnings.warn(
+            "shardshuffle is not given: shards are read in the order of the list. Say shardshuffle=False if that is "
+            "meant, or a number of shards to shuffle through (for training, all of them)",
+            stacklevel=stacklevel,
+        )
+    if shardshuffle is True:
+        warnings.warn(
+            f"shardshuffle=True shuffles through {_TRUE_SHUFFLE} shards; give a number", stacklevel=stacklevel
+        )
+        return _TRUE_SHUFFLE
+    return 0 if shardshuffle is None else check_size("WebDataset", "shardshuffle", shardshuffle, at_least=0)
+
+
+def shuffle_seed(seed: int | None, nodesplitter: Any) -> int | world.DrawnSeed:
+    """The seed of shard shuffling: ``seed``, else ``WDS_SEED``, else one that is drawn.
+
+    It is 0 in place of that where ``nodesplitter`` is the program's own: its ranks take shares of one order, and how
+    many there are is not known here.
+    """
+    if seed is not None:
+        return seed
+    drawn = world.DrawnSeed()  # with WDS_SEED too, so that the program's later draws are those that WebDataset leaves
+    if (given := config.settings().seed) is not None:
+        return given
+    return drawn if nodesplitter in (None, lists.split_by_node, lists.single_node_only) else 0
+
+
+def tell_of_seed(seed: int | world.DrawnSeed, what: str) -> None:
+    """Log a seed that was drawn, and once a process on the first of several ranks that there is none; ``what`` is done
+    with the shards by it (``"shuffled"``, ``"mixed"``)."""
+    global _told_of_no_seed
+    if not isinstance(seed, world.DrawnSeed):
+        return
+    here = world.place()
+    if here.world_size == here.num_workers == 1:
+        logger.info("no seed is given: %d was drawn; seed=%d or WDS_SEED repeats this order", *[seed.number()] * 2)
+    elif here.rank == here.worker == 0 and config.settings().epoch is None and not _told_of_no_seed:
+        _told_of_no_seed = True
+        logger.warning(
+            "no seed is given: the shards of %d ranks are %s by seed 0, so a restarted run reads them in the "
+            "same order again. Pass seed= or WDS_SEED, the same on every rank and another one after a restart, or name "
+            "the epoch that was interrupted (set_epoch, WDS_EPOCH)",
+            here.world_size,
+            what,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardPlan:
+    """How shards are ordered and shared out.
+
+    ``mode``: that of a directory, or None. ``resampled``: drawn with replacement, following from ``seed`` where it was
+    ``seeded``. ``buffer``: of the shuffle, 0 for none. ``strict``: fewer shards than ranks are an error.
+    ``storage_options`` are for the stores in which patterns are looked for.
+    """
+
+    mode: str | None = None
+    resampled: bool = False
+    buffer: int = 0
+    seed: int | world.DrawnSeed = 0
+    seeded: bool = False
+    strict: bool = True
+    nodesplitter: Callable[..., Any] | None = lists.split_by_node
+    workersplitter: Callable[..., Any] | bool | None = lists.split_by_worker
+    storage_options: StorageOptions = NOTHING_GIVEN
+
+    def __post_init__(self) -> None:
+        if self.mode not in (None, "resampled", *_DIRECTORY_MODES):
+            raise ConfigError(f"mode={self.mode!r}: known are 'resampled' and, for directories, {_DIRECTORY_MODES}")
+        check_function("WebDataset", "nodesplitter", self.nodesplitter or None, optional=True)
+        check_function("WebDataset", "workersplitter", self.workersplitter or None, optional=True)
+
+    def stages(self, urls: Any) -> list[Any]:
+        """The shard list, its shuffle, and the splitters. ``urls`` may be a shard list already, the user's own too."""
+        shards = self._shards(urls)
+        if isinstance(shards, SimpleShardList | ResampledShards):
+            tell_of_native_pipes(itertools.islice(shards.urls, _NOTICED_AT_MOST))
+        stages = [shards]
+        ordered = isinstance(shards, ResampledShards | MultiShardSample | DirectoryShardList)
+        if self.buffer > 0 and not ordered:
+            epoch = config.settings().epoch or 0
+            stages.append(basic.detshuffle(self.buffer, seed=self.seed, epoch=epoch - 1))
+        splitters = [self.nodesplitter, self.workersplitter]
+        if isinstance(shards, ResampledShards) or self.mode in _DIRECTORY_MODES:
+            # Each worker draws for itself, and a share of an endless draw is just another one; what a directory gives
+            # to one, it gives to no other.
+            own = (lists.split_by_node, lists.split_by_worker)
+            splitters = [splitter for splitter in splitters if splitter not in own]
+        elif self.strict and isinstance(shards, SimpleShardList) and self.nodesplitter is lists.split_by_node:
+            _refuse_empty_ranks(len(shards))
+        return [*stages, *(splitter for splitter in splitters if splitter)]
+
+    def _shards(self, urls: Any) -> Any:
+        if world.is_iterable_dataset(urls):
+            return urls
+        if self.mode in _DIRECTORY_MODES:
+            return _directory(urls, self.mode)
+        if self.resampled:
+            return ResampledShards(
+                urls, seed=self.seed, deterministic=self.seeded, storage_options=self.storage_options
+            )
+        urls, of_dicts = _looked_into(urls)
+        return urls if of_dicts else SimpleShardList(urls, storage_options=self.storage_options)
+
+
+def _looked_into(urls: Any) -> tuple[Any, bool]:
+    """``urls``, and whether it is an iterable of ``{"url": …}`` that is to be iterated anew each epoch."""
+    if isinstance(urls, (str, os.PathLike, Collection)) or not isinstance(urls, Iterable):
+        return urls, False
+    source = iter(urls)
+    first = list(itertools.islice(source, 1))
+    return itertools.chain(first, source) if source is urls else urls, bool(first) and isinstance(first[0], Mapping)
+
+
+def _refuse_empty_ranks(shards: int) -> None:
+    """Said before training begins: a rank without shards would fail, or leave the others waiting for it."""
+    ranks = world.place().world_size
+    if shards < ranks:
+        raise ConfigError(
+            f"{shards} shards for {ranks} ranks: some would be empty. Make more shards, start fewer ranks, or pass "
+            "nodesplitter=None and .compose(split_by_node), which splits samples (and has each rank read all shards)"
+        )
+
+
+def _directory(urls: Any, mode: str | None) -> Any:
+    if not isinstance(urls, (str, os.PathLike)):
+        raise ConfigError(f"mode={mode!r} watches one directory; urls is {urls!r:.80}")
+    return DirectoryShardList(os.fspath(urls), mode=mode)

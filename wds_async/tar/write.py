@@ -1,0 +1,147 @@
+"""Which keys and field names can be written, so that reading gives the same sample back.
+
+A member is named ``key.field``, and a reader cuts that name again: at the first dot of its last component, fields in
+lower case, adjacent members of one key as one sample (see `group`). Most bad names would be lost without a word.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import logging
+import lzma
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from wds_async.errors import ConfigError
+from wds_async.tar.group import SKIP_META, base_plus_ext
+
+__all__ = ["NameRules", "compressed", "compression"]
+
+logger = logging.getLogger("wds_async")
+
+
+_PLAIN = re.compile(r"(?:(?!__)[^./\0][^./\0]*/)*(?!__)[^./\0][^./\0]*")
+
+
+_META = re.compile(SKIP_META)
+
+
+class NameRules:
+    """The rules for one run of a writer: they know the sample before, and say each warning once."""
+
+    def __init__(self) -> None:
+        self._fields: dict[str, str] = {}  # names seen to be good, and what they are read back as
+        self._told: set[str] = set()
+        self._last: str | None = None
+        self._had: set[str] = set()
+
+    def new_shard(self) -> None:
+        """The next sample is the first of a shard: there is none before it to be mixed up with."""
+        self._last = None
+
+    def check(self, key: object, fields: Iterable[object]) -> set[str]:
+        """The names that ``fields`` are read back under, for `wrote`.
+
+        Raises ValueError, before anything is written, for a sample that no reader would give back: a key that is no
+        str, empty, with a NUL, or whose last component is empty or begins with a dot; a field that is empty or has a
+        ``/`` or NUL; fields or adjacent samples that would overwrite each other. What is read back, but changed, is
+        logged once.
+        """
+        if not isinstance(key, str):
+            raise ValueError(
+                f"a sample needs a __key__ of type str, this one has {key!r} (fields {sorted(map(str, fields))})"
+            )
+        if _PLAIN.fullmatch(key) is None:
+            self._odd_key(key)
+        names: set[str] = set()
+        for field in fields:
+            name = self._fields.get(field) if isinstance(field, str) else None
+            name = self._field(key, field) if name is None else name
+            if name in names:
+                raise ValueError(f"sample {key!r}: two fields are called {name!r} (they are read back in lower case)")
+            names.add(name)
+        if key == self._last:
+            self._same_key(key, names)
+        return names
+
+    def wrote(self, key: str, names: set[str]) -> None:
+        """A sample that `check` passed has been written."""
+        self._last, self._had = key, names | self._had if key == self._last else names
+
+    def _odd_key(self, key: str) -> None:
+        last = key.rpartition("/")[2]
+        if not last or last.startswith(".") or "\0" in key or _META.match(f"{key}.x"):
+            raise ValueError(
+                f"the key {key!r} would not be read back: a key is not empty, has no NUL, does not begin with a"
+                " folder like '__x__', and its last component is not empty and does not begin with a dot"
+            )
+        if base_plus_ext(f"{key}.x") != (key, "x"):
+            head = f"{key[: len(key) - len(last)]}{last.partition('.')[0]}"
+            self._tell(
+                "dot",
+                f"the key {key!r} has a dot in its last component: it is read back as {head!r}, the rest goes to the"
+                " names of the fields; write key.replace('.', '_')",
+            )
+        if key.startswith("/") or ".." in key.split("/"):
+            self._tell("path", f"the key {key!r} is a path that tar does not unpack as it stands ('/' in front, '..')")
+
+    def _field(self, key: str, field: object) -> str:
+        if not isinstance(field, str) or not field or "/" in field or "\0" in field:
+            raise ValueError(f"sample {key!r}: a field's name is a str, not empty, without '/' or NUL, not {field!r}")
+        name = field.lower()
+        if name != field:
+            self._tell("case", f"the field {field!r} is read back as {name!r}; write it in lower case")
+        if len(self._fields) < 4096:  # names that never repeat must not fill the memory
+            self._fields[field] = name
+        return name
+
+    def _same_key(self, key: str, names: set[str]) -> None:
+        if both := sorted(names & self._had):
+            raise ValueError(
+                f"two samples in a row have the key {key!r} and the fields {both}: a reader takes adjacent members of"
+                " one key for one sample, and refuses this one; give each sample a key of its own"
+            )
+        self._tell("same", f"two samples in a row have the key {key!r}: they are read back as one sample")
+
+    def _tell(self, kind: str, text: str) -> None:
+        if kind not in self._told:
+            self._told.add(kind)
+            logger.warning("writing shards: %s (said once a writer)", text)
+
+
+_KINDS = {"gz": "gz", "tgz": "gz", "bz2": "bz2", "tbz2": "bz2", "xz": "xz", "txz": "xz", "zst": "zst"}
+
+
+def compression(name: str, compress: bool | str | None) -> str:
+    """``gz``, ``bz2``, ``xz``, ``zst`` or "" for none: what ``compress`` says (True: gz; False: none whatever the
+    name), for None the suffix of ``name``. Where both speak of gz, bz2 or xz and differ, it is the first of these
+    three, as in WebDataset. Raises ConfigError for any other ``compress``."""
+    named = _KINDS.get(name.rpartition(".")[2].lower(), "")
+    if compress is None:
+        return named
+    if compress is False:
+        return ""
+    asked = "gz" if compress is True else _KINDS.get(compress)
+    if asked is None:
+        raise ConfigError(f"compress={compress!r}: it is True, False, None (by suffix), gz, bz2, xz or zst")
+    if "zst" in (asked, named):
+        return asked
+    return next(kind for kind in ("gz", "bz2", "xz") if kind in (asked, named))
+
+
+def compressed(stream: Any, kind: str, mtime: float | None) -> Any:
+    """``stream`` behind a compressor, whose ``close`` leaves ``stream`` open."""
+    if kind == "gz":  # no file name and, with ``mtime``, no clock in its header: the same bytes every time
+        stamp = None if mtime is None else int(mtime)
+        return gzip.GzipFile(filename="", mode="wb", fileobj=stream, mtime=stamp)
+    if kind == "bz2":
+        return bz2.BZ2File(stream, "wb")
+    if kind == "xz":
+        return lzma.LZMAFile(stream, "wb")
+    if kind == "zst":
+        import zstandard  # noqa: PLC0415 (few shards are zstd)
+
+        return zstandard.ZstdCompressor().stream_writer(stream, closefd=False)
+    return stream

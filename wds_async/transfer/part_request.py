@@ -1,0 +1,313 @@
+"""One ranged GET of a part, straight into its slab, and the checks that make wrong bytes an error.
+
+Nothing is believed: the status, the range and the length of every answer must be those asked for, and the identity
+that the first answer pinned must be that of each further one (RFC 9110 §13, §14).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from wds_async.storage.base import Answer, Contradiction, RefusedAnswer, Request
+from wds_async.storage.http.messages import REDIRECTS, identity_of
+from wds_async.storage.http.messages import redirected as follow
+from wds_async.transfer.connection import Connection, ConnectionBroken, Head, Origin, request_bytes
+from wds_async.transfer.connection_pool import ConnectionPool
+from wds_async.transfer.window import Part
+
+__all__ = [
+    "EXCERPT_BYTES",
+    "Flights",
+    "IdentityChanged",
+    "NoSuchRange",
+    "PartAnswer",
+    "RangesIgnored",
+    "Redirected",
+    "Successor",
+    "WrongAnswer",
+    "excerpt_of",
+    "follow",
+    "get_part",
+    "unchunked",
+]
+
+_SCRATCH_BYTES = 64 << 10
+EXCERPT_BYTES = 4096
+_EXCERPT_WITHIN_S = 1.0
+_UNREAD_S = 2.0
+"""How long a body may be left unread in its connection for want of memory."""
+_HEXADECIMAL = re.compile(rb"[0-9A-Fa-f]{1,8}")
+
+
+Learn = Callable[[Part, int, str, Mapping[str, str]], None]
+
+
+class RangesIgnored(Exception):
+    """The server answers with the whole object, or lawfully in a form that cannot be received into a slab (chunked,
+    compressed, ``multipart/byteranges``), or does not tell the object's size: it must be streamed."""
+
+
+class NoSuchRange(RangesIgnored):
+    """416 without the object's size, which some stores leave out (RFC 9110 only asks for it): it ends at or before the
+    part. At its beginning that says that it is empty, or not cut."""
+
+
+class WrongAnswer(Contradiction):
+    """The answer contradicts the request: other bytes than those asked for."""
+
+
+class IdentityChanged(Exception):
+    """The object is not the one that the first part was read from."""
+
+
+class Redirected(Exception):
+    """The answer names another place."""
+
+    def __init__(self, location: str) -> None:
+        super().__init__("redirected")  # where to may be signed, and this may be shown as a cause
+        self.location = location
+
+
+class Successor(Protocol):
+    """A second attempt that goes on in the place of the first."""
+
+    async def result(self) -> None:
+        """Return once it has ended, and the part counts what it brought; raises what went wrong."""
+        ...
+
+    def abort(self) -> None:
+        """End it now; after this no byte is written."""
+        ...
+
+
+class Flights(Protocol):
+    """Who is told of the attempts under way (see `hedge`)."""
+
+    def began(self, answer: PartAnswer, connection: Connection, now: float) -> None: ...
+
+    def ended(self, answer: PartAnswer) -> None: ...
+
+    def good(self, answer: PartAnswer, connection: Connection, now: float) -> None: ...
+
+
+async def get_part(
+    pool: ConnectionPool,
+    request: Request,
+    part: Part,
+    learn: Learn,
+    observe: Callable[[int, float, float], None],
+    flights: Flights | None = None,
+) -> None:
+    """Fill ``part`` from where it stands. ``learn(part, size, identity, fields)`` is told what the answer says of the
+    object, before a byte of it is taken. ``part.filled`` counts what arrived, also when this raises;
+    ``observe(bytes, seconds, now)`` is told how long a good answer took. One of ``flights`` may take the part over."""
+    answer, clock = PartAnswer(request, part, learn, part.filled), asyncio.get_running_loop().time
+    raw, excerpt = answer.request_bytes(), b""
+    head: Head | None = None
+    for fresh in (False, True):
+        async with pool.connection(answer.origin, fresh=fresh) as connection:
+            answer.asked_at = asked_at = clock()
+            if flights is not None:
+                flights.began(answer, connection, asked_at)
+            try:
+                head = await connection.exchange(raw, answer.accept)
+                if answer.waits:
+                    await answer.receive(connection)
+            except asyncio.CancelledError:
+                if answer.successor is not None:
+                    answer.successor.abort()
+                raise
+            except Exception as exn:
+                # A kept connection that the server closed meanwhile is not a fault: ask once more on a new one.
+                if answer.successor is None:
+                    if isinstance(exn, ConnectionBroken) and answer.status == 0 and connection.exchanges > 1:
+                        connection.abort()
+                        continue
+                    raise
+            finally:
+                if answer.into_slab:
+                    part.filled += connection.received
+                if flights is not None:
+                    flights.ended(answer)
+            if head is not None and answer.successor is None:
+                if answer.into_slab:
+                    now = clock()
+                    if not answer.waited:
+                        observe(connection.received, now - asked_at, now)
+                    if flights is not None:
+                        flights.good(answer, connection, now)
+                excerpt = bytes(answer.scratch[:EXCERPT_BYTES]) if answer.framed else await excerpt_of(connection, head)
+                if not head.keep_alive or not answer.framed:
+                    connection.abort()
+        break
+    if answer.successor is not None:
+        await answer.successor.result()
+    elif head is not None:
+        answer.finish(head, excerpt)
+
+
+async def wait_for_memory(part: Part) -> None:
+    """Return once ``part`` has memory: at once, unless it was started ahead of it."""
+    if not part.backed:
+        backed = asyncio.get_running_loop().create_future()
+        part.on_memory = lambda: None if backed.done() else backed.set_result(None)
+        await backed
+
+
+async def excerpt_of(connection: Connection, head: Head) -> bytes:
+    """The beginning of what an error says, where nothing of its body was read yet; b"" where it comes too slowly. The
+    connection must be aborted after that."""
+    if head.status < 400 or head.encoded:
+        return b""
+    chunked = head.fields.get("transfer-encoding", "").lower().endswith("chunked")
+    most = EXCERPT_BYTES if head.length is None else min(head.length, EXCERPT_BYTES)
+
+    def text(raw: bytes) -> tuple[bytes, bool]:
+        return unchunked(raw) if chunked else (raw, False)
+
+    def enough(raw: bytes) -> bool:
+        found, whole = text(raw)
+        return whole or len(found) >= most
+
+    return text(await connection.beginning(enough, _EXCERPT_WITHIN_S))[0][:most]
+
+
+def unchunked(raw: bytes) -> tuple[bytes, bool]:
+    """What is in the chunks that have come (RFC 9112 §7.1), and whether they have an end (or are none)."""
+    found, at = bytearray(), 0
+    while (line_end := raw.find(b"\r\n", at)) >= 0:
+        digits = raw[at:line_end].partition(b";")[0].strip()
+        size = int(digits, 16) if _HEXADECIMAL.fullmatch(digits) else 0
+        if size == 0:
+            return bytes(found), True
+        found += raw[line_end + 2 : line_end + 2 + size]
+        at = line_end + 2 + size + 2
+    return bytes(found), False
+
+
+class PartAnswer:
+    """One attempt at a part from its byte ``offset`` on: asks, judges the head and says where the body goes."""
+
+    def __init__(self, request: Request, part: Part, learn: Learn, offset: int) -> None:
+        self.request = request
+        self.origin = Origin.of(request.url, request.tls, request.socket)
+        self.part = part
+        self.learn = learn
+        self.offset = offset
+        self.asked_at = self.headed_at = 0.0
+        """When it was sent, and when the head of its answer was complete."""
+        self.successor: Successor | None = None
+        """What has taken the part over."""
+        self.status = 0
+        self.framed = True
+        self.into_slab = False
+        self.waits = self.waited = False
+        """Whether its body waits, or has waited, for the part's memory."""
+        self.length = 0
+        self.scratch = memoryview(b"")
+
+    @property
+    def missing_bytes(self) -> int:
+        """How many bytes it asks for."""
+        return self.part.stop - self.part.start - self.offset
+
+    def request_bytes(self) -> bytes:
+        """The request as it is sent."""
+        part, headers = self.part, [*self.request.headers]
+        headers.append(("Range", f"bytes={part.start + self.offset}-{part.stop - 1}"))
+        etag = part.shard.notes.etag
+        if etag.startswith('"'):  # a weak one never matches: If-Match compares strongly
+            headers.append(("If-Match", etag))
+        return request_bytes(self.request.url, headers)
+
+    def accept(self, head: Head) -> memoryview:
+        """Where the body goes; raises what the head means where it is not for the part."""
+        self.status = head.status
+        self.headed_at = asyncio.get_running_loop().time()
+        if head.status == 206:
+            return self._accept_range(head)
+        if head.status == 200:
+            return self._accept_whole(head)
+        if head.status == 416 and (span := head.content_range()) is not None and span[2] is not None:
+            self.learn(self.part, span[2], "", {})  # a 416 need not carry the validators (RFC 9110 §15.5.17)
+            if self.part.start < span[2]:
+                raise WrongAnswer(f"the server says that byte {self.part.start} lies behind the end ({span[2]} bytes)")
+        return self._accept_other(head)
+
+    def finish(self, head: Head, excerpt: bytes) -> None:
+        """Raise what the answer means, once its body is out of the way."""
+        if head.status in (200, 206) or (head.status == 416 and self.part.dropped):
+            return
+        if self.request.follows and head.status in REDIRECTS and "location" in head.fields:
+            raise Redirected(head.fields["location"])
+        if head.status == 416 and self.part.start == 0 and self.part.shard.size == 0:
+            return
+        if head.status == 416 and self.part.shard.size is None:
+            raise NoSuchRange
+        raise RefusedAnswer(Answer(head.status, head.fields, excerpt))
+
+    def _accept_range(self, head: Head) -> memoryview:
+        span, part = head.content_range(), self.part
+        start = part.start + self.offset
+        multipart = head.fields.get("content-type", "").lower().startswith("multipart/")
+        if head.encoded or head.length is None or (multipart and span is None):
+            raise RangesIgnored
+        if span is None:
+            raise WrongAnswer(f"206 without a usable Content-Range ({head.fields.get('content-range', 'none')!r})")
+        if span[0] != start or span[1] - span[0] != head.length:
+            got = f"bytes {span[0]} to {span[1]} in {head.length}"
+            raise WrongAnswer(f"asked for bytes from {start}, the server sent {got}")
+        total = part.shard.size if span[2] is None else span[2]  # "*": it does not tell (RFC 9110 §14.4)
+        if total is None:
+            raise RangesIgnored
+        self._learn(head, total)
+        if span[1] > part.stop:
+            raise WrongAnswer(f"asked for bytes up to {part.stop}, the server sent up to {span[1]}")
+        if span[1] == start:
+            raise WrongAnswer("an empty range")
+        return self._slab(head.length)
+
+    def _accept_whole(self, head: Head) -> memoryview:
+        part = self.part
+        length = head.length
+        room = part.slab.size or part.stop - part.start
+        if part.start or self.offset or length is None or head.encoded or length > room:
+            raise RangesIgnored
+        self._learn(head, length)
+        return self._slab(length)
+
+    def _accept_other(self, head: Head) -> memoryview:
+        length = head.length
+        self.framed = length is not None and length <= _SCRATCH_BYTES
+        self.scratch = memoryview(bytearray(length if self.framed and length else 0))
+        return self.scratch
+
+    def _slab(self, length: int) -> memoryview:
+        self.into_slab, self.length = True, length
+        if not self.part.backed:
+            if self.part.dropped:
+                raise WrongAnswer("a range behind the end that it names")
+            self.waits = self.waited = True
+            return memoryview(b"")
+        return self.part.slab.view[self.offset : self.offset + length]
+
+    async def receive(self, connection: Connection) -> None:
+        """Receive the body that had no memory when its head came. Where its connection ends, that is no fault: servers
+        close what is left unread for long, and so does this. The part stays short then."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_UNREAD_S):
+                await wait_for_memory(self.part)
+        if not self.part.backed:  # what memory waits for may need the place that this one takes at the server
+            connection.abort()
+            await wait_for_memory(self.part)
+        self.waits = False
+        self.asked_at = self.headed_at = asyncio.get_running_loop().time()
+        with contextlib.suppress(ConnectionBroken):
+            await connection.body(self.part.slab.view[self.offset : self.offset + self.length])
+
+    def _learn(self, head: Head, total: int) -> None:
+        self.learn(self.part, total, identity_of(head.fields, total), head.fields)
