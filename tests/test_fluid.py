@@ -50,7 +50,7 @@ def method(name: str, function: Any) -> str:
     says = textwrap.indent(inspect.getdoc(function) or "", "    ").strip()
     says = f"{says}\n    " if "\n" in says else says
     head = f"def {name}({ast.unparse(signature)}) -> Self:"
-    return f'{head}\n    """{says}"""\n    return self.compose(filters.{name}({", ".join(given)}))\n'
+    return f'{head}\n    """{says}"""\n    return self.compose(basic.{name}({", ".join(given)}))\n'
 
 
 def parts() -> tuple[str, str, str]:

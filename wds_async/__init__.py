@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from wds_async.filters import rsample as rsample
     from wds_async.filters import select as select
     from wds_async.filters import shuffle as shuffle
+    from wds_async.filters import shuffling as shuffles  # noqa: F401
     from wds_async.filters import slice as slice
     from wds_async.filters import to_tuple as to_tuple
     from wds_async.filters import transform_with as transform_with

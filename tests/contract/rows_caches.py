@@ -121,7 +121,7 @@ MIXES = (
         "counts from its start",
         "counts while it waits for a shard",
         "what the name says; a stream that keeps coming is not cut",
-        "test_directories.py::test_polling_finds_what_comes_and_ends_by_its_timeout",
+        "shardlists/test_directories.py::test_polling_finds_what_comes_and_ends_by_its_timeout",
         SURFACE,
     ),
     Difference(
@@ -129,7 +129,7 @@ MIXES = (
         "thrown away unread in mode unlink",
         "given their names back",
         "nothing is lost silently",
-        "test_directories.py::test_what_ended_processes_left_is_given_back",
+        "shardlists/test_directories.py::test_what_ended_processes_left_is_given_back",
         FAULTS,
     ),
     Difference(
@@ -137,7 +137,7 @@ MIXES = (
         "ValueError: unimplemented",
         "read; len() is known",
         "specifications are ordered",
-        "test_mixture.py::test_an_epoch_holds_every_sample_once_in_the_shards_proportions",
+        "shardlists/test_mixture.py::test_an_epoch_holds_every_sample_once_in_the_shards_proportions",
         SPECS,
     ),
 )
@@ -148,7 +148,7 @@ FIELDS = (
         "AssertionError or KeyError",
         "undone into dicts",
         "#417",
-        "test_batches.py::test_unbatched_undoes_dicts_in_dicts",
+        "filters/test_batch.py::test_unbatched_undoes_dicts_in_dicts",
         SURFACE,
     ),
     Difference(
@@ -156,7 +156,7 @@ FIELDS = (
         "the keys, or a bare KeyError",
         "the sample, its fields, and a likely cause",
         "the commonest mistake (#237)",
-        "test_fields.py::test_a_missing_field_shows_what_is_there_and_a_likely_cause",
+        "filters/test_fields.py::test_a_missing_field_shows_what_is_there_and_a_likely_cause",
         ERRORS,
     ),
     Difference(
@@ -164,7 +164,7 @@ FIELDS = (
         "there is none",
         "as in the other filters",
         "one bad sample (#142)",
-        "test_fields.py::test_handlers_of_the_filters_with_patterns",
+        "filters/test_fields.py::test_handlers_of_the_filters_with_patterns",
         SURFACE,
     ),
     Difference(
@@ -172,7 +172,7 @@ FIELDS = (
         "torchvision and torchaudio, through temporary files",
         "PyAV, soundfile, torchcodec, torchvision or torchaudio, from memory",
         "whichever is there",
-        "test_media.py::test_a_video",
+        "decoding/test_media.py::test_a_video",
         MEDIA,
     ),
 )

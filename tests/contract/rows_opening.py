@@ -12,7 +12,7 @@ OPENING = (
         "waits for the child, up to two hours",
         "stops the transfer at once",
         "an unread stream blocked runs",
-        "test_opening.py::test_leaving_early_stops_at_once",
+        "reading/test_url_files.py::test_leaving_early_stops_at_once",
         FAULT,
     ),
     Difference(
@@ -20,7 +20,7 @@ OPENING = (
         "ValueError: no gopen handler defined",
         "read and written",
         "no handler for the clouds is a fault (#473)",
-        "test_opening.py::test_what_is_written_appears_whole_or_not_at_all",
+        "reading/test_url_files.py::test_what_is_written_appears_whole_or_not_at_all",
         FAULT,
     ),
     Difference(
@@ -28,7 +28,7 @@ OPENING = (
         "half an object stands there",
         "nothing appears",
         "a half shard looks like a whole one",
-        "test_opening.py::test_what_is_written_appears_whole_or_not_at_all",
+        "reading/test_url_files.py::test_what_is_written_appears_whole_or_not_at_all",
         WRITERS,
     ),
     Difference(
@@ -36,7 +36,7 @@ OPENING = (
         "AssertionError",
         "ValueError",
         "wrong arguments are told apart from bugs",
-        "test_opening.py::test_standard_streams_and_modes",
+        "reading/test_url_files.py::test_standard_streams_and_modes",
         ERRORS,
     ),
     Difference(
@@ -60,7 +60,7 @@ OPENING = (
         "joins equal keys of two shards",
         "splits where the shard changes",
         "a sample does not span shards",
-        "test_tarparts.py::test_grouping",
+        "reading/test_parts.py::test_grouping",
         FAULTS,
     ),
     Difference(
@@ -68,7 +68,7 @@ OPENING = (
         "passes its handler by",
         "goes to its handler",
         "the handler is for every fault of a shard (#142)",
-        "test_tarparts.py::test_any_file_is_read",
+        "reading/test_parts.py::test_any_file_is_read",
         FAULTS,
     ),
 )
@@ -103,7 +103,7 @@ REFUSALS = (
         "written, and lost when they are read",
         "ValueError",
         "names that a tar cannot hold are refused clearly",
-        "tar/test_names.py::test_keys_that_would_not_be_read_back_are_refused",
+        "tar/test_write.py::test_keys_that_would_not_be_read_back_are_refused",
         WRITERS,
     ),
     Difference(
@@ -111,7 +111,7 @@ REFUSALS = (
         "written; reading them raises",
         "ValueError when the second is written, where they have a field in common",
         "the mistake is the writer's",
-        "tar/test_names.py::test_adjacent_samples_of_one_key",
+        "tar/test_write.py::test_adjacent_samples_of_one_key",
         WRITERS,
     ),
     Difference(

@@ -59,19 +59,19 @@ def ours(file: str, function: str = "f") -> tuple[str, str]:
         ([PROGRAM, SAMPLES, ours("transfer/reader.py"), ours("transfer/pump.py", "take")], "waiting"),
         ([PROGRAM, SAMPLES, ours("tar/parse.py")], "parsing"),
         ([PROGRAM, SAMPLES, ours("redact.py"), (LIBRARY, "sub")], "parsing"),
-        ([PROGRAM, ours("filters.py", "_decode")], "decoding"),
+        ([PROGRAM, ours("filters/basic.py", "_decode")], "decoding"),
         ([PROGRAM, ours("autodecode.py"), (PIL, "load")], "decoding"),
         ([PROGRAM, ours("autodecode.py"), (MINE, "decode")], "decoding"),
-        ([PROGRAM, ours("filters.py", "_map"), (MINE, "augment"), (LIBRARY, "f")], "program"),
-        ([PROGRAM, ours("filters.py", "_map"), ours("parallel.py")], "program"),
-        ([PROGRAM, ours("filters.py", "_decode"), ours("parallel.py")], "decoding"),
+        ([PROGRAM, ours("filters/basic.py", "_map"), (MINE, "augment"), (LIBRARY, "f")], "program"),
+        ([PROGRAM, ours("filters/basic.py", "_map"), ours("filters/threads.py")], "program"),
+        ([PROGRAM, ours("filters/basic.py", "_decode"), ours("filters/threads.py")], "decoding"),
         ([PROGRAM, ours("batches.py"), (MINE, "stage")], "program"),
         ([PROGRAM, ours("batches.py"), ("/x/site-packages/numpy/core.py", "stack")], "stages"),
-        ([PROGRAM, ours("shuffles.py")], "stages"),
+        ([PROGRAM, ours("filters/shuffling.py")], "stages"),
         ([PROGRAM, ours("shardplan.py"), ("<string>", "__init__")], "stages"),  # of a dataclass
-        ([PROGRAM, ours("filters.py", "_info")], "stages"),
+        ([PROGRAM, ours("filters/basic.py", "_info")], "stages"),
         ([LOOP, (f"{TORCH}/collate.py", "collate")], "stages"),
-        ([LOOP, ours("handover.py", "_pack")], "handing"),
+        ([LOOP, ours("shared_batches.py", "_pack")], "handing"),
     ],
 )
 def test_the_room_of_a_stack(calls: list[tuple[str, str]], room: str) -> None:
@@ -96,7 +96,7 @@ def test_where_no_stage_is_at_work(calls: list[tuple[str, str]], here: str, in_w
 def test_the_function_that_a_stage_calls_is_named() -> None:
     deep = [(MINE, f"helper{i}") for i in range(3)]
     found = stack_sampler.room_of(
-        stack(PROGRAM, ours("filters.py", "_map"), (MINE, "augment"), *deep, (LIBRARY, "f")), True
+        stack(PROGRAM, ours("filters/basic.py", "_map"), (MINE, "augment"), *deep, (LIBRARY, "f")), True
     )
     assert found == ("program", "augment (mine.py:7)")
     assert stack_sampler.room_of(stack(LOOP, (MINE, "stage")), True) == ("program", "stage (mine.py:7)")
