@@ -220,12 +220,12 @@ def test_a_forked_child_has_its_own(origin: Origin) -> None:
 PROGRAM = """
 import sys
 import wds_async as wds
-from wds_async import jobmetrics
+from wds_async.observe import metrics_server
 if __name__ == "__main__":
     dataset = wds.WebDataset(sys.argv[1], shardshuffle=False)
     read = iter(dataset)
     next(read)
-    print(jobmetrics.address()[1])
+    print(metrics_server.address()[1])
 """
 
 

@@ -82,7 +82,7 @@ def test_the_room_of_a_stack(calls: list[tuple[str, str]], room: str) -> None:
     ("calls", "here", "in_worker"),
     [
         ([PROGRAM], "away", "program"),
-        ([PROGRAM, ours("doctor.py"), ours("cli/doctor.py")], "away", "program"),
+        ([PROGRAM, ours("observe/doctor.py"), ours("cli/doctor.py")], "away", "program"),
         ([LOOP, (f"{TORCH}/fetch.py", "fetch")], "away", "idle"),
         ([LOOP, (QUEUES, "get"), (LIBRARY, "poll")], "away", "idle"),
         ([LOOP, (QUEUES, "put")], "away", "handing"),
