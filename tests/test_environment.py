@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from wds_async import environment
+from wds_async.cli.env import markdown
 from wds_async.config import settings, transfer_config
 from wds_async.environment import (
     GIB,
@@ -97,13 +99,18 @@ def test_a_value_that_does_not_parse_names_its_variable(name: str, text: str, mo
         (settings if name.startswith("GOPEN") else read)()
 
 
-def test_every_variable_says_what_it_does_and_its_default_is_what_it_parses_to() -> None:
+def test_each_default_is_the_parsed_form_of_its_text() -> None:
     assert len({v.name for v in VARIABLES}) == len(VARIABLES)
     for v in VARIABLES:
         assert v.meaning
-        assert (
-            v.default is None or v.parse(str(int(v.default) if isinstance(v.default, bool) else v.default)) == v.default
-        )
+        assert v.group
+        assert v.default is None or v.type.parse(v.shown_default) == v.default
+
+
+def test_the_page_of_variables_is_generated_from_the_records() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "environment.md").read_text(encoding="utf-8")
+    tables = page.partition("-->\n")[2].partition("\n<!-- /variables -->")[0]
+    assert tables == markdown(), "replace the tables by the output of `wds-async env --markdown`"
 
 
 def test_variable_is_the_raw_text(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +121,7 @@ def test_variable_is_the_raw_text(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_unknown_variables_come_with_the_nearest_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "_asked", set())  # what other tests' ${X} read
+    monkeypatch.setattr(environment, "_read", set())  # what other tests' ${X} read
     assert unknown_variables() == []
     monkeypatch.setenv("WDS_BUGDET", "1")
     monkeypatch.setenv("WDS_ZQXJ", "x")
@@ -134,7 +141,7 @@ def test_a_misspelt_variable_is_logged_once(monkeypatch: pytest.MonkeyPatch, cap
     warn_of_unknown_variables()
     warn_of_unknown_variables()
     assert [record.getMessage() for record in caplog.records] == [
-        "WDS_CONECTIONS is set but means nothing; did you mean WDS_CONNECTIONS? (`wds-async env` lists what does)"
+        "WDS_CONECTIONS is set but has no meaning; did you mean WDS_CONNECTIONS? (`wds-async env` lists all variables)"
     ]
 
 

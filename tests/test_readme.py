@@ -10,23 +10,10 @@ from pathlib import Path
 import pytest
 
 import wds_async
-from wds_async import environment
 from wds_async.cli import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-
-
-def test_the_variables_are_those_that_are_read() -> None:
-    inner = README.partition("<!-- variables -->")[2].partition("<!-- /variables -->")[0]
-    rows = [tuple(cell.strip() for cell in line.strip("|").split(" | ")) for line in inner.strip().splitlines()[2:]]
-    assert [(name.strip("`"), meaning) for name, _, meaning in rows] == [
-        (known.name, known.meaning) for known in environment.VARIABLES
-    ]
-    defaults = {name.strip("`"): default for name, default, _ in rows}
-    for known in environment.VARIABLES:
-        text = defaults[known.name]
-        assert (known.parse(text) if text else "") == (known.default if known.default is not None else "")
 
 
 def test_the_commands_are_those_that_exist() -> None:

@@ -1,7 +1,7 @@
-"""The environment: every variable that is read, by name, and the only reader of ``os.environ``.
+"""The environment variables, one record each, and the only reader of ``os.environ``.
 
-`VARIABLES` is the table that ``wds-async env`` prints and that the README's list is tested against. A value that does
-not parse is a `ConfigError` that names its variable.
+Parsing, ``wds-async env`` and docs/environment.md come from `VARIABLES`. A value that does not parse is a `ConfigError`
+that names its variable.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import difflib
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +18,14 @@ from wds_async.errors import ConfigError
 
 __all__ = [
     "GIB",
-    "GROUPS",
     "KIB",
     "MIB",
     "ON_CORRUPT",
     "SCHEME_ALIASES",
+    "SECRET",
     "VARIABLES",
     "VERIFY",
+    "ValueType",
     "Variable",
     "names",
     "parse_bytes",
@@ -39,7 +40,7 @@ __all__ = [
 logger = logging.getLogger("wds_async")
 
 SCHEME_ALIASES = {"gcs": "gs", "s3a": "s3", "s3n": "s3", "abfs": "az", "abfss": "az"}
-"""Other names of a store's scheme, and the one that rules and ``USE_AIS_FOR`` go by."""
+"""Aliases of a scheme, each with the main scheme, which rewrite rules and ``USE_AIS_FOR`` use."""
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -63,42 +64,23 @@ def shown_bytes(count: int) -> str:
     return str(count)
 
 
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise ValueError("a count is not negative")
-    return value
+def _number(convert: Callable[[str], Any], accepts: Callable[[Any], bool], expected: str) -> Callable[[str], Any]:
+    """Return a parser of numbers that raises ValueError with ``expected`` for one that is out of range."""
 
+    def parse(text: str) -> Any:
+        number = convert(text)
+        if not accepts(number):
+            raise ValueError(expected)
+        return number
 
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise ValueError("a time is a positive number of seconds")
-    return value
-
-
-def _seconds_or_none(text: str) -> float:
-    value = float(text)
-    if not value >= 0:
-        raise ValueError("a time is a number of seconds, 0 or more")
-    return value
-
-
-def _fraction(text: str) -> float:
-    value = float(text)
-    if not 0 <= value <= 1:
-        raise ValueError("a share is a number from 0 to 1")
-    return value
+    return parse
 
 
 def _dollars(text: str) -> float:
-    value = float(text.strip().removeprefix("$"))
-    if not value >= 0:
-        raise ValueError("a cost is a number of US dollars, 0 or more")
-    return value
+    return float(text.strip().removeprefix("$"))
 
 
-def _listening(text: str) -> str:
+def _listen_address(text: str) -> str:
     address, port = text.strip(), text.strip().rpartition(":")[2]
     if not (port.isdecimal() and int(port) <= 65535):
         raise ValueError("write a port (9464), or an address with one (0.0.0.0:9464)")
@@ -107,15 +89,6 @@ def _listening(text: str) -> str:
 
 VERIFY = ("auto", "always", "never")
 ON_CORRUPT = ("raise", "skip_shard", "resync")
-
-
-def _choice(known: tuple[str, ...]) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in known:
-            raise ValueError(f"write one of {', '.join(known)}")
-        return text
-
-    return parse
 
 
 def _flag(text: str) -> bool:
@@ -128,167 +101,214 @@ def _flag(text: str) -> bool:
 
 
 def schemes(text: str) -> frozenset[str]:
-    """What ``"gs:s3"`` (or ``"gs,s3"``) names, each by the name that its aliases follow."""
+    """Return the schemes of ``"gs:s3"`` or ``"gs,s3"``, aliases replaced by the store's main scheme."""
     names = [name.strip().removesuffix("://").lower() for name in re.split(r":(?!//)|,", text)]
     return frozenset(SCHEME_ALIASES.get(name, name) for name in names if name)
 
 
 @dataclass(frozen=True, slots=True)
-class Variable:
-    """One environment variable: ``name``, how it parses, its default, and what it does."""
+class ValueType:
+    """A type of value: its name in the documents, its parser (ValueError for a bad value), and how it is shown."""
 
     name: str
     parse: Callable[[str], Any]
+    show: Callable[[Any], str] = str
+
+
+def _choice(*choices: str) -> ValueType:
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"write one of {', '.join(choices)}")
+        return text
+
+    return ValueType("choice", parse)
+
+
+TEXT = ValueType("text", str)
+SECRET = ValueType("secret", str)
+SIZE = ValueType("size", parse_bytes, shown_bytes)
+FLAG = ValueType("0 or 1", _flag, lambda flag: "1" if flag else "0")
+INTEGER = ValueType("integer", int)
+COUNT = ValueType("count", _number(int, lambda number: number >= 0, "a count is not negative"))
+SECONDS = ValueType(
+    "seconds", _number(float, lambda number: number > 0, "a time is a positive number of seconds"), "{:g}".format
+)
+SECONDS_OR_ZERO = ValueType(
+    "seconds", _number(float, lambda number: number >= 0, "a time is a number of seconds, 0 or more"), "{:g}".format
+)
+FRACTION = ValueType(
+    "fraction", _number(float, lambda number: 0 <= number <= 1, "a share is a number from 0 to 1"), "{:g}".format
+)
+DOLLARS = ValueType(
+    "dollars",
+    _number(_dollars, lambda number: number >= 0, "a cost is a number of US dollars, 0 or more"),
+    "{:g}".format,
+)
+PORT = ValueType("port", _listen_address)
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One environment variable: its name, type, default, meaning, and the heading of its group."""
+
+    name: str
+    type: ValueType
     default: Any
     meaning: str
-    secret: bool = False
-    """Whether its value is shown to nobody."""
+    group: str
+
+    @property
+    def shown_default(self) -> str:
+        """The default as it would be set in the environment, "" where there is none."""
+        return "" if self.default is None else self.type.show(self.default)
+
+
+def _group(heading: str, *records: tuple[str, ValueType, Any, str]) -> Iterator[Variable]:
+    return (Variable(*record, heading) for record in records)
 
 
 VARIABLES: tuple[Variable, ...] = (
-    Variable(
-        "WDS_BUDGET",
-        parse_bytes,
-        None,
-        "bytes of shard data held in memory, per process (128M unless memory is short)",
+    *_group(
+        "Transfer",
+        ("WDS_BUDGET", SIZE, None, "shard data held in memory by one process; 128M unless memory is short"),
+        ("WDS_PART_SIZE", SIZE, 2 * MIB, "size of one range request; a power of two of at least 64K"),
+        ("WDS_CONNECTIONS", COUNT, 64, "most HTTP connections of one process"),
+        ("WDS_DIRECT", FLAG, True, "0: read HTTP through aiohttp instead of the zero-copy client"),
+        (
+            "WDS_RETRIES",
+            COUNT,
+            None,
+            "attempts without a new byte before a transfer fails; unset: as many as WDS_TIMEOUT allows",
+        ),
+        ("WDS_TIMEOUT", SECONDS, 300.0, "seconds without a new byte before a transfer fails"),
+        (
+            "WDS_REFUSAL_TIMEOUT",
+            SECONDS_OR_ZERO,
+            30.0,
+            "how long a 403 or 404 is retried in a bucket that could be read before; 0: not at all",
+        ),
+        (
+            "WDS_VERIFY",
+            _choice(*VERIFY),
+            "auto",
+            "auto: compare CRC-32C where the answer brings it; always: all checksums; never",
+        ),
     ),
-    Variable("WDS_PART_SIZE", parse_bytes, 2 * MIB, "bytes of one range request; a power of two of at least 64K"),
-    Variable("WDS_CONNECTIONS", _count, 64, "most HTTP connections of one process"),
-    Variable("WDS_DIRECT", _flag, True, "0: read HTTP through aiohttp instead of the zero-copy client"),
-    Variable(
-        "WDS_RETRIES",
-        _count,
-        None,
-        "attempts without a new byte before a transfer fails; unset: as many as WDS_TIMEOUT allows",
+    *_group(
+        "Damaged shards",
+        ("WDS_LEDGER", TEXT, "", "file to which skipped samples and shards are appended, one JSON object a line"),
+        ("WDS_MAX_BAD_FRACTION", FRACTION, None, "share of bad samples (or bytes) that stops the run, as 0.01"),
+        ("WDS_ON_CORRUPT", _choice(*ON_CORRUPT), "raise", "raise, skip_shard or resync: the answer to damage in a tar"),
     ),
-    Variable("WDS_TIMEOUT", _seconds, 300.0, "seconds without a new byte before a transfer fails"),
-    Variable(
-        "WDS_REFUSAL_TIMEOUT",
-        _seconds_or_none,
-        30.0,
-        "seconds for which a 403 or 404 is asked again in a bucket that was read before; 0: not at all",
+    *_group(
+        "URLs and safety",
+        ("WDS_REWRITE", TEXT, "", "regex=replacement;… applied to the start of every URL before it is opened"),
+        ("GOPEN_REWRITE", TEXT, "", "WebDataset's older name, read where WDS_REWRITE is not set"),
+        ("WDS_NATIVE_PIPES", FLAG, False, "1: read pipe:curl, pipe:cat and the like natively"),
+        ("WDS_SECURE", FLAG, False, "1: refuse pickles, pipe:, local files and rewriting"),
+        ("WDS_ALLOW_PICKLE", FLAG, False, "1: decode pickled fields of any class (runs code from the data)"),
+        ("WDS_PYTORCH_WEIGHTS_ONLY", FLAG, True, "0: .pth fields may hold any class (runs code from the data)"),
     ),
-    Variable(
-        "WDS_VERIFY",
-        _choice(VERIFY),
-        "auto",
-        "auto: compare CRC-32C where it comes by itself; always: all checksums; never",
+    *_group(
+        "Order",
+        ("WDS_SEED", INTEGER, None, "seed of shard shuffling where no argument gives one"),
+        ("WDS_EPOCH", INTEGER, None, "epoch number where no argument gives one"),
+        ("WDS_SHOW_SEED", FLAG, False, "1: log the seed of ResampledShards"),
     ),
-    Variable("WDS_LEDGER", str, "", "file that what handlers let pass is appended to, a JSON object a line"),
-    Variable("WDS_MAX_BAD_FRACTION", _fraction, None, "share of bad samples (or bytes) that stops the run, as 0.01"),
-    Variable(
-        "WDS_ON_CORRUPT",
-        _choice(ON_CORRUPT),
-        "raise",
-        "raise, skip_shard or resync: what follows damage inside a tar",
+    *_group(
+        "Watching, cost and logs",
+        ("WDS_HANDOVER", FLAG, True, "0: batches of WebLoader's workers go through torch's queue"),
+        ("WDS_PROGRESS", FLAG, False, "1: show a progress bar and a summary line for every epoch"),
+        ("WDS_DOCTOR", FLAG, False, "1: sample the stacks of reading threads now and then, for doctor()"),
+        (
+            "WDS_METRICS_PORT",
+            PORT,
+            None,
+            "port (of 127.0.0.1; or 0.0.0.0:9464) where a training job shows /metrics; 0: a free one",
+        ),
+        ("WDS_COST_LIMIT", DOLLARS, None, "US dollars of requests and traffic at which a run stops"),
+        ("WDS_PRICES", TEXT, "", "YAML file of prices in place of the built-in table"),
+        ("WDS_REGION", TEXT, "", "region of this machine, as its provider calls it; for prices"),
+        ("WDS_SERVE_CONFIG", TEXT, "", "YAML file of `wds-async serve`, where --config names none"),
+        (
+            "WDS_LOG",
+            TEXT,
+            "",
+            "level of the wds_async logger: debug, info, warning, error; debug shows whole tracebacks",
+        ),
+        ("GOPEN_VERBOSE", COUNT, 0, "1: log every shard that is opened"),
+        ("GOPEN_BUFFER", INTEGER, -1, "buffer in bytes of the local files that gopen opens; -1: Python's default"),
     ),
-    Variable("WDS_REWRITE", str, "", "regex=replacement;… applied to the start of every URL before it is opened"),
-    Variable("GOPEN_REWRITE", str, "", "WebDataset's older name, read where WDS_REWRITE is not set"),
-    Variable("WDS_NATIVE_PIPES", _flag, False, "1: read pipe:curl, pipe:cat and the like natively"),
-    Variable("WDS_SECURE", _flag, False, "1: refuse pickles, pipe:, local files and rewriting"),
-    Variable("WDS_ALLOW_PICKLE", _flag, False, "1: decode pickled fields of any class (runs code from the data)"),
-    Variable("WDS_PYTORCH_WEIGHTS_ONLY", _flag, True, "0: .pth fields may hold any class (runs code from the data)"),
-    Variable("WDS_SEED", int, None, "seed of shard shuffling where no argument gives one"),
-    Variable("WDS_EPOCH", int, None, "epoch number where no argument gives one"),
-    Variable("WDS_SHOW_SEED", _flag, False, "1: log the seed of ResampledShards"),
-    Variable("WDS_HANDOVER", _flag, True, "0: batches of WebLoader's workers go through torch's queue"),
-    Variable("WDS_PROGRESS", _flag, False, "1: show a progress bar and a summary line for every epoch"),
-    Variable("WDS_DOCTOR", _flag, False, "1: look at what reading threads do now and then, so that doctor() knows"),
-    Variable(
-        "WDS_METRICS_PORT",
-        _listening,
-        None,
-        "port (of 127.0.0.1; or 0.0.0.0:9464) where a training job shows /metrics; 0: a free one",
+    *_group(
+        "Shard cache",
+        ("WDS_CACHE", TEXT, "", "folder of the shard cache; setting it turns caching on"),
+        ("WIDS_CACHE", TEXT, "", "folder of random access's shards, read where WDS_CACHE is not set"),
+        ("WDS_CACHE_SIZE", SIZE, None, "most bytes in the shard cache; unset: no limit"),
+        ("WDS_CACHE_CHECK", FLAG, False, "1: check once an epoch whether a cached shard has changed in its store"),
+        ("WDS_VERBOSE_CACHE", FLAG, False, "1: log every shard that the cache keeps, uses or drops"),
     ),
-    Variable("WDS_COST_LIMIT", _dollars, None, "US dollars of requests and traffic at which a run stops"),
-    Variable("WDS_PRICES", str, "", "YAML file of prices in place of the built-in table"),
-    Variable("WDS_REGION", str, "", "region that this machine is in, as its provider calls it; for prices"),
-    Variable("WDS_SERVE_CONFIG", str, "", "YAML file of `wds-async serve`, where --config names none"),
-    Variable(
-        "WDS_LOG",
-        str,
-        "",
-        "level of the wds_async logger: debug, info, warning, error; with debug, errors have whole tracebacks",
+    *_group(
+        "Ranks and workers",
+        ("RANK", COUNT, None, "rank of this process, with WORLD_SIZE"),
+        ("WORLD_SIZE", COUNT, None, "number of ranks"),
+        ("SLURM_PROCID", COUNT, None, "rank of a task that srun started, where RANK is not set"),
+        ("SLURM_STEP_NUM_TASKS", COUNT, None, "number of tasks that srun started"),
+        ("LOCAL_WORLD_SIZE", COUNT, None, "ranks on this host; they share its memory budget"),
+        ("WORKER", COUNT, None, "number of this worker, with NUM_WORKERS"),
+        ("NUM_WORKERS", COUNT, None, "number of workers"),
     ),
-    Variable("GOPEN_VERBOSE", _count, 0, "1: log every shard that is opened"),
-    Variable("GOPEN_BUFFER", int, -1, "buffer in bytes of the local files that gopen opens; -1: Python's own choice"),
-    Variable("WDS_CACHE", str, "", "folder of the shard cache; setting it turns caching on"),
-    Variable("WIDS_CACHE", str, "", "folder of random access's shards, read where WDS_CACHE is not set"),
-    Variable("WDS_CACHE_SIZE", parse_bytes, None, "bytes that the shard cache may hold; without it, all that comes"),
-    Variable("WDS_CACHE_CHECK", _flag, False, "1: ask once an epoch whether a cached shard has changed in its store"),
-    Variable("WDS_VERBOSE_CACHE", _flag, False, "1: log every shard that the cache keeps, uses or drops"),
-    Variable("RANK", _count, None, "rank of this process, with WORLD_SIZE"),
-    Variable("WORLD_SIZE", _count, None, "number of ranks"),
-    Variable("SLURM_PROCID", _count, None, "rank of a task that srun started, where nothing else says one"),
-    Variable("SLURM_STEP_NUM_TASKS", _count, None, "number of tasks that srun started"),
-    Variable("LOCAL_WORLD_SIZE", _count, None, "ranks on this host; shares the host's memory budget"),
-    Variable("WORKER", _count, None, "number of this worker, with NUM_WORKERS"),
-    Variable("NUM_WORKERS", _count, None, "number of workers"),
-    Variable(
-        "AIS_ENDPOINT",
-        str,
-        "",
-        "AIStore's proxy or a service, http://host:51080 or unix:/path; ais:// is read there, and USE_AIS_FOR",
+    *_group(
+        "AIStore and the service",
+        (
+            "AIS_ENDPOINT",
+            TEXT,
+            "",
+            "AIStore or a service, http://host:51080 or unix:/path; for ais:// and the schemes of USE_AIS_FOR",
+        ),
+        ("USE_AIS_FOR", TEXT, "", "gs:s3:az: schemes that are read through AIS_ENDPOINT, URLs unchanged"),
+        ("WDS_AIS_FALLBACK", FLAG, False, "1: read the bucket itself when AIStore cannot be reached"),
+        ("AIS_AUTHN_TOKEN", SECRET, "", "AIStore's token, sent to its proxy only"),
+        ("AIS_AUTHN_TOKEN_FILE", TEXT, "", "JSON file with the token; unset: ais/cli/auth.token in ~/.config"),
+        ("AIS_SKIP_VERIFY_CRT", FLAG, False, "1: do not verify AIStore's TLS certificates"),
+        ("AIS_CLIENT_CA", TEXT, "", "PEM file of the authority that signed AIStore's certificates"),
+        ("AIS_CRT", TEXT, "", "PEM file of our certificate for AIStore; AIS_CRT_KEY has its key"),
+        ("AIS_CRT_KEY", TEXT, "", "PEM file of the key of AIS_CRT"),
     ),
-    Variable("USE_AIS_FOR", str, "", "gs:s3:az: schemes that are read through AIS_ENDPOINT, URLs unchanged"),
-    Variable("WDS_AIS_FALLBACK", _flag, False, "1: where AIStore cannot be reached, read the bucket itself"),
-    Variable("AIS_AUTHN_TOKEN", str, "", "AIStore's token, sent to its proxy only", secret=True),
-    Variable("AIS_AUTHN_TOKEN_FILE", str, "", "JSON file with it; ais/cli/auth.token in ~/.config without it"),
-    Variable("AIS_SKIP_VERIFY_CRT", _flag, False, "1: do not verify AIStore's TLS certificates"),
-    Variable("AIS_CLIENT_CA", str, "", "PEM file of the authority that signed AIStore's certificates"),
-    Variable("AIS_CRT", str, "", "PEM file of our certificate for AIStore; AIS_CRT_KEY has its key"),
-    Variable("AIS_CRT_KEY", str, "", "PEM file of the key of AIS_CRT"),
-    Variable("AWS_ENDPOINT_URL_S3", str, "", "S3 of another kind (MinIO, Ceph, R2); AWS_* mean what they mean to AWS"),
-    Variable("GOOGLE_APPLICATION_CREDENTIALS", str, "", "key or workload identity file for gs://"),
-    Variable("STORAGE_EMULATOR_HOST", str, "", "an emulator of Google Cloud Storage, http://host:port"),
-    Variable(
-        "AZURE_STORAGE_CONNECTION_STRING",
-        str,
-        "",
-        "Azure: account, key and endpoint in one",
-        secret=True,
+    *_group(
+        "Stores and the network",
+        ("AWS_ENDPOINT_URL_S3", TEXT, "", "another S3 (MinIO, Ceph, R2); AWS_* mean what they mean to AWS"),
+        ("GOOGLE_APPLICATION_CREDENTIALS", TEXT, "", "key or workload identity file for gs://"),
+        ("STORAGE_EMULATOR_HOST", TEXT, "", "an emulator of Google Cloud Storage, http://host:port"),
+        ("AZURE_STORAGE_CONNECTION_STRING", SECRET, "", "Azure: account, key and endpoint in one"),
+        ("AZURE_STORAGE_ACCOUNT_NAME", TEXT, "", "account of az:// URLs (AZURE_STORAGE_ACCOUNT likewise)"),
+        ("AZURE_STORAGE_ACCOUNT_KEY", SECRET, "", "key of the account (AZURE_STORAGE_KEY likewise)"),
+        ("AZURE_STORAGE_SAS_TOKEN", SECRET, "", "or a shared access signature"),
+        ("AZURE_STORAGE_CLIENT_ID", TEXT, "", "or a service principal, with the next two"),
+        ("AZURE_STORAGE_CLIENT_SECRET", SECRET, "", "secret of the service principal"),
+        ("AZURE_STORAGE_TENANT_ID", TEXT, "", "tenant of the service principal"),
+        ("AZURE_STORAGE_ANON", FLAG, False, "1: read az:// anonymously, without looking for a managed identity"),
+        ("HF_TOKEN", SECRET, "", "token of the Hugging Face hub, sent to the hub only"),
+        ("HF_TOKEN_PATH", TEXT, "", "file of the hub's login; unset: $HF_HOME/token"),
+        ("HF_ENDPOINT", TEXT, "", "another hub than https://huggingface.co"),
+        ("NETRC", TEXT, "", "file of names and passwords by host, for http(s); unset: ~/.netrc"),
+        ("HTTPS_PROXY", TEXT, "", "proxy for https:// (HTTP_PROXY, NO_PROXY likewise)"),
+        ("SSL_CERT_FILE", TEXT, "", "certificate authorities that TLS is verified against"),
     ),
-    Variable("AZURE_STORAGE_ACCOUNT_NAME", str, "", "account of az:// URLs (AZURE_STORAGE_ACCOUNT likewise)"),
-    Variable("AZURE_STORAGE_ACCOUNT_KEY", str, "", "its key (AZURE_STORAGE_KEY likewise)", secret=True),
-    Variable("AZURE_STORAGE_SAS_TOKEN", str, "", "or a shared access signature", secret=True),
-    Variable("AZURE_STORAGE_CLIENT_ID", str, "", "or a service principal, with the next two"),
-    Variable("AZURE_STORAGE_CLIENT_SECRET", str, "", "its secret", secret=True),
-    Variable("AZURE_STORAGE_TENANT_ID", str, "", "its tenant"),
-    Variable("AZURE_STORAGE_ANON", _flag, False, "1: read az:// anonymously, without looking for a managed identity"),
-    Variable("HF_TOKEN", str, "", "token of the Hugging Face hub, sent to the hub only", secret=True),
-    Variable("HF_TOKEN_PATH", str, "", "file of the hub's login; $HF_HOME/token without it"),
-    Variable("HF_ENDPOINT", str, "", "another hub than https://huggingface.co"),
-    Variable("NETRC", str, "", "file of names and passwords by host, for http(s); ~/.netrc without it"),
-    Variable("HTTPS_PROXY", str, "", "proxy for https:// (HTTP_PROXY, NO_PROXY likewise)"),
-    Variable("SSL_CERT_FILE", str, "", "certificate authorities that TLS is verified against"),
 )
 
-GROUPS = {
-    "WDS_BUDGET": "Transfer",
-    "WDS_LEDGER": "Damaged shards",
-    "WDS_REWRITE": "URLs and safety",
-    "WDS_SEED": "Order",
-    "WDS_HANDOVER": "Watching, cost and logs",
-    "WDS_CACHE": "Shard cache",
-    "RANK": "Ranks and workers",
-    "AIS_ENDPOINT": "AIStore and the service",
-    "AWS_ENDPOINT_URL_S3": "Stores and the network",
-}
-"""Headings for people, by the first variable under each."""
-
 _BY_NAME = {v.name: v for v in VARIABLES}
-# Names that WebDataset or later parts of this project read; known, so that no one is warned about them.
-_KNOWN_ELSEWHERE = {"WDS_REQUIRE_SERVERS", "WDS_AZURITE"}
+# Read by the tests alone.
+_OF_THE_TESTS = {"WDS_REQUIRE_SERVERS", "WDS_AZURITE"}
 
 _NEAR = 0.82  # difflib's ratio of the names without WDS_: CONECTIONS, BUGDET; not BATCH_SIZE, CACHE_DIR
 
-_asked: set[str] = set()
+_read: set[str] = set()
 _warned: set[str] = set()
 
 
 def variable(name: str, environ: Mapping[str, str] | None = None) -> str | None:
     """The raw text of environment variable ``name``, None where it is not set."""
-    _asked.add(name)
+    _read.add(name)
     return (os.environ if environ is None else environ).get(name)
 
 
@@ -299,38 +319,37 @@ def names(prefix: str) -> list[str]:
 
 def value(name: str, environ: Mapping[str, str] | None = None) -> Any:
     """Environment variable ``name`` of `VARIABLES`, parsed, or its default. ConfigError where it does not parse."""
-    known = _BY_NAME[name]
+    record = _BY_NAME[name]
     text = variable(name, environ)
-    if text is None or (text == "" and known.parse is not str):
-        return known.default
+    if text is None or (text == "" and record.type.parse is not str):
+        return record.default
     try:
-        return known.parse(text)
+        return record.type.parse(text)
     except ValueError as exn:
-        shown = "***" if known.secret else repr(text)
-        raise ConfigError(f"{name}={shown} does not parse: {exn} ({name}: {known.meaning})") from exn
+        raise ConfigError(f"{name}={text!r} does not parse: {exn} ({name}: {record.meaning})") from exn
 
 
 def unknown_variables(used: frozenset[str] = frozenset()) -> list[tuple[str, str | None]]:
-    """``WDS_*`` names in the environment that mean nothing, each with the nearest known name.
+    """Return the ``WDS_*`` names in the environment that have no meaning, each with the nearest known name.
 
-    ``used`` are names that shard specifications refer to (``${X}`` reads ``WDS_X``), beside those that were read
-    in this process.
+    Names that this process has read are known, and so are those in ``used``, which shard specifications refer to
+    (``${X}`` reads ``WDS_X``).
     """
-    known = set(_BY_NAME) | _KNOWN_ELSEWHERE | _asked | used
-    strangers = sorted(n for n in os.environ if n.startswith("WDS_") and n not in known)
+    known = set(_BY_NAME) | _OF_THE_TESTS | _read | used
+    unknown = sorted(n for n in os.environ if n.startswith("WDS_") and n not in known)
     ours = [name.removeprefix("WDS_") for name in _BY_NAME if name.startswith("WDS_")]
-    near = {name: difflib.get_close_matches(name.removeprefix("WDS_"), ours, 1, _NEAR) for name in strangers}
+    near = {name: difflib.get_close_matches(name.removeprefix("WDS_"), ours, 1, _NEAR) for name in unknown}
     return [(name, "WDS_" + matches[0] if matches else None) for name, matches in near.items()]
 
 
 def warn_of_unknown_variables() -> None:
-    """Log each ``WDS_*`` name that looks like a misspelt setting, once a process: it has no effect, silently.
+    """Log each ``WDS_*`` name that looks like a misspelt setting, once a process.
 
-    Other names that mean nothing here are the program's own or another tool's (webpack's ``WDS_SOCKET_PORT``).
+    Other unknown names belong to the program or another tool (webpack's ``WDS_SOCKET_PORT``) and are not logged.
     """
     for name, nearest in unknown_variables():
         if nearest and name not in _warned:
             _warned.add(name)
             logger.warning(
-                "%s is set but means nothing; did you mean %s? (`wds-async env` lists what does)", name, nearest
+                "%s is set but has no meaning; did you mean %s? (`wds-async env` lists all variables)", name, nearest
             )

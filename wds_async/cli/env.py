@@ -1,9 +1,10 @@
-"""``wds-async env``: every environment variable that is read, its value, where that came from, what it does."""
+"""``wds-async env``: every environment variable with its value, origin and meaning."""
 
 from __future__ import annotations
 
 import difflib
 import fnmatch
+import itertools
 import json
 from typing import Any
 
@@ -12,14 +13,15 @@ import click
 from wds_async import config, environment
 from wds_async.redact import redact
 
-__all__ = ["command", "rows"]
+__all__ = ["command", "markdown", "rows"]
 
 
 @click.command("env")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--changed", is_flag=True, help="Only variables that are set.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def command(names: tuple[str, ...], changed: bool, as_json: bool) -> None:
+@click.option("--markdown", "as_markdown", is_flag=True, hidden=True, help="The tables of docs/environment.md.")
+def command(names: tuple[str, ...], changed: bool, as_json: bool, as_markdown: bool) -> None:
     """Show the environment variables that are read: value, origin, meaning.
 
     With NAMEs (whole, or patterns such as 'AIS_*') only those. Unknown WDS_* names are warned about, with the nearest
@@ -27,6 +29,9 @@ def command(names: tuple[str, ...], changed: bool, as_json: bool) -> None:
 
     Example: WDS_BUDGET=64M wds-async env --changed 'WDS_*'
     """
+    if as_markdown:
+        click.echo(markdown())
+        return
     table = rows()
     for name in names:
         if not any(fnmatch.fnmatchcase(row["name"], name.upper()) for row in table):
@@ -37,13 +42,13 @@ def command(names: tuple[str, ...], changed: bool, as_json: bool) -> None:
         table = [row for row in table if any(fnmatch.fnmatchcase(row["name"], name.upper()) for name in names)]
     if changed:
         table = [row for row in table if row["origin"] == "environment"]
-    strangers = environment.unknown_variables()
+    unknown = environment.unknown_variables()
     if as_json:
-        unknown = [{"name": name, "nearest": nearest} for name, nearest in strangers]
-        click.echo(json.dumps({"variables": table, "unknown": unknown}, indent=2))
+        report = {"variables": table, "unknown": [{"name": name, "nearest": nearest} for name, nearest in unknown]}
+        click.echo(json.dumps(report, indent=2))
     else:
         _draw(table)
-    for name, nearest in strangers:
+    for name, nearest in unknown:
         hint = f" (did you mean {nearest}?)" if nearest else ""
         text = f"warning: {name} is set but no setting has this name{hint}; only ${{{name[4:]}}} in a URL would read it"
         click.echo(click.style(text, fg="yellow"), err=True)
@@ -55,54 +60,50 @@ def command(names: tuple[str, ...], changed: bool, as_json: bool) -> None:
 
 
 def rows() -> list[dict[str, Any]]:
-    """One row a variable of `environment.VARIABLES`: its group, name, value (secrets redacted), origin, meaning and
-    error."""
-    table, group = [], ""
-    for known in environment.VARIABLES:
-        group = environment.GROUPS.get(known.name, group)
-        text = environment.variable(known.name)
-        error = None
-        if text:
-            try:
-                known.parse(text)
-            except ValueError as exn:
-                error = str(exn)
-        table.append(
-            {
-                "group": group,
-                "name": known.name,
-                "value": _safe(known, text) if text else _plain(known),
-                "origin": "environment" if text else "default",
-                "meaning": known.meaning,
-                "error": error,
-            }
-        )
-    return table
+    """Return one row a variable: group, name, type, value (secrets redacted), origin, meaning and error."""
+    return [_row(record) for record in environment.VARIABLES]
 
 
-def _plain(known: environment.Variable) -> str:
-    if known.name == "WDS_BUDGET":  # its default depends on the machine
-        return environment.shown_bytes(config.default_budget_bytes())
-    if known.default is None:
-        return ""
-    if isinstance(known.default, bool):
-        return "1" if known.default else "0"
-    return environment.shown_bytes(known.default) if known.parse is environment.parse_bytes else str(known.default)
+def _row(record: environment.Variable) -> dict[str, Any]:
+    text = environment.variable(record.name)
+    error = None
+    if text:
+        value = "***" if record.type is environment.SECRET else redact(text)
+        try:
+            record.type.parse(text)
+        except ValueError as exn:
+            error = str(exn)
+    elif record.name == "WDS_BUDGET":  # its default depends on the machine
+        value = environment.shown_bytes(config.default_budget_bytes())
+    else:
+        value = record.shown_default
+    return {
+        "group": record.group,
+        "name": record.name,
+        "type": record.type.name,
+        "value": value,
+        "origin": "environment" if text else "default",
+        "meaning": record.meaning,
+        "error": error,
+    }
 
 
-def _safe(known: environment.Variable, text: str) -> str:
-    """``text`` without what must not be seen: tokens, passwords, credentials inside URLs."""
-    return "***" if known.secret else redact(text)
+def markdown() -> str:
+    """Return all variables as Markdown, a table a group, for docs/environment.md."""
+    lines: list[str] = []
+    for group, records in itertools.groupby(environment.VARIABLES, lambda record: record.group):
+        lines += [f"## {group}", "", "| variable | type | default | meaning |", "|---|---|---|---|"]
+        lines += [f"| `{each.name}` | {each.type.name} | {each.shown_default} | {each.meaning} |" for each in records]
+        lines.append("")
+    return "\n".join(lines[:-1])
 
 
 def _draw(table: list[dict[str, Any]]) -> None:
     width = max((len(row["name"]) for row in table), default=0)
-    group = ""
-    for row in table:
-        if row["group"] != group:
-            group = row["group"]
-            click.echo(click.style(f"{group}:", bold=True, underline=True))
-        given = row["origin"] == "environment"
-        value = click.style(row["value"] or "(none)", fg="green" if given else None, dim=not given)
-        click.echo(f"{click.style(row['name'].ljust(width), bold=given)}  {value}  [{row['origin']}]")
-        click.echo(click.style(f"{'':{width}}  {row['meaning']}", dim=True))
+    for group, members in itertools.groupby(table, lambda row: row["group"]):
+        click.echo(click.style(f"{group}:", bold=True, underline=True))
+        for row in members:
+            is_set = row["origin"] == "environment"
+            value = click.style(row["value"] or "(none)", fg="green" if is_set else None, dim=not is_set)
+            click.echo(f"{click.style(row['name'].ljust(width), bold=is_set)}  {value}  [{row['origin']}]")
+            click.echo(click.style(f"{'':{width}}  {row['meaning']}", dim=True))
