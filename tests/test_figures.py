@@ -1,4 +1,4 @@
-"""The README's table of figures comes from the results, whatever they are."""
+"""The table of figures and the plot come from the results, whatever they are."""
 
 from __future__ import annotations
 
@@ -32,14 +32,19 @@ def test_only_what_is_between_the_markers_changes() -> None:
 
 
 def test_the_whole_way(tmp_path: Path) -> None:
-    readme = tmp_path / "README.md"
-    readme.write_text(f"{figures.START}\n{figures.END}\n", encoding="utf-8")
-    assert figures.main(tmp_path, readme) == 1
+    page, image = tmp_path / "performance.md", tmp_path / "speed.svg"
+    page.write_text(f"{figures.START}\n{figures.END}\n", encoding="utf-8")
+    assert figures.main(tmp_path, page, image) == 1
     (tmp_path / "http.json").write_text(json.dumps(document("http", BAR)), encoding="utf-8")
-    assert figures.main(tmp_path, readme) == 0
-    assert "0.71" in readme.read_text(encoding="utf-8")
+    assert figures.main(tmp_path, page, image) == 0
+    assert "0.71" in page.read_text(encoding="utf-8")
+    assert not image.exists()
 
 
-def test_the_readme_has_the_markers() -> None:
-    text = (figures.ROOT / "README.md").read_text(encoding="utf-8")
-    assert figures.fill(text, "x") != text
+def test_the_page_and_the_plot_are_those_of_the_results(tmp_path: Path) -> None:
+    page, image = tmp_path / "performance.md", tmp_path / "speed.svg"
+    page.write_text(f"{figures.START}\n{figures.END}\n", encoding="utf-8")
+    assert figures.main(page=page, image=image) == 0
+    docs = figures.ROOT / "docs"
+    assert page.read_text(encoding="utf-8").strip() in (docs / "performance.md").read_text(encoding="utf-8")
+    assert image.read_text(encoding="utf-8") == (docs / "img" / "speed.svg").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""README.md says what is true of the code."""
+"""README.md, CONTRIBUTING.md and docs/cli.md agree with the code."""
 
 from __future__ import annotations
 
@@ -17,14 +17,20 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_commands_are_those_that_exist() -> None:
-    assert set(re.findall(r"^\| `wds-async (\w+)", README, re.MULTILINE)) == set(COMMANDS)
     text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     assert re.findall(r"^## (\w+)$", text, re.MULTILINE) == list(COMMANDS)
+    assert re.findall(r"^\| \[`wds-async (\w+)", text, re.MULTILINE) == list(COMMANDS)
+    assert set(re.findall(r"(?:\$ |`)wds-async (\w+)", README)) <= set(COMMANDS)
+
+
+def test_the_readme_fits_on_two_screens() -> None:
+    assert len(README.splitlines()) <= 90
 
 
 def test_the_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for target in set(re.findall(r"\bmake (\w+)", README)):
+    pages = README + (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    for target in set(re.findall(r"(?:\$ |`)make ([a-z-]+)", pages)):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
@@ -40,8 +46,9 @@ def test_the_first_commands_work_without_a_package_index(page: str) -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", README):
-        assert "://" in target or (ROOT / target).exists(), target
+    for page in (README, (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")):
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page):
+            assert "://" in target or (ROOT / target).exists(), target
 
 
 def test_the_example_is_ten_lines_of_names_that_exist() -> None:
