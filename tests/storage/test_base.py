@@ -37,7 +37,11 @@ def test_one_attempt_is_not_counted() -> None:
 
 
 def test_only_some_verdicts_are_worth_another_attempt() -> None:
-    assert {verdict for verdict in Verdict if verdict.again} == {Verdict.TRANSIENT, Verdict.EXPIRED, Verdict.STALLED}
+    assert {verdict for verdict in Verdict if verdict.retryable} == {
+        Verdict.TRANSIENT,
+        Verdict.EXPIRED,
+        Verdict.STALLED,
+    }
 
 
 def test_headers_are_not_shown() -> None:

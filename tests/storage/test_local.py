@@ -12,7 +12,7 @@ import pytest
 from tests.transfer.reading import KIB, MIB, bytes_of, data, open_fds, outcomes, quick
 from wds_async.errors import AccessDenied, ObjectChanged, ShardNotFound, StorageError, UrlError
 from wds_async.storage.base import Verdict
-from wds_async.storage.local import explain_os_error, file_identity
+from wds_async.storage.local import explain_os_error, file_version
 from wds_async.transfer.reader import open_shards
 
 PART = 256 * KIB
@@ -123,7 +123,7 @@ def test_a_file_that_is_replaced_before_it_is_opened_again(tmp_path: Path) -> No
     path.write_bytes(data(40 * PART))
     other = tmp_path / "other"
     other.write_bytes(data(40 * PART, 1))
-    before = file_identity(os.stat(path))
+    before = file_version(os.stat(path))
 
     def replace() -> None:
         if other.exists():
@@ -132,7 +132,7 @@ def test_a_file_that_is_replaced_before_it_is_opened_again(tmp_path: Path) -> No
     # The file is open by then: it is read to its end, as it was.
     ((got, error),) = outcomes([str(path)], quick(budget_bytes=1 * MIB), after=replace)
     assert (got, error) == (data(40 * PART), None)
-    assert file_identity(os.stat(path)) != before
+    assert file_version(os.stat(path)) != before
 
 
 @pytest.fixture

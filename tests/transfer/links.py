@@ -86,8 +86,8 @@ class Link:
 
 
 class Process:
-    """One reader on a `Link`: starts parts as the window does and waits after faults as `Sky` does. ``consumer`` takes
-    so many bytes a second, None all that there is."""
+    """One reader on a `Link`: starts parts like the window and waits after faults like `CircuitBreaker`. ``consumer``:
+    bytes it takes a second; None: all that there is."""
 
     def __init__(
         self,

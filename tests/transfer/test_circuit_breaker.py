@@ -18,7 +18,7 @@ from tests.servers import BEFORE_HEAD, Origin
 from tests.transfer.reading import KIB, bytes_of, data, outcomes, quick, snapshot
 from wds_async.config import RetryPolicy
 from wds_async.errors import TransferError
-from wds_async.transfer.circuit_breaker import History, Sky, Weather
+from wds_async.transfer.circuit_breaker import CircuitBreaker, CircuitBreakers, FailureLog
 from wds_async.transfer.reader import open_shards
 from wds_async.transfer.stats import Counters
 
@@ -64,13 +64,15 @@ class Clock:
             await asyncio.sleep(0)
 
 
-def _run(scenario: Callable[[Clock, Sky], Coroutine[Any, Any, None]]) -> None:
+def _run(scenario: Callable[[Clock, CircuitBreaker], Coroutine[Any, Any, None]]) -> None:
     clock = Clock()
-    asyncio.run(scenario(clock, Weather(clock, random.Random(5)).of("http://h")))  # type: ignore[arg-type]
+    asyncio.run(scenario(clock, CircuitBreakers(clock, random.Random(5)).of("http://h")))  # type: ignore[arg-type]
 
 
-async def _sleeper(clock: Clock, sky: Sky, woken: list[tuple[float, bool]], *args: Any, **kwargs: Any) -> None:
-    may = await sky.wait(*args, **kwargs)
+async def _sleeper(
+    clock: Clock, breaker: CircuitBreaker, woken: list[tuple[float, bool]], *args: Any, **kwargs: Any
+) -> None:
+    may = await breaker.wait(*args, **kwargs)
     woken.append((clock.now - 1000.0, may))
 
 
@@ -80,20 +82,20 @@ def test_an_outage_is_probed_rarely_and_its_end_wakes_everybody(outage_s: float)
     asked: collections.Counter[int] = collections.Counter()
     done: list[float] = []
 
-    async def part(clock: Clock, sky: Sky) -> None:
+    async def part(clock: Clock, breaker: CircuitBreaker) -> None:
         for attempt in itertools.count(1):
             asked[int(clock.now - 1000)] += 1
             if clock.now >= 1000 + outage_s:
-                sky.good()
+                breaker.record_success()
                 done.append(clock.now - 1000 - outage_s)
                 return
-            sky.fault("the connection was refused", clock.now)
-            assert await sky.wait(policy.delay_s(attempt, rng), 1000 + policy.timeout_s, cap_s=policy.cap_s)
+            breaker.record_failure("the connection was refused", clock.now)
+            assert await breaker.wait(policy.delay_s(attempt, rng), 1000 + policy.timeout_s, cap_s=policy.cap_s)
 
-    async def scenario(clock: Clock, sky: Sky) -> None:
-        tasks = [asyncio.ensure_future(part(clock, sky)) for _ in range(200)]
+    async def scenario(clock: Clock, breaker: CircuitBreaker) -> None:
+        tasks = [asyncio.ensure_future(part(clock, breaker)) for _ in range(200)]
         await clock.to(1000 + outage_s + 6)
-        assert sky.waiting == 0
+        assert breaker.waiting == 0
         await asyncio.gather(*tasks)
 
     _run(scenario)
@@ -104,34 +106,35 @@ def test_an_outage_is_probed_rarely_and_its_end_wakes_everybody(outage_s: float)
 
 
 def test_one_request_is_let_through_at_a_time_while_it_is_down() -> None:
-    async def scenario(clock: Clock, sky: Sky) -> None:
-        sky.good()
+    async def scenario(clock: Clock, breaker: CircuitBreaker) -> None:
+        breaker.record_success()
         for _ in range(3):
-            assert sky.may_ask()
-            sky.fault("the connection was refused", clock.now)
+            assert breaker.allow_request()
+            breaker.record_failure("the connection was refused", clock.now)
         probes = 0
         for second in range(1, 61):
             await clock.to(1000 + second)
-            probes += sum(sky.may_ask() for _ in range(100))
+            probes += sum(breaker.allow_request() for _ in range(100))
         assert 15 <= probes <= 40
-        sky.good()
-        assert sky.may_ask()
-        assert sky.may_ask()
+        breaker.record_success()
+        assert breaker.allow_request()
+        assert breaker.allow_request()
 
     _run(scenario)
 
 
 def test_what_the_server_told_is_waited_for_to_its_end() -> None:
-    async def scenario(clock: Clock, sky: Sky) -> None:
+    async def scenario(clock: Clock, breaker: CircuitBreaker) -> None:
         woken: list[tuple[float, bool]] = []
         for _ in range(4):
-            sky.fault("503", clock.now)
+            breaker.record_failure("503", clock.now)
         tasks = [
-            asyncio.ensure_future(_sleeper(clock, sky, woken, 0.1, 1300.0, told_s=told)) for told in (15.0, 3.0, 9.0)
+            asyncio.ensure_future(_sleeper(clock, breaker, woken, 0.1, 1300.0, retry_after_s=told))
+            for told in (15.0, 3.0, 9.0)
         ]
         await clock.to(1001)
         assert not woken  # no probe either
-        sky.good()
+        breaker.record_success()
         await clock.to(1030)
         await asyncio.gather(*tasks)
         assert [round(at, 3) for at, _ in woken] == [3.0, 9.0, 15.0]
@@ -142,16 +145,16 @@ def test_what_the_server_told_is_waited_for_to_its_end() -> None:
 def test_what_it_told_one_part_is_not_kept_to_where_others_are_answered() -> None:
     """It may have too much to do for a moment; a part that waits for a second holds up all that is read behind it."""
 
-    async def scenario(clock: Clock, sky: Sky) -> None:
+    async def scenario(clock: Clock, breaker: CircuitBreaker) -> None:
         woken: list[tuple[float, bool]] = []
         for _ in range(40):
-            sky.good()
-        sky.fault("503", clock.now, throttled=True)
-        assert sky.calm
-        task = asyncio.ensure_future(_sleeper(clock, sky, woken, 0.1, 1300.0, told_s=15.0))
+            breaker.record_success()
+        breaker.record_failure("503", clock.now, throttled=True)
+        assert breaker.healthy
+        task = asyncio.ensure_future(_sleeper(clock, breaker, woken, 0.1, 1300.0, retry_after_s=15.0))
         await clock.to(1001)
         for _ in range(8):
-            sky.good()
+            breaker.record_success()
         await clock.to(1002)
         await task
         assert [round(at) for at, _ in woken] == [1]
@@ -160,18 +163,18 @@ def test_what_it_told_one_part_is_not_kept_to_where_others_are_answered() -> Non
 
 
 def test_good_answers_in_a_row_wake_those_who_had_bad_luck() -> None:
-    async def scenario(clock: Clock, sky: Sky) -> None:
+    async def scenario(clock: Clock, breaker: CircuitBreaker) -> None:
         woken: list[tuple[float, bool]] = []
-        sky.good()
-        sky.fault("500", clock.now)
-        sky.good()
-        tasks = [asyncio.ensure_future(_sleeper(clock, sky, woken, 18.0, 1300.0)) for _ in range(20)]
+        breaker.record_success()
+        breaker.record_failure("500", clock.now)
+        breaker.record_success()
+        tasks = [asyncio.ensure_future(_sleeper(clock, breaker, woken, 18.0, 1300.0)) for _ in range(20)]
         await clock.to(1002)
         for _ in range(6):
-            sky.good()
+            breaker.record_success()
         await clock.to(1004)
         assert not woken
-        sky.good()
+        breaker.record_success()
         await clock.to(1004.31)
         assert len(woken) == 20
         assert len({at for at, _ in woken}) > 10  # not all at once
@@ -184,18 +187,18 @@ def test_a_part_whose_own_way_stays_broken_does_not_hammer() -> None:
     """Its server behind the redirect is gone, say, while others do well."""
     asked = []
 
-    async def scenario(clock: Clock, sky: Sky) -> None:
+    async def scenario(clock: Clock, breaker: CircuitBreaker) -> None:
         async def broken() -> None:
             for _ in range(1000):
                 asked.append(clock.now)
-                sky.fault("refused", clock.now)
-                await sky.wait(15.0, 1300.0)
+                breaker.record_failure("refused", clock.now)
+                await breaker.wait(15.0, 1300.0)
 
         task = asyncio.ensure_future(broken())
         for second in range(200):
             await clock.to(1000 + second / 10)
             for _ in range(50):
-                sky.good()
+                breaker.record_success()
         task.cancel()
 
     _run(scenario)
@@ -203,36 +206,36 @@ def test_a_part_whose_own_way_stays_broken_does_not_hammer() -> None:
 
 
 def test_one_or_two_faults_since_a_good_answer_are_isolated() -> None:
-    async def scenario(clock: Clock, sky: Sky) -> None:
-        sky.fault("503", clock.now, throttled=True)
-        assert not sky.isolated  # nothing good is known of the store
-        sky.good()
-        assert not sky.isolated
-        sky.fault("503", clock.now, throttled=True)
-        assert sky.isolated
-        sky.fault("503", clock.now, throttled=True)
-        assert sky.isolated
-        sky.fault("503", clock.now, throttled=True)
-        assert not sky.isolated  # the third takes it down
-        sky.good()
+    async def scenario(clock: Clock, breaker: CircuitBreaker) -> None:
+        breaker.record_failure("503", clock.now, throttled=True)
+        assert not breaker.failure_is_isolated  # nothing good is known of the store
+        breaker.record_success()
+        assert not breaker.failure_is_isolated
+        breaker.record_failure("503", clock.now, throttled=True)
+        assert breaker.failure_is_isolated
+        breaker.record_failure("503", clock.now, throttled=True)
+        assert breaker.failure_is_isolated
+        breaker.record_failure("503", clock.now, throttled=True)
+        assert not breaker.failure_is_isolated  # the third takes it down
+        breaker.record_success()
         for _ in range(5):
-            sky.fault("503", clock.now, throttled=True)
-            sky.good()
-        sky.fault("503", clock.now, throttled=True)
-        assert not sky.isolated  # each comes alone, but there are many of them
+            breaker.record_failure("503", clock.now, throttled=True)
+            breaker.record_success()
+        breaker.record_failure("503", clock.now, throttled=True)
+        assert not breaker.failure_is_isolated  # each comes alone, but there are many of them
 
     _run(scenario)
 
 
 def test_the_deadline_ends_the_waiting() -> None:
-    async def scenario(clock: Clock, sky: Sky) -> None:
+    async def scenario(clock: Clock, breaker: CircuitBreaker) -> None:
         woken: list[tuple[float, bool]] = []
-        sky.fault("refused", clock.now)
-        lone = asyncio.ensure_future(_sleeper(clock, sky, woken, 50.0, 1004.0))
+        breaker.record_failure("refused", clock.now)
+        lone = asyncio.ensure_future(_sleeper(clock, breaker, woken, 50.0, 1004.0))
         await clock.to(1005)
         for _ in range(3):
-            sky.fault("refused", clock.now)
-        many = [asyncio.ensure_future(_sleeper(clock, sky, woken, 5.0, 1010.0)) for _ in range(40)]
+            breaker.record_failure("refused", clock.now)
+        many = [asyncio.ensure_future(_sleeper(clock, breaker, woken, 5.0, 1010.0)) for _ in range(40)]
         await clock.to(1011)
         await asyncio.gather(lone, *many)
         assert woken[0] == (4.0, True)  # a last attempt
@@ -244,16 +247,16 @@ def test_the_deadline_ends_the_waiting() -> None:
 
 
 def test_who_is_cancelled_is_not_waited_for() -> None:
-    async def scenario(clock: Clock, sky: Sky) -> None:
+    async def scenario(clock: Clock, breaker: CircuitBreaker) -> None:
         woken: list[tuple[float, bool]] = []
         for _ in range(3):
-            sky.fault("refused", clock.now)
-        first = asyncio.ensure_future(_sleeper(clock, sky, woken, 1.0, 1300.0))
-        second = asyncio.ensure_future(_sleeper(clock, sky, woken, 1.0, 1300.0))
+            breaker.record_failure("refused", clock.now)
+        first = asyncio.ensure_future(_sleeper(clock, breaker, woken, 1.0, 1300.0))
+        second = asyncio.ensure_future(_sleeper(clock, breaker, woken, 1.0, 1300.0))
         await clock.to(1000.1)
         first.cancel()
         await clock.to(1003)
-        assert sky.waiting == 0
+        assert breaker.waiting == 0
         assert len(woken) == 1
         await asyncio.gather(first, second, return_exceptions=True)
 
@@ -262,27 +265,27 @@ def test_who_is_cancelled_is_not_waited_for() -> None:
 
 @pytest.mark.parametrize(("outage_s", "anew"), [(3.0, False), (15.0, True)])
 def test_the_time_of_who_waits_begins_anew_after_an_outage(outage_s: float, anew: bool) -> None:
-    async def scenario(clock: Clock, sky: Sky) -> None:
-        sky.good()
-        sky.fault("refused", clock.now)
+    async def scenario(clock: Clock, breaker: CircuitBreaker) -> None:
+        breaker.record_success()
+        breaker.record_failure("refused", clock.now)
         await clock.to(1000 + outage_s)
-        sky.good()
-        assert (sky.back_at == 1000 + outage_s) is anew
+        breaker.record_success()
+        assert (breaker.recovered_at == 1000 + outage_s) is anew
 
     _run(scenario)
 
 
 def test_an_outage_is_told_once_a_minute_and_so_is_its_end(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(clock: Clock, sky: Sky) -> None:
+    async def scenario(clock: Clock, breaker: CircuitBreaker) -> None:
         for second in range(0, 100, 2):
             await clock.to(1000 + second)
-            sky.fault("the connection was refused", clock.now)
-            sky.tell("http://h/x.tar", "the connection was refused", 300.0)
-        sky.good()
-        sky.good()
-        sky.fault("reset", clock.now)
-        sky.tell("http://h/x.tar", "reset", 300.0)
-        sky.good()
+            breaker.record_failure("the connection was refused", clock.now)
+            breaker.warn_of_outage("http://h/x.tar", "the connection was refused", 300.0)
+        breaker.record_success()
+        breaker.record_success()
+        breaker.record_failure("reset", clock.now)
+        breaker.warn_of_outage("http://h/x.tar", "reset", 300.0)
+        breaker.record_success()
 
     with caplog.at_level(logging.WARNING, "wds_async"):
         _run(scenario)
@@ -297,20 +300,20 @@ def test_an_outage_is_told_once_a_minute_and_so_is_its_end(caplog: pytest.LogCap
 
 
 def test_names_are_redacted() -> None:
-    assert Weather(Clock()).of("http://user:secret@h").name == "http://user:***@h"  # type: ignore[arg-type]
+    assert CircuitBreakers(Clock()).of("http://user:secret@h").name == "http://user:***@h"  # type: ignore[arg-type]
 
 
 def test_histories() -> None:
-    history = History(100.0)
+    history = FailureLog(100.0)
     history.add("a")
-    assert history.told(400.0) == ""
+    assert history.summary(400.0) == ""
     history.add("a")
-    assert history.told(100.5) == " after 2 attempts"
+    assert history.summary(100.5) == " after 2 attempts"
     history.add("b")
-    assert history.told(400.0) == " after 3 attempts in 300 s (2 times a, once b)"
+    assert history.summary(400.0) == " after 3 attempts in 300 s (2 times a, once b)"
     for number in range(100):
         history.add(f"reason {number}")
-    assert history.told(400.0).endswith(", once reason 5, 94 times something else)")
+    assert history.summary(400.0).endswith(", once reason 5, 94 times something else)")
 
 
 # -- through the engine --------------------------------------------------------------------------------------------

@@ -10,14 +10,14 @@ import pytest
 
 from tests.transfer.reading import data, open_fds
 from wds_async.storage.base import LocalFile
-from wds_async.storage.local import file_identity
+from wds_async.storage.local import file_version
 from wds_async.transfer.files import FileReader, FileReplaced
 
 
 def _file(path: Path, content: bytes) -> LocalFile:
     path.write_bytes(content)
     status = os.stat(path)
-    return LocalFile(str(path), status.st_size, file_identity(status))
+    return LocalFile(str(path), status.st_size, file_version(status))
 
 
 def test_many_threads_share_one_descriptor(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_one_ranged_get_a_shard(origin: Origin) -> None:
     assert [one.url for one in found] == urls
     assert [one.head for one in found] == [content[:HEAD_BYTES] for content in contents]
     assert {one.size for one in found} == {3 * MIB}
-    assert all(one.error is None and one.checked and one.identity.startswith("etag ") for one in found)
+    assert all(one.error is None and one.checked and one.version.startswith("etag ") for one in found)
     assert all(0 < one.seconds < 10 for one in found)
     assert sorted(request.path for request in origin.requests) == sorted(f"/{i}.tar" for i in range(40))
     assert set(spans(origin.requests)) == {(0, HEAD_BYTES)}

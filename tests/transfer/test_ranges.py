@@ -120,7 +120,7 @@ def test_facts_are_one_request_of_a_byte_and_parts_are_those_bytes(origin: Origi
     facts, got = run(program, traffic=traffic)
     assert got == CONTENT
     assert (facts.size, facts.ranged) == (len(CONTENT), True)
-    assert facts.identity == f"etag {facts.fields['etag']}"
+    assert facts.version == f"etag {facts.fields['etag']}"
     assert set(facts.fields) <= {"etag", "last-modified", "content-type"}
     assert sorted(spans(origin.requests)[1:]) == [(at, min(at + PART, 3 * MIB)) for at in range(0, 3 * MIB, PART)]
     assert all(request.headers["if-match"] == facts.fields["etag"] for request in origin.requests[1:])
@@ -443,7 +443,7 @@ def test_a_changed_object_is_refused_and_forgotten(origin: Origin) -> None:
                 await read(fetcher, url, 0, PART, former)
         assert await read(fetcher, url, 0, PART) == CONTENT[::-1][:PART]  # who does not ask for the former one
         facts = await fetcher.facts(url)
-        assert facts.identity != former.identity
+        assert facts.version != former.version
         assert await whole(fetcher, url, facts) == CONTENT[::-1]
 
     run(program)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from wds_async.config import RetryPolicy
-from wds_async.transfer.circuit_breaker import History
+from wds_async.transfer.circuit_breaker import FailureLog
 
 _TIMEOUT_S, _CONTACT_S = 300.0, 10.0
 
@@ -23,7 +23,7 @@ class Part(RuleBasedStateMachine):
         self.policy = RetryPolicy(max_attempts=most, timeout_s=_TIMEOUT_S, first_contact_s=_CONTACT_S)
         self.known, self.rng = known, random.Random(seed)
         self.now = self.moved_at = 0.0
-        self.history = History(0.0)
+        self.history = FailureLog(0.0)
         self.failures = 0
         self.given_up = False
 
@@ -48,7 +48,7 @@ class Part(RuleBasedStateMachine):
     @rule()
     def bring_bytes(self) -> None:
         self.known, self.failures = True, 0
-        self.moved_at, self.history = self.now, History(self.now)
+        self.moved_at, self.history = self.now, FailureLog(self.now)
 
     @rule(seconds=st.floats(0, 120))
     def wait(self, seconds: float) -> None:
@@ -58,7 +58,7 @@ class Part(RuleBasedStateMachine):
     @invariant()
     def the_story_is_whole(self) -> None:
         assert sum(self.history.reasons.values()) == self.history.count == self.failures
-        assert (f"{self.failures} attempts" in self.history.told(self.now)) == (self.failures > 1)
+        assert (f"{self.failures} attempts" in self.history.summary(self.now)) == (self.failures > 1)
 
 
 Part.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -20,7 +20,7 @@ from wds_async.shardcache.cache import DiskCache
 from wds_async.storage.base import Checksum
 from wds_async.transfer.reader import open_shards
 from wds_async.transfer.stats import Counters
-from wds_async.transfer.verify import Comparison, HeldBack, Spool, brought, usable
+from wds_async.transfer.verify import Comparison, HeldShard, Spool, answer_checksum, usable
 from wds_async.transfer.window import Shard
 
 SHARD = data(900 * KIB)
@@ -192,16 +192,16 @@ def test_the_handler_is_asked() -> None:
 
 def test_what_auto_compares() -> None:
     shard = Shard(0, "x")
-    assert brought(shard) is None
-    assert brought(shard, may_come=True) == Checksum("crc32c", b"")
+    assert answer_checksum(shard) is None
+    assert answer_checksum(shard, may_come=True) == Checksum("crc32c", b"")
     shard.checksum = Checksum("md5", bytes(16))
-    assert brought(shard, may_come=True) is None
+    assert answer_checksum(shard, may_come=True) is None
     shard.checksum = Checksum("crc32c", bytes(4))
-    assert brought(shard) is shard.checksum
+    assert answer_checksum(shard) is shard.checksum
 
 
 def test_a_checksum_that_comes_later() -> None:
-    shard, comparison = Shard(0, "x"), Comparison(lambda shard: brought(shard, may_come=True))
+    shard, comparison = Shard(0, "x"), Comparison(lambda shard: answer_checksum(shard, may_come=True))
     comparison.add(shard, memoryview(b"12345"))
     comparison.add(shard, memoryview(b"6789"))
     assert comparison.judge(shard) is None
@@ -236,7 +236,7 @@ def test_held_back_and_read_again() -> None:
 
     comparison = Comparison(lambda shard: expected)
     first = reading(comparison)
-    held = HeldBack(
+    held = HeldShard(
         "x",
         Spool(4),
         comparison,
@@ -263,7 +263,7 @@ def test_an_empty_shard_is_read_again_too() -> None:
         yield memoryview(b"123456789")
         assert comparison.judge(shard)
 
-    held = HeldBack(
+    held = HeldShard(
         "x", Spool(4), comparison, receive=nothing, again=again, expect=lambda shard: expected, told=told.append
     )
     assert b"".join(bytes(piece) for piece in iter(held.read, None)) == b"123456789"

@@ -44,7 +44,7 @@ class Archives:
 
     async def table(self, service: Service, held: CachedObject) -> dict[str, Span]:
         """The members of an archive. It is read from end to end where it is not known; once, however many ask."""
-        key = held.url, held.facts.identity
+        key = held.url, held.facts.version
         lock = self._being_made.setdefault(key, asyncio.Lock())
         try:
             async with lock:
@@ -53,7 +53,7 @@ class Archives:
                     return self._tables[key]
                 async with self._scans:
                     made = await _scanned(service, held)
-                if held.facts.identity and len(made) <= self._most:
+                if held.facts.version and len(made) <= self._most:
                     self._keep(key, made)
                 return made
         finally:

@@ -154,7 +154,7 @@ class Asking:
 def fields_of(held: CachedObject, api: str) -> dict[str, str]:
     """The head's fields of an object, asked for by ``api``: all but length, range, ``Date`` and ``Server``."""
     facts = held.facts
-    has = Validators.of(facts.fields, facts.identity)
+    has = Validators.of(facts.fields, facts.version)
     fields = {
         "Content-Type": facts.fields.get("content-type") or "application/octet-stream",
         "Accept-Ranges": "none" if held.size is None else "bytes",

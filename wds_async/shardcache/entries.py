@@ -19,7 +19,7 @@ from typing import Literal, Protocol
 from wds_async.shardcache.eviction import touch
 from wds_async.shardcache.partial import Filling, Following
 from wds_async.storage.growing import CopiedFile
-from wds_async.storage.local import file_identity
+from wds_async.storage.local import file_version
 
 __all__ = ["Keeper", "ShardEntry"]
 
@@ -198,7 +198,7 @@ class ShardEntry:
             except FileNotFoundError:
                 self._path = None
             else:
-                return CopiedFile(str(self._path), status.st_size, file_identity(status))
+                return CopiedFile(str(self._path), status.st_size, file_version(status))
         return None
 
     def _fill(self, filling: Filling) -> CopiedFile | None:

@@ -111,18 +111,18 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class LocalFile:
-    """A regular file; ``size`` in bytes, ``identity`` changes when the file is replaced."""
+    """A regular file; ``size`` in bytes, ``version`` changes when the file is replaced."""
 
     path: str
     size: int
-    identity: str
+    version: str
 
 
 class Ranges(Protocol):
     """An object of known ``size`` bytes whose ranges another client reads."""
 
     size: int
-    identity: str
+    version: str
 
     async def read(self, start: int, stop: int) -> bytes:
         """Bytes ``[start, stop)``; fewer are a fault of the client that the engine notices."""
@@ -138,7 +138,7 @@ class Stream(Protocol):
     restartable: bool
 
     async def open(self) -> str:
-        """Start, and return the identity of what is read ("" where there is none)."""
+        """Start, and return the version of what is read ("" where there is none)."""
         ...
 
     async def readinto(self, into: memoryview) -> int:
@@ -167,7 +167,7 @@ class Verdict(enum.Enum):
     FATAL = "fatal"
 
     @property
-    def again(self) -> bool:
+    def retryable(self) -> bool:
         """Whether another attempt can help."""
         return self in (Verdict.TRANSIENT, Verdict.EXPIRED, Verdict.STALLED)
 
@@ -236,7 +236,7 @@ class Fault:
     """The store asks for fewer requests: the engine uses fewer connections for a while."""
     contradicts: bool = False
     """The answer is not one to the request: a broken server, which is tried less often."""
-    nobody: bool = False
+    connection_refused: bool = False
     """Nobody listens there (any more): where a shard can be read elsewhere, it soon is."""
 
 
@@ -295,7 +295,7 @@ class Backend(Protocol):
         """Those of ``urls`` will be read soon, in this order. Must cost nothing, and never raise."""
         ...
 
-    async def vouched(self, url: str) -> Checksum | None:
+    async def remote_checksum(self, url: str) -> Checksum | None:
         """The checksum of the whole object where it has to be asked for (``verify="always"``); None where the store
         keeps none."""
         ...
@@ -323,7 +323,7 @@ class Store:
     def expect(self, urls: Sequence[str]) -> None:
         return None
 
-    async def vouched(self, url: str) -> Checksum | None:
+    async def remote_checksum(self, url: str) -> Checksum | None:
         return None
 
     async def close(self) -> None:

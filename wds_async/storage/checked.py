@@ -1,5 +1,5 @@
 """Ranges that another client reads, each answer checked as the engine checks its own: status, ``Content-Range``, length
-and identity. What a client does not show cannot be checked, so each store gives the answer as it came, with its head.
+and version. What a client does not show cannot be checked, so each store gives the answer as it came, with its head.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class CheckedRanges:
         self, get: RangeGet, identify: Identify, size: int, fields: Mapping[str, str], stall_timeout_s: float
     ) -> None:
         self.size, self.fields = size, fields
-        self.identity = identify(fields, size)
+        self.version = identify(fields, size)
         self._get, self._identify, self._stall_s = get, identify, stall_timeout_s
         etag = fields.get("etag", "")
         self._etag = etag if etag.startswith('"') else ""  # a weak one never matches: If-Match compares strongly
@@ -63,9 +63,9 @@ class CheckedRanges:
             total = answer.fields.get("content-range", "").rpartition("/")[2]
             if total.isascii() and total.isdigit() and int(total) != self.size:
                 raise ObjectReplaced(f"it had {self.size} bytes and now has {total}")
-            identity = self._identify(answer.fields, self.size)
-            if identity != self.identity:
-                raise ObjectReplaced(f"it was {self.identity} and is now {identity}")
+            version = self._identify(answer.fields, self.size)
+            if version != self.version:
+                raise ObjectReplaced(f"it was {self.version} and is now {version}")
             _judge(answer, start, stop, self.size)
             return await _taken(body, stop - start, progress)
 

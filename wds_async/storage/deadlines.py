@@ -141,8 +141,8 @@ class BackendWithDeadlines:
     async def describe(self, url: str) -> Description:
         return await with_deadline(self.store.describe(url), self._allowed_s)
 
-    async def vouched(self, url: str) -> Checksum | None:
-        return await with_deadline(self.store.vouched(url), self._allowed_s)
+    async def remote_checksum(self, url: str) -> Checksum | None:
+        return await with_deadline(self.store.remote_checksum(url), self._allowed_s)
 
     async def close(self) -> None:
         await with_deadline(self.store.close(), self._allowed_s)

@@ -215,7 +215,7 @@ class Filesystems:
         size = info.get("size")
         if size is None:
             raise UrlError(f"{redact(url)}: its filesystem does not tell its size; copy it to a store that does")
-        return FsspecRanges(self, url, (filesystem, path), int(size), _identity(info))
+        return FsspecRanges(self, url, (filesystem, path), int(size), _version(info))
 
     async def info(self, filesystem: Any, path: str) -> dict[str, Any]:
         """What the filesystem knows of ``path``."""
@@ -303,7 +303,7 @@ class Filesystems:
         return self._made[key], str(cls._strip_protocol(url))
 
 
-def _identity(info: dict[str, Any]) -> str:
+def _version(info: dict[str, Any]) -> str:
     for name in (
         "ETag",
         "etag",
@@ -373,11 +373,11 @@ class FsspecRanges:
     one of the same size by a server that tells no tag and no time, and one that was replaced where the filesystem
     remembers its listings (FTP does)."""
 
-    def __init__(self, owner: Filesystems, url: str, found: tuple[Any, str], size: int, identity: str) -> None:
+    def __init__(self, owner: Filesystems, url: str, found: tuple[Any, str], size: int, version: str) -> None:
         self._owner, self._url = owner, url
         self._filesystem, self._path = found
         self.size = size
-        self.identity = identity
+        self.version = version
         self._left = size
 
     async def read(self, start: int, stop: int) -> bytes:
@@ -399,8 +399,8 @@ class FsspecRanges:
 
     async def _look_again(self) -> None:
         """`ObjectReplaced` where the filesystem now says something else of the object."""
-        identity = self.identity
+        version = self.version
         with contextlib.suppress(Exception):  # it cannot be had: nothing was seen
-            identity = _identity(await self._owner.info(self._filesystem, self._path))
-        if identity != self.identity:
-            raise ObjectReplaced(f"it was {self.identity} and is now {identity}")
+            version = _version(await self._owner.info(self._filesystem, self._path))
+        if version != self.version:
+            raise ObjectReplaced(f"it was {self.version} and is now {version}")

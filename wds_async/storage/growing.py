@@ -31,7 +31,7 @@ from wds_async.storage.base import (
 from wds_async.storage.checked import CheckedRanges
 from wds_async.storage.deadlines import with_deadline
 from wds_async.storage.http.backend import HttpBackend
-from wds_async.storage.http.messages import identity_of, modified_of
+from wds_async.storage.http.messages import modified_of, version_of
 from wds_async.storage.http.ranges import RangeRequests
 
 __all__ = ["CacheEntry", "CachedBackend", "CopiedFile", "Growing", "GrowingStream", "StoodStill"]
@@ -200,7 +200,7 @@ class CachedBackend(Store):
 
             try:
                 get = RangeRequests(client, same)
-                ranges = None if request.socket else await CheckedRanges.of(get, identity_of, _CHECK_WITHIN_S)
+                ranges = None if request.socket else await CheckedRanges.of(get, version_of, _CHECK_WITHIN_S)
             finally:
                 await client.close()
             return (None, None) if ranges is None else (ranges.size, modified_of(ranges.fields))
@@ -221,5 +221,5 @@ class CachedBackend(Store):
     def checksum(self, fields: Mapping[str, str]) -> Checksum | None:
         return self._store.checksum(fields)
 
-    async def vouched(self, url: str) -> Checksum | None:
-        return await self._store.vouched(url)
+    async def remote_checksum(self, url: str) -> Checksum | None:
+        return await self._store.remote_checksum(url)

@@ -31,7 +31,7 @@ class Descriptor:
 
 @dataclass(frozen=True, slots=True)
 class HandedFile(LocalFile):
-    """A file that is open already; ``identity`` is that of the object, as the answers to ranges have it."""
+    """A file that is open already; ``version`` is that of the object, as the answers to ranges have it."""
 
     descriptor: Descriptor = field(compare=False, repr=False)
     fields: Mapping[str, str] = field(compare=False, repr=False)

@@ -14,12 +14,12 @@ from wds_async.storage.base import Access, Answer, Description, Entry, Fault, Lo
 from wds_async.storage.pipe import FdStream
 from wds_async.urls import local_path
 
-__all__ = ["LocalBackend", "explain_os_error", "file_identity"]
+__all__ = ["LocalBackend", "explain_os_error", "file_version"]
 
 _AGAIN = frozenset({errno.EAGAIN, errno.EINTR, errno.EIO, errno.ETIMEDOUT, getattr(errno, "ESTALE", errno.EIO)})
 
 
-def file_identity(status: os.stat_result) -> str:
+def file_version(status: os.stat_result) -> str:
     """What pins a file while it is read: inode, size and time of change."""
     return f"inode {status.st_ino}, {status.st_size} bytes, modified {status.st_mtime_ns}"
 
@@ -55,7 +55,7 @@ class LocalBackend(Store):
             # Without O_NONBLOCK the open of a FIFO would hold a thread until somebody writes.
             flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
             return FdStream(self._call, lambda: os.open(path, flags))
-        return LocalFile(path, status.st_size, file_identity(status))
+        return LocalFile(path, status.st_size, file_version(status))
 
     async def entries(self, url: str) -> AsyncIterator[Entry]:
         path = local_path(url)

@@ -157,7 +157,7 @@ class HttpSink(_Gathered):
             if fault is None:
                 return
             over = attempt >= config.retry.brief_attempts or time.monotonic() - began_s >= allowed_s
-            if not fault.verdict.again or over:
+            if not fault.verdict.retryable or over:
                 raise error_for(fault, redact(self.url), self.offset, attempt)
             never.wait(config.retry.delay_s(attempt, rng, fault.retry_after_s))
 

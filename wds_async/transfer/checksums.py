@@ -21,41 +21,41 @@ from wds_async.transfer.stats import Counters
 from wds_async.transfer.verify import usable
 from wds_async.urls import local_path
 
-__all__ = ["Asked", "Vouching", "ask", "leave"]
+__all__ = ["ChecksumFuture", "RemoteChecksums", "cancel_requests", "request_checksum"]
 
 logger = logging.getLogger("wds_async")
 
-Asked = concurrent.futures.Future[Checksum | None]
+ChecksumFuture = concurrent.futures.Future[Checksum | None]
 
 _ASK_AHEAD = 8
 _RENEWALS_AT_MOST = 2
 _BEFORE_THE_FALLBACK = 2
 _TELL_BY_THEMSELVES = frozenset({"azure", "gcs"})  # what they could be asked for comes with every answer of theirs
 _FILE_BYTES, _MANIFEST_BYTES = 64 << 10, 16 << 20
-_running: dict[Asked, asyncio.Task[None]] = {}
+_running: dict[ChecksumFuture, asyncio.Task[None]] = {}
 _told: weakref.WeakSet[Counters] = weakref.WeakSet()
 
 Small = Callable[[Sequence[str], int], Sequence[str | None]]
 """``small(targets, limit_bytes)``: what is in these files, None for each that is not there, not to be had or larger."""
 
 
-def ask(backends: Backends, location: Location, retry: RetryPolicy, asked: Asked) -> None:
+def request_checksum(backends: Backends, location: Location, retry: RetryPolicy, asked: ChecksumFuture) -> None:
     """Have the store of ``location`` asked for a shard's checksum, and put into ``asked`` what it says; on the loop."""
     task = asyncio.get_running_loop().create_task(_answer(backends, location, retry, asked))
     _running[asked] = task
     task.add_done_callback(lambda _: _running.pop(asked, None))
 
 
-def leave(asked: Iterable[Asked]) -> None:
+def cancel_requests(asked: Iterable[ChecksumFuture]) -> None:
     """Nobody waits for these any more; on the loop. One that went on would open sessions behind the engine's end."""
     for each in asked:
         if (task := _running.get(each)) is not None:
             task.cancel()
 
 
-async def _answer(backends: Backends, location: Location, retry: RetryPolicy, asked: Asked) -> None:
+async def _answer(backends: Backends, location: Location, retry: RetryPolicy, asked: ChecksumFuture) -> None:
     try:
-        found = await _vouched(backends, location, retry)
+        found = await _remote_checksum(backends, location, retry)
     except WdsError as exn:
         asked.set_exception(exn)
     except Exception as exn:  # a fault of ours, or of a client's: it must not hang the consumer
@@ -66,7 +66,7 @@ async def _answer(backends: Backends, location: Location, retry: RetryPolicy, as
         asked.cancel()  # where this was cancelled: nobody is to wait for it
 
 
-async def _vouched(backends: Backends, location: Location, retry: RetryPolicy) -> Checksum | None:
+async def _remote_checksum(backends: Backends, location: Location, retry: RetryPolicy) -> Checksum | None:
     """What the store says. None where it keeps no checksum or does not give it to us; `WdsError` where it cannot be
     reached, for a while that is shorter than a part's."""
     location = replace(location, entry=None)
@@ -74,7 +74,7 @@ async def _vouched(backends: Backends, location: Location, retry: RetryPolicy) -
     attempt = renewals = 0
     while True:
         try:
-            return await backend.vouched(location.target)
+            return await backend.remote_checksum(location.target)
         except WdsError as exn:
             logger.info("%s: its checksum could not be asked for: %s", redact(location.url), exn)
             return None
@@ -84,30 +84,30 @@ async def _vouched(backends: Backends, location: Location, retry: RetryPolicy) -
                 renewals += 1
                 continue
             attempt += 1
-            if not fault.verdict.again or fault.verdict is Verdict.EXPIRED:
+            if not fault.verdict.retryable or fault.verdict is Verdict.EXPIRED:
                 logger.info("%s: its checksum could not be asked for: %s", redact(location.url), fault.reason)
                 return None
             if location.fallback is not None and attempt >= _BEFORE_THE_FALLBACK:
-                return await _vouched(backends, location.fallback, retry)
+                return await _remote_checksum(backends, location.fallback, retry)
             if attempt >= retry.brief_attempts:
                 raise error_for(fault, redact(location.url), 0, attempt) from exn
             await asyncio.sleep(retry.delay_s(attempt, rng, fault.retry_after_s))
 
 
-class Vouching:
-    """The checksums of one reader's shards; used on the consumer's thread. ``ask(location)`` has the store asked,
-    ``wait`` gives its answer, ``small`` reads the files beside a shard by the way of the shard itself."""
+class RemoteChecksums:
+    """Checksums of one reader's shards, used on the consumer's thread. ``ask(location)`` requests one from the store,
+    ``wait`` returns the answer, ``small`` reads the files beside a shard with the shard's own access."""
 
     def __init__(
         self,
         counters: Counters,
         *,
-        ask: Callable[[Location], Asked],
-        wait: Callable[[Asked], Checksum | None],
+        ask: Callable[[Location], ChecksumFuture],
+        wait: Callable[[ChecksumFuture], Checksum | None],
         small: Small,
     ) -> None:
         self._counters, self._ask, self._wait, self._small = counters, ask, wait, small
-        self._asked: dict[str, Asked] = {}
+        self._asked: dict[str, ChecksumFuture] = {}
         self._tell_by_themselves = set(_TELL_BY_THEMSELVES)
         self._manifests: dict[str, list[dict[str, Checksum]]] = {}
         self._shards = 0

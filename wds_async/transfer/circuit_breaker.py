@@ -25,7 +25,7 @@ from typing import Protocol
 
 from wds_async.redact import redact
 
-__all__ = ["History", "Sky", "Weather"]
+__all__ = ["CircuitBreaker", "CircuitBreakers", "FailureLog"]
 
 logger = logging.getLogger("wds_async")
 
@@ -53,7 +53,7 @@ class Clock(Protocol):
 
 
 @dataclass(slots=True)
-class History:
+class FailureLog:
     """Failed attempts by reason, in few words: eight reasons at most, the rest counted together."""
 
     since: float
@@ -67,7 +67,7 @@ class History:
         reason = reason if known else "something else"
         self.reasons[reason] = self.reasons.get(reason, 0) + 1
 
-    def told(self, now: float) -> str:
+    def summary(self, now: float) -> str:
         """ " after 37 attempts in 300 s (31 times the server answered 503, 6 times …)"; "" for a single attempt."""
         if self.count <= 1:
             return ""
@@ -84,7 +84,7 @@ def _times(count: int) -> str:
 
 
 @dataclass(slots=True, eq=False)
-class _Sleeper:
+class _Waiter:
     """A part that waits: until ``at`` on a good day, for its turn as a probe otherwise; never before ``earliest`` (what
     the server told it), and no longer than ``deadline``."""
 
@@ -96,40 +96,40 @@ class _Sleeper:
     cap_s: float
 
 
-class Sky:
+class CircuitBreaker:
     """The state of one store. Everything but `wait` is a plain function; all of it runs on the loop."""
 
     def __init__(self, name: str, clock: Clock, rng: random.Random) -> None:
         self.name = name
         """Scheme and host, redacted."""
-        self.back_at = float("-inf")
+        self.recovered_at = float("-inf")
         """When the last outage of ten seconds or more ended."""
-        self.history: History | None = None
+        self.failures: FailureLog | None = None
         """The faults since the last good answer; None on a good day."""
         self._clock = clock
         self._rng = rng
-        self._good_at = float("-inf")
-        self._run = 0
+        self._success_at = float("-inf")
+        self._streak = 0
         self._throttling = 0.0
-        self._sleepers: list[_Sleeper] = []
+        self._waiters: list[_Waiter] = []
         self._next_probe_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._tell_at: float | None = None
+        self._warn_at: float | None = None
 
     @property
-    def down(self) -> bool:
+    def is_open(self) -> bool:
         """Whether nothing but faults has come lately."""
-        return self.history is not None and self.history.count >= _FAULTS_OF_AN_OUTAGE
+        return self.failures is not None and self.failures.count >= _FAULTS_OF_AN_OUTAGE
 
     @property
-    def calm(self) -> bool:
+    def healthy(self) -> bool:
         """Whether the store may be asked for more than is needed: neither down nor throttling."""
-        return not self.down and self._throttling < _MANY
+        return not self.is_open and self._throttling < _MANY
 
-    def may_ask(self) -> bool:
+    def allow_request(self) -> bool:
         """Return whether one request may go out now: always while the store is up; while it is down only as its next
         probe, which the caller's request then is."""
-        if not self.down:
+        if not self.is_open:
             return True
         now = self._clock.time()
         if now < self._next_probe_at:
@@ -138,138 +138,138 @@ class Sky:
         return True
 
     @property
-    def isolated(self) -> bool:
+    def failure_is_isolated(self) -> bool:
         """Whether the last fault says nothing of the store: good answers came before, and faults are few."""
-        return self.history is not None and self.calm and self._good_at > float("-inf")
+        return self.failures is not None and self.healthy and self._success_at > float("-inf")
 
     @property
     def waiting(self) -> int:
         """Parts that wait here."""
-        return len(self._sleepers)
+        return len(self._waiters)
 
-    def good(self) -> None:
+    def record_success(self) -> None:
         """The store gave what it was asked for. Called for each part: a clock is all that it costs on a good day."""
-        self._good_at = now = self._clock.time()
+        self._success_at = now = self._clock.time()
         self._throttling *= _MEMORY
-        if self.history is None and not self._sleepers:
+        if self.failures is None and not self._waiters:
             return
-        was_down, history, self.history = self.down, self.history, None
+        was_down, history, self.failures = self.is_open, self.failures, None
         if history is not None and now - history.since >= _LONG_S:
-            self.back_at = now
-        if self._tell_at is not None and history is not None:
+            self.recovered_at = now
+        if self._warn_at is not None and history is not None:
             logger.warning("%s: it answers again, after %.0f s", self.name, now - history.since)
-        self._tell_at = None
-        self._run += 1
-        if was_down or self._run >= _GOOD_AGAIN:
-            many, self._run = self._run >= _GOOD_AGAIN, 0
-            self._hasten(now, told=not many or self._throttling >= _FEW)
+        self._warn_at = None
+        self._streak += 1
+        if was_down or self._streak >= _GOOD_AGAIN:
+            many, self._streak = self._streak >= _GOOD_AGAIN, 0
+            self._wake_early(now, told=not many or self._throttling >= _FEW)
 
-    def fault(self, reason: str, began: float, *, throttled: bool = False) -> None:
+    def record_failure(self, reason: str, began: float, *, throttled: bool = False) -> None:
         """An attempt that ``began`` then has failed, in a way that may heal."""
         now = self._clock.time()
-        if self.history is None:
-            self.history = History(max(began, self._good_at))
-        self.history.add(reason)
-        self._run = 0
+        if self.failures is None:
+            self.failures = FailureLog(max(began, self._success_at))
+        self.failures.add(reason)
+        self._streak = 0
         self._throttling = _MEMORY * self._throttling + (1 - _MEMORY) * throttled
-        if self.history.count == _FAULTS_OF_AN_OUTAGE:
+        if self.failures.count == _FAULTS_OF_AN_OUTAGE:
             self._next_probe_at = now  # the first one needs no other wait than its own
 
-    def ended(self) -> None:
+    def probe_soon(self) -> None:
         """A part was given up: what comes next may be another object, and is asked for at once."""
         self._next_probe_at = min(self._next_probe_at, self._clock.time())
-        self._look()
+        self._schedule()
 
-    def tell(self, url: str, reason: str, timeout_s: float) -> None:
+    def warn_of_outage(self, url: str, reason: str, timeout_s: float) -> None:
         """Say aloud, and rarely, that nothing has come for ten seconds; ``url`` is already redacted."""
         now = self._clock.time()
-        if self.history is None or timeout_s <= _LONG_S or now - self.history.since < _LONG_S:
+        if self.failures is None or timeout_s <= _LONG_S or now - self.failures.since < _LONG_S:
             return
-        if self._tell_at is None or now >= self._tell_at:
-            self._tell_at = now + _TELL_AGAIN_S
+        if self._warn_at is None or now >= self._warn_at:
+            self._warn_at = now + _TELL_AGAIN_S
             logger.warning(
                 "%s: nothing was read from there for %.0f s: %s (attempt %d). Trying on until nothing has come for "
                 "%.0f s (WDS_TIMEOUT).",
                 url,
-                now - self.history.since,
+                now - self.failures.since,
                 reason,
-                self.history.count,
+                self.failures.count,
                 timeout_s,
             )
 
-    async def wait(self, delay_s: float, deadline: float, *, told_s: float = 0.0, cap_s: float = 20.0) -> bool:
-        """Return when the next attempt may begin: after ``delay_s`` seconds on a good day, sooner where others show
-        that the store is back, in its turn while it is down; not before the ``told_s`` seconds that the server asked
-        for. False: the ``deadline`` has come, and the store is down."""
+    async def wait(self, delay_s: float, deadline: float, *, retry_after_s: float = 0.0, cap_s: float = 20.0) -> bool:
+        """Return when the next attempt may begin: after ``delay_s`` seconds while the circuit is closed, sooner once
+        other parts succeed; in turn, as a probe, while it is open; never before ``retry_after_s``, as the server asked.
+        False: the ``deadline`` has come and the circuit is open."""
         now = self._clock.time()
-        sleeper = _Sleeper(
+        waiter = _Waiter(
             asyncio.get_running_loop().create_future(),
-            at=now + max(delay_s, told_s),
+            at=now + max(delay_s, retry_after_s),
             floor=now + min(delay_s, _FLOOR_S),
-            earliest=now + told_s,
+            earliest=now + retry_after_s,
             deadline=deadline,
             cap_s=cap_s,
         )
-        self._sleepers.append(sleeper)
-        self._look()
+        self._waiters.append(waiter)
+        self._schedule()
         try:
-            return await sleeper.woken
+            return await waiter.woken
         finally:
-            if sleeper in self._sleepers:  # it was cancelled
-                self._sleepers.remove(sleeper)
-                self._look()
+            if waiter in self._waiters:  # it was cancelled
+                self._waiters.remove(waiter)
+                self._schedule()
 
-    def _hasten(self, now: float, *, told: bool) -> None:
+    def _wake_early(self, now: float, *, told: bool) -> None:
         """The store gives again. Who was told a time to wait keeps to it, but where ``told`` is False: other parts were
         answered many times since, so the store takes requests, and this one is as good as any."""
-        within_s = min(_WAKE_WITHIN_S, _WAKE_EACH_S * len(self._sleepers))
-        for sleeper in self._sleepers:
-            soon = now + self._rng.uniform(0.0, min(within_s, sleeper.cap_s))
-            sleeper.at = min(sleeper.at, max(sleeper.earliest if told else now, sleeper.floor, soon))
-        self._look()
+        within_s = min(_WAKE_WITHIN_S, _WAKE_EACH_S * len(self._waiters))
+        for waiter in self._waiters:
+            soon = now + self._rng.uniform(0.0, min(within_s, waiter.cap_s))
+            waiter.at = min(waiter.at, max(waiter.earliest if told else now, waiter.floor, soon))
+        self._schedule()
 
-    def _look(self) -> None:
+    def _schedule(self) -> None:
         """Wake who may go, and come back when the next one may."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         now = self._clock.time()
-        for sleeper in list(self._sleepers):
-            if now >= sleeper.deadline:
-                self._wake(sleeper, may_try=not self.down)
-            elif now >= self._due(sleeper):
-                self._wake(sleeper, may_try=True)
-                if self.down:
-                    self._next_probe_at = now + self._interval_s(now, sleeper.cap_s)
-        if self._sleepers:
-            when = min(min(self._due(sleeper), sleeper.deadline) for sleeper in self._sleepers)
-            self._timer = self._clock.call_at(max(when, now), self._look)
+        for waiter in list(self._waiters):
+            if now >= waiter.deadline:
+                self._wake(waiter, may_try=not self.is_open)
+            elif now >= self._due(waiter):
+                self._wake(waiter, may_try=True)
+                if self.is_open:
+                    self._next_probe_at = now + self._interval_s(now, waiter.cap_s)
+        if self._waiters:
+            when = min(min(self._due(waiter), waiter.deadline) for waiter in self._waiters)
+            self._timer = self._clock.call_at(max(when, now), self._schedule)
 
-    def _due(self, sleeper: _Sleeper) -> float:
-        return max(self._next_probe_at, sleeper.earliest, sleeper.floor) if self.down else sleeper.at
+    def _due(self, waiter: _Waiter) -> float:
+        return max(self._next_probe_at, waiter.earliest, waiter.floor) if self.is_open else waiter.at
 
-    def _wake(self, sleeper: _Sleeper, *, may_try: bool) -> None:
-        self._sleepers.remove(sleeper)
-        if not sleeper.woken.done():
-            sleeper.woken.set_result(may_try)
+    def _wake(self, waiter: _Waiter, *, may_try: bool) -> None:
+        self._waiters.remove(waiter)
+        if not waiter.woken.done():
+            waiter.woken.set_result(may_try)
 
     def _interval_s(self, now: float, cap_s: float) -> float:
-        assert self.history is not None
+        assert self.failures is not None
         least, most = _PROBE_S
-        bound = min(most, max(least, _PROBE_GROWTH * (now - self.history.since)))
+        bound = min(most, max(least, _PROBE_GROWTH * (now - self.failures.since)))
         return min(cap_s, bound * self._rng.uniform(0.75, 1.25))
 
 
-class Weather:
+class CircuitBreakers:
     """The stores of one process, by scheme and host."""
 
     def __init__(self, clock: Clock, rng: random.Random | None = None) -> None:
         self._clock = clock
         self._rng = rng or random.Random()
-        self._skies: dict[str, Sky] = {}
+        self._breakers: dict[str, CircuitBreaker] = {}
 
-    def of(self, name: str) -> Sky:
+    def of(self, name: str) -> CircuitBreaker:
         """The state of the store ``name``."""
-        if name not in self._skies:
-            self._skies[name] = Sky(redact(name), self._clock, self._rng)
-        return self._skies[name]
+        if name not in self._breakers:
+            self._breakers[name] = CircuitBreaker(redact(name), self._clock, self._rng)
+        return self._breakers[name]

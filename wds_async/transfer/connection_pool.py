@@ -15,7 +15,7 @@ from wds_async.config import TransferConfig
 from wds_async.errors import AccessDenied
 from wds_async.storage.base import Guard, Tls
 from wds_async.storage.http.backend import tls_context
-from wds_async.transfer.circuit_breaker import Weather
+from wds_async.transfer.circuit_breaker import CircuitBreakers
 from wds_async.transfer.connection import Connection, Origin, open_connection
 from wds_async.transfer.threads import BlockingThreads
 
@@ -64,7 +64,7 @@ class ConnectionPool:
         self._contexts: dict[Tls, ssl.SSLContext] = {}
         self._held: set[Connection] = set()
         self.peak = 0
-        self.weather = Weather(loop)
+        self.breakers = CircuitBreakers(loop)
         """What is known of the stores' state; all readers of the process share it."""
 
     @property

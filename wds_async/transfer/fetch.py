@@ -27,23 +27,23 @@ from wds_async.storage.growing import CopiedFile, GrowingStream, StoodStill
 from wds_async.storage.handed_files import HandedFile
 from wds_async.storage.http.messages import modified_of
 from wds_async.storage.registry import Location
-from wds_async.transfer.circuit_breaker import Sky
+from wds_async.transfer.circuit_breaker import CircuitBreaker
 from wds_async.transfer.concurrency import Concurrency
 from wds_async.transfer.connection import Origin
 from wds_async.transfer.files import FileReader, FileReplaced
 from wds_async.transfer.hedging import Hedges
 from wds_async.transfer.part_request import (
-    IdentityChanged,
     NoSuchRange,
     RangesIgnored,
     Redirected,
+    VersionChanged,
     WrongAnswer,
     follow,
     get_part,
     wait_for_memory,
 )
 from wds_async.transfer.resources import Equipment
-from wds_async.transfer.retry import Attempts, Recovery, ShardNotes, retrieved
+from wds_async.transfer.retry import Attempts, RetryController, ShardState, ignore_result
 from wds_async.transfer.stats import Counters
 from wds_async.transfer.streams import DirectStream, StreamReader
 from wds_async.transfer.traffic import FILES, OriginTraffic
@@ -100,27 +100,27 @@ class Fetcher:
         self._threads = equipment.threads
         self._counters = counters
         self._hurried = hurried
-        self._recovery = Recovery(equipment.backends, pool, config, counters, window.concurrency)
-        calm, concurrency = self._recovery.calm, window.concurrency
+        self._retry = RetryController(equipment.backends, pool, config, counters, window.concurrency)
+        healthy, concurrency = self._retry.healthy, window.concurrency
         self._hedges = (
-            Hedges(pool, config, counters, calm, concurrency.stumbled, lambda: hurried() or concurrency.rough > 0)
+            Hedges(pool, config, counters, healthy, concurrency.stumbled, lambda: hurried() or concurrency.rough > 0)
             if config.hedge_share
             else None
         )
 
     async def fetch(self, part: Part, *, once: bool = False) -> bool:
         """Fill ``part``; True where a streamed shard ends behind it. Raises one error of the tree: with ``once`` that
-        of the first fault, and then the caller has asked `sky` whether a request may go out."""
+        of the first fault, and then the caller has asked `breaker` whether a request may go out."""
         if not once:
-            await self._recovery.before(part.shard)
+            await self._retry.wait_until_up(part.shard)
         attempts, clock = Attempts.of(part, once=once), asyncio.get_running_loop().time
         while True:
             attempts.began, backed = clock(), part.backed
-            backend = self._recovery.backend(part.shard)
+            backend = self._retry.backend(part.shard)
             try:
                 return await self._once(backend, part, attempts)
             except WdsError:
-                self._recovery.traffic(part.shard.notes).errors += 1
+                self._retry.traffic(part.shard.notes).errors += 1
                 raise
             except Unranged:
                 raise
@@ -129,22 +129,22 @@ class Fetcher:
             except Exception as exn:
                 if part.backed and not backed:  # the wait for memory is none for the store
                     attempts.anew(clock())
-                await self._recovery.after(part, attempts, backend, exn)
+                await self._retry.recover(part, attempts, backend, exn)
 
     async def ready(self, shard: Shard) -> None:
         """Return when ``shard`` may be asked for: at once, unless its store is down."""
-        await self._recovery.before(shard)
+        await self._retry.wait_until_up(shard)
 
-    def sky(self, shard: Shard) -> Sky | None:
+    def breaker(self, shard: Shard) -> CircuitBreaker | None:
         """The state of the store of ``shard``; None where there is no server."""
-        return self._recovery.sky(shard.notes.location)
+        return self._retry.breaker(shard.notes.location)
 
     async def end(self) -> None:
         """Return when nothing of what was asked for twice is under way; the parts have landed already."""
         if self._hedges is not None:
             await self._hedges.end()
 
-    async def close(self, notes: ShardNotes) -> None:
+    async def close(self, notes: ShardState) -> None:
         """Release what a shard that is over holds."""
         if notes.access is not None:
             notes.access.cancel()
@@ -156,12 +156,12 @@ class Fetcher:
     async def _once(self, backend: Backend, part: Part, attempts: Attempts) -> bool:
         """One attempt, by the way that the backend names."""
         shard = part.shard
-        notes: ShardNotes = shard.notes
+        notes: ShardState = shard.notes
         attempts.access, attempts.location = None, notes.location
-        attempts.traffic = notes.traffic or self._recovery.traffic(notes)
-        access = attempts.access = await self._recovery.access(backend, shard)
+        attempts.traffic = notes.traffic or self._retry.traffic(notes)
+        access = attempts.access = await self._retry.access(backend, shard)
         if hasattr(access, "read"):  # ranges, whose size the server told; requests and streams have asked nobody yet
-            self._recovery.reached(attempts.location)
+            self._retry.record_contact(attempts.location)
         if part.dropped:
             return False
         if isinstance(access, CopiedFile | GrowingStream | HandedFile):
@@ -179,14 +179,14 @@ class Fetcher:
     ) -> bool:
         """Read what a disk cache has of the shard. Where that fails the store gives the rest, from this byte on."""
         shard = part.shard
-        notes: ShardNotes = shard.notes
+        notes: ShardState = shard.notes
         try:
             if isinstance(copy, GrowingStream):
                 return await self._stream(backend, part, copy)
             if isinstance(copy, HandedFile):
                 shard.report_bad = copy.lose
-                self._recovery.reached(attempts.location or shard.notes.location)
-                self._learn(backend, part, copy.size, copy.identity, copy.fields, at=attempts.location)
+                self._retry.record_contact(attempts.location or shard.notes.location)
+                self._learn(backend, part, copy.size, copy.version, copy.fields, at=attempts.location)
                 return await self._read_bytes(part, copy)
             return await self._read_file(part, copy)
         except (StoodStill, FileReplaced, OSError) as exn:
@@ -202,22 +202,22 @@ class Fetcher:
         else:
             assert notes.location.entry is not None
             notes.location.entry.lose()
-            shard.identity = notes.etag = ""  # they were the copy's
+            shard.version = notes.etag = ""  # they were the copy's
         return await self._once(backend, part, attempts)
 
     async def _read_file(self, part: Part, file: LocalFile) -> bool:
-        self._learn(None, part, file.size, file.identity, {})
+        self._learn(None, part, file.size, file.version, {})
         return await self._read_bytes(part, file)
 
     async def _read_bytes(self, part: Part, file: LocalFile) -> bool:
-        notes: ShardNotes = part.shard.notes
+        notes: ShardState = part.shard.notes
         await wait_for_memory(part)
         if part.dropped or part.start >= part.stop:
             return False
         reader = notes.files.setdefault(file, FileReader(file))
         view = part.slab.view[part.filled : part.stop - part.start]
         job = asyncio.ensure_future(self._threads.call(reader.read, view, part.start + part.filled))
-        job.add_done_callback(retrieved)
+        job.add_done_callback(ignore_result)
         traffic, clock = self._counters.traffic.of(FILES), asyncio.get_running_loop().time
         asked_at = clock()
         traffic.requests += 1
@@ -238,8 +238,8 @@ class Fetcher:
 
     async def _read_ranges(self, backend: Backend, part: Part, ranges: Ranges, attempts: Attempts) -> bool:
         fields = getattr(ranges, "fields", {})
-        self._learn(backend, part, ranges.size, ranges.identity, fields, at=attempts.location)
-        clock, traffic = asyncio.get_running_loop().time, self._recovery.traffic(part.shard.notes)
+        self._learn(backend, part, ranges.size, ranges.version, fields, at=attempts.location)
+        clock, traffic = asyncio.get_running_loop().time, self._retry.traffic(part.shard.notes)
         await wait_for_memory(part)
         while not part.dropped and part.start + part.filled < part.stop:
             start = part.start + part.filled
@@ -255,7 +255,7 @@ class Fetcher:
             part.slab.view[part.filled : part.filled + len(data)] = data
             part.filled += len(data)
             self._window.concurrency.observe(len(data), clock() - asked_at, clock())
-            self._recovery.good(part.shard)
+            self._retry.record_success(part.shard)
             self._counters.add("requests")
             self._counters.add("wire_bytes", len(data))
             traffic.bytes += len(data)
@@ -263,14 +263,14 @@ class Fetcher:
         return False
 
     async def _get(self, backend: Backend, part: Part, access: Request, attempts: Attempts) -> bool:
-        notes: ShardNotes = part.shard.notes
+        notes: ShardState = part.shard.notes
         if part.start + part.filled >= part.stop:
             return False  # all had come when the last attempt broke
         origin = Origin.of(access.url, access.tls, access.socket)
         if notes.rangeless or self._pool.rangeless(origin):
             return await self._turn_streamed(backend, part, access)
         kept, learn = notes.moved, functools.partial(self._learn, backend, at=attempts.location)
-        traffic, observe = notes.traffic or self._recovery.traffic(notes), notes.observe
+        traffic, observe = notes.traffic or self._retry.traffic(notes), notes.observe
         assert observe is not None
         request = kept or access
         asked_again = False
@@ -281,7 +281,7 @@ class Fetcher:
             traffic.connections += 1
             try:
                 await get_part(self._pool, request, part, learn, observe, self._hedges)
-                self._recovery.good(part.shard)
+                self._retry.record_success(part.shard)
                 if part.start:
                     self._pool.mark_ranged(origin)
             except Redirected as moved:
@@ -305,7 +305,7 @@ class Fetcher:
                 break
             except RangesIgnored:
                 # Where ranges were given before (not only a 416), this is more likely a server's bad moment.
-                gives = part.shard.identity != "" or (notes.location.kind == "http" and self._pool.ranged(origin))
+                gives = part.shard.version != "" or (notes.location.kind == "http" and self._pool.ranged(origin))
                 if gives and attempts.history.count < _DOUBTS:
                     raise WrongAnswer("asked for a range, the server's answer is not one") from None
                 notes.rangeless = True
@@ -335,7 +335,7 @@ class Fetcher:
 
     async def _stream(self, backend: Backend, part: Part, access: Access) -> bool:
         shard = part.shard
-        notes: ShardNotes = shard.notes
+        notes: ShardState = shard.notes
         if not shard.streamed and not self._window.turn_streamed(part):
             raise _Unready("this shard can be read in order only")
         await wait_for_memory(part)
@@ -343,7 +343,7 @@ class Fetcher:
             notes.stream = StreamReader()
         before, learn = part.filled, functools.partial(self._checksum, backend, shard)
         own = isinstance(access, GrowingStream)  # another process's file, on this host
-        traffic = self._counters.traffic.of(FILES) if own else self._recovery.traffic(notes)
+        traffic = self._counters.traffic.of(FILES) if own else self._retry.traffic(notes)
         traffic.connections += 1
         try:
             return await notes.stream.fill(part, self._maker(backend, notes, access, traffic), self._hurried, learn)
@@ -356,11 +356,11 @@ class Fetcher:
             traffic.bytes += part.filled - before
             traffic.connections -= 1
             if part.filled > before and not own:
-                self._recovery.reached(notes.location)
-                self._recovery.good(shard)
+                self._retry.record_contact(notes.location)
+                self._retry.record_success(shard)
 
     def _maker(
-        self, backend: Backend, notes: ShardNotes, access: Access, traffic: OriginTraffic
+        self, backend: Backend, notes: ShardState, access: Access, traffic: OriginTraffic
     ) -> Callable[[], Stream]:
         def make() -> Stream:
             traffic.requests += 1
@@ -381,22 +381,22 @@ class Fetcher:
         backend: Backend | None,
         part: Part,
         size: int,
-        identity: str,
+        version: str,
         fields: Mapping[str, str],
         at: Location | None = None,
     ) -> None:
         """What an answer (its head's ``fields``) says of the object. Pinned by the first, compared on every other."""
         shard = part.shard
-        if at not in (None, shard.notes.location):  # its identity is not that of the store that is read now
+        if at not in (None, shard.notes.location):  # its version is not that of the store that is read now
             raise ConnectionError("the answer of a store that was left meanwhile")
         if shard.size not in (None, size):
-            raise IdentityChanged(f"it had {shard.size} bytes and now has {size}")
-        if not shard.identity:
-            shard.identity, shard.notes.etag = identity, fields.get("etag", "")
+            raise VersionChanged(f"it had {shard.size} bytes and now has {size}")
+        if not shard.version:
+            shard.version, shard.notes.etag = version, fields.get("etag", "")
             shard.checksum = None if backend is None else backend.checksum(fields)
             shard.modified = modified_of(fields)
-        elif identity not in ("", shard.identity):
-            raise IdentityChanged(f"it was {shard.identity} and is now {identity}")
+        elif version not in ("", shard.version):
+            raise VersionChanged(f"it was {shard.version} and is now {version}")
         if not shard.notes.fields:
             shard.notes.fields = fields
         self.answering = part

@@ -7,7 +7,7 @@ import threading
 
 from wds_async.storage.base import LocalFile
 from wds_async.storage.handed_files import HandedFile
-from wds_async.storage.local import file_identity
+from wds_async.storage.local import file_version
 
 __all__ = ["FileReader", "FileReplaced"]
 
@@ -59,9 +59,9 @@ class FileReader:
     def _check(self, fd: int) -> None:
         if self._handed is not None:
             return
-        found = file_identity(os.fstat(fd))
-        if found != self._file.identity:
-            raise FileReplaced(f"it was {self._file.identity} and is now {found}")
+        found = file_version(os.fstat(fd))
+        if found != self._file.version:
+            raise FileReplaced(f"it was {self._file.version} and is now {found}")
 
     def _read_at(self, fd: int, into: memoryview, offset: int) -> int:
         if hasattr(os, "preadv"):

@@ -1,6 +1,6 @@
 """One ranged GET of a part, straight into its slab, and the checks that make wrong bytes an error.
 
-Nothing is believed: the status, the range and the length of every answer must be those asked for, and the identity
+Nothing is believed: the status, the range and the length of every answer must be those asked for, and the version
 that the first answer pinned must be that of each further one (RFC 9110 §13, §14).
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from wds_async.storage.base import Answer, Contradiction, RefusedAnswer, Request
-from wds_async.storage.http.messages import REDIRECTS, identity_of
+from wds_async.storage.http.messages import REDIRECTS, version_of
 from wds_async.storage.http.messages import redirected as follow
 from wds_async.transfer.connection import Connection, ConnectionBroken, Head, Origin, request_bytes
 from wds_async.transfer.connection_pool import ConnectionPool
@@ -21,13 +21,13 @@ from wds_async.transfer.window import Part
 
 __all__ = [
     "EXCERPT_BYTES",
-    "Flights",
-    "IdentityChanged",
     "NoSuchRange",
     "PartAnswer",
     "RangesIgnored",
     "Redirected",
+    "RequestObserver",
     "Successor",
+    "VersionChanged",
     "WrongAnswer",
     "excerpt_of",
     "follow",
@@ -60,7 +60,7 @@ class WrongAnswer(Contradiction):
     """The answer contradicts the request: other bytes than those asked for."""
 
 
-class IdentityChanged(Exception):
+class VersionChanged(Exception):
     """The object is not the one that the first part was read from."""
 
 
@@ -84,7 +84,7 @@ class Successor(Protocol):
         ...
 
 
-class Flights(Protocol):
+class RequestObserver(Protocol):
     """Who is told of the attempts under way (see `hedge`)."""
 
     def began(self, answer: PartAnswer, connection: Connection, now: float) -> None: ...
@@ -100,9 +100,9 @@ async def get_part(
     part: Part,
     learn: Learn,
     observe: Callable[[int, float, float], None],
-    flights: Flights | None = None,
+    flights: RequestObserver | None = None,
 ) -> None:
-    """Fill ``part`` from where it stands. ``learn(part, size, identity, fields)`` is told what the answer says of the
+    """Fill ``part`` from where it stands. ``learn(part, size, version, fields)`` is told what the answer says of the
     object, before a byte of it is taken. ``part.filled`` counts what arrived, also when this raises;
     ``observe(bytes, seconds, now)`` is told how long a good answer took. One of ``flights`` may take the part over."""
     answer, clock = PartAnswer(request, part, learn, part.filled), asyncio.get_running_loop().time
@@ -310,4 +310,4 @@ class PartAnswer:
             await connection.body(self.part.slab.view[self.offset : self.offset + self.length])
 
     def _learn(self, head: Head, total: int) -> None:
-        self.learn(self.part, total, identity_of(head.fields, total), head.fields)
+        self.learn(self.part, total, version_of(head.fields, total), head.fields)

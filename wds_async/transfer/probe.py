@@ -25,7 +25,7 @@ from wds_async.storage.registry import Location, locate
 from wds_async.transfer.bridge import new_event_loop
 from wds_async.transfer.fetch import Fetcher
 from wds_async.transfer.resources import Equipment, why_unread
-from wds_async.transfer.retry import ShardNotes
+from wds_async.transfer.retry import ShardState
 from wds_async.transfer.slabs import Slab, SlabPool
 from wds_async.transfer.stats import Counters
 from wds_async.transfer.window import Part, Shard, Window
@@ -51,7 +51,7 @@ class Probed:
     """As the user wrote it (expanded)."""
     size: int | None = None
     """Bytes; None where the answer did not tell, as one without ranges does not."""
-    identity: str = ""
+    version: str = ""
     """What pins it while it is read: an ETag, say."""
     head: bytes = b""
     """Its first bytes, at most `HEAD_BYTES`."""
@@ -147,7 +147,7 @@ def _ignore(_: object) -> None:
 async def _probed(engine: _Engine, url: str, located: Location | WdsError, timeout_s: float | None) -> Probed:
     if isinstance(located, WdsError):
         return Probed(url, error=located)
-    notes = ShardNotes(located)
+    notes = ShardState(located)
     shard = Shard(0, url, notes=notes)
     part = Part(shard, 0, HEAD_BYTES, Slab(0, HEAD_BYTES, memoryview(bytearray(HEAD_BYTES))))
     shard.parts.append(part)
@@ -170,7 +170,7 @@ async def _probed(engine: _Engine, url: str, located: Location | WdsError, timeo
         taken_s = clock() - asked_at
         await engine.fetcher.close(notes)
     head = bytes(part.slab.view[: part.filled])
-    return Probed(url, shard.size, shard.identity, head, taken_s, error, location=notes.location)
+    return Probed(url, shard.size, shard.version, head, taken_s, error, location=notes.location)
 
 
 async def _described(engine: _Engine, url: str, located: Location | WdsError, timeout_s: float | None) -> Described:

@@ -13,7 +13,7 @@ from wds_async.errors import ReaderClosed, WdsError
 from wds_async.storage.registry import Location
 from wds_async.transfer.fetch import Fetcher
 from wds_async.transfer.resources import Equipment
-from wds_async.transfer.retry import ShardNotes
+from wds_async.transfer.retry import ShardState
 from wds_async.transfer.slabs import Slab, SlabPool
 from wds_async.transfer.stats import Counters
 from wds_async.transfer.window import Broken, End, Finished, Part, Piece, Shard, Window
@@ -101,7 +101,7 @@ class Pump:
                 self.window.add(url, error=located)
             else:
                 shard = self.window.add(url, streamed=located.in_order)
-                shard.notes = ShardNotes(located)
+                shard.notes = ShardState(located)
                 if located.kind == "ais" and located.entry is None:
                     self._backends.of(located).expect((located.target,))
         if ended:

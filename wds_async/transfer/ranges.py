@@ -31,13 +31,13 @@ from wds_async.storage.registry import locate
 from wds_async.transfer import window
 from wds_async.transfer.concurrency import Concurrency
 from wds_async.transfer.fetch import Fetcher, Unranged
+from wds_async.transfer.open_objects import Facts, OpenObject, OpenObjects, facts_of
 from wds_async.transfer.rate_limits import OriginLimits, Permit
 from wds_async.transfer.resources import Equipment, why_unread
-from wds_async.transfer.retry import retrieved
+from wds_async.transfer.retry import ignore_result
 from wds_async.transfer.slabs import LARGEST_BYTES, Lender, Slab
 from wds_async.transfer.stats import Counters
 from wds_async.transfer.traffic import OriginTraffic, Traffic, origin_of
-from wds_async.transfer.versions import Facts, Version, Versions, facts_of
 
 __all__ = ["LARGEST_PART_BYTES", "Facts", "Part", "RangeFetcher", "Unranged"]
 
@@ -75,7 +75,7 @@ class _Plan:
 
     def turn_streamed(self, part: window.Part) -> bool:
         """See `Plan`."""
-        shard = cast(Version, part.shard)
+        shard = cast(OpenObject, part.shard)
         if not shard.in_order:
             raise Unranged(f"{redact(shard.url)} can be read in order only")
         shard.streamed, shard.size = True, None
@@ -137,7 +137,7 @@ class RangeFetcher:
         self._limits = limits or OriginLimits(config.connections, config.connections)
         self._memory = Lender(memory_bytes)
         self._equipment = Equipment(config, self._loop, guard)
-        self._versions = Versions(functools.partial(locate, options=options))
+        self._objects = OpenObjects(functools.partial(locate, options=options))
         self._origins: dict[str, _Origin] = {}
         self._reading: set[asyncio.Task[Any] | None] = set()
         self._closed = False
@@ -161,9 +161,9 @@ class RangeFetcher:
     def reachable(self, url: str) -> bool:
         """Whether the store of ``url`` may answer: False after three failed requests in a row, until a good answer
         (the circuit breaker is open). It does no I/O."""
-        version = self._versions.fresh(url)
-        sky = self._origin(version).fetcher.sky(version)
-        return sky is None or not sky.down
+        obj = self._objects.fresh(url)
+        breaker = self._origin(obj).fetcher.breaker(obj)
+        return breaker is None or not breaker.is_open
 
     async def facts(self, url: str, *, deadline_s: float | None = None) -> Facts:
         """What an object is like now: one ranged GET of its first byte. What can be read once only is not touched.
@@ -171,15 +171,17 @@ class RangeFetcher:
         With ``deadline_s`` one attempt is made, and FetchTimeout raised after that many seconds; while the store is
         down (see `reachable`) only the next probe goes out, and others raise TransferError at once.
         """
-        version = self._versions.fresh(url)
+        obj = self._objects.fresh(url)
         if deadline_s is None:
-            return await self._facts(version, once=False)
-        sky, shown = self._origin(version).fetcher.sky(version), redact(url)
-        if sky is not None and not sky.may_ask():
-            raise TransferError(f"{shown}: {sky.name} does not answer; it is asked again within seconds").at(shown, 0)
+            return await self._facts(obj, once=False)
+        breaker, shown = self._origin(obj).fetcher.breaker(obj), redact(url)
+        if breaker is not None and not breaker.allow_request():
+            raise TransferError(f"{shown}: {breaker.name} does not answer; it is asked again within seconds").at(
+                shown, 0
+            )
         began = self._loop.time()
-        asking = self._loop.create_task(self._facts(version, once=True))
-        asking.add_done_callback(retrieved)
+        asking = self._loop.create_task(self._facts(obj, once=True))
+        asking.add_done_callback(ignore_result)
         try:
             # Not `asyncio.timeout`: a thread that reads from a hanging file system keeps its task waiting.
             await asyncio.wait((asking,), timeout=deadline_s)
@@ -188,33 +190,33 @@ class RangeFetcher:
         if asking.done():
             return asking.result()
         reason = f"no answer within {deadline_s:g} s"
-        if sky is not None and version.notes.access is not None:  # else its turn had not come: no fault of the store
-            sky.fault(reason, began)
+        if breaker is not None and obj.notes.access is not None:  # else its turn had not come: no fault of the store
+            breaker.record_failure(reason, began)
         raise FetchTimeout(f"{shown}: {reason}").at(shown, 0)
 
-    async def _facts(self, version: Version, *, once: bool) -> Facts:
+    async def _facts(self, obj: OpenObject, *, once: bool) -> Facts:
         async with self._at_work():
-            if await why_unread(self._equipment.threads, version.notes.location):
+            if await why_unread(self._equipment.threads, obj.notes.location):
                 return Facts(None, "", ranged=False)
-            version.in_order = True
-            origin, notes = self._origin(version), version.notes
-            part = window.Part(version, 0, 1, Slab(0, 1, memoryview(bytearray(1))))
+            obj.in_order = True
+            origin, notes = self._origin(obj), obj.notes
+            part = window.Part(obj, 0, 1, Slab(0, 1, memoryview(bytearray(1))))
             try:
                 if not once:
-                    await origin.fetcher.ready(version)
+                    await origin.fetcher.ready(obj)
                 async with self._limits.permit(origin.traffic.name, 1, origin.room) as permit:
                     await origin.fetch(part, once=once)
                     permit.received = part.filled
-                version.facts = facts_of(version)
+                obj.facts = facts_of(obj)
             except BaseException:
                 await origin.fetcher.close(notes)
                 raise
-        if version.streamed:
+        if obj.streamed:
             await origin.fetcher.close(notes)
-            return version.facts
-        version.in_order, version.pinned = False, (version.facts.identity, version.facts.size)
-        self._versions.install(version)
-        return version.facts
+            return obj.facts
+        obj.in_order, obj.pinned = False, (obj.facts.version, obj.facts.size)
+        self._objects.install(obj)
+        return obj.facts
 
     @contextlib.asynccontextmanager
     async def part(self, url: str, start: int, stop: int, facts: Facts | None = None) -> AsyncIterator[Part]:
@@ -226,42 +228,42 @@ class RangeFetcher:
         """
         if not 0 <= start < stop:
             raise ValueError(f"bytes {start} to {stop}: no range")
-        version = self._versions.take(url, facts)
+        obj = self._objects.take(url, facts)
         slab, view = None, memoryview(b"")
         try:
             async with self._at_work():
-                if version.notes.location.in_order or (facts is not None and not facts.ranged):
+                if obj.notes.location.in_order or (facts is not None and not facts.ranged):
                     raise Unranged(f"{redact(url)} can be read in order only")
-                if version.facts is None or version.size is None or start < version.size:
-                    slab, filled = await self._filled(version, start, stop)
+                if obj.facts is None or obj.size is None or start < obj.size:
+                    slab, filled = await self._filled(obj, start, stop)
                     view = slab.view[:filled]
-            if version.facts is None:
-                version.facts = facts_of(version)
+            if obj.facts is None:
+                obj.facts = facts_of(obj)
         except BaseException as exn:
-            self._versions.leave(version, failed=isinstance(exn, WdsError))
+            self._objects.leave(obj, failed=isinstance(exn, WdsError))
             raise
         try:
-            yield Part(view, version.facts)
+            yield Part(view, obj.facts)
         finally:
             if slab is not None:
                 self._memory.give_back(slab, view)
-            self._versions.leave(version)
+            self._objects.leave(obj)
 
     @contextlib.asynccontextmanager
     async def stream(self, url: str) -> AsyncIterator[tuple[Facts, AsyncIterator[memoryview]]]:
         """An object in order, also one that cannot be read otherwise. A piece is valid until the next one is asked for;
         the first has come when this gives the facts."""
-        version = self._versions.fresh(url)
-        version.in_order, version.streamed = True, version.notes.location.in_order
-        origin = self._origin(version)
+        obj = self._objects.fresh(url)
+        obj.in_order, obj.streamed = True, obj.notes.location.in_order
+        origin = self._origin(obj)
         async with contextlib.AsyncExitStack() as stack:
-            stack.push_async_callback(origin.fetcher.close, version.notes)
+            stack.push_async_callback(origin.fetcher.close, obj.notes)
             async with self._at_work():
-                await origin.fetcher.ready(version)
+                await origin.fetcher.ready(obj)
                 permit = await stack.enter_async_context(self._limits.permit(origin.traffic.name, 0, origin.room))
-            pieces = await stack.enter_async_context(contextlib.aclosing(self._pieces(version, origin, permit)))
+            pieces = await stack.enter_async_context(contextlib.aclosing(self._pieces(obj, origin, permit)))
             first = await anext(pieces, None)
-            yield facts_of(version), _beginning(first, pieces)
+            yield facts_of(obj), _beginning(first, pieces)
 
     async def entries(self, url: str) -> AsyncIterator[Entry]:
         """What is in the folder ``url``, which ends with "/": objects, and folders one level down, tried again where
@@ -290,7 +292,7 @@ class RangeFetcher:
             cast("asyncio.Task[Any]", task).cancel()
         while self._reading - {own}:  # noqa: ASYNC110 (turns of the loop; a thread that reads a file is waited for)
             await asyncio.sleep(_TURN_S)
-        self._versions.close()
+        self._objects.close()
         for origin in self._origins.values():
             await origin.fetcher.end()
         await self._equipment.close_backends(_END_WITHIN_S)
@@ -314,15 +316,15 @@ class RangeFetcher:
         finally:
             self._reading.discard(task)
 
-    async def _filled(self, version: Version, start: int, stop: int) -> tuple[Slab, int]:
+    async def _filled(self, obj: OpenObject, start: int, stop: int) -> tuple[Slab, int]:
         """The bytes in a slab of their own, and how many they are."""
-        if version.facts is not None and version.size is not None:
-            stop = min(stop, version.size)
-        origin = self._origin(version)
-        await origin.fetcher.ready(version)
+        if obj.facts is not None and obj.size is not None:
+            stop = min(stop, obj.size)
+        origin = self._origin(obj)
+        await origin.fetcher.ready(obj)
         async with self._limits.permit(origin.traffic.name, max(0, stop - start), origin.room) as permit:
             slab = await self._memory.take(stop - start)
-            part = window.Part(version, start, stop, slab)
+            part = window.Part(obj, start, stop, slab)
             try:
                 await origin.fetch(part)
             except BaseException:
@@ -332,16 +334,16 @@ class RangeFetcher:
                 permit.received = part.filled
         return slab, part.filled
 
-    async def _pieces(self, version: Version, origin: _Origin, permit: Permit) -> AsyncGenerator[memoryview]:
+    async def _pieces(self, obj: OpenObject, origin: _Origin, permit: Permit) -> AsyncGenerator[memoryview]:
         """The object from its start to its end, each piece in memory of its own as long as it is looked at."""
         position, last = 0, False
-        while not last and (version.streamed or version.size is None or position < version.size):
+        while not last and (obj.streamed or obj.size is None or position < obj.size):
             async with self._at_work():
                 slab = await self._memory.take(min(_PIECE_BYTES, self._memory.largest_bytes))
             view = memoryview(b"")
             try:
-                stop = position + slab.size if version.size is None else min(position + slab.size, version.size)
-                part = window.Part(version, position, stop, slab)
+                stop = position + slab.size if obj.size is None else min(position + slab.size, obj.size)
+                part = window.Part(obj, position, stop, slab)
                 async with self._at_work():
                     last = await origin.fetch(part)
                     await self._limits.more(origin.traffic.name, part.filled)
@@ -351,27 +353,27 @@ class RangeFetcher:
                     yield view
             finally:
                 self._memory.give_back(slab, view)
-        if version.end_in_doubt:  # who gets all of it, with its length, would take it for whole
-            shown = redact(version.url)
+        if obj.end_in_doubt:  # who gets all of it, with its length, would take it for whole
+            shown = redact(obj.url)
             raise TruncatedShard(
                 f"{shown} at byte {position}: the body has no length, and ended without the end of its archive at each "
                 "attempt. Have it sent with a Content-Length, or write it with its end (two blocks of zeros)."
             ).at(shown, position)
 
-    def _origin(self, version: Version) -> _Origin:
-        if version.origin is None:
-            traffic = self._counters.traffic.of(origin_of(version.notes.location))
+    def _origin(self, obj: OpenObject) -> _Origin:
+        if obj.origin is None:
+            traffic = self._counters.traffic.of(origin_of(obj.notes.location))
             if traffic.name not in self._origins:
                 self._origins[traffic.name] = _Origin(traffic, self._equipment, self._config, self._counters)
-            version.origin = self._origins[traffic.name]
-        return cast(_Origin, version.origin)
+            obj.origin = self._origins[traffic.name]
+        return cast(_Origin, obj.origin)
 
     async def _look(self) -> None:
         """Once a second: stalled connections, objects that nobody reads, memory that came back late."""
         while True:
             await asyncio.sleep(min(_LOOK_EVERY_S, self._config.stall_timeout_s / 4))
             self._equipment.look()
-            self._versions.look(self._loop.time())
+            self._objects.look(self._loop.time())
             self._memory.look()
 
 

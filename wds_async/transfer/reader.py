@@ -32,8 +32,8 @@ from wds_async.transfer.protocols import CachedShard, Limit, ShardCache
 from wds_async.transfer.pump import Event, Hand, Pump
 from wds_async.transfer.slabs import Slab
 from wds_async.transfer.stats import Board, Counters
-from wds_async.transfer.verify import Comparison, HeldBack, brought
-from wds_async.transfer.verify_before_use import Always
+from wds_async.transfer.verify import Comparison, HeldShard, answer_checksum
+from wds_async.transfer.verify_before_use import VerifyBeforeUse
 from wds_async.transfer.window import Broken, Finished, Piece, Shard
 from wds_async.urls import local_path
 
@@ -103,7 +103,9 @@ class ShardReader(Iterator["ShardStream"]):
         self._opened_at = time.monotonic()
         self._closed = False
         folder: Any = getattr(cache, "folder", None)
-        self._always = Always(self, None if folder is None else str(folder)) if config.verify == "always" else None
+        self._always = (
+            VerifyBeforeUse(self, None if folder is None else str(folder)) if config.verify == "always" else None
+        )
         _readers.add(self)
 
     def __iter__(self) -> ShardReader:
@@ -273,7 +275,7 @@ class ShardStream:
         """Bytes of the whole shard; None while nobody has told."""
         self._open_ended = False
         self._comparison: Comparison | None = None
-        self._held: HeldBack | None = None
+        self._held: HeldShard | None = None
         if reader._always is not None:
             self._comparison, self._held = reader._always.held(self, self._received)
         elif reader.config.verify == "auto":
@@ -362,7 +364,7 @@ class ShardStream:
     def _brought(self, shard: Shard) -> Checksum | None:
         """What ``verify="auto"`` compares by. A copy that another process is fetching is not yet known to be good, nor
         has any answer come."""
-        return brought(shard, may_come=self._cached is not None and shard.streamed)
+        return answer_checksum(shard, may_come=self._cached is not None and shard.streamed)
 
     def close(self) -> None:
         """Skip the rest of this shard; idempotent."""

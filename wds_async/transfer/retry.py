@@ -20,18 +20,18 @@ from wds_async.storage.base import Access, Backend, Fault, LocalFile, RefusedAns
 from wds_async.storage.file_servers import server_of
 from wds_async.storage.options import Options
 from wds_async.storage.registry import Backends, Location
-from wds_async.transfer.circuit_breaker import History, Sky
+from wds_async.transfer.circuit_breaker import CircuitBreaker, FailureLog
 from wds_async.transfer.concurrency import Concurrency
 from wds_async.transfer.connection import PACE_BYTES, Origin
 from wds_async.transfer.connection_pool import ConnectionPool
 from wds_async.transfer.files import FileReader, FileReplaced
-from wds_async.transfer.part_request import IdentityChanged, WrongAnswer
+from wds_async.transfer.part_request import VersionChanged, WrongAnswer
 from wds_async.transfer.stats import Counters
 from wds_async.transfer.streams import StreamReader
 from wds_async.transfer.traffic import BOUNDS_S, OriginTraffic, origin_of, region_of
 from wds_async.transfer.window import Part, Shard
 
-__all__ = ["Attempts", "Recovery", "ShardNotes", "retrieved"]
+__all__ = ["Attempts", "RetryController", "ShardState", "ignore_result"]
 
 logger = logging.getLogger("wds_async")
 
@@ -98,7 +98,7 @@ _refusals = _Refusals()
 
 
 @dataclass(slots=True, eq=False)
-class ShardNotes:
+class ShardState:
     """What fetching remembers of a shard between its parts."""
 
     location: Location
@@ -119,7 +119,7 @@ class ShardNotes:
     """Who is told how long a good answer took; with ``traffic``."""
     fields: Mapping[str, str] = field(default_factory=dict)
     """Of the head of the first answer that had any, in lower case."""
-    sky: Sky | None = None
+    breaker: CircuitBreaker | None = None
     """The state of its store; None until the first part is asked for, and where there is no server."""
 
     def known(self) -> Access | None:
@@ -140,7 +140,7 @@ class Attempts:
     """The attempts of one part since its last new bytes, the last one with ``access``, at ``location``, counted in
     ``traffic``."""
 
-    history: History
+    history: FailureLog
     began: float
     """When the last one began."""
     bytes: int = 0
@@ -157,7 +157,7 @@ class Attempts:
     def of(cls, part: Part, *, once: bool = False) -> Attempts:
         """Those of a part that is to be asked for now."""
         now = asyncio.get_running_loop().time()
-        return cls(History(now), now, part.filled, once=once)
+        return cls(FailureLog(now), now, part.filled, once=once)
 
     def progress(self, filled: int, now: float, *, stalled: bool) -> bool:
         """Count anew where bytes have come since the last look. A trickle is none: less than 16 KiB in an attempt that
@@ -170,10 +170,10 @@ class Attempts:
 
     def anew(self, now: float) -> None:
         """Count anew: bytes have come, or another store has the next attempt."""
-        self.renewals, self.history, self.refused_at = 0, History(now), None
+        self.renewals, self.history, self.refused_at = 0, FailureLog(now), None
 
 
-class Recovery:
+class RetryController:
     """Decides, for the parts of one reader, what follows a failed attempt."""
 
     def __init__(
@@ -193,11 +193,11 @@ class Recovery:
         self._unreachable_until: dict[str, float] = {}
         self._reached: set[str] = set()
 
-    def sky(self, location: Location) -> Sky | None:
+    def breaker(self, location: Location) -> CircuitBreaker | None:
         """The state of the store of ``location``; None where there is no server."""
-        return None if location.kind in _NO_SERVERS else self._pool.weather.of(server_of(location.target))
+        return None if location.kind in _NO_SERVERS else self._pool.breakers.of(server_of(location.target))
 
-    def traffic(self, notes: ShardNotes) -> OriginTraffic:
+    def traffic(self, notes: ShardState) -> OriginTraffic:
         """Where what is asked for a shard is counted, as long as it is read where it is now."""
         if notes.traffic is None:
             traffic = notes.traffic = self._counters.traffic.of(origin_of(notes.location))
@@ -211,32 +211,32 @@ class Recovery:
             notes.observe = observe
         return notes.traffic
 
-    def good(self, shard: Shard) -> None:
+    def record_success(self, shard: Shard) -> None:
         """Its store gave what it was asked for."""
-        notes: ShardNotes = shard.notes
-        if notes.sky is None:
-            notes.sky = self.sky(notes.location)
-        if notes.sky is not None:
-            notes.sky.good()
+        notes: ShardState = shard.notes
+        if notes.breaker is None:
+            notes.breaker = self.breaker(notes.location)
+        if notes.breaker is not None:
+            notes.breaker.record_success()
             _refusals.answered(bucket_of(notes.location), time.monotonic())
 
-    def calm(self, shard: Shard) -> bool:
+    def healthy(self, shard: Shard) -> bool:
         """Whether its store may be asked for more than is needed."""
-        notes: ShardNotes = shard.notes
-        return notes.sky is not None and notes.sky.calm
+        notes: ShardState = shard.notes
+        return notes.breaker is not None and notes.breaker.healthy
 
-    async def before(self, shard: Shard) -> None:
+    async def wait_until_up(self, shard: Shard) -> None:
         """Return when a part may be asked for the first time: at once, unless its store is down."""
-        notes: ShardNotes = shard.notes
-        if notes.sky is None:
-            notes.sky = self.sky(notes.location)
-        if notes.sky is not None and notes.sky.down and notes.location.fallback is None:
+        notes: ShardState = shard.notes
+        if notes.breaker is None:
+            notes.breaker = self.breaker(notes.location)
+        if notes.breaker is not None and notes.breaker.is_open and notes.location.fallback is None:
             now = asyncio.get_running_loop().time()
-            await notes.sky.wait(0.0, now + self._retry.timeout_s, cap_s=self._retry.cap_s)
+            await notes.breaker.wait(0.0, now + self._retry.timeout_s, cap_s=self._retry.cap_s)
 
     def backend(self, shard: Shard) -> Backend:
         """Of where the shard is read now: a store that could not be reached a moment ago is not asked again."""
-        notes: ShardNotes = shard.notes
+        notes: ShardState = shard.notes
         unreachable = self._unreachable_until.get(notes.location.kind, 0.0) > time.monotonic()
         if unreachable and notes.access is None and notes.stream is None:
             _move(shard)
@@ -245,7 +245,7 @@ class Recovery:
     async def access(self, backend: Backend, shard: Shard) -> Access:
         """The shard's way of access, asked for once however many parts wait for it. One that is past its
         ``renew_after`` is asked for again; what comes then is used, whatever it says of itself."""
-        notes: ShardNotes = shard.notes
+        notes: ShardState = shard.notes
         known = notes.known()
         if isinstance(known, Request) and known.renew_after <= time.monotonic():
             notes.drop(known)
@@ -260,20 +260,20 @@ class Recovery:
                 notes.access = None
             raise
 
-    def reached(self, location: Location) -> None:
+    def record_contact(self, location: Location) -> None:
         """The server of ``location`` has answered: what fails from now on is a bad day, and no typo."""
         if location.kind not in _NO_SERVERS:
             self._reached.add(server_of(location.target))
 
-    async def after(self, part: Part, attempts: Attempts, backend: Backend, exn: Exception) -> None:
+    async def recover(self, part: Part, attempts: Attempts, backend: Backend, exn: Exception) -> None:
         """Return when the next attempt may begin, or raise what the last one means, with all that was tried."""
         shard, now = part.shard, asyncio.get_running_loop().time()
         location = attempts.location or shard.notes.location
-        fault, sky = _explain(backend, exn, location), self.sky(location)
+        fault, breaker = _explain(backend, exn, location), self.breaker(location)
         traffic = attempts.traffic or self.traffic(shard.notes)
         progressed = attempts.progress(part.filled, now, stalled=fault.verdict is Verdict.STALLED)
-        if sky is not None and progressed:
-            sky.good()
+        if breaker is not None and progressed:
+            breaker.record_success()
         if self._renew(shard, attempts, fault):
             return
         attempts.history.add(fault.reason)
@@ -283,13 +283,13 @@ class Recovery:
             self._counters.add("throttled")
             traffic.throttled += 1
             self._concurrency.throttled(now)
-        again = fault.verdict.again and fault.verdict is not Verdict.EXPIRED and _restartable(shard)
-        if sky is not None and again:
-            sky.fault(fault.reason, attempts.began, throttled=fault.throttled)
-        elif sky is not None and isinstance(exn, RefusedAnswer):
-            sky.good()  # it answers, if not as one would like
+        again = fault.verdict.retryable and fault.verdict is not Verdict.EXPIRED and _restartable(shard)
+        if breaker is not None and again:
+            breaker.record_failure(fault.reason, attempts.began, throttled=fault.throttled)
+        elif breaker is not None and isinstance(exn, RefusedAnswer):
+            breaker.record_success()  # it answers, if not as one would like
         retried = again and not attempts.once
-        if retried and await self._pause(part, attempts, fault, sky):
+        if retried and await self._pause(part, attempts, fault, breaker):
             return
         if not attempts.once and await self._ask_again_though_refused(part, attempts, backend, fault):
             return
@@ -299,22 +299,24 @@ class Recovery:
             return
         history, others = attempts.history, ""
         by_time = self._retry.max_attempts is None and not fault.contradicts
-        if again and by_time and sky is not None and sky.down and sky.history is not None:
-            history, others = sky.history, ", those of other parts among them"  # it was mostly they that asked
-        tried = _contradicted(attempts, location, fault) + history.told(now) + others
-        if sky is not None and not attempts.once:
-            sky.ended()
+        if again and by_time and breaker is not None and breaker.is_open and breaker.failures is not None:
+            history, others = breaker.failures, ", those of other parts among them"  # it was mostly they that asked
+        tried = _contradicted(attempts, location, fault) + history.summary(now) + others
+        if breaker is not None and not attempts.once:
+            breaker.probe_soon()
         traffic.errors += 1
         url = redact(shard.notes.location.url)
         raise error_for(replace(fault, reason=fault.reason + tried), url, part.start + part.filled, 1) from exn
 
-    async def _pause(self, part: Part, attempts: Attempts, fault: Fault, sky: Sky | None) -> bool:
+    async def _pause(self, part: Part, attempts: Attempts, fault: Fault, breaker: CircuitBreaker | None) -> bool:
         """Wait for the next attempt; False where there shall be none, at this store."""
         now, retry, count = asyncio.get_running_loop().time(), self._retry, attempts.history.count
         location = attempts.location or part.shard.notes.location
         known = self._origin_known(location, attempts.access)
-        since = attempts.history.since if sky is None else max(attempts.history.since, sky.back_at)
-        impatient = location.fallback is not None and (not known or fault.nobody) and count >= _BEFORE_THE_FALLBACK
+        since = attempts.history.since if breaker is None else max(attempts.history.since, breaker.recovered_at)
+        impatient = (
+            location.fallback is not None and (not known or fault.connection_refused) and count >= _BEFORE_THE_FALLBACK
+        )
         if impatient or retry.gives_up(count, now - since, origin_known=known, contradicted=fault.contradicts):
             return False
         self._counters.add("retries")
@@ -323,19 +325,19 @@ class Recovery:
         url, at = redact(part.shard.url), part.start + part.filled
         logger.info("%s at byte %d: %s; attempt %d follows", url, at, fault.reason, count + 1)
         allowed_s = retry.timeout_s if known else min(retry.first_contact_s, retry.timeout_s)
-        told_s = min(fault.retry_after_s or 0.0, retry.cap_s)
+        retry_after_s = min(fault.retry_after_s or 0.0, retry.cap_s)
         delay_s = retry.delay_s(count + _SOFTLY * fault.throttled, self._rng)
-        if sky is not None and sky.isolated and count <= _ISOLATED_AT_MOST:
+        if breaker is not None and breaker.failure_is_isolated and count <= _ISOLATED_AT_MOST:
             # Good answers came before, and faults are few: the store takes requests, and there is nothing to wait for.
-            told_s, delay_s = 0.0, retry.delay_s(count, self._rng) if fault.throttled or count > 1 else 0.0
-        if sky is None:
-            await asyncio.sleep(min(max(delay_s, told_s), since + allowed_s - now))
+            retry_after_s, delay_s = 0.0, retry.delay_s(count, self._rng) if fault.throttled or count > 1 else 0.0
+        if breaker is None:
+            await asyncio.sleep(min(max(delay_s, retry_after_s), since + allowed_s - now))
             return True
-        sky.tell(url, fault.reason, allowed_s)
-        return await sky.wait(delay_s, since + allowed_s, told_s=told_s, cap_s=retry.cap_s)
+        breaker.warn_of_outage(url, fault.reason, allowed_s)
+        return await breaker.wait(delay_s, since + allowed_s, retry_after_s=retry_after_s, cap_s=retry.cap_s)
 
     async def _ask_again_though_refused(self, part: Part, attempts: Attempts, backend: Backend, fault: Fault) -> bool:
-        """Wait, and return True, where a 403 or 404 is to be asked again: the same identity was answered for the same
+        """Wait, and return True, where a 403 or 404 is to be asked again: the same version was answered for the same
         bucket before. Credentials are read anew once. False where it is not, or was for long enough."""
         location, now = attempts.location or part.shard.notes.location, time.monotonic()
         if fault.verdict not in (Verdict.DENIED, Verdict.MISSING) or not _restartable(part.shard):
@@ -406,19 +408,19 @@ class Recovery:
 def _move(shard: Shard) -> StreamReader | None:
     """Make the shard's next access that of its fallback, where it has one. What was learnt of the store that is left
     says nothing of the other, but for the size of the object. Returns the stream that has to be closed."""
-    notes: ShardNotes = shard.notes
+    notes: ShardState = shard.notes
     if notes.location.fallback is None:
         return None
     notes.location, notes.access, notes.moved = notes.location.fallback, None, None
-    notes.rangeless, notes.unframed, notes.sky = False, False, None
+    notes.rangeless, notes.unframed, notes.breaker = False, False, None
     notes.traffic, notes.observe, notes.fields = None, None, {}
-    shard.identity = notes.etag = ""
+    shard.version = notes.etag = ""
     stream, notes.stream = notes.stream, None
     return stream
 
 
 def _explain(backend: Backend, exn: Exception, location: Location) -> Fault:
-    if isinstance(exn, IdentityChanged | FileReplaced):
+    if isinstance(exn, VersionChanged | FileReplaced):
         return Fault(Verdict.CHANGED, f"the object was replaced while it was being read: {exn}", "Read it again.")
     fault = backend.classify(exn, location.target)
     return replace(fault, contradicts=True) if isinstance(exn, WrongAnswer) else fault
@@ -448,7 +450,7 @@ def _restartable(shard: Shard) -> bool:
 
 def _located(traffic: OriginTraffic | None, future: asyncio.Future[Access]) -> None:
     """A request tells where it goes."""
-    retrieved(future)
+    ignore_result(future)
     if traffic is None or future.cancelled() or future.exception() is not None:
         return
     access = future.result()
@@ -456,7 +458,7 @@ def _located(traffic: OriginTraffic | None, future: asyncio.Future[Access]) -> N
         traffic.region = region_of(access.url) or traffic.region
 
 
-def retrieved(future: asyncio.Future[Any]) -> None:
+def ignore_result(future: asyncio.Future[Any]) -> None:
     """An access or read that nobody waits for any more may fail: that is not worth a line in the log."""
     if not future.cancelled():
         future.exception()

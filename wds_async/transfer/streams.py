@@ -7,10 +7,10 @@ import contextlib
 from collections.abc import Callable, Mapping
 
 from wds_async.storage.base import Answer, Checksum, RefusedAnswer, Request, Stream
-from wds_async.storage.http.messages import identity_of, same_object
+from wds_async.storage.http.messages import same_object, version_of
 from wds_async.transfer.connection import Connection, ConnectionBroken, Head, Origin, request_bytes
 from wds_async.transfer.connection_pool import ConnectionPool
-from wds_async.transfer.part_request import IdentityChanged, RangesIgnored, Redirected, excerpt_of, follow
+from wds_async.transfer.part_request import RangesIgnored, Redirected, VersionChanged, excerpt_of, follow
 from wds_async.transfer.window import Part
 
 __all__ = ["DirectStream", "StreamReader"]
@@ -55,7 +55,7 @@ class DirectStream:
             await self.close()
             raise RangesIgnored
         self._rest, self._keep_alive, self.fields = head.length, head.keep_alive, head.fields
-        return identity_of(head.fields, head.length)
+        return version_of(head.fields, head.length)
 
     async def _exchange(self, request: Request) -> Head:
         raw, origin = request_bytes(request.url, request.headers), Origin.of(request.url, request.tls, request.socket)
@@ -111,15 +111,15 @@ class StreamReader:
 
     def __init__(self) -> None:
         self._stream: Stream | None = None
-        self._identity: str | None = None
+        self._version: str | None = None
         self._position = 0
         self._archive: _ArchiveEnd | None = None
         self._ended_at = -1
 
     @property
-    def identity(self) -> str:
+    def version(self) -> str:
         """What pins what is read; "" before it was opened, and where there is nothing."""
-        return self._identity or ""
+        return self._version or ""
 
     @property
     def restartable(self) -> bool:
@@ -140,7 +140,7 @@ class StreamReader:
         view, offset = part.slab.view, part.start
         if self._stream is None or self._position != offset + part.filled:
             # Of what was read in ranges before, every byte must be of the same object; from the start there is none.
-            pinned = part.shard.identity if offset + part.filled else ""
+            pinned = part.shard.version if offset + part.filled else ""
             await self._start(make, offset + part.filled, pinned)
             if checksum is not None and part.shard.checksum is None:
                 part.shard.checksum = checksum(getattr(self._stream, "fields", {}))
@@ -171,11 +171,11 @@ class StreamReader:
         await self.close()
         stream = make()
         self._stream, self._position = stream, -1
-        identity = await stream.open()
-        for former in (self._identity or "", pinned):
-            if not same_object(former, identity):
-                raise IdentityChanged(f"it was {former} and is now {identity}")
-        self._identity = identity
+        version = await stream.open()
+        for former in (self._version or "", pinned):
+            if not same_object(former, version):
+                raise VersionChanged(f"it was {former} and is now {version}")
+        self._version = version
         self._position = 0
         self._archive = _ArchiveEnd() if getattr(stream, "open_ended", False) else None
         scratch = memoryview(bytearray(min(_SKIP_BYTES, position)))

@@ -15,7 +15,7 @@ from wds_async.storage.checksums import Digest, digest_of
 from wds_async.storage.filewriting import write_all
 from wds_async.transfer.window import Shard
 
-__all__ = ["READINGS", "Comparison", "HeldBack", "Spool", "brought", "usable"]
+__all__ = ["READ_ATTEMPTS", "Comparison", "HeldShard", "Spool", "answer_checksum", "usable"]
 
 _PIECE_BYTES = 1 << 20
 
@@ -80,7 +80,7 @@ class Spool:
 logger = logging.getLogger("wds_async")
 
 
-READINGS = 3
+READ_ATTEMPTS = 3
 
 
 """How often a shard that is held back is read before it counts as damaged."""
@@ -95,7 +95,7 @@ _told_of_packages: set[str] = set()
 Receive = Callable[[], memoryview | None]
 
 
-def brought(shard: Shard, *, may_come: bool = False) -> Checksum | None:
+def answer_checksum(shard: Shard, *, may_come: bool = False) -> Checksum | None:
     """What ``verify="auto"`` compares: the CRC-32C that an answer brought. ``may_come``: it may do so later on, because
     the shard is read behind the process that fetches it, and perhaps to its end from its store."""
     said = shard.checksum
@@ -186,7 +186,7 @@ class Comparison:
             self.expected, self._digest = found, digest_of(found.algorithm)
 
 
-class HeldBack:
+class HeldShard:
     """A shard that is read to its end, into ``spool``, and compared before its first byte is handed on.
 
     ``receive`` gives its pieces as they come and raises `ChecksumMismatch` at a bad end, by ``comparison``; ``again``
@@ -252,7 +252,7 @@ class HeldBack:
 
     def _heal(self) -> None:
         """Read the shard again, and its checksum: both may have been replaced."""
-        for _ in range(READINGS - 1):
+        for _ in range(READ_ATTEMPTS - 1):
             logger.warning("%s: %s; it is read again", redact(self._url), self._comparison.difference)
             former = self._comparison.expected
             self._comparison = Comparison(lambda shard, former=former: self._expect(shard) or former)  # type: ignore[misc]
@@ -263,7 +263,7 @@ class HeldBack:
                 return
             except ChecksumMismatch:
                 continue
-        raise self._comparison.error(self._url, readings=READINGS)
+        raise self._comparison.error(self._url, readings=READ_ATTEMPTS)
 
     def _keep(self, piece: memoryview) -> None:
         try:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from wds_async.errors import AccessDenied, ReaderClosed, ShardNotFound, TransferError, WdsError
 from wds_async.redact import redact
 from wds_async.storage.base import Checksum
-from wds_async.transfer.checksums import Asked, Vouching, ask, leave, logger
+from wds_async.transfer.checksums import ChecksumFuture, RemoteChecksums, cancel_requests, logger, request_checksum
 from wds_async.transfer.stats import Counters, Stats
-from wds_async.transfer.verify import Comparison, HeldBack, Spool
+from wds_async.transfer.verify import Comparison, HeldShard, Spool
 from wds_async.transfer.window import Shard
 from wds_async.urls import local_path
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from wds_async.storage.registry import Location
     from wds_async.transfer.reader import ShardReader, ShardStream
 
-__all__ = ["Always"]
+__all__ = ["VerifyBeforeUse"]
 
 _MEMORY_BYTES = 32 << 20
 _LOOK_EVERY_S = 1.0
@@ -30,22 +30,22 @@ _NOWHERE = frozenset({"opener", "pipe", "stdin"})  # nobody vouches for these, a
 _COUNTED = ("requests", "wire_bytes", "retries")
 
 
-class Always:
+class VerifyBeforeUse:
     """``folder``: where more than fits into memory is held back; None: the system's for temporary files."""
 
     def __init__(self, reader: ShardReader, folder: str | None) -> None:
         self._reader: ShardReader = weakref.proxy(reader)  # a cycle would keep its connections until it is collected
-        self._pending: set[Asked] = set()
+        self._pending: set[ChecksumFuture] = set()
         self._within: weakref.WeakSet[ShardReader] = weakref.WeakSet()
         self._spool = Spool(min(_MEMORY_BYTES, reader.config.budget_bytes // 4), folder)
-        self._vouching = Vouching(reader.counters, ask=self._ask, wait=self._wait, small=self._small)
+        self._vouching = RemoteChecksums(reader.counters, ask=self._ask, wait=self._wait, small=self._small)
 
-    def held(self, stream: ShardStream, receive: Callable[[], memoryview | None]) -> tuple[Comparison, HeldBack]:
+    def held(self, stream: ShardStream, receive: Callable[[], memoryview | None]) -> tuple[Comparison, HeldShard]:
         """How ``stream``, which ``receive`` gives as it comes, is compared, and read."""
         expect = functools.partial(self._expect, stream)
         comparison = Comparison(expect)
         again, told = functools.partial(self._again, stream), functools.partial(self._told, stream)
-        held = HeldBack(stream.url, self._spool, comparison, receive=receive, again=again, expect=expect, told=told)
+        held = HeldShard(stream.url, self._spool, comparison, receive=receive, again=again, expect=expect, told=told)
         return comparison, held
 
     def ahead(self, streams: Iterable[ShardStream | BaseException]) -> None:
@@ -60,7 +60,7 @@ class Always:
         self._spool.clear()
         self._vouching.close()
         if (pending := list(self._pending)) and self._reader.own:  # else it is the parent's loop
-            self._reader.engine().submit(leave, pending)
+            self._reader.engine().submit(cancel_requests, pending)
 
     def _expect(self, stream: ShardStream, shard: Shard) -> Checksum | None:
         place = stream.located
@@ -72,14 +72,14 @@ class Always:
         if good or not stream.kept:
             self._vouching.told(stream.url, good)
 
-    def _ask(self, place: Location) -> Asked:
-        engine, asked = self._reader.engine(), Asked()
+    def _ask(self, place: Location) -> ChecksumFuture:
+        engine, asked = self._reader.engine(), ChecksumFuture()
         self._pending.add(asked)
         asked.add_done_callback(self._pending.discard)
-        engine.submit(ask, engine.backends, place, self._reader.config.retry, asked)
+        engine.submit(request_checksum, engine.backends, place, self._reader.config.retry, asked)
         return asked
 
-    def _wait(self, asked: Asked) -> Checksum | None:
+    def _wait(self, asked: ChecksumFuture) -> Checksum | None:
         while True:
             try:
                 return asked.result(_LOOK_EVERY_S)

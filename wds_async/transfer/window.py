@@ -54,7 +54,7 @@ class Part:
 
 @dataclass(slots=True, eq=False)
 class Shard:
-    """One shard in the window. ``size`` is None until an answer tells it; ``identity`` pins what is read.
+    """One shard in the window. ``size`` is None until an answer tells it; ``version`` pins what is read.
 
     ``notes`` belongs to whoever fetches: the open file, the kept redirect, the running stream. ``checksum`` is what the
     store says of the whole object, where it does.
@@ -64,7 +64,7 @@ class Shard:
     url: str
     streamed: bool = False
     size: int | None = None
-    identity: str = ""
+    version: str = ""
     planned: int = 0
     finished: bool = False
     flying: int = 0

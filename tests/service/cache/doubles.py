@@ -98,8 +98,8 @@ class Bytes:
             if not thing.ranged or not thing.told:
                 raise Unranged(url)
             await self.gate.wait()
-            if facts is not None and facts.identity != thing.identity:
-                raise ObjectChanged(f"{url}: {facts.identity} is {thing.identity} now")
+            if facts is not None and facts.version != thing.identity:
+                raise ObjectChanged(f"{url}: {facts.version} is {thing.identity} now")
             data = bytearray(thing.data[start:stop])
             self.bytes += len(data)
             yield Part(memoryview(data), thing.facts)

@@ -58,7 +58,7 @@ def listed(url: str, **kwargs: Any) -> list[tuple[str, int | None]]:
 )
 def test_what_fails_on_the_way_to_our_own_service(exn: OSError, words: str, nobody: bool) -> None:
     fault = explain_service(exn, explain_exception(exn), "unix:/run/s.sock", elsewhere=nobody)
-    assert (fault.verdict, fault.nobody) == (Verdict.TRANSIENT, nobody)
+    assert (fault.verdict, fault.connection_refused) == (Verdict.TRANSIENT, nobody)
     assert words in fault.reason
     assert "wds-async serve --socket /run/s.sock" in fault.advice
     assert ("WDS_AIS_FALLBACK=1" in fault.advice) == nobody

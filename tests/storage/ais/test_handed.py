@@ -103,7 +103,7 @@ def test_a_file_is_read_by_its_descriptor(giving: Callable[..., tuple[Hands, Giv
     before = open_fds()
     found = ask(hands, ("Authorization", "Bearer t"))
     assert found is not None
-    assert (found.size, found.identity, found.fields["etag"]) == (10_000, '"e" 10000', '"e"')
+    assert (found.size, found.version, found.fields["etag"]) == (10_000, '"e" 10000', '"e"')
     assert giver.requests == [
         b"HEAD /v1/objects/b/x%20y?provider=ais HTTP/1.1\r\nHost: localhost\r\nWds-Hand: 1\r\n"
         b"Authorization: Bearer t\r\n\r\n"

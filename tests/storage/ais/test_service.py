@@ -249,7 +249,7 @@ def test_what_aiohttp_asks_goes_over_the_socket(service: Inside, monkeypatch: py
     async def described() -> Any:
         backend = AisBackend(call)
         try:
-            return await backend.describe("ais://b/x-0.tar"), await backend.vouched("ais://b/x-0.tar")
+            return await backend.describe("ais://b/x-0.tar"), await backend.remote_checksum("ais://b/x-0.tar")
         finally:
             await backend.close()
 

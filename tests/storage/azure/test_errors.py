@@ -110,7 +110,7 @@ def test_anonymous_refusals_say_what_to_set() -> None:
     for status, code in ((404, "ResourceNotFound"), (409, "PublicAccessNotPermitted"), (403, "AuthorizationFailure")):
         fault = explained(answer(status, code), "anonymous")
         assert "AZURE_STORAGE_ACCOUNT_KEY" in fault.advice
-        assert not fault.verdict.again
+        assert not fault.verdict.retryable
 
 
 def test_retry_after_is_kept() -> None:

@@ -120,7 +120,7 @@ def test_what_it_cannot_mean(text: str) -> None:
 def test_every_refusal_has_one_meaning(status: int) -> None:
     fault = explain_status(Answer(status, {"retry-after": "3"}))
     again = status in (408, 409, 425, 429) or (status >= 500 and status not in (501, 505))
-    assert fault.verdict.again is again
+    assert fault.verdict.retryable is again
     assert fault.retry_after_s == (3 if again else None)
     assert fault.throttled is (status in (429, 503))
 

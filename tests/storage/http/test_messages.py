@@ -6,13 +6,13 @@ import pytest
 
 from wds_async.errors import UrlError
 from wds_async.storage.base import Request
-from wds_async.storage.http.messages import identity_of, redirected, wire_url
+from wds_async.storage.http.messages import redirected, version_of, wire_url
 
 
 def test_what_pins_an_object() -> None:
-    assert identity_of({"etag": '"1"', "last-modified": "x"}, 5) == 'etag "1"'
-    assert identity_of({"last-modified": "x"}, 5) != identity_of({"last-modified": "x"}, 6)
-    assert identity_of({}, 5) == "5 bytes"
+    assert version_of({"etag": '"1"', "last-modified": "x"}, 5) == 'etag "1"'
+    assert version_of({"last-modified": "x"}, 5) != version_of({"last-modified": "x"}, 6)
+    assert version_of({}, 5) == "5 bytes"
 
 
 def test_credentials_stay_at_their_origin() -> None:

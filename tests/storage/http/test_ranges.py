@@ -10,7 +10,7 @@ from tests.servers.origin import Origin
 from wds_async.storage.base import RedirectLoop, Request
 from wds_async.storage.checked import CheckedRanges
 from wds_async.storage.http.backend import HttpBackend
-from wds_async.storage.http.messages import identity_of
+from wds_async.storage.http.messages import version_of
 from wds_async.storage.http.ranges import RangeRequests
 
 
@@ -21,7 +21,7 @@ async def parts(request: Request, count: int, failing: int = -1, origin: Origin 
         return request
 
     try:
-        ranges = await CheckedRanges.of(RangeRequests(client, same), identity_of, 30.0)
+        ranges = await CheckedRanges.of(RangeRequests(client, same), version_of, 30.0)
         assert ranges is not None
         got = b""
         for at in range(count):

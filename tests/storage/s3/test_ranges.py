@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from wds_async.storage.checked import CheckedRanges
-from wds_async.storage.http.messages import identity_of
+from wds_async.storage.http.messages import version_of
 from wds_async.storage.s3.backend import ObjectGet
 from wds_async.storage.s3.options import S3Name
 
@@ -32,13 +32,13 @@ class Client:
 
 def asked(exn: Exception) -> CheckedRanges | None:
     get = ObjectGet(Client(exn), S3Name("s3", "b", "k"))  # type: ignore[arg-type]
-    return asyncio.run(CheckedRanges.of(get, identity_of, 30.0))
+    return asyncio.run(CheckedRanges.of(get, version_of, 30.0))
 
 
 def test_an_empty_object_of_which_the_size_is_asked_for() -> None:
     found = asked(Unsatisfied())
     assert found is not None
-    assert (found.size, found.identity) == (0, 'etag "e"')
+    assert (found.size, found.version) == (0, 'etag "e"')
 
 
 def test_a_refusal_is_botocores() -> None:

@@ -619,7 +619,7 @@ class ChunkCache:
         """Whether a copy may be served at once. Where its freshness has lapsed, its origin is asked behind it."""
         if self._is_fresh(entry):
             return True
-        pinned = pins_version(entry.facts.identity) and math.isfinite(entry.checked)
+        pinned = pins_version(entry.facts.version) and math.isfinite(entry.checked)
         waits = self._clock() < entry.ask_again_at
         if not (pinned and self._stands_in(entry, self._while_revalidating_s)):
             down = waits or not self.fetching.origin.reachable(url)
@@ -653,8 +653,8 @@ class ChunkCache:
         """The entry for what the origin has now: the same one where it is unchanged, else a new one."""
         entry = self._shelf.get(entry.key) or entry  # another request may have had its answer before
         self._mark(url, away=False)
-        same = facts.identity == entry.facts.identity and facts.size in (None, entry.facts.size)
-        if same and pins_version(facts.identity) and not entry.gone:
+        same = facts.version == entry.facts.version and facts.size in (None, entry.facts.size)
+        if same and pins_version(facts.version) and not entry.gone:
             self._stats.unchanged += 1
             entry.url, entry.checked, entry.ask_again_at = url, self._clock(), float("-inf")
             self.fetching.journal.used(entry)

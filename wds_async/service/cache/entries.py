@@ -87,9 +87,9 @@ class StreamFlight:
         entry = self._entry
         buffer, filled = memoryview(bytearray(entry.chunks.chunk_bytes)), 0
         async with self._fetching.origin.stream(entry.url) as (facts, views):
-            if facts.identity != entry.facts.identity:
+            if facts.version != entry.facts.version:
                 entry.checked = float("-inf")
-                raise _changed(entry, facts.identity)
+                raise _changed(entry, facts.version)
             async for view in views:
                 while len(view):
                     count = min(len(view), len(buffer) - filled)
@@ -141,9 +141,9 @@ async def passed_stream(
         pass
     at = 0
     async with fetching.origin.stream(entry.url) as (facts, views):
-        if facts.identity != entry.facts.identity:
+        if facts.version != entry.facts.version:
             entry.checked = float("-inf")
-            raise _changed(entry, facts.identity)
+            raise _changed(entry, facts.version)
         async for view in views:
             skipped, at = max(0, start - at), at + len(view)
             if skipped < len(view):
@@ -152,7 +152,7 @@ async def passed_stream(
 
 def _changed(entry: Entry, now: str) -> ObjectChanged:
     url = redact(entry.url)
-    was = entry.facts.identity
+    was = entry.facts.version
     return ObjectChanged(f"{url}: it was replaced: {was!r} was opened, {now!r} is there now. Open it again.").at(url, 0)
 
 
@@ -272,7 +272,7 @@ class Entry:
     def in_order(self) -> bool:
         """Whether it is read from its beginning, once: ranges of it cannot be had, or nobody could tell whether they
         are of the same object."""
-        return not self.facts.ranged or self.facts.size is None or not self.facts.identity
+        return not self.facts.ranged or self.facts.size is None or not self.facts.version
 
     @property
     def busy(self) -> bool:
@@ -312,7 +312,7 @@ class Entry:
         """For the index; ``checked`` and ``used`` in seconds since 1970."""
         facts = self.facts
         return Row(
-            self.id, self.key, self.tenant, facts.identity, facts.size, facts.ranged, facts_to(facts), checked, used,
+            self.id, self.key, self.tenant, facts.version, facts.size, facts.ranged, facts_to(facts), checked, used,
             last, self.held,
         )  # fmt: skip
 

@@ -40,7 +40,7 @@ from wds_async.storage.base import (
 from wds_async.storage.checksums import aistore
 from wds_async.storage.http.backend import HttpBackend, HttpStream
 from wds_async.storage.http.errors import explain_exception, explain_status, retry_after_s, with_proxy
-from wds_async.storage.http.messages import PLAIN_HEADERS, answer_of, identity_of, redirected
+from wds_async.storage.http.messages import PLAIN_HEADERS, answer_of, redirected, version_of
 from wds_async.storage.options import NO_OPTIONS, Options
 from wds_async.storage.preload import import_client
 from wds_async.storage.secrets import Secrets
@@ -93,7 +93,7 @@ def explain_service(exn: BaseException, fault: Fault, endpoint: str, elsewhere: 
         f"Is `wds-async serve {option}` running on this host, and is AIS_ENDPOINT its address as it is seen from here?"
     )
     more = " WDS_AIS_FALLBACK=1 reads the bucket itself when it is not." if elsewhere else ""
-    return replace(fault, reason=reason, advice=advice + more, nobody=nobody)
+    return replace(fault, reason=reason, advice=advice + more, connection_refused=nobody)
 
 
 _TOKEN_ADVICE = (
@@ -162,7 +162,7 @@ def _identity(fields: Mapping[str, str], size: int | None) -> str:
     """The version counts too: AIStore gives an ETag only where a cloud gave one. A checksum does not, because a
     bucket may be set to give that of the range."""
     version = fields.get("ais-version", "")
-    return f"{identity_of(fields, size)}{f', version {version}' if version else ''}"
+    return f"{version_of(fields, size)}{f', version {version}' if version else ''}"
 
 
 class AisBackend(Store):
@@ -249,7 +249,7 @@ class AisBackend(Store):
             except Exception as exn:
                 fault = self.classify(exn, url)
                 # Another token is for who asks again from the start, and reads it anew.
-                again = fault.verdict.again and fault.verdict is not Verdict.EXPIRED
+                again = fault.verdict.retryable and fault.verdict is not Verdict.EXPIRED
                 if not again or attempt >= retry.brief_attempts:
                     raise
                 await asyncio.sleep(retry.delay_s(attempt, rng, fault.retry_after_s))
@@ -296,7 +296,7 @@ class AisBackend(Store):
     def expect(self, urls: Sequence[str]) -> None:
         self._announcer.expect(urls)
 
-    async def vouched(self, url: str) -> Checksum | None:
+    async def remote_checksum(self, url: str) -> Checksum | None:
         place = self._place(url)
         if place.in_order:  # what is made of an object has no checksum
             return None

@@ -163,9 +163,9 @@ class AzureBackend(Store):
     def checksum(self, fields: Mapping[str, str]) -> Checksum | None:
         return azure(fields)
 
-    async def vouched(self, url: str) -> Checksum | None:
+    async def remote_checksum(self, url: str) -> Checksum | None:
         if self._is_plain(url):
-            return await self._web().vouched(url)
+            return await self._web().remote_checksum(url)
         blob, authority = self._of(url)
         return azure(await self._web().head(await _request(authority, blob)))
 

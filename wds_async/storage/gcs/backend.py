@@ -44,7 +44,7 @@ from wds_async.storage.gcs.errors import explain
 from wds_async.storage.gcs.tokens import Tokens
 from wds_async.storage.http.backend import HttpBackend
 from wds_async.storage.http.errors import told_where, with_proxy
-from wds_async.storage.http.messages import PLAIN_HEADERS, answer_of, identity_of
+from wds_async.storage.http.messages import PLAIN_HEADERS, answer_of, version_of
 from wds_async.storage.options import NO_OPTIONS, Options
 from wds_async.storage.preload import extra_needed
 
@@ -189,7 +189,7 @@ class GcsBackend(Store):
     def checksum(self, fields: Mapping[str, str]) -> Checksum | None:
         return google(fields)
 
-    async def vouched(self, url: str) -> Checksum | None:
+    async def remote_checksum(self, url: str) -> Checksum | None:
         await self._identify()
         if self._only_gcsfs():
             return None
@@ -303,7 +303,7 @@ class GcsBackend(Store):
                     renewals += 1
                     continue
                 attempt += 1
-                again = fault.verdict.again and fault.verdict is not Verdict.EXPIRED
+                again = fault.verdict.retryable and fault.verdict is not Verdict.EXPIRED
                 if not again or attempt >= retry.brief_attempts:
                     raise
                 await asyncio.sleep(retry.delay_s(attempt, self._rng, fault.retry_after_s))
@@ -341,7 +341,7 @@ def _entry(url: str, item: dict[str, Any], skipped: int) -> Entry:
 def pinned_by(fields: Mapping[str, str], total: int | None) -> str:
     """See `checked.Identify`. The generation counts too: an emulator may give no ETag."""
     generation = fields.get("x-goog-generation", "")
-    return f"{identity_of(fields, total)}{f', generation {generation}' if generation else ''}"
+    return f"{version_of(fields, total)}{f', generation {generation}' if generation else ''}"
 
 
 class MediaGet:

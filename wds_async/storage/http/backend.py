@@ -49,8 +49,8 @@ from wds_async.storage.http.messages import (
     REDIRECTS,
     answer_of,
     fields_of,
-    identity_of,
     redirected,
+    version_of,
     wire_url,
 )
 from wds_async.storage.http.ranges import RangeRequests
@@ -68,10 +68,10 @@ __all__ = [
     "explain_exception",
     "explain_status",
     "guarded_resolver",
-    "identity_of",
     "is_address",
     "judge",
     "tls_context",
+    "version_of",
 ]
 
 
@@ -237,7 +237,7 @@ class HttpBackend(Store):
 
         return await self.by_aiohttp(same)
 
-    async def by_aiohttp(self, request: Callable[[], Awaitable[Request]], identify: Identify = identity_of) -> Access:
+    async def by_aiohttp(self, request: Callable[[], Awaitable[Request]], identify: Identify = version_of) -> Access:
         """What aiohttp reads of the GET that ``request`` gives now: ranges that are checked, or all in order from a
         server that does not cut."""
         ranges = await CheckedRanges.of(RangeRequests(self, request), identify, sum(self.timeouts_s))
@@ -319,7 +319,7 @@ class HttpBackend(Store):
         """That of a store's headers too: its objects may be read by their plain URLs."""
         return google(fields) or amazon(fields) or azure(fields) or representation(fields)
 
-    async def vouched(self, url: str) -> Checksum | None:
+    async def remote_checksum(self, url: str) -> Checksum | None:
         await self._prepared()
         return self.checksum(await self.head(self.request(url), _WANTED))
 
@@ -501,7 +501,7 @@ class HttpStream:
         self.open_ended = not chunked and "content-length" not in self.fields
         transport = response.connection and response.connection.transport
         self._tls = transport.get_extra_info("ssl_object") if transport else None
-        return identity_of(self.fields, None)
+        return version_of(self.fields, None)
 
     async def readinto(self, into: memoryview) -> int:
         assert self._response is not None

@@ -24,11 +24,11 @@ __all__ = [
     "REDIRECTS",
     "answer_of",
     "fields_of",
-    "identity_of",
     "modified_of",
     "pins_version",
     "redirected",
     "same_object",
+    "version_of",
     "wire_url",
 ]
 
@@ -45,7 +45,7 @@ _EXCERPT_BYTES, _EXCERPT_WITHIN_S = 4096, 1.0
 _SIZE_ALONE = re.compile(r"(unknown size|\d+ bytes)?")
 
 
-def identity_of(fields: Mapping[str, str], total: int | None) -> str:
+def version_of(fields: Mapping[str, str], total: int | None) -> str:
     """What pins an object while it is read: its ETag, else ``Last-Modified`` and size, else the size."""
     if etag := fields.get("etag"):
         return f"etag {etag}"
@@ -56,9 +56,9 @@ def identity_of(fields: Mapping[str, str], total: int | None) -> str:
     return f"modified {modified}, {size}" if modified else size
 
 
-def pins_version(identity: str) -> bool:
-    """Whether ``identity`` (of `identity_of`) holds a validator. A size alone is none: two versions may share it."""
-    return _SIZE_ALONE.fullmatch(identity) is None
+def pins_version(version: str) -> bool:
+    """Whether ``version`` (of `version_of`) holds a validator. A size alone is none: two versions may share it."""
+    return _SIZE_ALONE.fullmatch(version) is None
 
 
 def modified_of(fields: Mapping[str, str]) -> float | None:

@@ -282,7 +282,7 @@ class HuggingFaceBackend(Store):
     def checksum(self, fields: Mapping[str, str]) -> Checksum | None:
         return hugging_face(fields) or self._http.checksum(fields)
 
-    async def vouched(self, url: str) -> Checksum | None:
+    async def remote_checksum(self, url: str) -> Checksum | None:
         """The hub says it in the redirect to where the file is."""
         place = await self._place(url)
         request = await self._request(place.resolve_url(self._endpoint()))

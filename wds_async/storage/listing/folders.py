@@ -161,7 +161,7 @@ class Folder:
             self._renewals += 1
             return
         self._count += 1
-        again = fault.verdict.again and fault.verdict is not Verdict.EXPIRED
+        again = fault.verdict.retryable and fault.verdict is not Verdict.EXPIRED
         known = self._answered or self.location.kind not in _ANSWERS_FIRST
         leaves = self.location.fallback is not None and self._count >= _ATTEMPTS_BESIDE_A_FALLBACK
         idle_s = self._clock() - self._since

@@ -40,7 +40,7 @@ from wds_async.storage.filesystems import Filesystems
 from wds_async.storage.generic import GenericBackend, explain_foreign
 from wds_async.storage.http.backend import HttpBackend
 from wds_async.storage.http.errors import told_where, with_proxy
-from wds_async.storage.http.messages import fields_of, identity_of
+from wds_async.storage.http.messages import fields_of, version_of
 from wds_async.storage.options import NO_OPTIONS, Options
 from wds_async.storage.s3.client import S3Client, Signed, connect
 from wds_async.storage.s3.errors import (
@@ -202,7 +202,7 @@ class S3Backend(GenericBackend):
     def checksum(self, fields: Mapping[str, str]) -> Checksum | None:
         return amazon(fields)
 
-    async def vouched(self, url: str) -> Checksum | None:
+    async def remote_checksum(self, url: str) -> Checksum | None:
         name = S3Name.of(url)
         client = await self._connected(name)
         self._remember(url, client)
@@ -291,7 +291,7 @@ class S3Backend(GenericBackend):
 
     async def _ranges(self, client: S3Client, name: S3Name) -> Access:
         """The object by botocore's client. There is no reading in order by it."""
-        ranges = await CheckedRanges.of(ObjectGet(client, name), identity_of, sum(self._timeouts_s))
+        ranges = await CheckedRanges.of(ObjectGet(client, name), version_of, sum(self._timeouts_s))
         if ranges is None:
             raise Contradiction("asked for the first byte, the store answered with the whole object")
         return ranges

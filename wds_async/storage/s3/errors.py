@@ -206,7 +206,7 @@ def explain_said(said: Said, identity: str, *, anonymous: bool = False, asked: b
             return Fault(Verdict.DENIED, words, f"{refused.capitalize()}. {_GIVE}")
         return Fault(Verdict.DENIED, words, _LIST_ADVICE if lists else _DENIED_ADVICE)
     plain = explain_status(Answer(said.status or 400, {}))
-    return replace(plain, reason=words, retry_after_s=said.wait_s if plain.verdict.again else None)
+    return replace(plain, reason=words, retry_after_s=said.wait_s if plain.verdict.retryable else None)
 
 
 def explain_client(exn: BaseException) -> Fault | None:

@@ -10,29 +10,29 @@ import pytest
 
 from tests.transfer.reading import open_fds
 from wds_async.storage.base import LocalFile
-from wds_async.storage.local import file_identity
+from wds_async.storage.local import file_version
 from wds_async.storage.registry import Location
-from wds_async.transfer import versions as module
+from wds_async.transfer import open_objects as module
 from wds_async.transfer.files import FileReader
-from wds_async.transfer.versions import Facts, Version, Versions, facts_of
+from wds_async.transfer.open_objects import Facts, OpenObject, OpenObjects, facts_of
 
 URL = "http://h/x.tar"
 
 
-def run(program: Callable[[Versions], Any]) -> None:
+def run(program: Callable[[OpenObjects], Any]) -> None:
     async def main() -> None:
-        program(Versions(lambda url: Location(url, url, "http")))
+        program(OpenObjects(lambda url: Location(url, url, "http")))
 
     asyncio.run(main())
 
 
-def answered(version: Version, identity: str = "etag 1", size: int = 10) -> Version:
-    version.identity, version.size = identity, size
-    return version
+def answered(obj: OpenObject, version: str = "etag 1", size: int = 10) -> OpenObject:
+    obj.version, obj.size = version, size
+    return obj
 
 
 def test_readers_at_the_same_time_share_one() -> None:
-    def program(versions: Versions) -> None:
+    def program(versions: OpenObjects) -> None:
         first = answered(versions.take(URL))
         assert versions.take(URL) is first
         versions.leave(first)
@@ -45,10 +45,10 @@ def test_readers_at_the_same_time_share_one() -> None:
 
 
 def test_facts_choose_the_version() -> None:
-    def program(versions: Versions) -> None:
+    def program(versions: OpenObjects) -> None:
         former, now = Facts(10, "etag 1", {"etag": '"1"'}), Facts(10, "etag 2")
         first = versions.take(URL, former)
-        assert (first.identity, first.size, first.notes.etag) == ("etag 1", 10, '"1"')
+        assert (first.version, first.size, first.notes.etag) == ("etag 1", 10, '"1"')
         assert versions.take(URL, Facts(10, "etag 1")) is first
         second = versions.take(URL, now)
         assert second is not first
@@ -61,7 +61,7 @@ def test_facts_choose_the_version() -> None:
 
 
 def test_one_that_failed_is_given_to_nobody() -> None:
-    def program(versions: Versions) -> None:
+    def program(versions: OpenObjects) -> None:
         facts = Facts(10, "etag 1")
         first = versions.take(URL, facts)
         assert versions.take(URL, facts) is first
@@ -79,16 +79,16 @@ def test_what_nobody_reads_is_closed_after_some_seconds(tmp_path: Any, monkeypat
     monkeypatch.setattr(module, "_KEPT", 5)
     path = tmp_path / "x"
     path.write_bytes(b"x")
-    file = LocalFile(str(path), 1, file_identity(path.stat()))
+    file = LocalFile(str(path), 1, file_version(path.stat()))
 
-    def program(versions: Versions) -> None:
+    def program(versions: OpenObjects) -> None:
         before = open_fds()
 
-        def one(name: str) -> Version:
-            version = versions.take(name)
-            version.notes.files[file] = FileReader(file)
-            version.notes.files[file].read(memoryview(bytearray(1)), 0)
-            return version
+        def one(name: str) -> OpenObject:
+            obj = versions.take(name)
+            obj.notes.files[file] = FileReader(file)
+            obj.notes.files[file].read(memoryview(bytearray(1)), 0)
+            return obj
 
         for number in range(20):
             versions.leave(one(str(number)))
@@ -107,16 +107,16 @@ def test_what_nobody_reads_is_closed_after_some_seconds(tmp_path: Any, monkeypat
 
 
 def test_facts_tell_what_is_of_the_whole_object_only() -> None:
-    def program(versions: Versions) -> None:
-        version = answered(versions.fresh(URL))
+    def program(versions: OpenObjects) -> None:
+        obj = answered(versions.fresh(URL))
         sums = {"content-md5": "m", "ais-checksum-value": "v", "x-amz-checksum-crc32c": "c"}
         always = {"etag": '"1"', "last-modified": "then", "content-type": "t", "x-goog-hash": "crc32c=x"}
-        version.notes.fields = {**sums, **always, "server": "s", "set-cookie": "secret", "content-length": "10"}
-        assert dict(facts_of(version).fields) == {**sums, **always}
-        version.notes.fields["content-range"] = "bytes 0-0/10"
-        assert dict(facts_of(version).fields) == always
+        obj.notes.fields = {**sums, **always, "server": "s", "set-cookie": "secret", "content-length": "10"}
+        assert dict(facts_of(obj).fields) == {**sums, **always}
+        obj.notes.fields["content-range"] = "bytes 0-0/10"
+        assert dict(facts_of(obj).fields) == always
         with pytest.raises(TypeError):
-            facts_of(version).fields["etag"] = "x"  # type: ignore[index]
+            facts_of(obj).fields["etag"] = "x"  # type: ignore[index]
 
     run(program)
 
@@ -132,10 +132,10 @@ def test_facts_tell_what_is_of_the_whole_object_only() -> None:
     ],
 )
 def test_the_size_of_what_comes_in_order(fields: dict[str, str], size: int | None) -> None:
-    def program(versions: Versions) -> None:
-        version = versions.fresh(URL)
-        version.streamed, version.notes.fields = True, fields
-        facts = facts_of(version)
+    def program(versions: OpenObjects) -> None:
+        obj = versions.fresh(URL)
+        obj.streamed, obj.notes.fields = True, fields
+        facts = facts_of(obj)
         assert (facts.size, facts.ranged) == (size, False)
 
     run(program)

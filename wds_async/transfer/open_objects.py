@@ -1,4 +1,4 @@
-"""What is known of objects while they are read: one version of each, pinned by what its first answer said."""
+"""Objects while they are read: one version of each, pinned by its first answer."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 from wds_async.storage.base import Checksum
 from wds_async.storage.registry import Location
-from wds_async.transfer.retry import ShardNotes
+from wds_async.transfer.retry import ShardState
 from wds_async.transfer.window import Shard
 
-__all__ = ["Facts", "Version", "Versions", "facts_of"]
+__all__ = ["Facts", "OpenObject", "OpenObjects", "facts_of"]
 
 _KEPT_S = 10.0
 _KEPT = 256
@@ -29,7 +29,7 @@ class Facts:
 
     size: int | None
     """Bytes; None: nobody knows before its end (a pipe, a server without ranges and length)."""
-    identity: str
+    version: str
     """What pins it; "" where its origin gives nothing."""
     fields: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Of that answer's head, in lower case: ``etag``, ``last-modified``, ``content-type``, ``ais-version`` and the
@@ -41,7 +41,7 @@ class Facts:
 
 
 @dataclass(slots=True, eq=False)
-class Version(Shard):
+class OpenObject(Shard):
     """One object as its first answer had it, and who reads it."""
 
     users: int = 0
@@ -56,99 +56,99 @@ class Version(Shard):
     idle_since: float = 0.0
 
 
-def facts_of(version: Version) -> Facts:
+def facts_of(obj: OpenObject) -> Facts:
     """What is known of an object of which something has come."""
-    notes: ShardNotes = version.notes
-    fields, size, identity = notes.fields, version.size, version.identity
-    if version.streamed:
+    notes: ShardState = obj.notes
+    fields, size, version = notes.fields, obj.size, obj.version
+    if obj.streamed:
         said = fields.get("content-length", "")
         plain = "transfer-encoding" not in fields and fields.get("content-encoding", "identity") in ("", "identity")
         size = int(said) if plain and said.isascii() and said.isdigit() else None
-        identity = notes.stream.identity if notes.stream is not None else ""
+        version = notes.stream.version if notes.stream is not None else ""
     told = {name: text for name, text in fields.items() if name in _TOLD or (
         name.startswith(_TOLD_OF_ALL) and "content-range" not in fields)}  # fmt: skip
-    return Facts(size, identity, MappingProxyType(told), version.checksum, not version.streamed or size == 0)
+    return Facts(size, version, MappingProxyType(told), obj.checksum, not obj.streamed or size == 0)
 
 
-class Versions:
+class OpenObjects:
     """The objects that are read now, or were a moment ago: at most a few hundred that nobody reads. ``locate`` is asked
     for the place of each once."""
 
     def __init__(self, locate: Callable[[str], Location]) -> None:
         self._locate = locate
-        self._current: dict[str, Version] = {}
-        self._idle: dict[Version, None] = {}  # the longest first
+        self._current: dict[str, OpenObject] = {}
+        self._idle: dict[OpenObject, None] = {}  # the longest first
 
     def __len__(self) -> int:
         return len(self._current)
 
-    def take(self, url: str, facts: Facts | None = None) -> Version:
-        """The version of ``url`` that ``facts`` are of, for one more reader; without them the one that is read now. One
+    def take(self, url: str, facts: Facts | None = None) -> OpenObject:
+        """The object at ``url`` that ``facts`` are of, for one more reader; without them the one that is read now. One
         that nobody reads is no answer to what an object is like now. `leave` it."""
-        version = self._current.get(url)
-        wanted = None if facts is None else (facts.identity, facts.size)
-        if version is None or not (version.users if wanted is None else version.pinned == wanted):
-            version = self.fresh(url, facts)
-            version.users = 1
-            self.install(version)
-            return version
-        version.users += 1
-        self._idle.pop(version, None)
-        return version
+        obj = self._current.get(url)
+        wanted = None if facts is None else (facts.version, facts.size)
+        if obj is None or not (obj.users if wanted is None else obj.pinned == wanted):
+            obj = self.fresh(url, facts)
+            obj.users = 1
+            self.install(obj)
+            return obj
+        obj.users += 1
+        self._idle.pop(obj, None)
+        return obj
 
-    def fresh(self, url: str, facts: Facts | None = None) -> Version:
-        """A version that nothing has come of, and that nobody else is given."""
-        version = Version(0, url, notes=ShardNotes(self._locate(url)))
+    def fresh(self, url: str, facts: Facts | None = None) -> OpenObject:
+        """A fresh object: nothing of it has come, and no other reader gets it."""
+        obj = OpenObject(0, url, notes=ShardState(self._locate(url)))
         if facts is not None:
-            version.size, version.identity, version.facts = facts.size, facts.identity, facts
-            version.pinned, version.notes.etag = (facts.identity, facts.size), facts.fields.get("etag", "")
-        return version
+            obj.size, obj.version, obj.facts = facts.size, facts.version, facts
+            obj.pinned, obj.notes.etag = (facts.version, facts.size), facts.fields.get("etag", "")
+        return obj
 
-    def install(self, version: Version) -> None:
-        """Give this version to those who come."""
-        former = self._current.get(version.url)
-        self._current[version.url] = version
+    def install(self, obj: OpenObject) -> None:
+        """Give this object to later readers."""
+        former = self._current.get(obj.url)
+        self._current[obj.url] = obj
         if former is not None and not former.users:
             self._retire(former)
-        if not version.users:
-            self._rest(version)
+        if not obj.users:
+            self._rest(obj)
 
-    def leave(self, version: Version, *, failed: bool = False) -> None:
+    def leave(self, obj: OpenObject, *, failed: bool = False) -> None:
         """One reader less. After a failure nobody is given it any more."""
-        version.users -= 1
-        if failed and self._current.get(version.url) is version:
-            del self._current[version.url]
-        if version.users:
+        obj.users -= 1
+        if failed and self._current.get(obj.url) is obj:
+            del self._current[obj.url]
+        if obj.users:
             return
-        if self._current.get(version.url) is version:
-            self._rest(version)
+        if self._current.get(obj.url) is obj:
+            self._rest(obj)
         else:
-            self._retire(version)
+            self._retire(obj)
 
     def look(self, now: float) -> None:
         """Forget what nobody has read for some seconds."""
-        while self._idle and (version := next(iter(self._idle))).idle_since < now - _KEPT_S:
-            self._forget(version)
+        while self._idle and (obj := next(iter(self._idle))).idle_since < now - _KEPT_S:
+            self._forget(obj)
 
     def close(self) -> None:
         """Forget everything that nobody reads."""
         while self._idle:
             self._forget(next(iter(self._idle)))
 
-    def _rest(self, version: Version) -> None:
-        version.idle_since = asyncio.get_running_loop().time()
-        self._idle[version] = None
+    def _rest(self, obj: OpenObject) -> None:
+        obj.idle_since = asyncio.get_running_loop().time()
+        self._idle[obj] = None
         if len(self._idle) > _KEPT:
             self._forget(next(iter(self._idle)))
 
-    def _forget(self, version: Version) -> None:
-        if self._current.get(version.url) is version:
-            del self._current[version.url]
-        self._retire(version)
+    def _forget(self, obj: OpenObject) -> None:
+        if self._current.get(obj.url) is obj:
+            del self._current[obj.url]
+        self._retire(obj)
 
-    def _retire(self, version: Version) -> None:
-        self._idle.pop(version, None)
-        notes: ShardNotes = version.notes
+    def _retire(self, obj: OpenObject) -> None:
+        self._idle.pop(obj, None)
+        notes: ShardState = obj.notes
         if notes.access is not None:
             notes.access.cancel()
         for file in notes.files.values():
