@@ -21,7 +21,7 @@ from typing import IO, Any
 from wds_async.config import settings
 from wds_async.errors import CostLimitReached, NotATar, StorageError
 from wds_async.handlers import Handler, reraise_exception
-from wds_async.observe.cost_limit import spend
+from wds_async.observe.cost_limit import enforce
 from wds_async.pipeline import stage_maker
 from wds_async.reading.stage import TarStage, tarfile_samples, tarfile_to_samples
 from wds_async.reading.url_files import gopen
@@ -245,7 +245,7 @@ class FileCache:
         if self.cleaner is not None:
             self.cleaner.cleanup()
         for _ in range(_FETCHES):  # more than one where this followed a process that then died
-            found = self._cache.fetch(url, spend)
+            found = self._cache.fetch(url, enforce)
             if found is not None:
                 return self._validated(found, url)
         raise StorageError(f"{redact(url)}: it cannot be kept in {self.cache_dir!r}; look at its space and permissions")

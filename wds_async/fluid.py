@@ -15,9 +15,8 @@ from wds_async.filters.batch import default_collation_fn
 from wds_async.handlers import Handler, reraise_exception
 from wds_async.legacy.fluent import OlderMethods
 from wds_async.observe import doctor
-from wds_async.observe.costs import of_pipeline
 from wds_async.observe.diagnosis import Diagnosis
-from wds_async.observe.prices import Range
+from wds_async.observe.prices import Range, of_pipeline
 from wds_async.pipeline import DataPipeline
 
 __all__ = ["FluidInterface", "FluidWrapper"]

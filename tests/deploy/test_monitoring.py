@@ -66,7 +66,7 @@ def live(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
 
 def service_page() -> str:
     """/metrics of a service that has done a little of everything."""
-    from wds_async.observe.costs import Spending
+    from wds_async.observe.cost_limit import ServiceCostLimit
     from wds_async.observe.prices import PriceTable
     from wds_async.service.cache.cache import CacheStats
     from wds_async.service.config import ServiceConfig
@@ -80,7 +80,8 @@ def service_page() -> str:
     plans = _NoPlans()
     seen = SimpleNamespace(
         config=ServiceConfig(), cache=SimpleNamespace(statistics=CacheStats), fetcher=SimpleNamespace(held_bytes=0),
-        traffic=traffic, plans=plans, spending=Spending(traffic, PriceTable.load(None)), meters=meters, ready=True,
+        traffic=traffic, plans=plans, spending=ServiceCostLimit(traffic, PriceTable.load(None)), meters=meters,
+        ready=True,
     )  # fmt: skip
     return meters.text(seen).decode()
 

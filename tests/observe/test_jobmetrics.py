@@ -22,7 +22,7 @@ from tests.servers import Origin, make_shard
 from wds_async.errors import ConfigError, MissingExtra
 from wds_async.handlers import ignore_and_continue
 from wds_async.observe import metrics_server
-from wds_async.observe.cost_limit import purse
+from wds_async.observe.cost_limit import limit_of_job
 from wds_async.transfer.stats import Stats
 
 ROOT = Path(__file__).parents[2]
@@ -139,9 +139,9 @@ def test_workers_count_in_their_parent(origin: Origin, method: str, tmp_path: Pa
     assert found["wds_samples_total"] == 80
     assert found["wds_epochs_total"] == workers
     del samples, loader
-    money = purse()
-    assert money is not None
-    assert money._together(0) > 0  # what they have spent counts here too
+    limit = limit_of_job()
+    assert limit is not None
+    assert limit._sum(0) > 0  # what they have spent counts here too
     assert values()["wds_origin_bytes_total"] == said()["counters"]["origin_bytes"] >= 4 * len(SHARD)
     # What is gone stays counted, read by a collector of cycles or not.
     dataset.itself = dataset

@@ -9,9 +9,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from wds_async.errors import MissingExtra
-from wds_async.observe.costs import Meter
 from wds_async.observe.metrics import MOST_ORIGINS, Labels, Page, add_origins, origin_rows, version
-from wds_async.observe.prices import PriceTable
+from wds_async.observe.prices import Meter, PriceTable
 from wds_async.transfer.traffic import OTHERS, Traffic
 
 METER = Meter(PriceTable.load(), "us-east-1")

@@ -273,7 +273,7 @@ def test_money_that_is_spent(origin: Origin) -> None:
     origin.add("/d/x.tar", BODY)
     given = {"allow": (origin.base,), "buckets": {"b": f"{origin.base}/d/"}, "private": True}
     with Inside(**given, cost_limit=0.0) as running:
-        running.service.spending.reached = True
+        running.service.spending.exhausted = True
         status, _, body = ask(f"{running.base}/ais/b/x.tar")
         assert status == 402
         assert b"cost" in body

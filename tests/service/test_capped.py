@@ -16,7 +16,7 @@ from tests.servers import Origin
 from tests.service.serving import Inside, ask
 from tests.transfer.reading import data, quick
 from wds_async.errors import ConfigError, CostLimitReached
-from wds_async.observe.costs import Spending
+from wds_async.observe.cost_limit import ServiceCostLimit
 from wds_async.observe.prices import PriceTable
 from wds_async.service.limits import Capped
 from wds_async.transfer.ranges import RangeFetcher
@@ -26,12 +26,12 @@ CONTENT = data(300_000)
 
 
 @asynccontextmanager
-async def capped(tmp_path: Path, limit: float | None) -> AsyncIterator[tuple[Capped, Spending]]:
+async def capped(tmp_path: Path, limit: float | None) -> AsyncIterator[tuple[Capped, ServiceCostLimit]]:
     prices = tmp_path / "prices.yaml"
     prices.write_text("origins: {'http://127.0.0.1': {internet: 1}}")  # a dollar a GB
     traffic = Traffic()
     now = iter(range(10**6))  # each look is a second later
-    spending = Spending(traffic, PriceTable.load(prices), limit=limit, clock=lambda: float(next(now)))
+    spending = ServiceCostLimit(traffic, PriceTable.load(prices), limit=limit, clock=lambda: float(next(now)))
     origin = Capped(RangeFetcher(quick(), memory_bytes=8 << 20, traffic=traffic), spending)
     try:
         yield origin, spending
@@ -72,7 +72,7 @@ def test_behind_the_limit_nothing_is_asked(origin: Origin, tmp_path: Path) -> No
             with pytest.raises(CostLimitReached):
                 found.entries(f"{origin.base}/a/")
             assert len(origin.requests) == asked
-            assert spending.reached
+            assert spending.exhausted
 
     asyncio.run(go())
 

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 
 from wds_async import config, environment
 from wds_async.errors import AccessDenied, NotATar, ShardFormatError, ShardNotFound, StorageError, UrlError
-from wds_async.observe.cost_limit import spend
+from wds_async.observe.cost_limit import enforce
 from wds_async.redact import redact
 from wds_async.shardcache.cache import DiskCache
 from wds_async.shardcache.eviction import touch
@@ -135,7 +135,7 @@ class ShardFiles:
             if fetch and not self.path(url).exists():
                 logger.info("fetching %s", redact(url))
                 self._make_folder(self.folder, url)
-                self.cache.fetch(url, spend)
+                self.cache.fetch(url, enforce)
         return None
 
     def _unpack(self, url: str, kept: Path) -> None:
@@ -298,7 +298,7 @@ def _is_compressed(file: BinaryIO, url: str) -> bool:
 def _write_plain(url: str, cache: ShardCache | None, write: Callable[[memoryview], None]) -> None:
     """Give the plain tar of a shard to ``write``; a copy in ``cache`` that turns out to be broken is not used again."""
     with open_shards([url], cache=cache) as opened:
-        spend(opened)
+        enforce(opened)
         for stream in opened:
             try:
                 read = plain(stream.read, url)

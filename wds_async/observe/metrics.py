@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from wds_async.errors import MissingExtra
-from wds_async.observe.costs import total
-from wds_async.observe.prices import Range
+from wds_async.observe.prices import Range, total
 from wds_async.redact import redact
 from wds_async.transfer.traffic import BOUNDS_S, OTHERS, Traffic
 
@@ -27,7 +26,7 @@ Rows = Iterable[tuple[Sequence[str], float]]
 
 
 class Priced(Protocol):
-    """Who knows what traffic costs (`costs.Meter`, `costs.Spending`)."""
+    """Who knows what traffic costs (`prices.Meter`, `cost_limit.ServiceCostLimit`)."""
 
     def by_origin(self, traffic: Traffic) -> dict[str, Range]: ...
 

@@ -21,7 +21,6 @@ from urllib.parse import urlsplit
 from wds_async import config, world
 from wds_async.environment import variable
 from wds_async.errors import ConfigError
-from wds_async.observe.costs import Meter, meter_of_job
 from wds_async.observe.ledger import Ledger
 from wds_async.observe.metrics import (
     CONTENT_TYPE,
@@ -32,6 +31,7 @@ from wds_async.observe.metrics import (
     prometheus,
     version,
 )
+from wds_async.observe.prices import Meter, meter_of_job
 from wds_async.transfer.stats import Board, Stats
 from wds_async.transfer.traffic import Traffic
 

@@ -1,4 +1,4 @@
-"""What stores charge: a table of list prices (``prices.yaml``, or one of the user's), asked by origin and regions."""
+"""Prices of stores, and the cost of traffic by a table of list prices (``prices.yaml``, or the user's)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from wds_async.config import settings
 from wds_async.environment import variable
 from wds_async.errors import ConfigError
+from wds_async.transfer.traffic import Traffic
 
-__all__ = ["Price", "PriceTable", "Range"]
+__all__ = ["Meter", "Price", "PriceTable", "Range", "figures", "meter_of_job", "of_pipeline", "region_here", "total"]
 
 GB = 1e9
 """Bytes of a priced GB. Some providers count 2^30, which is less money for the same bytes."""
 _WAYS = ("same_region", "same_continent", "other_continent", "internet")
+_SHOWN = 5
 _SECTIONS = ("date", "stores", "hosts", "origins", "regions")
 # A zone is a region with a letter behind it: us-central1-a, us-east-1a.
 _ZONE = re.compile(r"(?<=\d)-?[a-z]$")
@@ -24,7 +27,7 @@ _ZONE = re.compile(r"(?<=\d)-?[a-z]$")
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """From ``low`` to ``high``, both included; the same number twice where it is known."""
+    """US dollars from ``low`` to ``high``, both included; equal where the amount is known."""
 
     low: float
     high: float
@@ -33,11 +36,11 @@ class Range:
         return Range(self.low + other.low, self.high + other.high)
 
     def times(self, factor: float) -> Range:
-        """As many times as much."""
+        """Return the range multiplied by ``factor``."""
         return Range(self.low * factor, self.high * factor)
 
     def as_list(self) -> list[float]:
-        """Both ends, for JSON."""
+        """Return both ends, for JSON."""
         return [self.low, self.high]
 
     def __str__(self) -> str:
@@ -46,6 +49,11 @@ class Range:
 
 
 FREE = Range(0.0, 0.0)
+
+
+def total(ranges: Iterable[Range]) -> Range:
+    """Return the sum of ``ranges``."""
+    return sum(ranges, FREE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,24 +71,22 @@ class _Store:
     """Dollars a GB, by `_WAYS`."""
 
     def changed(self, given: Mapping[str, Any], where: str) -> _Store:
-        """This one with other prices in their place."""
+        """Return a copy with the ``given`` prices in place of its own."""
         values = {name: _range(value, f"{where}: {name}") for name, value in given.items()}
-        if strangers := set(values) - {"per_1000_requests", *_WAYS}:
-            raise ConfigError(
-                f"{where}: {min(strangers)!r} is no price; they are per_1000_requests, {', '.join(_WAYS)}"
-            )
+        if unknown := set(values) - {"per_1000_requests", *_WAYS}:
+            raise ConfigError(f"{where}: {min(unknown)!r} is no price; they are per_1000_requests, {', '.join(_WAYS)}")
         ways = {**self.ways, **{way: values[way] for way in _WAYS if way in values}}
         return _Store(values.get("per_1000_requests", self.per_1000_requests), ways)
 
     def gigabyte(self, *ways: str) -> Range:
-        """What a GB costs by one of these ways."""
+        """Return the price of a GB that takes one of these ways."""
         prices = [self.ways.get(way, self.ways.get("internet", FREE)) for way in ways]
         return Range(min(price.low for price in prices), max(price.high for price in prices))
 
 
 @dataclass(frozen=True)
 class PriceTable:
-    """Prices by store, and what tells an origin's store and region. Values are US dollars."""
+    """Prices by store in US dollars, and the rules that map an origin to its store and region."""
 
     date: str = ""
     stores: Mapping[str, _Store] = field(default_factory=dict)
@@ -90,8 +96,8 @@ class PriceTable:
 
     @classmethod
     def load(cls, path: str | Path | None = None) -> Self:
-        """The built-in table, with what the YAML file at ``path`` says in its place. ConfigError where that cannot be
-        read or understood."""
+        """Return the built-in table, overridden by the YAML file at ``path``. Raise ConfigError for a file that cannot
+        be read or is invalid."""
         table = cls()._with(_built_in(), "prices.yaml")
         if path is None or not str(path):
             return table
@@ -111,8 +117,8 @@ class PriceTable:
             if store not in stores:
                 raise ConfigError(f"{where}: hosts: {host} is of {store!r}, of which there are no prices")
         origins = {**self.origins}
-        for name, said in _mapping(given.get("origins"), f"{where}: origins").items():
-            origins[name] = _mapping(said, f"{where}: {name}")
+        for name, own in _mapping(given.get("origins"), f"{where}: origins").items():
+            origins[name] = _mapping(own, f"{where}: {name}")
             prices = {key: value for key, value in origins[name].items() if key != "region"}
             _Store(FREE, {}).changed(prices, f"{where}: {name}")
         regions = {**self.regions}
@@ -125,19 +131,18 @@ class PriceTable:
         return type(self)(str(given.get("date", self.date)), stores, hosts, origins, regions)
 
     def price(self, origin: str, region: str = "", here: str = "") -> Price:
-        """What ``origin`` (``s3://bucket``, as `transfer.traffic.origin_of` names it) charges a machine in ``here``.
-        ``region`` is the origin's; "" is unknown, and then the price goes from the lowest that it may be to the
-        highest."""
+        """Return what ``origin`` (``s3://bucket``, see `transfer.traffic.origin_of`) charges a machine in ``here``.
+        ``region`` is the origin's; "" is unknown, and the price is then the range of all possible ones."""
         name = self.store_of(origin)
         store = self.stores.get(name, _Store(FREE, {}))
-        own = self._own(origin)
+        own = self._overrides(origin)
         region = str(own.get("region", "")) or region
         store = store.changed({key: value for key, value in own.items() if key != "region"}, origin)
         gigabyte = store.gigabyte(*self._ways(name, _region(region), _region(here)))
         return Price(store.per_1000_requests.times(1 / 1000), gigabyte.times(1 / GB))
 
     def store_of(self, origin: str) -> str:
-        """Whose prices those of ``origin`` are: a name in ``stores``."""
+        """Return the name in ``stores`` whose prices ``origin`` has."""
         scheme, _, rest = origin.partition("://")
         if scheme in ("http", "https"):
             host = rest.rpartition(":")[0] if re.search(r":\d+$", rest) else rest
@@ -147,12 +152,12 @@ class PriceTable:
             return "own"
         return scheme if scheme in self.stores else "own"
 
-    def _own(self, origin: str) -> Mapping[str, Any]:
+    def _overrides(self, origin: str) -> Mapping[str, Any]:
         heads = [head for head in self.origins if origin.startswith(head)]
         return self.origins[max(heads, key=len)] if heads else {}
 
     def _ways(self, store: str, region: str, here: str) -> tuple[str, ...]:
-        """Which of the ways from the store to this machine there may be."""
+        """Return the possible ways from the store to this machine."""
         if not here:
             return _WAYS
         provider, continent = self._place(here)
@@ -168,7 +173,7 @@ class PriceTable:
         return ("same_continent",) if other[1] == continent else ("other_continent",)
 
     def _place(self, region: str) -> tuple[str, str]:
-        """Provider and continent of a region; the longest beginning wins."""
+        """Return provider and continent of a region; the longest matching prefix wins."""
         found = [
             (len(head), provider, continent)
             for provider, places in self.regions.items()
@@ -177,6 +182,93 @@ class PriceTable:
             if region.startswith(head)
         ]
         return max(found)[1:] if found else ("", "")
+
+
+def region_here(given: str = "") -> str:
+    """Return the region of this machine: ``given``, else ``WDS_REGION``, else "" (unknown). No network is asked.
+
+    ``AWS_REGION`` counts only where Amazon itself has set it: in Lambda and ECS (``AWS_EXECUTION_ENV``), and in pods of
+    EKS with a role of their own. Elsewhere it is the region that a program talks to, from any machine in the world.
+    """
+    region = given or variable("WDS_REGION") or ""
+    if not region and _set_by_amazon():
+        region = variable("AWS_REGION") or variable("AWS_DEFAULT_REGION") or ""
+    return region.strip()
+
+
+def _set_by_amazon() -> bool:
+    files = (variable("AWS_WEB_IDENTITY_TOKEN_FILE"), variable("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"))
+    in_eks = any("eks.amazonaws.com/" in (file or "") for file in files)
+    return in_eks or (variable("AWS_EXECUTION_ENV") or "").startswith("AWS_")
+
+
+class Meter:
+    """Cost of traffic in US dollars. ``region``: of this machine, "" is unknown (see `region_here`)."""
+
+    def __init__(self, table: PriceTable, region: str = "") -> None:
+        self.table = table
+        self.region = region
+        self._prices: dict[tuple[str, str], Price] = {}
+
+    def by_origin(self, traffic: Traffic) -> dict[str, Range]:
+        """Return what each origin charges for ``traffic``."""
+        dollars = {}
+        for name, counted in list(traffic.origins.items()):
+            price = self._price(name, counted.region)
+            dollars[name] = price.request.times(counted.requests) + price.byte.times(counted.bytes)
+        return dollars
+
+    def dollars(self, traffic: Traffic) -> Range:
+        """Return the sum over all origins. Where regions are unknown it spans from no charge for bytes to the highest
+        price."""
+        return total(self.by_origin(traffic).values())
+
+    def forecast(self, traffic: Traffic, done: float, whole: float) -> Range:
+        """Return the cost of ``whole`` (samples, bytes, epochs) where ``done`` of them caused ``traffic``. Raise
+        ValueError where nothing is done yet."""
+        if not done > 0:
+            raise ValueError("nothing was read yet, so the cost of the rest cannot be estimated")
+        return self.dollars(traffic).times(whole / done)
+
+    def _price(self, origin: str, region: str) -> Price:
+        key = (origin, region)
+        if key not in self._prices:
+            self._prices[key] = self.table.price(origin, region, self.region)
+        return self._prices[key]
+
+
+def meter_of_job() -> Meter:
+    """Return the meter that the environment sets up: ``WDS_PRICES``, and the region (`region_here`). Raise ConfigError
+    for a table that cannot be read."""
+    own = settings()
+    return Meter(PriceTable.load(own.prices), region_here(own.region))
+
+
+def of_pipeline(pipeline: Any, samples: float | None = None) -> Range | None:
+    """Return the cost of the readers of ``pipeline`` so far, in all of its processes; with ``samples``, the forecast
+    for so many. None where nothing reads; ValueError for a forecast before anything was read."""
+    traffic = pipeline.traffic()
+    if traffic is None:
+        return None
+    meter = meter_of_job()
+    if samples is None:
+        return meter.dollars(traffic)
+    return meter.forecast(traffic, pipeline.statistics().samples, samples)
+
+
+def figures(dollars: Mapping[str, Range], traffic: Traffic) -> str:
+    """Return the five dearest origins in words: the cost of each, and for how much traffic."""
+    dearest = sorted(dollars, key=lambda name: -dollars[name].high)
+    parts = []
+    for name in dearest[:_SHOWN]:
+        counted = traffic.origins[name]
+        where = counted.region or "region unknown"
+        parts.append(
+            f"{name} ({where}) {dollars[name]} for {counted.requests:,} requests and {counted.bytes / 1e9:,.2f} GB"
+        )
+    if len(dearest) > _SHOWN:
+        parts.append(f"{len(dearest) - _SHOWN} more origins {total(dollars[name] for name in dearest[_SHOWN:])}")
+    return "; ".join(parts)
 
 
 def _region(name: str) -> str:
@@ -211,10 +303,8 @@ def _parsed(text: str, where: str) -> Mapping[str, Any]:
     except yaml.YAMLError as exn:
         raise ConfigError(f"the table of prices {where} is no YAML: {exn}") from exn
     found = _mapping(given, f"the table of prices {where}")
-    if strangers := set(found) - set(_SECTIONS):
-        raise ConfigError(
-            f"the table of prices {where} has {min(strangers)!r}; its sections are {', '.join(_SECTIONS)}"
-        )
+    if unknown := set(found) - set(_SECTIONS):
+        raise ConfigError(f"the table of prices {where} has {min(unknown)!r}; its sections are {', '.join(_SECTIONS)}")
     return found
 
 

@@ -24,8 +24,7 @@ from rich.text import Text
 
 from wds_async import config, world
 from wds_async.observe import screen
-from wds_async.observe.costs import Meter, meter_of_job
-from wds_async.observe.prices import Range
+from wds_async.observe.prices import Meter, Range, meter_of_job
 from wds_async.transfer.stats import Board, Boards, Stats
 from wds_async.transfer.traffic import Traffic
 

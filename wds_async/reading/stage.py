@@ -13,7 +13,7 @@ from wds_async.arguments import check_function
 from wds_async.environment import ON_CORRUPT, value
 from wds_async.errors import ConfigError, ReaderClosed
 from wds_async.handlers import Handler, check_handler, reraise_exception
-from wds_async.observe.cost_limit import purse, spend
+from wds_async.observe.cost_limit import enforce, limit_of_job
 from wds_async.observe.ledger import Ledger, Pass
 from wds_async.pipeline import FilterFunction, stage_maker
 from wds_async.reading.parts import (
@@ -117,7 +117,7 @@ def tarfile_samples(
     opening = functools.partial(
         open_shards, src, config=setting, stats=ledger.counters, cache=cache, options=storage_options
     )
-    return _read(opening, opened or spend, reading, ledger, parse, grouping)
+    return _read(opening, opened or enforce, reading, ledger, parse, grouping)
 
 
 def _read(
@@ -217,7 +217,7 @@ class ReadingStage(FilterFunction):
             prepare()
         self.board = Board()
         self.ledger = Ledger(self.board, max_bad_fraction)
-        self.purse = purse()
+        self.cost_limit = limit_of_job()
         if (metrics := _metrics()) is not None:
             metrics.join(self.ledger)
         self._open: weakref.WeakSet[ShardReader] = weakref.WeakSet()
@@ -237,7 +237,7 @@ class ReadingStage(FilterFunction):
 
     def _opened(self, reader: ShardReader) -> None:
         self._open.add(reader)
-        spend(reader, self.purse)
+        enforce(reader, self.cost_limit)
         stack_sampler.watch(reader)
 
     def statistics(self) -> Stats:
@@ -258,13 +258,13 @@ class ReadingStage(FilterFunction):
             reader.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        left = ("_open",) if world.spawning() else ("_open", "purse")
+        left = ("_open",) if world.spawning() else ("_open", "cost_limit")
         if world.spawning() and (metrics := _metrics()) is not None:
             metrics.show()
         return {k: v for k, v in super().__getstate__().items() if k not in left}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({"purse": purse(), **state})
+        super().__setstate__({"cost_limit": limit_of_job(), **state})
         self._open = weakref.WeakSet()
 
 

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from wds_async.errors import ConfigError
-from wds_async.observe.costs import Spending
+from wds_async.observe.cost_limit import ServiceCostLimit
 from wds_async.service.cache.origin import Client, Urgency
 
 if TYPE_CHECKING:
@@ -366,7 +366,7 @@ class Capped:
     """``origin`` (a `transfer.ranges.RangeFetcher`) while ``spending`` allows it. Behind the limit each method raises
     CostLimitReached and asks for nothing; what is under way then ends as it would."""
 
-    def __init__(self, origin: RangeFetcher, spending: Spending) -> None:
+    def __init__(self, origin: RangeFetcher, spending: ServiceCostLimit) -> None:
         self._origin = origin
         self._spending = spending
 
@@ -414,7 +414,7 @@ class SpentFile:
         self._written: dict[str, Any] = {}
         self._failed = False
 
-    def load(self, spending: Spending) -> None:
+    def load(self, spending: ServiceCostLimit) -> None:
         """Count what earlier processes have spent too. ConfigError for a file that cannot be read: a limit that begins
         at nothing again is none. Blocks."""
         try:

@@ -19,7 +19,7 @@ from typing import Any
 from wds_async import environment
 from wds_async.config import transfer_config
 from wds_async.errors import WdsError
-from wds_async.observe.costs import Spending
+from wds_async.observe.cost_limit import ServiceCostLimit
 from wds_async.observe.metrics import Labels, origin_rows, version
 from wds_async.observe.prices import PriceTable
 from wds_async.redact import redact
@@ -207,7 +207,7 @@ class Service:
         self.pace = Pace(config.client_bytes_per_s, config.tenant_bytes_per_s)
         self.archives = Archives()
         prices = PriceTable.load(config.prices or None)
-        self.spending = Spending(
+        self.spending = ServiceCostLimit(
             self.traffic,
             prices,
             region=config.region,

@@ -50,7 +50,7 @@ class ShardCache(Protocol):
 
 
 class Limit(Protocol):
-    """What ends a read from outside (`purse.Purse`), whatever the shards are."""
+    """Protocol: a limit that ends a read from outside (`cost_limit.CostLimit`)."""
 
     def check(self) -> None:
         """Raise where it is reached. Called for each piece of memory."""
