@@ -1,75 +1,36 @@
-"""The fluent methods: made from the filters, typed as the pipeline that they are called on.
-
-``python -m tests.test_fluid && make format`` writes those methods of `fluid.FluidInterface` that say just what their
-filter does.
-"""
+"""The fluent methods: generated of the filters, typed as the pipeline that they are called on."""
 
 from __future__ import annotations
 
 import ast
-import inspect
 import os
+import runpy
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import wds_async as wds
-from wds_async import filters, fluid
+from wds_async import filters
 
-PAGE = Path(fluid.__file__)
-ROOT = PAGE.parents[1]
-BEGIN, END = "    # -- written by tests/test_fluid.py from the filters --\n", "    # -- until here --\n"
-BY_HAND = {"decode", "shuffle", "slice"}
-"""Methods that take other arguments than the filter, or do more."""
-
-
-def generated() -> str:
-    """The methods' source, as the filters in ``filters.__all__`` say."""
-    stages = [(name, getattr(filters, name)) for name in filters.__all__ if name.islower()]
-    made = [(name, stage.f) for name, stage in stages if isinstance(stage, filters.RestCurried) and name not in BY_HAND]
-    return "\n".join(textwrap.indent(method(name, function), "    ") for name, function in made)
-
-
-def method(name: str, function: Any) -> str:
-    """``function(source, …)`` as a method that adds its stage."""
-    (node,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
-    assert isinstance(node, ast.FunctionDef)
-    assert not node.args.posonlyargs
-    assert node.args.vararg is None or len(node.args.args) == 1
-    signature = node.args
-    signature.args[0] = ast.arg("self")
-    names = [argument.arg for argument in (*signature.args[1:], *signature.kwonlyargs)]
-    given = [f"*{signature.vararg.arg}"] if signature.vararg else []
-    given += [names.pop(0)] if names and names[0] != "handler" and not given else []
-    given += [f"{name}={name}" for name in names]
-    given += [f"**{signature.kwarg.arg}"] if signature.kwarg else []
-    says = textwrap.indent(inspect.getdoc(function) or "", "    ").strip()
-    says = f"{says}\n    " if "\n" in says else says
-    head = f"def {name}({ast.unparse(signature)}) -> Self:"
-    return f'{head}\n    """{says}"""\n    return self.compose(basic.{name}({", ".join(given)}))\n'
-
-
-def parts() -> tuple[str, str, str]:
-    before, begin, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    inside, end, after = rest.partition(END)
-    return before + begin, inside, end + after
+ROOT = Path(__file__).parents[1]
 
 
 def as_tree(source: str) -> str:
-    """The same for two sources that differ in the places of their line ends only."""
-    tree = ast.parse("class _:\n" + source)
-    for node in ast.walk(tree):
+    """Return the source's class, the same for two that differ in their line ends only."""
+    (page,) = (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
+    for node in ast.walk(page):
         if isinstance(node, ast.FunctionDef):
             node.body[0] = ast.Expr(ast.Constant(ast.get_docstring(node)))
-    return ast.dump(tree)
+    return ast.dump(page)
 
 
 def test_the_methods_are_those_of_the_filters() -> None:
-    assert as_tree(parts()[1]) == as_tree(generated()), "python -m tests.test_fluid && make format"
+    generator = runpy.run_path(str(ROOT / ".ci" / "fluent.py"))
+    here = generator["PAGE"].read_text(encoding="utf-8")
+    assert as_tree(here) == as_tree(generator["source"]()), "run python .ci/fluent.py"
 
 
 def test_every_filter_is_a_method() -> None:
@@ -166,15 +127,10 @@ def test_what_a_type_checker_says(tmp_path: Path) -> None:
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error")]
     begins = [
         '"WebDataset" has no attribute "decod"',
-        'Argument 1 to "map" of "FluidInterface" has incompatible type "str"',
+        'Argument 1 to "map" of "FilterMethods" has incompatible type "str"',
         'Unexpected keyword argument "predicat" for "select"',
         'Module has no attribute "WebDatset"',
     ]
     assert len(errors) == len(begins), done.stdout
     for error, begin in zip(errors, begins, strict=True):
         assert error.startswith(begin)
-
-
-if __name__ == "__main__":
-    begin, _, end = parts()
-    PAGE.write_text(begin + generated() + end, encoding="utf-8")

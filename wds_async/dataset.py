@@ -18,7 +18,7 @@ from wds_async.fluid import FluidInterface
 from wds_async.handlers import Handler, reraise_exception
 from wds_async.misuse import log_unmatched_rules, warn_of_batches_in_torch, warn_of_uneven_ranks
 from wds_async.observe.ledger import Ledger, Ledgers
-from wds_async.pipeline import DataPipeline
+from wds_async.pipeline import DataPipeline, Traits
 from wds_async.reading.stage import MAX_FIELD_BYTES, ReadingStage, base_plus_ext, tarfile_to_samples
 from wds_async.redact import redact
 from wds_async.shardcache.cache import DiskCache, shard_cache
@@ -58,7 +58,7 @@ def _why_empty(shards: int | None, ledger: Ledger | Ledgers | None) -> str:
     )
 
 
-check_empty.keeps_length = True  # type: ignore[attr-defined]
+check_empty.traits = Traits(one_to_one=True, same_items=True)  # type: ignore[attr-defined]
 
 
 class WebDataset(DataPipeline, FluidInterface):

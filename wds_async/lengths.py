@@ -8,15 +8,14 @@ knowledge: a wrong length is worse than none, for a loop that trusts it stops ea
 from __future__ import annotations
 
 import inspect
-import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from wds_async import world
-from wds_async.filters import basic, batch, fields, shuffling
+from wds_async.filters.shuffling import detshuffle
 from wds_async.handlers import reraise_exception
-from wds_async.pipeline import FilterFunction
+from wds_async.pipeline import Traits, traits_of
 from wds_async.reading.stage import ReadingStage
 from wds_async.shardlists import lists
 from wds_async.shardlists.mixture import Mixture
@@ -43,7 +42,7 @@ def of(stages: Sequence[Any], workers: int = 1) -> Length | None:
     reading = next((i for i, stage in enumerate(rest) if isinstance(stage, ReadingStage)), None)
     if reading is None or not isinstance(first, lists.SimpleShardList) or not first.counts:
         return None
-    splitters = [stage for stage in rest[:reading] if not isinstance(stage, shuffling.detshuffle)]
+    splitters = [stage for stage in rest[:reading] if not isinstance(stage, detshuffle)]
     read = of_shards(first.urls, first.counts, splitters, len(splitters) < reading, workers)
     return through(read, rest[reading + 1 :])
 
@@ -90,26 +89,41 @@ def together(lengths: Iterable[Length | None]) -> Length | None:
 
 
 def through(length: Length | None, stages: Iterable[Any]) -> Length | None:
-    """What is left of ``length`` behind ``stages``."""
+    """Return what is left of ``length`` behind ``stages``."""
     for stage in stages:
         if length is None:
             return None
-        if _function(stage) in (batch._unbatched, batch._unlisted):
-            samples = length.in_batches
-            length = None if samples is None else Length(sum(samples), samples)
-            continue
-        effect = _effect(stage)
-        if effect is None:
-            return None
-        if effect is not _same:
-            if length.by_worker is None:
-                return None
-            numbers = tuple(map(effect, length.by_worker))
-            in_batches = _in_batches(length.by_worker, stage) if _function(stage) is batch._batched else None
-            length = Length(sum(numbers), numbers, in_batches)
-        elif _function(stage) not in (shuffling._shuffle, None):  # any other may change what is in a batch
-            length = replace(length, in_batches=None)
+        length = _behind(stage, length)
     return length
+
+
+def _behind(stage: Any, length: Length) -> Length | None:
+    traits = traits_of(stage)
+    if traits is None or not _raises(stage, traits):
+        return None
+    if traits.takes_batches:
+        samples = length.in_batches
+        return None if samples is None else Length(sum(samples), samples)
+    if traits.one_to_one:
+        return length if traits.same_items else replace(length, in_batches=None)
+    if traits.count is None or length.by_worker is None:
+        return None
+    numbers = tuple(traits.count(n, *stage.args, **stage.kw) for n in length.by_worker)
+    batches = traits.batches or (lambda *args, **kw: None)
+    contents = [batches(n, *stage.args, **stage.kw) for n in length.by_worker]
+    samples = tuple(n for n in contents if n is not None)
+    return Length(sum(numbers), numbers, samples if len(samples) == len(contents) else None)
+
+
+def _raises(stage: Any, traits: Traits) -> bool:
+    """Whether ``stage`` raises for a sample that fails, and drops none."""
+    if not traits.handler:
+        return True
+    try:
+        bound = inspect.signature(stage.f).bind(None, *stage.args, **stage.kw)
+    except TypeError:  # it raises when it runs
+        return False
+    return bound.arguments.get(traits.handler) in (None, reraise_exception)
 
 
 def batched(length: Length, size: int, *, partial: bool, whole: bool) -> Length | None:
@@ -117,81 +131,6 @@ def batched(length: Length, size: int, *, partial: bool, whole: bool) -> Length 
     batch of each worker. ``whole``: its batches hold all samples that go in, as torch's own collation sees to."""
     if length.by_worker is None:
         return None
-    total = sum(map(_batches(size, partial=partial), length.by_worker))
+    total = sum(-(-n // size) if partial else n // size for n in length.by_worker)
     samples = sum(n if partial else n // size * size for n in length.by_worker)
     return Length(total, (total,), (samples,) if whole else None)
-
-
-def _in_batches(by_worker: tuple[int, ...], stage: Any) -> tuple[int, ...] | None:
-    """The samples in what the stage `batched` makes; None where a program's own collation may change the number."""
-
-    def samples(
-        batchsize: int = 20, collation_fn: Any = batch.default_collation_fn, partial: bool = True
-    ) -> tuple[int, ...] | None:
-        if collation_fn not in (None, batch.default_collation_fn):
-            return None
-        return tuple(n if partial else n // batchsize * batchsize for n in by_worker)
-
-    return samples(*stage.args, **stage.kw)
-
-
-def _same(n: int) -> int:
-    return n
-
-
-# Stages that give out one item for each that comes in, unless a handler drops some.
-_KEEPING = (
-    basic._associate,
-    basic._decode,
-    basic._info,
-    basic._log_keys,
-    basic._map_dict,
-    basic._map_tuple,
-    fields._extract_keys,
-    fields._rename,
-    fields._rename_keys,
-    fields._to_tuple,
-    shuffling._shuffle,
-)
-
-
-def _effect(stage: Any) -> Callable[[int], int] | None:
-    """What ``stage`` makes of a number of items; None where that cannot be told."""
-    if isinstance(stage, basic.Cached | shuffling.detshuffle):
-        return _same
-    if not isinstance(stage, FilterFunction):
-        checks = getattr(getattr(stage, "func", stage), "keeps_length", False)  # `Watch`, `check_empty`
-        return _same if checks else None
-    function = _function(stage)
-    if _handler(stage) not in (None, reraise_exception):
-        return None
-    if function in _KEEPING:
-        return _same
-    if function is batch._batched:
-        return _batched(*stage.args, **stage.kw)
-    if function is itertools.islice:
-        cut = slice(*stage.args)
-        return lambda n: len(range(n)[cut])
-    return None
-
-
-def _handler(stage: FilterFunction) -> Any:
-    """Return the handler that ``stage`` was given, by name or by position; None where it was given none."""
-    try:
-        given = inspect.signature(_function(stage)).bind(None, *stage.args, **stage.kw).arguments
-    except (TypeError, ValueError):  # of C, or not callable so: it raises when it runs
-        return stage.kw.get("handler")
-    return given.get("handler", given.get("kw", {}).get("handler"))
-
-
-def _function(stage: Any) -> Any:
-    """The function that a stage was made of by `pipelinefilter`; None for other stages."""
-    return getattr(stage.f, "f", stage.f) if isinstance(stage, FilterFunction) else None
-
-
-def _batched(batchsize: int = 20, collation_fn: Any = None, partial: bool = True) -> Callable[[int], int]:
-    return _batches(batchsize, partial=partial)
-
-
-def _batches(size: int, *, partial: bool) -> Callable[[int], int]:
-    return lambda n: -(-n // size) if partial else n // size

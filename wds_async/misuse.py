@@ -8,7 +8,7 @@ from typing import Any
 
 from wds_async import world
 from wds_async.observe.ledger import ledgers_of
-from wds_async.pipeline import DataPipeline, FilterFunction
+from wds_async.pipeline import DataPipeline, traits_of
 from wds_async.reading.stage import ReadingStage
 from wds_async.rewrite import note_matches, unmatched_rules
 from wds_async.shardlists import lists as shardlists
@@ -76,7 +76,7 @@ def _split_by_rank(pipeline: DataPipeline) -> list[shardlists.SimpleShardList]:
     if pipeline.repetitions == sys.maxsize or not pipeline.pipeline:
         return []
     first, *rest = pipeline.pipeline
-    if any(_name_of(stage) == "islice" for stage in rest):
+    if any((traits := traits_of(stage)) and traits.cuts for stage in rest):
         return []
     within = [first.dataset] if hasattr(first, "num_workers") else getattr(first, "datasets", [])
     if within:
@@ -112,14 +112,7 @@ def _warn_of_batches_twice() -> None:
 def _gives_batches(dataset: Any) -> bool:
     """Whether `batched` is the last stage that changes what an item is, as far as is known."""
     for stage in reversed(getattr(dataset, "pipeline", [])):
-        name = _name_of(stage)
-        if name in ("batched", "unbatched", "unlisted") or name is None:
-            return name == "batched"
+        traits = traits_of(stage)
+        if traits is None or traits.batches or traits.takes_batches:
+            return traits is not None and traits.batches is not None
     return False
-
-
-def _name_of(stage: Any) -> str | None:
-    """The name of a filter of ours; None for any other stage."""
-    if type(stage) is not FilterFunction or not str(stage.f.__module__).startswith(("wds_async.", "itertools")):
-        return None
-    return str(stage.f.__name__).lstrip("_")

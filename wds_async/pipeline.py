@@ -14,6 +14,7 @@ import operator
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 from wds_async import config, world
@@ -30,15 +31,44 @@ __all__ = [
     "PipelineStage",
     "RestCurried",
     "Sourced",
+    "Traits",
     "pipelinefilter",
     "stage_maker",
     "stage_of",
     "stages_of",
+    "traits_of",
 ]
 
 _ANY_ARGUMENTS = inspect.signature(lambda source, *args, **kw: None)
-_OURS = "wds_async."
 _Maker = TypeVar("_Maker", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """Facts that a filter declares of itself where it is defined, for `len`, warnings and the epoch's log."""
+
+    one_to_one: bool = False
+    """One item comes out for each that comes in, unless a handler drops some."""
+    same_items: bool = False
+    """The items that come out are those that came in."""
+    handler: str = ""
+    """The argument whose decisions on samples that raise are noted in the ledger; "" where there is none."""
+    count: Callable[..., int] | None = None
+    """``count(n, *args, **kw)``: the items that come out for ``n`` that come in."""
+    batches: Callable[..., int | None] | None = None
+    """``batches(n, *args, **kw)``: the samples in the batches made of ``n``; None where that is not known."""
+    takes_batches: bool = False
+    """Batches come in and single samples come out."""
+    cuts: bool = False
+    """The number of items may be bounded here, so that ranks have as many as each other."""
+
+
+def traits_of(stage: Any) -> Traits | None:
+    """Return what a filter's stage, a class of stages or a function declared (``traits``); None where nothing is."""
+    function = getattr(stage, "func", stage)  # of a functools.partial
+    function = function.f if isinstance(function, FilterFunction) else function
+    traits = getattr(function, "traits", None)
+    return traits if isinstance(traits, Traits) else None
 
 
 class PipelineStage:
@@ -92,7 +122,11 @@ class RestCurried:
     Wrong arguments raise here, in the user's line, and not when the first sample is asked for.
     """
 
-    def __init__(self, f: Callable[..., Any], checks: Mapping[str, Check] | None = None) -> None:
+    def __init__(
+        self, f: Callable[..., Any], checks: Mapping[str, Check] | None = None, traits: Traits | None = None
+    ) -> None:
+        if traits is not None:
+            f.traits = traits  # type: ignore[attr-defined]
         functools.update_wrapper(self, f)
         self.f = f
         self.checks = checks or {}
@@ -128,16 +162,19 @@ class RestCurried:
         return name if getattr(module, name, None) is self else (pipelinefilter, (self.f, self.checks))
 
 
-def pipelinefilter(f: Callable[..., Any], checks: Mapping[str, Check] | None = None) -> RestCurried:
+def pipelinefilter(
+    f: Callable[..., Any], checks: Mapping[str, Check] | None = None, traits: Traits | None = None
+) -> RestCurried:
     """Make stages of ``f(source, *args, **kw)``: the result takes all arguments but the source.
 
     ``checks`` are functions by the name of an argument, called where a stage is made (see `arguments.Check`).
+    ``traits`` is what is known of the stage before it runs; `traits_of` finds it again.
 
     >>> double = pipelinefilter(lambda source, by: (by * x for x in source))
     >>> list(DataPipeline([1, 2], double(2)))
     [2, 4]
     """
-    return RestCurried(f, checks)
+    return RestCurried(f, checks, traits)
 
 
 def stage_maker(f: _Maker) -> _Maker:
@@ -471,17 +508,17 @@ class _Recorders:
 
     def noting(self, stage: Any) -> Any:
         """``stage`` itself, or one that notes."""
-        if type(stage) is not FilterFunction or not str(getattr(stage.f, "__module__", "")).startswith(_OURS):
+        traits = traits_of(stage) if type(stage) is FilterFunction else None
+        if traits is None:
             return stage  # what users write asks handlers of its own
         try:
-            given = inspect.signature(stage.f).bind(None, *stage.args, **stage.kw)
-        except (TypeError, ValueError):
-            return stage  # said when it is called
-        name = stage.f.__name__.lstrip("_")
-        if name in ("batched", "unbatched", "unlisted"):
-            given.apply_defaults()
-            self._in_one = given.arguments.get("batchsize", 1)
-        handler = given.arguments.get("handler")
+            bound = inspect.signature(stage.f).bind(None, *stage.args, **stage.kw)
+        except TypeError:
+            return stage  # raised when it is called
+        if traits.batches or traits.takes_batches:
+            bound.apply_defaults()
+            self._in_one = bound.arguments.get("batchsize", 1)
+        handler = bound.arguments.get(traits.handler)
         if handler is None or handler is reraise_exception:
             return stage
         if self._pass is None:
@@ -489,5 +526,7 @@ class _Recorders:
             if not ledgers:
                 return stage
             self._pass = ledgers[0].current()
-        given.arguments["handler"] = Recorder(handler, functools.partial(self._pass.note_sample, name, self._in_one))
-        return FilterFunction(stage.f, *given.args[1:], **given.kwargs)
+        name = stage.f.__name__.lstrip("_")
+        note = functools.partial(self._pass.note_sample, name, self._in_one)
+        bound.arguments[traits.handler] = Recorder(handler, note)
+        return FilterFunction(stage.f, *bound.args[1:], **bound.kwargs)

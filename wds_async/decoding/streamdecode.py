@@ -10,7 +10,7 @@ from typing import IO, Any, Literal
 
 from wds_async.arguments import check_type, each
 from wds_async.handlers import Handler, passed, reraise_exception
-from wds_async.pipeline import pipelinefilter
+from wds_async.pipeline import Traits, pipelinefilter
 
 __all__ = ["default_decoders", "xdecode"]
 
@@ -86,7 +86,9 @@ def _check_decoder(stage: str, argument: str, value: Any) -> Any:
     return check_type(stage, argument, value, (), "a function of a stream, or False")
 
 
-xdecode = pipelinefilter(_xdecode, {"args": each(_check_rule), "kw": each(_check_decoder)})
+xdecode = pipelinefilter(
+    _xdecode, {"args": each(_check_rule), "kw": each(_check_decoder)}, Traits(one_to_one=True, handler="handler")
+)
 
 
 def _find(rules: Sequence[tuple[str, StreamDecoder]], field: str) -> StreamDecoder | None:

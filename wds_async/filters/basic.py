@@ -7,6 +7,7 @@ what happens to a sample that raises: True drops it, False ends the stream, and 
 
 from __future__ import annotations
 
+import builtins
 import functools
 import itertools
 import os
@@ -43,7 +44,7 @@ from wds_async.filters.fields import (
 from wds_async.filters.shuffling import _rsample, _shuffle, detshuffle, rsample, shuffle
 from wds_async.filters.threads import ordered_map
 from wds_async.handlers import Handler, passed, reraise_exception
-from wds_async.pipeline import FilterFunction, PipelineStage, RestCurried, pipelinefilter
+from wds_async.pipeline import FilterFunction, PipelineStage, RestCurried, Traits, pipelinefilter
 from wds_async.tracebacks import located
 
 if TYPE_CHECKING:
@@ -136,7 +137,9 @@ def _info(
 
 
 info = pipelinefilter(
-    _info, {"fmt": of_type("a text or None", str, NoneType), "n": size(), "every": size(), "width": size(optional=True)}
+    _info,
+    {"fmt": of_type("a text or None", str, NoneType), "n": size(), "every": size(), "width": size(optional=True)},
+    Traits(one_to_one=True),
 )
 
 
@@ -155,7 +158,7 @@ def _select(
         yield sample
 
 
-select = pipelinefilter(_select, {"predicate": function()})
+select = pipelinefilter(_select, {"predicate": function()}, Traits(handler="handler"))
 
 
 def _log_keys(data: Iterable[Sample], logfile: str | None = None) -> Iterator[Sample]:
@@ -173,7 +176,9 @@ def _log_keys(data: Iterable[Sample], logfile: str | None = None) -> Iterator[Sa
             yield sample
 
 
-log_keys = pipelinefilter(_log_keys, {"logfile": of_type("a path or None", str, os.PathLike, NoneType)})
+log_keys = pipelinefilter(
+    _log_keys, {"logfile": of_type("a path or None", str, os.PathLike, NoneType)}, Traits(one_to_one=True)
+)
 
 
 def _decode(
@@ -227,6 +232,7 @@ decode = pipelinefilter(
         "threads": size(at_least=0),
         "min_size": size(at_least=1, optional=True),
     },
+    Traits(one_to_one=True, handler="handler"),
 )
 
 
@@ -263,7 +269,7 @@ def _applied(f: Callable[[Any], Any], sample: Any) -> Any:
     return result
 
 
-map = pipelinefilter(_map, {"f": function(), "threads": size(at_least=0)})
+map = pipelinefilter(_map, {"f": function(), "threads": size(at_least=0)}, Traits(handler="handler"))
 
 
 def _map_dict(data: Iterable[Sample], handler: Handler = reraise_exception, **kw: Any) -> Iterator[Sample]:
@@ -291,7 +297,7 @@ def _check_functions(stage: str, argument: str, values: dict[str, Any]) -> dict[
     return {name: check_function(stage, name, value) for name, value in values.items()}
 
 
-map_dict = pipelinefilter(_map_dict, {"kw": _check_functions})
+map_dict = pipelinefilter(_map_dict, {"kw": _check_functions}, Traits(one_to_one=True, handler="handler"))
 
 
 def _map_tuple(data: Iterable[Any], *args: Any, handler: Handler = reraise_exception) -> Iterator[tuple[Any, ...]]:
@@ -314,7 +320,9 @@ def _map_tuple(data: Iterable[Any], *args: Any, handler: Handler = reraise_excep
         yield tuple(values)
 
 
-map_tuple = pipelinefilter(_map_tuple, {"args": each(function(optional=True))})
+map_tuple = pipelinefilter(
+    _map_tuple, {"args": each(function(optional=True))}, Traits(one_to_one=True, handler="handler")
+)
 
 
 def _associate(data: Iterable[Sample], associator: Any, **kw: Any) -> Iterator[Sample]:
@@ -340,10 +348,20 @@ def _check_associator(stage: str, argument: str, value: Any) -> Any:
     return check_type(stage, argument, value, (), "a function of the key, or a mapping")
 
 
-associate = pipelinefilter(_associate, {"associator": _check_associator})
+associate = pipelinefilter(_associate, {"associator": _check_associator}, Traits(one_to_one=True))
 
 
-slice = pipelinefilter(itertools.islice, {"args": check_slice})
+def islice(data: Iterable[Any], *args: int | None) -> Iterator[Any]:
+    """Take the items that ``itertools.islice`` takes with these arguments; the count is that of each worker."""
+    return itertools.islice(data, *args)
+
+
+def _count_of_slice(n: int, *args: int | None) -> int:
+    return len(range(n)[builtins.slice(*args)])
+
+
+# The function has the name that WebDataset shows of such a stage.
+slice = pipelinefilter(islice, {"args": check_slice}, Traits(count=_count_of_slice, cuts=True))
 
 
 class Cached(PipelineStage):
@@ -351,6 +369,8 @@ class Cached(PipelineStage):
 
     The samples are not copied: a later stage that changes them in place changes them for good.
     """
+
+    traits = Traits(one_to_one=True, same_items=True)
 
     def __init__(self) -> None:
         self.cached: list[Any] | None = None

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from wds_async.arguments import check_size, function, size
-from wds_async.pipeline import pipelinefilter
+from wds_async.pipeline import Traits, pipelinefilter
 from wds_async.tracebacks import located
 
 __all__ = ["batched", "default_collation_fn", "tree_collation_fn", "unbatched", "unlisted"]
@@ -111,7 +111,24 @@ def _collate(batch: list[Any], collation_fn: Callable[[list[Any]], Any]) -> Any:
         raise
 
 
-batched = pipelinefilter(_batched, {"batchsize": size(at_least=1), "collation_fn": function(optional=True)})
+def _count(n: int, batchsize: int = 20, collation_fn: Any = None, partial: bool = True) -> int:
+    return -(-n // batchsize) if partial else n // batchsize
+
+
+def _samples_in_batches(
+    n: int, batchsize: int = 20, collation_fn: Any = default_collation_fn, partial: bool = True
+) -> int | None:
+    """Return the samples in the batches of ``n``; None where a program's own collation may change the number."""
+    if collation_fn not in (None, default_collation_fn):
+        return None
+    return n if partial else n // batchsize * batchsize
+
+
+batched = pipelinefilter(
+    _batched,
+    {"batchsize": size(at_least=1), "collation_fn": function(optional=True)},
+    Traits(count=_count, batches=_samples_in_batches),
+)
 
 
 def _unlisted(data: Iterable[Iterable[Any]]) -> Iterator[Any]:
@@ -122,7 +139,7 @@ def _unlisted(data: Iterable[Iterable[Any]]) -> Iterator[Any]:
         yield from batch
 
 
-unlisted = pipelinefilter(_unlisted)
+unlisted = pipelinefilter(_unlisted, traits=Traits(takes_batches=True))
 
 
 def _unbatched(data: Iterable[Any]) -> Iterator[Any]:
@@ -164,4 +181,4 @@ def _columns(batch: dict[Any, Any]) -> list[Any]:
     return columns
 
 
-unbatched = pipelinefilter(_unbatched)
+unbatched = pipelinefilter(_unbatched, traits=Traits(takes_batches=True))

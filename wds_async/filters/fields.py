@@ -10,13 +10,14 @@ from typing import Any
 from wds_async.arguments import check_type, each, of_type
 from wds_async.errors import ConfigError
 from wds_async.handlers import Handler, passed, reraise_exception
-from wds_async.pipeline import pipelinefilter
+from wds_async.pipeline import Traits, pipelinefilter
 from wds_async.redact import redact
 from wds_async.tracebacks import warn
 
 __all__ = ["extract_keys", "getfirst", "not_found", "rename", "rename_keys", "to_tuple"]
 
 Sample = dict[str, Any]
+_EACH = Traits(one_to_one=True, handler="handler")
 _MISSING = object()
 _NAMES = 1024
 """Fields whose matching patterns are remembered: matching costs a hundred times looking up."""
@@ -136,7 +137,7 @@ def _rename(
         yield renamed
 
 
-rename = pipelinefilter(_rename, {"kw": each(_check_names)})
+rename = pipelinefilter(_rename, {"kw": each(_check_names)}, _EACH)
 
 
 def _rename_keys(
@@ -186,7 +187,7 @@ def _rule_for(rules: list[tuple[str, str]], path: str) -> tuple[str, str] | None
     return next((rule for rule in rules if fnmatch(name, rule[0])), None)
 
 
-rename_keys = pipelinefilter(_rename_keys, {"args": each(_check_pair), "kw": each(of_type("a pattern", str))})
+rename_keys = pipelinefilter(_rename_keys, {"args": each(_check_pair), "kw": each(of_type("a pattern", str))}, _EACH)
 
 
 def _extract_keys(
@@ -225,7 +226,7 @@ def _fits(field: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatch(f".{field}", p) or fnmatch(field, p) for p in patterns)
 
 
-extract_keys = pipelinefilter(_extract_keys, {"patterns": each(_check_names)})
+extract_keys = pipelinefilter(_extract_keys, {"patterns": each(_check_names)}, _EACH)
 
 
 def _to_tuple(
@@ -266,4 +267,4 @@ def _to_tuple(
         yield tuple(values)
 
 
-to_tuple = pipelinefilter(_to_tuple, {"args": _check_fields})
+to_tuple = pipelinefilter(_to_tuple, {"args": _check_fields}, _EACH)

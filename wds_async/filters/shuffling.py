@@ -8,7 +8,7 @@ from typing import Any
 
 from wds_async.arguments import check_probability, check_size, size
 from wds_async.errors import ConfigError
-from wds_async.pipeline import PipelineStage, pipelinefilter
+from wds_async.pipeline import PipelineStage, Traits, pipelinefilter
 from wds_async.world import CountsEpochs, DrawnSeed, SharedEpoch, global_draws, seed_number
 
 __all__ = ["detshuffle", "rsample", "shuffle"]
@@ -75,7 +75,8 @@ def _shuffle(
         yield pop()
 
 
-shuffle = pipelinefilter(_shuffle, {"bufsize": size(), "initial": size()})
+_ALL = Traits(one_to_one=True, same_items=True)
+shuffle = pipelinefilter(_shuffle, {"bufsize": size(), "initial": size()}, _ALL)
 
 
 class detshuffle(CountsEpochs, PipelineStage):
@@ -84,6 +85,8 @@ class detshuffle(CountsEpochs, PipelineStage):
     The epoch is counted in memory that DataLoader workers share, so that new workers go on counting, and
     is the same in all workers and ranks that began as many iterations.
     """
+
+    traits = _ALL
 
     def __init__(self, bufsize: int = 1000, initial: int = 100, seed: int | DrawnSeed = 0, epoch: int = -1) -> None:
         self.bufsize = check_size("detshuffle", "bufsize", bufsize)
@@ -110,4 +113,4 @@ def _rsample(data: Iterable[Any], p: float = 0.5, seed: Any = None) -> Iterator[
             yield item
 
 
-rsample = pipelinefilter(_rsample, {"p": check_probability})
+rsample = pipelinefilter(_rsample, {"p": check_probability}, Traits(same_items=True))

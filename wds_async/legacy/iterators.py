@@ -8,7 +8,7 @@ from typing import Any
 
 from wds_async.filters.basic import transform_with
 from wds_async.handlers import Handler, passed, reraise_exception
-from wds_async.pipeline import pipelinefilter
+from wds_async.pipeline import Traits, pipelinefilter
 from wds_async.shardlists.lists import split_by_worker
 from wds_async.tracebacks import located
 
@@ -31,7 +31,7 @@ def _map_stream(
         yield result
 
 
-map_stream = pipelinefilter(_map_stream)
+map_stream = pipelinefilter(_map_stream, traits=Traits(handler="handler"))
 
 
 def transformer(transformers: Sequence[Callable[[Any], Any] | None]) -> Callable[[Sequence[Any]], Any]:

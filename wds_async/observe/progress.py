@@ -25,6 +25,7 @@ from rich.text import Text
 from wds_async import config, world
 from wds_async.observe import screen
 from wds_async.observe.prices import Meter, Range, meter_of_job
+from wds_async.pipeline import Traits
 from wds_async.transfer.stats import Board, Boards, Stats
 from wds_async.transfer.traffic import Traffic
 
@@ -56,7 +57,7 @@ class Label:
 class Watch:
     """A pipeline stage that shows what goes through it; ``enabled`` None follows ``WDS_PROGRESS``."""
 
-    keeps_length = True
+    traits = Traits(one_to_one=True, same_items=True)
 
     def __init__(self, board: Board | Boards, enabled: bool | None = None, label: Label = Label()) -> None:
         self.board = board
