@@ -22,8 +22,14 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = "wds_async"
 
+SPECS = (
+    *("storage", "storage.spec", "storage.stores"),
+    *(f"storage.{path.parent.name}" for path in sorted((ROOT / PACKAGE / "storage").glob("*/__init__.py"))),
+)
+"""What the stores are, as data: schemes and their other names count where the environment is read."""
+
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "arguments", "environment", "config", "handlers", "config"),
+    ("errors", "arguments", "environment", "config", "handlers", "config", *SPECS),
     ("urls", "world", "redact", "rewrite", "orphans", "tracebacks"),
     ("storage", "storage.*"),
     ("transfer", "transfer.*"),

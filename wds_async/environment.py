@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from wds_async.errors import ConfigError
+from wds_async.storage.stores import usual_scheme
 
 __all__ = [
     "GIB",
     "KIB",
     "MIB",
     "ON_CORRUPT",
-    "SCHEME_ALIASES",
     "SECRET",
     "VARIABLES",
     "VERIFY",
@@ -38,9 +38,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger("wds_async")
-
-SCHEME_ALIASES = {"gcs": "gs", "s3a": "s3", "s3n": "s3", "abfs": "az", "abfss": "az"}
-"""Aliases of a scheme, each with the main scheme, which rewrite rules and ``USE_AIS_FOR`` use."""
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -103,7 +100,7 @@ def _flag(text: str) -> bool:
 def schemes(text: str) -> frozenset[str]:
     """Return the schemes of ``"gs:s3"`` or ``"gs,s3"``, aliases replaced by the store's main scheme."""
     names = [name.strip().removesuffix("://").lower() for name in re.split(r":(?!//)|,", text)]
-    return frozenset(SCHEME_ALIASES.get(name, name) for name in names if name)
+    return frozenset(usual_scheme(name) for name in names if name)
 
 
 @dataclass(frozen=True, slots=True)

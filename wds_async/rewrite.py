@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from wds_async.config import settings
-from wds_async.environment import SCHEME_ALIASES
 from wds_async.errors import UnsafeContent, UrlError, WdsError
 from wds_async.redact import redact
+from wds_async.storage.stores import usual_scheme
 
 __all__ = [
     "Rule",
@@ -168,10 +168,10 @@ def _first(url: str, rules: Sequence[Rule]) -> tuple[Rule, re.Match[str]] | None
 
 
 def _spellings(url: str) -> tuple[str, ...]:
-    """``url`` as it was written, and by the name that its scheme's other names follow."""
+    """``url`` as it was written, and where that is by an alias, by the usual scheme."""
     name, separator, rest = url.partition("://")
-    usual = SCHEME_ALIASES.get(name.lower())
-    return (url,) if usual is None or not separator else (url, f"{usual}://{rest}")
+    usual = usual_scheme(name.lower())
+    return (url, f"{usual}://{rest}") if separator and usual != name.lower() else (url,)
 
 
 def _command(match: re.Match[str], replacement: str, rest: str) -> str:

@@ -20,6 +20,7 @@ from wds_async import environment
 from wds_async.errors import UrlError
 from wds_async.redact import redact
 from wds_async.rewrite import Rule, native_pipe, parse_rules, rewrite, rules_from_env
+from wds_async.storage.stores import BY_SCHEME
 
 __all__ = [
     "SHARD_SUFFIXES",
@@ -42,6 +43,7 @@ SHARD_SUFFIXES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-_]+)(?:://|::)|(pipe|file):", re.IGNORECASE)
 _ANY_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-_]+):")  # two letters at least: one is a drive
 _SINGLE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):/[^/]")
+_ONE_SLASH = re.compile(f"(?:{'|'.join(BY_SCHEME)}):/")
 _DRIVE = re.compile(r"[A-Za-z]:[\\/]|\\\\")
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _MAGIC = re.compile(r"[*?\[]")
@@ -263,7 +265,7 @@ def local_path(url: str) -> str | None:
     """
     kind = scheme(url)
     if kind == "":
-        if re.match(r"(?:https?|s3|gs|az|hf|ais):/", url):
+        if _ONE_SLASH.match(url):
             raise UrlError(f"{redact(url)!r}: a malformed URL; write two slashes after its first colon")
         return url
     if kind != "file":

@@ -15,18 +15,17 @@ import click
 from wds_async import rewrite, urls
 from wds_async.cli import shards, terminal
 from wds_async.config import settings
-from wds_async.environment import SCHEME_ALIASES
 from wds_async.errors import WdsError
 from wds_async.redact import redact
 from wds_async.shardcache.cache import shard_cache
 from wds_async.shardlists import check as shardcheck
 from wds_async.storage.registry import Location
+from wds_async.storage.stores import usual_scheme
 from wds_async.transfer import probe
 
 __all__ = ["Look", "Row", "command"]
 
 _SHOWN = 10
-_STORES = frozenset({"s3", "gs", "az", "hf", "ais"})
 
 
 @dataclass(frozen=True)
@@ -195,13 +194,14 @@ def _route(place: Location | None) -> str:
     if place is None:
         return ""
     now, name = settings(), urls.scheme(place.target)
-    name = SCHEME_ALIASES.get(name, name)
-    if place.kind == "ais":
-        return "to AIStore (AIS_ENDPOINT)" if name == "ais" else f"to AIStore: USE_AIS_FOR names {name}"
+    name = usual_scheme(name)
+    if place.spec.router:
+        own = name in place.spec.schemes
+        return "to AIStore (AIS_ENDPOINT)" if own else f"to AIStore: USE_AIS_FOR names {name}"
     if name in now.use_ais_for:
         why = f"AIStore has no provider for {name}" if now.ais_endpoint else "AIS_ENDPOINT is not set"
         return f"not to AIStore: USE_AIS_FOR names {name}, but {why}"
-    if now.ais_endpoint and name in _STORES:
+    if now.ais_endpoint and place.spec.buckets:
         return f"not to AIStore: USE_AIS_FOR does not name {name}"
     return ""
 

@@ -11,12 +11,12 @@ import threading
 import urllib.parse
 from collections.abc import Callable, Sequence
 
-from wds_async.environment import SCHEME_ALIASES
 from wds_async.errors import TransferError
 from wds_async.redact import redact
 from wds_async.service.cache.upkeep import Warmed
 from wds_async.storage.ais.urls import PROVIDERS, Place
 from wds_async.storage.http.blocking import connection_to
+from wds_async.storage.stores import usual_scheme
 from wds_async.urls import scheme
 
 __all__ = ["path_of", "through_service"]
@@ -52,7 +52,7 @@ def through_service(
 
 def path_of(url: str) -> str:
     """Where a service is asked for the object at ``url``."""
-    if SCHEME_ALIASES.get(scheme(url), scheme(url)) in PROVIDERS:
+    if usual_scheme(scheme(url)) in PROVIDERS:
         return Place.of(url).object_url("")
     return f"/url/{urllib.parse.quote(url, safe='')}"
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from wds_async.environment import SCHEME_ALIASES
 from wds_async.errors import AccessDenied, ConfigError, UnsafeContent, UrlError
 from wds_async.redact import redact
 from wds_async.service.config import ServiceConfig
@@ -20,6 +19,7 @@ from wds_async.service.refusals import Refusal
 from wds_async.storage.base import Call
 from wds_async.storage.generic import reads_local_files
 from wds_async.storage.registry import Location, locate
+from wds_async.storage.stores import spec_of, usual_scheme
 from wds_async.urls import links, local_path, scheme
 
 __all__ = ["Addresses", "Allowed", "Place", "dotted", "is_literal", "kind_of_address", "place_of"]
@@ -67,7 +67,7 @@ def _unrevised(entry: Place, other: Place) -> tuple[str, ...]:
 def place_of(url: str) -> Place:
     """Where ``url`` (rewritten, of one store) lies. UrlError for one that cannot be taken apart safely."""
     kind = scheme(url)
-    kind = SCHEME_ALIASES.get(kind, kind)
+    kind = usual_scheme(kind)
     if kind in _PORTS:
         return _web(kind, url)
     if "://" not in url or len(links(url)) > 1:
@@ -224,15 +224,6 @@ class Addresses:
         return f"{host} is at {address}, a private address; the service's setting `private` would allow it"
 
 
-_CLOUDS = frozenset({"s3", "gcs", "azure", "hf", "ais"})
-
-
-_EXACT = frozenset({"gcs"})
-
-
-"""Whose keys are escaped whole on the wire, so that a ".." in one is a name to everybody on the way."""
-
-
 _ARCHIVES = frozenset({"zip", "tar", "gzip", "libarchive"})
 
 
@@ -339,13 +330,13 @@ class Allowed:
     def _judge_place(self, kind: str, target: str, rewritten: bool) -> None:
         if kind == "generic" and reads_local_files(target):
             raise _forbidden("what reads this machine's files in a round-about way")
-        if dotted(target) and kind not in _EXACT and (kind != "s3" or not self._open):
+        if dotted(target) and spec_of(kind).dotted_keys not in ("always", "open" if self._open else "always"):
             raise _forbidden("a path with . or .. in it: not every server takes that for a name")
         try:
             place = place_of(target)
         except UrlError as exn:
             raise Refusal(400, f"{redact(target)}: {exn}", "url") from None
-        if not (self._covered(place) or (self._open and (kind in _CLOUDS or rewritten or kind == "generic"))):
+        if not (self._covered(place) or (self._open and (spec_of(kind).buckets or rewritten or kind == "generic"))):
             raise _forbidden(f"{redact(target)[:300]}: the service's `allow` does not name it")
 
     def _judge_chain(self, target: str) -> None:
@@ -355,7 +346,7 @@ class Allowed:
         if not set(names) <= _ARCHIVES:
             raise _forbidden("of chains of file systems only zip, tar, gzip and libarchive over a store")
         kind = locate(last, final=True).kind
-        if kind not in _CLOUDS:  # a client that is not ours connects, and nobody judges where to
+        if not spec_of(kind).buckets:  # a client that is not ours connects, and nobody judges where to
             raise _forbidden("an archive that is not in a cloud's store")
         if any(dotted(link) for link in inner):
             raise _forbidden("a path with . or .. in it")

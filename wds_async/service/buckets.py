@@ -8,13 +8,13 @@ import importlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from wds_async.environment import SCHEME_ALIASES
 from wds_async.service.http_messages import Request, Response, json_response
 from wds_async.service.listing import Page
 from wds_async.service.names import Named, url_of
 from wds_async.service.objects import body_of
 from wds_async.service.refusals import Refusal
 from wds_async.storage.ais.urls import PROVIDERS
+from wds_async.storage.stores import usual_scheme
 from wds_async.urls import scheme
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def allowed_buckets(service: Service) -> list[tuple[str, str]]:
     """``(provider, bucket)`` of those that the configuration names, sorted; nobody asks the stores."""
     found = {("ais", name) for name, _ in service.config.buckets}
     for prefix in service.config.allow:
-        name = SCHEME_ALIASES.get(scheme(prefix), scheme(prefix))
+        name = usual_scheme(scheme(prefix))
         bucket = prefix.partition("://")[2].partition("/")[0].rpartition("@")[2]
         if name in PROVIDERS and bucket:
             found.add((PROVIDERS[name], bucket))

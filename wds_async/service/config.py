@@ -13,15 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wds_async.environment import MIB, SCHEME_ALIASES, parse_bytes
+from wds_async.environment import MIB, parse_bytes
 from wds_async.errors import ConfigError
 from wds_async.redact import redact
 from wds_async.storage.filesystems import known_protocol
+from wds_async.storage.stores import BY_SCHEME
 from wds_async.urls import rewrite, rules_from_env, scheme
 
 __all__ = ["Quota", "ServiceConfig", "cache_limit", "check_quotas", "kept_free", "load_config", "reloaded"]
 
-_SCHEMES = frozenset({"", "file", "http", "https", "s3", "gs", "az", "hf", "ais", *SCHEME_ALIASES})
+_SCHEMES = frozenset({"", "file", *BY_SCHEME})
 """What allow and buckets may begin with, besides the protocols of fsspec."""
 
 DEFAULT_PORT = 51080

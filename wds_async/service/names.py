@@ -17,6 +17,7 @@ from wds_async.redact import redact
 from wds_async.service.config import ServiceConfig
 from wds_async.service.refusals import Refusal
 from wds_async.storage.ais.urls import PROVIDERS
+from wds_async.storage.stores import usual_scheme
 from wds_async.urls import links, scheme
 
 __all__ = ["NAME_LIMIT_BYTES", "PARAMETERS", "SCHEMES", "Named", "bucket_of", "name_of", "planned", "url_of"]
@@ -89,7 +90,7 @@ def name_of(path: str, query: str, config: ServiceConfig) -> Named:
 
 def planned(url: str, config: ServiceConfig) -> Named:
     """What the URL of a plan names, judged as a request for it would be."""
-    name = environment.SCHEME_ALIASES.get(scheme(url), scheme(url))
+    name = usual_scheme(scheme(url))
     provider = PROVIDERS.get(name)
     if provider is None:
         _checked(url)

@@ -13,6 +13,7 @@ from wds_async.errors import ConfigError
 from wds_async.storage.base import Fault, Verdict
 
 __all__ = [
+    "SERVER_EXTRAS",
     "end_session",
     "explain_session",
     "holds_connection",
@@ -26,6 +27,8 @@ __all__ = [
 
 _SFTP = frozenset({"sftp", "ssh"})
 _WEBDAV = frozenset({"webdav", "dav"})
+SERVER_EXTRAS = {"sftp": _SFTP, "webdav": _WEBDAV}
+"""Extras of this package, and the protocols that each brings."""
 _ANSWER_S = 10.0
 """How long a server may say nothing. Where these clients have limits of their own they are 15 s and 30 s, else none."""
 _AS_WHOM = "Check the user and password: in the URL (user:password@), or username and password in storage_options."

@@ -21,6 +21,7 @@ from wds_async.redact import redact
 from wds_async.storage.base import Call, Contradiction, Entry, ObjectReplaced
 from wds_async.storage.deadlines import question_s, transfer_s, with_deadline
 from wds_async.storage.file_servers import (
+    SERVER_EXTRAS,
     end_session,
     holds_connection,
     prepared_session,
@@ -29,10 +30,10 @@ from wds_async.storage.file_servers import (
     started,
 )
 from wds_async.storage.preload import client_imports, extra_needed
+from wds_async.storage.stores import BY_SCHEME, STORES, load
 from wds_async.urls import links
 
 __all__ = [
-    "EXTRAS",
     "STORES_GROUP",
     "Filesystems",
     "FsspecRanges",
@@ -43,22 +44,11 @@ __all__ = [
     "protocols",
 ]
 
-EXTRAS = {
-    "s3": "s3",
-    "s3a": "s3",
-    "gs": "gcs",
-    "gcs": "gcs",
-    "az": "azure",
-    "abfs": "azure",
-    "abfss": "azure",
-    "adl": "azure",
-    "hf": "hf",
-    "sftp": "sftp",
-    "ssh": "sftp",
-    "webdav": "webdav",
-    "dav": "webdav",
+_EXTRAS = {
+    name: spec.extra for spec in STORES if spec.extra for name in (*spec.schemes, *spec.aliases, *spec.protocols)
 }
-"""The extra that brings the filesystem of a scheme."""
+_EXTRAS |= {name: extra for extra, names in SERVER_EXTRAS.items() for name in names}
+"""The extra that brings the filesystem of a protocol."""
 
 
 def protocols(url: str) -> list[str]:
@@ -102,7 +92,7 @@ def filesystem_of(url: str, options: Mapping[str, Any], *, asynchronous: bool = 
                 for protocol in protocols(url):
                     if protocol:
                         fsspec.get_filesystem_class(protocol)
-            with _core_gcsfs(url):
+            with _own_classes(url):
                 filesystem, path = fsspec.core.url_to_fs(url, **_prepared_chain(url, options))
             return filesystem, str(path)
     cls = _class_of(url)
@@ -113,46 +103,44 @@ def filesystem_of(url: str, options: Mapping[str, Any], *, asynchronous: bool = 
         return started(cls(**_prepared(protocols(url)[0], given))), str(cls._strip_protocol(url))
 
 
-_GOOGLE = ("gs", "gcs")
-_AMAZON = ("s3", "s3a")
-_CHANGED = (*_GOOGLE, *_AMAZON, "ftp", "sftp", "ssh")
 _registering = threading.Lock()
 
 
 def _prepared(protocol: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a filesystem as its client is to get them, where what was given is not enough. Imports it."""
-    if protocol in _GOOGLE:
-        from wds_async.storage.gcs.credentials import gcsfs_token  # noqa: PLC0415 (it stands on this room)
-
-        return {**options, "token": gcsfs_token(options)}  # gcsfs itself would search for one for 15 s
-    if protocol in _AMAZON:
-        from wds_async.storage.s3.options import s3fs_options  # noqa: PLC0415 (it stands on this room)
-
-        return s3fs_options(options)
+    """Return the options of a filesystem as its client needs them. Imports the client."""
+    spec = BY_SCHEME.get(protocol)
+    if spec is not None and spec.fsspec_options:
+        prepared: dict[str, Any] = load(spec.fsspec_options)(options)
+        return prepared
     return prepared_session(protocol, options)
 
 
 def _prepared_chain(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a chain, in which each protocol has its own."""
-    return {**options, **{n: _prepared(n, options.get(n, {})) for n in protocols(url) if n in _CHANGED}}
+    """Return the options of a chain, in which each protocol has its own."""
+    prepared = {name: _prepared(name, options.get(name, {})) for name in protocols(url) if name}
+    return {**options, **{name: given for name, given in prepared.items() if given or name in options}}
+
+
+def _own_class(protocol: str) -> Any:
+    """Return the class that takes the place of fsspec's own for a protocol, None for most. Imports it."""
+    spec = BY_SCHEME.get(protocol)
+    return load(spec.fsspec_class) if spec is not None and spec.fsspec_class else None
 
 
 @contextlib.contextmanager
-def _core_gcsfs(url: str) -> Iterator[None]:
-    """While a chain is made, its Google link is of the class that does not ask by gRPC how a bucket is laid out, which
-    takes 60 s where that is not to be had; what the program knows ``gs`` by is put back."""
-    names = [name for name in protocols(url) if name in _GOOGLE]
-    if not names:
+def _own_classes(url: str) -> Iterator[None]:
+    """While a chain is made, register our classes (`_own_class`) for its links; then those that were there before."""
+    with client_imports():
+        own = {name: cls for name in protocols(url) if (cls := _own_class(name)) is not None}
+    if not own:
         yield
         return
-    with client_imports():
-        import fsspec  # noqa: PLC0415
-        import gcsfs.core  # noqa: PLC0415
+    import fsspec  # noqa: PLC0415 (slow, and often not needed)
 
     with _registering:
-        before = {name: fsspec.get_filesystem_class(name) for name in names}
-        for name in names:
-            fsspec.register_implementation(name, gcsfs.core.GCSFileSystem, clobber=True)
+        before = {name: fsspec.get_filesystem_class(name) for name in own}
+        for name, cls in own.items():
+            fsspec.register_implementation(name, cls, clobber=True)
         try:
             yield
         finally:
@@ -163,18 +151,15 @@ def _core_gcsfs(url: str) -> Iterator[None]:
 def _class_of(url: str) -> Any:
     protocol = protocols(url)[0]
     with _extra_needed(url), client_imports():
-        if protocol in ("gs", "gcs"):
-            # gcsfs's own default asks by gRPC how the bucket is laid out, and waits 60 s where that is not to be had.
-            import gcsfs.core  # noqa: PLC0415
-
-            return gcsfs.core.GCSFileSystem
-        import fsspec  # noqa: PLC0415
+        if (own := _own_class(protocol)) is not None:
+            return own
+        import fsspec  # noqa: PLC0415 (slow, and often not needed)
 
         return fsspec.get_filesystem_class(protocol)
 
 
 def _extra_needed(url: str) -> contextlib.AbstractContextManager[None]:
-    extra = next((EXTRAS[name] for name in protocols(url) if name in EXTRAS), None)
+    extra = next((_EXTRAS[name] for name in protocols(url) if name in _EXTRAS), None)
     return extra_needed(redact(url), extra)
 
 

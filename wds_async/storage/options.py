@@ -7,15 +7,14 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from wds_async.environment import SCHEME_ALIASES
 from wds_async.errors import ConfigError
 from wds_async.storage.filesystems import installed_stores, known_protocol
+from wds_async.storage.stores import BY_SCHEME
 from wds_async.urls import links, scheme
 
 __all__ = ["NOTHING_GIVEN", "NO_OPTIONS", "Options", "StorageOptions"]
 
 
-_STORES = frozenset({"s3", "gs", "az", "hf", "ais", "http"})
 _PLACES = ("endpoint_url", "endpoint", "account_host", "account_name", "connection_string", "host", "port")
 _SECRETS = re.compile(r"(?:AccountKey|SharedAccessSignature)=[^;]*;?|(?<=://)[^/@]*@", re.IGNORECASE)
 _DIGEST_DIGITS = 16
@@ -78,7 +77,7 @@ class StorageOptions:
                 f"storage_options: a dict of options, or of such dicts by scheme, not {type(given).__name__}"
             )
         schemes = {name for name in given if _is_scheme(name)}
-        if any(isinstance(given[name], Mapping) or _canonical(name) in _STORES for name in schemes):
+        if any(isinstance(given[name], Mapping) or name.lower().removesuffix("://") in BY_SCHEME for name in schemes):
             if wrong := sorted(name for name in given if name not in schemes or not isinstance(given[name], Mapping)):
                 raise ConfigError(
                     f"storage_options: {', '.join(map(repr, wrong))}: beside the options of a scheme stand those of "
@@ -113,9 +112,9 @@ NOTHING_GIVEN = StorageOptions()
 
 def _canonical(name: str) -> str:
     name = name.lower().removesuffix("://")
-    return "http" if name == "https" else SCHEME_ALIASES.get(name, name)
+    return BY_SCHEME[name].schemes[0] if name in BY_SCHEME else name
 
 
 def _is_scheme(name: str) -> bool:
     name = name.lower().removesuffix("://")
-    return name in ("http", "https", "ais", "file") or known_protocol(name) or name in installed_stores()
+    return name == "file" or name in BY_SCHEME or known_protocol(name) or name in installed_stores()

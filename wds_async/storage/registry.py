@@ -1,112 +1,60 @@
-"""The packages that stores are read by, imported before workers are forked: once for all of them, not once in each."""
+"""From a URL to its store: rewriting, routing, and the backends of one engine."""
 
 from __future__ import annotations
 
 import contextlib
 import difflib
-import importlib
 import itertools
 import logging
 import multiprocessing
-import re
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from wds_async.config import settings
-from wds_async.environment import SCHEME_ALIASES, value
+from wds_async.environment import value
 from wds_async.errors import UnsafeContent, UrlError, WdsError
 from wds_async.redact import redact
 from wds_async.storage.base import Backend, Guard
 from wds_async.storage.deadlines import BackendWithDeadlines, question_s
 from wds_async.storage.filesystems import STORES_GROUP, installed_stores, known_protocol
 from wds_async.storage.fsspec_config import configured
-from wds_async.storage.generic import GenericBackend, reads_local_files
+from wds_async.storage.generic import reads_local_files
 from wds_async.storage.growing import CachedBackend, CacheEntry
-from wds_async.storage.http.backend import HttpBackend
-from wds_async.storage.local import LocalBackend
 from wds_async.storage.options import NO_OPTIONS, NOTHING_GIVEN, Options, StorageOptions
-from wds_async.storage.pipe import PipeBackend, StdinBackend
 from wds_async.storage.preload import import_client
-from wds_async.storage.user_openers import OpenedBackend, default_opener, opener_of
+from wds_async.storage.spec import StoreSpec
+from wds_async.storage.stores import BY_SCHEME, PLUGIN, STORES, load, spec_of, web_store
+from wds_async.storage.user_openers import default_opener, opener_of
 from wds_async.urls import links, native_pipe, rewrite, rules_from_env, scheme
 
 __all__ = ["Backends", "Location", "check_allowed", "import_clients", "locate", "tell_of_native_pipes"]
 
-_PACKAGES = {
-    "s3": ("wds_async.storage.s3.backend", "s3fs"),
-    "gcs": ("wds_async.storage.gcs.backend", "google.auth.transport.requests", "google.oauth2.service_account"),
-    "azure": ("wds_async.storage.azure.backend", "azure.storage.blob.aio", "azure.identity.aio"),
-    "hf": ("wds_async.storage.hub.backend",),
-    "ais": ("wds_async.storage.ais.backend",),
-}
-
-
-"""What the first read of a kind of location imports: for the clouds 0.2 to 0.4 s of CPU."""
-
-
-_LOOKED_AT = 1000
+_EXAMPLES_FROM = 1000
 
 
 def import_clients(urls: Iterable[str]) -> None:
-    """Import what reading ``urls`` will need. Starts nothing; what is not installed is found out by who reads."""
-    examples = {scheme(url): url for url in itertools.islice(urls, _LOOKED_AT)}
+    """Import what reading ``urls`` needs, before workers are forked: once for all of them. Start nothing, and leave
+    missing packages to the read."""
+    examples = {scheme(url): url for url in itertools.islice(urls, _EXAMPLES_FROM)}
     for url in examples.values():
         with contextlib.suppress(WdsError):
-            for package in _PACKAGES.get(locate(url).kind, ()):
+            spec = locate(url).spec
+            for module in (spec.backend.partition(":")[0], *spec.imports) if spec.schemes else ():
                 with contextlib.suppress(ImportError):
-                    import_client(package)
+                    import_client(module)
 
 
 logger = logging.getLogger("wds_async")
 
-
 _told: set[str] = set()
 
+# Schemes that no client knows: WebDataset's htgs:// and scp://, Hadoop's s3n://.
+_REPLACED = {name: spec.schemes[0] for spec in STORES for name in spec.replaced} | {"scp": "sftp"}
 
-_KINDS = {"s3": "s3", "gs": "gcs", "az": "azure", "hf": "hf", "ais": "ais"}
+_ROUTERS = tuple(spec for spec in STORES if spec.router)
 
-
-_ROUTABLE = frozenset({"s3", "gcs", "azure", "hf", "http", "generic"})
-
-
-_OTHERS_CLIENTS = frozenset({"http", *_KINDS.values()})
-
-
-"""Kinds of stores whose questions are asked by clients of others. The rest of fsspec (``generic``) takes turns at one
-connection, so there each call has a deadline of its own (`filesystems`)."""
-
-
-# WebDataset's other names: its htgs:// is gs:// without the tools, and scp goes over the protocol of sftp. And one of
-# Hadoop's, which fsspec does not know.
-_SYNONYMS = {"htgs://": "gs://", "scp://": "sftp://", "s3n://": "s3://"}
-
-
-_SYNONYM = re.compile("^(?:" + "|".join(_SYNONYMS) + ")", re.IGNORECASE)
-
-
-_PLUGIN = "plugin:"
-
-
-_NAMEABLE = (
-    "file",
-    "http",
-    "https",
-    "pipe",
-    "s3",
-    "gs",
-    "gcs",
-    "az",
-    "abfs",
-    "hf",
-    "ais",
-    "sftp",
-    "ftp",
-    "webdav",
-    "hdfs",
-)
-
-
+_SUGGESTED = ("file", "pipe", *BY_SCHEME, "sftp", "ftp", "webdav", "hdfs")
 """Schemes that a misspelt one may have meant."""
 
 
@@ -124,25 +72,28 @@ def _plugin_store(name: str, call: Callable[..., Awaitable[Any]], options: Optio
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where a shard is: ``url`` as the user wrote it (expanded), ``target`` after rewriting, and the ``kind`` of its
-    backend: ``local``, ``pipe``, ``stdin``, ``http``, ``s3``, ``gcs``, ``azure``, ``hf``, ``ais``, ``generic`` (the
-    rest of fsspec), ``plugin:`` and the scheme for a store of an installed package, or ``opener`` for the program's
-    own."""
+    """The place of a shard: ``url`` as the user wrote it (expanded), ``target`` after rewriting, and ``kind``, that of
+    a spec in `stores`, or ``plugin:`` and the scheme for a store of an installed package."""
 
     url: str
     target: str
     kind: str
     options: Options = field(default=NO_OPTIONS, compare=False)
-    """What the program gave for its store (``storage_options``)."""
+    """Options for its store (``storage_options``)."""
     fallback: Location | None = field(default=None, compare=False)
     """Where else it is read when its store cannot be reached (``WDS_AIS_FALLBACK``)."""
     entry: CacheEntry | None = field(default=None, compare=False)
-    """The shard in a disk cache, where there is one: it says how to read the shard when the time has come."""
+    """The shard's entry in a disk cache, where there is one: it decides at the time of reading how to read it."""
+
+    @property
+    def spec(self) -> StoreSpec:
+        """The facts of its store."""
+        return spec_of(self.kind)
 
     @property
     def in_order(self) -> bool:
         """Whether it can only be read from the start on, by its kind."""
-        return self.entry is None and self.kind in ("opener", "pipe", "stdin")
+        return self.entry is None and self.spec.in_order
 
 
 def check_allowed(kind: str) -> None:
@@ -174,7 +125,8 @@ def locate(url: str, *, final: bool = False, options: StorageOptions = NOTHING_G
         return Location(url, target, "opener")
     if target.startswith("pipe:"):
         target = _native(target)
-    target = _SYNONYM.sub(lambda found: _SYNONYMS[found[0].lower()], target)
+    name, separator, rest = target.partition("://")
+    target = f"{_REPLACED[name.lower()]}://{rest}" if separator and name.lower() in _REPLACED else target
     kind = _kind(target)
     if kind is None and not final and default_opener() is not None:
         return Location(url, target, "opener")
@@ -186,9 +138,10 @@ def locate(url: str, *, final: bool = False, options: StorageOptions = NOTHING_G
             "program puts into wds.gopen_schemes."
         )
     check_allowed("local" if kind == "generic" and reads_local_files(target) else kind)
-    given = options.of("az://") if kind == "azure" else NO_OPTIONS
+    spec = spec_of(kind)
+    given = options.of(f"{spec.schemes[0]}://") if spec.web_services else NO_OPTIONS
     place = Location(url, target, kind, given or options.of(target))
-    return _routed(place, options) if kind in _ROUTABLE else place
+    return _routed(place, options) if spec.routable else place
 
 
 def _kind(target: str) -> str | None:
@@ -197,45 +150,30 @@ def _kind(target: str) -> str | None:
         return "stdin"
     if name in ("", "file"):
         return "local"
-    if name in ("http", "https"):
-        return "azure" if _is_blob(target) else "http"
     if name == "pipe":
         return "pipe"
-    if len(links(target)) > 1:
-        return "generic"
-    name = SCHEME_ALIASES.get(name, name)
-    if name in _KINDS:
-        return _KINDS[name]
-    if name in installed_stores():
-        return _PLUGIN + name
-    return "generic" if known_protocol(name) else None
+    if (spec := BY_SCHEME.get(name)) is not None and (spec.guarded or len(links(target)) == 1):
+        return web_store(target).kind if spec.guarded else spec.kind
+    if len(links(target)) == 1 and name in installed_stores():
+        return PLUGIN + name
+    return "generic" if len(links(target)) > 1 or known_protocol(name) else None
 
 
 def _near(name: str) -> str:
     """The question after a scheme that was meant, where a known one is close to ``name``."""
-    near = difflib.get_close_matches(name, _NAMEABLE, 1, 0.6)
+    near = difflib.get_close_matches(name, _SUGGESTED, 1, 0.6)
     return f" Did you mean {near[0]}://?" if near else ""
-
-
-def _is_blob(target: str) -> bool:
-    if ".blob.core." not in target:
-        return False
-    from wds_async.storage.azure.backend import is_blob_url  # noqa: PLC0415 (see above)
-
-    return is_blob_url(target)
 
 
 def _routed(place: Location, options: StorageOptions) -> Location:
     """``place``, or AIStore in its stead where ``USE_AIS_FOR`` names its scheme."""
-    given = options.named("ais")
-    if not (given or value("AIS_ENDPOINT") or value("USE_AIS_FOR")):
-        return place
-    from wds_async.storage.ais.urls import has_own_store, routes  # noqa: PLC0415 (see above)
-
-    if not routes(place.target, given):
-        return place
-    ais = Location(place.url, place.target, "ais", given)
-    return replace(ais, fallback=place) if settings().ais_fallback and has_own_store(place.target) else ais
+    for spec in _ROUTERS:
+        given = options.named(spec.schemes[0])
+        if (given or any(value(name) for name in spec.router_variables)) and load(spec.router)(place.target, given):
+            routed = Location(place.url, place.target, spec.kind, given)
+            falls_back = settings().ais_fallback and load(spec.has_origin)(place.target)
+            return replace(routed, fallback=place) if falls_back else routed
+    return place
 
 
 def _native(target: str) -> str:
@@ -269,15 +207,9 @@ def _tell(target: str, native: str) -> None:
         )
 
 
-def _store(folder: str, name: str) -> Callable[..., Backend]:
-    """The class of a store's backend, from the store's own folder."""
-    found: Callable[..., Backend] = getattr(importlib.import_module(f"wds_async.storage.{folder}.backend"), name)
-    return found
-
-
 class Backends:
-    """The backends of one engine, made when first needed; ``call`` runs a blocking function on a thread. ``direct``:
-    whether requests are the engine's own (``WDS_DIRECT``). ``guard`` judges where web servers lead."""
+    """The backends of one engine, made when first needed. ``call`` runs a blocking function on a thread; ``direct``:
+    whether requests are the engine's own (``WDS_DIRECT``); ``guard`` allows or refuses redirects of web servers."""
 
     def __init__(
         self,
@@ -288,42 +220,34 @@ class Backends:
         stall_timeout_s: float = 30.0,
         guard: Guard | None = None,
     ) -> None:
-        timeouts: dict[str, Any] = {"connect_timeout_s": connect_timeout_s, "stall_timeout_s": stall_timeout_s}
-        self._makers: dict[str, Callable[[Options], Backend]] = {
-            "local": lambda _: LocalBackend(call),
-            "pipe": lambda _: PipeBackend(call),
-            "stdin": lambda _: StdinBackend(call),
-            "opener": lambda _: OpenedBackend(call),
-            "http": lambda options: HttpBackend(options, call=call, direct=direct, guard=guard, **timeouts),
-            "s3": lambda options: _store("s3", "S3Backend")(call, options, direct=direct, **timeouts),
-            "gcs": lambda options: _store("gcs", "GcsBackend")(
-                call, configured(options, "gcs", "gs"), direct=direct, **timeouts
-            ),
-            "azure": lambda options: _store("azure", "AzureBackend")(
-                call, configured(options, "abfs", "az"), direct=direct, **timeouts
-            ),
-            "hf": lambda options: _store("hub", "HuggingFaceBackend")(call, options, direct=direct, **timeouts),
-            "ais": lambda options: _store("ais", "AisBackend")(call, options, direct=direct, **timeouts),
-            "generic": lambda options: GenericBackend(call, options, **timeouts),
-        }
+        self._call, self._direct, self._guard = call, direct, guard
+        self._timeouts: dict[str, Any] = {"connect_timeout_s": connect_timeout_s, "stall_timeout_s": stall_timeout_s}
         self._made: dict[tuple[str, Options], Backend] = {}
-        self._call = call
-        self._question_s = question_s(connect_timeout_s, stall_timeout_s)
 
     def of(self, location: Location) -> Backend:
-        """The backend for a located shard."""
+        """Return the backend for a located shard, made when its store is first read."""
         key = location.kind, location.options
         if key not in self._made:
-            plugin = location.kind.removeprefix(_PLUGIN) if location.kind.startswith(_PLUGIN) else ""
-            made = (
-                _plugin_store(plugin, self._call, location.options)
-                if plugin
-                else self._makers[location.kind](location.options)
-            )
-            others = bool(plugin) or location.kind in _OTHERS_CLIENTS
-            self._made[key] = BackendWithDeadlines(made, self._question_s) if others else made
+            made = self._make(location.spec, location.options)
+            deadline_s = question_s(*self._timeouts.values())
+            self._made[key] = BackendWithDeadlines(made, deadline_s) if location.spec.deadlines else made
         store = self._made[key]
         return store if location.entry is None else CachedBackend(self._call, location.entry, store)
+
+    def _make(self, spec: StoreSpec, options: Options) -> Backend:
+        if spec.kind.startswith(PLUGIN):
+            return _plugin_store(spec.schemes[0], self._call, options)
+        make: Callable[..., Backend] = load(spec.backend)
+        if not spec.has_server:
+            return make(self._call)
+        arguments = {"call": self._call, "options": options, **self._timeouts}
+        if spec.configuration:
+            arguments["options"] = configured(options, *spec.configuration)
+        if spec.schemes:
+            arguments["direct"] = self._direct
+        if spec.guarded:
+            arguments["guard"] = self._guard
+        return make(**arguments)
 
     async def close(self) -> None:
         """Close every backend that was made."""

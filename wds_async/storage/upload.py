@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 from typing import IO, Any, NoReturn
 
 from wds_async.config import proxy_for, transfer_config
-from wds_async.environment import SCHEME_ALIASES
 from wds_async.errors import MissingExtra, ShardNotFound, StorageError, UrlError
 from wds_async.redact import redact
 from wds_async.storage.azure.account import account_of, adlfs_options, parse
@@ -39,6 +38,7 @@ from wds_async.storage.http.messages import redirected
 from wds_async.storage.options import NO_OPTIONS, Options
 from wds_async.storage.s3.errors import explain_foreign_s3
 from wds_async.storage.secrets import Secrets
+from wds_async.storage.stores import usual_scheme
 from wds_async.urls import links, scheme
 
 __all__ = ["HttpSink", "MultipartSink", "StoreSink", "Writer", "close_writer", "fsspec_sink", "writer_of"]
@@ -369,7 +369,7 @@ def _store(url: str) -> str:
     """The name that the other names of its scheme follow. What still is https here is a blob's own address: other
     servers get a PUT."""
     name = scheme(url)
-    return "az" if name == "https" else SCHEME_ALIASES.get(name, name)
+    return "az" if name == "https" else usual_scheme(name)
 
 
 class _explained:

@@ -17,6 +17,7 @@ from wds_async.redact import redact
 from wds_async.storage.base import Checksum, Verdict, error_for
 from wds_async.storage.checksums import FILES, MANIFESTS, in_file, in_manifest
 from wds_async.storage.registry import Backends, Location
+from wds_async.storage.stores import STORES
 from wds_async.transfer.stats import Counters
 from wds_async.transfer.verify import usable
 from wds_async.urls import local_path
@@ -30,7 +31,6 @@ ChecksumFuture = concurrent.futures.Future[Checksum | None]
 _ASK_AHEAD = 8
 _RENEWALS_AT_MOST = 2
 _BEFORE_THE_FALLBACK = 2
-_TELL_BY_THEMSELVES = frozenset({"azure", "gcs"})  # what they could be asked for comes with every answer of theirs
 _FILE_BYTES, _MANIFEST_BYTES = 64 << 10, 16 << 20
 _running: dict[ChecksumFuture, asyncio.Task[None]] = {}
 _told: weakref.WeakSet[Counters] = weakref.WeakSet()
@@ -108,7 +108,7 @@ class RemoteChecksums:
     ) -> None:
         self._counters, self._ask, self._wait, self._small = counters, ask, wait, small
         self._asked: dict[str, ChecksumFuture] = {}
-        self._tell_by_themselves = set(_TELL_BY_THEMSELVES)
+        self._tell_by_themselves = {spec.kind for spec in STORES if spec.sends_checksum}
         self._manifests: dict[str, list[dict[str, Checksum]]] = {}
         self._shards = 0
         self._unknown = 0

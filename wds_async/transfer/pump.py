@@ -102,7 +102,7 @@ class Pump:
             else:
                 shard = self.window.add(url, streamed=located.in_order)
                 shard.notes = ShardState(located)
-                if located.kind == "ais" and located.entry is None:
+                if located.spec.announced and located.entry is None:
                     self._backends.of(located).expect((located.target,))
         if ended:
             self.window.end_of_source()

@@ -42,7 +42,6 @@ _RENEWALS_AT_MOST = 3
 _SOFTLY = 2  # a store that asks for fewer requests is left alone as if so many attempts more had failed
 _ISOLATED_AT_MOST = 3  # faults of a part, each among good answers, before ``Retry-After`` is kept to the letter
 _UNREACHABLE_FOR_S = 60.0
-_NO_SERVERS = frozenset({"local", "opener", "pipe", "stdin"})
 _REFUSED = RetryPolicy(base_s=0.1, cap_s=5.0)
 _CONFIRMED_FOR_S, _CONFIRMED_PATIENCE_S = 3600.0, 1.0
 _BUCKETS_KEPT = 1000
@@ -195,7 +194,7 @@ class RetryController:
 
     def breaker(self, location: Location) -> CircuitBreaker | None:
         """The state of the store of ``location``; None where there is no server."""
-        return None if location.kind in _NO_SERVERS else self._pool.breakers.of(server_of(location.target))
+        return self._pool.breakers.of(server_of(location.target)) if location.spec.has_server else None
 
     def traffic(self, notes: ShardState) -> OriginTraffic:
         """Where what is asked for a shard is counted, as long as it is read where it is now."""
@@ -262,7 +261,7 @@ class RetryController:
 
     def record_contact(self, location: Location) -> None:
         """The server of ``location`` has answered: what fails from now on is a bad day, and no typo."""
-        if location.kind not in _NO_SERVERS:
+        if location.spec.has_server:
             self._reached.add(server_of(location.target))
 
     async def recover(self, part: Part, attempts: Attempts, backend: Backend, exn: Exception) -> None:
@@ -398,7 +397,7 @@ class RetryController:
         return True
 
     def _origin_known(self, location: Location, access: Access | None) -> bool:
-        if location.kind in _NO_SERVERS or server_of(location.target) in self._reached:
+        if not location.spec.has_server or server_of(location.target) in self._reached:
             return True
         if isinstance(access, Request):
             return self._pool.answered(Origin.of(access.url, access.tls, access.socket))

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from wds_async.errors import WdsError
+from wds_async.storage.stores import load
 from wds_async.urls import scheme
 
 if TYPE_CHECKING:  # who only counts waits for no backend to be imported
@@ -31,7 +31,6 @@ OTHERS = "others"
 
 _MOST_ORIGINS = 1000
 _PLAIN = {"local": FILES, "pipe": "pipe", "stdin": "stdin", "opener": "opener"}
-_STORES = {"s3": "s3", "gcs": "gs", "ais": "ais"}
 _COUNTS = ("requests", "bytes", "retries", "throttled", "hedges", "hedged_bytes", "errors", "connections")
 # Amazon's own endpoints say where they are; what only speaks its protocol does not.
 _AMAZON = re.compile(
@@ -170,28 +169,17 @@ def origin_of(location: Location) -> str:
     ``ais://bucket``, ``hf://repository``, ``scheme://host`` (with the port where it is named), ``file``; no secrets."""
     if plain := _PLAIN.get(location.kind):
         return plain
-    target = location.target
-    if location.kind == "azure":
-        return _azure(location)
-    if location.kind == "hf":
-        parts = target.partition("://")[2].split("/")
-        return "hf://" + "/".join(parts[: 3 if parts[0] in ("datasets", "spaces") else 2]).partition("@")[0]
+    spec, target = location.spec, location.target
+    if spec.origin:
+        origin: str = load(spec.origin)(target, location.options)
+        return origin
     host = target.partition("://")[2].partition("/")[0].partition("?")[0].rpartition("@")[2]
-    return f"{_STORES.get(location.kind) or scheme(target)}://{host.lower() if location.kind == 'http' else host}"
+    if spec.buckets:
+        return f"{spec.schemes[0]}://{host}"
+    return f"{scheme(target)}://{host.lower() if spec.guarded else host}"
 
 
 def region_of(url: str) -> str:
     """The region that the host of a request's ``url`` tells; "" where it tells none."""
     found = _AMAZON.search(urllib.parse.urlsplit(url).hostname or "")
     return found[1] if found else ""
-
-
-def _azure(location: Location) -> str:
-    from wds_async.storage.azure.account import account_of, parse  # noqa: PLC0415 (only where Azure is read)
-
-    try:
-        blob = parse(location.target)
-        account = blob.account or account_of(location.target, blob, location.options).name
-    except WdsError:  # its read will say what is wrong
-        return "az://"
-    return f"az://{account}/{blob.container}"

@@ -26,7 +26,6 @@ __all__ = ["VerifyBeforeUse"]
 
 _MEMORY_BYTES = 32 << 20
 _LOOK_EVERY_S = 1.0
-_NOWHERE = frozenset({"opener", "pipe", "stdin"})  # nobody vouches for these, and they may be read only once
 _COUNTED = ("requests", "wire_bytes", "retries")
 
 
@@ -136,4 +135,4 @@ class VerifyBeforeUse:
 
 def _can_be_compared(place: Location) -> bool:
     path = local_path(place.target) if place.kind == "local" else None
-    return place.kind not in _NOWHERE and (path is None or os.path.isfile(path))
+    return not place.spec.in_order and (path is None or os.path.isfile(path))

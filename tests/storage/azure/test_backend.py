@@ -13,9 +13,11 @@ import pytest
 
 from tests.servers.azurite import KEY, azure_environment_fixture  # noqa: F401
 from wds_async.errors import ConfigError, UrlError
-from wds_async.storage.azure.backend import AzureBackend, is_blob_url
+from wds_async.storage.azure import SPEC as AZURE
+from wds_async.storage.azure.backend import AzureBackend
 from wds_async.storage.base import Answer, RefusedAnswer, Request, Verdict
 from wds_async.storage.options import Options
+from wds_async.storage.stores import web_store
 from wds_async.transfer.connection import request_bytes
 
 OPTIONS = {"account_name": "acc", "account_key": KEY}
@@ -59,7 +61,7 @@ def request(url: str, options: dict[str, Any] | None = None) -> Request:
     ],
 )
 def test_which_urls_may_be_ours(url: str, ours: bool) -> None:
-    assert is_blob_url(url) is ours
+    assert (web_store(url) is AZURE) is ours
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tests.servers.fakegcs import clean_google
 from tests.servers.gcemetadata import GceMetadata, gce_metadata
 from tests.servers.gcsauth import service_account_file
 from wds_async.storage.gcs import credentials as gcscredentials
-from wds_async.storage.gcs.credentials import emulator, find_identity, gcsfs_token, metadata_project
+from wds_async.storage.gcs.credentials import emulator, find_identity, gcsfs_options, metadata_project
 from wds_async.storage.gcs.tokens import AuthFailed
 
 __all__ = ["clean_google", "gce_metadata"]
@@ -106,9 +106,9 @@ def test_scopes(clean_google: Clean, key_file: Path) -> None:
     assert find_identity({"token": str(key_file)}).credentials.scopes == [
         "https://www.googleapis.com/auth/devstorage.read_only"
     ]
-    written_by = gcsfs_token({"token": str(key_file)})
+    written_by = gcsfs_options({"token": str(key_file)})["token"]
     assert written_by.scopes == ["https://www.googleapis.com/auth/devstorage.full_control"]
-    assert gcsfs_token({"token": "anon"}) == "anon"
+    assert gcsfs_options({"token": "anon"})["token"] == "anon"
 
 
 def test_projects(gce_metadata: GceMetadata, clean_google: Clean, key_file: Path) -> None:

@@ -25,6 +25,7 @@ from wds_async import environment
 from wds_async.errors import ConfigError, UrlError
 from wds_async.redact import redact
 from wds_async.storage.base import Tls
+from wds_async.storage.stores import usual_scheme
 from wds_async.urls import scheme
 
 __all__ = ["NOBODY", "OPTIONS", "PROVIDERS", "Cluster", "Place", "cluster_for", "has_own_store", "read_token", "routes"]
@@ -71,7 +72,7 @@ class Place:
     @classmethod
     def of(cls, url: str) -> Place:
         """What ``url`` (rewritten) names. UrlError where it has no bucket, or AIStore no such provider."""
-        name = environment.SCHEME_ALIASES.get(scheme(url), scheme(url))
+        name = usual_scheme(scheme(url))
         provider = PROVIDERS.get(name)
         if provider is None:
             raise UrlError(f"{redact(url)}: AIStore reads ais, gs, s3, az and oci; take {name} out of USE_AIS_FOR")
@@ -237,7 +238,7 @@ def routes(url: str, options: Mapping[str, Any]) -> bool:
 
     Says once a process what the user may have overlooked.
     """
-    name = environment.SCHEME_ALIASES.get(scheme(url), scheme(url))
+    name = usual_scheme(scheme(url))
     used = environment.schemes(environment.value("USE_AIS_FOR"))
     known = bool(options.get("endpoint") or environment.value("AIS_ENDPOINT"))
     if name in used and name in PROVIDERS and known:

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from wds_async.environment import variable
-from wds_async.errors import ConfigError, UrlError
+from wds_async.errors import ConfigError, UrlError, WdsError
 from wds_async.redact import redact
 
-__all__ = ["Account", "Blob", "account_of", "adlfs_options", "has_credentials", "parse", "without_ours"]
+__all__ = ["Account", "Blob", "account_of", "adlfs_options", "has_credentials", "origin_of", "parse", "without_ours"]
 
 _SERVICE = re.compile(r"([^./@]+)\.(?:blob|dfs)\.([^/@]+)", re.IGNORECASE)
 _VERSION = re.compile(r"\?(versionid|snapshot)=([^?&=]+)$", re.IGNORECASE)
@@ -249,3 +249,12 @@ def _credential_object(credential: Any) -> tuple[str, Any]:
     if not hasattr(credential, "get_token"):
         raise ConfigError(f"storage_options: credential= is a {type(credential).__name__}, which gives no tokens")
     return "credential", credential
+
+
+def origin_of(url: str, options: Mapping[str, Any]) -> str:
+    """Return ``az://account/container`` of a blob's URL; ``az://`` where the URL is wrong: its read reports that."""
+    try:
+        blob = parse(url)
+        return f"az://{blob.account or account_of(url, blob, options).name}/{blob.container}"
+    except WdsError:
+        return "az://"

@@ -48,23 +48,10 @@ from wds_async.storage.http.errors import told_where, with_proxy
 from wds_async.storage.http.messages import PLAIN_HEADERS
 from wds_async.storage.options import NO_OPTIONS, Options
 
-__all__ = ["AzureBackend", "is_blob_url"]
-
-_BLOB_SERVICES = frozenset(
-    {f"blob.{cloud}" for cloud in ("core.windows.net", "core.chinacloudapi.cn", "core.usgovcloudapi.net")}
-)
+__all__ = ["AzureBackend"]
 
 _PLACE = "The endpoint follows AZURE_STORAGE_ACCOUNT_NAME or AZURE_STORAGE_CONNECTION_STRING."
 _NO_SUCH_HOST = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
-
-
-def is_blob_url(url: str) -> bool:
-    """Whether ``url`` is an ``https`` URL of a blob that our credentials may be for: one with a signature of its own is
-    read as it stands."""
-    parts = urllib.parse.urlsplit(url)
-    account, _, service = (parts.hostname or "").partition(".")
-    named = parts.scheme == "https" and bool(account) and service in _BLOB_SERVICES
-    return named and "sig" not in urllib.parse.parse_qs(parts.query)
 
 
 class AzureBackend(Store):

@@ -25,7 +25,7 @@ from wds_async.environment import variable
 from wds_async.storage.gcs.tokens import AuthFailed, in_words
 from wds_async.storage.preload import client_imports
 
-__all__ = ["HOW_TO_GIVE", "Identity", "emulator", "find_identity", "gcsfs_token", "metadata_project"]
+__all__ = ["HOW_TO_GIVE", "Identity", "emulator", "find_identity", "gcsfs_options", "metadata_project"]
 
 logger = logging.getLogger("wds_async")
 
@@ -96,9 +96,9 @@ def find_identity(options: Mapping[str, Any]) -> Identity:
         return _given(token, options, scopes)
 
 
-def gcsfs_token(options: Mapping[str, Any]) -> Any:
-    """What to give gcsfs as ``token=``, so that it does not search for 15 s itself. Blocks like `find_identity`."""
-    return find_identity({"access": "full_control", **options}).credentials or "anon"
+def gcsfs_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``options`` with a ``token``, for which gcsfs would search for 15 s. Blocks like `find_identity`."""
+    return {**options, "token": find_identity({"access": "full_control", **options}).credentials or "anon"}
 
 
 def metadata_project() -> str:

@@ -42,7 +42,7 @@ from wds_async.storage.http.messages import PLAIN_HEADERS, answer_of, redirected
 from wds_async.storage.options import NO_OPTIONS, Options
 from wds_async.storage.preload import client_imports
 
-__all__ = ["HubPlace", "HuggingFaceBackend", "explain_hub_answer", "hub_place"]
+__all__ = ["HubPlace", "HuggingFaceBackend", "explain_hub_answer", "hub_place", "origin_of"]
 
 # RateLimit: "api";r=0;t=55  (seconds until the window is over)
 _RESET = re.compile(r";\s*t\s*=\s*(\d{1,6})")
@@ -416,3 +416,9 @@ def _bearer(name: str, token: str) -> Identity:
     if not token.strip():
         raise ConfigError(f"{name} is empty; give False for none")
     return Identity(name, (("Authorization", f"Bearer {checked_header('Authorization', token.strip())}"),))
+
+
+def origin_of(url: str, options: Mapping[str, Any]) -> str:
+    """Return ``hf://`` and the repository of ``url``, without its revision."""
+    parts = url.partition("://")[2].split("/")
+    return "hf://" + "/".join(parts[: 3 if parts[0] in ("datasets", "spaces") else 2]).partition("@")[0]

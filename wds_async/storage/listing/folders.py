@@ -17,6 +17,7 @@ from wds_async.redact import redact
 from wds_async.storage.base import Backend, Entry, Fault, RefusedAnswer, Verdict, error_for
 from wds_async.storage.options import StorageOptions
 from wds_async.storage.registry import Backends, locate
+from wds_async.storage.stores import STORES
 
 __all__ = ["KEPT_CHARS", "Folder", "Names", "forget", "keep", "kept"]
 
@@ -32,12 +33,6 @@ _LIST_ADVICE = (
     "shards with braces: x-{000..999}.tar."
 )
 _ATTEMPTS_BESIDE_A_FALLBACK = 2
-_ANSWERS_FIRST = ("http", "s3", "gcs", "azure", "hf", "ais", "generic")
-"""Kinds of stores that are networks: one that has never answered is given up soon."""
-_GRANTED = ("s3", "gcs", "azure", "ais")
-"""Kinds of stores where reading and listing are granted apart."""
-_OBJECT_STORES = _GRANTED
-"""Kinds of stores whose keys are any text, so that a folder may be named "", "." or ".."."""
 _NO_GRANT = re.compile(
     r"\b401\b|InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken|Expired|TimeTooSkewed|AuthenticationFailed"
     r"|InvalidAuthenticationInfo|no credentials(?!.*anonymous listing)|clock|profile|no token|S3's client"
@@ -47,16 +42,9 @@ _NO_GRANT = re.compile(
 """Refusals that are not about permissions: wrong or old keys, clocks, credentials that are not there."""
 
 # What decides which store a URL means, or what of it is seen: a listing is not for those of another account.
-_PREFIXES = ("AWS_", "AZURE_", "GOOGLE_", "STORAGE_", "HF_", "AIS_", "NETRC")
-_IN_NO_TABLE = (  # the clouds' own, which nothing here reads itself
-    "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_ENDPOINT_URL",
-    "AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE",
-    "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AZURE_STORAGE_ACCOUNT",
-    "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_CLIENT_ID",
-    "AZURE_STORAGE_TENANT_ID", "AZURE_STORAGE_ANON", "AZURE_CLIENT_ID", "AZURE_TENANT_ID", "CLOUDSDK_CONFIG",
-    "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH", "HF_HOME", "NETRC",
-)  # fmt: skip
-_IDENTITIES = tuple(dict.fromkeys((*(v.name for v in VARIABLES if v.name.startswith(_PREFIXES)), *_IN_NO_TABLE)))
+_DECIDING = tuple(name for spec in STORES for name in spec.variables)
+_PREFIXES = tuple(name for name in _DECIDING if name.endswith("_"))
+_IDENTITIES = tuple(dict.fromkeys((*(v.name for v in VARIABLES if v.name.startswith(_PREFIXES)), *_DECIDING)))
 
 
 # -- the names of folders that were listed, for the run ---------------------------------------------------------
@@ -144,7 +132,7 @@ class Folder:
 
     async def names(self) -> AsyncGenerator[tuple[str, Entry]]:
         """Each name in it (that of a folder ends with "/") with the store's entry; raises what the client raises."""
-        target, objects = self.location.target, self.location.kind in _OBJECT_STORES
+        target, objects = self.location.target, self.location.spec.object_store
         entries: Any = self._backend.entries(target)
         async with contextlib.aclosing(entries):
             async for entry in entries:
@@ -162,7 +150,7 @@ class Folder:
             return
         self._count += 1
         again = fault.verdict.retryable and fault.verdict is not Verdict.EXPIRED
-        known = self._answered or self.location.kind not in _ANSWERS_FIRST
+        known = self._answered or not self.location.spec.has_server
         leaves = self.location.fallback is not None and self._count >= _ATTEMPTS_BESIDE_A_FALLBACK
         idle_s = self._clock() - self._since
         if not again or leaves or self._retry.gives_up(self._count, idle_s, origin_known=known):
@@ -187,7 +175,7 @@ class Folder:
         kind = type(error_for(fault, "", 0, 1))
         tried = f" after {self._count} attempts" if self._count > 1 else ""
         advice = f" {fault.advice}" if fault.advice else ""
-        permission = fault.verdict is Verdict.DENIED and self.location.kind in _GRANTED
+        permission = fault.verdict is Verdict.DENIED and self.location.spec.object_store
         advice += _LIST_ADVICE if permission and not _NO_GRANT.search(fault.reason) else ""
         where = "" if self.location.target == self.url else f" (at {redact(self.location.target)})"
         return kind(f"{redact(self.url)}{where} cannot be listed: {fault.reason}{tried}.{advice}")

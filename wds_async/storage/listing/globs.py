@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from wds_async.errors import UrlError
 from wds_async.redact import redact
+from wds_async.storage.stores import BY_SCHEME
 from wds_async.urls import SHARD_SUFFIXES, scheme
 
 __all__ = ["ANY_DEPTH", "SHARDS", "Pattern", "is_pattern", "matcher", "parse"]
@@ -28,8 +29,6 @@ _ROOT = re.compile(r"((?:[A-Za-z][\w+.\-]*::)*)[A-Za-z][\w+.\-]*://(?:[^/]*/)?")
 _ADDRESS = re.compile(r"\[[0-9A-Fa-f:.]+\]")  # an IPv6 host
 _MAGIC = re.compile(r"[*?]|\[!?\]?[^\]]*\]")
 _QUERY = re.compile(r"\?[A-Za-z][\w.\-]*=")  # '?versionId=', '?generation='
-_WITH_QUERY = frozenset(("http", "https", "hf", "ais"))
-_BUCKETS = frozenset(("http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "ais"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,11 @@ class Pattern:
     @property
     def encoded(self) -> bool:
         """Whether names are percent-encoded where they stand in a URL."""
-        return scheme(self.url) in ("http", "https")
+        return _is_encoded(scheme(self.url))
+
+
+def _is_encoded(kind: str) -> bool:
+    return kind in BY_SCHEME and BY_SCHEME[kind].percent_encoded
 
 
 def is_pattern(step: str) -> bool:
@@ -65,10 +68,10 @@ def parse(url: str) -> Pattern | None:
     if root is None or kind in ("", "-", "file", "pipe"):
         return None
     path, query = url, ""
-    if kind in _WITH_QUERY:
+    if kind in BY_SCHEME and BY_SCHEME[kind].has_query:
         path, mark, query = url.partition("?")
         query = mark + query
-    if ((query or "#" in path) and kind in ("http", "https")) or _QUERY.search(path):
+    if ((query or "#" in path) and _is_encoded(kind)) or _QUERY.search(path):
         return None
     rest = path[root.end() :]
     if "::" in _ADDRESS.sub("", path[root.end(1) :]) or not (rest or root[0].count("/") > 2):
@@ -84,7 +87,7 @@ def parse(url: str) -> Pattern | None:
 
 def _refuse_bucket(url: str, kind: str, root: str, steps: list[str]) -> None:
     bucket = root.rpartition("://")[2].rpartition("@")[2]
-    if "*" in bucket or (not bucket and kind in _BUCKETS and is_pattern(steps[0])):
+    if "*" in bucket or (not bucket and kind in BY_SCHEME and is_pattern(steps[0])):
         raise UrlError(f"{redact(url)!r}: a bucket or host cannot be a pattern; write its name out, or use braces")
 
 

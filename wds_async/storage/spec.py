@@ -1,0 +1,79 @@
+"""The facts of one kind of store, as data: every store's folder has one, and `stores` collects them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["StoreSpec"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSpec:
+    """One kind of store. Code is named as in an entry point, ``"module:object"``, and imported when it is first used,
+    so that reading one store imports no other's client."""
+
+    kind: str
+    """`Location.kind`, also in logs and metrics."""
+    schemes: tuple[str, ...] = ()
+    """Schemes of its URLs, the usual one first."""
+    aliases: tuple[str, ...] = ()
+    """Other names of the usual scheme, which rewrite rules, ``USE_AIS_FOR`` and options follow."""
+    replaced: tuple[str, ...] = ()
+    """Schemes that its client does not know: the usual one takes their place in the URL."""
+    web_services: tuple[str, ...] = ()
+    """Hosts below which an ``https`` URL is one of this store, after an account's name and a dot."""
+    web_signature: str = ""
+    """The query parameter that signs such a URL, which is then read as it stands."""
+
+    backend: str = ""
+    """Its `Backend`: called with ``call``, ``options``, ``direct`` and the two timeouts."""
+    imports: tuple[str, ...] = ()
+    """Modules that the first read imports (0.2 to 0.4 s of CPU for the clouds), besides the backend's own."""
+    extra: str = ""
+    """The extra of this package that brings its client."""
+    protocols: tuple[str, ...] = ()
+    """Other protocols of fsspec that the same extra brings."""
+    configuration: tuple[str, ...] = ()
+    """Protocols whose section of fsspec's configuration goes under the options, the later over the earlier."""
+    fsspec_options: str = ""
+    """``f(options)``: the options for its fsspec filesystem."""
+    fsspec_class: str = ""
+    """The fsspec filesystem that is used in place of the registered one."""
+
+    has_server: bool = True
+    """Whether reading needs a server: attempts, circuit breakers and origins are counted by it."""
+    in_order: bool = False
+    """Whether it is read once, from the start on, and nothing keeps a checksum of it."""
+    guarded: bool = False
+    """Whether its URLs name the server, which the service's guard must allow."""
+    deadlines: bool = False
+    """Whether another package's client asks its questions, so that each of them needs a deadline."""
+    routable: bool = False
+    """Whether ``USE_AIS_FOR`` may route it through AIStore."""
+    router: str = ""
+    """``f(target, options) -> bool``: whether the URL of another store is read through this one."""
+    router_variables: tuple[str, ...] = ()
+    """Environment variables without which, and without options, ``router`` is not asked."""
+    has_origin: str = ""
+    """``f(target) -> bool``: whether a routed URL can be read from its own store too."""
+    announced: bool = False
+    """Whether its backend is told of each shard when it is queued (`Backend.expect`)."""
+
+    buckets: bool = False
+    """Whether a URL names a bucket and the configuration names the server."""
+    object_store: bool = False
+    """Whether keys are any text ("", "." and ".." too), and listing is permitted apart from reading."""
+    sends_checksum: bool = False
+    """Whether every answer brings the checksum that the store could be asked for."""
+    has_query: bool = False
+    """Whether "?" begins a query in its URLs."""
+    percent_encoded: bool = False
+    """Whether names are percent-encoded in its URLs."""
+    dotted_keys: str = ""
+    """When the service passes on keys with "." and "..": ``always`` (they are escaped on the wire), ``open`` (only
+    where no allowlist could be evaded), "" for never."""
+    variables: tuple[str, ...] = ()
+    """Environment variables that decide which account is used; ``AWS_`` stands for all of this package's with that
+    prefix."""
+    origin: str = ""
+    """``f(target, options)``: the origin that traffic counts for, where it is not ``scheme://bucket``."""

@@ -1,0 +1,71 @@
+"""The catalogue of stores: the spec of every store's folder, and those of the kinds that need no folder."""
+
+from __future__ import annotations
+
+import functools
+import pkgutil
+import urllib.parse
+from typing import Any
+
+from wds_async.storage.ais import SPEC as AIS
+from wds_async.storage.azure import SPEC as AZURE
+from wds_async.storage.gcs import SPEC as GCS
+from wds_async.storage.http import SPEC as HTTP
+from wds_async.storage.hub import SPEC as HUB
+from wds_async.storage.s3 import SPEC as S3
+from wds_async.storage.spec import StoreSpec
+
+__all__ = ["BY_SCHEME", "PLUGIN", "STORES", "load", "spec_of", "usual_scheme", "web_store"]
+
+STORES = (HTTP, S3, GCS, AZURE, HUB, AIS)
+"""Stores with a folder of their own. A new one is added here."""
+
+PLUGIN = "plugin:"
+"""Prefix of the kind of a store from an installed package; the scheme follows."""
+
+_KINDS = {
+    spec.kind: spec
+    for spec in (
+        *STORES,
+        StoreSpec(kind="local", backend="wds_async.storage.local:LocalBackend", has_server=False),
+        StoreSpec(kind="pipe", backend="wds_async.storage.pipe:PipeBackend", has_server=False, in_order=True),
+        StoreSpec(kind="stdin", backend="wds_async.storage.pipe:StdinBackend", has_server=False, in_order=True),
+        StoreSpec(
+            kind="opener", backend="wds_async.storage.user_openers:OpenedBackend", has_server=False, in_order=True
+        ),
+        StoreSpec(kind="generic", backend="wds_async.storage.generic:GenericBackend", routable=True),
+    )
+}
+
+BY_SCHEME = {name: spec for spec in STORES for name in (*spec.schemes, *spec.aliases)}
+"""The store of each scheme and alias."""
+
+_USUAL = {alias: spec.schemes[0] for spec in STORES for alias in spec.aliases}
+
+
+@functools.cache
+def spec_of(kind: str) -> StoreSpec:
+    """Return the spec of the kind of a location."""
+    return _KINDS.get(kind) or StoreSpec(kind=kind, schemes=(kind.removeprefix(PLUGIN),), deadlines=True)
+
+
+def usual_scheme(scheme: str) -> str:
+    """Return the scheme that ``scheme`` is another name of, or ``scheme`` itself."""
+    return _USUAL.get(scheme, scheme)
+
+
+def web_store(url: str) -> StoreSpec:
+    """Return the store that an ``http(s)`` URL belongs to: HTTP, unless the host is another store's web service."""
+    for spec in STORES:
+        if any(service in url for service in spec.web_services):
+            parts = urllib.parse.urlsplit(url)
+            account, _, service = (parts.hostname or "").partition(".")
+            own = parts.scheme == "https" and account and service in spec.web_services
+            if own and spec.web_signature not in urllib.parse.parse_qs(parts.query):
+                return spec
+    return HTTP
+
+
+def load(name: str) -> Any:
+    """Import the object that a spec names as ``"module:object"``."""
+    return pkgutil.resolve_name(name)
