@@ -20,6 +20,7 @@ from wds_async.storage.deadlines import BackendWithDeadlines
 from wds_async.storage.http.backend import HttpBackend
 from wds_async.storage.local import LocalBackend
 from wds_async.storage.registry import Backends, check_allowed, locate
+from wds_async.storage.stores import STORES
 
 
 @pytest.mark.parametrize(
