@@ -73,15 +73,10 @@ Register = Callable[..., None]
 @pytest.fixture
 def register(monkeypatch: pytest.MonkeyPatch) -> Register:
     """``register(s3=backend)``: what engines use for a kind."""
-    init = Backends.__init__
+    make = Backends._make
 
     def put(**made: Any) -> None:
-        def begin(self: Backends, *args: Any, **kwargs: Any) -> None:
-            init(self, *args, **kwargs)
-            for kind, backend in made.items():
-                self._makers[kind] = lambda _options, backend=backend: backend
-
-        monkeypatch.setattr(Backends, "__init__", begin)
+        monkeypatch.setattr(Backends, "_make", lambda *args: made.get(args[1].kind) or make(*args))
 
     return put
 

@@ -57,7 +57,7 @@ def usual_scheme(scheme: str) -> str:
 def web_store(url: str) -> StoreSpec:
     """Return the store that an ``http(s)`` URL belongs to: HTTP, unless the host is another store's web service."""
     for spec in STORES:
-        if any(service in url for service in spec.web_services):
+        if spec.web_services and any(service in url.lower() for service in spec.web_services):
             parts = urllib.parse.urlsplit(url)
             account, _, service = (parts.hostname or "").partition(".")
             own = parts.scheme == "https" and account and service in spec.web_services
