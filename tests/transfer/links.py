@@ -124,7 +124,7 @@ class Process:
             self._flying += 1
             self._held += 1
             self._ask(self.sizes(self._rng), 1)
-        self.control.flying = self._flying
+        self.control.in_flight(self._flying)
 
     def _ask(self, size: int, attempt: int) -> None:
         began = self.link.now

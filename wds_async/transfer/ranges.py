@@ -62,8 +62,7 @@ class _Plan:
     """The parts of one origin that are on their way; each is wanted by who waits for it, and by nobody else."""
 
     def __init__(self, config: TransferConfig) -> None:
-        # Who reads by it finds the number of its own requests: two that grow in a row grow by each other's leave.
-        self.concurrency = Concurrency(config.connections, config.processes, eager=True)
+        self.concurrency = Concurrency(config.connections, config.processes)
 
     def learn(self, shard: window.Shard, size: int) -> None:
         """See `Plan`. What lies behind the end is dropped, and told to nobody: its own answer says so too."""
@@ -102,7 +101,7 @@ class _Origin:
     async def fetch(self, part: window.Part, *, once: bool = False) -> bool:
         """See `Fetcher.fetch`."""
         self.flying += 1
-        self.plan.concurrency.flying = self.flying
+        self.plan.concurrency.in_flight(self.flying)
         part.shard.parts.append(part)
         try:
             return await self.fetcher.fetch(part, once=once)

@@ -277,7 +277,7 @@ class Window:
             else:
                 break
         # As if this reader had the whole limit: what it shares with others is theirs, and not left over.
-        self.concurrency.flying = (self.flying - len(self._ahead)) * max(1, self._pool.readers)
+        self.concurrency.in_flight((self.flying - len(self._ahead)) * max(1, self._pool.readers))
         return started
 
     def _back_parts(self) -> None:
@@ -383,7 +383,7 @@ class Window:
         self.flying += 1
         self._ramp = min(2 * self._ramp, self._pool.block_bytes)
         self._started_bytes += size
-        self.concurrency.rough -= self.concurrency.rough > 0
+        self.concurrency.started()
         self._hold(slab)
         return part
 
