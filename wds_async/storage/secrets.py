@@ -10,13 +10,13 @@ import re
 import urllib.parse
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from wds_async.redact import redact
 from wds_async.storage.base import Answer, Fault
 
-__all__ = ["Secrets", "code_shown", "hide_in_logs"]
+__all__ = ["Secrets", "Writer", "code_shown", "hide_in_logs"]
 
 _PROOFS = re.compile(r"(?:proxy-)?authorization|cookie|.*-(?:security-token|token|customer-key)", re.IGNORECASE)
 _KEPT_AT_MOST = 256
@@ -80,6 +80,16 @@ class Secrets:
     def of_fault(self, fault: Fault) -> Fault:
         """``fault`` without them."""
         return replace(fault, reason=self.hidden(fault.reason), advice=self.hidden(fault.advice))
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """The identity (in words) that writes to a store, the ``secrets`` that it sent, and ``details`` for the store's
+    explanation of errors."""
+
+    identity: str = "the credentials that write"
+    secrets: Secrets = field(default_factory=Secrets)
+    details: Mapping[str, str] = field(default_factory=dict)
 
 
 # -- log lines of the clouds' clients -----------------------------------------------------------------------------

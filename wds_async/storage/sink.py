@@ -18,6 +18,7 @@ from wds_async.redact import redact
 from wds_async.storage import pipe, registry
 from wds_async.storage.filewriting import WRITE_BYTES, write_all
 from wds_async.storage.options import StorageOptions
+from wds_async.storage.stores import load
 from wds_async.storage.user_openers import GOPEN_BUFSIZE, named_opener
 from wds_async.urls import local_path
 
@@ -231,13 +232,8 @@ def open_sink(url: str, *, options: Mapping[str, Any] | StorageOptions | None = 
         return PipeSink(target)
     if place.kind == "opener":
         return FileSink(named_opener(target)(target, "wb", GOPEN_BUFSIZE), closes=True)
-    if place.kind == "ais":
-        from wds_async.storage.ais.put import AisSink  # noqa: PLC0415 (who reads has no use for it)
-
-        return AisSink(target, place.options)
-    from wds_async.storage import upload  # noqa: PLC0415 (it knows every store, and who reads has no use for them)
-
-    return upload.HttpSink(target, place.options) if place.kind == "http" else upload.fsspec_sink(target, place.options)
+    sink: Sink = load(place.spec.sink)(target, place.options)
+    return sink
 
 
 def publish_text(url: str, text: str, options: Mapping[str, Any] | StorageOptions | None = None) -> None:

@@ -40,6 +40,20 @@ class StoreSpec:
     fsspec_class: str = ""
     """The fsspec filesystem that is used in place of the registered one."""
 
+    sink: str = "wds_async.storage.upload:fsspec_sink"
+    """``f(target, options)``: the `Sink` that writes to it."""
+    publish: str = ""
+    """What makes an object of a written fsspec file: ``commit`` (the file obeys ``autocommit=False``), ``close`` (parts
+    of a file that is never closed are dropped), or "" where it is visible while it is written."""
+    write_options: str = ""
+    """``f(url, options)``: the URL and the options of the fsspec filesystem that writes ``url``."""
+    writer: str = ""
+    """``f(url, options, filesystem)``: the `Writer`, for errors of writing. May block."""
+    explain_write: str = ""
+    """``f(exn, identity=..., **writer.details)``: an error of its fsspec filesystem as a `Fault`, None for others."""
+    quotes_answers: bool = False
+    """Whether its client's exceptions quote whole answers, signatures included, and so are never shown."""
+
     has_server: bool = True
     """Whether reading needs a server: attempts, circuit breakers and origins are counted by it."""
     in_order: bool = False

@@ -19,47 +19,27 @@ import time
 import urllib.parse
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import IO, Any, NoReturn
 
 from wds_async.config import proxy_for, transfer_config
 from wds_async.errors import MissingExtra, ShardNotFound, StorageError, UrlError
 from wds_async.redact import redact
-from wds_async.storage.azure.account import account_of, adlfs_options, parse
-from wds_async.storage.azure.errors import explain_writing
 from wds_async.storage.base import Answer, Fault, RedirectLoop, Request, error_for
 from wds_async.storage.deadlines import call_with_deadline, transfer_s
 from wds_async.storage.file_servers import end_session, user_of
 from wds_async.storage.filesystems import filesystem_of
-from wds_async.storage.gcs.errors import explain_write
 from wds_async.storage.generic import explain_foreign
 from wds_async.storage.http.backend import HttpBackend, tls_context
 from wds_async.storage.http.messages import redirected
 from wds_async.storage.options import NO_OPTIONS, Options
-from wds_async.storage.s3.errors import explain_foreign_s3
-from wds_async.storage.secrets import Secrets
-from wds_async.storage.stores import usual_scheme
+from wds_async.storage.secrets import Secrets, Writer
+from wds_async.storage.spec import StoreSpec
+from wds_async.storage.stores import BY_SCHEME, load, spec_of, web_store
 from wds_async.urls import links, scheme
 
-__all__ = ["HttpSink", "MultipartSink", "StoreSink", "Writer", "close_writer", "fsspec_sink", "writer_of"]
+__all__ = ["HttpSink", "MultipartSink", "StoreSink", "close_writer", "fsspec_sink", "writer_of"]
 
 Data = bytes | bytearray | memoryview
-
-
-_TRANSACTIONAL: Mapping[str, Callable[[BaseException, str], Fault | None]] = {
-    "s3": explain_foreign_s3,
-    "gs": explain_write,
-}
-
-
-"""Files of these obey ``autocommit=False``: ``close`` sends the last part, ``commit`` completes, ``discard`` aborts. To
-each, what reads its client's errors."""
-
-
-_COMPLETED_BY_CLOSE = frozenset({"az"})
-
-
-"""Blocks of these become a blob at ``close``; those of an upload that is never closed are dropped by the service."""
 
 
 _RENAMED = frozenset({"arrow_hdfs", "ftp", "hdfs", "memory", "sftp", "smb", "ssh", "webhdfs"})
@@ -343,33 +323,30 @@ class StoreSink(_Gathered):
 
 def fsspec_sink(url: str, options: Mapping[str, Any]) -> MultipartSink | StoreSink:
     """Begin to write ``url`` through fsspec, a blob's https address too; ``options`` are its filesystem's."""
-    name, address, user, given = _store(url), url, user_of(url, options), options
+    address, user, given = url, user_of(url, options), options
     chained, timeout_s = len(links(url)) > 1, transfer_config().retry.timeout_s
+    spec = spec_of("generic") if chained else _spec(url)
     with _explained(url, 0, user, given):
-        if name in _COMPLETED_BY_CLOSE and not chained:
-            options = adlfs_options(url, options)
-            if scheme(url) == "https":  # adlfs knows no such URLs; the account is in its options
-                blob = parse(url)
-                address = f"az://{blob.container}/{blob.name}"
+        if spec.write_options:
+            address, options = load(spec.write_options)(url, options)
         try:
             filesystem, path = call_with_deadline(timeout_s, filesystem_of, address, options)
         except ValueError as exn:
             if "Protocol not known" not in str(exn):
                 raise
             raise UrlError(f"{redact(url)}: nothing here writes to URLs of this scheme") from None
-        transactional = name in _TRANSACTIONAL
-        if chained or not (transactional or name in _COMPLETED_BY_CLOSE):
-            renames = not chained and name in _RENAMED
+        if not spec.publish:
+            renames = not chained and scheme(url) in _RENAMED
             return StoreSink(url, filesystem, str(path), renames=renames, user=user)
+        transactional = spec.publish == "commit"
         stream = call_with_deadline(timeout_s, filesystem.open, path, "wb", autocommit=not transactional)
         return MultipartSink(url, stream, transactional=transactional, options=given)
 
 
-def _store(url: str) -> str:
-    """The name that the other names of its scheme follow. What still is https here is a blob's own address: other
-    servers get a PUT."""
-    name = scheme(url)
-    return "az" if name == "https" else usual_scheme(name)
+def _spec(url: str) -> StoreSpec:
+    """Return the spec of the store that ``url`` is written to."""
+    spec = BY_SCHEME.get(scheme(url), spec_of("generic"))
+    return web_store(url) if spec.guarded else spec
 
 
 class _explained:
@@ -397,86 +374,28 @@ class _explained:
         if isinstance(exn, FileNotFoundError):
             shown = redact(self._url)
             raise ShardNotFound(f"{shown}: there is no such bucket or folder to write to; make it first.") from exn
-        name = _store(self._url)
-        writer = writer_of(name, self._url, self._options, self._filesystem)
-        if name in _COMPLETED_BY_CLOSE:  # what adlfs raises quotes Azure's whole answer, signatures included
-            fault = writer.secrets.of_fault(explain_writing(exn, identity=writer.identity, kind=writer.kind))
-            raise error_for(fault, redact(self._url), self._offset, 1) from None
-        read = _TRANSACTIONAL.get(name)
-        fault = (read(exn, writer.identity) if read else None) or explain_foreign(exn, self._user)
+        spec = _spec(self._url)
+        writer = writer_of(spec, self._url, self._options, self._filesystem)
+        fault = (
+            load(spec.explain_write)(exn, identity=writer.identity, **writer.details) if spec.explain_write else None
+        )
+        fault = fault or explain_foreign(exn, self._user)
         repeats = any(writer.secrets.hidden(text) != text for text in (fault.reason, str(exn)))
         error = error_for(writer.secrets.of_fault(fault), redact(self._url), self._offset, 1)
-        raise error from (None if repeats else exn)  # a cause's text is shown whole
+        raise error from (None if spec.quotes_answers or repeats else exn)  # a cause's text is shown whole
 
 
 _NO_SECRETS = frozenset({"host", "port", "user", "username"})
 
 
-@dataclass(frozen=True, slots=True)
-class Writer:
-    """``identity`` in words, the ``kind`` of an Azure account, and the ``secrets`` that were sent."""
-
-    identity: str = "the credentials that write"
-    kind: str = ""
-    secrets: Secrets = field(default_factory=Secrets)
-
-
-def writer_of(name: str, url: str, options: Mapping[str, Any], filesystem: Any) -> Writer:
-    """As whom ``filesystem`` (None where it could not be made) writes ``url``, which is of the store ``name``. Asked
-    once writing has failed: it raises nothing, but may block."""
+def writer_of(spec: StoreSpec, url: str, options: Mapping[str, Any], filesystem: Any) -> Writer:
+    """Return the identity and secrets that ``filesystem`` (None where it could not be made) writes ``url`` with. Called
+    once writing has failed: raises nothing, but may block."""
     with contextlib.suppress(Exception):  # must not hide the error that led here
-        if name == "s3":
-            return _amazon(filesystem)
-        if name == "gs":
-            return _google(options, filesystem)
-        if name == "az":
-            return _azure(url, options)
-        if name == "hf":
-            return _hub(options)
+        if spec.writer:
+            writer: Writer = load(spec.writer)(url, options, filesystem)
+            return writer
     return Writer(secrets=Secrets(*(value for option, value in options.items() if option not in _NO_SECRETS)))
-
-
-def _amazon(filesystem: Any) -> Writer:
-    from wds_async.storage.s3.client import key_in_words  # noqa: PLC0415 (only where it is of use)
-
-    if filesystem.anon:
-        return Writer("anonymous")
-    given = filesystem.client_kwargs
-    key = filesystem.key or given.get("aws_access_key_id")
-    if key:
-        tokens = filesystem.token, given.get("aws_session_token")
-        secrets = Secrets(filesystem.secret, given.get("aws_secret_access_key"), *tokens)
-        return Writer(key_in_words(str(key), None), secrets=secrets)
-    found = filesystem.session._credentials
-    frozen = found if not hasattr(found, "_frozen_credentials") else found._frozen_credentials or found
-    secrets = Secrets(frozen.secret_key, frozen.token)
-    return Writer(key_in_words(frozen.access_key, found), secrets=secrets)
-
-
-def _google(options: Mapping[str, Any], filesystem: Any) -> Writer:
-    from wds_async.storage.gcs.credentials import find_identity  # noqa: PLC0415 (only where it is of use)
-
-    used = getattr(getattr(filesystem, "credentials", None), "credentials", None)
-    secrets = Secrets(getattr(used, "token", None), options.get("token"))
-    return Writer(find_identity({"access": "full_control", **options}).who, secrets=secrets)
-
-
-def _azure(url: str, options: Mapping[str, Any]) -> Writer:
-    account = account_of(url, parse(url), options)
-    secrets = Secrets()
-    for secret in account.secret if isinstance(account.secret, tuple) else (account.secret,):
-        if isinstance(secret, str):
-            secrets.add(secret)
-            secrets.add_query(secret)
-    return Writer(account.identity, account.kind, secrets)
-
-
-def _hub(options: Mapping[str, Any]) -> Writer:
-    from wds_async.storage.hub.backend import identity_of  # noqa: PLC0415 (only where it is of use)
-
-    identity, secrets = identity_of(options), Secrets()
-    secrets.add_headers(identity.headers)
-    return Writer(identity.described, secrets=secrets)
 
 
 def close_writer(filesystem: Any) -> None:

@@ -8,6 +8,7 @@ SPEC = StoreSpec(
     kind="ais",
     schemes=("ais",),
     backend="wds_async.storage.ais.backend:AisBackend",
+    sink="wds_async.storage.ais.put:AisSink",
     deadlines=True,
     announced=True,
     buckets=True,

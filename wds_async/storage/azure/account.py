@@ -16,8 +16,20 @@ from typing import Any
 from wds_async.environment import variable
 from wds_async.errors import ConfigError, UrlError, WdsError
 from wds_async.redact import redact
+from wds_async.storage.secrets import Secrets, Writer
 
-__all__ = ["Account", "Blob", "account_of", "adlfs_options", "has_credentials", "origin_of", "parse", "without_ours"]
+__all__ = [
+    "Account",
+    "Blob",
+    "account_of",
+    "adlfs_options",
+    "has_credentials",
+    "origin_of",
+    "parse",
+    "without_ours",
+    "write_options",
+    "writer",
+]
 
 _SERVICE = re.compile(r"([^./@]+)\.(?:blob|dfs)\.([^/@]+)", re.IGNORECASE)
 _VERSION = re.compile(r"\?(versionid|snapshot)=([^?&=]+)$", re.IGNORECASE)
@@ -258,3 +270,22 @@ def origin_of(url: str, options: Mapping[str, Any]) -> str:
         return f"az://{blob.account or account_of(url, blob, options).name}/{blob.container}"
     except WdsError:
         return "az://"
+
+
+def writer(url: str, options: Mapping[str, Any], filesystem: Any) -> Writer:
+    """Return the identity and secrets that an adlfs writes ``url`` with."""
+    account = account_of(url, parse(url), options)
+    secrets = Secrets()
+    for secret in account.secret if isinstance(account.secret, tuple) else (account.secret,):
+        if isinstance(secret, str):
+            secrets.add(secret)
+            secrets.add_query(secret)
+    return Writer(account.identity, secrets, {"kind": account.kind})
+
+
+def write_options(url: str, options: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Return the URL and options with which adlfs writes ``url``. It knows no ``https`` URLs: the options name the
+    account."""
+    blob = parse(url)
+    address = f"az://{blob.container}/{blob.name}" if url.lower().startswith("https:") else url
+    return address, adlfs_options(url, options)

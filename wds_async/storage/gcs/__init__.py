@@ -16,6 +16,9 @@ SPEC = StoreSpec(
     fsspec_options="wds_async.storage.gcs.credentials:gcsfs_options",
     # gcsfs's default class asks by gRPC how the bucket is laid out, and waits 60 s where that is not to be had.
     fsspec_class="gcsfs.core:GCSFileSystem",
+    publish="commit",
+    writer="wds_async.storage.gcs.credentials:writer",
+    explain_write="wds_async.storage.gcs.errors:explain_write",
     deadlines=True,
     routable=True,
     buckets=True,

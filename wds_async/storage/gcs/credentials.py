@@ -24,8 +24,9 @@ from typing import Any
 from wds_async.environment import variable
 from wds_async.storage.gcs.tokens import AuthFailed, in_words
 from wds_async.storage.preload import client_imports
+from wds_async.storage.secrets import Secrets, Writer
 
-__all__ = ["HOW_TO_GIVE", "Identity", "emulator", "find_identity", "gcsfs_options", "metadata_project"]
+__all__ = ["HOW_TO_GIVE", "Identity", "emulator", "find_identity", "gcsfs_options", "metadata_project", "writer"]
 
 logger = logging.getLogger("wds_async")
 
@@ -289,3 +290,10 @@ def _ask_metadata(path: str) -> tuple[int, str, bytes]:
         finally:
             connection.close()
     return 0, "", b""
+
+
+def writer(url: str, options: Mapping[str, Any], filesystem: Any) -> Writer:
+    """Return the identity and secrets that a gcsfs writes with. Blocks like `find_identity`."""
+    used = getattr(getattr(filesystem, "credentials", None), "credentials", None)
+    secrets = Secrets(getattr(used, "token", None), options.get("token"))
+    return Writer(find_identity({"access": "full_control", **options}).who, secrets)

@@ -8,6 +8,7 @@ SPEC = StoreSpec(
     kind="http",
     schemes=("http", "https"),
     backend="wds_async.storage.http.backend:HttpBackend",
+    sink="wds_async.storage.upload:HttpSink",
     guarded=True,
     deadlines=True,
     routable=True,

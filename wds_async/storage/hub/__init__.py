@@ -9,6 +9,7 @@ SPEC = StoreSpec(
     schemes=("hf",),
     backend="wds_async.storage.hub.backend:HuggingFaceBackend",
     extra="hf",
+    writer="wds_async.storage.hub.backend:writer",
     deadlines=True,
     routable=True,
     buckets=True,

@@ -41,8 +41,9 @@ from wds_async.storage.http.errors import explain_status, told_where
 from wds_async.storage.http.messages import PLAIN_HEADERS, answer_of, redirected
 from wds_async.storage.options import NO_OPTIONS, Options
 from wds_async.storage.preload import client_imports
+from wds_async.storage.secrets import Secrets, Writer
 
-__all__ = ["HubPlace", "HuggingFaceBackend", "explain_hub_answer", "hub_place", "origin_of"]
+__all__ = ["HubPlace", "HuggingFaceBackend", "explain_hub_answer", "hub_place", "origin_of", "writer"]
 
 # RateLimit: "api";r=0;t=55  (seconds until the window is over)
 _RESET = re.compile(r";\s*t\s*=\s*(\d{1,6})")
@@ -422,3 +423,10 @@ def origin_of(url: str, options: Mapping[str, Any]) -> str:
     """Return ``hf://`` and the repository of ``url``, without its revision."""
     parts = url.partition("://")[2].split("/")
     return "hf://" + "/".join(parts[: 3 if parts[0] in ("datasets", "spaces") else 2]).partition("@")[0]
+
+
+def writer(url: str, options: Mapping[str, Any], filesystem: Any) -> Writer:
+    """Return the identity and secrets that the hub's filesystem writes with."""
+    identity, secrets = identity_of(options), Secrets()
+    secrets.add_headers(identity.headers)
+    return Writer(identity.described, secrets)

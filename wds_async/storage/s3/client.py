@@ -22,9 +22,9 @@ from wds_async.redact import redact
 from wds_async.storage.base import Tls
 from wds_async.storage.filesystems import Filesystems
 from wds_async.storage.s3.options import S3Name
-from wds_async.storage.secrets import Secrets
+from wds_async.storage.secrets import Secrets, Writer
 
-__all__ = ["S3Client", "Signed", "connect", "key_in_words"]
+__all__ = ["S3Client", "Signed", "connect", "key_in_words", "writer"]
 
 _VALID_FOR_S = 600.0
 _SESSION_VALID_FOR_S = 50.0  # botocore renews those of S3 Express when less than a minute is left
@@ -260,3 +260,18 @@ def _tls(filesystem: Any, client: Any) -> Tls:
     if isinstance(verify, str):
         return Tls(ca_file=verify, certificate=certificate, key=key)
     return Tls(verify=verify is not False, certificate=certificate, key=key)
+
+
+def writer(url: str, options: Mapping[str, Any], filesystem: Any) -> Writer:
+    """Return the identity and secrets that an s3fs writes with."""
+    if filesystem.anon:
+        return Writer("anonymous")
+    given = filesystem.client_kwargs
+    key = filesystem.key or given.get("aws_access_key_id")
+    if key:
+        tokens = filesystem.token, given.get("aws_session_token")
+        secrets = Secrets(filesystem.secret, given.get("aws_secret_access_key"), *tokens)
+        return Writer(key_in_words(str(key), None), secrets)
+    credentials = filesystem.session._credentials
+    frozen = getattr(credentials, "_frozen_credentials", None) or credentials
+    return Writer(key_in_words(frozen.access_key, credentials), Secrets(frozen.secret_key, frozen.token))
