@@ -39,10 +39,10 @@ class Simulation:
             else:
                 self._fetch(entry, number, count)
             self.policy.served(entry, count)
-            self.policy.transit.spend((entry, number))
+            self.policy.probation.spend((entry, number))
         self.policy.end(entry)
         self.hit, self.miss = self.hit + hit, self.miss + size - hit
-        self.most = max(self.most, self.policy.resident_bytes + self.policy.transit.bytes)
+        self.most = max(self.most, self.policy.resident_bytes + self.policy.probation.bytes)
         return hit / size
 
     def _fetch(self, entry: int, number: int, count: int) -> None:

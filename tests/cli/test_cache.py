@@ -11,8 +11,8 @@ import pytest
 
 from tests.servers import Origin
 from tests.service.cache.doubles import Bytes, content, get, running, threaded
-from wds_async.service.cache.chunks import CHUNK_BYTES
 from wds_async.service.cache.disk import open_folder
+from wds_async.service.cache.index import CHUNK_BYTES
 from wds_async.service.cache.origin import Client
 from wds_async.service.cache.upkeep import Warmed, warm
 

@@ -68,7 +68,7 @@ def service_page() -> str:
     """/metrics of a service that has done a little of everything."""
     from wds_async.observe.cost_limit import ServiceCostLimit
     from wds_async.observe.prices import PriceTable
-    from wds_async.service.cache.cache import CacheStats
+    from wds_async.service.cache.entries import CacheStats
     from wds_async.service.config import ServiceConfig
     from wds_async.service.metrics import Meters
     from wds_async.transfer.traffic import Traffic

@@ -85,7 +85,7 @@ class Inside:
         """Return once no request is under way. TimeoutError where one is for half a minute."""
 
         async def none_left() -> None:
-            while len(self.service.underway):  # noqa: ASYNC110 (nothing tells of it)
+            while len(self.service.in_flight):  # noqa: ASYNC110 (nothing tells of it)
                 await asyncio.sleep(0.005)
 
         self.call(none_left())

@@ -13,7 +13,7 @@ import pytest
 import trustme
 
 from wds_async.errors import ConfigError
-from wds_async.service.auth import Access, Tokens, common_name, proof
+from wds_async.service.auth import Access, Tokens, common_name, token_of
 from wds_async.service.cache.origin import Client
 from wds_async.service.config import ServiceConfig
 from wds_async.service.refusals import Refusal
@@ -85,7 +85,7 @@ def test_the_other_ways_to_bring_a_token(file: Path) -> None:
     ):
         assert access.client(fields, "p").tenant == "team-a"
     assert access.client({}, "p", query={"X-Amz-Credential": "alpha-secret/2026/r/s3/aws4_request"}).tenant == "team-a"
-    assert proof({"authorization": "Bearer x"}, {"X-Amz-Credential": "alpha-secret"}) == "x"
+    assert token_of({"authorization": "Bearer x"}, {"X-Amz-Credential": "alpha-secret"}) == "x"
 
 
 def test_one_peer_cannot_be_thousands() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from wds_async.errors import AccessDenied, ConfigError
 from wds_async.service.allowlist import Allowed
 from wds_async.service.config import ServiceConfig
-from wds_async.service.names import Named, name_of
+from wds_async.service.names import ObjectName, name_of
 from wds_async.service.refusals import Refusal
 
 
@@ -22,15 +22,15 @@ def rules(*allow: str, **more: object) -> Allowed:
     return Allowed(ServiceConfig(allow=allow, **more))  # type: ignore[arg-type]
 
 
-def by_url(url: str) -> Named:
-    return Named(url, "ht", "", "", "url")
+def by_url(url: str) -> ObjectName:
+    return ObjectName(url, "ht", "", "", "url")
 
 
-def by_name(url: str) -> Named:
-    return Named(url, "", "", "", "short")
+def by_name(url: str) -> ObjectName:
+    return ObjectName(url, "", "", "", "short")
 
 
-def refused(allowed: Allowed, named: Named) -> Refusal:
+def refused(allowed: Allowed, named: ObjectName) -> Refusal:
     with pytest.raises(Refusal) as caught:
         allowed.locate(named)
     assert caught.value.status in (400, 403)
@@ -38,7 +38,7 @@ def refused(allowed: Allowed, named: Named) -> Refusal:
     return caught.value
 
 
-def lets(allowed: Allowed, named: Named) -> bool:
+def lets(allowed: Allowed, named: ObjectName) -> bool:
     try:
         allowed.locate(named)
     except Refusal:

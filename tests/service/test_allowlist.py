@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from wds_async.errors import UrlError
-from wds_async.service.allowlist import dotted, place_of
+from wds_async.service.allowlist import dotted, url_prefix
 
 
 def covers(entry: str, url: str) -> bool:
-    return place_of(entry).covers(place_of(url))
+    return url_prefix(entry).covers(url_prefix(url))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_not_covered(entry: str, url: str) -> None:
 )  # fmt: skip
 def test_what_cannot_be_taken_apart(url: str) -> None:
     with pytest.raises(UrlError):
-        place_of(url)
+        url_prefix(url)
 
 
 @pytest.mark.parametrize(

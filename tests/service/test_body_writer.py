@@ -14,7 +14,7 @@ import pytest
 from tests.servers import Origin
 from tests.service.serving import Inside, ask
 from tests.transfer.reading import MIB, data
-from wds_async.service.body_writer import Spill
+from wds_async.service.body_writer import SpillFile
 
 SLOW = 8
 BODIES = [data(9 * MIB + n, n) for n in range(2)]
@@ -69,11 +69,11 @@ def test_who_is_slow_holds_up_nobody_and_gets_all(service: Inside, origin: Origi
 def test_a_rest_without_a_place_is_fetched_again(service: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
 
-    def full(self: Spill, view: memoryview) -> None:
+    def full(self: SpillFile, view: memoryview) -> None:
         tried.append(view.nbytes)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Spill, "put", full)
+    monkeypatch.setattr(SpillFile, "put", full)
     clients = slow_clients(service)
     assert [client.recv(12) for client in clients] == [b"HTTP/1.1 200"] * SLOW
     assert ask(f"{service.base}/ais/b/other")[::2] == (200, BODIES[0])  # and those have neither memory nor file
@@ -92,7 +92,7 @@ def test_a_rest_without_a_place_is_fetched_again(service: Inside, monkeypatch: p
 
 
 def test_a_spill_is_one_file_without_a_name(tmp_path: Path) -> None:
-    spill = Spill(str(tmp_path))
+    spill = SpillFile(str(tmp_path))
     for body in (BODIES[0][:1000], BODIES[1][:10]):
         rest = spill.put(memoryview(body))
         assert os.pread(rest.fd, rest.count, rest.offset) == body
@@ -100,7 +100,7 @@ def test_a_spill_is_one_file_without_a_name(tmp_path: Path) -> None:
     spill.close()
     spill.close()
     with pytest.raises(OSError, match="No such file"):
-        Spill(str(tmp_path / "nowhere")).put(memoryview(b"x"))
+        SpillFile(str(tmp_path / "nowhere")).put(memoryview(b"x"))
 
 
 def test_a_disk_that_hangs_keeps_no_client_waiting(

@@ -15,7 +15,7 @@ from tests.servers import Nginx
 from tests.servers.process import required
 from tests.service.serving import Inside, ask
 from tests.transfer.reading import MIB, data
-from wds_async.service.byte_ranges import RANGES_LIMIT, Span, asked, beginning
+from wds_async.service.byte_ranges import RANGES_LIMIT, ByteRange, first_byte, ranges_of
 from wds_async.service.refusals import Refusal
 
 BODY = data(5 * MIB + 17)
@@ -111,14 +111,14 @@ def test_a_range_has_no_meaning_for_head(service: Inside) -> None:
     [(None, 0), ("bytes=7-", 7), ("Bytes= 7 - 9", 7), ("bytes=-7", 0), ("bytes=7-8,9-9", 7), ("items=7-8", 0)],
 )
 def test_where_it_begins_as_far_as_one_can_tell_without_the_size(header: str | None, first: int) -> None:
-    assert beginning(header) == first
+    assert first_byte(header) == first
 
 
 @given(st.text(max_size=30) | st.text("0123456789-, ", max_size=30), st.integers(0, 1 << 50))
 def test_whatever_comes_is_spans_within_or_the_whole_or_416(text: str, size: int) -> None:
     for header in (text, f"bytes={text}"):
         with contextlib.suppress(Refusal):
-            spans = asked(header, size)
+            spans = ranges_of(header, size)
             assert all(0 <= span.start < span.stop <= size for span in spans)
             assert sum(span.stop - span.start for span in spans) <= size
 
@@ -127,11 +127,11 @@ def test_whatever_comes_is_spans_within_or_the_whole_or_416(text: str, size: int
 def test_long_headers_cost_little(text: str) -> None:
     """Linear in their length: a regular expression that goes back and forth would take minutes."""
     for header in (f"bytes={text}", f"bytes={text}x"):
-        beginning(header)
+        first_byte(header)
         with contextlib.suppress(Refusal):
-            asked(header, 10)
+            ranges_of(header, 10)
 
 
 def test_a_span_as_content_range() -> None:
-    assert asked("bytes=2-4", 10) == (Span(2, 5),)
-    assert Span(2, 5).content_range(10) == "bytes 2-4/10"
+    assert ranges_of("bytes=2-4", 10) == (ByteRange(2, 5),)
+    assert ByteRange(2, 5).content_range(10) == "bytes 2-4/10"

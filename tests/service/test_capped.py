@@ -18,7 +18,7 @@ from tests.transfer.reading import data, quick
 from wds_async.errors import ConfigError, CostLimitReached
 from wds_async.observe.cost_limit import ServiceCostLimit
 from wds_async.observe.prices import PriceTable
-from wds_async.service.limits import Capped
+from wds_async.service.limits import CostLimitedOrigin
 from wds_async.transfer.ranges import RangeFetcher
 from wds_async.transfer.traffic import Traffic
 
@@ -26,20 +26,20 @@ CONTENT = data(300_000)
 
 
 @asynccontextmanager
-async def capped(tmp_path: Path, limit: float | None) -> AsyncIterator[tuple[Capped, ServiceCostLimit]]:
+async def capped(tmp_path: Path, limit: float | None) -> AsyncIterator[tuple[CostLimitedOrigin, ServiceCostLimit]]:
     prices = tmp_path / "prices.yaml"
     prices.write_text("origins: {'http://127.0.0.1': {internet: 1}}")  # a dollar a GB
     traffic = Traffic()
     now = iter(range(10**6))  # each look is a second later
     spending = ServiceCostLimit(traffic, PriceTable.load(prices), limit=limit, clock=lambda: float(next(now)))
-    origin = Capped(RangeFetcher(quick(), memory_bytes=8 << 20, traffic=traffic), spending)
+    origin = CostLimitedOrigin(RangeFetcher(quick(), memory_bytes=8 << 20, traffic=traffic), spending)
     try:
         yield origin, spending
     finally:
         await origin.close()
 
 
-async def whole(origin: Capped, url: str) -> bytes:
+async def whole(origin: CostLimitedOrigin, url: str) -> bytes:
     async with origin.part(url, 0, len(CONTENT)) as part:
         return bytes(part.view)
 
@@ -107,6 +107,6 @@ def test_a_limit_outlives_the_process(origin: Origin, tmp_path: Path) -> None:
         Inside(**settings).__enter__()
 
 
-async def _stream(origin: Capped, url: str) -> Any:
+async def _stream(origin: CostLimitedOrigin, url: str) -> Any:
     async with origin.stream(url) as (facts, _):
         return facts

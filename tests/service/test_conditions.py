@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from wds_async.service.objects import Validators, judged, range_holds
+from wds_async.service.objects import Validators, must_send, range_holds
 from wds_async.service.refusals import Refusal
 
 OLD, NOW, NEW = (f"Tue, {day} Nov 2023 22:13:20 GMT" for day in ("07", "14", "21"))
@@ -48,7 +48,7 @@ def test_an_etag_is_made_of_the_identity() -> None:
     ],
 )
 def test_whether_it_is_sent(asked: dict[str, str], has: Validators, wanted: bool) -> None:
-    assert judged(asked, has) is wanted
+    assert must_send(asked, has) is wanted
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_whether_it_is_sent(asked: dict[str, str], has: Validators, wanted: bool
 )
 def test_another_object_is_refused(asked: dict[str, str], has: Validators) -> None:
     with pytest.raises(Refusal) as caught:
-        judged(asked, has)
+        must_send(asked, has)
     assert caught.value.status == 412
 
 

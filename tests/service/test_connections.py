@@ -21,7 +21,7 @@ from tests.servers import Tls
 from tests.service.serving import Inside, answers, ask, asked, dial, until
 from tests.transfer.reading import MIB, data, open_fds
 from wds_async.service import http_server
-from wds_async.service.http_messages import SERVER, Fields, Request
+from wds_async.service.http_messages import SERVER, Fields, HttpRequest
 from wds_async.service.http_server import HEAD_LIMIT_BYTES
 
 BIG = data(5 * MIB + 17)
@@ -356,7 +356,7 @@ def test_a_client_of_http_1_0_is_not_told_to_go_on(service: Inside) -> None:
     """It knows no answers before the answer (RFC 9110 §10.1.1)."""
     with dial(service) as one:
         one.sendall(b"POST /v1/plan HTTP/1.0\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(PLAN))
-        until(lambda: len(service.service.underway) == 1)
+        until(lambda: len(service.service.in_flight) == 1)
         one.sendall(PLAN)
         assert answers(one, "POST")[0][0] == 200
 
@@ -370,7 +370,7 @@ def test_bodies_that_wait_for_their_turn_hold_little_memory(service: Inside) -> 
         writer.start()
         until(lambda: any(connection._paused for connection in service.service.clients._open))
         [connection] = service.service.clients._open
-        bodies = [one for one in connection._waiting if isinstance(one, Request)]
+        bodies = [one for one in connection._waiting if isinstance(one, HttpRequest)]
         assert sum(one.held_bytes for one in bodies) <= 64 << 10
         got = answers(one, "GET", *["POST"] * 30)
         writer.join()
@@ -443,7 +443,7 @@ def test_a_field_of_an_answer_is_one_line(service: Inside) -> None:
         one.sendall(asked("/healthz"))
         answers(one, "GET")
         [connection] = service.service.clients._open
-        request = Request(connection, "GET", "/", Fields())
+        request = HttpRequest(connection, "GET", "/", Fields())
         for value in ("a\r\nSet-Cookie: b", "a\nb", "a\rb"):
             with pytest.raises(ValueError, match="line break"):
                 request.head(200, {"ETag": value}, 0)
@@ -621,7 +621,7 @@ def test_places_for_health_checks_are_left_where_all_others_are_busy(
         busy = [stack.enter_context(dial(service, receive_bytes=4096)) for _ in range(2)]
         for one in busy:
             one.sendall(asked("/ais/b/big.tar"))
-        until(lambda: len(service.service.underway) == 2)
+        until(lambda: len(service.service.in_flight) == 2)
         for path in ("/healthz", "/readyz", "/v1/health", "/metrics"):
             with dial(service) as check:
                 check.sendall(asked(path))
@@ -646,7 +646,7 @@ def test_reserved_places_are_no_way_around_the_limit(
         until(lambda: count(service) == 0)
         with dial(service, receive_bytes=4096) as busy:
             busy.sendall(asked("/ais/b/big.tar"))
-            until(lambda: len(service.service.underway) == 1)
+            until(lambda: len(service.service.in_flight) == 1)
             silent = [dial(service) for _ in range(30)]
             with dial(service) as check:
                 check.sendall(asked("/healthz"))
@@ -708,7 +708,7 @@ def test_draining_lets_answers_end(serving: Callable[..., Inside], tls: Tls, way
         used.sendall(asked("/ais/b/big.tar"))
         assert answers(used, "GET")[0][2] == BIG
         busy.sendall(asked("/ais/b/big.tar"))
-        until(lambda: len(service.service.underway) == 1)
+        until(lambda: len(service.service.in_flight) == 1)
         ending = threading.Thread(target=service.stop)
         ending.start()
         assert closed(idle)

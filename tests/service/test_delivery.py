@@ -12,9 +12,9 @@ import pytest
 
 from tests.transfer.reading import KIB, MIB, data
 from wds_async.service.cache.disk import DataFile
-from wds_async.service.cache.fetching import OnDisk
+from wds_async.service.cache.fetching import DiskPiece
 from wds_async.service.delivery import Delivery
-from wds_async.service.http_messages import Request, Response
+from wds_async.service.http_messages import HttpRequest, HttpResponse
 from wds_async.service.http_server import ClientConnections
 from wds_async.service.metrics import Meters
 
@@ -36,7 +36,7 @@ async def exchanged(
     outcome: list[Any] = []
     over = asyncio.Event()
 
-    async def answer(request: Request) -> None:
+    async def answer(request: HttpRequest) -> None:
         delivery = Delivery(request, 200, {}, length, call=on_thread, **{"timeout_s": 30, **options})
         outcome.extend((delivery, None))
         try:
@@ -49,7 +49,7 @@ async def exchanged(
         over.set()
 
     connections = ClientConnections(
-        answer, lambda *_: Response(400), Meters(), clients=9, of_address=9, header_s=20, send_s=20
+        answer, lambda *_: HttpResponse(400), Meters(), clients=9, of_address=9, header_s=20, send_s=20
     )
     listening = await asyncio.get_running_loop().create_server(connections.listener(), "127.0.0.1", 0)
     reader, writer = await asyncio.open_connection(*listening.sockets[0].getsockname(), limit=64 * KIB)
@@ -79,9 +79,9 @@ def filed(tmp_path: Path) -> Any:
     os.close(fd)
 
 
-def pieces_of(fd: int, cut: int) -> list[OnDisk | memoryview]:
+def pieces_of(fd: int, cut: int) -> list[DiskPiece | memoryview]:
     return [
-        OnDisk(fd, 1000 + at, min(cut, len(BODY) - at)) if at // cut % 2 else memoryview(BODY)[at : at + cut]
+        DiskPiece(fd, 1000 + at, min(cut, len(BODY) - at)) if at // cut % 2 else memoryview(BODY)[at : at + cut]
         for at in range(0, len(BODY), cut)
     ]
 
@@ -100,7 +100,7 @@ def test_memory_and_files_in_turn(filed: int, cut: int) -> None:
 
 def test_a_file_alone_and_in_chunks(filed: int) -> None:
     async def send(delivery: Delivery) -> None:
-        await delivery.send(OnDisk(filed, 1000, len(BODY)))
+        await delivery.send(DiskPiece(filed, 1000, len(BODY)))
 
     got, failed, _ = asyncio.run(exchanged(send, everything))
     assert (failed, got.endswith(BODY)) == (None, True)
@@ -110,7 +110,7 @@ def test_a_file_alone_and_in_chunks(filed: int) -> None:
 
 def test_a_file_that_ends_early_breaks_it_off(filed: int) -> None:
     async def send(delivery: Delivery) -> None:
-        await delivery.send(OnDisk(filed, 2000, len(BODY)))
+        await delivery.send(DiskPiece(filed, 2000, len(BODY)))
 
     for length in (len(BODY), None):
         _, failed, _ = asyncio.run(exchanged(send, everything, length=length))
@@ -124,7 +124,7 @@ def test_what_is_punched_after_it_was_sent_arrives_whole(tmp_path: Path) -> None
     os.pwrite(file.fd, body, 0)
 
     async def send(delivery: Delivery) -> None:
-        await delivery.send(OnDisk(file.fd, 0, len(body)))
+        await delivery.send(DiskPiece(file.fd, 0, len(body)))
         file.punch(0, len(body))
         sent.set()
 
@@ -148,7 +148,7 @@ def test_what_is_offered_is_taken_or_not_and_its_memory_may_go(filed: int) -> No
         memory[:] = bytes(len(memory))  # what was not taken is no concern of the delivery's any more
         go_on.set()
         for _ in range(8):
-            await delivery.copy(OnDisk(filed, 1000, len(BODY)))
+            await delivery.copy(DiskPiece(filed, 1000, len(BODY)))
 
     async def late(reader: asyncio.StreamReader) -> bytes:
         await go_on.wait()
@@ -168,7 +168,7 @@ def test_who_takes_nothing_ends_it(filed: int, by_file: bool) -> None:
 
     async def send(delivery: Delivery) -> None:
         for _ in range(50):
-            await delivery.send(OnDisk(filed, 1000, len(BODY)) if by_file else memoryview(BODY))
+            await delivery.send(DiskPiece(filed, 1000, len(BODY)) if by_file else memoryview(BODY))
 
     _, failed, _ = asyncio.run(exchanged(send, nothing, timeout_s=0.2, length=50 * len(BODY)))
     assert isinstance(failed, TimeoutError)
@@ -181,7 +181,7 @@ def test_slices_wait_for_their_pace(filed: int) -> None:
         asked.append(count)
 
     async def send(delivery: Delivery) -> None:
-        await delivery.send(OnDisk(filed, 1000, len(BODY)))
+        await delivery.send(DiskPiece(filed, 1000, len(BODY)))
 
     got, _, _ = asyncio.run(exchanged(send, everything, pace=pace))
     assert got.endswith(BODY)

@@ -76,7 +76,7 @@ def test_a_client_gets_every_byte_and_the_copy_heals(
     spoil: Callable[[Inside, Path], None],
     span: str,
 ) -> None:
-    monkeypatch.setattr("wds_async.service.cache.disk._PAUSE_S", 0.0)
+    monkeypatch.setattr("wds_async.service.cache.writeback._PAUSE_S", 0.0)
     origin.add("/d/x.tar", BODY)
     service = serve()
     url = f"{service.base}/ais/b/x.tar"

@@ -16,18 +16,18 @@ import pytest
 from tests.servers import Origin
 from tests.service.serving import Inside
 from wds_async.service import http_server
-from wds_async.service.http_server import Neighbours
+from wds_async.service.http_server import PeerProcesses
 
 
 @pytest.fixture(autouse=True)
 def linger(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "_LINGER_S", 0.02)
+    monkeypatch.setattr(http_server, "_PROCESS_LINGER_S", 0.02)
 
 
 def test_a_process_has_gone_with_its_last_connection() -> None:
     async def run() -> None:
         gone: asyncio.Queue[int] = asyncio.Queue()
-        here = Neighbours(gone.put_nowait)
+        here = PeerProcesses(gone.put_nowait)
         for process in (7, 7, 8, 0, -1):
             here.came(process)
         for process in (7, 0, -1, 9):
@@ -44,7 +44,7 @@ def test_who_comes_back_at_once_was_never_gone() -> None:
     gone: list[int] = []
 
     async def run() -> None:
-        here = Neighbours(gone.append)
+        here = PeerProcesses(gone.append)
         here.came(7)
         here.went(7)
         here.came(7)
@@ -88,7 +88,7 @@ def test_a_plan_by_the_unix_socket_ends_with_its_process(origin: Origin, tmp_pat
             stays.close()
             assert _planning(service, 3) == {"first", "second", "by-tcp"}
             others[0].kill()
-            known, deadline = service.service.clients.neighbours.known, time.monotonic() + 20
+            known, deadline = service.service.clients.peer_processes.known, time.monotonic() + 20
             while others[0].pid in known():
                 assert time.monotonic() < deadline
                 time.sleep(0.005)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from wds_async.service.cache.origin import Client
-from wds_async.service.limits import Rotation
+from wds_async.service.limits import FairQueue
 
 
 def test_one_of_each_in_turn() -> None:
-    rotation: Rotation[str] = Rotation()
+    rotation: FairQueue[str] = FairQueue()
     for item in ("a1", "a2", "a3", "b1", "c1", "b2"):
         rotation.push(Client("", item[0]), item)
     assert [rotation.pop() for _ in range(len(rotation))] == ["a1", "b1", "c1", "a2", "b2", "a3"]
@@ -18,7 +18,7 @@ def test_one_of_each_in_turn() -> None:
 
 
 def test_who_was_just_served_goes_to_the_end() -> None:
-    rotation: Rotation[str] = Rotation()
+    rotation: FairQueue[str] = FairQueue()
     for item in ("a1", "a2"):
         rotation.push(Client("", "a"), item)
     assert rotation.pop() == "a1"
@@ -28,7 +28,7 @@ def test_who_was_just_served_goes_to_the_end() -> None:
 
 
 def test_who_may_not_go_yet_keeps_its_place() -> None:
-    rotation: Rotation[str] = Rotation()
+    rotation: FairQueue[str] = FairQueue()
     for item in ("a1", "a2", "b1", "c1", "b2"):
         rotation.push(Client("", item[0]), item)
     assert rotation.pop_if(lambda item: item[0] != "a") == "b1"
@@ -38,7 +38,7 @@ def test_who_may_not_go_yet_keeps_its_place() -> None:
 
 
 def test_taking_one_out() -> None:
-    rotation: Rotation[str] = Rotation()
+    rotation: FairQueue[str] = FairQueue()
     for item in ("a1", "a2", "b1"):
         rotation.push(Client("", item[0]), item)
     assert rotation.remove(Client("", "a"), "a1")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wds_async.errors import ShardNotFound
-from wds_async.service.listing import Listed, Listings
+from wds_async.service.listing import ListEntry, Listings
 from wds_async.service.refusals import Refusal
 from wds_async.storage.base import Entry
 
@@ -69,7 +69,7 @@ def test_folders_that_have_passed_are_not_listed() -> None:
 
 def test_sizes_and_times() -> None:
     page = asyncio.run(Listings(Store(["a/b"])).page(BUCKET, "a/", "", 9, one_level=False))
-    assert page.lines == (Listed("a/b", 3, 7.0),)
+    assert page.lines == (ListEntry("a/b", 3, 7.0),)
 
 
 @settings(deadline=None, max_examples=60)

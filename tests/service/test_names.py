@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wds_async.service.config import ServiceConfig
-from wds_async.service.names import bucket_of, name_of, planned, url_of
+from wds_async.service.names import bucket_of, name_of, name_of_url, url_of
 from wds_async.service.refusals import Refusal
 
 CONFIG = ServiceConfig(
@@ -220,13 +220,13 @@ def test_buckets_for_listings() -> None:
 @given(KEYS)
 def test_plans_name_what_requests_name(key: str) -> None:
     by_request = name_of("/gs/b/" + urllib.parse.quote(key), "", CONFIG)
-    assert planned(f"gs://b/{key}", CONFIG).url == planned(f"gcs://b/{key}", CONFIG).url == by_request.url
+    assert name_of_url(f"gs://b/{key}", CONFIG).url == name_of_url(f"gcs://b/{key}", CONFIG).url == by_request.url
     ours = name_of("/ais/imagenet/" + urllib.parse.quote(key), "", CONFIG)
-    assert planned(f"ais://imagenet/{key}", CONFIG).url == ours.url
+    assert name_of_url(f"ais://imagenet/{key}", CONFIG).url == ours.url
 
 
 def test_plans_name_nothing_that_requests_may_not() -> None:
-    assert planned("https://host/x", CONFIG).api == "url"
+    assert name_of_url("https://host/x", CONFIG).api == "url"
     for url in (
         "/etc/passwd",
         "pipe:cat x",
@@ -237,15 +237,15 @@ def test_plans_name_nothing_that_requests_may_not() -> None:
         "gs://b/a\0b",
     ):
         with pytest.raises(Refusal):
-            planned(url, CONFIG)
+            name_of_url(url, CONFIG)
     for url in ("gs://b/a\udcff", "gs://b/" + "a" * 4097, "https://u:p@host/x"):
         with pytest.raises(Refusal):
-            planned(url, CONFIG)
+            name_of_url(url, CONFIG)
 
 
 def test_a_key_in_the_place_of_a_bucket_is_not_said() -> None:
     with pytest.raises(Refusal) as caught:
-        planned("s3://KEY:SECRET@bucket/a.tar", ServiceConfig())
+        name_of_url("s3://KEY:SECRET@bucket/a.tar", ServiceConfig())
     assert caught.value.status == 400
     assert "SECRET" not in caught.value.message
     assert "bucket" in caught.value.message

@@ -127,7 +127,7 @@ def test_a_link_that_stays_cut_holds_no_connection(way: str, link: Link, serving
             assert service.service.meters.clients >= 1
             link.cut()
             until(lambda: service.service.meters.clients == 0)
-            assert len(service.service.underway) == 0
+            assert len(service.service.in_flight) == 0
             until(lambda: service.service.fetcher.held_bytes == 0)
             link.mend()
             with contextlib.suppress(OSError, http.client.HTTPException):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from wds_async.service.cache.origin import Client
-from wds_async.service.names import Named
-from wds_async.service.prefetch import Itinerary, Plan
+from wds_async.service.names import ObjectName
+from wds_async.service.prefetch import Itinerary, PrefetchPlan
 
 
-def plan(count: int = 10, ahead: int = 3) -> Plan:
-    shards = Itinerary(lambda url: Named(url, "gcp", "b", "", "short"))
+def plan(count: int = 10, ahead: int = 3) -> PrefetchPlan:
+    shards = Itinerary(lambda url: ObjectName(url, "gcp", "b", "", "short"))
     shards.add([f"gs://b/{i}" for i in range(count)])
-    return Plan(Client("", "a"), "", shards, ahead, 1 << 30, position=0, heard_at=100.0, moved_at=100.0)
+    return PrefetchPlan(Client("", "a"), "", shards, ahead, 1 << 30, position=0, heard_at=100.0, moved_at=100.0)
 
 
 def test_its_pace_is_measured() -> None:
@@ -38,15 +38,15 @@ def test_who_is_faster_is_due_sooner() -> None:
 def test_hunger_ends_with_what_is_ahead_and_with_the_list() -> None:
     one = plan(count=5, ahead=2)
     one.following = 2
-    assert one.hungry
+    assert one.wants_more
     one.following = 3
-    assert not one.hungry
+    assert not one.wants_more
     one.move(4, 101.0)
-    assert one.hungry
+    assert one.wants_more
     one.following = 5
-    assert not one.hungry
+    assert not one.wants_more
     one.following, one.full = 4, True
-    assert not one.hungry
+    assert not one.wants_more
 
 
 def test_what_was_asked_for_lately() -> None:

@@ -17,7 +17,7 @@ from wds_async.service.allowlist import Allowed
 from wds_async.service.cache.cache import ChunkCache
 from wds_async.service.cache.origin import Client
 from wds_async.service.config import ServiceConfig
-from wds_async.service.prefetch import Plans
+from wds_async.service.prefetch import PrefetchPlans
 from wds_async.service.refusals import Refusal
 
 SIZE = 40_000
@@ -31,7 +31,7 @@ class Stage:
         self.cache, self.origin, self.clock = cache, origin, clock
         at_once = settings.pop("at_once", 8)
         config = ServiceConfig(**{"allow": ("gs://bucket/",), "ahead_bytes": 1 << 30, **settings})
-        self.plans = Plans(cache, config, Allowed(config), clock, at_once)
+        self.plans = PrefetchPlans(cache, config, Allowed(config), clock, at_once)
 
     async def announce(self, client: str, shards: list[str], tenant: str = "", **more: Any) -> dict[str, Any]:
         told = await self.plans.answer({"shards": shards, **more}, client=Client(tenant, client))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from wds_async.service.names import Named
+from wds_async.service.names import ObjectName
 from wds_async.service.prefetch import BLOCK, Itinerary
 
 
 def made(urls: list[str]) -> Itinerary:
     found = Itinerary(
-        lambda url: None if "bad" in url else Named(url.replace("gcs://", "gs://"), "gcp", "", "", "short")
+        lambda url: None if "bad" in url else ObjectName(url.replace("gcs://", "gs://"), "gcp", "", "", "short")
     )
     for at in range(0, len(urls), BLOCK):
         found.add(urls[at : at + BLOCK])

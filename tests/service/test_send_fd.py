@@ -20,8 +20,8 @@ import pytest
 from tests.service.serving import Inside, Process, answers, ask, asked, dial, until
 from tests.transfer.reading import data, open_fds
 from wds_async.errors import ConfigError
-from wds_async.service.cache.chunks import CHUNK_BYTES
 from wds_async.service.cache.disk import INDEX
+from wds_async.service.cache.index import CHUNK_BYTES
 from wds_async.service.config import load_config
 from wds_async.service.http_messages import SERVER
 from wds_async.service.send_fd import ReadOnlyFolder, credentials

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from wds_async.service.body_writer import Spill
+from wds_async.service.body_writer import SpillFile
 from wds_async.service.cache.disk import DataFile
 from wds_async.shardcache.partial import Filling
 from wds_async.storage.filewriting import WRITE_BYTES, write_all
@@ -55,7 +55,7 @@ def _spool(folder: Path) -> Path:
 
 
 def _spill(folder: Path) -> Path:
-    spill = Spill(str(folder))
+    spill = SpillFile(str(folder))
     found = spill.put(memoryview(b"a head, " + DATA))
     with open(found.fd, "rb", closefd=False) as file:
         (folder / "spill").write_bytes(file.read())

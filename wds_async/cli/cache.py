@@ -25,6 +25,7 @@ from wds_async.config import transfer_config
 from wds_async.errors import ConfigError, TransferError, WdsError
 from wds_async.redact import redact
 from wds_async.service.cache import upkeep
+from wds_async.service.cache.open_entries import Verified
 from wds_async.service.cache.upkeep import Warmed, warm_folder
 from wds_async.service.config import ServiceConfig, cache_limit, load_config
 from wds_async.service.control import chooser, keys_of, socket_path
@@ -237,11 +238,11 @@ class _Service:
             found: dict[str, Any] = json.loads(answer.read())
             return found
 
-    def verified(self, prefix: str) -> Iterator[upkeep.Verified]:
+    def verified(self, prefix: str) -> Iterator[Verified]:
         """What it compares. Errors as of `ask`."""
         with self._answer("/verify", {"prefix": prefix}) as answer:
             for line in answer:
-                yield upkeep.Verified(**json.loads(line))
+                yield Verified(**json.loads(line))
 
     @contextlib.contextmanager
     def _answer(self, path: str, body: dict[str, Any]) -> Iterator[http.client.HTTPResponse]:

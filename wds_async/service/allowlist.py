@@ -14,7 +14,7 @@ from typing import Any
 from wds_async.errors import AccessDenied, ConfigError, UnsafeContent, UrlError
 from wds_async.redact import redact
 from wds_async.service.config import ServiceConfig
-from wds_async.service.names import Named
+from wds_async.service.names import ObjectName
 from wds_async.service.refusals import Refusal
 from wds_async.storage.base import Call
 from wds_async.storage.generic import reads_local_files
@@ -22,19 +22,15 @@ from wds_async.storage.registry import Location, locate
 from wds_async.storage.stores import spec_of, usual_scheme
 from wds_async.urls import links, local_path, scheme
 
-__all__ = ["Addresses", "Allowed", "Place", "dotted", "is_literal", "kind_of_address", "place_of"]
+__all__ = ["Addresses", "Allowed", "UrlPrefix", "dotted", "is_literal", "kind_of_address", "url_prefix"]
 
 _PORTS = {"http": 80, "https": 443}
-
-
 _HUB = frozenset({"datasets", "models", "spaces", "kernels", "buckets"})
-
-
 _DECODINGS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class UrlPrefix:
     """A URL taken apart: ``kind`` (its scheme's usual name), ``host`` (a bucket, or ``host:port`` of a web server) and
     ``parts``, what stands between slashes; the last is "" where the URL ends with one."""
 
@@ -44,7 +40,7 @@ class Place:
     slashes: bool = False
     """Whether a part of a web server's path holds an escaped slash, which a server may take for a real one."""
 
-    def covers(self, other: Place) -> bool:
+    def covers(self, other: UrlPrefix) -> bool:
         """Whether ``other`` is this place, or lies below it. One that ends with "/" covers only what is below."""
         if self.kind != other.kind or self.host != other.host:
             return False
@@ -57,14 +53,14 @@ class Place:
         return _unrevised(self, other)[: len(self.parts)] == self.parts
 
 
-def _unrevised(entry: Place, other: Place) -> tuple[str, ...]:
+def _unrevised(entry: UrlPrefix, other: UrlPrefix) -> tuple[str, ...]:
     """The parts of ``other``; without the hub's revision, where ``entry`` names a whole repository."""
     if entry.kind == "hf" and len(entry.parts) == 2 and len(other.parts) >= 2 and "@" not in entry.parts[1]:
         return (other.parts[0], other.parts[1].partition("@")[0], *other.parts[2:])
     return other.parts
 
 
-def place_of(url: str) -> Place:
+def url_prefix(url: str) -> UrlPrefix:
     """Where ``url`` (rewritten, of one store) lies. UrlError for one that cannot be taken apart safely."""
     kind = scheme(url)
     kind = usual_scheme(kind)
@@ -79,10 +75,10 @@ def place_of(url: str) -> Place:
             host, parts = "models", (host, *parts)
         if len(parts) == 3 and parts[2] == "":  # hf://datasets/OWNER/NAME/ is the repository, whatever its revision
             parts = parts[:2]
-    return Place(kind, host.lower() if "@" in host and kind == "az" else host, parts)
+    return UrlPrefix(kind, host.lower() if "@" in host and kind == "az" else host, parts)
 
 
-def _web(kind: str, url: str) -> Place:
+def _web(kind: str, url: str) -> UrlPrefix:
     try:
         found = urllib.parse.urlsplit(url)
         host, port = found.hostname or "", found.port
@@ -94,7 +90,7 @@ def _web(kind: str, url: str) -> Place:
     host = host.rstrip(".")
     raw = found.path[1:].split("/") if found.path.startswith("/") else []
     parts = tuple(urllib.parse.unquote(part, errors="surrogateescape") for part in raw)
-    return Place(kind, f"{host}:{port or _PORTS[kind]}", parts, any(_holds_slash(part) for part in parts))
+    return UrlPrefix(kind, f"{host}:{port or _PORTS[kind]}", parts, any(_holds_slash(part) for part in parts))
 
 
 def _holds_slash(part: str) -> bool:
@@ -125,8 +121,6 @@ def dotted(url: str) -> bool:
 
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-
-
 _METADATA = frozenset(
     ipaddress.ip_address(text)
     for text in (
@@ -145,14 +139,8 @@ _METADATA = frozenset(
         "fe80::a9fe:a9fe",
     )
 )
-
-
 _NAT64 = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("64:ff9b:1::/48"))
-
-
 _COMPATIBLE = ipaddress.ip_network("::/96")
-
-
 _SHARED = ipaddress.ip_network("100.64.0.0/10")
 
 
@@ -225,8 +213,6 @@ class Addresses:
 
 
 _ARCHIVES = frozenset({"zip", "tar", "gzip", "libarchive"})
-
-
 _KNOWN_AT_MOST = 65536
 
 
@@ -256,7 +242,7 @@ class Allowed:
         self._folders, self._places, self.addresses = new._folders, new._places, new.addresses
         self._known = {}
 
-    def locate(self, named: Named) -> Location:
+    def locate(self, named: ObjectName) -> Location:
         """Where ``named`` is read, rewritten and judged. Refusal (403, or 400 for what is no URL). Looks at the disk
         where that is this machine's files (`local`)."""
         by_url = named.api == "url"
@@ -275,7 +261,7 @@ class Allowed:
             self._known[named.url, by_url] = None
         return place
 
-    async def admit(self, named: Named) -> Location:
+    async def admit(self, named: ObjectName) -> Location:
         """`locate`, with the looks at the disk on a thread: for who answers requests."""
         if scheme(named.url) in ("", "file"):
             found: Location = await self._call(self.locate, named)
@@ -286,10 +272,10 @@ class Allowed:
         """Refusal unless all may be read whose URL (before rewriting) begins with ``url``: for listings, of a folder
         ("/" at the end) or by a prefix."""
         folder = url[: url.rindex("/") + 1] if "/" in url.partition("://")[2] or "://" not in url else url + "/"
-        named = Named(folder, "", "", "", "short")
+        named = ObjectName(folder, "", "", "", "short")
         await self._call(self.locate, named) if scheme(url) in ("", "file") else self.locate(named)
 
-    def known(self, named: Named) -> bool:
+    def known(self, named: ObjectName) -> bool:
         """Whether `locate` lets ``named`` pass, at once and without a look at the disk; False: it has to be asked."""
         return (named.url, named.api == "url") in self._known
 
@@ -301,10 +287,10 @@ class Allowed:
         """Judge a redirect of a web server that clients may read: it is followed to what is allowed itself. A server
         that moves from http to https is still itself. AccessDenied otherwise."""
         try:
-            there, here = place_of(target), place_of(start)
+            there, here = url_prefix(target), url_prefix(start)
         except UrlError as exn:
             raise AccessDenied(f"{redact(start)} redirects to a URL that is refused: {exn}") from None
-        secure = Place("http", re.sub(":443$", ":80", there.host), there.parts, there.slashes)
+        secure = UrlPrefix("http", re.sub(":443$", ":80", there.host), there.parts, there.slashes)
         same = there.host == here.host or (secure.host == here.host and there.kind == "https" and here.kind == "http")
         covered = self._covered(there) or (there.kind == "https" and self._covered(secure))
         if dotted(target) or _has_controls(target) or not (covered or (self._open and same)):
@@ -333,7 +319,7 @@ class Allowed:
         if dotted(target) and spec_of(kind).dotted_keys not in ("always", "open" if self._open else "always"):
             raise _forbidden("a path with . or .. in it: not every server takes that for a name")
         try:
-            place = place_of(target)
+            place = url_prefix(target)
         except UrlError as exn:
             raise Refusal(400, f"{redact(target)}: {exn}", "url") from None
         if not (self._covered(place) or (self._open and (spec_of(kind).buckets or rewritten or kind == "generic"))):
@@ -364,7 +350,7 @@ class Allowed:
                 return
         raise _forbidden("this machine's files: the service's `allow` names no folder that it lies in")
 
-    def _covered(self, place: Place) -> bool:
+    def _covered(self, place: UrlPrefix) -> bool:
         return any(entry.covers(place) for entry in self._places)
 
 
@@ -385,9 +371,9 @@ def _folder(entry: str) -> tuple[str, bool]:
     return path, path.endswith("/")
 
 
-def _entry(entry: str) -> Place:
+def _entry(entry: str) -> UrlPrefix:
     try:
-        place = place_of(entry)
+        place = url_prefix(entry)
     except UrlError as exn:
         raise ConfigError(
             f"allow: {redact(entry)!r}: {exn}; write gs://bucket/, https://host/path/ or /folder/"

@@ -26,20 +26,19 @@ from typing import TYPE_CHECKING, Any
 from wds_async.errors import StorageError
 from wds_async.redact import redact
 from wds_async.service import buckets, objects, s3api
-from wds_async.service.http_messages import Request, Response, json_response
+from wds_async.service.http_messages import HttpRequest, HttpResponse, json_response
 from wds_async.service.metrics import CONTENT_TYPE
-from wds_async.service.names import SCHEMES, Named, bucket_of, name_of
-from wds_async.service.objects import Asking
+from wds_async.service.names import SCHEMES, ObjectName, bucket_of, name_of
+from wds_async.service.objects import Exchange
 from wds_async.service.refusals import Refusal, as_json, as_xml, refusal_of
 
 if TYPE_CHECKING:
     from wds_async.service.http_server import ClientConnection
     from wds_async.service.running import Service
 
-__all__ = ["Front"]
+__all__ = ["Router"]
 
 logger = logging.getLogger("wds_async")
-
 _READING = frozenset({"GET", "HEAD"})
 _OPEN = frozenset({"/healthz", "/readyz", "/v1/health", "/metrics"})
 """Answered without a token, and by any name: kubelets and Prometheus have none, and ask by an address."""
@@ -51,16 +50,15 @@ _AUDITED = frozenset({400, 401, 403, 405, 414, 429})
 _NAMES, _NAME_BYTES = 4096, 1024  # that are remembered, and the longest of them
 _LEFT = 499
 """What is counted where the client went before its answer was over (nginx's number for it)."""
+_Handler = Callable[[HttpRequest, str, str], Awaitable[HttpResponse]]
 
-_Handler = Callable[[Request, str, str], Awaitable[Response]]
 
-
-class Front:
+class Router:
     """Answers requests of one service; its connections call it with each."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._names: dict[tuple[str, str], Named] = {}
+        self._names: dict[tuple[str, str], ObjectName] = {}
         self._named_by = service.config
         self._pages: dict[str, _Handler] = {
             "/healthz": self._alive,
@@ -72,12 +70,12 @@ class Front:
             "/metrics": self._metrics,
         }
 
-    async def __call__(self, request: Request) -> None:
+    async def __call__(self, request: HttpRequest) -> None:
         """Answer ``request``, and count the answer."""
         loop = asyncio.get_running_loop()
         request.keep_alive = request.keep_alive and not self._service.draining
         host, path, query = _target(request)
-        asking, began, status, response = Asking(request, _api(path)), loop.time(), _LEFT, None
+        asking, began, status, response = Exchange(request, _api(path)), loop.time(), _LEFT, None
         try:
             try:
                 response = await self._answered(asking, host, path, query)
@@ -98,15 +96,15 @@ class Front:
                 count = len(response.body)
             self._service.meters.served(asking.api, status, first - began, count, asking.url, asking.client)
 
-    def malformed(self, connection: ClientConnection, status: int, why: str) -> Response:
+    def malformed(self, connection: ClientConnection, status: int, why: str) -> HttpResponse:
         """Return the answer to what is no request. It is counted, and logged by its kind: it may hold a secret."""
         reason = "head" if status == 431 else "malformed"
         self._service.meters.refused(reason)
         refusal = Refusal(status, f"a request that is none: {why}", reason)
         self._service.access.refused(refusal, peer="" if connection.local else connection.address)
-        return Response(status, text=as_json(refusal, "", ""), content_type="application/json")
+        return HttpResponse(status, text=as_json(refusal, "", ""), content_type="application/json")
 
-    async def _answered(self, asking: Asking, host: str, path: str, query: str) -> Response:
+    async def _answered(self, asking: Exchange, host: str, path: str, query: str) -> HttpResponse:
         request, api = asking.request, asking.api
         if path not in _OPEN:
             self._service.access.check_site(request.headers, host, local=request.connection.local)
@@ -123,7 +121,7 @@ class Front:
             return await self._pages[path](request, path, query)
         self._let_in(asking)
         service = self._service
-        with service.underway.one(asking.client):
+        with service.in_flight.one(asking.client):
             if planning:
                 return await self._plan(asking)
             if path == "/v1/stats":
@@ -132,7 +130,7 @@ class Front:
                 return await page(request, path, query)
             return await self._read(asking, path, query, api)
 
-    def _let_in(self, asking: Asking) -> None:
+    def _let_in(self, asking: Exchange) -> None:
         """Name the client and its tenant. Refusal (401) for who is not let in."""
         request, service = asking.request, self._service
         connection = request.connection
@@ -142,7 +140,7 @@ class Front:
             request.headers, peer, local=connection.local, query=query, certificate=certificate
         )
 
-    async def _read(self, asking: Asking, path: str, query: str, api: str) -> Response:
+    async def _read(self, asking: Exchange, path: str, query: str, api: str) -> HttpResponse:
         service, request = self._service, asking.request
         if api == "s3" and path.rstrip("/") == "/s3":
             return await s3api.answer_buckets(service)
@@ -155,7 +153,7 @@ class Front:
             service.plans.heard(asking.client, named.url)
         return await objects.answer(service, asking, named)
 
-    async def _named(self, path: str, query: str) -> Named:
+    async def _named(self, path: str, query: str) -> ObjectName:
         """The object at ``path``, which may be read. Names are remembered: parsing one costs half of a request."""
         allowed, target = self._service.allowed, (path, query)
         if self._named_by is not self._service.config:  # its buckets may be others
@@ -172,12 +170,12 @@ class Front:
             await allowed.admit(named)
         return named
 
-    async def _plan(self, asking: Asking) -> Response:
+    async def _plan(self, asking: Exchange) -> HttpResponse:
         plans, request = self._service.plans, asking.request
         if request.method == "DELETE":
             # A plan belongs to who announced it: the name in the path is only that of a client that says its own.
             plans.drop(asking.client)
-            return Response(status=204)
+            return HttpResponse(status=204)
         try:
             said = json.loads(await objects.body_of(self._service, request))
         except (ValueError, RecursionError):
@@ -188,32 +186,32 @@ class Front:
 
     # -- pages --------------------------------------------------------------------------------------------
 
-    async def _alive(self, request: Request, path: str, query: str) -> Response:
-        return Response(text="alive\n")
+    async def _alive(self, request: HttpRequest, path: str, query: str) -> HttpResponse:
+        return HttpResponse(text="alive\n")
 
-    async def _ready(self, request: Request, path: str, query: str) -> Response:
+    async def _ready(self, request: HttpRequest, path: str, query: str) -> HttpResponse:
         why = self._service.why_not_ready()
-        return Response(text=f"{why or 'ready'}\n", status=503 if why else 200)
+        return HttpResponse(text=f"{why or 'ready'}\n", status=503 if why else 200)
 
-    async def _health(self, request: Request, path: str, query: str) -> Response:
+    async def _health(self, request: HttpRequest, path: str, query: str) -> HttpResponse:
         why = self._service.why_not_ready()
         if why:
             raise Refusal(503, why, "not-ready", retry_after_s=1)
-        return Response()
+        return HttpResponse()
 
-    async def _daemon(self, request: Request, path: str, query: str) -> Response:
+    async def _daemon(self, request: HttpRequest, path: str, query: str) -> HttpResponse:
         return await buckets.answer_daemon(self._service, request)
 
-    async def _buckets(self, request: Request, path: str, query: str) -> Response:
+    async def _buckets(self, request: HttpRequest, path: str, query: str) -> HttpResponse:
         return await buckets.answer_buckets(self._service, request)
 
-    async def _metrics(self, request: Request, path: str, query: str) -> Response:
+    async def _metrics(self, request: HttpRequest, path: str, query: str) -> HttpResponse:
         body = self._service.meters.text(self._service)
-        return Response(body=body, headers={"Content-Type": CONTENT_TYPE})
+        return HttpResponse(body=body, headers={"Content-Type": CONTENT_TYPE})
 
     # -- refusals -----------------------------------------------------------------------------------------
 
-    def _refused(self, asking: Asking, path: str, exn: Exception) -> Response:
+    def _refused(self, asking: Exchange, path: str, exn: Exception) -> HttpResponse:
         """The answer that says why there is none; counted, and written down."""
         service, request, refusal = self._service, asking.request, refusal_of(exn)
         service.meters.refused(refusal.reason, asking.client)
@@ -226,13 +224,13 @@ class Front:
             self._audit(asking, refusal, path)
         return _shown(request, asking.api, path, _named(refusal, asking.named))
 
-    def _audit(self, asking: Asking, refusal: Refusal, path: str) -> None:
+    def _audit(self, asking: Exchange, refusal: Refusal, path: str) -> None:
         address = "" if asking.request.connection.local else asking.request.connection.address
         known: dict[str, Any] = {"peer": address, "client": str(asking.client), "method": asking.request.method}
         self._service.access.refused(refusal, **known, path=path)
 
 
-def _named(refusal: Refusal, named: Named | None) -> Refusal:
+def _named(refusal: Refusal, named: ObjectName | None) -> Refusal:
     """``refusal`` with the object's name in AIStore's words, by which its clients tell a missing object from others."""
     if named is None or refusal.status != 404 or not named.bucket:
         return refusal
@@ -241,20 +239,20 @@ def _named(refusal: Refusal, named: Named | None) -> Refusal:
     return replace(refusal, message=words)
 
 
-def _shown(request: Request, api: str, path: str, refusal: Refusal) -> Response:
+def _shown(request: HttpRequest, api: str, path: str, refusal: Refusal) -> HttpResponse:
     fields = refusal.fields
     if request.method == "HEAD":
         if api != "s3":
             fields["Hdr-Error"] = as_json(refusal, request.method, path)
-        return Response(status=refusal.status, headers=fields)
+        return HttpResponse(status=refusal.status, headers=fields)
     if api == "s3":
         text = as_xml(refusal, path)
-        return Response(status=refusal.status, text=text, headers=fields, content_type="application/xml")
+        return HttpResponse(status=refusal.status, text=text, headers=fields, content_type="application/xml")
     text = as_json(refusal, request.method, path)
-    return Response(status=refusal.status, text=text, headers=fields, content_type="application/json")
+    return HttpResponse(status=refusal.status, text=text, headers=fields, content_type="application/json")
 
 
-def _target(request: Request) -> tuple[str, str, str]:
+def _target(request: HttpRequest) -> tuple[str, str, str]:
     """Return the host that a request names, and path and query as they came. A whole URL as a target is read as its
     path, because this is no proxy, and its host goes before ``Host`` (RFC 9112 §3.2.2)."""
     target, host = request.target, request.headers.get("Host", "")

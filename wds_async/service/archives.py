@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from wds_async.environment import MIB
 from wds_async.redact import redact
-from wds_async.service.byte_ranges import Span
+from wds_async.service.byte_ranges import ByteRange
 from wds_async.service.cache.cache import CachedObject
 from wds_async.service.cache.fetching import Piece
 from wds_async.service.delivery import CachedFileFault
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["Archives", "member_of"]
 
 logger = logging.getLogger("wds_async")
-
 _PACKED = (".tgz", ".gz", ".xz", ".zst", ".bz2", ".lz4", ".zip")
 _MOST_MEMBERS = 200_000
 _SCANS_AT_ONCE = 2
@@ -38,11 +37,11 @@ class Archives:
 
     def __init__(self, most: int = _MOST_MEMBERS) -> None:
         self._most, self._held = most, 0
-        self._tables: OrderedDict[tuple[str, str], dict[str, Span]] = OrderedDict()
+        self._tables: OrderedDict[tuple[str, str], dict[str, ByteRange]] = OrderedDict()
         self._being_made: dict[tuple[str, str], asyncio.Lock] = {}
         self._scans = asyncio.Semaphore(_SCANS_AT_ONCE)
 
-    async def table(self, service: Service, held: CachedObject) -> dict[str, Span]:
+    async def table(self, service: Service, held: CachedObject) -> dict[str, ByteRange]:
         """The members of an archive. It is read from end to end where it is not known; once, however many ask."""
         key = held.url, held.facts.version
         lock = self._being_made.setdefault(key, asyncio.Lock())
@@ -60,7 +59,7 @@ class Archives:
             if not lock.locked():
                 self._being_made.pop(key, None)
 
-    def _keep(self, key: tuple[str, str], made: dict[str, Span]) -> None:
+    def _keep(self, key: tuple[str, str], made: dict[str, ByteRange]) -> None:
         self._tables[key] = made
         self._held += len(made)
         while self._held > self._most:
@@ -68,7 +67,7 @@ class Archives:
             self._held -= len(gone)
 
 
-async def member_of(service: Service, held: CachedObject, name: str) -> Span:
+async def member_of(service: Service, held: CachedObject, name: str) -> ByteRange:
     """Where the member ``name`` lies in a plain tar. Refusal (404) where it has none, 501 for a compressed archive;
     `NotATar` and its kin for what is no tar."""
     path = held.url.partition("?")[0].lower()
@@ -81,7 +80,7 @@ async def member_of(service: Service, held: CachedObject, name: str) -> Span:
     return found
 
 
-async def _scanned(service: Service, held: CachedObject) -> dict[str, Span]:
+async def _scanned(service: Service, held: CachedObject) -> dict[str, ByteRange]:
     """The members of the tar; where its copy on disk cannot be read, of what is fetched in its place."""
     try:
         return await _walked(service, held)
@@ -91,7 +90,7 @@ async def _scanned(service: Service, held: CachedObject) -> dict[str, Span]:
         return await _walked(service, held)
 
 
-async def _walked(service: Service, held: CachedObject) -> dict[str, Span]:
+async def _walked(service: Service, held: CachedObject) -> dict[str, ByteRange]:
     """Walk over the tar on a thread, which asks this loop for one piece after the other."""
     loop = asyncio.get_running_loop()
     left = False
@@ -115,8 +114,8 @@ async def _walked(service: Service, held: CachedObject) -> dict[str, Span]:
             data = _file_bytes(*found) if isinstance(found, tuple) else found
             return None if data is None else memoryview(data)
 
-        def walk() -> dict[str, Span]:
-            return {name: Span(start, start + size) for name, start, size in scan(read, held.url)}
+        def walk() -> dict[str, ByteRange]:
+            return {name: ByteRange(start, start + size) for name, start, size in scan(read, held.url)}
 
         try:
             return await service.call(walk)

@@ -27,20 +27,10 @@ from wds_async.service.refusals import Refusal
 __all__ = ["Access", "Audit", "Tokens", "shown"]
 
 audit_logger = logging.getLogger("wds_async.audit")
-
-
 LINES_AT_ONCE = 100
-
-
 LINES_PER_S = 10.0
-
-
 """More are counted, and the next line says how many were left out: 10 lines of 1 KB a second are 0.9 GB a day."""
-
-
 _PATH_AT_MOST = 400
-
-
 _DECODINGS = 2  # /url/ escapes a URL whose own path and query are escaped
 
 
@@ -102,32 +92,14 @@ def _plain(text: str) -> str:
 
 
 logger = logging.getLogger("wds_async")
-
-
 LOCAL = "local"
-
-
 """The client on the Unix socket that gives no name."""
-
-
 _LOOK_EVERY_S = 1.0
-
-
 _NAMES_OF_A_PEER = 512
-
-
 _NAME_LIVES_S = 60.0
-
-
 _PEERS = 4096
-
-
 _NAME = re.compile(r"[\w.:@/+-]{1,128}", re.ASCII)
-
-
 _OWN_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"})
-
-
 _SIGNED = re.compile(r"(?:AWS4-HMAC-SHA256\s+Credential=([^/,\s]+)/|AWS ([^:\s]+):)")
 
 
@@ -180,7 +152,7 @@ class Access:
         """
         tenant = common_name(certificate)
         if self._tokens is not None:
-            found = self._tokens.tenant(proof(fields, query or {}))
+            found = self._tokens.tenant(token_of(fields, query or {}))
             if found is None:
                 challenge = {"WWW-Authenticate": 'Bearer realm="wds-async"'}
                 words = "this service asks for a token, and this is none that it knows (clients: AIS_AUTHN_TOKEN)"
@@ -355,7 +327,7 @@ def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 
-def proof(fields: Mapping[str, str], query: Mapping[str, str]) -> str:
+def token_of(fields: Mapping[str, str], query: Mapping[str, str]) -> str:
     """The token that a request brings: as a bearer's; as the password of ``https://user:TOKEN@host``, for clients that
     know no other way; as the access key's id of an S3 client, whose signature nobody looks at. "" for none."""
     given = fields.get("authorization", "").strip()

@@ -16,38 +16,37 @@ from typing import TYPE_CHECKING, Any
 from wds_async.environment import MIB
 from wds_async.redact import redact
 from wds_async.service.cache.cache import CachedObject
-from wds_async.service.cache.fetching import OnDisk, Piece
+from wds_async.service.cache.fetching import DiskPiece, Piece
 from wds_async.service.delivery import CachedFileFault, Delivery
 from wds_async.storage.filewriting import write_all
 
 if TYPE_CHECKING:
     from wds_async.service.running import Service
 
-__all__ = ["Body", "Spill"]
+__all__ = ["BodyWriter", "SpillFile"]
 
 logger = logging.getLogger("wds_async")
-
 _RUN_BYTES = 2 * MIB
 """What is asked for at once for who is slow: a chunk of the cache, and nothing ahead of it."""
 _QUICK_S = 1.0
-_NOTHING = OnDisk(-1, 0, 0)
+_NOTHING = DiskPiece(-1, 0, 0)
 _FAULTS_AT_MOST = 8
 """Of the disk, in one body."""
 
 
-class Spill:
+class SpillFile:
     """A file without a name that one client's rest lies in; in ``folder``, or where temporary files are."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._file: Any = None
 
-    def put(self, view: memoryview) -> OnDisk:
+    def put(self, view: memoryview) -> DiskPiece:
         """Write ``view`` in place of what was there before. OSError where there is no room for it. Blocks."""
         if self._file is None:
             self._file = tempfile.TemporaryFile(dir=self._folder or None, buffering=0)  # noqa: SIM115 (see `close`)
         write_all(self._file.fileno(), view, 0)
-        return OnDisk(self._file.fileno(), 0, view.nbytes)
+        return DiskPiece(self._file.fileno(), 0, view.nbytes)
 
     def close(self) -> None:
         """Idempotent."""
@@ -55,7 +54,7 @@ class Spill:
             self._file.close()
 
 
-class Body:
+class BodyWriter:
     """Bytes ``[start, stop)`` of an object (to its end where ``stop`` is None) on their way to one client."""
 
     def __init__(self, service: Service, held: CachedObject, start: int, stop: int | None) -> None:
@@ -63,7 +62,7 @@ class Body:
         self._at, self._stop = start, stop
         self._pieces: Any = None
         self._first: Piece | None = None
-        self._spill: Spill | None = None
+        self._spill: SpillFile | None = None
         self._faults = 0
 
     async def begin(self) -> None:
@@ -78,7 +77,7 @@ class Body:
         if self._pieces is None and self._stop is not None:
             before = delivery.sent
             try:
-                if await self._from_disk(delivery, OnDisk(self._held.fd, self._at, self._stop - self._at)):
+                if await self._from_disk(delivery, DiskPiece(self._held.fd, self._at, self._stop - self._at)):
                     return
             finally:
                 self._held.served(delivery.sent - before)
@@ -86,7 +85,7 @@ class Body:
             self._first = await anext(self._pieces, None)
         piece, until = self._first, self._stop
         while True:
-            rest: OnDisk | None = None
+            rest: DiskPiece | None = None
             while piece is not None and rest is None:
                 rest = await self._passed(delivery, piece)
                 piece = await anext(self._pieces, None) if rest is None else None
@@ -110,7 +109,7 @@ class Body:
         held, stop = self._held, self._stop
         return stop is not None and held.fd >= 0 and not held.discovered and held.ready(self._at, stop) >= stop
 
-    async def _from_disk(self, delivery: Delivery, piece: OnDisk) -> bool:
+    async def _from_disk(self, delivery: Delivery, piece: DiskPiece) -> bool:
         """Send a piece of the cached file. False where its rest cannot be read: then each chunk is compared with its
         checksum, and what is bad is fetched again. CachedFileFault where that has not helped."""
         before = delivery.sent
@@ -128,7 +127,7 @@ class Body:
         self._at += piece.count
         return True
 
-    async def _passed(self, delivery: Delivery, piece: Piece) -> OnDisk | None:
+    async def _passed(self, delivery: Delivery, piece: Piece) -> DiskPiece | None:
         """Send a piece; what the client did not take of it, in a file."""
         if not isinstance(piece, memoryview):
             return None if await self._from_disk(delivery, piece) else _NOTHING
@@ -142,15 +141,15 @@ class Body:
             return None
         stored = self._held.ready(self._at, self._at + piece.nbytes - taken)
         if stored > self._at:  # it came to the cache's disk meanwhile
-            return OnDisk(self._held.fd, self._at, stored - self._at)
-        self._spill = self._spill or Spill(self._service.config.folder)
+            return DiskPiece(self._held.fd, self._at, stored - self._at)
+        self._spill = self._spill or SpillFile(self._service.config.folder)
         try:
             return await self._service.call(self._spill.put, piece[taken:])
         except OSError as exn:
             logger.debug("a slow client's rest has no place, and is fetched again: %s", exn.strerror)
             return _NOTHING
 
-    async def _emptied(self, delivery: Delivery, rest: OnDisk) -> bool:
+    async def _emptied(self, delivery: Delivery, rest: DiskPiece) -> bool:
         """Send what was put aside, while nothing more is asked for; whether the client was quick about it."""
         await self._pieces.aclose()
         began = asyncio.get_running_loop().time()

@@ -8,9 +8,9 @@ import importlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from wds_async.service.http_messages import Request, Response, json_response
-from wds_async.service.listing import Page
-from wds_async.service.names import Named, url_of
+from wds_async.service.http_messages import HttpRequest, HttpResponse, json_response
+from wds_async.service.listing import ListPage
+from wds_async.service.names import ObjectName, url_of
 from wds_async.service.objects import body_of
 from wds_async.service.refusals import Refusal
 from wds_async.storage.ais.urls import PROVIDERS
@@ -29,12 +29,12 @@ _MSGPACK = "application/msgpack"
 _SHORT = {"name": "n", "size": "s", "flags": "f", "version": "v"}
 
 
-async def answer_bucket(service: Service, request: Request, named: Named) -> Response:
+async def answer_bucket(service: Service, request: HttpRequest, named: ObjectName) -> HttpResponse:
     """``GET /v1/buckets/B`` with AIStore's message ``list``, or HEAD: whether the bucket may be read."""
     if request.method == "HEAD":
         await check_bucket(service, named)
         props = json.dumps({"provider": named.provider, "present": True})
-        return Response(headers={"Ais-Bucket-Props": props})
+        return HttpResponse(headers={"Ais-Bucket-Props": props})
     wanted = _message(await body_of(service, request))
     prefix, flags = str(wanted.get("prefix") or ""), int(wanted.get("flags") or 0)
     after = str(wanted.get("continuation_token") or wanted.get("start_after") or "")
@@ -59,13 +59,13 @@ def _message(body: bytes) -> dict[str, Any]:
 
 async def _answered(
     service: Service,
-    request: Request,
-    named: Named,
-    page: Page,
+    request: HttpRequest,
+    named: ObjectName,
+    page: ListPage,
     wanted: dict[str, Any],
     *,
     hide_folders: bool,
-) -> Response:
+) -> HttpResponse:
     entries = [
         {"name": line.name, "size": line.size or 0, "flags": _IS_FOLDER if line.folder else _IS_CACHED}
         for line in page.lines
@@ -74,7 +74,7 @@ async def _answered(
     token = page.lines[-1].name if page.more else ""
     uuid = str(wanted.get("uuid") or hashlib.sha256(named.url.encode()).hexdigest()[:9])
     if _MSGPACK in request.headers.get("Accept", "") and (packed := _packed(entries, token, uuid)) is not None:
-        return Response(body=packed, content_type=_MSGPACK)
+        return HttpResponse(body=packed, content_type=_MSGPACK)
     shown = [{**entry, "size": str(entry["size"])} for entry in entries]  # a string in AIStore's JSON
     return json_response({"uuid": uuid, "entries": shown, "continuation_token": token, "flags": 0})
 
@@ -91,7 +91,7 @@ def _packed(entries: list[dict[str, Any]], token: str, uuid: str) -> bytes | Non
     return packed
 
 
-async def check_bucket(service: Service, named: Named) -> None:
+async def check_bucket(service: Service, named: ObjectName) -> None:
     """Refusal where nothing of a bucket may be read. One of which a part is allowed is there; what is asked of it has
     to lie in that part."""
     if (named.provider, named.bucket) not in allowed_buckets(service):
@@ -109,7 +109,7 @@ def allowed_buckets(service: Service) -> list[tuple[str, str]]:
     return sorted(found)
 
 
-async def answer_buckets(service: Service, request: Request) -> Response:
+async def answer_buckets(service: Service, request: HttpRequest) -> HttpResponse:
     """``GET /v1/buckets?provider=``: the buckets that may be read, as far as the configuration names them."""
     provider = request.query.get("provider", "")
     wanted = PROVIDERS.get(provider, provider)
@@ -117,7 +117,7 @@ async def answer_buckets(service: Service, request: Request) -> Response:
     return json_response(found)
 
 
-async def answer_daemon(service: Service, request: Request) -> Response:
+async def answer_daemon(service: Service, request: HttpRequest) -> HttpResponse:
     """``GET /v1/daemon?what=smap`` (and ``/v1/cluster``): a cluster of one node, which is proxy and target at once."""
     what = request.query.get("what", "")
     if what == "smap":
@@ -127,7 +127,7 @@ async def answer_daemon(service: Service, request: Request) -> Response:
     raise Refusal(501, f"what={what[:40]!r} is a question for a whole AIStore; here is smap", "not-here")
 
 
-def _node(request: Request, kind: str) -> dict[str, Any]:
+def _node(request: HttpRequest, kind: str) -> dict[str, Any]:
     # The address by which this client came: the only one that is known to lead here.
     host = request.headers.get("Host") or "localhost"
     name, _, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")
@@ -141,7 +141,7 @@ def _node(request: Request, kind: str) -> dict[str, Any]:
     return {"daemon_id": "wds-async", "daemon_type": kind, "id_digest": digest, "flags": 0, **nets}
 
 
-def _smap(request: Request) -> dict[str, Any]:
+def _smap(request: HttpRequest) -> dict[str, Any]:
     proxy, target = _node(request, "proxy"), _node(request, "target")
     made = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     nodes = {"pmap": {"wds-async": proxy}, "tmap": {"wds-async": target}, "proxy_si": proxy}

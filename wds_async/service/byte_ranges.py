@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 from wds_async.service.refusals import Refusal
 
-__all__ = ["RANGES_LIMIT", "Span", "asked", "beginning"]
+__all__ = ["RANGES_LIMIT", "ByteRange", "first_byte", "ranges_of"]
 
 RANGES_LIMIT = 200
 """Most ranges of one request; the whole object is sent for more."""
-
 _UNIT = "bytes="
 _FIRST = re.compile(r"bytes= *0*([0-9]{1,18}) *-", re.ASCII | re.IGNORECASE)
 _RANGE = re.compile(r" *(?:([0-9]+) *- *(?:([0-9]+) *)?|-([0-9]+) *)(,|\Z)", re.ASCII)
@@ -23,7 +22,7 @@ _LARGEST = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ByteRange:
     """Bytes ``[start, stop)``."""
 
     start: int
@@ -34,18 +33,18 @@ class Span:
         return f"bytes {self.start}-{self.stop - 1}/{size}"
 
 
-def beginning(header: str | None) -> int:
+def first_byte(header: str | None) -> int:
     """Return the first byte of the first range in ``header``; 0 if that depends on the object's size."""
     found = _FIRST.match(header) if header else None
     return int(found[1]) if found is not None else 0
 
 
-def asked(header: str | None, size: int) -> tuple[Span, ...]:
+def ranges_of(header: str | None, size: int) -> tuple[ByteRange, ...]:
     """Return the spans that ``header`` asks for of an object of ``size`` bytes; none of them: the whole object.
     Refusal (416) for a header that is malformed, or asks only for what lies behind the end."""
     if header is None or header[: len(_UNIT)].lower() != _UNIT or len(header) == len(_UNIT):
         return ()
-    spans: list[Span] = []
+    spans: list[ByteRange] = []
     at = len(_UNIT)
     while True:
         found = _RANGE.match(header, at)
@@ -57,7 +56,7 @@ def asked(header: str | None, size: int) -> tuple[Span, ...]:
         else:
             start, stop = first, size if last is None else min(size, last + 1)
         if start < stop:
-            spans.append(Span(start, stop))
+            spans.append(ByteRange(start, stop))
         elif start == 0:
             return ()  # the object is empty
         if not found[4]:

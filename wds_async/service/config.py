@@ -24,7 +24,6 @@ __all__ = ["Quota", "ServiceConfig", "cache_limit", "check_quotas", "kept_free",
 
 _SCHEMES = frozenset({"", "file", *BY_SCHEME})
 """What allow and buckets may begin with, besides the protocols of fsspec."""
-
 DEFAULT_PORT = 51080
 """AIStore's own."""
 

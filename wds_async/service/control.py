@@ -28,7 +28,7 @@ from aiohttp import web
 
 from wds_async.errors import ConfigError
 from wds_async.redact import redact
-from wds_async.service.cache.cache import key_of
+from wds_async.service.cache.index import key_of
 from wds_async.service.config import Quota, check_quotas
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 __all__ = ["chooser", "keys_of", "serve_control", "socket_path"]
 
 logger = logging.getLogger("wds_async")
-
 _NAME = "control.sock"
 _PATH_BYTES = 100
 """A path of a Unix socket may have 107."""

@@ -17,9 +17,9 @@ from wds_async.environment import KIB, MIB
 from wds_async.storage.base import Call
 
 if TYPE_CHECKING:
-    from wds_async.service.http_messages import Request
+    from wds_async.service.http_messages import HttpRequest
 
-__all__ = ["CachedFileFault", "Delivery", "Filed"]
+__all__ = ["CachedFileFault", "Delivery", "FileSlice"]
 
 _SLICE_AT_LEAST, _SLICE_AT_MOST = 64 * KIB, 256 * KIB
 """Of what is copied: the most of one client that lies in memory of its own."""
@@ -39,7 +39,7 @@ class CachedFileFault(ConnectionAbortedError):
     """The file of a piece is too short, or cannot be read. `Delivery.sent` tells what was sent before."""
 
 
-class Filed(Protocol):
+class FileSlice(Protocol):
     """Bytes of a file that is open: ``count`` of them from ``offset`` on."""
 
     @property
@@ -59,7 +59,7 @@ class Delivery:
 
     def __init__(
         self,
-        request: Request,
+        request: HttpRequest,
         status: int,
         fields: Mapping[str, str],
         length: int | None,
@@ -84,7 +84,7 @@ class Delivery:
             self._connection.write(self._head)
             self._head = b""
 
-    async def send(self, piece: Filed | memoryview) -> None:
+    async def send(self, piece: FileSlice | memoryview) -> None:
         """Send one piece. ConnectionError where the client has gone, TimeoutError where it takes no more,
         `CachedFileFault` where the piece's file does not give it."""
         if isinstance(piece, memoryview):
@@ -107,7 +107,7 @@ class Delivery:
             at = stop
         return at
 
-    async def copy(self, piece: Filed) -> None:
+    async def copy(self, piece: FileSlice) -> None:
         """Send a piece by memory: over TLS, in chunks, or where the file's pages are soon to be others."""
         await self._copy(piece.fd, piece.offset, piece.count)
 

@@ -17,13 +17,12 @@ from wds_async.service.refusals import Refusal
 if TYPE_CHECKING:
     from wds_async.service.http_server import ClientConnection
 
-__all__ = ["BODY_LIMIT_BYTES", "SERVER", "Fields", "Request", "Response", "json_response"]
+__all__ = ["BODY_LIMIT_BYTES", "SERVER", "Fields", "HttpRequest", "HttpResponse", "json_response"]
 
 SERVER = f"wds-async/{importlib.import_module('wds_async').__version__}"
 """The header ``Server`` of every answer, by which our own clients know us."""
 BODY_LIMIT_BYTES = 1 << 20
 """Largest body of a request; a longer one is answered 413."""
-
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -62,7 +61,7 @@ class Fields(Mapping[str, str]):
         return len(self._fields)
 
 
-class Request:
+class HttpRequest:
     """One request. ``target`` and ``headers`` are as they came; ``keep_alive``: whether the client leaves the
     connection open."""
 
@@ -171,7 +170,7 @@ class Request:
             self._waiter.set_result(None)
 
 
-class Response:
+class HttpResponse:
     """An answer whose body is at hand. ``text`` is a body in UTF-8. ``sent``: it is on its way already."""
 
     __slots__ = ("body", "headers", "sent", "status")
@@ -193,7 +192,7 @@ class Response:
             charset = "" if text is None else "; charset=utf-8"
             self.headers.setdefault("Content-Type", f"{content_type or 'text/plain'}{charset}")
 
-    def to(self, request: Request) -> bytes:
+    def to(self, request: HttpRequest) -> bytes:
         """Return its bytes as the answer to ``request``: a HEAD is answered by the head alone."""
         headers = self.headers
         if "Content-Length" in headers:
@@ -205,9 +204,9 @@ class Response:
         return head if request.method == "HEAD" or self.status in (204, 304) else head + self.body
 
 
-def json_response(value: object, status: int = 200) -> Response:
+def json_response(value: object, status: int = 200) -> HttpResponse:
     """Return ``value`` as JSON."""
-    return Response(status, text=json.dumps(value), content_type="application/json")
+    return HttpResponse(status, text=json.dumps(value), content_type="application/json")
 
 
 _now = (0, "")

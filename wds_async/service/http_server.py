@@ -16,18 +16,16 @@ from typing import Any, Protocol
 
 import httptools
 
-from wds_async.service.http_messages import Fields, Request, Response
+from wds_async.service.http_messages import Fields, HttpRequest, HttpResponse
 from wds_async.service.send_fd import credentials
 
-__all__ = ["HEAD_LIMIT_BYTES", "ClientConnection", "ClientConnections", "Neighbours"]
+__all__ = ["HEAD_LIMIT_BYTES", "ClientConnection", "ClientConnections", "PeerProcesses"]
 
-_LINGER_S = 2.0
-
-
+_PROCESS_LINGER_S = 2.0
 """A process that changes its connections has none for a moment."""
 
 
-class Neighbours:
+class PeerProcesses:
     """Counts the connections of each process. ``gone`` is called with the number of one that has none any more. 0 and
     less are processes that the kernel does not tell, as those of another container: they are not counted."""
 
@@ -52,7 +50,7 @@ class Neighbours:
         if self._connections[process] <= 0:
             del self._connections[process]
             later = asyncio.get_running_loop().call_later
-            self._leaving[process] = later(_LINGER_S, self._left, process)
+            self._leaving[process] = later(_PROCESS_LINGER_S, self._left, process)
 
     def known(self) -> set[int]:
         """Those that are connected, or were a moment ago."""
@@ -72,32 +70,14 @@ class Neighbours:
 
 
 logger = logging.getLogger("wds_async")
-
-
 HEAD_LIMIT_BYTES = 16 << 10
-
-
 """Largest head of a request; a longer one is answered 431."""
-
-
 _LOOK_EVERY_S = 1.0
-
-
 _IDLE_S, _LINGER_S, _TLS_CLOSE_S = 75.0, 1.0, 5.0
-
-
 _RESERVED = 64
-
-
 _IDLE_LOOKED_AT = 16  # connections of a full place, in search of one that may be closed
-
-
 _PIPELINED = 16  # requests that wait behind the one that is answered; then nothing more is received
-
-
 _BODY_AHEAD_BYTES = 16 << 10  # of a body that is not read yet; then nothing more is received
-
-
 _HOST = re.compile(r"(?:\[[0-9A-Za-z:.%_~-]+\]|[0-9A-Za-z._~!$&'()*+;=%-]*)(?::[0-9]*)?")
 
 
@@ -109,7 +89,7 @@ class ConnectionMeters(Protocol):
     def refused(self, reason: str) -> None: ...
 
 
-class _Places:
+class _ConnectionLimit:
     """Connections that count against one limit; those without a request in ``idle``, the longest idle first."""
 
     def __init__(self, limit: int) -> None:
@@ -137,8 +117,8 @@ class ClientConnections:
 
     def __init__(
         self,
-        answer: Callable[[Request], Awaitable[None]],
-        malformed: Callable[[ClientConnection, int, str], Response],
+        answer: Callable[[HttpRequest], Awaitable[None]],
+        malformed: Callable[[ClientConnection, int, str], HttpResponse],
         meters: ConnectionMeters,
         *,
         clients: int,
@@ -154,10 +134,10 @@ class ClientConnections:
         self.scratch = memoryview(bytearray(HEAD_LIMIT_BYTES))
         """What all connections receive into: an idle one costs no buffer."""
         self.draining = False
-        self.neighbours = Neighbours(left)
+        self.peer_processes = PeerProcesses(left)
         self._of_address = of_address
-        self._all, self._reserve = _Places(clients), _Places(_RESERVED)
-        self._addresses: dict[str, _Places] = {}
+        self._all, self._reserve = _ConnectionLimit(clients), _ConnectionLimit(_RESERVED)
+        self._addresses: dict[str, _ConnectionLimit] = {}
         self._open: set[ClientConnection] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._warns_of_root = warns_of_root
@@ -177,8 +157,8 @@ class ClientConnections:
 
     def admit(self, connection: ClientConnection) -> bool:
         """Count a new connection; False if there is no place for it, not even a reserved one."""
-        of_address = self._addresses.get(connection.address) or _Places(self._of_address)
-        places: tuple[_Places, ...] = (of_address, self._all)
+        of_address = self._addresses.get(connection.address) or _ConnectionLimit(self._of_address)
+        places: tuple[_ConnectionLimit, ...] = (of_address, self._all)
         if not all(self._has_room(one) for one in places):
             places, connection.reserved = (self._reserve,), True
             if not self._has_room(self._reserve):
@@ -191,7 +171,7 @@ class ClientConnections:
             one.count += 1
             one.idle[connection] = None
         self._open.add(connection)
-        self.neighbours.came(connection.process)
+        self.peer_processes.came(connection.process)
         self.meters.clients += 1
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_LOOK_EVERY_S, self._look)
@@ -208,7 +188,7 @@ class ClientConnections:
         of_address = self._addresses.get(connection.address)
         if of_address is not None and not of_address.count:
             del self._addresses[connection.address]
-        self.neighbours.went(connection.process)
+        self.peer_processes.went(connection.process)
         self.meters.clients -= 1
         self._empty.set()
 
@@ -243,11 +223,11 @@ class ClientConnections:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self.neighbours.close()
+        self.peer_processes.close()
         for connection in list(self._open):
             connection.abort()
 
-    def _has_room(self, places: _Places) -> bool:
+    def _has_room(self, places: _ConnectionLimit) -> bool:
         if not places.full:
             return True
         longest_idle = places.longest_idle()
@@ -284,21 +264,21 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Whether the body of an object is on its way."""
         self.files_logged = False
         """Whether the audit log names its process already."""
-        self.places: tuple[_Places, ...] = ()
+        self.places: tuple[_ConnectionLimit, ...] = ()
         self._connections = connections
         self._loop = asyncio.get_running_loop()
         self._transport: Any = None
         self._own: socket.socket | None = None
         self._handshake: asyncio.Task[None] | None = None
         self._task: asyncio.Task[None] | None = None
-        self._waiting: deque[Request | Response] = deque()
+        self._waiting: deque[HttpRequest | HttpResponse] = deque()
         self._over = self._deaf = self._half_closed = self._paused = False
         self._writable = asyncio.Event()
         self._writable.set()
         self._unsent, self._since = 0, self._loop.time()
         self._head_at: float | None = None  # since when a head is waited for
         self._head_bytes, self._in_head, self._parsed = 0, False, 0
-        self._made: Request | None = None  # whose body is still coming
+        self._made: HttpRequest | None = None  # whose body is still coming
         self._target, self._fields = b"", Fields()
         self._parser: Any = httptools.HttpRequestParser(self)
 
@@ -479,7 +459,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._in_head, self._head_at = False, None
         fields, parser = self._fields, self._parser
         method, target = parser.get_method().decode("ascii"), self._target.decode("utf-8", "surrogateescape")
-        request = Request(self, method, target, fields)
+        request = HttpRequest(self, method, target, fields)
         request.version = parser.get_http_version()
         request.keep_alive = parser.should_keep_alive() and method != "CONNECT"
         host, coding = fields.get("Host"), fields.get("Transfer-Encoding")
@@ -545,7 +525,7 @@ class ClientConnection(asyncio.BufferedProtocol):
                 self._deaf = self._deaf or self._parser.get_method() == b"CONNECT"
                 self._parser = httptools.HttpRequestParser(self)
 
-    def _queue(self, item: Request | Response) -> None:
+    def _queue(self, item: HttpRequest | HttpResponse) -> None:
         self._waiting.append(item)
         self._serve_next()
 
@@ -561,8 +541,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         try:
             while self._waiting:
                 item = self._waiting.popleft()
-                if isinstance(item, Response):
-                    self._transport.write(item.to(Request(self, "GET", "", Fields(), keep_alive=False)))
+                if isinstance(item, HttpResponse):
+                    self._transport.write(item.to(HttpRequest(self, "GET", "", Fields(), keep_alive=False)))
                     self._close(linger=True)
                     return
                 if len(self._waiting) <= _PIPELINED // 2:

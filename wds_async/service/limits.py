@@ -22,12 +22,12 @@ from wds_async.service.cache.origin import Client, Urgency
 if TYPE_CHECKING:
     from wds_async.transfer.ranges import Facts, Part, RangeFetcher
 
-__all__ = ["Bucket", "Capped", "Pace", "Rotation", "SpentFile", "Turn", "Turns"]
+__all__ = ["CostLimitedOrigin", "FairQueue", "FairScheduler", "FetchSlot", "RateLimit", "SpentFile", "TokenBucket"]
 
 T = TypeVar("T")
 
 
-class Rotation(Generic[T]):
+class FairQueue(Generic[T]):
     """A queue for each client; `pop` takes the first item of the client whose turn it is. Then that client goes to the
     end of its tenant's clients, and its tenant to the end of the tenants."""
 
@@ -85,7 +85,7 @@ class Rotation(Generic[T]):
 _SHARE = 7
 
 
-class Turns:
+class FairScheduler:
     """At most ``limit`` fetches at once of one client, or from one store, a seventh more of one tenant, and a seventh
     more than that of all together. What no reader waits for yet leaves some of the places free, a quarter for plans and
     an eighth for reading ahead, so that a reader never waits for a whole round of them."""
@@ -98,7 +98,7 @@ class Turns:
         of_tenant = limit + -(-limit // _SHARE)
         self._most_of_tenant = _by_urgency(of_tenant)
         self._most = _by_urgency(of_tenant + -(-of_tenant // _SHARE))
-        self._waiting: dict[Urgency, Rotation[Turn]] = {urgency: Rotation() for urgency in Urgency}
+        self._waiting: dict[Urgency, FairQueue[FetchSlot]] = {urgency: FairQueue() for urgency in Urgency}
         self._running = 0
         self._of_client: Counter[Client] = Counter()
         self._of_tenant: Counter[str] = Counter()
@@ -111,88 +111,88 @@ class Turns:
 
     @property
     def waiting(self) -> int:
-        """Those that wait for their turn."""
+        """Those that wait for their slot."""
         return sum(len(line) for line in self._waiting.values())
 
-    def turn(self, client: Client, urgency: Urgency, url: str = "") -> Turn:
-        """``async with turns.turn(…):`` waits for the turn, and holds a place until its end. ``url``: what will be
+    def slot(self, client: Client, urgency: Urgency, url: str = "") -> FetchSlot:
+        """``async with scheduler.slot(…):`` waits for the slot, and holds a place until its end. ``url``: what will be
         asked for, where that is known; its bucket or host is the store that may be slow to answer."""
-        return Turn(self, client, urgency, "/".join(url.split("/", 3)[:3]))
+        return FetchSlot(self, client, urgency, "/".join(url.split("/", 3)[:3]))
 
-    def _enter(self, turn: Turn) -> asyncio.Future[None] | None:
+    def _enter(self, slot: FetchSlot) -> asyncio.Future[None] | None:
         """None where it is its turn already; what it waits for otherwise."""
-        self._waiting[turn.urgency].push(turn.client, turn)
-        begins = turn._begins = asyncio.get_running_loop().create_future()
+        self._waiting[slot.urgency].push(slot.client, slot)
+        begins = slot._begins = asyncio.get_running_loop().create_future()
         self._admit()
         return None if begins.done() else begins
 
-    def _leave(self, turn: Turn) -> None:
+    def _leave(self, slot: FetchSlot) -> None:
         self._running -= 1
-        self._count(turn, -1)
+        self._count(slot, -1)
         self._admit()
 
     def _admit(self) -> None:
         for urgency in Urgency:  # the less urgent have fewer places, so nobody passes who waits for one
             line = self._waiting[urgency]
             while line and self._running < self._most[urgency]:
-                turn = line.pop_if(self._may)
-                if turn is None:
+                slot = line.pop_if(self._may)
+                if slot is None:
                     break
                 self._running += 1
-                self._count(turn, 1)
-                turn._begin()
+                self._count(slot, 1)
+                slot._begin()
 
-    def _may(self, turn: Turn) -> bool:
+    def _may(self, slot: FetchSlot) -> bool:
         """Whether its tenant, its client and its store leave enough to others."""
-        of_tenant, urgency = self._of_tenant[turn.client.tenant], turn.urgency
+        of_tenant, urgency = self._of_tenant[slot.client.tenant], slot.urgency
         most_of_tenant = min(self._most_of_tenant[urgency], _SHARE * (self._most[urgency] - self._running))
         most = min(self._most_of_one[urgency], _SHARE * (most_of_tenant - of_tenant))
-        return self._of_client[turn.client] < most and (not turn.store or self._of_store[turn.store] < most)
+        return self._of_client[slot.client] < most and (not slot.store or self._of_store[slot.store] < most)
 
-    def _count(self, turn: Turn, more: int) -> None:
-        self._of_client[turn.client] += more
-        self._of_tenant[turn.client.tenant] += more
-        self._of_store[turn.store] += more
+    def _count(self, slot: FetchSlot, more: int) -> None:
+        self._of_client[slot.client] += more
+        self._of_tenant[slot.client.tenant] += more
+        self._of_store[slot.store] += more
         if more < 0:
-            if not self._of_client[turn.client]:
-                del self._of_client[turn.client]
-            if not self._of_tenant[turn.client.tenant]:
-                del self._of_tenant[turn.client.tenant]
-            if not self._of_store[turn.store]:
-                del self._of_store[turn.store]
+            if not self._of_client[slot.client]:
+                del self._of_client[slot.client]
+            if not self._of_tenant[slot.client.tenant]:
+                del self._of_tenant[slot.client.tenant]
+            if not self._of_store[slot.store]:
+                del self._of_store[slot.store]
 
 
 def _by_urgency(places: int) -> dict[Urgency, int]:
     return {Urgency.DEMAND: places, Urgency.AHEAD: places - places // 8, Urgency.PLAN: places - places // 4}
 
 
-class Turn:
+class FetchSlot:
     """One fetch's. `hasten` while it waits: somebody needs it sooner."""
 
-    def __init__(self, turns: Turns, client: Client, urgency: Urgency, store: str) -> None:
+    def __init__(self, scheduler: FairScheduler, client: Client, urgency: Urgency, store: str) -> None:
         self.client = client
         self.urgency = urgency
         self.store = store
-        self._turns = turns
+        self._scheduler = scheduler
         self._begins: asyncio.Future[None] | None = None
 
     async def __aenter__(self) -> None:
-        begins = self._turns._enter(self)
+        begins = self._scheduler._enter(self)
         if begins is None:
             return
         try:
             await begins
         except BaseException:
-            if not self._turns._waiting[self.urgency].remove(self.client, self):
-                self._turns._leave(self)  # its turn had come in the same moment
+            if not self._scheduler._waiting[self.urgency].remove(self.client, self):
+                self._scheduler._leave(self)  # its turn had come in the same moment
             else:
-                self._turns._admit()
+                self._scheduler._admit()
             raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, exn: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._turns._leave(self)
+        self._scheduler._leave(self)
 
     def hasten(self, urgency: Urgency, client: Client | None = None) -> None:
         """Wait among the more urgent from now on, as ``client`` where one is named. Nothing where its turn has come,
@@ -200,12 +200,12 @@ class Turn:
         if urgency >= self.urgency:
             return
         waited = self._begins is not None
-        if waited and not self._turns._waiting[self.urgency].remove(self.client, self):
+        if waited and not self._scheduler._waiting[self.urgency].remove(self.client, self):
             return
         self.urgency, self.client = urgency, client or self.client
         if waited:
-            self._turns._waiting[urgency].push(self.client, self)
-            self._turns._admit()
+            self._scheduler._waiting[urgency].push(self.client, self)
+            self._scheduler._admit()
 
     def _begin(self) -> None:
         assert self._begins is not None
@@ -214,27 +214,15 @@ class Turn:
 
 
 _BURST_S = 0.25
-
-
 _BURST_AT_LEAST_BYTES = 256 << 10
-
-
 _CLIENTS = 4096
-
-
 _LOOKED_AT = 4
-
-
 Clock = Callable[[], float]
-
-
 Later = Callable[[float, Callable[[], None]], Any]
-
-
 """``later(seconds, function)`` calls the function then."""
 
 
-class Bucket:
+class TokenBucket:
     """Fills with ``rate`` bytes a second, up to a quarter of a second's (256 KiB at least). It may be overdrawn by what
     is taken at once, so that pieces of any size pass, and is then waited for."""
 
@@ -272,10 +260,10 @@ class Bucket:
 class _Gate:
     """The bucket of one client or tenant, and the answers that wait for it; clients take turns."""
 
-    def __init__(self, bucket: Bucket, later: Later | None) -> None:
+    def __init__(self, bucket: TokenBucket, later: Later | None) -> None:
         self.bucket = bucket
         self._later = later
-        self._waiting: Rotation[tuple[int, asyncio.Future[None]]] = Rotation()
+        self._waiting: FairQueue[tuple[int, asyncio.Future[None]]] = FairQueue()
         self._timed = False
 
     @property
@@ -311,7 +299,7 @@ class _Gate:
         self._set_timer()
 
 
-class Pace:
+class RateLimit:
     """``rate`` is bytes a second of one client, ``tenant_rate`` of one tenant; None for no limit. ``clock`` gives
     seconds, ``later`` calls back (the running loop's, unless given). ValueError for a rate that is none."""
 
@@ -329,7 +317,7 @@ class Pace:
         self._gates: OrderedDict[Client | str, _Gate] = OrderedDict()
         for one in (rate, tenant_rate):
             if one is not None:
-                Bucket(one, clock)  # says what is wrong with the number
+                TokenBucket(one, clock)  # says what is wrong with the number
 
     @property
     def limited(self) -> bool:
@@ -346,7 +334,7 @@ class Pace:
     def _gate(self, of: Client | str, rate: float) -> _Gate:
         gate = self._gates.get(of)
         if gate is None:
-            gate = self._gates[of] = _Gate(Bucket(rate, self._clock), self._later)
+            gate = self._gates[of] = _Gate(TokenBucket(rate, self._clock), self._later)
             self._forget()
         self._gates.move_to_end(of)
         return gate
@@ -362,7 +350,7 @@ class Pace:
 logger = logging.getLogger("wds_async")
 
 
-class Capped:
+class CostLimitedOrigin:
     """``origin`` (a `transfer.ranges.RangeFetcher`) while ``spending`` allows it. Behind the limit each method raises
     CostLimitReached and asks for nothing; what is under way then ends as it would."""
 

@@ -20,7 +20,7 @@ from wds_async.service.refusals import Refusal
 from wds_async.storage.base import Entry
 from wds_async.urls import scheme
 
-__all__ = ["Listed", "Listings", "Page"]
+__all__ = ["ListEntry", "ListPage", "Listings"]
 
 _MOST_NAMES = 250_000
 _KEPT_S = 30.0
@@ -28,7 +28,7 @@ _DEEPEST = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListEntry:
     """One line: ``name`` within the bucket; that of a folder ends with "/". ``size`` in bytes, ``modified`` in seconds
     since 1970, None where nobody tells."""
 
@@ -42,10 +42,10 @@ class Listed:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class ListPage:
     """Some lines in order, and whether there are ``more`` behind them."""
 
-    lines: tuple[Listed, ...]
+    lines: tuple[ListEntry, ...]
     more: bool
 
 
@@ -71,27 +71,27 @@ class Listings:
     ) -> None:
         self._check = check
         self._lists, self._kept_s, self._most, self._clock = lists, kept_s, most, clock
-        self._folders: OrderedDict[str, tuple[float, list[Listed]]] = OrderedDict()
+        self._folders: OrderedDict[str, tuple[float, list[ListEntry]]] = OrderedDict()
         self._held = 0
 
-    async def page(self, bucket: str, prefix: str, after: str, most: int, *, one_level: bool) -> Page:
+    async def page(self, bucket: str, prefix: str, after: str, most: int, *, one_level: bool) -> ListPage:
         """At most ``most`` lines of ``bucket`` (its URL, which ends with "/"): names that begin with ``prefix`` and
         come behind ``after``. ``one_level``: folders are lines, and nobody looks into them.
 
         The tree's errors; ShardNotFound where there is no such bucket. What begins with no name is empty.
         """
-        lines: list[Listed] = []
+        lines: list[ListEntry] = []
         start = prefix[: prefix.rfind("/") + 1]
         async with aclosing(self._walk(bucket, start, prefix, after, one_level, 0)) as walk:
             async for line in walk:
                 if len(lines) == most:
-                    return Page(tuple(lines), True)
+                    return ListPage(tuple(lines), True)
                 lines.append(line)
-        return Page(tuple(lines), False)
+        return ListPage(tuple(lines), False)
 
     async def _walk(
         self, bucket: str, folder: str, prefix: str, after: str, one_level: bool, depth: int
-    ) -> AsyncGenerator[Listed]:
+    ) -> AsyncGenerator[ListEntry]:
         if depth > _DEEPEST:
             raise Refusal(400, f"folders more than {_DEEPEST} deep below {prefix!r}; give a longer prefix", "listing")
         for line in await self._folder(bucket, folder):
@@ -112,14 +112,14 @@ class Listings:
             return False
         return True
 
-    async def _folder(self, bucket: str, folder: str) -> list[Listed]:
+    async def _folder(self, bucket: str, folder: str) -> list[ListEntry]:
         """All that is in one folder, by name."""
         url = url_of(bucket, folder)
         known = self._folders.get(url)
         if known is not None and self._clock() - known[0] < self._kept_s:
             self._folders.move_to_end(url)
             return known[1]
-        found: dict[str, Listed] = {}
+        found: dict[str, ListEntry] = {}
         try:
             async with aclosing(self._lists.entries(url)) as entries:
                 async for entry in entries:
@@ -136,7 +136,7 @@ class Listings:
         self._keep(url, lines)
         return lines
 
-    def _keep(self, url: str, lines: list[Listed]) -> None:
+    def _keep(self, url: str, lines: list[ListEntry]) -> None:
         known = self._folders.pop(url, None)
         self._held += len(lines) + 1 - (0 if known is None else len(known[1]) + 1)
         self._folders[url] = self._clock(), lines
@@ -145,7 +145,7 @@ class Listings:
             self._held -= len(gone) + 1
 
 
-def _line(url: str, folder: str, entry: Entry) -> Listed | None:
+def _line(url: str, folder: str, entry: Entry) -> ListEntry | None:
     """``entry`` of the folder at ``url``, by its name in the bucket; None where it is not below that."""
     base, at = url.partition("?")[0], entry.url.partition("?")[0] if scheme(url) in ("http", "https") else entry.url
     if not at.startswith(base) or at == base:
@@ -153,4 +153,4 @@ def _line(url: str, folder: str, entry: Entry) -> Listed | None:
     name = at[len(base) :]
     if scheme(url) in ("http", "https", "file"):
         name = urllib.parse.unquote(name)
-    return Listed(folder + name, entry.size, entry.modified)
+    return ListEntry(folder + name, entry.size, entry.modified)

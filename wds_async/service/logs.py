@@ -18,7 +18,6 @@ __all__ = ["HumanLines", "JsonLines", "configure", "prepared"]
 
 logger = logging.getLogger("wds_async")
 _OTHERS = (logging.getLogger("asyncio"), logging.getLogger("aiohttp"))
-
 _OF_EVERY_RECORD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _FIELDS = frozenset(("time", "level", "logger", "message", "error"))
 

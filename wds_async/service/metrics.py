@@ -17,13 +17,11 @@ from wds_async.observe.metrics import CONTENT_TYPE, Labels, Page, add_origins, v
 from wds_async.redact import redact
 from wds_async.service.cache.origin import NO_CLIENT, Client
 
-__all__ = ["BOUNDS_S", "CONTENT_TYPE", "Failure", "Meters", "Observed", "Slow", "TenantMeters"]
+__all__ = ["BOUNDS_S", "CONTENT_TYPE", "Meters", "Observed", "OriginFailure", "SlowRequest", "TenantMeters"]
 
 access = logging.getLogger("wds_async.access")
-
 BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Upper bounds of the classes of ``wds_request_seconds``; one class more is for what took longer."""
-
 _SLOW, _ERRORS, _LABELS = 10, 20, 64
 _SLOW_FOR_S = 600.0
 _QUICK_S = 0.001  # is never among the slowest, and so costs nothing
@@ -47,7 +45,7 @@ class Observed(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Slow:
+class SlowRequest:
     """A request that took long to its first byte; ``url`` without secrets, ``at`` by the meters' clock."""
 
     seconds: float
@@ -57,7 +55,7 @@ class Slow:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class OriginFailure:
     """What an origin did not give; ``time`` as of ``time.time``."""
 
     time: float
@@ -81,11 +79,11 @@ class TenantMeters:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.requests = self.bytes = self.refusals = self.failures = 0
-        self.errors: deque[Failure] = deque(maxlen=_ERRORS)
+        self.errors: deque[OriginFailure] = deque(maxlen=_ERRORS)
         """The last failures, oldest first."""
         self.slow_from_s = _QUICK_S
         """What takes longer may be among the slowest."""
-        self._slow: dict[str, Slow] = {}
+        self._slow: dict[str, SlowRequest] = {}
         self._clock = clock
 
     def note_slow(self, seconds: float, count: int, url: str) -> None:
@@ -95,10 +93,10 @@ class TenantMeters:
             return
         self._forget()
         if url and seconds > self.slow_from_s:
-            self._slow[url] = Slow(seconds, count, redact(url), self._clock())
+            self._slow[url] = SlowRequest(seconds, count, redact(url), self._clock())
             self._forget()
 
-    def slowest(self) -> list[Slow]:
+    def slowest(self) -> list[SlowRequest]:
         """Return the requests that took longest in the last ten minutes, the slowest first; each URL once."""
         self._forget()
         return list(self._slow.values())
@@ -170,13 +168,13 @@ class Meters:
         self.failures += 1
         tenant = self.of_tenant(client.tenant)
         tenant.failures += 1
-        tenant.errors.append(Failure(time.time(), redact(url), redact(str(error))[:_TEXT_AT_MOST]))
+        tenant.errors.append(OriginFailure(time.time(), redact(url), redact(str(error))[:_TEXT_AT_MOST]))
 
-    def last_errors(self, tenant: str | None = None) -> list[Failure]:
+    def last_errors(self, tenant: str | None = None) -> list[OriginFailure]:
         """Return the last failures of ``tenant`` (None: of all), oldest first."""
         return sorted((one for of in self._of(tenant) for one in of.errors), key=lambda one: one.time)[-_ERRORS:]
 
-    def slowest(self, tenant: str | None = None) -> list[Slow]:
+    def slowest(self, tenant: str | None = None) -> list[SlowRequest]:
         """Return the requests of ``tenant`` (None: of all) that took longest within ten minutes, the slowest first,
         each URL once for a tenant."""
         return sorted((one for of in self._of(tenant) for one in of.slowest()), key=lambda one: -one.seconds)[:_SLOW]

@@ -20,11 +20,10 @@ from wds_async.storage.ais.urls import PROVIDERS
 from wds_async.storage.stores import usual_scheme
 from wds_async.urls import links, scheme
 
-__all__ = ["NAME_LIMIT_BYTES", "PARAMETERS", "SCHEMES", "Named", "bucket_of", "name_of", "planned", "url_of"]
+__all__ = ["NAME_LIMIT_BYTES", "PARAMETERS", "SCHEMES", "ObjectName", "bucket_of", "name_of", "name_of_url", "url_of"]
 
 NAME_LIMIT_BYTES = 4096
 """Longest name of an object, and longest URL, decoded. S3 and Google allow 1,024 bytes."""
-
 _PROVIDERS = {
     "ais": "ais",
     "aws": "aws",
@@ -41,13 +40,10 @@ _PROVIDERS = {
     "https": "ht",
 }
 """What clients write for a provider, and AIStore's name of it."""
-
 PARAMETERS = ("archpath", "archregx", "archmode", "archmime", "etl_name", "etl_args", "etl_pipeline", "latest-ver")
 """What AIStore can be told to make of an object; kept for whoever answers."""
-
 SCHEMES = {provider: name for name, provider in PROVIDERS.items()}
 """How the URLs of a provider begin."""
-
 _SHORT = {"gs": "gcp", "az": "azure", "ais": "ais"}
 _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -57,7 +53,7 @@ _ONCE = ("provider", "namespace", "original_url", "versionId")
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class ObjectName:
     """What a request asks for: its ``url`` before rewriting, and the parts that it was named by. ``bucket`` and
     ``object`` are "" for ``api`` "url"; ``object`` is "" for a bucket. ``params``: what AIStore makes of the object
     (``archpath``, ``etl_name``, …)."""
@@ -71,7 +67,7 @@ class Named:
     params: Mapping[str, str] = field(default_factory=dict)
 
 
-def name_of(path: str, query: str, config: ServiceConfig) -> Named:
+def name_of(path: str, query: str, config: ServiceConfig) -> ObjectName:
     """What the object at ``path`` is, both as they came (percent-encoded, without ``?``). Refusal (400) for a name
     that is none, 404 for a path or bucket that there is not, 414 for one that is too long."""
     api, rest = _api(path)
@@ -88,7 +84,7 @@ def name_of(path: str, query: str, config: ServiceConfig) -> Named:
     return _found(api, provider, _bucket(raw_bucket), named, given, config)
 
 
-def planned(url: str, config: ServiceConfig) -> Named:
+def name_of_url(url: str, config: ServiceConfig) -> ObjectName:
     """What the URL of a plan names, judged as a request for it would be."""
     name = usual_scheme(scheme(url))
     provider = PROVIDERS.get(name)
@@ -101,7 +97,7 @@ def planned(url: str, config: ServiceConfig) -> Named:
     return _found("short", provider, _bucket_name(bucket), _checked(named), {}, config)
 
 
-def bucket_of(path: str, query: str, config: ServiceConfig) -> Named:
+def bucket_of(path: str, query: str, config: ServiceConfig) -> ObjectName:
     """The bucket at ``path`` (``/v1/buckets/B``, ``/s3/B``, ``/gs/B``), for its listing: ``url`` ends with "/", and
     what is listed is that and a folder's name. Refusals as of `name_of`."""
     if path.startswith("/v1/buckets/"):
@@ -150,13 +146,15 @@ def _provider(api: str, rest: str, given: Mapping[str, str]) -> tuple[str, str]:
     return _PROVIDERS[named.lower()], rest
 
 
-def _found(api: str, provider: str, bucket: str, name: str, given: Mapping[str, str], config: ServiceConfig) -> Named:
+def _found(
+    api: str, provider: str, bucket: str, name: str, given: Mapping[str, str], config: ServiceConfig
+) -> ObjectName:
     params = {key: value for key, value in given.items() if key in PARAMETERS}
     folder = _folder(api, provider, bucket, given.get("namespace", ""), config)
     url = url_of(folder, name)
     if api == "s3" and name and (version := given.get("versionId")) is not None:
         url = _with_version(url, version)
-    return Named(url, provider, bucket, name, api, params)
+    return ObjectName(url, provider, bucket, name, api, params)
 
 
 def _with_version(url: str, version: str) -> str:
@@ -196,7 +194,7 @@ def _namespace(text: str) -> str:
     return f"@{found[1]}#{found[2] or ''}" if found[1] or found[2] else ""
 
 
-def _by_url(rest: str, query: str) -> Named:
+def _by_url(rest: str, query: str) -> ObjectName:
     """``/url/`` and the URL, escaped as one name is. A query that was not escaped belongs to it too."""
     url = _decoded(rest)
     if query:
@@ -208,7 +206,7 @@ def _by_url(rest: str, query: str) -> Named:
     return _foreign(url)
 
 
-def _original(given: Mapping[str, str]) -> Named:
+def _original(given: Mapping[str, str]) -> ObjectName:
     """AIStore's provider ``ht``: the object is ``?original_url=``."""
     url = given.get("original_url", "")
     if not url:
@@ -216,7 +214,7 @@ def _original(given: Mapping[str, str]) -> Named:
     return _foreign(url)
 
 
-def _foreign(url: str) -> Named:
+def _foreign(url: str) -> ObjectName:
     """A URL that a client wrote. What can only be somebody else's trick is refused whatever is allowed."""
     if len(url.encode()) > NAME_LIMIT_BYTES:
         raise Refusal(414, f"a URL of more than {NAME_LIMIT_BYTES} bytes", "name")
@@ -225,7 +223,7 @@ def _foreign(url: str) -> Named:
         raise Refusal(400, "/url takes whole URLs of one store, such as https%3A%2F%2Fhost%2Fpath", "name")
     if kind in ("http", "https"):
         _check_http(url)
-    return Named(url, "ht", "", "", "url")
+    return ObjectName(url, "ht", "", "", "url")
 
 
 def _plain(url: str) -> bool:

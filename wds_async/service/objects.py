@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 from wds_async.errors import WdsError
 from wds_async.redact import redact
 from wds_async.service.archives import member_of
-from wds_async.service.body_writer import Body
-from wds_async.service.byte_ranges import Span, asked, beginning
+from wds_async.service.body_writer import BodyWriter
+from wds_async.service.byte_ranges import ByteRange, first_byte, ranges_of
 from wds_async.service.cache.cache import CachedObject
 from wds_async.service.cache.origin import NO_CLIENT, Client
 from wds_async.service.delivery import Delivery
-from wds_async.service.http_messages import Request, Response
-from wds_async.service.names import Named
+from wds_async.service.http_messages import HttpRequest, HttpResponse
+from wds_async.service.names import ObjectName
 from wds_async.service.refusals import Refusal
 from wds_async.service.send_fd import hand, log_handed, open_anew, wants_file
 
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from wds_async.service.running import Service
 
 __all__ = [
-    "Asking",
+    "Exchange",
     "Validators",
     "answer",
     "body_of",
     "fields_of",
-    "insists",
-    "judged",
+    "must_send",
     "names_another",
     "range_holds",
+    "wants_revalidation",
 ]
 
 _TAG = re.compile(r'(?:W/)?"[\x21\x23-\x7e\x80-\xff]*"')
@@ -60,39 +60,39 @@ class Validators:
         return cls(etag, fields.get("last-modified", ""))
 
 
-def judged(asked: Mapping[str, str], has: Validators) -> bool:
-    """Whether the object is to be sent: False where the client has it already (304). ``asked`` are the request's
+def must_send(headers: Mapping[str, str], has: Validators) -> bool:
+    """Whether the object is to be sent: False where the client has it already (304). ``headers`` are the request's
     headers. Refusal (412) where it is not the object that the client means."""
-    if (wanted := asked.get("If-Match")) is not None:
+    if (wanted := headers.get("If-Match")) is not None:
         if not _listed(wanted, has.etag, strong=True):
             raise Refusal(412, f"the object is another one now: its ETag is {has.etag or 'unknown'}", "precondition")
-    elif (since := _date(asked.get("If-Unmodified-Since"))) is not None:
+    elif (since := _date(headers.get("If-Unmodified-Since"))) is not None:
         changed = _date(has.modified)
         if changed is not None and changed > since:
             raise Refusal(412, f"the object has changed since then, on {has.modified}", "precondition")
-    if (known := asked.get("If-None-Match")) is not None:
+    if (known := headers.get("If-None-Match")) is not None:
         return not _listed(known, has.etag, strong=False)
-    if (since := _date(asked.get("If-Modified-Since"))) is None:
+    if (since := _date(headers.get("If-Modified-Since"))) is None:
         return True
     changed = _date(has.modified)
     return changed is None or changed > since
 
 
-def insists(asked: Mapping[str, str]) -> bool:
+def wants_revalidation(headers: Mapping[str, str]) -> bool:
     """Whether the client wants the store's own answer, and no copy in its place (RFC 9111 §5.2.1)."""
-    said = asked.get("Cache-Control")
+    said = headers.get("Cache-Control")
     if said is None:
-        said = asked.get("Pragma", "")
+        said = headers.get("Pragma", "")
     return not {"no-cache", "max-age=0"}.isdisjoint(one.strip().lower() for one in said.split(","))
 
 
-def names_another(asked: Mapping[str, str], has: Validators) -> bool:
+def names_another(headers: Mapping[str, str], has: Validators) -> bool:
     """Whether ``If-Match``, ``If-Unmodified-Since`` or ``If-Range`` means another version than the one at hand."""
     try:
-        judged({name: asked[name] for name in ("If-Match", "If-Unmodified-Since") if name in asked}, has)
+        must_send({name: headers[name] for name in ("If-Match", "If-Unmodified-Since") if name in headers}, has)
     except Refusal:
         return True
-    return not range_holds(asked.get("If-Range"), has)
+    return not range_holds(headers.get("If-Range"), has)
 
 
 def range_holds(condition: str | None, has: Validators) -> bool:
@@ -128,20 +128,18 @@ def _date(text: str | None) -> float | None:
 
 
 logger = logging.getLogger("wds_async")
-
-
 _NOT_HERE = {"etl_name": "ETLs", "etl_pipeline": "ETLs", "archregx": "matches within archives (archregx)"}
 
 
 @dataclass(slots=True)
-class Asking:
+class Exchange:
     """A request, who makes it, and what has become of it: ``first_byte_at`` by the loop's clock (0.0: none yet), and
     the bytes ``sent`` of a body. ``api`` is the label that it is counted by."""
 
-    request: Request
+    request: HttpRequest
     api: str
     client: Client = NO_CLIENT
-    named: Named | None = None
+    named: ObjectName | None = None
     first_byte_at: float = 0.0
     sent: int = 0
 
@@ -176,7 +174,7 @@ def fields_of(held: CachedObject, api: str) -> dict[str, str]:
     return fields
 
 
-async def body_of(service: Service, request: Request) -> bytes:
+async def body_of(service: Service, request: HttpRequest) -> bytes:
     """The body of a request. Refusal (408) if it does not come within the time of a head, 413 if it is too long."""
     try:
         async with asyncio.timeout(service.config.header_timeout_s):
@@ -186,17 +184,17 @@ async def body_of(service: Service, request: Request) -> bytes:
         raise Refusal(408, words, "body") from None
 
 
-async def answer(service: Service, asking: Asking, named: Named) -> Response:
+async def answer(service: Service, asking: Exchange, named: ObjectName) -> HttpResponse:
     """The object, sent. Refusal, or an error of the tree, as long as nothing of it was; after that whatever breaks it
     breaks the connection, so that no client takes a part for the whole."""
     for name, what in _NOT_HERE.items():
         if named.params.get(name):
             raise Refusal(501, f"{what} are AIStore's own; this service reads objects as they are stored", "not-here")
     request = asking.request
-    begins = None if request.method == "HEAD" else beginning(request.headers.get("Range"))
+    begins = None if request.method == "HEAD" else first_byte(request.headers.get("Range"))
     if wants_file(request):
         return await _handed(service, asking, named)
-    insist = insists(request.headers) or named.params.get("latest-ver", "").lower() in ("true", "1", "yes")
+    insist = wants_revalidation(request.headers) or named.params.get("latest-ver", "").lower() in ("true", "1", "yes")
     while True:
         opened = service.cache.open(named.url, client=asking.client, start=begins, insist=insist)
         with await opened as held:
@@ -207,8 +205,8 @@ async def answer(service: Service, asking: Asking, named: Named) -> Response:
                 continue
             if named.params.get("archpath"):
                 return await _member(service, asking, named, held, fields)
-            if not judged(request.headers, has):
-                return Response(status=304, headers=fields)
+            if not must_send(request.headers, has):
+                return HttpResponse(status=304, headers=fields)
             spans = _spans(request, held, has)
             if len(spans) > 1 and held.size is not None:
                 return await _several(service, asking, held, fields, spans, held.size)
@@ -218,36 +216,36 @@ async def answer(service: Service, asking: Asking, named: Named) -> Response:
             return await _sent(service, asking, held, fields, [_Part(start, stop)], status=206 if spans else 200)
 
 
-async def _handed(service: Service, asking: Asking, named: Named) -> Response:
+async def _handed(service: Service, asking: Exchange, named: ObjectName) -> HttpResponse:
     """The object's open file. 204 if not all of the object lies in it, or nothing is known of it yet."""
     held = None if named.params else service.cache.peek(named.url)
     if held is None:
-        return Response(status=204)
+        return HttpResponse(status=204)
     with held:
         if asking.request.headers["Wds-Hand"] == "bad":
             held.distrust()
         if held.size is None or not held.whole or held.ready(0, held.size) < held.size:
-            return Response(status=204)
+            return HttpResponse(status=204)
         fields = fields_of(held, named.api)
         try:
             own = open_anew(held) if service.read_only is None else service.read_only.open(held)
         except OSError as exn:
             logger.info("%s is not handed over, but sent: %s", redact(named.url), exn)
-            return Response(status=204)
+            return HttpResponse(status=204)
         if not hand(asking.request, own, held.size, fields):
-            return Response(status=204)
+            return HttpResponse(status=204)
         held.served(held.size)
         asking.api, asking.sent = "handed", held.size
     service.plans.heard(asking.client, named.url)
     log_handed(asking.request.connection, named.url)
-    return Response(sent=True)
+    return HttpResponse(sent=True)
 
 
-def _spans(request: Request, held: CachedObject, has: Validators) -> tuple[Span, ...]:
+def _spans(request: HttpRequest, held: CachedObject, has: Validators) -> tuple[ByteRange, ...]:
     wanted = request.headers.get("Range")
     if wanted is None or held.size is None or request.method == "HEAD":  # a range has a meaning for GET alone
         return ()
-    return asked(wanted, held.size) if range_holds(request.headers.get("If-Range"), has) else ()
+    return ranges_of(wanted, held.size) if range_holds(request.headers.get("If-Range"), has) else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,8 +260,13 @@ class _Part:
 
 
 async def _several(
-    service: Service, asking: Asking, held: CachedObject, fields: dict[str, str], spans: Sequence[Span], size: int
-) -> Response:
+    service: Service,
+    asking: Exchange,
+    held: CachedObject,
+    fields: dict[str, str],
+    spans: Sequence[ByteRange],
+    size: int,
+) -> HttpResponse:
     """Send several spans of an object as ``multipart/byteranges`` (RFC 9110 §14.6)."""
     boundary = secrets.token_hex(16)
     last = len(spans) - 1
@@ -282,8 +285,8 @@ async def _several(
 
 
 async def _member(
-    service: Service, asking: Asking, named: Named, held: CachedObject, fields: dict[str, str]
-) -> Response:
+    service: Service, asking: Exchange, named: ObjectName, held: CachedObject, fields: dict[str, str]
+) -> HttpResponse:
     """A member of an archive. What its head says is the member's, so the archive's checksum and ETag are not in it."""
     if asking.request.headers.get("Range"):
         raise Refusal(501, "ranges of archived content are not served; read the archive's own range", "not-here")
@@ -295,17 +298,17 @@ async def _member(
 
 async def _sent(
     service: Service,
-    asking: Asking,
+    asking: Exchange,
     held: CachedObject,
     fields: dict[str, str],
     parts: Sequence[_Part],
     *,
     status: int = 200,
-) -> Response:
+) -> HttpResponse:
     request, length = asking.request, _length(parts)
     if request.method == "HEAD" or length == 0:
-        return Response(status, headers=fields if length is None else {**fields, "Content-Length": str(length)})
-    body, delivery = Body(service, held, parts[0].start, parts[0].stop), None
+        return HttpResponse(status, headers=fields if length is None else {**fields, "Content-Length": str(length)})
+    body, delivery = BodyWriter(service, held, parts[0].start, parts[0].stop), None
     try:
         await body.begin()  # until the first piece is there, what goes wrong has a status of its own
         pace, timeout_s = service.pace_of(asking.client), service.config.send_timeout_s
@@ -317,7 +320,7 @@ async def _sent(
             for part in parts:
                 if part is not parts[0]:
                     await body.aclose()
-                    body = Body(service, held, part.start, part.stop)
+                    body = BodyWriter(service, held, part.start, part.stop)
                     await body.begin()
                 at = part.start - delivery.sent - len(part.before)
                 if part.before:
@@ -337,7 +340,7 @@ async def _sent(
             asking.sent = delivery.sent
             delivery.close()
         await body.aclose()
-    return Response(status, sent=True)
+    return HttpResponse(status, sent=True)
 
 
 def _length(parts: Sequence[_Part]) -> int | None:
@@ -350,7 +353,7 @@ def _length(parts: Sequence[_Part]) -> int | None:
     return length
 
 
-def _broken(service: Service, asking: Asking, held: CachedObject, at: int, exn: BaseException) -> None:
+def _broken(service: Service, asking: Exchange, held: CachedObject, at: int, exn: BaseException) -> None:
     """End the connection in the middle of the body, and say why where it is not the client's own doing."""
     asking.request.connection.cut()
     who = asking.client

@@ -17,14 +17,12 @@ from wds_async.service.allowlist import Allowed
 from wds_async.service.cache.cache import ChunkCache
 from wds_async.service.cache.origin import Client, Urgency
 from wds_async.service.config import ServiceConfig
-from wds_async.service.names import Named
+from wds_async.service.names import ObjectName
 from wds_async.service.refusals import Refusal
 
-__all__ = ["BLOCK", "PLANS_AT_MOST", "SHARDS_AT_MOST", "Held", "Itinerary", "Plan", "Plans"]
+__all__ = ["BLOCK", "PLANS_AT_MOST", "SHARDS_AT_MOST", "Itinerary", "PrefetchPlan", "PrefetchPlans", "PrefetchedShard"]
 
 BLOCK = 256
-
-
 _BLOCKS_AT_HAND = 4
 
 
@@ -33,7 +31,7 @@ class Itinerary:
     says what a request for one would name, None for one that names nothing; it is asked when a block is opened, and a
     few blocks are kept open."""
 
-    def __init__(self, named: Callable[[str], Named | None]) -> None:
+    def __init__(self, named: Callable[[str], ObjectName | None]) -> None:
         self._named = named
         self._count = 0
         self._blocks: list[bytes] = []
@@ -53,7 +51,7 @@ class Itinerary:
     def __len__(self) -> int:
         return self._count
 
-    def at(self, index: int) -> Named | None:
+    def at(self, index: int) -> ObjectName | None:
         """What the shard at ``index`` is; None where it names nothing. IndexError behind the end."""
         if not 0 <= index < self._count:
             raise IndexError(index)
@@ -83,21 +81,17 @@ class Itinerary:
 
 
 class _Block(NamedTuple):
-    names: list[Named | None]
+    names: list[ObjectName | None]
     urls: list[str]
 
 
 _PACE_S = 1.0
-
-
 _PACE_WEIGHT = 0.3
-
-
 _REMEMBERED = 64
 
 
 @dataclass(slots=True)
-class Plan:
+class PrefetchPlan:
     """One client's. ``position`` is the shard that it reads now, or next."""
 
     client: Client
@@ -150,7 +144,7 @@ class Plan:
         return self.moved_at + (self.following - self.position) * self.pace_s
 
     @property
-    def hungry(self) -> bool:
+    def wants_more(self) -> bool:
         """Whether there is a shard to fetch now."""
         if self.full or (self.looking and not self.usual_bytes):
             return False
@@ -158,7 +152,7 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Held:
+class PrefetchedShard:
     """A shard that plans have, or are getting: ``size`` is 0 until it is known."""
 
     url: str
@@ -168,51 +162,23 @@ class Held:
 
 
 logger = logging.getLogger("wds_async")
-
-
 SHARDS_AT_MOST = 1_000_000
-
-
 """Of one plan."""
-
-
 PLANS_AT_MOST = 4096
-
-
 _AHEAD = 8
-
-
 _AHEAD_AT_MOST = 10_000
-
-
 _NAMES_LIMIT_BYTES = 256 << 20
-
-
 _AT_ONCE = 8
-
-
 _SHARE_OF_CACHE = 0.5
-
-
 _SHARE_OF_PLACES = 7
-
-
 _LOOK_AHEAD = 2 * BLOCK
-
-
 _NAMES_KEPT = 1 << 16
-
-
 _LEFT_BEHIND = 64
-
-
 _PAUSE_S = 30.0
-
-
 _LOOK_EVERY_S = 2.0
 
 
-class Plans:
+class PrefetchPlans:
     """All of them. ``clock``: seconds, monotonic; ``at_once``: shards being fetched. Everything runs on one loop."""
 
     def __init__(
@@ -228,9 +194,9 @@ class Plans:
         self._allowed = allowed
         self._clock = clock
         self._at_once = at_once
-        self._plans: dict[Client, Plan] = {}
-        self._held: dict[str, Held] = {}
-        self._names: dict[str, names.Named | None] = {}
+        self._plans: dict[Client, PrefetchPlan] = {}
+        self._held: dict[str, PrefetchedShard] = {}
+        self._names: dict[str, names.ObjectName | None] = {}
         self._running: dict[asyncio.Task[None], str] = {}
         """Fetches under way, and the tenant that each is for."""
         self._paused_until = 0.0
@@ -281,7 +247,7 @@ class Plans:
             raise Refusal(429, "too many plans of your tenant, or in all; try again later", "plan", retry_after_s=30)
         most = self._config.ahead_bytes
         now = self._clock()
-        plan = Plan(
+        plan = PrefetchPlan(
             client,
             str(said.get("job") or "")[:128],
             itinerary,
@@ -367,7 +333,7 @@ class Plans:
             raise Refusal(413, f"a plan of {len(shards)} shards; {SHARDS_AT_MOST} at most", "plan")
         first = [self._named(url) for url in shards[:BLOCK]]
         if first and not any(named is not None and self._may_be_read(named) for named in first):
-            self._allowed.locate(names.planned(shards[0], self._config))  # which says what is wrong with it
+            self._allowed.locate(names.name_of_url(shards[0], self._config))  # which says what is wrong with it
         found = Itinerary(self._named)
         for at in range(0, len(shards), BLOCK):
             block = shards[at : at + BLOCK]
@@ -379,27 +345,27 @@ class Plans:
             raise Refusal(429, "the plans of all clients are too long together", "plan", retry_after_s=30)
         return found
 
-    def _named(self, url: str) -> names.Named | None:
+    def _named(self, url: str) -> names.ObjectName | None:
         """What a request for ``url`` would name; None where nothing. Remembered: clients say the same plan again and
         again as they move on."""
         if url not in self._names:
             if len(self._names) >= _NAMES_KEPT:
                 self._names.clear()
             try:
-                self._names[url] = names.planned(url, self._config)
+                self._names[url] = names.name_of_url(url, self._config)
             except Refusal as exn:
                 logger.debug("a plan's %s is left out: %s", redact(url), exn.message)
                 self._names[url] = None
         return self._names[url]
 
-    def _may_be_read(self, named: names.Named) -> bool:
+    def _may_be_read(self, named: names.ObjectName) -> bool:
         try:
             return self._allowed.known(named) or bool(self._allowed.locate(named))
         except Refusal as exn:
             logger.debug("a plan's %s is left out: %s", redact(named.url), exn.message)
             return False
 
-    def _take_over(self, old: Plan, new: Plan) -> None:
+    def _take_over(self, old: PrefetchPlan, new: PrefetchPlan) -> None:
         """``new`` in the place of ``old``, of the same client: what it wants too stays."""
         new.pace_s, new.measured, new.usual_bytes = old.pace_s, old.measured, old.usual_bytes
         for url in list(old.taken):
@@ -409,21 +375,21 @@ class Plans:
             else:
                 new.taken[url] = index
 
-    def _told(self, plan: Plan) -> dict[str, Any]:
+    def _told(self, plan: PrefetchPlan) -> dict[str, Any]:
         return {
             "shards": len(plan.shards),
             "ahead_bytes": min(plan.ahead_bytes, self._most_bytes()),
             "lifetime_s": self._config.plan_lifetime_s,
         }
 
-    def _move(self, plan: Plan, index: int) -> None:
+    def _move(self, plan: PrefetchPlan, index: int) -> None:
         """The client is at ``index``. What it has passed long ago without asking for it, it will not ask for."""
         plan.move(index, self._clock())
         for url in [url for url, at in plan.taken.items() if at < index - _LEFT_BEHIND]:
             self._let_go(plan, url)
         self._pump()
 
-    def _let_go(self, plan: Plan, url: str, *, ends: bool = False) -> None:
+    def _let_go(self, plan: PrefetchPlan, url: str, *, ends: bool = False) -> None:
         """``plan`` does not wait for ``url`` any more. Where nobody does, it is an entry of the cache like others. What
         is still on its way comes on, for the reader who has asked for it; ``ends``: it does not."""
         if plan.taken.pop(url, None) is None:
@@ -437,7 +403,7 @@ class Plans:
         for other in self._plans.values():
             other.full = False
 
-    def _ahead_bytes(self, plan: Plan) -> int:
+    def _ahead_bytes(self, plan: PrefetchPlan) -> int:
         return sum(self._held[url].size for url in plan.taken)
 
     def _most_bytes(self) -> int:
@@ -453,16 +419,16 @@ class Plans:
         if self._closed or self._clock() < self._paused_until or not self._most_bytes():
             return
         while len(self._running) < self._at_once:
-            hungry = [plan for plan in self._plans.values() if plan.hungry]
-            if not hungry:
+            wants_more = [plan for plan in self._plans.values() if plan.wants_more]
+            if not wants_more:
                 return
-            self._begin(min(hungry, key=self._precedence))
+            self._begin(min(wants_more, key=self._precedence))
 
-    def _precedence(self, plan: Plan) -> tuple[int, float]:
+    def _precedence(self, plan: PrefetchPlan) -> tuple[int, float]:
         """Order plans by how many fetches their tenant has under way, then by which shard is needed soonest."""
         return list(self._running.values()).count(plan.client.tenant), plan.due()
 
-    def _begin(self, plan: Plan) -> None:
+    def _begin(self, plan: PrefetchPlan) -> None:
         """Get the next shard of ``plan``, or a share in it where it is there for somebody else."""
         index, plan.following = plan.following, plan.following + 1
         named = plan.shards.at(index)
@@ -478,7 +444,7 @@ class Plans:
             plan.following, plan.full = index, True
             return
         plan.taken[url], plan.looking = index, not plan.usual_bytes
-        held = self._held[url] = Held(url, {plan.client}, plan.usual_bytes)
+        held = self._held[url] = PrefetchedShard(url, {plan.client}, plan.usual_bytes)
         held.task = asyncio.create_task(self._fetch(plan, held), name="plan")
         self._running[held.task] = plan.client.tenant
         held.task.add_done_callback(self._ended)
@@ -489,7 +455,7 @@ class Plans:
             logger.error("a plan's fetch failed", exc_info=exn)
         self._pump()
 
-    async def _fetch(self, plan: Plan, held: Held) -> None:
+    async def _fetch(self, plan: PrefetchPlan, held: PrefetchedShard) -> None:
         try:
             # Where it is known how large they are, there is room for it: its first chunk comes along with its facts.
             start = 0 if plan.usual_bytes else None
@@ -522,7 +488,7 @@ class Plans:
         of_tenant = sum(plan.client.tenant == tenant for plan in self._plans.values())
         return of_tenant < _SHARE_OF_PLACES * (PLANS_AT_MOST - len(self._plans))
 
-    def _fits(self, plan: Plan, size: int) -> bool:
+    def _fits(self, plan: PrefetchPlan, size: int) -> bool:
         """Whether so many bytes more may be held, of all and of the plan's tenant, which has an equal share of them. A
         plan, or tenant, that holds nothing may have one shard beyond its own limit."""
         tenant, most = plan.client.tenant, self._most_bytes()
@@ -536,7 +502,7 @@ class Plans:
         own = self._ahead_bytes(plan)
         return own == 0 or own + size <= plan.ahead_bytes
 
-    def _give_back(self, held: Held) -> None:
+    def _give_back(self, held: PrefetchedShard) -> None:
         """Not now: look at it again when something was read."""
         if self._held.get(held.url) is held:
             del self._held[held.url]

@@ -31,7 +31,6 @@ __all__ = ["Refusal", "as_json", "as_xml", "refusal_of", "xml_text"]
 
 NODE = "wds-async"
 """What the service calls itself where AIStore says which node answered."""
-
 _STATUSES: tuple[tuple[type[BaseException], int, str], ...] = (
     (ShardNotFound, 404, "missing"),
     (AccessDenied, 403, "origin-denied"),
@@ -49,7 +48,6 @@ _STATUSES: tuple[tuple[type[BaseException], int, str], ...] = (
     (WdsError, 500, "error"),
 )
 """The tree's errors, the narrower before the wider: status, and the label that they are counted by."""
-
 _S3_CODES = {
     304: "NotModified",
     400: "InvalidRequest",

@@ -25,7 +25,7 @@ from wds_async.observe.prices import PriceTable
 from wds_async.redact import redact
 from wds_async.service import logs, sockets
 from wds_async.service.allowlist import Allowed
-from wds_async.service.app import Front
+from wds_async.service.app import Router
 from wds_async.service.archives import Archives
 from wds_async.service.auth import Access
 from wds_async.service.cache.cache import ChunkCache
@@ -33,10 +33,10 @@ from wds_async.service.cache.origin import Client
 from wds_async.service.config import ServiceConfig, cache_limit, kept_free, reloaded
 from wds_async.service.control import serve_control
 from wds_async.service.http_server import ClientConnections
-from wds_async.service.limits import Capped, Pace, SpentFile, Turns
+from wds_async.service.limits import CostLimitedOrigin, FairScheduler, RateLimit, SpentFile
 from wds_async.service.listing import Listings
 from wds_async.service.metrics import Meters, Observed
-from wds_async.service.prefetch import Plans
+from wds_async.service.prefetch import PrefetchPlans
 from wds_async.service.refusals import Refusal
 from wds_async.service.send_fd import ReadOnlyFolder
 from wds_async.service.sockets import (
@@ -51,10 +51,10 @@ from wds_async.transfer.rate_limits import OriginLimits
 from wds_async.transfer.threads import BlockingThreads
 from wds_async.transfer.traffic import Traffic
 
-__all__ = ["Service", "Underway", "run", "service_snapshot"]
+__all__ = ["InFlightRequests", "Service", "run", "service_snapshot"]
 
 
-class Underway:
+class InFlightRequests:
     """At most ``limit`` requests of one client at a time, and ``tenant_limit`` (None: any number) of all clients of one
     tenant; all belong to one loop."""
 
@@ -180,17 +180,9 @@ def _gauges_of(service: Observed, tenant: str) -> dict[str, float]:
 
 
 logger = logging.getLogger("wds_async")
-
-
 _TEND_EVERY_S = 5.0
-
-
 _DISK_ANSWERS_S = 4.0
-
-
 _VANISHED_S = 15.0
-
-
 _WRITERS, _MEMORY_PER_WRITER_BYTES = 4, 8 << 20  # so that writes which hang leave three quarters of the memory
 
 
@@ -203,8 +195,8 @@ class Service:
         self.config = config
         self.meters, self.traffic = Meters(), Traffic()
         self.access = Access(config)
-        self.underway = Underway(config.client_requests)
-        self.pace = Pace(config.client_bytes_per_s, config.tenant_bytes_per_s)
+        self.in_flight = InFlightRequests(config.client_requests)
+        self.pace = RateLimit(config.client_bytes_per_s, config.tenant_bytes_per_s)
         self.archives = Archives()
         prices = PriceTable.load(config.prices or None)
         self.spending = ServiceCostLimit(
@@ -248,8 +240,8 @@ class Service:
             transfer, memory_bytes=config.memory_bytes, traffic=self.traffic, limits=limits, guard=self.allowed
         )
         ends.push_async_callback(self.fetcher.close)
-        origin = Capped(self.fetcher, self.spending)
-        self.turns = Turns(config.connections)
+        origin = CostLimitedOrigin(self.fetcher, self.spending)
+        self.scheduler = FairScheduler(config.connections)
         folder = await self.call(_folder, config)
         if folder is not None:
             self._folder = await self.call(os.stat, folder)
@@ -258,7 +250,7 @@ class Service:
             0 if folder is None else cache_limit(config),
             origin,
             call=self.call,
-            turns=self.turns,
+            scheduler=self.scheduler,
             **_freshness(config),
             keep_free_bytes=0 if folder is None else kept_free(config),
             quotas={quota.tenant: quota.share for quota in config.quotas},
@@ -279,7 +271,7 @@ class Service:
             self.read_only = ReadOnlyFolder(config.hand_from, config.folder)
             ends.callback(self.read_only.close)
         self.listings = Listings(origin, check=self.allowed.check)
-        self.plans = Plans(self.cache, config, self.allowed)
+        self.plans = PrefetchPlans(self.cache, config, self.allowed)
         ends.push_async_callback(self.plans.close)
         await self.plans.start()
         ends.callback(self.access.left_out)
@@ -295,12 +287,12 @@ class Service:
         await _unless(at_once, asyncio.sleep(self.config.drain_s))
         self._stop_listening()
         self.clients.drain()
-        left = len(self.underway)
+        left = len(self.in_flight)
         if left:
             logger.info("%d requests under way: they have %g s", left, self.config.grace_s)
         ended = bool(await _unless(at_once, self.clients.gone(self.config.grace_s)))
         if not ended:
-            logger.warning("%d requests were cut off", len(self.underway))
+            logger.warning("%d requests were cut off", len(self.in_flight))
         await self._ends.aclose()
         return ended
 
@@ -310,14 +302,14 @@ class Service:
         ConfigError (and nothing has changed) for a configuration that cannot be used."""
         config, fixed = reloaded(self.config, new)
         allowed, access = Allowed(config), Access(config)
-        pace = Pace(config.client_bytes_per_s, config.tenant_bytes_per_s)
+        pace = RateLimit(config.client_bytes_per_s, config.tenant_bytes_per_s)
         prices = PriceTable.load(config.prices or None)
         before, self.config = self.config, config
         self.allowed.take_over(allowed)
         self.access.take_over(access)
         self.plans.configure(config)
-        self.underway.limit, self.pace = config.client_requests, pace
-        self.underway.tenant_limit = self._most_of_tenant(config)
+        self.in_flight.limit, self.pace = config.client_requests, pace
+        self.in_flight.tenant_limit = self._most_of_tenant(config)
         self.clients.tls = access.tls()
         self.clients.header_s, self.clients.send_s = config.header_timeout_s, config.send_timeout_s
         per_day = config.cost_limit_per == "day"
@@ -329,7 +321,7 @@ class Service:
 
     async def _listen(self, ends: contextlib.AsyncExitStack) -> None:
         config = self.config
-        front = Front(self)
+        front = Router(self)
         clients = self._most_clients()
         self.clients = ClientConnections(
             front,
@@ -344,7 +336,7 @@ class Service:
             warns_of_root=self.read_only is None,
         )
         ends.callback(self.clients.close)
-        self.underway.tenant_limit = self._most_of_tenant(config)
+        self.in_flight.tenant_limit = self._most_of_tenant(config)
         self._listening = [await listen_at(self.clients.listener(), config.host, config.port)]
         ends.callback(self._stop_listening)
         if config.socket:

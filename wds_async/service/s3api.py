@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from wds_async.service.buckets import allowed_buckets, check_bucket
-from wds_async.service.http_messages import Request, Response
-from wds_async.service.listing import Listed, Page
-from wds_async.service.names import Named, url_of
+from wds_async.service.http_messages import HttpRequest, HttpResponse
+from wds_async.service.listing import ListEntry, ListPage
+from wds_async.service.names import ObjectName, url_of
 from wds_async.service.refusals import Refusal, xml_text
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def check_query(names: Iterable[str]) -> None:
         raise Refusal(501, words, "not-here")
 
 
-async def answer_buckets(service: Service) -> Response:
+async def answer_buckets(service: Service) -> HttpResponse:
     """``GET /s3``: the buckets that the configuration names."""
     names = sorted({name for provider, name in allowed_buckets(service) if provider in ("aws", "ais")})
     since = _date(0.0)
@@ -57,13 +57,13 @@ async def answer_buckets(service: Service) -> Response:
     return _document("ListAllMyBucketsResult", f"{owner}<Buckets>{rows}</Buckets>")
 
 
-async def answer_bucket(service: Service, request: Request, named: Named) -> Response:
+async def answer_bucket(service: Service, request: HttpRequest, named: ObjectName) -> HttpResponse:
     """``HEAD /s3/B``, ``GET /s3/B?location`` and ListObjects, in both of its versions."""
     asked = {name: value for name, value in request.query.items() if not _SIGNATURE.match(name)}
     if request.method == "HEAD" or "location" in asked:
         await check_bucket(service, named)
         region = f"<LocationConstraint xmlns={_NAMESPACE!r}></LocationConstraint>".replace("'", '"')
-        return _xml_response(region) if request.method == "GET" else Response()
+        return _xml_response(region) if request.method == "GET" else HttpResponse()
     if unknown := sorted(set(asked) - _LISTING):
         raise Refusal(501, f"?{unknown[0][:40]} of a bucket is not answered here; objects and listings are", "not-here")
     prefix, delimiter = asked.get("prefix", ""), asked.get("delimiter", "")
@@ -71,7 +71,7 @@ async def answer_bucket(service: Service, request: Request, named: Named) -> Res
         raise Refusal(501, 'the only delimiter here is "/"', "not-here")
     await service.allowed.check(url_of(named.url, prefix))
     most, after = _most(asked.get("max-keys", "")), _after(asked)
-    page = Page((), False)
+    page = ListPage((), False)
     if most:
         page = await service.listings.page(named.url, prefix, after, most, one_level=bool(delimiter))
     return _listed(named.bucket, asked, page, most)
@@ -93,7 +93,7 @@ def _after(asked: Mapping[str, str]) -> str:
     return asked.get("start-after" if asked.get("list-type") == "2" else "marker", "")
 
 
-def _listed(bucket: str, asked: Mapping[str, str], page: Page, most: int) -> Response:
+def _listed(bucket: str, asked: Mapping[str, str], page: ListPage, most: int) -> HttpResponse:
     second, encoded = asked.get("list-type") == "2", asked.get("encoding-type") == "url"
 
     def name(text: str) -> str:
@@ -122,7 +122,7 @@ def _listed(bucket: str, asked: Mapping[str, str], page: Page, most: int) -> Res
 _ECHOED = (("ContinuationToken", "continuation-token"), ("StartAfter", "start-after"))
 
 
-def _row(line: Listed, name: str) -> str:
+def _row(line: ListEntry, name: str) -> str:
     if line.folder:
         return f"<CommonPrefixes><Prefix>{name}</Prefix></CommonPrefixes>"
     inner = (("Key", name), ("LastModified", _date(line.modified or 0.0)), ("Size", str(line.size or 0)))
@@ -133,12 +133,12 @@ def _tags(pairs: Iterable[tuple[str, str]]) -> str:
     return "".join(f"<{tag}>{text}</{tag}>" for tag, text in pairs)
 
 
-def _document(root: str, inner: str) -> Response:
+def _document(root: str, inner: str) -> HttpResponse:
     return _xml_response(f'<{root} xmlns="{_NAMESPACE}">{inner}</{root}>')
 
 
-def _xml_response(text: str) -> Response:
-    return Response(text=f'<?xml version="1.0" encoding="UTF-8"?>\n{text}', content_type="application/xml")
+def _xml_response(text: str) -> HttpResponse:
+    return HttpResponse(text=f'<?xml version="1.0" encoding="UTF-8"?>\n{text}', content_type="application/xml")
 
 
 def _date(seconds: float) -> str:

@@ -27,13 +27,12 @@ from wds_async.redact import redact
 
 if TYPE_CHECKING:
     from wds_async.service.cache.cache import CachedObject
-    from wds_async.service.http_messages import Request
+    from wds_async.service.http_messages import HttpRequest
     from wds_async.service.http_server import ClientConnection
 
 __all__ = ["ReadOnlyFolder", "credentials", "hand", "log_handed", "open_anew", "wants_file"]
 
 audit = logging.getLogger("wds_async.audit")
-
 _UCRED = struct.Struct("3i")
 _HOW = (
     "It has to be the cache's folder by a read-only mount: mount --bind FOLDER PATH && mount -o remount,bind,ro PATH; "
@@ -41,7 +40,7 @@ _HOW = (
 )
 
 
-def wants_file(request: Request) -> bool:
+def wants_file(request: HttpRequest) -> bool:
     """Return whether ``request`` asks for a descriptor, or reports one: by the Unix socket alone."""
     asks = request.method == "HEAD" and request.keep_alive and request.headers.get("Wds-Hand") in ("1", "bad")
     return asks and request.connection.local
@@ -87,7 +86,7 @@ def open_anew(held: CachedObject) -> int:
     return os.open(f"/proc/self/fd/{held.fd}", os.O_RDONLY | os.O_CLOEXEC)
 
 
-def hand(request: Request, own: int, size: int, fields: Mapping[str, str]) -> bool:
+def hand(request: HttpRequest, own: int, size: int, fields: Mapping[str, str]) -> bool:
     """Answer ``request`` by the descriptor ``own``, of a file of ``size`` bytes, and close it. False, and no answer, if
     its file system has no locks. ConnectionResetError if the client does not read its answers: then there is no room
     for this one."""

@@ -46,14 +46,8 @@ def watchdog_s() -> float | None:
 
 
 logger = logging.getLogger("wds_async")
-
-
 _BACKLOG = 1024
-
-
 _SAY_EVERY_S = 10.0
-
-
 Factory = Callable[[], asyncio.BaseProtocol]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from wds_async.errors import ObjectChanged, ShardNotFound, TransferError
 from wds_async.service.cache.cache import CachedObject, ChunkCache
-from wds_async.service.cache.fetching import OnDisk
+from wds_async.service.cache.fetching import DiskPiece
 from wds_async.transfer.ranges import Facts, Unranged
 
 CHUNK = 8192
@@ -158,7 +158,7 @@ async def taken(found: CachedObject, start: int = 0, stop: int | None = None, **
     async with contextlib.aclosing(found.pieces(start, stop, **how)) as pieces:
         async for piece in pieces:
             await asyncio.sleep(0)
-            got += os.pread(piece.fd, piece.count, piece.offset) if isinstance(piece, OnDisk) else piece
+            got += os.pread(piece.fd, piece.count, piece.offset) if isinstance(piece, DiskPiece) else piece
     return bytes(got)
 
 

@@ -28,7 +28,7 @@ from tests.service.cache.doubles import (
 )
 from wds_async.errors import ConfigError, ObjectChanged, ShardNotFound, TransferError
 from wds_async.service.cache.cache import CachedObject
-from wds_async.service.cache.fetching import OnDisk
+from wds_async.service.cache.fetching import DiskPiece
 from wds_async.service.cache.origin import Client, Urgency
 from wds_async.transfer.ranges import Facts
 
@@ -96,7 +96,7 @@ def test_what_is_whole_is_ready_at_once(tmp_path: Path) -> None:
                 assert os.pread(found.fd, len(DATA), 0) == DATA
                 found.served(100)
                 pieces = [piece async for piece in found.pieces(7)]
-                assert pieces == [OnDisk(found.fd, 7, len(DATA) - 7)]
+                assert pieces == [DiskPiece(found.fd, 7, len(DATA) - 7)]
             assert cache.statistics().hits == 2
 
     run(main())
@@ -111,12 +111,12 @@ def test_chunks_are_readable_as_they_arrive(tmp_path: Path) -> None:
                 origin.gate.clear()
                 pieces = found.pieces()
                 first = await anext(pieces)
-                assert isinstance(first, OnDisk)
+                assert isinstance(first, DiskPiece)
                 assert os.pread(first.fd, first.count, first.offset) == DATA[:CHUNK]
                 assert not found.whole
                 assert found.ready(0, len(DATA)) == CHUNK
                 origin.gate.set()
-                rest = [piece.count if isinstance(piece, OnDisk) else len(piece) async for piece in pieces]
+                rest = [piece.count if isinstance(piece, DiskPiece) else len(piece) async for piece in pieces]
                 assert sum(rest) == len(DATA) - CHUNK
 
     run(main())
@@ -284,7 +284,7 @@ def test_errors_come_in_place_and_heal(tmp_path: Path) -> None:
                 await stored(cache)
                 origin.broken = True
                 pieces = found.pieces()
-                assert isinstance(await anext(pieces), OnDisk)
+                assert isinstance(await anext(pieces), DiskPiece)
                 with pytest.raises(TransferError):
                     await anext(pieces)
                 origin.broken = False

@@ -13,8 +13,9 @@ import pytest
 from tests.servers.process import ServerMissing, required
 from tests.service.cache.doubles import CHUNK, Bytes, Clock, content, get, run, running, threaded
 from tests.service.cache.test_machine import full_disk
-from wds_async.service.cache.cache import CacheStats
-from wds_async.service.cache.disk import DataFolder, Disk
+from wds_async.service.cache.disk import DataFolder
+from wds_async.service.cache.entries import CacheStats
+from wds_async.service.cache.writeback import Disk
 
 URL = "s3://bucket/a.tar"
 

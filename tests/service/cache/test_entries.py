@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tests.service.cache.doubles import CHUNK
-from wds_async.service.cache.entries import BLOCK, Entry, Flight, Reader, cost, facts_from
+from wds_async.service.cache.entries import BLOCK, CacheEntry, ChunkFetch, ObjectReader, cost, facts_from
 from wds_async.service.cache.origin import Urgency
 from wds_async.storage.base import Checksum
 from wds_async.transfer.ranges import Facts
@@ -15,8 +15,8 @@ from wds_async.transfer.ranges import Facts
 FACTS = Facts(3 * CHUNK + 5, '"etag"', {"etag": '"etag"'}, Checksum("crc32c", b"abcd", "x-goog-hash"), True)
 
 
-def entry_of(facts: Facts = FACTS) -> Entry:
-    return Entry(7, "key", "s3://bucket/a?signature", facts, "tenant", CHUNK)
+def entry_of(facts: Facts = FACTS) -> CacheEntry:
+    return CacheEntry(7, "key", "s3://bucket/a?signature", facts, "tenant", CHUNK)
 
 
 def test_facts_come_back_from_their_row() -> None:
@@ -33,7 +33,7 @@ def test_what_it_takes_of_the_disk() -> None:
     assert entry.worth == 3 * CHUNK + BLOCK
     assert entry.worth_of(CHUNK + 1, CHUNK + 2) == CHUNK
     entry.chunks.add(3, 0)
-    entry.chunks.add(0, 0, passing=True)
+    entry.chunks.add(0, 0, on_probation=True)
     assert entry.held == BLOCK
     assert entry.worth_of(0, 1) == CHUNK + BLOCK
     assert entry_of(Facts(None, "v", {}, None)).worth == 0
@@ -60,16 +60,16 @@ def test_what_is_read_in_order(facts: Facts, in_order: bool) -> None:
 def test_what_readers_need() -> None:
     entry = entry_of()
     assert not entry.busy
-    entry.readers.append(Reader("a", Urgency.DEMAND, 1, 3))
+    entry.readers.append(ObjectReader("a", Urgency.DEMAND, 1, 3))
     assert [entry.needed(number) for number in range(4)] == [False, True, True, False]
     assert entry.busy
 
 
 def test_a_flight_that_nobody_wants_is_given_up_unless_it_has_begun() -> None:
     async def main() -> None:
-        one, other = Reader("a", Urgency.PLAN), Reader("b", Urgency.DEMAND)
+        one, other = ObjectReader("a", Urgency.PLAN), ObjectReader("b", Urgency.DEMAND)
         for begun in (False, True):
-            flight = Flight(0, Urgency.PLAN, "a")
+            flight = ChunkFetch(0, Urgency.PLAN, "a")
             flight.task = asyncio.create_task(asyncio.sleep(60))
             flight.begun = begun
             flight.join(one, Urgency.PLAN)
@@ -95,11 +95,11 @@ def test_who_joins_hastens() -> None:
             self.asked = (urgency, client)
 
     async def main() -> None:
-        flight, turn = Flight(0, Urgency.PLAN, "plan"), Turn()
-        flight.turn = turn
-        flight.join(Reader("later", Urgency.DEMAND), Urgency.PLAN)
+        flight, turn = ChunkFetch(0, Urgency.PLAN, "plan"), Turn()
+        flight.slot = turn
+        flight.join(ObjectReader("later", Urgency.DEMAND), Urgency.PLAN)
         assert turn.asked == ()
-        flight.join(Reader("now", Urgency.DEMAND), Urgency.DEMAND)
+        flight.join(ObjectReader("now", Urgency.DEMAND), Urgency.DEMAND)
         assert turn.asked == (Urgency.DEMAND, "now")
 
     asyncio.run(main())

@@ -27,7 +27,7 @@ from tests.service.cache.doubles import (
 )
 from wds_async.errors import ReaderClosed, TransferError
 from wds_async.service.cache.disk import DataFile
-from wds_async.service.cache.fetching import OnDisk
+from wds_async.service.cache.fetching import DiskPiece
 from wds_async.service.cache.origin import Client, Urgency
 
 URL = "s3://bucket/a.tar"
@@ -42,7 +42,7 @@ class OneAtATime:
         self.asked: list[tuple[str, Urgency]] = []
 
     @contextlib.asynccontextmanager
-    async def turn(self, client: Client, urgency: Urgency, url: str = "") -> AsyncIterator[None]:
+    async def slot(self, client: Client, urgency: Urgency, url: str = "") -> AsyncIterator[None]:
         self.asked.append((client, urgency))
         async with self.slots:
             yield
@@ -71,20 +71,20 @@ def origin_of(data: bytes = DATA) -> Bytes:
 
 def test_a_turn_for_each_chunk_and_how_urgent(tmp_path: Path) -> None:
     async def main() -> None:
-        turns = OneAtATime()
-        async with running(tmp_path, origin_of(), turns=turns) as cache:
+        scheduler = OneAtATime()
+        async with running(tmp_path, origin_of(), scheduler=scheduler) as cache:
             assert await get(cache, URL, CHUNK, 4 * CHUNK, client=Client("", "me")) == DATA[CHUNK : 4 * CHUNK]
-        assert turns.asked[:2] == [(Client("", "me"), Urgency.DEMAND)] * 2  # its facts, and the chunk
-        assert set(turns.asked[2:]) == {(Client("", "me"), Urgency.AHEAD)}
-        assert len(turns.asked) == 4
+        assert scheduler.asked[:2] == [(Client("", "me"), Urgency.DEMAND)] * 2  # its facts, and the chunk
+        assert set(scheduler.asked[2:]) == {(Client("", "me"), Urgency.AHEAD)}
+        assert len(scheduler.asked) == 4
 
     run(main())
 
 
 def test_what_only_one_wanted_and_has_not_begun_is_given_up(tmp_path: Path) -> None:
     async def main() -> None:
-        origin, turns = origin_of(), OneAtATime(2)
-        async with running(tmp_path, origin, turns=turns) as cache:
+        origin, scheduler = origin_of(), OneAtATime(2)
+        async with running(tmp_path, origin, scheduler=scheduler) as cache:
             with await cache.open(URL) as found:
                 await stored(cache)
                 origin.gate.clear()
@@ -167,7 +167,7 @@ def test_closing_ends_readers_with_words(tmp_path: Path) -> None:
 
 
 def test_what_a_reader_has_in_hand_is_not_punched(tmp_path: Path) -> None:
-    """It lies in the transit share, others need that, and the reader takes its time."""
+    """It lies in the probation segment, others need that, and the reader takes its time."""
 
     async def main() -> None:
         origin = Bytes()
@@ -180,8 +180,8 @@ def test_what_a_reader_has_in_hand_is_not_punched(tmp_path: Path) -> None:
                 await stored(cache)
                 pieces = found.pieces()
                 piece = await anext(pieces)
-                assert isinstance(piece, OnDisk)
-                assert cache.statistics().transit_bytes
+                assert isinstance(piece, DiskPiece)
+                assert cache.statistics().probation_bytes
                 for number in range(6, 12):
                     assert await get(cache, str(number)) == origin.things[str(number)].data
                 assert os.pread(piece.fd, piece.count, piece.offset) == origin.things["5"].data[: piece.count]
@@ -290,8 +290,8 @@ def test_a_disk_that_breaks_behind_the_readers_harms_none(tmp_path: Path) -> Non
 def test_what_waits_for_a_slow_disk_gives_up_its_memory_where_others_want_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("wds_async.service.cache.disk._PATIENCE_S", 0.05)
-    monkeypatch.setattr("wds_async.service.cache.disk._LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("wds_async.service.cache.writeback._PATIENCE_S", 0.05)
+    monkeypatch.setattr("wds_async.service.cache.writeback._LOOK_EVERY_S", 0.01)
 
     async def main() -> None:
         origin, disk = origin_of(), HeldWrites()

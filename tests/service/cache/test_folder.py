@@ -10,7 +10,7 @@ import pytest
 from tests.service.cache.test_index import row
 from wds_async.errors import ConfigError
 from wds_async.service.cache.disk import INDEX, open_folder, open_index, take_out_trash
-from wds_async.service.cache.index import Batch
+from wds_async.service.cache.index import IndexBatch
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
@@ -26,7 +26,7 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
 def test_what_a_killed_process_left_is_tidied(tmp_path: Path) -> None:
     opened = open_folder(tmp_path)
     files = opened.files
-    opened.index.write(Batch({5: row(5), 6: row(6, held=0), 9: row(9)}), 10, {}, sweep_from=7)
+    opened.index.write(IndexBatch({5: row(5), 6: row(6, held=0), 9: row(9)}), 10, {}, sweep_from=7)
     for number in (5, 6, 7, 9, 11):
         files.create(number).close()
     opened.close()
@@ -39,7 +39,7 @@ def test_what_a_killed_process_left_is_tidied(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["garbage", "deleted", "marked", "cut", "stranger", "pages"])
 def test_an_index_that_is_none(tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
     opened = open_folder(tmp_path)
-    opened.index.write(Batch({number: row(number) for number in range(1, 500)}), 500, {})
+    opened.index.write(IndexBatch({number: row(number) for number in range(1, 500)}), 500, {})
     opened.files.create(1).close()
     if damage == "marked":
         opened.mark_broken()

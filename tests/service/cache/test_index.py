@@ -7,22 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from wds_async.service.cache.index import Batch, Index, Row
+from wds_async.service.cache.index import Index, IndexBatch, IndexRow
 
 _MANY = 200_000
 
 
-def row(number: int, key: str = "", **how: object) -> Row:
+def row(number: int, key: str = "", **how: object) -> IndexRow:
     given: dict[str, object] = {
         "id": number, "key": key or f"s3://bucket/{number:08}.tar", "tenant": "t", "identity": f"v{number}",
         "size": 5000, "ranged": True, "facts": "{}", "checked": 1.0, "used": 2.0, "last": number * 10, "held": 8192,
     }  # fmt: skip
-    return Row(**{**given, **how})  # type: ignore[arg-type]
+    return IndexRow(**{**given, **how})  # type: ignore[arg-type]
 
 
 def test_write_and_load(tmp_path: Path) -> None:
     index = Index(tmp_path / "index")
-    index.write(Batch({1: row(1), 2: row(2, size=None)}, {(1, 0): b"abc", (1, 3): b"d"}), 3, {"now": 7})
+    index.write(IndexBatch({1: row(1), 2: row(2, size=None)}, {(1, 0): b"abc", (1, 3): b"d"}), 3, {"now": 7})
     index.close()
     again = Index(tmp_path / "index")
     assert again.load(row(1).key) == (row(1), [(0, b"abc"), (3, b"d")])
@@ -30,18 +30,18 @@ def test_write_and_load(tmp_path: Path) -> None:
     assert again.load("s3://bucket/other") is None
     totals = again.totals()
     assert (totals.entries, totals.by_tenant, totals.next_id, totals.state) == (2, {"t": 16384}, 3, {"now": 7})
-    again.write(Batch({1: row(1, held=4096, last=99)}, gone={2}), 3, {})
+    again.write(IndexBatch({1: row(1, held=4096, last=99)}, gone={2}), 3, {})
     assert again.totals().by_tenant == {"t": 4096}
     assert [one.id for one in again.oldest((-1, -1), 10)] == [1]
-    again.write(Batch(gone={1}), 3, {})
+    again.write(IndexBatch(gone={1}), 3, {})
     assert again.totals().entries == 0
     again.close()
 
 
 def test_a_key_has_one_entry(tmp_path: Path) -> None:
     index = Index(tmp_path / "index")
-    index.write(Batch({1: row(1, "k")}, {(1, 0): b"old"}), 2, {})
-    index.write(Batch({2: row(2, "k")}, {(2, 0): b"new"}), 3, {})
+    index.write(IndexBatch({1: row(1, "k")}, {(1, 0): b"old"}), 2, {})
+    index.write(IndexBatch({2: row(2, "k")}, {(2, 0): b"new"}), 3, {})
     assert index.load("k") == (row(2, "k"), [(0, b"new")])
     assert index.totals().entries == 1
     index.close()
@@ -49,7 +49,7 @@ def test_a_key_has_one_entry(tmp_path: Path) -> None:
 
 def test_a_damaged_row_is_told(tmp_path: Path) -> None:
     index = Index(tmp_path / "index")
-    index.write(Batch({1: row(1, "k")}, {(1, 0): b"x"}), 2, {})
+    index.write(IndexBatch({1: row(1, "k")}, {(1, 0): b"x"}), 2, {})
     index.close()
     database = sqlite3.connect(tmp_path / "index")
     database.execute("UPDATE entries SET identity = 'another'")
@@ -64,9 +64,9 @@ def test_a_damaged_row_is_told(tmp_path: Path) -> None:
 
 def test_all_or_nothing(tmp_path: Path) -> None:
     index = Index(tmp_path / "index")
-    index.write(Batch({1: row(1)}), 2, {})
+    index.write(IndexBatch({1: row(1)}), 2, {})
     with pytest.raises(sqlite3.Error):
-        index.write(Batch({2: row(2), 3: row(3, identity=None)}), 9, {})
+        index.write(IndexBatch({2: row(2), 3: row(3, identity=None)}), 9, {})
     assert index.totals().entries == 1
     assert index.totals().next_id == 2
     index.close()
@@ -75,14 +75,14 @@ def test_all_or_nothing(tmp_path: Path) -> None:
 def test_prefixes(tmp_path: Path) -> None:
     index = Index(tmp_path / "index")
     keys = ["gs://a/1", "s3://a/1", "s3://a/2", "s3://ab/1", "s3://b/1"]
-    index.write(Batch({number: row(number, key) for number, key in enumerate(keys, 1)}), 9, {})
+    index.write(IndexBatch({number: row(number, key) for number, key in enumerate(keys, 1)}), 9, {})
     assert [one.key for one in index.rows("s3://a/")] == keys[1:3]
     assert [one.key for one in index.rows()] == keys
     assert [one.key for one in index.rows("s3://b/1")] == ["s3://b/1"]
     reader = Index(tmp_path / "index", read_only=True)
     assert len(list(reader.rows())) == 5
     with pytest.raises(sqlite3.OperationalError, match="readonly"):
-        reader.write(Batch(gone={1}), 9, {})
+        reader.write(IndexBatch(gone={1}), 9, {})
     reader.close()
     index.close()
 
@@ -102,7 +102,7 @@ def test_many_entries_cost_nothing_at_the_start(tmp_path: Path) -> None:
     index = Index(tmp_path / "index")
     for first in range(0, _MANY, 50_000):
         rows = {number: row(number) for number in range(first + 1, first + 50_001)}
-        index.write(Batch(rows), first + 50_001, {})
+        index.write(IndexBatch(rows), first + 50_001, {})
     index.close()
     again = Index(tmp_path / "index")
     steps = [0]

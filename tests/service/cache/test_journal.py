@@ -11,8 +11,9 @@ from tests.service.cache.doubles import CHUNK, Clock, run, threaded
 from tests.service.cache.test_entries import entry_of
 from tests.service.cache.test_machine import full_disk
 from wds_async.service.cache.disk import DataFile
-from wds_async.service.cache.index import Index, Journal
+from wds_async.service.cache.index import Index
 from wds_async.service.cache.policy import Policy
+from wds_async.service.cache.writeback import Journal
 
 
 def journal_of(folder: Path, **how: Any) -> Journal:

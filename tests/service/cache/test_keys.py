@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from wds_async.service.cache.cache import key_of
+from wds_async.service.cache.index import key_of
 
 SIGNED = (
     "https://host/a.tar?X-Amz-Credential=SECRET&X-Amz-Signature=SECRET",

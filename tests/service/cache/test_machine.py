@@ -188,7 +188,7 @@ class CacheMachine(RuleBasedStateMachine):
             assert stats.readers == 0
             assert not self.certain or disk_bytes(self.root / str(self.lives)) <= LIMIT + 8192
             held = sum(entry.held for entry in self.cache.fetching.entries.values())
-            assert held <= stats.bytes - stats.transit_bytes
+            assert held <= stats.bytes - stats.probation_bytes
             assert not any(entry.busy for entry in self.cache.fetching.entries.values())
 
         self.run(main())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from tests.service.cache.doubles import Bytes
-from wds_async.service.cache.origin import AnyTime, Origin, Turns, Urgency
+from wds_async.service.cache.origin import FetchScheduler, Origin, UnlimitedScheduler, Urgency
 from wds_async.transfer.ranges import RangeFetcher
 
 
@@ -15,8 +15,8 @@ def test_who_waits_now_comes_first() -> None:
 
 def test_everybody_at_once() -> None:
     async def main() -> None:
-        turns: Turns = AnyTime()
-        async with turns.turn("a", Urgency.PLAN), turns.turn("a", Urgency.DEMAND):
+        scheduler: FetchScheduler = UnlimitedScheduler()
+        async with scheduler.slot("a", Urgency.PLAN), scheduler.slot("a", Urgency.DEMAND):
             pass
 
     asyncio.run(main())

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from tests.service.cache.doubles import CHUNK, Bytes, content, get, run, running, stored, taken, until
-from wds_async.service.cache.fetching import AHEAD_CHUNKS, OnDisk
+from wds_async.service.cache.fetching import AHEAD_CHUNKS, DiskPiece
 
 URL = "s3://bucket/a.tar"
 DATA = content(40 * CHUNK + 5)
@@ -24,7 +24,7 @@ def test_pieces_are_in_order_and_as_large_as_can_be(tmp_path: Path) -> None:
             await get(cache, URL)
             with await cache.open(URL) as found:
                 pieces = [piece async for piece in found.pieces(3, 30 * CHUNK)]
-                assert pieces == [OnDisk(found.fd, 3, 30 * CHUNK - 3)]
+                assert pieces == [DiskPiece(found.fd, 3, 30 * CHUNK - 3)]
                 assert [piece async for piece in found.pieces(len(DATA))] == []
                 assert [piece async for piece in found.pieces(9, 4)] == []
 
@@ -40,7 +40,7 @@ def test_a_slow_reader_has_no_more_asked_for_than_its_window(tmp_path: Path) -> 
                 while read < 10 * CHUNK:
                     await stored(cache)
                     piece = await anext(pieces)
-                    assert isinstance(piece, OnDisk)
+                    assert isinstance(piece, DiskPiece)
                     await cache.fetching.quiet()
                     assert max(origin.parts_of(URL)) <= (read // CHUNK + AHEAD_CHUNKS) * CHUNK
                     read += piece.count

@@ -131,9 +131,9 @@ def test_a_quota_is_kept_and_only_its_own_go_for_it() -> None:
 
 def test_what_was_there_before_a_restart() -> None:
     policy = Policy(1000 * CHUNK, CHUNK, by_tenant={"": 900 * CHUNK}, entries=900)
-    assert policy.hungry
-    policy.remember((number, Resident(f"o{number}", "", number, CHUNK, CHUNK, CHUNK)) for number in range(500))
-    assert (policy.entries, policy.unseen, policy.hungry) == (900, 400, False)
+    assert policy.needs_older_entries
+    policy.add_older((number, Resident(f"o{number}", "", number, CHUNK, CHUNK, CHUNK)) for number in range(500))
+    assert (policy.entries, policy.unseen, policy.needs_older_entries) == (900, 400, False)
     assert policy.begin(600, Resident("o600", "", 600, CHUNK, CHUNK, CHUNK), "o600", "", CHUNK).stays
     assert policy.entries == 900
     policy.now = 100_000 * CHUNK
@@ -147,7 +147,7 @@ def test_what_was_there_before_a_restart() -> None:
 
 def test_a_smaller_cache() -> None:
     policy = Policy(100 * CHUNK, CHUNK, by_tenant={"": 200 * CHUNK}, entries=200)
-    policy.remember((number, Resident(f"o{number}", "", number, CHUNK, CHUNK, CHUNK)) for number in range(200))
+    policy.add_older((number, Resident(f"o{number}", "", number, CHUNK, CHUNK, CHUNK)) for number in range(200))
     assert policy.excess() == tuple(range(104))
     assert policy.resident_bytes == policy.room_bytes
     assert policy.excess() == ()
@@ -171,7 +171,7 @@ def test_what_is_pinned_outlives_what_is_not() -> None:
 
 def test_what_is_pinned_never_goes_for_want_of_room() -> None:
     policy = Policy(100 * CHUNK, CHUNK, by_tenant={"": 90 * CHUNK}, entries=90, pins=["a/"])
-    policy.remember(
+    policy.add_older(
         (number, Resident(f"{'a' if number < 30 else 'b'}/{number}", "", number, CHUNK, CHUNK, CHUNK))
         for number in range(90)
     )
@@ -239,13 +239,17 @@ def test_accounts(steps: list[tuple[str, int, int]]) -> None:
             open_.pop(entry, None)
             there = {chunk: stays for chunk, stays in there.items() if chunk[0] != entry}
         elif what == "spend":
-            policy.transit.spend((entry, number))
+            policy.probation.spend((entry, number))
         elif what == "pin":
             policy.pin(str(other) for other in range(number % 3))
         assert not any(open_.get(other) or policy.is_pinned(str(other)) for other in gone)
         there = {chunk: stays for chunk, stays in there.items() if chunk[0] not in gone}
         held = sum(CHUNK for stays in there.values() if stays)
         assert held <= policy.resident_bytes <= policy.room_bytes
-        assert policy.transit.bytes == sum(CHUNK for stays in there.values() if not stays) <= policy.transit.limit_bytes
+        assert (
+            policy.probation.bytes
+            == sum(CHUNK for stays in there.values() if not stays)
+            <= policy.probation.limit_bytes
+        )
         if not any(open_.values()):
             assert policy.resident_bytes == held

@@ -9,7 +9,7 @@ import pytest
 
 from tests.service.cache.doubles import CHUNK, Bytes, Clock, content, get, run, running, until
 from wds_async.service.cache.disk import stored_crc
-from wds_async.service.cache.upkeep import Verified
+from wds_async.service.cache.open_entries import Verified
 
 DATA = content(5 * CHUNK + 123)
 URLS = [f"s3://bucket/{number}.tar" for number in range(4)]

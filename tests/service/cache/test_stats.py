@@ -22,7 +22,7 @@ def test_what_was_given_is_hit_or_miss(tmp_path: Path) -> None:
             assert (stats.hits, stats.misses) == (2, 3)
             assert stats.miss_bytes == 10 + 4 * CHUNK + 4 * CHUNK
             assert stats.bytes == 9 * CHUNK
-            assert (stats.entries, stats.readers, stats.transit_bytes) == (2, 0, 0)
+            assert (stats.entries, stats.readers, stats.probation_bytes) == (2, 0, 0)
             assert stats.limit_bytes == 1 << 20
 
     run(main())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.service.cache.doubles import Bytes, content, threaded
 from wds_async.service.cache import upkeep
-from wds_async.service.cache.chunks import CHUNK_BYTES
+from wds_async.service.cache.index import CHUNK_BYTES
 from wds_async.service.cache.upkeep import Warmed, warm
 
 

@@ -1,126 +1,44 @@
-"""What an object is kept under: its URL, or where that holds a secret, what may be seen of it and a digest."""
+"""The cache of the service: objects in chunks on disk, looked up, revalidated and evicted."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import functools
-import hashlib
 import itertools
 import logging
 import math
 import sqlite3
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from wds_async.errors import ConfigError, CostLimitReached, ShardNotFound, TransferError, WdsError
 from wds_async.redact import redact
-from wds_async.service.cache.chunks import CHUNK_BYTES
-from wds_async.service.cache.disk import Disk, OpenFolder, free_bytes, open_folder, take_out_trash
-from wds_async.service.cache.entries import Entry, Shelf, resident
-from wds_async.service.cache.fetching import Fetching, Piece, fetch, read
-from wds_async.service.cache.index import Journal, Row, Totals
-from wds_async.service.cache.origin import NO_CLIENT, AnyTime, Client, Origin, Turns, Urgency
+from wds_async.service.cache.disk import OpenFolder, free_bytes, open_folder, take_out_trash
+from wds_async.service.cache.entries import CacheEntry, CacheStats, resident
+from wds_async.service.cache.fetching import ChunkFetcher, Piece, fetch, read
+from wds_async.service.cache.index import CHUNK_BYTES, IndexRow, Totals, key_of
+from wds_async.service.cache.open_entries import OpenEntries, Scrub, Verified
+from wds_async.service.cache.origin import NO_CLIENT, Client, FetchScheduler, Origin, UnlimitedScheduler, Urgency
 from wds_async.service.cache.policy import Policy
-from wds_async.service.cache.upkeep import Scrub, Verified
+from wds_async.service.cache.writeback import Disk, Journal
 from wds_async.storage.base import Call
 from wds_async.storage.http.messages import pins_version
 from wds_async.transfer.ranges import Facts, Unranged
 
-__all__ = ["CacheStats", "CachedObject", "ChunkCache", "key_of"]
-
-
-@functools.lru_cache(maxsize=4096)
-def key_of(url: str) -> str:
-    """``url`` as the index may hold it, which lies on a disk: a signature or password is not written down. Whoever asks
-    for the object by another signature asks for another object: no one's right is used by others."""
-    shown = redact(url)
-    return url if shown == url else f"{shown} {hashlib.sha256(url.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
-
-
-@dataclass(slots=True)
-class CacheStats:
-    """Counters since the start, but for those from ``entries`` on, which are as it is now."""
-
-    hit_bytes: int = 0
-    """Given to readers that did not make the cache fetch them: they were there, or another's fetch was shared."""
-    miss_bytes: int = 0
-    """Given to the reader for which they were fetched."""
-    ahead_bytes: int = 0
-    """Of ``hit_bytes``: fetched for a plan, and given for the first time. The rest was in the cache, or shared."""
-    hits: int = 0
-    """Reads of which nothing had to be fetched."""
-    misses: int = 0
-    coalesced: int = 0
-    """Chunks that a reader waited for and another's fetch brought."""
-    evictions: int = 0
-    evicted_bytes: int = 0
-    verified: int = 0
-    """Chunks from before that were compared with their checksum, and were good."""
-    bad_chunks: int = 0
-    """Chunks on disk that were not what was written; they were dropped, to be fetched again."""
-    distrusted: int = 0
-    """Copies of which a read came short or failed, here or at a client that had been handed the file."""
-    scrubbed_bytes: int = 0
-    """Read in the background and compared with their checksums."""
-    disk_errors: int = 0
-    passed_bytes: int = 0
-    """Given to readers from memory: not through the disk."""
-    stale: int = 0
-    """Opened from a whole copy whose freshness had lapsed, before or without an answer of its origin."""
-    unchanged: int = 0
-    """Copies whose freshness had lapsed, and which their origin still had."""
-    changed: int = 0
-    """The same, but another version (or one that nothing pins) was there, or none any more."""
-    unanswered: int = 0
-    """The same, but the origin did not answer in time, or was not asked because it is down."""
-    entries: int = 0
-    bytes: int = 0
-    """On disk, those in transit too."""
-    limit_bytes: int = 0
-    keep_free_bytes: int = 0
-    free_bytes: int = 0
-    """Of the file system, as far as it is watched."""
-    transit_bytes: int = 0
-    readers: int = 0
-    by_tenant: dict[str, tuple[int, int, int]] = field(default_factory=dict)
-    """``hit_bytes``, ``miss_bytes`` and ``ahead_bytes`` of each tenant."""
-
-    def given(self, tenant: str, *, hit: int = 0, miss: int = 0, ahead: int = 0) -> None:
-        """Count bytes that were given to a reader of ``tenant``; those ``ahead`` are among the hits."""
-        self.hit_bytes += hit
-        self.miss_bytes += miss
-        self.ahead_bytes += ahead
-        before = self.by_tenant.get(tenant, (0, 0, 0))
-        self.by_tenant[tenant] = before[0] + hit, before[1] + miss, before[2] + ahead
+__all__ = ["CachedObject", "ChunkCache"]
 
 
 logger = logging.getLogger("wds_async")
-
-
 _FLUSH_EVERY_S, _ASK_AGAIN_S = 0.5, 10.0
-
-
 _ROWS_AT_ONCE = 1000
-
-
 _SHARES_EVERY = 20
-
-
 """Looks at whether there is too much in the cache, of which one is at what each tenant holds too."""
-
-
 _SPACE_EVERY_S = 2.0
-
-
 _MARGIN = 20
-
-
 """Of the space to be kept free, this fraction more is made free at once: so that it is not made byte by byte."""
-
-
 _UNREACHABLE = (TransferError, CostLimitReached)
 
 
@@ -129,7 +47,7 @@ class CachedObject:
 
     __slots__ = ("_cache", "_client", "_entry", "_released", "facts", "stale", "url")
 
-    def __init__(self, cache: ChunkCache, entry: Entry, client: Client, *, stale: bool = False) -> None:
+    def __init__(self, cache: ChunkCache, entry: CacheEntry, client: Client, *, stale: bool = False) -> None:
         self.url = entry.url
         self.facts = entry.facts
         self.stale = stale
@@ -207,10 +125,10 @@ class CachedObject:
 
 
 @dataclass(eq=False, slots=True)
-class _Look:
+class _Lookup:
     """An object that is being found out about, and how many wait for that."""
 
-    task: asyncio.Task[tuple[Entry, bool]] | None = None
+    task: asyncio.Task[tuple[CacheEntry, bool]] | None = None
     waiting: int = 0
     asking: bool = False
     given_up: bool = False
@@ -263,7 +181,7 @@ class ChunkCache:
         origin: Origin,
         *,
         call: Call,
-        turns: Turns | None = None,
+        scheduler: FetchScheduler | None = None,
         freshness_s: float = 300.0,
         stale_while_revalidate_s: float = 3600.0,
         stale_if_error_s: float = float("inf"),
@@ -291,7 +209,7 @@ class ChunkCache:
         self._most_idle = most_idle
         self._writers = writers
         self._stats = CacheStats()
-        self._looks: dict[tuple[str, bool], _Look] = {}
+        self._looks: dict[tuple[str, bool], _Lookup] = {}
         self._away: set[str] = set()
         """Stores that did not answer when a copy was to be revalidated."""
         self._opened: OpenFolder | None = None
@@ -306,9 +224,9 @@ class ChunkCache:
             revalidate_timeout_s=revalidate_timeout_s,
             scrub_bytes_per_s=scrub_bytes_per_s,
         )
-        self._equip(origin, turns or AnyTime(), None)
+        self._equip(origin, scheduler or UnlimitedScheduler(), None)
 
-    def _equip(self, origin: Origin, turns: Turns, opened: OpenFolder | None) -> None:
+    def _equip(self, origin: Origin, scheduler: FetchScheduler, opened: OpenFolder | None) -> None:
         totals = Totals(0, {}, 1, {}) if opened is None else opened.totals
         policy = Policy(
             self.limit_bytes,
@@ -329,8 +247,10 @@ class ChunkCache:
             next_id=totals.next_id,
             broken=opened.mark_broken if opened is not None else lambda: None,
         )
-        self.fetching = Fetching(origin, turns, policy, disk, journal, self._stats)
-        self._shelf = Shelf(self.fetching, opened, self._chunk_bytes, self._most_idle, self._clock, self._wall)
+        self.fetching = ChunkFetcher(origin, scheduler, policy, disk, journal, self._stats)
+        self._open_entries = OpenEntries(
+            self.fetching, opened, self._chunk_bytes, self._most_idle, self._clock, self._wall
+        )
 
     def configure(
         self,
@@ -362,7 +282,7 @@ class ChunkCache:
             except OSError as exn:
                 self.fetching.disk.failed(exn, f"opening the cache {self.folder}")
         if self._opened is not None:
-            self._equip(self.fetching.origin, self.fetching.turns, self._opened)
+            self._equip(self.fetching.origin, self.fetching.scheduler, self._opened)
             self.fetching.start(self._take_out_trash())
             work = [self._keep_books()]
             if self._keep_free_bytes > 0:
@@ -385,7 +305,7 @@ class ChunkCache:
         if opened is not None:
             await self.fetching.journal.flush()
             await self._call(opened.close)
-        self._shelf.close()
+        self._open_entries.close()
 
     @property
     def opened(self) -> bool:
@@ -401,17 +321,17 @@ class ChunkCache:
         bad, so that it is fetched again. ConfigError without a folder."""
         return self._scrub().all(prefix)
 
-    async def evict(self, chosen: Callable[[str], bool]) -> list[Row]:
+    async def evict(self, chosen: Callable[[str], bool]) -> list[IndexRow]:
         """Remove the objects whose key is ``chosen``; they. Readers that have one open read on. ConfigError without a
         folder, or where its index cannot be read."""
         index, journal = self._folder().index, self.fetching.journal
-        gone: list[Row] = []
+        gone: list[IndexRow] = []
         last = ""
         try:
             await journal.flush()
             while rows := await self._call(index.following, "", last, _ROWS_AT_ONCE):
                 some = [row for row in rows if chosen(row.key) and not journal.is_removed(row.id)]
-                self._shelf.evict_rows(some)
+                self._open_entries.evict_rows(some)
                 gone += some
                 last = rows[-1].key
         except sqlite3.Error as exn:
@@ -434,7 +354,7 @@ class ChunkCache:
     def set_quotas(self, quotas: Mapping[str, float]) -> None:
         """Let each tenant hold so much of the cache from now on: who holds more, loses what was unused for longest."""
         self._quotas = self.fetching.policy.quotas = dict(quotas)
-        self._shelf.evict(self.fetching.policy.excess())
+        self._open_entries.evict(self.fetching.policy.excess())
 
     @property
     def quotas(self) -> Mapping[str, float]:
@@ -451,7 +371,7 @@ class ChunkCache:
         return self._opened
 
     def _scrub(self) -> Scrub:
-        return Scrub(self._folder().index, self._shelf, self.fetching, self._chunk_bytes)
+        return Scrub(self._folder().index, self._open_entries, self.fetching, self._chunk_bytes)
 
     def _restart_scrub(self) -> None:
         """Scrub at the present rate, if there is one, once the folder is open."""
@@ -466,11 +386,11 @@ class ChunkCache:
         """Twice a second: the index, and what the policy wants to know of it."""
         for tick in itertools.count():
             policy = self.fetching.policy
-            if policy.hungry:
+            if policy.needs_older_entries:
                 await self._remember()
             while excess := policy.excess(shares=tick % _SHARES_EVERY == 0):
-                self._shelf.evict(excess)
-                if policy.hungry:
+                self._open_entries.evict(excess)
+                if policy.needs_older_entries:
                     await self._remember()
             await asyncio.sleep(_FLUSH_EVERY_S)
             await self.fetching.journal.flush()
@@ -511,13 +431,13 @@ class ChunkCache:
         try:
             rows = await self._call(self._opened.index.oldest, self._cursor, _ROWS_AT_ONCE)
         except sqlite3.Error as exn:
-            self._shelf.index_failed(exn)
+            self._open_entries.index_failed(exn)
             rows = []
         if not rows:
-            policy.all_told()
+            policy.no_older_entries()
             return
         self._cursor = (rows[-1].last, rows[-1].id)
-        policy.remember((row.id, resident(row)) for row in rows if not self.fetching.journal.is_removed(row.id))
+        policy.add_older((row.id, resident(row)) for row in rows if not self.fetching.journal.is_removed(row.id))
 
     # -- opening
 
@@ -538,7 +458,7 @@ class ChunkCache:
         """
         key = key or key_of(url)
         while True:
-            entry = self._shelf.get(key)
+            entry = self._open_entries.get(key)
             if entry is not None and not insist and self._usable(entry, url):
                 stale = not self._is_fresh(entry)
             else:
@@ -548,17 +468,19 @@ class ChunkCache:
 
     def peek(self, url: str, *, client: Client = NO_CLIENT, key: str = "") -> CachedObject | None:
         """The object where it is known, open, and fresh or stale as it may be: at once, without I/O."""
-        entry = self._shelf.get(key or key_of(url))
+        entry = self._open_entries.get(key or key_of(url))
         if entry is None or entry.file is None or not self._usable(entry, url):
             return None
         return CachedObject(self, entry, client, stale=not self._is_fresh(entry))
 
-    async def _look(self, key: str, url: str, client: Client, start: int | None, insist: bool) -> tuple[Entry, bool]:
+    async def _look(
+        self, key: str, url: str, client: Client, start: int | None, insist: bool
+    ) -> tuple[CacheEntry, bool]:
         """Find out about an object, once however many ask; given up when the last of them has left. The entry, and
         whether it is a copy that its origin has not confirmed (``stale``)."""
         look = self._looks.get((key, insist))
         if look is None or look.over:
-            look = self._looks[key, insist] = _Look()
+            look = self._looks[key, insist] = _Lookup()
             look.task = self.fetching.start(self._found(look, key, url, client, start, insist))
             look.task.add_done_callback(lambda _: self._forget_look((key, insist), look))
         assert look.task is not None
@@ -569,14 +491,14 @@ class ChunkCache:
             look.waiting -= 1
             look.left()
 
-    def _forget_look(self, key: tuple[str, bool], look: _Look) -> None:
+    def _forget_look(self, key: tuple[str, bool], look: _Lookup) -> None:
         if self._looks.get(key) is look:
             del self._looks[key]
 
     async def _found(
-        self, look: _Look, key: str, url: str, client: Client, start: int | None, insist: bool
-    ) -> tuple[Entry, bool]:
-        entry = self._shelf.get(key) or await self._shelf.load(key, url)
+        self, look: _Lookup, key: str, url: str, client: Client, start: int | None, insist: bool
+    ) -> tuple[CacheEntry, bool]:
+        entry = self._open_entries.get(key) or await self._open_entries.load(key, url)
         if entry is None:
             return await self._discover(look, key, url, client, start), False
         if not insist and self._usable(entry, url):
@@ -588,7 +510,7 @@ class ChunkCache:
                 if copy:
                     facts = await self.fetching.origin.facts(url, deadline_s=self._revalidate_timeout_s)
                 else:
-                    async with self.fetching.turns.turn(client, Urgency.DEMAND, url):
+                    async with self.fetching.scheduler.slot(client, Urgency.DEMAND, url):
                         facts = await self.fetching.origin.facts(url)
         except ShardNotFound:
             self._vanished(entry)
@@ -605,17 +527,17 @@ class ChunkCache:
 
     # -- freshness
 
-    def _is_fresh(self, entry: Entry) -> bool:
+    def _is_fresh(self, entry: CacheEntry) -> bool:
         return self._clock() - entry.checked < self._freshness_s and not entry.closed
 
-    def _stands_in(self, entry: Entry, within_s: float) -> bool:
+    def _stands_in(self, entry: CacheEntry, within_s: float) -> bool:
         """Whether a copy may be served without its origin's answer: it is whole, and its freshness lapsed no longer
         than ``within_s`` ago."""
         if self._freshness_s <= 0 or entry.closed or not entry.chunks.whole:
             return False
         return self._clock() - entry.checked - self._freshness_s <= within_s
 
-    def _usable(self, entry: Entry, url: str) -> bool:
+    def _usable(self, entry: CacheEntry, url: str) -> bool:
         """Whether a copy may be served at once. Where its freshness has lapsed, its origin is asked behind it."""
         if self._is_fresh(entry):
             return True
@@ -630,7 +552,7 @@ class ChunkCache:
             self.fetching.start(self._revalidate(entry, url))
         return True
 
-    async def _revalidate(self, entry: Entry, url: str) -> None:
+    async def _revalidate(self, entry: CacheEntry, url: str) -> None:
         """Ask the origin of a copy that is served meanwhile, once."""
         entry.references += 1  # it stays open
         try:
@@ -649,9 +571,9 @@ class ChunkCache:
             entry.references -= 1
             self.fetching.settle(entry)
 
-    def _answered(self, entry: Entry, url: str, facts: Facts, tenant: str) -> Entry:
+    def _answered(self, entry: CacheEntry, url: str, facts: Facts, tenant: str) -> CacheEntry:
         """The entry for what the origin has now: the same one where it is unchanged, else a new one."""
-        entry = self._shelf.get(entry.key) or entry  # another request may have had its answer before
+        entry = self._open_entries.get(entry.key) or entry  # another request may have had its answer before
         self._mark(url, away=False)
         same = facts.version == entry.facts.version and facts.size in (None, entry.facts.size)
         if same and pins_version(facts.version) and not entry.gone:
@@ -660,14 +582,14 @@ class ChunkCache:
             self.fetching.journal.used(entry)
             return entry
         self._vanished(entry)
-        return self._shelf.put(self._shelf.new(entry.key, url, facts, tenant))
+        return self._open_entries.put(self._open_entries.new(entry.key, url, facts, tenant))
 
-    def _vanished(self, entry: Entry) -> None:
+    def _vanished(self, entry: CacheEntry) -> None:
         """Drop a copy whose origin has another version, or none."""
         self._stats.changed += 1
-        self._shelf.discard(entry)
+        self._open_entries.discard(entry)
 
-    def _unanswered(self, entry: Entry, url: str, exn: WdsError) -> None:
+    def _unanswered(self, entry: CacheEntry, url: str, exn: WdsError) -> None:
         """Leave the origin of a copy alone for a while: it did not answer."""
         self._stats.unanswered += 1
         entry.ask_again_at = self._clock() + min(self._freshness_s, _ASK_AGAIN_S)
@@ -684,28 +606,28 @@ class ChunkCache:
             logger.info("cache: %s answers again", redact(store))
         return True
 
-    async def _discover(self, look: _Look, key: str, url: str, client: Client, start: int | None) -> Entry:
+    async def _discover(self, look: _Lookup, key: str, url: str, client: Client, start: int | None) -> CacheEntry:
         """An object that is not here: its facts, with its first chunk where reading begins in that."""
         fetching = self.fetching
         async with contextlib.AsyncExitStack() as stack:
             if start is not None and start < self._chunk_bytes and fetching.disk.usable:
                 with contextlib.suppress(Unranged):
                     with look.at_origin():
-                        async with fetching.turns.turn(client, Urgency.DEMAND, url):
+                        async with fetching.scheduler.slot(client, Urgency.DEMAND, url):
                             part = await stack.enter_async_context(fetching.origin.part(url, 0, self._chunk_bytes))
-                    entry = self._shelf.new(key, url, part.facts, client.tenant)
+                    entry = self._open_entries.new(key, url, part.facts, client.tenant)
                     if not entry.in_order and entry.chunks.size and len(part.view) == entry.chunks.length(0):
                         entry.discovered = True
                         fetching.first_chunk(entry, client, part.view, stack.pop_all())
-                    return self._shelf.put(entry)
+                    return self._open_entries.put(entry)
             with look.at_origin():
-                async with fetching.turns.turn(client, Urgency.DEMAND, url):
+                async with fetching.scheduler.slot(client, Urgency.DEMAND, url):
                     facts = await fetching.origin.facts(url)
-            return self._shelf.put(self._shelf.new(key, url, facts, client.tenant))
+            return self._open_entries.put(self._open_entries.new(key, url, facts, client.tenant))
 
     # -- what else is asked of it
 
-    def served(self, entry: Entry, count: int, client: Client) -> None:
+    def served(self, entry: CacheEntry, count: int, client: Client) -> None:
         """See `CachedObject.served`."""
         self._stats.given(client.tenant, hit=count, ahead=self.fetching.take_ahead(entry, count))
         self._stats.hits += 1
@@ -714,9 +636,9 @@ class ChunkCache:
 
     def remove(self, key: str) -> bool:
         """Forget an object that is in memory; who reads it goes on. Whether there was one."""
-        entry = self._shelf.get(key)
+        entry = self._open_entries.get(key)
         if entry is not None:
-            self._shelf.discard(entry)
+            self._open_entries.discard(entry)
         return entry is not None
 
     def statistics(self) -> CacheStats:
@@ -725,10 +647,10 @@ class ChunkCache:
         return replace(
             self._stats,
             entries=policy.entries,
-            bytes=policy.resident_bytes + policy.transit.bytes,
+            bytes=policy.resident_bytes + policy.probation.bytes,
             limit_bytes=self.limit_bytes,
             keep_free_bytes=self._keep_free_bytes,
             free_bytes=self._free_bytes,
-            transit_bytes=policy.transit.bytes,
-            readers=self._shelf.readers,
+            probation_bytes=policy.probation.bytes,
+            readers=self._open_entries.readers,
         )

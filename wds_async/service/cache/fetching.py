@@ -1,45 +1,134 @@
-"""What a reader is given, piece by piece, while what comes next is fetched."""
+"""Reading of objects: chunks on disk or in memory, one fetch of each, and read-ahead."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from wds_async.errors import ObjectChanged, ReaderClosed, TransferError
 from wds_async.redact import redact
-from wds_async.service.cache.cache import CacheStats
-from wds_async.service.cache.disk import Disk
-from wds_async.service.cache.entries import Entry, Flight, Reader, StreamFlight, begin_stream, cost, passed_stream
-from wds_async.service.cache.index import Journal
-from wds_async.service.cache.origin import Client, Origin, Turns, Urgency
-from wds_async.service.cache.policy import Chunk, Policy
+from wds_async.service.cache.entries import CacheEntry, CacheStats, ChunkFetch, ObjectReader, StreamFetch, cost
+from wds_async.service.cache.origin import Client, FetchScheduler, Origin, Urgency
+from wds_async.service.cache.policy import ChunkId, Policy
+from wds_async.service.cache.writeback import Disk, Journal
 from wds_async.transfer.ranges import Unranged
 
-__all__ = ["AHEAD_CHUNKS", "Fetching", "OnDisk", "Piece", "fetch", "read"]
+__all__ = [
+    "AHEAD_CHUNKS",
+    "ChunkFetcher",
+    "DiskPiece",
+    "Piece",
+    "StreamFetch",
+    "begin_stream",
+    "fetch",
+    "passed_stream",
+    "read",
+]
+
+
+def begin_stream(entry: CacheEntry, fetching: ChunkFetcher) -> StreamFetch:
+    """Begin to read the object into its file."""
+    flight = entry.stream = StreamFetch()
+    flight.task = fetching.start(_run_stream(entry, fetching, flight))
+    return flight
+
+
+async def _run_stream(entry: CacheEntry, fetching: ChunkFetcher, flight: StreamFetch) -> None:
+    try:
+        await _stream_to_disk(entry, fetching, flight)
+    except asyncio.CancelledError:
+        flight.lost = True
+        raise
+    except Exception as exn:
+        flight.error = exn
+    finally:
+        flight.ended = True
+        entry.stream = None
+        async with flight.progress:
+            flight.progress.notify_all()
+        fetching.settle(entry)
+
+
+async def _stream_to_disk(entry: CacheEntry, fetching: ChunkFetcher, flight: StreamFetch) -> None:
+    buffer, filled = memoryview(bytearray(entry.chunks.chunk_bytes)), 0
+    async with _checked_stream(entry, fetching) as views:
+        async for view in views:
+            while len(view):
+                count = min(len(view), len(buffer) - filled)
+                buffer[filled : filled + count] = view[:count]
+                filled, view = filled + count, view[count:]  # noqa: PLW2901 (what is left of it)
+                if filled == len(buffer):
+                    if not await _write_next(entry, fetching, flight, buffer):
+                        return
+                    filled = 0
+    size = flight.next * len(buffer) + filled
+    if filled and not await _write_next(entry, fetching, flight, buffer[:filled], size):
+        return
+    entry.ended(size)
+    fetching.journal.used(entry)
+
+
+async def _write_next(
+    entry: CacheEntry, fetching: ChunkFetcher, flight: StreamFetch, data: memoryview, size: int | None = None
+) -> bool:
+    """Write the next chunk; without room, wait until readers have moved on. False if it cannot be written at all."""
+    if size is not None:
+        entry.chunks.size = size
+    while True:
+        flight.moved.clear()
+        if await fetching.keep(entry, flight.next, data, wanted=True):
+            break
+        waited_for = any(reader.first >= flight.next for reader in entry.readers)
+        if waited_for or entry.gone or not fetching.disk.usable:
+            entry.chunks.size = entry.facts.size
+            flight.lost = True
+            return False
+        await flight.moved.wait()
+    async with flight.progress:
+        flight.next += 1
+        flight.progress.notify_all()
+    return True
+
+
+async def passed_stream(
+    entry: CacheEntry, fetching: ChunkFetcher, reader: ObjectReader, start: int
+) -> AsyncGenerator[memoryview, None]:
+    """Yield the object from ``start`` on by a read of its own, without the disk."""
+    async with fetching.scheduler.slot(reader.client, Urgency.DEMAND, entry.url):
+        pass
+    at = 0
+    async with _checked_stream(entry, fetching) as views:
+        async for view in views:
+            skipped, at = max(0, start - at), at + len(view)
+            if skipped < len(view):
+                yield view[skipped:]
+
+
+@contextlib.asynccontextmanager
+async def _checked_stream(entry: CacheEntry, fetching: ChunkFetcher) -> AsyncIterator[AsyncIterator[memoryview]]:
+    """Open the object at its origin, in order. ObjectChanged if that has another version now."""
+    async with fetching.origin.stream(entry.url) as (facts, views):
+        if facts.version != entry.facts.version:
+            entry.checked = float("-inf")
+            url, was = redact(entry.url), entry.facts.version
+            words = f"{url}: it was replaced: {was!r} was opened, {facts.version!r} is there now. Open it again."
+            raise ObjectChanged(words).at(url, 0)
+        yield views
+
 
 AHEAD_CHUNKS = 16
-
-
 """Chunks that are asked for ahead of a reader: 32 MiB."""
-
-
 _AHEAD_IN_MEMORY = 2
-
-
 """The same where they cannot be put on disk."""
-
-
 _PIECE_CHUNKS = 8
-
-
 _EVER = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
-class OnDisk:
+class DiskPiece:
     """``count`` bytes at ``offset`` of the file that is open as ``fd``: to be sent by ``sendfile``, or read.
 
     Good until the next piece is asked for, or the object is released.
@@ -50,21 +139,19 @@ class OnDisk:
     count: int
 
 
-Piece = OnDisk | memoryview
-
-
+Piece = DiskPiece | memoryview
 """A memoryview is good until the next piece is asked for."""
 
 
 async def read(
-    entry: Entry, fetching: Fetching, client: Client, start: int, stop: int | None, urgency: Urgency
+    entry: CacheEntry, fetching: ChunkFetcher, client: Client, start: int, stop: int | None, urgency: Urgency
 ) -> AsyncGenerator[Piece, None]:
     """Bytes ``[start, stop)`` of an object, in order, as they arrive."""
     if entry.chunks.size is not None:
         stop = entry.chunks.size if stop is None else min(stop, entry.chunks.size)
     if stop is not None and start >= stop:
         return
-    reader = Reader(client, urgency)
+    reader = ObjectReader(client, urgency)
     if entry.discovered:
         entry.discovered = False
         reader.started.add(0)
@@ -80,11 +167,11 @@ async def read(
 
 
 async def fetch(
-    entry: Entry, fetching: Fetching, client: Client, start: int, stop: int | None, urgency: Urgency
+    entry: CacheEntry, fetching: ChunkFetcher, client: Client, start: int, stop: int | None, urgency: Urgency
 ) -> int:
     """Bring bytes ``[start, stop)`` onto the disk, and give nothing to anybody; how many of them are there then. It
     ends early where there is no place for more."""
-    reader = Reader(client, urgency)
+    reader = ObjectReader(client, urgency)
     if entry.discovered:
         entry.discovered = False
         fetching.fetched_ahead(entry, entry.chunks.length(0))
@@ -99,11 +186,11 @@ async def fetch(
             await _fetch_chunks(entry, fetching, reader, start, min(stop or _EVER, entry.chunks.size))
     finally:
         fetching.leave(entry, reader)
-    return entry.chunks.ready(start, stop or _EVER, passing=True) - start
+    return entry.chunks.ready(start, stop or _EVER, on_probation=True) - start
 
 
-async def _fetch_chunks(entry: Entry, fetching: Fetching, reader: Reader, start: int, stop: int) -> None:
-    waiting: list[Flight] = []
+async def _fetch_chunks(entry: CacheEntry, fetching: ChunkFetcher, reader: ObjectReader, start: int, stop: int) -> None:
+    waiting: list[ChunkFetch] = []
     for number in entry.chunks.over(start, stop):
         if not fetching.disk.usable or entry.gone:
             return
@@ -118,7 +205,7 @@ async def _fetch_chunks(entry: Entry, fetching: Fetching, reader: Reader, start:
             return
 
 
-async def _landed(flight: Flight, reader: Reader) -> bool:
+async def _landed(flight: ChunkFetch, reader: ObjectReader) -> bool:
     """Whether the chunk is on disk now."""
     try:
         return await asyncio.shield(flight.result) is None or await asyncio.shield(flight.stored)
@@ -126,14 +213,14 @@ async def _landed(flight: Flight, reader: Reader) -> bool:
         flight.leave(reader)
 
 
-def _may_stream(entry: Entry, fetching: Fetching) -> bool:
+def _may_stream(entry: CacheEntry, fetching: ChunkFetcher) -> bool:
     return fetching.disk.usable and not entry.gone and not entry.chunks.numbers()
 
 
 class _Reading:
     """One reader's way through an object."""
 
-    def __init__(self, entry: Entry, fetching: Fetching, reader: Reader) -> None:
+    def __init__(self, entry: CacheEntry, fetching: ChunkFetcher, reader: ObjectReader) -> None:
         self._entry = entry
         self._fetching = fetching
         self._reader = reader
@@ -183,7 +270,7 @@ class _Reading:
 
     async def _in_order(self, start: int, stop: int | None) -> AsyncGenerator[Piece, None]:
         entry, chunks, fetching = self._entry, self._entry.chunks, self._fetching
-        stream: StreamFlight | None = entry.stream
+        stream: StreamFetch | None = entry.stream
         while stop is None or start < stop:
             number = start // chunks.chunk_bytes
             self._reader.first, self._reader.until = number, _EVER
@@ -235,16 +322,16 @@ class _Reading:
                 urgency = reader.urgency if ahead == number else max(reader.urgency, Urgency.AHEAD)
                 self._fetching.flight(entry, ahead, reader, Urgency(urgency))
 
-    def _on_disk(self, start: int, stop: int) -> OnDisk:
+    def _on_disk(self, start: int, stop: int) -> DiskPiece:
         """As much as is there; of what may go while it is read no more than the reader holds."""
         chunks = self._entry.chunks
         if not chunks.settled:
             until = min(start // chunks.chunk_bytes + _PIECE_CHUNKS, self._reader.until)
             stop = min(stop, until * chunks.chunk_bytes)
         assert self._entry.file is not None
-        return OnDisk(self._entry.file.fd, start, chunks.ready(start, stop, passing=True) - start)
+        return DiskPiece(self._entry.file.fd, start, chunks.ready(start, stop, on_probation=True) - start)
 
-    def _given(self, start: int, count: int, flight: Flight | None = None, *, passed: bool = False) -> None:
+    def _given(self, start: int, count: int, flight: ChunkFetch | None = None, *, passed: bool = False) -> None:
         """Account for ``count`` bytes that the reader has taken, from the memory of ``flight`` if one is given.
         ``passed``: they never lay on disk."""
         entry, fetching, chunks = self._entry, self._fetching, self._entry.chunks
@@ -254,50 +341,40 @@ class _Reading:
             flight.read_through = flight.read_through or start + count >= chunks.bounds(flight.number)[1]
         fetching.policy.served(entry.id, count)
         fetched = count if self._streams else 0
-        for number in chunks.over(start, start + count) if self._reader.started or chunks.passing else ():
+        for number in chunks.over(start, start + count) if self._reader.started or chunks.on_probation else ():
             first, last = chunks.bounds(number)
             if number in self._reader.started and not self._streams:
                 fetched += min(last, start + count) - max(first, start)
-            if start + count >= last and number in chunks.passing:
-                fetching.policy.transit.spend((entry.id, number))
+            if start + count >= last and number in chunks.on_probation:
+                fetching.policy.probation.spend((entry.id, number))
         hit = count - fetched
         fetching.stats.given(self._reader.client.tenant, hit=hit, miss=fetched, ahead=fetching.take_ahead(entry, hit))
         fetching.stats.passed_bytes += count if passed else 0
 
 
 _UNWANTED_S = 2.0
-
-
 """How long a chunk that is under way, and that nobody wants any more, may take: it has cost a request already."""
-
-
 _LOOK_EVERY_S = 0.2
-
-
 _AHEAD_ENTRIES = 100_000
-
-
 _LARGE = 8
-
-
 """Room is made for all of an object of which a range is read, unless it is larger than this fraction of the cache."""
 
 
-class Fetching:
+class ChunkFetcher:
     """What the readers of one cache share. ``entries``: those in memory, by number. ``settle`` is called when somebody
     has let go of an entry, ``remove`` with the numbers of those that were evicted."""
 
     def __init__(
-        self, origin: Origin, turns: Turns, policy: Policy, disk: Disk, journal: Journal, stats: CacheStats
+        self, origin: Origin, scheduler: FetchScheduler, policy: Policy, disk: Disk, journal: Journal, stats: CacheStats
     ) -> None:
         self.origin = origin
-        self.turns = turns
+        self.scheduler = scheduler
         self.policy = policy
         self.disk = disk
         self.journal = journal
         self.stats = stats
-        self.entries: dict[int, Entry] = {}
-        self.settle: Callable[[Entry], None] = lambda entry: None
+        self.entries: dict[int, CacheEntry] = {}
+        self.settle: Callable[[CacheEntry], None] = lambda entry: None
         self.remove: Callable[[Iterable[int]], None] = lambda numbers: None
         self._ahead: dict[int, int] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -335,7 +412,7 @@ class Fetching:
 
     # -- readers
 
-    def enter(self, entry: Entry, reader: Reader, start: int, stop: int | None) -> None:
+    def enter(self, entry: CacheEntry, reader: ObjectReader, start: int, stop: int | None) -> None:
         """``reader`` begins to read bytes ``[start, stop)`` of the entry."""
         before, entry.before = entry.before, None
         if not entry.gone:
@@ -346,13 +423,13 @@ class Fetching:
                 entry.id, before, entry.key, entry.tenant, expected, partly=not entry.in_order
             )
             self.remove(admission.evicted)
-            if admission.stays and entry.chunks.passing:
-                for number in list(entry.chunks.passing):
-                    entry.chunks.passing.discard(number)
+            if admission.stays and entry.chunks.on_probation:
+                for number in list(entry.chunks.on_probation):
+                    entry.chunks.on_probation.discard(number)
                     self.journal.changed(entry, number)
         entry.readers.append(reader)
 
-    def leave(self, entry: Entry, reader: Reader) -> None:
+    def leave(self, entry: CacheEntry, reader: ObjectReader) -> None:
         """It has read what it wanted, or will not go on."""
         entry.readers.remove(reader)
         for flight in list(entry.flights.values()):
@@ -368,27 +445,27 @@ class Fetching:
         self.moved(entry)
         self.settle(entry)
 
-    def _abandon(self, entry: Entry, flight: Flight) -> None:
+    def _abandon(self, entry: CacheEntry, flight: ChunkFetch) -> None:
         """Nobody has wanted it for a while, and its origin has not given it: it may never."""
         wanted = flight.readers or flight.arrived or entry.flights.get(flight.number) is not flight
         if not wanted and flight.task is not None:
             del entry.flights[flight.number]
             flight.task.cancel()
 
-    def moved(self, entry: Entry) -> None:
+    def moved(self, entry: CacheEntry) -> None:
         """A reader has moved on."""
         if entry.stream is not None:
             entry.stream.moved.set()
 
     # -- chunks
 
-    def fetched_ahead(self, entry: Entry, count: int) -> None:
+    def fetched_ahead(self, entry: CacheEntry, count: int) -> None:
         """Note that ``count`` bytes of ``entry`` are fetched before a reader wants them."""
         self._ahead[entry.id] = self._ahead.pop(entry.id, 0) + count
         if len(self._ahead) > _AHEAD_ENTRIES:  # most of these were evicted unread
             del self._ahead[next(iter(self._ahead))]
 
-    def take_ahead(self, entry: Entry, count: int) -> int:
+    def take_ahead(self, entry: CacheEntry, count: int) -> int:
         """Return how many of the ``count`` bytes of ``entry`` that were there for a reader were fetched ahead, and are
         given for the first time."""
         noted = self._ahead.get(entry.id, 0)
@@ -398,21 +475,21 @@ class Fetching:
             self._ahead.pop(entry.id, None)
         return min(noted, count)
 
-    def flight(self, entry: Entry, number: int, reader: Reader, urgency: Urgency) -> Flight:
+    def flight(self, entry: CacheEntry, number: int, reader: ObjectReader, urgency: Urgency) -> ChunkFetch:
         """The fetch of a chunk that cannot be served yet: the one that is on its way, or a new one."""
         flight = entry.flights.get(number)
         if flight is None:
-            flight = entry.flights[number] = Flight(number, urgency, reader.client)
+            flight = entry.flights[number] = ChunkFetch(number, urgency, reader.client)
             flight.task = self.start(self._fly(entry, flight, self._fetch))
             reader.started.add(number)
         flight.join(reader, urgency)
         return flight
 
-    async def compared(self, entry: Entry, number: int, reader: Reader) -> None:
+    async def compared(self, entry: CacheEntry, number: int, reader: ObjectReader) -> None:
         """Compare a chunk that was there before this process; it is trusted then, or dropped."""
         flight = entry.flights.get(number)
         if flight is None:
-            flight = entry.flights[number] = Flight(number, reader.urgency, reader.client)
+            flight = entry.flights[number] = ChunkFetch(number, reader.urgency, reader.client)
             flight.task = self.start(self._fly(entry, flight, self._compare))
         flight.join(reader, reader.urgency)
         try:
@@ -421,7 +498,7 @@ class Fetching:
             flight.leave(reader)
 
     async def _fly(
-        self, entry: Entry, flight: Flight, do: Callable[[Entry, Flight], Coroutine[Any, Any, None]]
+        self, entry: CacheEntry, flight: ChunkFetch, do: Callable[[CacheEntry, ChunkFetch], Coroutine[Any, Any, None]]
     ) -> None:
         try:
             await do(entry, flight)
@@ -447,15 +524,15 @@ class Fetching:
             self.moved(entry)
             self.settle(entry)
 
-    async def _fetch(self, entry: Entry, flight: Flight) -> None:
+    async def _fetch(self, entry: CacheEntry, flight: ChunkFetch) -> None:
         number = flight.number
         if number in entry.chunks and await self._verified(entry, flight):
             flight.result.set_result(None)
             return
         start, stop = entry.chunks.bounds(number)
-        flight.turn = self.turns.turn(flight.client, flight.urgency, entry.url)
+        flight.slot = self.scheduler.slot(flight.client, flight.urgency, entry.url)
         async with contextlib.AsyncExitStack() as stack:
-            async with flight.turn:
+            async with flight.slot:
                 flight.begun = True
                 part = await stack.enter_async_context(self.origin.part(entry.url, start, stop, entry.facts))
             if len(part.view) != stop - start:
@@ -465,11 +542,13 @@ class Fetching:
                 raise TransferError(f"{redact(entry.url)}: {said}").at(redact(entry.url), start)
             await self._arrived(entry, flight, part.view)
 
-    def first_chunk(self, entry: Entry, client: Client, view: memoryview, memory: contextlib.AsyncExitStack) -> None:
+    def first_chunk(
+        self, entry: CacheEntry, client: Client, view: memoryview, memory: contextlib.AsyncExitStack
+    ) -> None:
         """Store the first chunk of ``entry``, which came with its facts, and give it to its first reader meanwhile.
         ``memory`` is closed when ``view`` is not needed any more."""
 
-        async def store(entry: Entry, flight: Flight) -> None:
+        async def store(entry: CacheEntry, flight: ChunkFetch) -> None:
             async with memory:
                 self.enter(entry, opener, 0, len(view))
                 try:
@@ -477,12 +556,12 @@ class Fetching:
                 finally:
                     self.leave(entry, opener)
 
-        opener = Reader(client, Urgency.DEMAND, until=1)
-        flight = entry.flights[0] = Flight(0, Urgency.DEMAND, client)
+        opener = ObjectReader(client, Urgency.DEMAND, until=1)
+        flight = entry.flights[0] = ChunkFetch(0, Urgency.DEMAND, client)
         flight.begun = True
         flight.task = self.start(self._fly(entry, flight, store))
 
-    async def _arrived(self, entry: Entry, flight: Flight, view: memoryview) -> None:
+    async def _arrived(self, entry: CacheEntry, flight: ChunkFetch, view: memoryview) -> None:
         """Give the bytes of a chunk to those who wait for them, and store them meanwhile: no reader waits for the disk.
         Return when ``view`` is needed for neither."""
         number = flight.number
@@ -491,8 +570,8 @@ class Fetching:
         stored = await self.keep(entry, number, view, wanted=flight.urgency == Urgency.DEMAND)
         flight.stored.set_result(stored)
         if stored:
-            if flight.read_through and number in entry.chunks.passing:
-                self.policy.transit.spend((entry.id, number))
+            if flight.read_through and number in entry.chunks.on_probation:
+                self.policy.probation.spend((entry.id, number))
         else:
             self.stats.passed_bytes += flight.given_bytes
             await self._handed_round(flight)
@@ -502,7 +581,7 @@ class Fetching:
             flight.left.clear()
             await flight.left.wait()
 
-    async def _handed_round(self, flight: Flight) -> None:
+    async def _handed_round(self, flight: ChunkFetch) -> None:
         """Hold the bytes of a chunk that could not be stored until no reader wants them. If memory is waited for, and
         its readers have not come to it yet, they fetch it again: all would wait for each other."""
         while flight.readers:  # one may join between the last one's leaving and this task's waking
@@ -513,11 +592,11 @@ class Fetching:
             if self.origin.crowded and not flight.holders:
                 return
 
-    async def _compare(self, entry: Entry, flight: Flight) -> None:
+    async def _compare(self, entry: CacheEntry, flight: ChunkFetch) -> None:
         await self._verified(entry, flight)
         flight.result.set_result(None)
 
-    async def _verified(self, entry: Entry, flight: Flight) -> bool:
+    async def _verified(self, entry: CacheEntry, flight: ChunkFetch) -> bool:
         """Whether the chunk that was there before this process is good; else it is dropped."""
         number = flight.number
         flight.begun = flight.arrived = True
@@ -532,7 +611,7 @@ class Fetching:
         flight.begun = flight.arrived = False
         return False
 
-    async def keep(self, entry: Entry, number: int, data: memoryview, *, wanted: bool) -> bool:
+    async def keep(self, entry: CacheEntry, number: int, data: memoryview, *, wanted: bool) -> bool:
         """Write a chunk down, where it may stay or pass; False where it can do neither."""
         if entry.gone or not self.disk.usable:
             return False
@@ -551,23 +630,23 @@ class Fetching:
             if entry.file is not None and entry.file.broken:
                 self.remove([entry.id])  # the next reader has another file made
             return False
-        entry.chunks.add(number, crc, passing=not placed.stays)
+        entry.chunks.add(number, crc, on_probation=not placed.stays)
         self.journal.changed(entry, number)
         return True
 
-    def drop(self, entry: Entry, number: int) -> None:
+    def drop(self, entry: CacheEntry, number: int) -> None:
         """A chunk is not good."""
         self.policy.lose(entry.id, number, cost(entry.chunks.length(number)))
         entry.chunks.drop(number)
         self.journal.changed(entry, number)
 
-    def _needed(self, chunk: Chunk) -> bool:
+    def _needed(self, chunk: ChunkId) -> bool:
         entry = self.entries.get(chunk[0])
         return entry is not None and entry.needed(chunk[1])
 
-    async def _punch(self, chunks: Iterable[Chunk]) -> None:
-        """Chunks leave the transit share: nobody finds them any more, then their blocks are given back."""
-        found: list[tuple[Entry, int]] = []
+    async def _punch(self, chunks: Iterable[ChunkId]) -> None:
+        """Chunks leave the probation segment: nobody finds them any more, then their blocks are given back."""
+        found: list[tuple[CacheEntry, int]] = []
         for identity, number in chunks:
             entry = self.entries.get(identity)
             if entry is not None and number in entry.chunks:

@@ -1,42 +1,169 @@
-"""The index: which objects are in the cache, and which of their chunks with which checksum. One SQLite file (WAL).
+"""The index of the cache: its objects and the checksums of their chunks, in one SQLite file (WAL).
 
-It may be some writes behind the files, or say things of them that are not so any more after a crash: a chunk's checksum
-is compared before it is served. What it says of an object has a checksum of its own. All methods block; one thread
-at a time is let in.
+It may lag some writes behind the files, or be wrong about them after a crash: a chunk is compared with its checksum
+before it is served, and a row has a checksum of its own. All methods of `Index` block; one thread at a time is let in.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import functools
+import hashlib
 import json
-import logging
 import os
 import sqlite3
+import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from crc32c import crc32c
 
-from wds_async.service.cache.chunks import PAGE
-from wds_async.service.cache.entries import Entry
-from wds_async.service.cache.policy import Policy
-from wds_async.storage.base import Call
+from wds_async.redact import redact
 
-__all__ = ["Batch", "Index", "Journal", "Row", "Totals"]
+__all__ = ["CHUNK_BYTES", "PAGE", "Chunks", "Index", "IndexBatch", "IndexRow", "Totals", "key_of"]
+
+
+CHUNK_BYTES = 2 << 20
+"""As large as the engine's parts, so that a chunk is one request."""
+PAGE = 512
+"""Chunks whose checksums are one row of the index."""
+_RECORD = struct.Struct("<HI")
+
+
+class Chunks:
+    """The chunks of one object of ``size`` bytes (None: not known yet).
+
+    A chunk is *there* with its CRC-32C. It is *trusted* once this process has written it, or compared it. It *stays*
+    unless it is in the probation segment, from where it may go at any time.
+    """
+
+    def __init__(self, size: int | None, chunk_bytes: int = CHUNK_BYTES) -> None:
+        self.size = size
+        self.chunk_bytes = chunk_bytes
+        self.on_probation: set[int] = set()
+        """Those of the probation segment."""
+        self._crcs: dict[int, int] = {}
+        self._trusted: set[int] = set()
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._crcs
+
+    @property
+    def count(self) -> int | None:
+        """How many chunks the object has."""
+        return None if self.size is None else -(-self.size // self.chunk_bytes)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of them are there."""
+        return len(self._crcs) == self.count
+
+    @property
+    def settled(self) -> bool:
+        """Whether all of them are there, trusted, and stay."""
+        return not self.on_probation and len(self._trusted) == self.count
+
+    def trusted(self, number: int) -> bool:
+        """Whether the chunk may be served as it is."""
+        return number in self._trusted
+
+    def crc(self, number: int) -> int:
+        """The CRC-32C of a chunk that is there."""
+        return self._crcs[number]
+
+    def add(self, number: int, crc: int, *, on_probation: bool = False) -> None:
+        """The chunk was written by this process."""
+        self._crcs[number] = crc
+        self._trusted.add(number)
+        if on_probation:
+            self.on_probation.add(number)
+
+    def trust(self, number: int) -> None:
+        """What lies on disk was compared with the checksum."""
+        self._trusted.add(number)
+
+    def distrust(self, number: int | None = None) -> None:
+        """Have a chunk (None: every one) compared with its checksum again before it is served."""
+        if number is None:
+            self._trusted.clear()
+        else:
+            self._trusted.discard(number)
+
+    def drop(self, number: int) -> None:
+        """The chunk is not there any more."""
+        self._crcs.pop(number, None)
+        self._trusted.discard(number)
+        self.on_probation.discard(number)
+
+    def numbers(self) -> list[int]:
+        """The chunks that are there."""
+        return sorted(self._crcs)
+
+    def bounds(self, number: int) -> tuple[int, int]:
+        """First byte of a chunk, and the one behind its last."""
+        start = number * self.chunk_bytes
+        stop = start + self.chunk_bytes
+        return start, stop if self.size is None else min(stop, self.size)
+
+    def length(self, number: int) -> int:
+        """Bytes of a chunk."""
+        start, stop = self.bounds(number)
+        return stop - start
+
+    def over(self, start: int, stop: int) -> range:
+        """The chunks that hold bytes ``[start, stop)``."""
+        return range(start // self.chunk_bytes, -(-stop // self.chunk_bytes)) if stop > start else range(0)
+
+    def ready(self, start: int, stop: int, *, on_probation: bool = False) -> int:
+        """The end of what is there from ``start`` on, trusted and staying (with ``on_probation``: or on probation)."""
+        if self.size is not None:
+            stop = min(stop, self.size)
+            if self.settled:
+                return max(start, stop)
+        number, chunk = start // self.chunk_bytes, self.chunk_bytes
+        while number * chunk < stop and number in self._trusted and (on_probation or number not in self.on_probation):
+            number += 1
+        return max(start, min(stop, number * chunk))
+
+    # -- rows of the index
+
+    def page(self, page: int) -> bytes:
+        """The checksums of the page's chunks that stay, for the index."""
+        first = page * PAGE
+        return b"".join(
+            _RECORD.pack(number - first, self._crcs[number])
+            for number in range(first, first + PAGE)
+            if number in self._crcs and number not in self.on_probation
+        )
+
+    def load(self, pages: Iterable[tuple[int, bytes]]) -> None:
+        """What the index says is there; none of it is trusted. What makes no sense is passed over."""
+        for page, packed in pages:
+            for number, crc in _unpack(page, packed):
+                if self.count is None or number < self.count:
+                    self._crcs[number] = crc
+
+
+def _unpack(page: int, packed: bytes) -> Iterator[tuple[int, int]]:
+    whole = len(packed) - len(packed) % _RECORD.size
+    for place, crc in _RECORD.iter_unpack(packed[:whole]):
+        yield page * PAGE + place, crc
+
+
+@functools.lru_cache(maxsize=4096)
+def key_of(url: str) -> str:
+    """``url`` as the index may hold it, which lies on a disk: a signature or password is not written down. Whoever asks
+    for the object by another signature asks for another object: no one's right is used by others."""
+    shown = redact(url)
+    return url if shown == url else f"{shown} {hashlib.sha256(url.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
+
 
 _VERSION = 1
-
-
 _LOCKED_S = 2.0
-
-
 """How long another program may keep it locked: what could not be written is noted, and the service's end waits."""
-
-
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS entries (
@@ -58,17 +185,9 @@ CREATE TRIGGER IF NOT EXISTS removed AFTER DELETE ON entries BEGIN
     UPDATE totals SET entries = entries - 1, bytes = bytes - OLD.held WHERE tenant = OLD.tenant;
     DELETE FROM chunks WHERE entry = OLD.id; END;
 """
-
-
 _PINS = "CREATE TABLE IF NOT EXISTS pins (name TEXT PRIMARY KEY) WITHOUT ROWID"
-
-
 """Younger than the schema's version: an index without this table has no pins."""
-
-
 _COLUMNS = "id, key, tenant, identity, size, ranged, facts, checked, used, last, held"
-
-
 _UPSERT = f"""
 INSERT INTO entries ({_COLUMNS}, crc) VALUES ({", ".join("?" * 12)})
 ON CONFLICT (id) DO UPDATE SET size = excluded.size, facts = excluded.facts, checked = excluded.checked,
@@ -76,7 +195,7 @@ ON CONFLICT (id) DO UPDATE SET size = excluded.size, facts = excluded.facts, che
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class IndexRow:
     """One object. ``facts``: JSON of what its origin said of it. ``checked``, ``used``: seconds since 1970; ``last``:
     the policy's time of the last use. ``held``: bytes of its chunks."""
 
@@ -106,10 +225,10 @@ class Row:
 
 
 @dataclass(slots=True)
-class Batch:
+class IndexBatch:
     """Changes to be written at once. ``pages``: the checksums of an entry's page; ``gone``: entries without a file."""
 
-    rows: dict[int, Row] = field(default_factory=dict)
+    rows: dict[int, IndexRow] = field(default_factory=dict)
     pages: dict[tuple[int, int], bytes] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)
 
@@ -180,7 +299,7 @@ class Index:
             self._db.executemany(change, [(name,) for name in names])
         return self.pins()
 
-    def load(self, key: str) -> tuple[Row, list[tuple[int, bytes]] | None] | None:
+    def load(self, key: str) -> tuple[IndexRow, list[tuple[int, bytes]] | None] | None:
         """The object with this key and its pages of checksums (None: its row is damaged); None where there is none."""
         with self._lock:
             found = self._db.execute(f"SELECT {_COLUMNS}, crc FROM entries WHERE key = ?", (key,)).fetchone()
@@ -190,7 +309,7 @@ class Index:
         row = _row(found)
         return row, (pages if row.crc == found[-1] else None)
 
-    def oldest(self, after: tuple[int, int], count: int) -> list[Row]:
+    def oldest(self, after: tuple[int, int], count: int) -> list[IndexRow]:
         """The next entries by their last use, behind ``(last, id)``."""
         with self._lock:
             found = self._db.execute(
@@ -204,18 +323,18 @@ class Index:
             return {number for (number,) in self._db.execute("SELECT id FROM entries WHERE id >= ?", (first,))}
 
     def empty(self) -> list[int]:
-        """Entries of which nothing is kept: files of these hold what was in transit."""
+        """Entries of which nothing is kept: files of these hold what was on probation."""
         with self._lock:
             return [number for (number,) in self._db.execute("SELECT id FROM entries WHERE held = 0")]
 
-    def rows(self, prefix: str = "") -> Iterator[Row]:
+    def rows(self, prefix: str = "") -> Iterator[IndexRow]:
         """The objects whose key begins so, by key. A long answer: nothing may be written meanwhile by this object."""
         last = ""
         while rows := self.following(prefix, last, 1000):
             yield from rows
             last = rows[-1].key
 
-    def following(self, prefix: str, last: str, count: int) -> list[Row]:
+    def following(self, prefix: str, last: str, count: int) -> list[IndexRow]:
         """The next ``count`` objects whose key begins with ``prefix``, by key, behind the key ``last``."""
         with self._lock:
             found = self._db.execute(
@@ -223,7 +342,7 @@ class Index:
             ).fetchall()
         return [row for row in map(_row, found) if row.key.startswith(prefix)]
 
-    def write(self, batch: Batch, next_id: int, state: Mapping[str, Any], sweep_from: int | None = None) -> None:
+    def write(self, batch: IndexBatch, next_id: int, state: Mapping[str, Any], sweep_from: int | None = None) -> None:
         """All of it, or nothing. ``sweep_from``: see `Totals`; ``next_id`` where it is not given."""
         meta = (
             ("next_id", str(next_id)),
@@ -244,7 +363,7 @@ class Index:
         with self._lock:
             self._db.close()
 
-    def _displace(self, rows: Iterable[Row]) -> None:
+    def _displace(self, rows: Iterable[IndexRow]) -> None:
         """A key has one entry: an older one that still has it goes, with its triggers, which REPLACE would not fire."""
         self._db.executemany("DELETE FROM entries WHERE key = ? AND id != ?", [(row.key, row.id) for row in rows])
 
@@ -282,133 +401,6 @@ def _make(path: Path) -> None:
         raise sqlite3.OperationalError(f"unable to open database file: {exn}") from exn
 
 
-def _row(values: tuple[Any, ...]) -> Row:
+def _row(values: tuple[Any, ...]) -> IndexRow:
     number, key, tenant, identity, size, ranged, *rest = values[:11]
-    return Row(number, key, tenant, identity, size, bool(ranged), *rest)
-
-
-logger = logging.getLogger("wds_async")
-
-
-class Journal:
-    """Writes to ``index`` what was noted since the last `flush`. None: there is no index, and nothing is written.
-    ``broken`` is called where it cannot be written for what is in it."""
-
-    def __init__(
-        self,
-        index: Index | None,
-        call: Call,
-        policy: Policy,
-        *,
-        clock: Callable[[], float],
-        wall: Callable[[], float],
-        next_id: int,
-        broken: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.index = index
-        self._broken = broken
-        self._call = call
-        self._policy = policy
-        self._clock = clock
-        self._wall = wall
-        self._next_id = next_id
-        self._dirty: dict[int, Entry] = {}
-        self._pages: dict[tuple[int, int], Entry] = {}
-        self._made: set[int] = set()
-        """Whose files there may be, though the index has no row of them."""
-        self._keys: set[str] = set()
-        self._keys_on_their_way: set[str] = set()
-        self._going: set[int] = set()
-        self._gone: set[int] = set()
-        self._writing = asyncio.Lock()
-        self._said = False
-
-    def new_id(self) -> int:
-        """A number that no entry has had."""
-        number, self._next_id = self._next_id, self._next_id + 1
-        self._made.add(number)
-        return number
-
-    def unmade(self, number: int) -> None:
-        """There is no file of this number, and there will be none."""
-        self._made.discard(number)
-
-    @property
-    def behind(self) -> bool:
-        """Whether there is anything to write."""
-        return bool(self._dirty or self._gone)
-
-    def pending(self, key: str) -> bool:
-        """Whether the index may not know yet what there is of an object."""
-        return key in self._keys or key in self._keys_on_their_way
-
-    def used(self, entry: Entry) -> None:
-        """It was used, or asked for at its origin."""
-        if entry.file is not None and not entry.gone:
-            self._dirty[entry.id] = entry
-            self._keys.add(entry.key)
-
-    def changed(self, entry: Entry, number: int) -> None:
-        """A chunk of it has come or gone."""
-        if entry.file is not None and not entry.gone:
-            self._dirty[entry.id] = entry
-            self._keys.add(entry.key)
-            self._pages[entry.id, number // PAGE] = entry
-
-    def removing(self, number: int) -> None:
-        """Its file is about to go."""
-        self._going.add(number)
-        self._dirty.pop(number, None)
-
-    def removed(self, number: int) -> None:
-        """Its file is gone."""
-        self._gone.add(number)
-        self._made.discard(number)
-
-    def is_removed(self, number: int) -> bool:
-        """Whether it is gone, though the index may not know yet."""
-        return number in self._going
-
-    async def flush(self) -> bool:
-        """Write what was noted until now; False where the index refused, and then it is noted still."""
-        async with self._writing:
-            if self.index is None or not self.behind:
-                return True
-            entries, pages, gone = self._dirty, self._pages, set(self._gone)
-            self._dirty, self._pages = {}, {}
-            self._keys_on_their_way, self._keys = self._keys, set()
-            batch = self._batch(entries, pages, gone)
-            sweep_from = min(self._made - batch.rows.keys(), default=self._next_id)
-            try:
-                await self._call(self.index.write, batch, self._next_id, self._policy.state(), sweep_from)
-            except sqlite3.Error as exn:
-                self._dirty, self._pages = {**entries, **self._dirty}, {**pages, **self._pages}
-                self._keys |= self._keys_on_their_way
-                self._complain(exn)
-                return False
-            self._keys_on_their_way = set()
-            self._made -= batch.rows.keys()
-            self._gone -= gone
-            self._going -= gone
-            self._said = False
-            return True
-
-    def _batch(self, entries: dict[int, Entry], pages: dict[tuple[int, int], Entry], gone: set[int]) -> Batch:
-        clock, wall = self._clock(), self._wall()
-        rows = {
-            number: entry.row(wall - (clock - entry.checked), wall, self._policy.last_use(number))
-            for number, entry in entries.items()
-            if not entry.gone
-        }
-        packed = {key: entry.chunks.page(key[1]) for key, entry in pages.items() if not entry.gone}
-        return Batch(rows, packed, gone)
-
-    def _complain(self, exn: sqlite3.Error) -> None:
-        if not isinstance(exn, sqlite3.OperationalError):
-            self._broken()
-        if not self._said:
-            logger.warning(
-                "cache: the index cannot be written: %s; what is cached from now on is forgotten at a restart until it "
-                "can", exn,
-            )  # fmt: skip
-        self._said = True
+    return IndexRow(number, key, tenant, identity, size, bool(ranged), *rest)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from wds_async.transfer.ranges import Facts
 
-__all__ = ["NO_CLIENT", "AnyTime", "Client", "Origin", "Part", "Turns", "Urgency"]
+__all__ = ["NO_CLIENT", "Client", "FetchScheduler", "FetchedRange", "Origin", "UnlimitedScheduler", "Urgency"]
 
 
 class Client(NamedTuple):
@@ -40,7 +40,7 @@ class Urgency(enum.IntEnum):
     """Nobody yet: a plan says that it will be read."""
 
 
-class Part(Protocol):
+class FetchedRange(Protocol):
     """A byte range that has arrived."""
 
     @property
@@ -71,7 +71,9 @@ class Origin(Protocol):
         """Whether its store is not known to be down; without I/O."""
         ...
 
-    def part(self, url: str, start: int, stop: int, facts: Facts | None = None) -> AbstractAsyncContextManager[Part]:
+    def part(
+        self, url: str, start: int, stop: int, facts: Facts | None = None
+    ) -> AbstractAsyncContextManager[FetchedRange]:
         """Bytes ``[start, stop)``, valid inside the ``async with``. `ObjectChanged` where the object is not that of
         ``facts``; `Unranged` where it can be read in order only. None: the first answer to be had of it."""
         ...
@@ -81,16 +83,16 @@ class Origin(Protocol):
         ...
 
 
-class Turns(Protocol):
+class FetchScheduler(Protocol):
     """Who may ask an origin for a chunk next."""
 
-    def turn(self, client: Client, urgency: Urgency, url: str = "") -> AbstractAsyncContextManager[None]:
+    def slot(self, client: Client, urgency: Urgency, url: str = "") -> AbstractAsyncContextManager[None]:
         """Held while the chunk of ``url`` is fetched."""
         ...
 
 
-class AnyTime:
+class UnlimitedScheduler:
     """Everybody at once."""
 
-    def turn(self, client: Client, urgency: Urgency, url: str = "") -> AbstractAsyncContextManager[None]:
+    def slot(self, client: Client, urgency: Urgency, url: str = "") -> AbstractAsyncContextManager[None]:
         return nullcontext()

@@ -8,17 +8,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Admission", "Chunk", "Intervals", "Placed", "Policy", "Resident", "Transit"]
+__all__ = ["Admission", "ChunkId", "Intervals", "Placement", "Policy", "Probation", "Resident"]
 
 _STEPS = 4  # to each doubling
-
-
 _TAIL = 0.02  # of the weight may lie above what is called usual
-
-
 _MARGIN = 1.25
-
-
 _FEWEST = 16
 
 
@@ -67,16 +61,12 @@ class Intervals:
         self._count, self._at = int(str(state.get("count", 0))), int(str(state.get("at", 0)))
 
 
-Chunk = tuple[int, int]
-
-
+ChunkId = tuple[int, int]
 """An entry's number, and which of its chunks."""
-
-
 _MOST_EXAMINED = 512
 
 
-class Transit:
+class Probation:
     """At most ``limit_bytes`` of chunks. Those that a reader has passed go first, the oldest of them first; one that
     nobody has read yet goes only for what is wanted now."""
 
@@ -84,13 +74,13 @@ class Transit:
         self.limit_bytes = limit_bytes
         self.bytes = 0
         self.spent_bytes = 0
-        self._unread: OrderedDict[Chunk, int] = OrderedDict()
-        self._spent: OrderedDict[Chunk, int] = OrderedDict()
+        self._unread: OrderedDict[ChunkId, int] = OrderedDict()
+        self._spent: OrderedDict[ChunkId, int] = OrderedDict()
         self._of: dict[int, set[int]] = {}
 
-    def put(self, chunk: Chunk, count: int, wanted: bool, held: Callable[[Chunk], bool]) -> list[Chunk] | None:
+    def put(self, chunk: ChunkId, count: int, wanted: bool, held: Callable[[ChunkId], bool]) -> list[ChunkId] | None:
         """Take in a chunk; those that go for it. None: there is no room. ``held`` tells which must not go."""
-        gone: list[Chunk] = []
+        gone: list[ChunkId] = []
         if count > self.limit_bytes:
             return None
         free = self.limit_bytes - self.bytes
@@ -110,14 +100,14 @@ class Transit:
         self.bytes += count
         return gone
 
-    def spend(self, chunk: Chunk) -> None:
+    def spend(self, chunk: ChunkId) -> None:
         """A reader has passed it."""
         count = self._unread.pop(chunk, None)
         if count is not None:
             self._spent[chunk] = count
             self.spent_bytes += count
 
-    def drop(self, chunk: Chunk) -> int:
+    def drop(self, chunk: ChunkId) -> int:
         """It is not there any more; its bytes."""
         count = self._unread.pop(chunk, None)
         if count is None:
@@ -131,30 +121,20 @@ class Transit:
         return count
 
     def of(self, entry: int) -> int:
-        """Bytes of an entry's chunks in transit."""
+        """Bytes of an entry's chunks on probation."""
         numbers = self._of.get(entry, ())
         return sum(self._unread.get((entry, n), 0) or self._spent.get((entry, n), 0) for n in numbers)
 
     def drop_all(self, entry: int) -> int:
-        """None of an entry's chunks is in transit any more; their bytes."""
+        """None of an entry's chunks is on probation any more; their bytes."""
         return sum(self.drop((entry, number)) for number in list(self._of.get(entry, ())))
 
 
-TRANSIT_SHARE = 0.04
-
-
-_LEAST_TRANSIT_CHUNKS = 2
-
-
+PROBATION_SHARE = 0.04
+_LEAST_PROBATION_CHUNKS = 2
 _GHOSTS = 1 << 17
-
-
 _UNLEARNED = 4  # times the cache's size
-
-
 _MOST_LOOKED_AT = 4096
-
-
 _MOST_REMEMBERED = 1 << 17
 
 
@@ -184,18 +164,18 @@ class Admission:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class Placement:
     """Where a chunk goes. ``stays``: among the residents, and ``evicted`` are entries that go for it; else into the
-    transit share, from where the chunks ``gone`` go."""
+    probation segment, from where the chunks ``gone`` go."""
 
     stays: bool
     evicted: tuple[int, ...] = ()
-    gone: tuple[Chunk, ...] = ()
+    gone: tuple[ChunkId, ...] = ()
 
 
 class Policy:
     """Entries are numbers; sizes are bytes of disk. ``bytes`` and ``by_tenant`` are what is there from before, whose
-    entries come later, the longest unused first (`remember`), or when they are used."""
+    entries come later, the longest unused first (`add_older`), or when they are used."""
 
     def __init__(
         self,
@@ -209,11 +189,11 @@ class Policy:
         pins: Iterable[str] = (),
     ) -> None:
         state = state or {}
-        least = min(limit_bytes // 4, _LEAST_TRANSIT_CHUNKS * chunk_bytes)
-        self.transit = Transit(max(int(limit_bytes * TRANSIT_SHARE), least))
+        least = min(limit_bytes // 4, _LEAST_PROBATION_CHUNKS * chunk_bytes)
+        self.probation = Probation(max(int(limit_bytes * PROBATION_SHARE), least))
         self.limit_bytes = limit_bytes
         self._chunk_bytes = chunk_bytes
-        self.room_bytes = self._most_room_bytes = limit_bytes - self.transit.limit_bytes
+        self.room_bytes = self._most_room_bytes = limit_bytes - self.probation.limit_bytes
         self.resident_bytes = sum((by_tenant or {}).values())
         self.now = int(state.get("now", 0))
         self.unseen = entries
@@ -225,7 +205,7 @@ class Policy:
         self._pinned: OrderedDict[int, Resident] = OrderedDict()
         self._cold: OrderedDict[int, Resident] = OrderedDict()
         self._warm: OrderedDict[int, Resident] = OrderedDict()
-        self._passing: dict[int, Resident] = {}
+        self._without_room: dict[int, Resident] = {}
         self._ghosts: OrderedDict[int, tuple[int, int]] = OrderedDict()
         self._intervals = Intervals(limit_bytes / 2, state.get("intervals"))
         self.pin(pins)
@@ -238,11 +218,13 @@ class Policy:
         """Somebody begins to read an entry, of which ``size`` bytes are to be expected. ``resident``: what the index
         says of it, where it is there from before. ``partly``: whether a part of it is worth keeping, where there is
         room for no more."""
-        known = self._find(entry) or (resident and self._told(entry, resident)) or self._newcomer(entry, key, tenant)
+        known = (
+            self._find(entry) or (resident and self._add_known(entry, resident)) or self._newcomer(entry, key, tenant)
+        )
         known.size = max(size, known.size)
         self._used(entry, known)
         known.readers += 1
-        missing = max(size, known.held + self.transit.of(entry)) - known.bytes
+        missing = max(size, known.held + self.probation.of(entry)) - known.bytes
         evicted: tuple[int, ...] = ()
         if missing > 0:
             found = self._room_for(missing, known, but=entry)
@@ -252,7 +234,7 @@ class Policy:
                 return Admission(stays=False)
             evicted = found
             self._set_aside(entry, known, missing)
-        known.held += self.transit.drop_all(entry)
+        known.held += self.probation.drop_all(entry)
         return Admission(True, evicted)
 
     def served(self, entry: int, count: int) -> None:
@@ -277,16 +259,16 @@ class Policy:
         known.readers -= 1
         if known.readers == 0:
             self._set_aside(entry, known, known.held - known.bytes)
-            self._haunt(known)
+            self._keep_ghost(known)
             self._spill()
 
     # -- chunks
 
     def place(
-        self, entry: int, number: int, count: int, *, wanted: bool, grows: bool, held: Callable[[Chunk], bool]
-    ) -> Placed | None:
+        self, entry: int, number: int, count: int, *, wanted: bool, grows: bool, held: Callable[[ChunkId], bool]
+    ) -> Placement | None:
         """Where a chunk that has come may lie; None: nowhere. ``grows``: nobody knows the object's size, so that room
-        is made chunk by chunk. ``wanted``, ``held``: see `Transit.put`."""
+        is made chunk by chunk. ``wanted``, ``held``: see `Probation.put`."""
         known = self._find(entry)
         evicted: tuple[int, ...] | None = ()
         if known is not None:
@@ -296,20 +278,20 @@ class Policy:
                 missing = 0
             if missing <= 0:
                 known.held += count
-                return Placed(True, evicted or ())
-        gone = self.transit.put((entry, number), count, wanted, held)
-        return None if gone is None else Placed(False, gone=tuple(gone))
+                return Placement(True, evicted or ())
+        gone = self.probation.put((entry, number), count, wanted, held)
+        return None if gone is None else Placement(False, gone=tuple(gone))
 
     def roomy(self, entry: int) -> bool:
         """Whether chunks that are fetched ahead of a reader would find a place."""
         known = self._find(entry)
-        free = self.transit.limit_bytes - self.transit.bytes + self.transit.spent_bytes
-        return (known is not None and known.bytes > known.held) or free > self.transit.limit_bytes // 4
+        free = self.probation.limit_bytes - self.probation.bytes + self.probation.spent_bytes
+        return (known is not None and known.bytes > known.held) or free > self.probation.limit_bytes // 4
 
     def lose(self, entry: int, number: int, count: int) -> None:
         """A chunk is not there any more: it was bad."""
         known = self._find(entry)
-        if not self.transit.drop((entry, number)) and known is not None:
+        if not self.probation.drop((entry, number)) and known is not None:
             known.held -= count
             if not known.readers:
                 self._set_aside(entry, known, -count)
@@ -317,11 +299,11 @@ class Policy:
     def forget(self, entry: int) -> None:
         """The entry is gone: removed, or replaced."""
         known = self._find(entry)
-        self.transit.drop_all(entry)
+        self.probation.drop_all(entry)
         if known is not None:
             self._set_aside(entry, known, -known.bytes)
-            self._haunt(known)
-            for pile in (self._passing, self._warm, self._cold, self._pinned):
+            self._keep_ghost(known)
+            for pile in (self._without_room, self._warm, self._cold, self._pinned):
                 pile.pop(entry, None)
 
     # -- what may not go
@@ -345,18 +327,18 @@ class Policy:
     # -- what was there before
 
     @property
-    def hungry(self) -> bool:
-        """Whether it should be told of more entries from before (`remember`) to know the one that is longest unused."""
+    def needs_older_entries(self) -> bool:
+        """Whether older entries (`add_older`) have to be loaded to know the least recently used one."""
         return not self._cold and self.unseen > 0
 
-    def remember(self, rows: Iterable[tuple[int, Resident]]) -> None:
+    def add_older(self, rows: Iterable[tuple[int, Resident]]) -> None:
         """The longest unused entries from before, in order; what is known already is passed over."""
         for entry, resident in rows:
             if self._find(entry) is None:
                 (self._pinned if self.is_pinned(resident.key) else self._cold)[entry] = resident
                 self.unseen -= 1
 
-    def all_told(self) -> None:
+    def no_older_entries(self) -> None:
         """There are no more entries from before."""
         self.unseen = 0
 
@@ -396,9 +378,9 @@ class Policy:
         return tuple(gone)
 
     def make_room(self, spare_bytes: int) -> None:
-        """Set how much may stay: with what may still come in transit, at most ``spare_bytes`` more than there is now,
+        """Set how much may stay: with what may still come on probation, at most ``spare_bytes`` more than there is now,
         and never more than the limit. Where that is less than there is, `excess` names what goes."""
-        spare_bytes -= self.transit.limit_bytes - self.transit.bytes
+        spare_bytes -= self.probation.limit_bytes - self.probation.bytes
         self.room_bytes = max(0, min(self._most_room_bytes, self.resident_bytes + spare_bytes))
 
     @property
@@ -420,7 +402,9 @@ class Policy:
     # -- inside
 
     def _find(self, entry: int) -> Resident | None:
-        return self._warm.get(entry) or self._passing.get(entry) or self._cold.get(entry) or self._pinned.get(entry)
+        return (
+            self._warm.get(entry) or self._without_room.get(entry) or self._cold.get(entry) or self._pinned.get(entry)
+        )
 
     def _pile(self, known: Resident) -> OrderedDict[int, Resident]:
         return self._pinned if self.is_pinned(known.key) else self._warm
@@ -429,7 +413,7 @@ class Policy:
         """How many bytes a tenant that has a quota may hold."""
         return int(self.quotas[tenant] * self._most_room_bytes)
 
-    def _told(self, entry: int, resident: Resident) -> Resident:
+    def _add_known(self, entry: int, resident: Resident) -> Resident:
         self._pile(resident)[entry] = resident
         self.unseen = max(0, self.unseen - 1)
         return resident
@@ -437,13 +421,13 @@ class Policy:
     def _newcomer(self, entry: int, key: str, tenant: str) -> Resident:
         last, given = self._ghosts.pop(hash(key), (self.now, 0))
         known = Resident(key, tenant, last, given=given)
-        self._passing[entry] = known
+        self._without_room[entry] = known
         return known
 
     def _used(self, entry: int, known: Resident) -> None:
         """It is used now. What comes soon after the last use belongs to that: ranges of one reader, or many readers."""
         gap = self.now - known.last
-        if gap > self.transit.limit_bytes and not known.readers:
+        if gap > self.probation.limit_bytes and not known.readers:
             self._intervals.observe(gap, known.size, self.now)
             known.given = 0
         known.last = self.now
@@ -491,15 +475,15 @@ class Policy:
         known.bytes += more
         self.resident_bytes += more
         self._tenants[known.tenant] = self._tenants.get(known.tenant, 0) + more
-        if known.bytes > 0 and entry in self._passing:
-            self._pile(known)[entry] = self._passing.pop(entry)
+        if known.bytes > 0 and entry in self._without_room:
+            self._pile(known)[entry] = self._without_room.pop(entry)
         elif known.bytes <= 0:
             for pile in (self._warm, self._cold, self._pinned):
                 pile.pop(entry, None)
             if known.readers:
-                self._passing[entry] = known
+                self._without_room[entry] = known
             else:
-                self._passing.pop(entry, None)
+                self._without_room.pop(entry, None)
 
     def _spill(self) -> None:
         """Forget what the index knows as well: memory does not grow with the number of entries."""
@@ -510,7 +494,7 @@ class Policy:
             del self._warm[entry]
             self.unseen += 1
 
-    def _haunt(self, known: Resident) -> None:
+    def _keep_ghost(self, known: Resident) -> None:
         self._ghosts[hash(known.key)] = (known.last, known.given)
         if len(self._ghosts) > _GHOSTS:
             self._ghosts.popitem(last=False)

@@ -1,145 +1,27 @@
-"""Comparing what lies on disk with its checksums while the cache is in use: slowly, in the background, or on demand."""
+"""Commands on a cache's folder: list, warm, pin, remove, verify."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import sqlite3
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from wds_async.config import TransferConfig
 from wds_async.errors import WdsError
-from wds_async.redact import redact
 from wds_async.service.cache.cache import CachedObject, ChunkCache
-from wds_async.service.cache.chunks import CHUNK_BYTES, PAGE, Chunks
 from wds_async.service.cache.disk import DataFile, DataFolder, open_folder, open_index, take_out_trash
-from wds_async.service.cache.entries import Shelf, cost
-from wds_async.service.cache.fetching import Fetching
-from wds_async.service.cache.index import Batch, Index, Row
+from wds_async.service.cache.entries import cost
+from wds_async.service.cache.index import CHUNK_BYTES, PAGE, Chunks, Index, IndexBatch, IndexRow
+from wds_async.service.cache.open_entries import Verified
 from wds_async.service.cache.origin import Origin, Urgency
 from wds_async.storage.base import Call
 from wds_async.transfer.ranges import RangeFetcher
 from wds_async.transfer.threads import BlockingThreads
 from wds_async.transfer.traffic import Traffic
 
-__all__ = ["Scrub", "Verified", "Warmed", "listed", "pin", "pins", "remove", "verify", "warm", "warm_folder"]
-
-logger = logging.getLogger("wds_async")
-
-
-_PASS_EVERY_S = 86400.0
-
-
-"""From the beginning of one pass over the cache to that of the next."""
-
-
-_ROWS_AT_ONCE = 100
-
-
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """One object, compared: its ``key``, how many chunks were good, and how many were bad and dropped."""
-
-    key: str
-    good: int
-    bad: int
-
-
-class Scrub:
-    """Reads the objects of the index from the disk itself. A chunk that is not what was written, or cannot be read, is
-    dropped, so that the next reader has it fetched again."""
-
-    def __init__(self, index: Index, shelf: Shelf, fetching: Fetching, chunk_bytes: int) -> None:
-        self._index = index
-        self._shelf = shelf
-        self._fetching = fetching
-        self._chunk_bytes = chunk_bytes
-
-    async def forever(self, bytes_per_s: float) -> None:
-        """One pass a day, or as often as the rate allows."""
-        loop = asyncio.get_running_loop()
-        while True:
-            began, bad = loop.time(), 0
-            try:
-                async for found in self.all("", bytes_per_s):
-                    bad += found.bad
-                    if found.bad:
-                        logger.warning(
-                            "cache: %s: %d chunks on disk were not what was written; they are fetched again",
-                            redact(found.key), found.bad,
-                        )  # fmt: skip
-            except sqlite3.Error as exn:
-                self._shelf.index_failed(exn)
-            await asyncio.sleep(max(1.0, began + _PASS_EVERY_S - loop.time()))
-
-    async def all(self, prefix: str = "", bytes_per_s: float = float("inf")) -> AsyncIterator[Verified]:
-        """Every object whose key begins so, in the order of keys, at no more than ``bytes_per_s``. sqlite3.Error where
-        the index cannot be read."""
-        last = ""
-        await self._fetching.journal.flush()
-        while rows := await self._fetching.disk.call(self._index.following, prefix, last, _ROWS_AT_ONCE):
-            for row in rows:
-                if not self._fetching.journal.is_removed(row.id):
-                    yield await self._one(row, bytes_per_s)
-            last = rows[-1].key
-
-    async def _one(self, row: Row, bytes_per_s: float) -> Verified:
-        chunks = await self._chunks(row)
-        good = bad = 0
-        for number in chunks.numbers():
-            if number not in chunks or number in chunks.passing:
-                continue  # it has gone meanwhile, or will soon
-            crc, (start, stop) = chunks.crc(number), chunks.bounds(number)
-            try:
-                found = await self._read(row, start, stop - start)
-            except FileNotFoundError:
-                self._shelf.evict_rows([row])
-                return Verified(row.key, good, len(chunks.numbers()))
-            self._fetching.stats.scrubbed_bytes += stop - start
-            if found == crc:
-                good += 1
-            else:
-                bad += await self._dropped(row, number, crc)
-            await asyncio.sleep((stop - start) / bytes_per_s)
-        return Verified(row.key, good, bad)
-
-    async def _chunks(self, row: Row) -> Chunks:
-        """Those in use where the object is in memory, else what the index says."""
-        entry = self._fetching.entries.get(row.id)
-        if entry is not None:
-            return entry.chunks
-        chunks = Chunks(row.size, self._chunk_bytes)
-        found = await self._fetching.disk.call(self._index.load, row.key)
-        if found is not None and found[0].id == row.id:
-            chunks.load(found[1] or ())
-        return chunks
-
-    async def _read(self, row: Row, start: int, count: int) -> int | None:
-        """The CRC-32C of what the disk has; None where that is less, or cannot be read."""
-        files = self._fetching.disk.files
-        assert files is not None
-        try:
-            found: int | None = await self._fetching.disk.call(files.stored_crc, row.id, start, count)
-        except FileNotFoundError:
-            raise
-        except OSError as exn:
-            logger.warning("cache: %s at byte %d cannot be read from disk: %s", redact(row.key), start, exn)
-            self._fetching.stats.disk_errors += 1
-            return None
-        return found
-
-    async def _dropped(self, row: Row, number: int, crc: int) -> int:
-        """Drop a bad chunk; 0 where it has gone meanwhile."""
-        entry = self._shelf.get(row.key) or await self._shelf.load(row.key, row.key)
-        if entry is None or entry.id != row.id or number not in entry.chunks or entry.chunks.crc(number) != crc:
-            return 0
-        self._fetching.stats.bad_chunks += 1
-        self._fetching.drop(entry, number)
-        self._fetching.settle(entry)
-        return 1
+__all__ = ["Warmed", "listed", "pin", "pins", "remove", "verify", "warm", "warm_folder"]
 
 
 _MEMORY_BYTES = 128 << 20
@@ -223,7 +105,7 @@ def _there(found: CachedObject) -> int:
 _AT_ONCE = 1000
 
 
-def listed(folder: Path, prefix: str = "") -> Iterator[Row]:
+def listed(folder: Path, prefix: str = "") -> Iterator[IndexRow]:
     """The objects whose key begins so, also while a service works on the folder: as the index has them, which may be
     half a second behind. ConfigError where there is no cache."""
     with contextlib.closing(open_index(folder)) as index:
@@ -243,7 +125,7 @@ def pin(folder: Path, names: Iterable[str], *, pinned: bool) -> list[str]:
         return opened.index.pin(names, pinned=pinned)
 
 
-def remove(folder: Path, chosen: Callable[[str], bool]) -> list[Row]:
+def remove(folder: Path, chosen: Callable[[str], bool]) -> list[IndexRow]:
     """Remove the objects whose key is ``chosen``; they. ConfigError where a service works on the folder."""
     with contextlib.closing(open_folder(folder)) as opened:
         take_out_trash(folder)
@@ -252,7 +134,7 @@ def remove(folder: Path, chosen: Callable[[str], bool]) -> list[Row]:
             some = gone[start : start + _AT_ONCE]
             for row in some:
                 opened.files.remove(row.id)
-            opened.index.write(Batch(gone={row.id for row in some}), opened.totals.next_id, opened.totals.state)
+            opened.index.write(IndexBatch(gone={row.id for row in some}), opened.totals.next_id, opened.totals.state)
     return gone
 
 
@@ -267,7 +149,7 @@ def verify(folder: Path, prefix: str = "", *, chunk_bytes: int = CHUNK_BYTES) ->
             yield found
 
 
-def _compared(row: Row, index: Index, files: DataFolder, chunk_bytes: int) -> tuple[Batch, Verified]:
+def _compared(row: IndexRow, index: Index, files: DataFolder, chunk_bytes: int) -> tuple[IndexBatch, Verified]:
     loaded = index.load(row.key)
     pages = loaded[1] if loaded is not None else None
     chunks = Chunks(row.size, chunk_bytes)
@@ -276,7 +158,7 @@ def _compared(row: Row, index: Index, files: DataFolder, chunk_bytes: int) -> tu
     bad = _bad(row, chunks, files)
     for number in bad:
         chunks.drop(number)
-    batch = Batch()
+    batch = IndexBatch()
     left = chunks.numbers()
     if pages is None or not left:
         files.remove(row.id)
@@ -289,7 +171,7 @@ def _compared(row: Row, index: Index, files: DataFolder, chunk_bytes: int) -> tu
     return batch, Verified(row.key, len(numbers) - len(bad) if pages is not None else 0, len(bad))
 
 
-def _bad(row: Row, chunks: Chunks, files: DataFolder) -> list[int]:
+def _bad(row: IndexRow, chunks: Chunks, files: DataFolder) -> list[int]:
     try:
         file = files.open(row.id)
     except OSError:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from wds_async.service.cache.origin import Client, Urgency
-from wds_async.service.limits import Turn, Turns
+from wds_async.service.limits import FairScheduler, FetchSlot
 
 DEMAND, AHEAD, PLAN = Urgency.DEMAND, Urgency.AHEAD, Urgency.PLAN
 
@@ -25,23 +25,23 @@ class Hall:
     """Fetches that are begun and ended by hand; ``began`` is the order in which they had their turns."""
 
     def __init__(self, limit: int, store: str = "s3://one") -> None:
-        self.turns = Turns(limit)
+        self.scheduler = FairScheduler(limit)
         self.store = store
         self.began: list[str] = []
         self.ends: dict[str, asyncio.Event] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}
-        self.turn: dict[str, Turn] = {}
+        self.slot: dict[str, FetchSlot] = {}
 
     async def ask(self, name: str, urgency: Urgency = DEMAND, store: str | None = None) -> None:
         """``name`` begins with its client's letter."""
         self.ends[name] = asyncio.Event()
         store = self.store if store is None else store
-        self.turn[name] = self.turns.turn(client(name[0]), urgency, store and f"{store}/d/{name}")
+        self.slot[name] = self.scheduler.slot(client(name[0]), urgency, store and f"{store}/d/{name}")
         self.tasks[name] = asyncio.create_task(self._fetch(name))
         await self.settle()
 
     async def _fetch(self, name: str) -> None:
-        async with self.turn[name]:
+        async with self.slot[name]:
             self.began.append(name)
             await self.ends[name].wait()
 
@@ -71,7 +71,7 @@ def test_clients_take_turns_however_much_each_asks() -> None:
         for name in ("a0", "a1", "b1", "c1", "a2", "b2", "a3"):
             assert hall.began[-1] == name
             await hall.end(name)
-        assert hall.turns.running == hall.turns.waiting == 0
+        assert hall.scheduler.running == hall.scheduler.waiting == 0
 
     asyncio.run(run())
 
@@ -85,7 +85,7 @@ def test_tenants_take_turns_however_many_clients_each_has(urgency: Urgency) -> N
         for name in ("a0", "b0", "Z0", "c0", "Z1", "d0", "Z2"):
             assert hall.began[-1] == name
             await hall.end(name)
-        assert hall.turns.running == hall.turns.waiting == 0
+        assert hall.scheduler.running == hall.scheduler.waiting == 0
 
     asyncio.run(run())
 
@@ -197,14 +197,14 @@ def test_what_somebody_waits_for_is_hastened() -> None:
         for name in ("p1", "p2"):
             await hall.ask(name, PLAN)
         await hall.ask("b1", AHEAD)
-        hall.turn["p2"].hasten(DEMAND, client("x"))
-        hall.turn["p2"].hasten(PLAN)  # is no less urgent for it
-        hall.turn["a0"].hasten(DEMAND)
-        assert (hall.turn["p2"].urgency, hall.turn["p2"].client) == (DEMAND, client("x"))
+        hall.slot["p2"].hasten(DEMAND, client("x"))
+        hall.slot["p2"].hasten(PLAN)  # is no less urgent for it
+        hall.slot["a0"].hasten(DEMAND)
+        assert (hall.slot["p2"].urgency, hall.slot["p2"].client) == (DEMAND, client("x"))
         for name in ("a0", "p2", "b1", "p1"):
             assert hall.began[-1] == name
             await hall.end(name)
-        assert hall.turns.running == hall.turns.waiting == 0
+        assert hall.scheduler.running == hall.scheduler.waiting == 0
 
     asyncio.run(run())
 
@@ -215,7 +215,7 @@ def test_what_is_hastened_may_have_its_turn_at_once() -> None:
         for i in range(4):
             await hall.ask(f"p{i}", PLAN)
         assert len(hall.began) == 3
-        hall.turn["p3"].hasten(DEMAND)
+        hall.slot["p3"].hasten(DEMAND)
         await hall.settle()
         assert hall.began[-1] == "p3"
 
@@ -231,7 +231,7 @@ def test_who_leaves_frees_its_place_or_its_wait() -> None:
         await hall.cancel("a")
         assert hall.began == ["a", "c"]
         await hall.end("c")
-        assert hall.turns.running == hall.turns.waiting == 0
+        assert hall.scheduler.running == hall.scheduler.waiting == 0
 
     asyncio.run(run())
 
@@ -247,7 +247,7 @@ def test_who_leaves_in_the_moment_of_its_turn() -> None:
         await hall.settle()
         assert hall.began[-1] == "c"
         await hall.end("c")
-        assert hall.turns.running == hall.turns.waiting == 0
+        assert hall.scheduler.running == hall.scheduler.waiting == 0
 
     asyncio.run(run())
 
@@ -272,7 +272,7 @@ def test_a_plan_that_leaves_makes_way_for_others() -> None:
 
 def test_a_limit_of_nothing() -> None:
     with pytest.raises(ValueError):
-        Turns(0)
+        FairScheduler(0)
 
 
 class Machine(RuleBasedStateMachine):
@@ -292,7 +292,7 @@ class Machine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.loop.run_until_complete(self.hall.close())
-        assert self.hall.turns.running == self.hall.turns.waiting == 0
+        assert self.hall.scheduler.running == self.hall.scheduler.waiting == 0
         self.loop.close()
 
     def waiting(self) -> list[str]:
@@ -371,28 +371,28 @@ class Machine(RuleBasedStateMachine):
     def hasten(self, data: st.DataObject, urgency: Urgency, client: str) -> None:
         if waiting := self.waiting():
             name = data.draw(st.sampled_from(waiting))
-            turn = self.hall.turn[name]
-            if urgency < turn.urgency:
+            slot = self.hall.slot[name]
+            if urgency < slot.urgency:
                 self.take_out(name)
-                self.client[name] = client or turn.client.name
+                self.client[name] = client or slot.client.name
                 self.lines[urgency].setdefault(self.client[name], deque()).append(name)
                 self.admit()
-            turn.hasten(urgency, Client("", client) if client else None)
+            slot.hasten(urgency, Client("", client) if client else None)
             self.loop.run_until_complete(self.hall.settle())
 
     @invariant()
     def those_run_whose_turn_it_is(self) -> None:
         done = {name for name, task in self.hall.tasks.items() if task.done()}
         assert sorted(set(self.hall.began) - done) == sorted(self.running)
-        assert self.hall.turns.running == len(self.running)
-        assert self.hall.turns.waiting == len(self.waiting())
+        assert self.hall.scheduler.running == len(self.running)
+        assert self.hall.scheduler.waiting == len(self.waiting())
 
     @invariant()
     def a_newcomer_of_another_store_is_let_in(self) -> None:
         """As long as one client has all the others."""
         if len({self.client[name] for name in self.running}) <= 1:
-            assert self.hall.turns.running <= 8
-            assert self.hall.turns._may(self.hall.turns.turn(client("z"), DEMAND, "s3://z/x"))
+            assert self.hall.scheduler.running <= 8
+            assert self.hall.scheduler._may(self.hall.scheduler.slot(client("z"), DEMAND, "s3://z/x"))
 
 
 TestMachine = Machine.TestCase

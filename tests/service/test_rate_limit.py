@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from wds_async.service.cache.origin import Client
-from wds_async.service.limits import Bucket, Pace
+from wds_async.service.limits import RateLimit, TokenBucket
 
 KIB = 1024
 
@@ -40,13 +40,15 @@ class Time:
         self.now = end
 
 
-async def sends(pace: Pace, client: str, piece: int, sent: dict[str, int]) -> None:
+async def sends(pace: RateLimit, client: str, piece: int, sent: dict[str, int]) -> None:
     while True:
         await pace.take(Client("", client), piece)
         sent[client] = sent.get(client, 0) + piece
 
 
-async def sent_in(seconds: float, pace: Pace, time: Time, clients: list[str], piece: int = 64 * KIB) -> dict[str, int]:
+async def sent_in(
+    seconds: float, pace: RateLimit, time: Time, clients: list[str], piece: int = 64 * KIB
+) -> dict[str, int]:
     sent: dict[str, int] = {}
     tasks = [asyncio.create_task(sends(pace, client, piece, sent)) for client in clients]
     await time.until(time.now + seconds)
@@ -59,7 +61,7 @@ async def sent_in(seconds: float, pace: Pace, time: Time, clients: list[str], pi
 def test_each_client_has_its_own_pace() -> None:
     async def run() -> dict[str, int]:
         time = Time()
-        return await sent_in(10.0, Pace(1024 * KIB, clock=time, later=time.later), time, ["a", "a", "a", "b"])
+        return await sent_in(10.0, RateLimit(1024 * KIB, clock=time, later=time.later), time, ["a", "a", "a", "b"])
 
     sent = asyncio.run(run())
     for client in ("a", "b"):
@@ -69,7 +71,7 @@ def test_each_client_has_its_own_pace() -> None:
 def test_a_tenant_has_a_pace_which_its_clients_share_in_turns() -> None:
     async def run() -> dict[Client, int]:
         time, sent = Time(), dict[Client, int]()
-        pace = Pace(tenant_rate=1024 * KIB, clock=time, later=time.later)
+        pace = RateLimit(tenant_rate=1024 * KIB, clock=time, later=time.later)
 
         async def sends_on(client: Client) -> None:
             while True:
@@ -94,7 +96,7 @@ def test_a_tenant_has_a_pace_which_its_clients_share_in_turns() -> None:
 def test_who_leaves_holds_nobody_up() -> None:
     async def run() -> None:
         time = Time()
-        pace = Pace(64 * KIB, clock=time, later=time.later)
+        pace = RateLimit(64 * KIB, clock=time, later=time.later)
         await pace.take(Client("", "a"), 1024 * KIB)
         gone = asyncio.create_task(pace.take(Client("", "a"), 64 * KIB))
         stays = asyncio.create_task(pace.take(Client("", "a"), 64 * KIB))
@@ -110,17 +112,17 @@ def test_who_leaves_holds_nobody_up() -> None:
 
 def test_no_limit_waits_for_nothing() -> None:
     async def run() -> None:
-        assert not Pace().limited
-        assert Pace(1.0).limited
+        assert not RateLimit().limited
+        assert RateLimit(1.0).limited
         for _ in range(100):
-            await Pace().take(Client("", "a"), 1 << 40)
+            await RateLimit().take(Client("", "a"), 1 << 40)
 
     asyncio.run(run())
 
 
 def test_a_bucket_fills_and_may_be_overdrawn() -> None:
     time = Time()
-    bucket = Bucket(1024 * KIB, time)
+    bucket = TokenBucket(1024 * KIB, time)
     assert bucket.full
     bucket.take(256 * KIB + 1024 * KIB)
     assert bucket.wait_s() == pytest.approx(1.0)
@@ -136,7 +138,7 @@ def test_a_bucket_fills_and_may_be_overdrawn() -> None:
 def test_thousands_of_clients_are_forgotten() -> None:
     async def run() -> int:
         time = Time()
-        pace = Pace(1024 * KIB, clock=time, later=time.later)
+        pace = RateLimit(1024 * KIB, clock=time, later=time.later)
         for i in range(10_000):
             await pace.take(Client("", f"c{i}"), KIB)
             time.now += 0.01
@@ -148,4 +150,4 @@ def test_thousands_of_clients_are_forgotten() -> None:
 @pytest.mark.parametrize("rate", [0, -1, float("nan")])
 def test_rates_that_are_none(rate: float) -> None:
     with pytest.raises(ValueError):
-        Pace(rate)
+        RateLimit(rate)

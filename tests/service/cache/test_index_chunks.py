@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wds_async.service.cache.chunks import PAGE, Chunks
+from wds_async.service.cache.index import PAGE, Chunks
 
 
 def test_counts_and_bounds() -> None:
@@ -24,14 +24,14 @@ def test_there_trusted_and_settled() -> None:
     chunks = Chunks(2500, 1000)
     chunks.load([(0, Chunks(2500, 1000).page(0))])
     chunks.add(0, 7)
-    chunks.add(2, 9, passing=True)
-    assert (chunks.ready(10, 9999), chunks.ready(2100, 9999), chunks.ready(2100, 9999, passing=True)) == (
+    chunks.add(2, 9, on_probation=True)
+    assert (chunks.ready(10, 9999), chunks.ready(2100, 9999), chunks.ready(2100, 9999, on_probation=True)) == (
         1000, 2100, 2500,
     )  # fmt: skip
     chunks.add(1, 8)
     assert chunks.whole
     assert not chunks.settled
-    chunks.passing.clear()
+    chunks.on_probation.clear()
     assert chunks.settled
     chunks.drop(1)
     assert 1 not in chunks
@@ -42,7 +42,7 @@ def test_there_trusted_and_settled() -> None:
 def test_pages_bring_back_what_stays(numbers: set[int], passing: int) -> None:
     chunks = Chunks((3 * PAGE + 1) * 10, 10)
     for number in numbers:
-        chunks.add(number, number * 31, passing=number == passing)
+        chunks.add(number, number * 31, on_probation=number == passing)
     again = Chunks(chunks.size, 10)
     again.load((page, chunks.page(page)) for page in range(4))
     assert again.numbers() == sorted(numbers - {passing})

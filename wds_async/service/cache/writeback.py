@@ -1,0 +1,297 @@
+"""Writes of the cache: chunks to their files (`Disk`), and what has changed to the index (`Journal`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import sqlite3
+from collections.abc import Callable
+from typing import Any
+
+from wds_async.redact import redact
+from wds_async.service.cache.disk import DataFile, DataFolder
+from wds_async.service.cache.entries import CacheEntry, CacheStats
+from wds_async.service.cache.index import PAGE, Index, IndexBatch
+from wds_async.service.cache.policy import Policy
+from wds_async.storage.base import Call
+
+__all__ = ["Disk", "Journal"]
+
+
+_FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS))
+"""Refusals that say nothing of the file itself."""
+_PAUSE_S = 10.0
+"""How long nothing is written after the disk refused."""
+_STUCK_S = 5.0
+"""After so long a write that has not returned makes the disk unusable, until it returns."""
+_PATIENCE_S = 1.0
+"""How long a chunk waits for its turn to be written while others wait for its memory."""
+_LOOK_EVERY_S = 0.1
+
+
+class Disk:
+    """The cache's ``files``; None: no disk. What blocks runs on a thread, at most ``writers`` writes at once: more
+    would wait for each other in the file system, and each holds its chunk's memory for as long as the disk takes."""
+
+    def __init__(
+        self, files: DataFolder | None, call: Call, stats: CacheStats, clock: Callable[[], float], writers: int = 4
+    ) -> None:
+        self.files = files
+        self._call = call
+        self._stats = stats
+        self._clock = clock
+        self.crowded = False
+        """Whether its file system has too little space left: then nothing is written."""
+        self.vanished = False
+        """Whether its folder is not there any more: then nothing is written."""
+        self._paused_until = 0.0
+        self._said = self._said_slow = False
+        self._writers = asyncio.Semaphore(writers)
+        self._writing: dict[object, float] = {}
+
+    @property
+    def usable(self) -> bool:
+        """Whether it is worth trying to write."""
+        if self.files is None or self.crowded or self.vanished:
+            return False
+        now = self._clock()
+        stuck = any(now - began >= _STUCK_S for began in self._writing.values())
+        return now >= self._paused_until and not stuck
+
+    def failed(self, exn: BaseException, doing: str) -> None:
+        """It refused: count that, say it once, and leave it alone for a while."""
+        self._stats.disk_errors += 1
+        self._paused_until = self._clock() + _PAUSE_S
+        where = "" if self.files is None else f" in {self.files.root}"
+        level = logging.DEBUG if self._said else logging.WARNING
+        self._said = True
+        logger.log(
+            level, "cache: %s failed%s: %s; objects are passed through from their origins, and the disk is tried again "
+            "after %g s", doing, where, exn, _PAUSE_S,
+        )  # fmt: skip
+
+    async def write(
+        self, entry: CacheEntry, number: int, data: memoryview, memory_wanted: Callable[[], bool] = lambda: False
+    ) -> int | None:
+        """Write a chunk; its CRC-32C. None where the disk refused, or is far behind while others wait for memory."""
+        if not await self._turn(memory_wanted):
+            return None
+        write = object()
+        self._writing[write] = self._clock()
+        try:
+            async with entry.creating:
+                if entry.file is None:
+                    assert self.files is not None
+                    entry.file = await self.call(self.files.create, entry.id)
+            crc: int = await self.call(entry.file.write, entry.chunks.bounds(number)[0], data)
+        except OSError as exn:
+            self.failed(exn, "writing")
+            if entry.file is not None and exn.errno not in _FULL:
+                entry.file.broken = True
+            return None
+        finally:
+            del self._writing[write]
+            self._writers.release()
+        self._said = False
+        return crc
+
+    async def _turn(self, memory_wanted: Callable[[], bool]) -> bool:
+        """Wait until another write may begin; False where the chunk's memory is wanted first, or the disk is stuck."""
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        while self._writers.locked():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_EVERY_S):
+                    return await self._writers.acquire()
+            if not self.usable or (memory_wanted() and clock() - began >= _PATIENCE_S):
+                level = logging.DEBUG if self._said_slow else logging.WARNING
+                self._said_slow = True
+                logger.log(level, "cache: the disk is slower than what is read; what it cannot take is passed through")
+                return False
+        return await self._writers.acquire()
+
+    async def compare(self, entry: CacheEntry, number: int) -> bool:
+        """Whether what lies on disk is what the index says."""
+        start, stop = entry.chunks.bounds(number)
+        try:
+            assert entry.file is not None
+            found: int | None = await self.call(entry.file.crc, start, stop - start)
+        except OSError as exn:
+            self._stats.disk_errors += 1
+            logger.warning("cache: %s at byte %d cannot be read from disk: %s", redact(entry.url), start, exn)
+            return False
+        return found == entry.chunks.crc(number)
+
+    async def punch(self, entry: CacheEntry, number: int) -> None:
+        """Give a chunk's blocks back: of the last one too as if it were full, so that the hole covers whole pages,
+        however large the system makes them."""
+        size = entry.chunks.chunk_bytes
+        if entry.file is not None:
+            await self.call(entry.file.punch, number * size, size)
+
+    async def trim(self, entry: CacheEntry) -> None:
+        """Give back what a process that was killed had written without being able to say so."""
+        if entry.file is not None:
+            await self.call(entry.file.trim, [entry.chunks.bounds(number) for number in entry.chunks.numbers()])
+
+    async def open(self, number: int) -> DataFile | None:
+        """The file of an entry from before; None where it is gone, or cannot be read."""
+        try:
+            assert self.files is not None
+            found: DataFile = await self.call(self.files.open, number)
+        except FileNotFoundError:
+            return None
+        except OSError as exn:
+            self.failed(exn, "opening a file")
+            return None
+        return found
+
+    async def remove(self, number: int) -> bool:
+        """Whether the entry's file is gone now."""
+        try:
+            if self.files is not None:
+                await self.call(self.files.remove, number)
+        except OSError as exn:
+            self.failed(exn, "removing a file")
+            return False
+        return True
+
+    async def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call on a thread; a cancelled call is waited for, because its file and memory are in use until it returns."""
+        running = asyncio.ensure_future(self._call(function, *args))
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.wait([running])
+            raise
+
+
+logger = logging.getLogger("wds_async")
+
+
+class Journal:
+    """Writes to ``index`` what was noted since the last `flush`. None: there is no index, and nothing is written.
+    ``broken`` is called where it cannot be written for what is in it."""
+
+    def __init__(
+        self,
+        index: Index | None,
+        call: Call,
+        policy: Policy,
+        *,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+        next_id: int,
+        broken: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.index = index
+        self._broken = broken
+        self._call = call
+        self._policy = policy
+        self._clock = clock
+        self._wall = wall
+        self._next_id = next_id
+        self._dirty: dict[int, CacheEntry] = {}
+        self._pages: dict[tuple[int, int], CacheEntry] = {}
+        self._made: set[int] = set()
+        """Whose files there may be, though the index has no row of them."""
+        self._keys: set[str] = set()
+        self._keys_on_their_way: set[str] = set()
+        self._going: set[int] = set()
+        self._gone: set[int] = set()
+        self._writing = asyncio.Lock()
+        self._said = False
+
+    def new_id(self) -> int:
+        """A number that no entry has had."""
+        number, self._next_id = self._next_id, self._next_id + 1
+        self._made.add(number)
+        return number
+
+    def unmade(self, number: int) -> None:
+        """There is no file of this number, and there will be none."""
+        self._made.discard(number)
+
+    @property
+    def behind(self) -> bool:
+        """Whether there is anything to write."""
+        return bool(self._dirty or self._gone)
+
+    def pending(self, key: str) -> bool:
+        """Whether the index may not know yet what there is of an object."""
+        return key in self._keys or key in self._keys_on_their_way
+
+    def used(self, entry: CacheEntry) -> None:
+        """It was used, or asked for at its origin."""
+        if entry.file is not None and not entry.gone:
+            self._dirty[entry.id] = entry
+            self._keys.add(entry.key)
+
+    def changed(self, entry: CacheEntry, number: int) -> None:
+        """A chunk of it has come or gone."""
+        if entry.file is not None and not entry.gone:
+            self._dirty[entry.id] = entry
+            self._keys.add(entry.key)
+            self._pages[entry.id, number // PAGE] = entry
+
+    def removing(self, number: int) -> None:
+        """Its file is about to go."""
+        self._going.add(number)
+        self._dirty.pop(number, None)
+
+    def removed(self, number: int) -> None:
+        """Its file is gone."""
+        self._gone.add(number)
+        self._made.discard(number)
+
+    def is_removed(self, number: int) -> bool:
+        """Whether it is gone, though the index may not know yet."""
+        return number in self._going
+
+    async def flush(self) -> bool:
+        """Write what was noted until now; False where the index refused, and then it is noted still."""
+        async with self._writing:
+            if self.index is None or not self.behind:
+                return True
+            entries, pages, gone = self._dirty, self._pages, set(self._gone)
+            self._dirty, self._pages = {}, {}
+            self._keys_on_their_way, self._keys = self._keys, set()
+            batch = self._batch(entries, pages, gone)
+            sweep_from = min(self._made - batch.rows.keys(), default=self._next_id)
+            try:
+                await self._call(self.index.write, batch, self._next_id, self._policy.state(), sweep_from)
+            except sqlite3.Error as exn:
+                self._dirty, self._pages = {**entries, **self._dirty}, {**pages, **self._pages}
+                self._keys |= self._keys_on_their_way
+                self._complain(exn)
+                return False
+            self._keys_on_their_way = set()
+            self._made -= batch.rows.keys()
+            self._gone -= gone
+            self._going -= gone
+            self._said = False
+            return True
+
+    def _batch(
+        self, entries: dict[int, CacheEntry], pages: dict[tuple[int, int], CacheEntry], gone: set[int]
+    ) -> IndexBatch:
+        clock, wall = self._clock(), self._wall()
+        rows = {
+            number: entry.row(wall - (clock - entry.checked), wall, self._policy.last_use(number))
+            for number, entry in entries.items()
+            if not entry.gone
+        }
+        packed = {key: entry.chunks.page(key[1]) for key, entry in pages.items() if not entry.gone}
+        return IndexBatch(rows, packed, gone)
+
+    def _complain(self, exn: sqlite3.Error) -> None:
+        if not isinstance(exn, sqlite3.OperationalError):
+            self._broken()
+        if not self._said:
+            logger.warning(
+                "cache: the index cannot be written: %s; what is cached from now on is forgotten at a restart until it "
+                "can", exn,
+            )  # fmt: skip
+        self._said = True
