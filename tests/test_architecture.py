@@ -62,7 +62,7 @@ TORCH_ROOMS = ("world", "autodecode", "decoding.*", "filters.basic", "filters.ba
 GLOBAL_RANDOM_ROOMS = ("world",)
 SUBPROCESS_ROOMS = ("storage.pipe",)
 PRINT_ROOMS = ("cli", "cli.*")
-ASYNC_ROOMS = ("storage.*", "transfer.*", "shardcache.*", "service.*", "asyncreader", "cli.demo_server")
+ASYNC_ROOMS = ("storage.*", "transfer.*", "shardcache.*", "service.*", "asyncreader", "cli.demo.server")
 FSSPEC_ROOMS = ("storage", "storage.*")
 
 FSSPEC_PACKAGES = {"fsspec", "gcsfs", "s3fs", "adlfs", "aiobotocore", "botocore", "azure", "google", "huggingface_hub"}

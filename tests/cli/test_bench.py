@@ -1,4 +1,4 @@
-"""``wds-async bench``."""
+"""``wds-async bench``: its table, its recommendation, its charts."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import pytest
 from rich.console import Console
 
 from tests.servers.origin import Origin
-from wds_async.cli.bench import decided, table
-from wds_async.cli.measure import Job, Outcome
+from wds_async.cli.bench import chart
+from wds_async.cli.bench.command import decided, recommend, table
+from wds_async.cli.bench.measure import Job, Moment, Outcome
 
 
 def test_summary(call: Any, shards: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,3 +116,106 @@ def test_a_function(call: Any, function: str) -> None:
         refused = call("bench", function + "samples", *more)
         assert refused.exit_code == 2
         assert "measured alone" in refused.output
+
+
+MIB = 1 << 20
+
+
+def outcome(workers: int, mb_s: float, *, peak: int = 100, budget: int = 128) -> Outcome:
+    processes = max(1, workers)
+    return Outcome(
+        Job(["x.tar"], workers=workers),
+        wall_s=1.0,
+        first_s=0.0,
+        bytes=int(mb_s * 1e6),
+        samples=1,
+        cpu_s=1.0,
+        base_bytes=0,
+        peak_bytes=0,
+        stats={
+            "budget_bytes": budget * MIB * processes,
+            "window_peak_bytes": peak * MIB * processes,
+        },
+    )
+
+
+def never(job: Job) -> Outcome:
+    raise AssertionError("nothing more needs measuring")
+
+
+def test_the_fewest_workers_within_five_per_cent() -> None:
+    advice = recommend([outcome(1, 500), outcome(2, 960), outcome(4, 1000)], never)
+    assert advice.workers == 2
+    assert "within 5 %" in advice.text
+
+
+def test_the_most_that_was_tried_may_not_be_enough() -> None:
+    advice = recommend([outcome(1, 500), outcome(4, 1000)], never)
+    assert advice.workers == 4
+    assert "more may be faster" in advice.text
+
+
+@pytest.mark.parametrize(("peak", "expected"), [(100, 128), (40, 64), (3, 32)])
+def test_a_window_that_was_not_full_needs_no_more(peak: int, expected: int) -> None:
+    assert recommend([outcome(0, 500, peak=peak)], never).budget_bytes == expected * MIB
+
+
+@pytest.mark.parametrize(("faster", "expected"), [(560, 256), (510, 128)])
+def test_a_full_window_is_tried_with_twice_the_budget(faster: float, expected: int) -> None:
+    asked: list[Job] = []
+
+    def more(job: Job) -> Outcome:
+        asked.append(job)
+        return outcome(2, faster, peak=256, budget=256)
+
+    advice = recommend([outcome(2, 500, peak=128)], more)
+    assert [job.budget_bytes for job in asked] == [256 * MIB]
+    assert advice.budget_bytes == expected * MIB
+
+
+def test_webdataset_is_never_recommended() -> None:
+    other = outcome(4, 9999)
+    theirs = Outcome(**{**other.__dict__, "job": Job(["x.tar"], library="webdataset", workers=4)})
+    assert recommend([outcome(1, 500), theirs], never).workers == 1
+
+
+def charted(library: str, workers: int) -> Outcome:
+    moments = tuple(Moment(0.2 * i, 10**7 * i, 100 * i, 0.1 * i, 10**8) for i in range(1, 10))
+    return Outcome(Job([], library=library, workers=workers), 2.0, 0.1, 10**8, 1000, 1.0, 10**7, 10**8, moments=moments)
+
+
+def drawn(path: Path) -> tuple[int, int]:
+    """Return width and height. Fail for an empty canvas."""
+    image = pytest.importorskip("PIL.Image")
+    with image.open(path) as picture:
+        assert picture.format == "PNG"
+        assert len(picture.convert("RGB").getcolors(1 << 24)) > 10
+        size: tuple[int, int] = picture.size
+        return size
+
+
+@pytest.mark.parametrize("libraries", [["wds_async"], ["wds_async", "webdataset"]])
+def test_bench(libraries: list[str], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "new" / "bench.png"
+    chart.bench([charted(library, workers) for workers in (0, 1, 4) for library in libraries], path)
+    assert min(drawn(path)) > 400
+
+
+def test_demo(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    course = chart.Course(
+        rates=[(0.25 * i, 1e8 / i, 5e7) for i in range(1, 20)],
+        losses=[(64 * i, 2.0 / i) for i in range(1, 50)],
+        tests=[(1600, 0.9), (3200, 0.97)],
+    )
+    chart.demo(course, [charted("wds_async", 0), charted("webdataset", 0)], tmp_path / "demo.png")
+    assert min(drawn(tmp_path / "demo.png")) > 800
+
+
+def test_a_run_too_short_to_sample_is_drawn_too(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    course = chart.Course(rates=[], losses=[(64, 2.0)], tests=[(64, 0.1)])
+    bare = Outcome(Job([]), 0.1, 0.1, 100, 1, 0.1, 0, 10**7)
+    chart.demo(course, [bare], tmp_path / "demo.png")
+    assert min(drawn(tmp_path / "demo.png")) > 800

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from wds_async.cli.ls import _folder_of, _show, _within
+from wds_async.storage.base import Entry
 from wds_async.storage.listing.expand import forget_listings
 
 
@@ -137,3 +145,53 @@ def test_what_cannot_be_combined(call: Any, tmp_path: Any) -> None:
 def test_names_of_a_folder_are_no_commands_for_the_terminal(call: Any, tmp_path: Any) -> None:
     (tmp_path / "a\x1b[31m.tar").touch()
     assert "\x1b" not in call("ls", tmp_path).output
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_what_a_folder_is(tmp_path: Path) -> None:
+    (tmp_path / "x.tar").touch()
+    assert _folder_of(str(tmp_path)) == f"{tmp_path}/"
+    assert _folder_of("s3://b/") == "s3://b/"
+    for given in (f"{tmp_path}/x.tar", "s3://b/x.tar", "s3://b/{a,b}/", "s3://b/*/", "-", "pipe:ls /", "http://h/?a/"):
+        assert _folder_of(given) is None, given
+
+
+def test_a_small_folder_is_sorted(tmp_path: Path) -> None:
+    (tmp_path / "z").mkdir()
+    (tmp_path / "a").touch()
+    assert [entry.url for entry in _within(f"{tmp_path}/", recursive=False)] == [f"{tmp_path}/z/", f"{tmp_path}/a"]
+
+
+def test_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    entries = [Entry("s3://b/d/", None), Entry("s3://b/x", 999_900_000, 0.0), Entry("s3://b/?X-Amz-Signature=hush", 1)]
+    _show(entries, below="s3://b/", limit=None, as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["d/"]
+    assert lines[1] == " 999.9 MB  1970-01-01 00:00  x"
+    assert "hush" not in lines[2]
+    assert len({line.rindex(" ") for line in lines}) == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no pseudo terminals")
+@pytest.mark.parametrize(
+    ("arguments", "last"), [([], "1 folder, 2 objects, 1.5 kB"), (["-n", "2"], "1 folder, 1 object,")]
+)
+def test_a_total_on_a_terminal(tmp_path: Path, arguments: list[str], last: str) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "a").write_bytes(b"1" * 1000)
+    (tmp_path / "b").write_bytes(b"1" * 500)
+    ours, theirs = os.openpty()
+    line = [sys.executable, "-m", "wds_async", "ls", str(tmp_path), *arguments]
+    process: Any = subprocess.Popen(line, stdout=theirs, stdin=theirs, cwd=ROOT)
+    os.close(theirs)
+    shown = b""
+    try:
+        while piece := os.read(ours, 4096):
+            shown += piece
+    except OSError:  # how a terminal ends
+        pass
+    os.close(ours)
+    assert process.wait(30) == 0
+    assert last in shown.decode().splitlines()[-1]

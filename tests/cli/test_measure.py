@@ -1,18 +1,20 @@
-"""Measured reads: both libraries count the same, errors come back, and Ctrl-C or a death leaves nothing behind."""
+"""Measured reads and what they count: both libraries alike; errors come back, nothing is left behind."""
 
 from __future__ import annotations
 
 import multiprocessing
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.servers.origin import Origin
 from tests.servers.shards import sample_fields
-from wds_async.cli import usage
-from wds_async.cli.measure import Job, Moment, Outcome, measure
+from wds_async.cli.bench.measure import Job, Moment, Outcome, ProcessTree, measure, peak_bytes
 from wds_async.errors import ShardNotFound, WdsError
 
 
@@ -104,7 +106,7 @@ def test_leaving_ends_the_process_and_its_workers(shards: Any) -> None:
 
     def stop(moment: Moment) -> None:
         (process,) = multiprocessing.active_children()
-        workers.update(usage.descendants(process.pid))
+        workers.update(child.pid for child in psutil.Process(process.pid).children(recursive=True))
         if moment.samples:
             raise KeyboardInterrupt
 
@@ -130,3 +132,56 @@ def test_rates_do_not_count_the_start() -> None:
     )
     assert (outcome.rate, outcome.samples_rate) == (100.0, 1.0)
     assert outcome.cpu_s_per_gb == pytest.approx(1e9 / 1100)
+
+
+SPIN = "import time\nwhile time.process_time() < 0.3: pass"
+
+
+def test_own_cpu_counts() -> None:
+    processes = ProcessTree()
+    start, before = time.process_time(), processes.cpu_s()
+    while time.process_time() < start + 0.15:
+        pass
+    assert 0.14 < processes.cpu_s() - before <= time.process_time() - start
+
+
+def test_ended_children_count() -> None:
+    processes = ProcessTree()
+    before = processes.cpu_s()
+    subprocess.run([sys.executable, "-c", SPIN], check=True, timeout=30)
+    assert processes.cpu_s() - before > 0.25
+
+
+def test_living_children_count() -> None:
+    processes = ProcessTree()
+    cpu_s, resident = processes.cpu_s(), processes.resident_bytes()
+    child = subprocess.Popen(
+        [sys.executable, "-c", SPIN + "\nprint(flush=True)\ninput()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert processes.cpu_s() - cpu_s > 0.25
+        assert processes.resident_bytes() - resident > 1_000_000
+    finally:
+        child.communicate(b"\n", timeout=30)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_peak_is_that_of_this_program() -> None:
+    """Not of the process that started it: ``ru_maxrss`` would give 300 MB here."""
+    code = (
+        "import subprocess, sys; fat = bytearray(b'x') * 300_000_000;"
+        "sys.exit(subprocess.run([sys.executable, '-c', 'from wds_async.cli.bench.measure import peak_bytes; "
+        "import sys; sys.exit(peak_bytes() > 200_000_000)']).returncode)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=30).returncode == 0
+
+
+def test_the_peak_grows() -> None:
+    before = peak_bytes()
+    fat = bytearray(b"x") * (before + 50_000_000)
+    assert peak_bytes() >= before + 40_000_000
+    del fat

@@ -48,7 +48,8 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"wds_async.cli.{cmd_name}").command
+        module = f"{cmd_name}.command" if cmd_name in ("bench", "demo") else cmd_name
+        command: click.Command = importlib.import_module(f"wds_async.cli.{module}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

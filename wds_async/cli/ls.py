@@ -1,18 +1,28 @@
-"""``wds-async ls``: what is in the shards, one line a sample or a member."""
+"""``wds-async ls``: the samples or members of shards, or the objects and folders of a folder, one a line."""
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import itertools
 import json
+import os
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import click
 
-from wds_async.cli import folder, shards, terminal
+from wds_async.cli import shards, terminal
 from wds_async.redact import redact
+from wds_async.shardlists import spec
+from wds_async.storage.base import Entry
+from wds_async.storage.listing.expand import folder_entries, matches
+from wds_async.urls import local_path, scheme
 
 __all__ = ["command"]
+
+_SORTED = 1000
 
 
 @click.command("ls")
@@ -38,18 +48,17 @@ def command(
     """
     if as_members and (as_shards or recursive):
         raise click.UsageError("--members lists what is in shards: it takes no --shards and no --recursive")
-    found = [None if as_members else folder.folder_of(given) for given in url]
+    folders = [None if as_members else _folder_of(given) for given in url]
     if as_shards:
         if recursive:
             raise click.UsageError("--shards takes no --recursive; a pattern looks into folders with **/")
-        folder.show(folder.matched(url), below="", limit=limit, as_json=as_json)
-    elif any(found) or recursive:
-        if not all(found):
-            mixed = ", ".join(repr(redact(given)) for given, name in zip(url, found, strict=True) if not name)
-            raise click.UsageError(f"{mixed}: no folder (a directory, or a URL that ends with /)")
-        folders = [name for name in found if name]
-        entries = itertools.chain.from_iterable(folder.within(name, recursive) for name in folders)
-        folder.show(entries, below=folders[0] if len(folders) == 1 else "", limit=limit, as_json=as_json)
+        _show(_matching(url), below="", limit=limit, as_json=as_json)
+    elif any(folders) or recursive:
+        if not all(folders):
+            others = ", ".join(repr(redact(given)) for given, name in zip(url, folders, strict=True) if not name)
+            raise click.UsageError(f"{others}: no folder (a directory, or a URL that ends with /)")
+        entries = itertools.chain.from_iterable(_within(name, recursive) for name in folders if name)
+        _show(entries, below=(folders[0] or "") if len(folders) == 1 else "", limit=limit, as_json=as_json)
     else:
         rows = _members(shards.expand(url)) if as_members else _samples(url)
         for row in itertools.islice(rows, limit):
@@ -76,3 +85,69 @@ def _line(row: dict[str, Any]) -> str:
     offset = "" if row["offset"] is None else f" @{row['offset']}"
     where = click.style(f"{row['shard']}{offset}", dim=True)
     return f"{click.style(name, bold=True)}  {what}  {where}"
+
+
+# Folders: nothing of the data is read.
+
+
+def _folder_of(given: str) -> str | None:
+    """Return ``given`` with a final "/" if it is a directory or a URL that ends with "/", else None."""
+    path = local_path(given)
+    if path is not None:
+        path = os.path.join(os.path.expanduser(path), "")
+        return path if os.path.isdir(path) else None
+    single = scheme(given) not in ("-", "pipe") and "{" not in given and "*" not in given
+    return given if single and given.endswith("/") and "?" not in given else None
+
+
+def _within(folder: str, recursive: bool) -> Iterator[Entry]:
+    """Yield what is in a folder, or below it: a small folder sorted, subfolders first, a large one as it is listed."""
+    with contextlib.closing(folder_entries(folder, recursive=recursive)) as entries:
+        first = [] if recursive else list(itertools.islice(entries, _SORTED))
+        if len(first) < _SORTED:
+            first.sort(key=lambda entry: (not entry.url.endswith("/"), entry.url))
+        yield from first
+        yield from entries
+
+
+def _matching(specs: Iterable[str]) -> Iterator[Entry]:
+    """Yield the shards of URLs, patterns and specifications, with the size and time that a listing gives."""
+    for given in specs:
+        if spec.is_specification(given) or spec.is_function(given):
+            yield from (Entry(url, None) for url in shards.expand([given]))
+        else:
+            yield from matches(given)
+
+
+def _show(entries: Iterable[Entry], *, below: str, limit: int | None, as_json: bool) -> None:
+    """Print one line an entry, its URL without the prefix ``below``, and on a terminal a last line with the sums."""
+    objects = folders = total = 0
+    for entry in itertools.islice(entries, limit):
+        folder = entry.url.endswith("/")
+        objects, folders, total = objects + (not folder), folders + folder, total + (entry.size or 0)
+        terminal.say(json.dumps(_entry_row(entry)) if as_json else _entry_line(entry, below))
+    if not as_json and sys.stdout.isatty():
+        cut = ", and perhaps more" if objects + folders == limit else ""
+        counted = f"{_count(folders, 'folder')}, {_count(objects, 'object')}" if folders else _count(objects, "object")
+        click.echo(click.style(f"{counted}, {shards.human(total)}{cut}", dim=True))
+
+
+def _entry_row(entry: Entry) -> dict[str, Any]:
+    when = None if entry.modified is None else _when(entry.modified).isoformat(timespec="seconds")
+    return {"url": redact(entry.url), "bytes": entry.size, "modified": when}
+
+
+def _entry_line(entry: Entry, below: str) -> str:
+    name = redact(entry.url.removeprefix(below))
+    size = "" if entry.size is None else shards.human(entry.size)
+    when = "" if entry.modified is None else f"{_when(entry.modified):%Y-%m-%d %H:%M}"
+    name = click.style(name, fg="cyan", bold=True) if name.endswith("/") else name
+    return f"{size:>9}  {when:16}  {name}"
+
+
+def _when(seconds: float) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

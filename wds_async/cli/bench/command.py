@@ -1,11 +1,11 @@
-"""``wds-async bench``: how fast these shards can be read here, at what cost, and with how many workers."""
+"""``wds-async bench``: the speed and cost of reading shards here, and the number of workers to use."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,18 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from wds_async import environment
-from wds_async.cli import advice, shards
-from wds_async.cli.measure import Job, Moment, Outcome, measure
+from wds_async import config, environment
+from wds_async.cli import shards
+from wds_async.cli.bench import chart
+from wds_async.cli.bench.measure import Job, Moment, Outcome, measure
 from wds_async.shardlists import spec
 
-__all__ = ["command", "decided", "figures", "table", "watched"]
+__all__ = ["Advice", "command", "decided", "figures", "named", "recommend", "table", "watched"]
 
 _DECISIONS_SHOWN = 10
+_NEAR = 0.95  # within the noise of such measurements
+_WORTH = 1.10
+_FULL = 0.9
 
 
 @click.command("bench")
@@ -59,11 +63,11 @@ def command(*, url: tuple[str, ...], **options: Any) -> None:
         budget = environment.parse_bytes(options["budget"]) if options["budget"] else None
     except ValueError as exn:
         raise click.BadParameter(str(exn), param_hint="--budget") from exn
-    found = _sources(url, options)
+    sources = _sources(url, options)
     libraries = ["wds_async", *([options["against"]] if options["against"] else [])]
     jobs = [
         Job(
-            found,
+            sources,
             library=library,
             pipeline=options["pipeline"],
             workers=count,
@@ -75,7 +79,7 @@ def command(*, url: tuple[str, ...], **options: Any) -> None:
         for library in libraries
     ]
     outcomes = [_watched(job) for job in jobs]
-    hint = advice.recommend(outcomes, _watched) if len(counts) > 1 else None
+    hint = recommend(outcomes, _watched) if len(counts) > 1 else None
     _report(outcomes, hint, options)
 
 
@@ -94,15 +98,15 @@ def _check(pipeline: str, counts: list[int]) -> None:
         raise click.UsageError("--pipeline bytes measures the engine of one process: it takes --workers 0 only")
 
 
-def _sources(given: tuple[str, ...], options: dict[str, Any]) -> list[str]:
-    """The URLs to read, or the one function to call."""
-    if not any(spec.is_function(one) for one in given):
-        return shards.expand(given)
-    if len(given) > 1 or options["pipeline"] != "raw" or options["against"]:
+def _sources(specs: tuple[str, ...], options: dict[str, Any]) -> list[str]:
+    """Return the URLs to read, or the one function to call."""
+    if not any(spec.is_function(one) for one in specs):
+        return shards.expand(specs)
+    if len(specs) > 1 or options["pipeline"] != "raw" or options["against"]:
         raise click.UsageError(
             "module:function is measured alone and as it is: it takes no further URL, --pipeline or --against"
         )
-    return list(given)
+    return list(specs)
 
 
 def _counts(text: str) -> list[int]:
@@ -162,7 +166,7 @@ def _view(job: Job, now: Moment | None, before: Moment | None) -> Table:
     return grid
 
 
-def _report(outcomes: list[Outcome], hint: advice.Advice | None, options: dict[str, Any]) -> None:
+def _report(outcomes: list[Outcome], hint: Advice | None, options: dict[str, Any]) -> None:
     if options["as_json"]:
         answer: dict[str, Any] = {"rows": [figures(outcome) for outcome in outcomes]}
         if hint is not None:
@@ -174,21 +178,19 @@ def _report(outcomes: list[Outcome], hint: advice.Advice | None, options: dict[s
         for outcome in outcomes:
             if outcome.bound_by:
                 console.print(
-                    f"[dim]{advice.named(outcome.job.workers)}:[/] {outcome.bound_by}", highlight=False, soft_wrap=True
+                    f"[dim]{named(outcome.job.workers)}:[/] {outcome.bound_by}", highlight=False, soft_wrap=True
                 )
             for line in decided(outcome):
                 console.print(f"[dim]{line}[/]", highlight=False, soft_wrap=True)
         if hint is not None:
             console.print(f"[bold green]Recommended:[/] {hint.text}", highlight=False, soft_wrap=True)
     if options["png"]:
-        from wds_async.cli import chart  # noqa: PLC0415 (brings matplotlib)
-
         chart.bench(outcomes, options["png"])
         click.echo(f"chart: {options['png']}", err=True)
 
 
 def decided(outcome: Outcome) -> list[str]:
-    """What the engine decided on its connections, a line each; of many the first and the last."""
+    """Return the engine's decisions on its connections, a line each; of many only the first and the last."""
     lines = [f"  {at_s:6.2f} s  {text}" for at_s, text in outcome.decisions]
     left_out = len(lines) - _DECISIONS_SHOWN
     if left_out > 0:
@@ -258,3 +260,57 @@ def _ratios(ours: Outcome, theirs: Outcome) -> list[str]:
         ratio(theirs.first_s, ours.first_s),
         "",
     ]
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Recommended ``workers`` and ``budget_bytes`` a process, and the reason."""
+
+    workers: int
+    budget_bytes: int
+    text: str
+
+
+def named(workers: int) -> str:
+    """``1 worker``, ``2 workers``."""
+    return "1 worker" if workers == 1 else f"{workers} workers"
+
+
+def recommend(outcomes: list[Outcome], measure: Callable[[Job], Outcome]) -> Advice:
+    """Recommend the fewest workers that come within 5 % of the fastest, and their memory budget.
+
+    If their window was full, twice the budget is measured too, and recommended if it gives 10 % more. If they held
+    less than half of it, the next power of two above what they held is recommended.
+    """
+    ours = [outcome for outcome in outcomes if outcome.job.library == "wds_async"]
+    fastest = max(ours, key=lambda outcome: outcome.rate)
+    good = [outcome for outcome in ours if outcome.rate >= _NEAR * fastest.rate]
+    chosen = min(good, key=lambda outcome: outcome.job.workers)
+    why = f"{named(chosen.job.workers)} read {shards.human(chosen.rate)}/s"
+    if chosen is not fastest:
+        why += f", within 5 % of the {shards.human(fastest.rate)}/s of {named(fastest.job.workers)}, for less memory"
+    elif chosen.job.workers == max(outcome.job.workers for outcome in ours):
+        why += ", the most that was tried: more may be faster still"
+    else:
+        why += ", the fastest of those tried"
+    budget, reason = _budget(chosen, measure)
+    text = f"{named(chosen.job.workers)}, WDS_BUDGET={budget // environment.MIB}M. {why}. {reason}"
+    return Advice(chosen.job.workers, budget, text)
+
+
+def _budget(chosen: Outcome, measure: Callable[[Job], Outcome]) -> tuple[int, str]:
+    processes = max(1, chosen.job.workers)
+    budget = int(chosen.stats.get("budget_bytes", 0)) or config.DEFAULT_BUDGET_BYTES * processes
+    budget //= processes
+    peak = int(chosen.stats.get("window_peak_bytes", 0)) // processes
+    held = f"the window held at most {shards.human(peak)} of {shards.human(budget)} a process"
+    if peak < budget // 2:
+        enough = max(config.MIN_BUDGET_BYTES, 1 << max(peak - 1, 1).bit_length())
+        return min(enough, budget), f"The budget is ample: {held}."
+    if peak < _FULL * budget:
+        return budget, f"The budget fits: {held}."
+    more = measure(replace(chosen.job, budget_bytes=2 * budget))
+    change = f"{shards.human(more.rate)}/s with twice the budget against {shards.human(chosen.rate)}/s"
+    if more.rate >= _WORTH * chosen.rate:
+        return 2 * budget, f"The window was full, and more memory helps: {change}."
+    return budget, f"The window was full, but more memory does not help: {change}."

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wds_async.cli.measure import Outcome
+from wds_async.cli.bench.measure import Outcome
 from wds_async.errors import MissingExtra
 
 __all__ = ["Course", "bench", "demo"]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from wds_async.cli.chart import Course
+from wds_async.cli.bench.chart import Course
 from wds_async.errors import MissingExtra
 
 __all__ = ["State", "train"]

@@ -1,4 +1,4 @@
-"""One measured read, in a fresh process of its own: our reader or webdataset's over the same shards.
+"""Measurement of one read in a process of its own: wds_async's or webdataset's over the same shards.
 
 The process reports a `Moment` five times a second and an `Outcome` at its end. Bytes are those of the samples'
 fields as stored (before decoding), counted the same way for both libraries; CPU is user and system time of the
@@ -7,6 +7,7 @@ process and everything it started, from after the imports on; memory is resident
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import math
@@ -18,24 +19,31 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from wds_async import config
-from wds_async.cli import shards, usage
-from wds_async.errors import WdsError
+from wds_async.cli import shards
+from wds_async.errors import MissingExtra, WdsError
 from wds_async.shardlists import spec
 
-__all__ = ["Job", "Moment", "Outcome", "measure"]
+__all__ = ["Job", "Moment", "Outcome", "ProcessTree", "measure", "peak_bytes"]
 
 _TICK_S = 0.2
+
+
 _GRACE_S = 5.0
+
+
 _DECISIONS_KEPT = 200
+
+
 WEIGHT = "__weight__"
 
 
 @dataclass(frozen=True)
 class Job:
-    """What to read: ``pipeline`` is ``bytes``, ``raw``, ``decode`` or ``decode:SPEC``; ``seconds`` 0 is one pass.
+    """A read to measure: ``pipeline`` is ``bytes``, ``raw``, ``decode`` or ``decode:SPEC``; ``seconds`` 0 is one pass.
 
     ``urls`` are shards, or one ``module:function`` whose pipeline is read as it is.
     """
@@ -85,8 +93,8 @@ class Outcome:
     bound_by: str = ""
     moments: tuple[Moment, ...] = ()
     decisions: tuple[tuple[float, str], ...] = ()
-    """What the engine of the reading process decided on its connections: seconds after the start, and why. What its
-    DataLoader workers decide stays theirs."""
+    """Decisions of the reading process's engine on its connections: seconds after the start, and the reason. Those of
+    DataLoader workers are not included."""
 
     @property
     def rate(self) -> float:
@@ -128,15 +136,15 @@ def measure(job: Job, watch: Callable[[Moment], None] = lambda moment: None) -> 
     ended = False
     try:
         while True:
-            said = here.recv()
-            if isinstance(said, Moment):
-                moments.append(said)
-                watch(said)
+            message = here.recv()
+            if isinstance(message, Moment):
+                moments.append(message)
+                watch(message)
                 continue
             ended = True
-            if isinstance(said, Outcome):
-                return Outcome(**{**said.__dict__, "moments": tuple(moments)})
-            raise said
+            if isinstance(message, Outcome):
+                return Outcome(**{**message.__dict__, "moments": tuple(moments)})
+            raise message
     except EOFError:
         process.join()
         raise WdsError(f"the process that read with {job.library} died (status {process.exitcode})") from None
@@ -150,7 +158,7 @@ def measure(job: Job, watch: Callable[[Moment], None] = lambda moment: None) -> 
 
 
 class _Tally:
-    """What has been read; only the reading thread adds, any thread looks."""
+    """Counts of what has been read; written by the reading thread, read by any."""
 
     def __init__(self) -> None:
         self.bytes = self.samples = self.first_bytes = self.first_samples = 0
@@ -158,7 +166,7 @@ class _Tally:
 
 
 class _Decisions(logging.Handler):
-    """The lines of the engine's ``wds_async.control``, each with its second; the first `_DECISIONS_KEPT` of them."""
+    """The first `_DECISIONS_KEPT` log lines of the engine's connection control, each with its second."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -187,15 +195,15 @@ def _main(job: Job, report: Connection) -> None:
 
 def _read(job: Job, report: Connection) -> Outcome:
     source, total = _SOURCES[job.library](job)
-    base = usage.peak_bytes()
-    cpu, start = usage.cpu_s(), time.monotonic()
+    base, processes = peak_bytes(), ProcessTree()
+    cpu, start = processes.cpu_s(), time.monotonic()
     tally, decisions = _Tally(), _Decisions()
     peak = [base]
     done = threading.Event()
 
     def watch() -> None:
         while not done.wait(_TICK_S):
-            moment = _moment(time.monotonic() - start, tally, cpu, total)
+            moment = _moment(time.monotonic() - start, tally, processes, cpu, total)
             peak[0] = max(peak[0], moment.resident_bytes)
             report.send(moment)
 
@@ -218,23 +226,23 @@ def _read(job: Job, report: Connection) -> Outcome:
         samples=tally.samples,
         first_bytes=tally.first_bytes,
         first_samples=tally.first_samples,
-        cpu_s=usage.cpu_s() - cpu,
+        cpu_s=processes.cpu_s() - cpu,
         base_bytes=base,
-        peak_bytes=max(peak[0], usage.peak_bytes()),
+        peak_bytes=max(peak[0], peak_bytes()),
         stats={} if stats is None else stats.as_dict(),
         bound_by="" if stats is None else stats.bound_by(),
         decisions=tuple(decisions.taken),
     )
 
 
-def _moment(at_s: float, tally: _Tally, cpu: float, total: Callable[[], Any]) -> Moment:
+def _moment(at_s: float, tally: _Tally, processes: ProcessTree, cpu: float, total: Callable[[], Any]) -> Moment:
     stats = total()
     return Moment(
         at_s,
         tally.bytes,
         tally.samples,
-        usage.cpu_s() - cpu + usage.live_children_cpu_s(),
-        usage.resident_bytes(),
+        processes.cpu_s() - cpu,
+        processes.resident_bytes(),
         *((stats.connections, stats.window_bytes, stats.budget_bytes) if stats is not None else ()),
     )
 
@@ -271,7 +279,7 @@ def _weight(sample: dict[str, Any]) -> int:
 
 
 def _weigh(sample: dict[str, Any]) -> dict[str, Any]:
-    """A stage before decoding: notes what the sample's fields weigh as stored."""
+    """Add the stored size of the sample's fields; a stage before decoding."""
     return {**sample, WEIGHT: _weight(sample)}
 
 
@@ -329,3 +337,56 @@ def _theirs(job: Job) -> _Source:
 
 
 _SOURCES = {"wds_async": _ours, "webdataset": _theirs}
+
+
+class ProcessTree:
+    """CPU time and memory of this process and its living children.
+
+    Raises MissingExtra where psutil is not installed.
+    """
+
+    def __init__(self) -> None:
+        try:
+            import psutil  # noqa: PLC0415 (in the extras "bench" and "demo")
+        except ModuleNotFoundError as exn:
+            raise MissingExtra("measuring needs psutil: pip install psutil") from exn
+        self._ended = psutil.NoSuchProcess
+        self._process = psutil.Process()
+
+    def cpu_s(self) -> float:
+        """Return user and system seconds, children that have ended and were waited for included."""
+        total = time.process_time()
+        for process in (self._process, *self._children()):
+            with contextlib.suppress(self._ended):
+                times = process.cpu_times()
+                total += times.children_user + times.children_system
+                if process is not self._process:  # whose own time process_time() gives, and finer
+                    total += times.user + times.system
+        return float(total)
+
+    def resident_bytes(self) -> int:
+        """Return the resident memory, pages that processes share counted for each."""
+        total = 0
+        for process in (self._process, *self._children()):
+            with contextlib.suppress(self._ended):
+                total += process.memory_info().rss
+        return total
+
+    def _children(self) -> list[Any]:
+        return list(self._process.children(recursive=True))
+
+
+def peak_bytes() -> int:
+    """Return the most that this process alone has been resident.
+
+    From ``VmHWM`` on Linux: ``ru_maxrss`` also holds the size of its parent, from before ``exec``.
+    """
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    try:
+        import resource  # noqa: PLC0415 (POSIX only)
+    except ImportError:
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -13,11 +13,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from wds_async import config
-from wds_async.cli import bench, chart, shards
-from wds_async.cli.demo_data import Plan, Shards, prepare
-from wds_async.cli.demo_server import serving
-from wds_async.cli.demo_train import State, train
-from wds_async.cli.measure import Job, Outcome, measure
+from wds_async.cli import shards
+from wds_async.cli.bench import chart
+from wds_async.cli.bench import command as bench
+from wds_async.cli.bench.measure import Job, Outcome, measure
+from wds_async.cli.demo.data import Plan, Shards, prepare
+from wds_async.cli.demo.server import serving
+from wds_async.cli.demo.train import State, train
 
 __all__ = ["command"]
 

@@ -1,0 +1,1 @@
+"""``wds-async bench``: measured reads, charts and advice."""
