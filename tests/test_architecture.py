@@ -19,6 +19,9 @@ from pathlib import Path
 
 import pytest
 
+from wds_async.storage.http import SPEC as HTTP
+from wds_async.storage.stores import STORES
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = "wds_async"
 
@@ -62,6 +65,15 @@ TORCH_ROOMS = ("world", "autodecode", "decoding.*", "filters.basic", "filters.ba
 GLOBAL_RANDOM_ROOMS = ("world",)
 SUBPROCESS_ROOMS = ("storage.pipe",)
 PRINT_ROOMS = ("cli", "cli.*")
+STORE_ROOMS = (
+    *("storage.stores", "storage.checksums"),  # the catalogue; the headers by which servers tell checksums
+    *("reading.url_files", "cache"),  # WebDataset's own tables of schemes
+    "rewrite",  # the clouds' command line tools
+    "observe.prices",
+    *("cli.warm", "service.names", "service.app", "service.buckets", "service.objects", "service.s3api"),  # AIStore's
+    "service.allowlist",
+)
+"""Rooms that may name a store outside its folder."""
 ASYNC_ROOMS = ("storage.*", "transfer.*", "shardcache.*", "service.*", "asyncreader", "cli.demo.server")
 FSSPEC_ROOMS = ("storage", "storage.*")
 
@@ -296,6 +308,27 @@ def nothing_posix_at_import(module: Module) -> list[str]:
     ]
 
 
+def stores_in_their_folders(module: Module) -> list[str]:
+    """A store's scheme or kind as a string, and imports from its folder. HTTP is a protocol, not only a store."""
+    others = [spec for spec in STORES if spec is not HTTP]
+    folders = {spec.backend.removeprefix(f"{PACKAGE}.").rpartition(".backend:")[0] for spec in others}
+    if module.is_in(STORE_ROOMS) or module.is_in(tuple(pattern for f in folders for pattern in (f, f"{f}.*"))):
+        return []
+    names = {name for spec in others for name in (spec.kind, *spec.schemes, *spec.aliases)}
+    return [
+        *(
+            f"line {i.line}: imports {i.target}"
+            for i in imports(module)
+            if (room_of(i.target) or "").startswith(tuple(folders))
+        ),
+        *(
+            f"line {node.lineno}: names {node.value!r}"
+            for node in ast.walk(module.tree)
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in names
+        ),
+    ]
+
+
 def _isort_key(name: str) -> tuple[int, list[object]]:
     group = 0 if name.isupper() and len(name) > 1 else 1 if name[:1].isupper() else 2
     return group, [(1, int(p)) if p.isdigit() else (0, p) for p in re.split(r"(\d+)", name) if p]
@@ -345,6 +378,7 @@ RULES: tuple[Callable[[Module], list[str]], ...] = (
     fsspec_in_storage,
     nothing_posix_at_import,
     sorted_all,
+    stores_in_their_folders,
     doors_hold_no_logic,
 )
 
@@ -389,6 +423,8 @@ OFFENDERS: tuple[tuple[Callable[[Module], list[str]], str, str], ...] = (
     (sorted_all, "urls", "__all__ = ['a', 'B', 'CC']"),
     (sorted_all, "urls", "__all__ = ['a', 'a']"),
     (sorted_all, "urls", ""),
+    (stores_in_their_folders, "transfer.pump", "def f(location):\n    return location.kind == 'ais'"),
+    (stores_in_their_folders, "storage.sink", "def f():\n    from wds_async.storage.s3.errors import explain"),
     (doors_hold_no_logic, "gopen", "def gopen(): pass"),
     (doors_hold_no_logic, "tar.__init__", "for x in []: pass"),
 )
@@ -408,6 +444,8 @@ INNOCENTS: tuple[tuple[Callable[[Module], list[str]], str, str], ...] = (
     (torch_late_and_in_its_rooms, "urls", "if TYPE_CHECKING:\n    import torch"),
     (nothing_posix_at_import, "cache", "def f():\n    import fcntl"),
     (sorted_all, "urls", "__all__ = ['C2', 'C10', 'DD', 'Ab', 'a_b', 'ab']"),
+    (stores_in_their_folders, "storage.s3.backend", "from wds_async.storage.s3 import errors\nname = 's3'"),
+    (stores_in_their_folders, "storage.sink", "from wds_async.storage.http import messages\nname = 'http'"),
     (doors_hold_no_logic, "__init__", "x = 1\ndef __getattr__(name): return name"),
 )
 
