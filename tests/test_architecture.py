@@ -32,7 +32,7 @@ SPECS = (
 """What the stores are, as data: schemes and their other names count where the environment is read."""
 
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "arguments", "environment", "config", "handlers", "config", *SPECS),
+    ("errors", "arguments", "logs", "environment", "config", "handlers", *SPECS),
     ("urls", "world", "redact", "rewrite", "orphans", "tracebacks"),
     ("storage", "storage.*"),
     ("transfer", "transfer.*"),

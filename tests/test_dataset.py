@@ -16,12 +16,11 @@ import pytest
 
 from tests.servers import make_shard
 from wds_async import dataset as dataset_module
-from wds_async import filters, shardlists
+from wds_async import filters, logs, shardlists
 from wds_async.dataset import WebDataset
 from wds_async.errors import ConfigError, ReaderClosed, ShardNotFound, UrlError
 from wds_async.fluid import FluidInterface, FluidWrapper
 from wds_async.handlers import ignore_and_continue
-from wds_async.shardlists import plan
 from wds_async.tariterators import TarStage
 
 SHARDS, PER_SHARD = 8, 6
@@ -152,7 +151,7 @@ def test_a_seed_that_changes_no_order_is_not_logged(
         made({"dataset": [source | {"choose": 2}]})
     assert len([text for text in caplog.messages if text.startswith("no seed is given: ")]) == 2
     caplog.clear()
-    monkeypatch.setattr(plan, "_told_of_no_seed", False)
+    monkeypatch.setattr(logs, "_process", logs.Once())
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     made({"dataset": [source]})

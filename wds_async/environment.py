@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from wds_async.errors import ConfigError
+from wds_async.logs import warn_once
 from wds_async.storage.stores import usual_scheme
 
 __all__ = [
@@ -300,7 +301,6 @@ _OF_THE_TESTS = {"WDS_REQUIRE_SERVERS", "WDS_AZURITE"}
 _NEAR = 0.82  # difflib's ratio of the names without WDS_: CONECTIONS, BUGDET; not BATCH_SIZE, CACHE_DIR
 
 _read: set[str] = set()
-_warned: set[str] = set()
 
 
 def variable(name: str, environ: Mapping[str, str] | None = None) -> str | None:
@@ -345,8 +345,6 @@ def warn_of_unknown_variables() -> None:
     Other unknown names belong to the program or another tool (webpack's ``WDS_SOCKET_PORT``) and are not logged.
     """
     for name, nearest in unknown_variables():
-        if nearest and name not in _warned:
-            _warned.add(name)
-            logger.warning(
-                "%s is set but has no meaning; did you mean %s? (`wds-async env` lists all variables)", name, nearest
-            )
+        if nearest:
+            message = "%s is set but has no meaning; did you mean %s? (`wds-async env` lists all variables)"
+            warn_once(logger, ("environment", name), message, name, nearest)

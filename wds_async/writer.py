@@ -32,6 +32,7 @@ from wds_async.encoders import (
     torch_dumps,
 )
 from wds_async.errors import ConfigError
+from wds_async.logs import Once
 from wds_async.redact import redact
 from wds_async.storage.options import StorageOptions
 from wds_async.storage.sink import Sink, open_sink, publish_text
@@ -358,7 +359,8 @@ class ShardWriter:
         self._done_payload = self._done_container = 0
         self._rules = NameRules()
         self._opened: Any = None
-        self._closed = self._warned = False
+        self._closed = False
+        self._warned = Once()
 
     def _indexes(self, index: bool | str | None) -> tuple[bool, str | None]:
         """Whether DALI's is written, and where the list goes."""
@@ -447,9 +449,8 @@ class ShardWriter:
             self.post(self.fname)
 
     def _judge(self) -> None:
-        if self._warned or self.container < _ENOUGH_BYTES or self.overhead <= _TOO_MUCH:
+        if self.container < _ENOUGH_BYTES or self.overhead <= _TOO_MUCH or not self._warned.first("overhead"):
             return
-        self._warned = True
         logger.warning(
             "%s: %.0f %% of these shards are tar headers and padding (%d bytes of fields a sample, and 512 to 1023 for "
             "each field besides). Name them .tar.zst, or pack the small fields of a sample into one (.mp, .ten).",

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from wds_async import logs
 from wds_async.errors import ConfigError
 from wds_async.filters.shuffling import detshuffle
-from wds_async.shardlists import ResampledShards, SimpleShardList, plan, split_by_node, split_by_worker
+from wds_async.shardlists import ResampledShards, SimpleShardList, split_by_node, split_by_worker
 from wds_async.shardlists.directories import DirectoryShardList
 from wds_async.shardlists.plan import ShardPlan, shuffle_buffer, shuffle_seed, tell_of_seed
 
@@ -76,7 +77,7 @@ def test_the_buffer() -> None:
 def test_pipes_that_need_no_command_are_told_of(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wds_async.storage.registry._told", set())
+    monkeypatch.setattr(logs, "_process", logs.Once())
     with caplog.at_level(logging.WARNING, "wds_async"):
         ShardPlan().stages("pipe:cat x.tar")
     assert "WDS_NATIVE_PIPES" in caplog.text
@@ -85,7 +86,7 @@ def test_pipes_that_need_no_command_are_told_of(
 def test_several_ranks_are_told_once_that_there_is_no_seed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(plan, "_told_of_no_seed", False)
+    monkeypatch.setattr(logs, "_process", logs.Once())
     monkeypatch.delenv("WDS_SEED", raising=False)
     monkeypatch.setenv("WORLD_SIZE", "4")
     for rank in "1200":
@@ -95,7 +96,7 @@ def test_several_ranks_are_told_once_that_there_is_no_seed(
     (record,) = caplog.records
     assert "the shards of 4 ranks are shuffled by seed 0" in record.getMessage()
     assert "Pass seed= or WDS_SEED" in record.getMessage()
-    monkeypatch.setattr(plan, "_told_of_no_seed", False)
+    monkeypatch.setattr(logs, "_process", logs.Once())
     monkeypatch.setenv("WDS_EPOCH", "3")  # it goes on where another run ended
     tell_of_seed(shuffle_seed(None, split_by_node), "shuffled")
     assert len(caplog.records) == 1

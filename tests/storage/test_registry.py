@@ -14,6 +14,7 @@ import pytest
 
 from tests.servers import Origin, make_tar
 from tests.transfer.reading import bytes_of, outcomes
+from wds_async import logs
 from wds_async.errors import UnsafeContent, UrlError
 from wds_async.storage import registry
 from wds_async.storage.deadlines import BackendWithDeadlines
@@ -189,14 +190,14 @@ def test_backends_are_made_once_and_closed(tmp_path: Path) -> None:
 
 
 def test_the_notice_on_pipes_is_given_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(registry, "_told", set())
+    monkeypatch.setattr(logs, "_process", logs.Once())
     urls = ["pipe:cat /data/a.tar", "pipe:cat /data/b.tar", "pipe:mytool /data/c.tar"]
     registry.tell_of_native_pipes(urls)
     registry.locate(urls[0])
     (record,) = caplog.records
     assert "as /data/a.tar; set WDS_NATIVE_PIPES=1" in record.getMessage()
     caplog.clear()
-    monkeypatch.setattr(registry, "_told", set())
+    monkeypatch.setattr(logs, "_process", logs.Once())
     monkeypatch.setenv("WDS_SECURE", "1")
     registry.tell_of_native_pipes(urls)  # what it would recommend is forbidden too
     assert not caplog.records

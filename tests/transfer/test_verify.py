@@ -16,6 +16,7 @@ from tests.servers.behaviour import Request
 from tests.servers.shards import make_tar
 from tests.transfer.reading import KIB, bytes_of, data, outcomes, quick, snapshot
 from wds_async.errors import ChecksumMismatch
+from wds_async.logs import Once
 from wds_async.shardcache.cache import DiskCache
 from wds_async.storage.base import Checksum
 from wds_async.transfer.reader import open_shards
@@ -212,7 +213,7 @@ def test_a_checksum_that_comes_later() -> None:
 
 
 def test_a_missing_package_is_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr("wds_async.transfer.verify._told_of_packages", set())
+    monkeypatch.setattr("wds_async.logs._process", Once())
     monkeypatch.setitem(__import__("sys").modules, "xxhash", None)
     with caplog.at_level(logging.WARNING, "wds_async"):
         assert not usable(Checksum("xxhash", bytes(8)))

@@ -21,6 +21,7 @@ from wds_async.arguments import check_size
 from wds_async.errors import ConfigError, MissingExtra, ShardFormatError, UrlError
 from wds_async.indexed.files import MappedShard, OpenShards, ShardFiles, default_folder
 from wds_async.indexed.index import load_index
+from wds_async.logs import Once
 from wds_async.redact import redact
 from wds_async.storage.listing.expand import expand_listed
 from wds_async.tracebacks import Shortened
@@ -109,7 +110,7 @@ class ShardListDataset(world.TorchMapDataset):
         self.lengths: list[int] = [shard["nsamples"] for shard in self.shards]
         self.cum_lengths = np.cumsum(self.lengths)
         self.total_length = int(self.cum_lengths[-1])
-        self._told = False
+        self._warned = Once()
 
     def _listed(self, shards: Any) -> list[dict[str, Any]]:
         """What ``shards`` says, as dicts with a ``url``."""
@@ -158,8 +159,7 @@ class ShardListDataset(world.TorchMapDataset):
     def check_cache_misses(self) -> None:
         """Warn, once, where after a hundred samples more than 30 % came from a shard that was not open."""
         accesses, misses = self.get_stats()
-        if not self._told and accesses > _MISSES_AFTER and misses > _MISS_RATE * accesses:
-            self._told = True
+        if accesses > _MISSES_AFTER and misses > _MISS_RATE * accesses and self._warned.first("misses"):
             logger.warning(
                 "%.0f%% of samples wanted a shard that was not open: take a sampler that stays in few shards at a time"
                 " (ShardedSampler, ChunkedSampler), or raise lru_size",

@@ -14,6 +14,7 @@ from wds_async import config, world
 from wds_async.arguments import check_function, check_size
 from wds_async.errors import ConfigError
 from wds_async.filters import basic
+from wds_async.logs import warn_once
 from wds_async.shardlists import lists
 from wds_async.shardlists.lists import DirectoryShardList, MultiShardSample, ResampledShards, SimpleShardList
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
@@ -26,7 +27,6 @@ logger = logging.getLogger("wds_async")
 _TRUE_SHUFFLE = 100
 _DIRECTORY_MODES = ("unlink", "keep", "resample")
 _NOTICED_AT_MOST = 1000
-_told_of_no_seed = False
 
 
 def shuffle_buffer(shardshuffle: bool | int | None, resampled: bool, stacklevel: int) -> int:
@@ -69,15 +69,15 @@ def shuffle_seed(seed: int | None, nodesplitter: Any) -> int | world.DrawnSeed:
 def tell_of_seed(seed: int | world.DrawnSeed, what: str) -> None:
     """Log a seed that was drawn, and once a process on the first of several ranks that there is none; ``what`` is done
     with the shards by it (``"shuffled"``, ``"mixed"``)."""
-    global _told_of_no_seed
     if not isinstance(seed, world.DrawnSeed):
         return
     here = world.place()
     if here.world_size == here.num_workers == 1:
         logger.info("no seed is given: %d was drawn; seed=%d or WDS_SEED repeats this order", *[seed.number()] * 2)
-    elif here.rank == here.worker == 0 and config.settings().epoch is None and not _told_of_no_seed:
-        _told_of_no_seed = True
-        logger.warning(
+    elif here.rank == here.worker == 0 and config.settings().epoch is None:
+        warn_once(
+            logger,
+            "no seed",
             "no seed is given: the shards of %d ranks are %s by seed 0, so a restarted run reads them in the "
             "same order again. Pass seed= or WDS_SEED, the same on every rank and another one after a restart, or name "
             "the epoch that was interrupted (set_epoch, WDS_EPOCH)",

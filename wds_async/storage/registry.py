@@ -14,6 +14,7 @@ from typing import Any
 from wds_async.config import settings
 from wds_async.environment import value
 from wds_async.errors import UnsafeContent, UrlError, WdsError
+from wds_async.logs import warn_once
 from wds_async.redact import redact
 from wds_async.storage.base import Backend, Guard
 from wds_async.storage.deadlines import BackendWithDeadlines, question_s
@@ -46,8 +47,6 @@ def import_clients(urls: Iterable[str]) -> None:
 
 
 logger = logging.getLogger("wds_async")
-
-_told: set[str] = set()
 
 # Schemes that no client knows: WebDataset's htgs:// and scp://, Hadoop's s3n://.
 _REPLACED = {name: spec.schemes[0] for spec in STORES for name in spec.replaced} | {"scp": "sftp"}
@@ -197,11 +196,12 @@ def tell_of_native_pipes(urls: Iterable[str]) -> None:
 
 def _tell(target: str, native: str) -> None:
     tool = target.removeprefix("pipe:").split()[0]
-    if tool not in _told and not settings().secure:
-        _told.add(tool)
-        logger.warning(
+    if not settings().secure:
+        warn_once(
+            logger,
+            ("native", tool),
             "%s can be read without a command, faster and with retries, as %s; "
-            "set WDS_NATIVE_PIPES=1 or write that URL (said once a run)",
+            "set WDS_NATIVE_PIPES=1 or write that URL (logged once a run)",
             redact(target),
             redact(native),
         )

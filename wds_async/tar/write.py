@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from wds_async.errors import ConfigError
+from wds_async.logs import Once
 from wds_async.tar.group import SKIP_META, base_plus_ext
 
 __all__ = ["NameRules", "compressed", "compression"]
@@ -33,7 +34,7 @@ class NameRules:
 
     def __init__(self) -> None:
         self._fields: dict[str, str] = {}  # names seen to be good, and what they are read back as
-        self._told: set[str] = set()
+        self._warned = Once()
         self._last: str | None = None
         self._had: set[str] = set()
 
@@ -106,9 +107,8 @@ class NameRules:
         self._tell("same", f"two samples in a row have the key {key!r}: they are read back as one sample")
 
     def _tell(self, kind: str, text: str) -> None:
-        if kind not in self._told:
-            self._told.add(kind)
-            logger.warning("writing shards: %s (said once a writer)", text)
+        if self._warned.first(kind):
+            logger.warning("writing shards: %s (logged once a writer)", text)
 
 
 _KINDS = {"gz": "gz", "tgz": "gz", "bz2": "bz2", "tbz2": "bz2", "xz": "xz", "txz": "xz", "zst": "zst"}

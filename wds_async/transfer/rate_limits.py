@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-__all__ = ["Clock", "OriginLimits", "Permit"]
+__all__ = ["Clock", "OriginLimits", "Permit", "TokenBucket"]
 
 _SHARE = 7
 """One origin may have this many times the connections that are free, so that one whose requests all hang leaves some to
@@ -26,27 +26,43 @@ class Clock(Protocol):
     def call_at(self, when: float, callback: Callable[[], object], /) -> Any: ...
 
 
-class _Bucket:
-    """Tokens for bytes: ``rate`` a second, at most those of one second. What is taken may exceed what is there; then
-    nothing is given until the debt is paid, so that large parts wait no longer for their turn than small ones."""
+class TokenBucket:
+    """Tokens for bytes: ``rate`` a second, at most ``burst`` (default: those of one second); without a rate no limit.
 
-    def __init__(self, rate: float | None, now: float) -> None:
-        self._rate = rate
-        self._tokens = (rate or 0.0) * _BURST_S
-        self._at = now
+    It may be overdrawn by what is taken at once, so that large pieces wait no longer for their turn than small ones;
+    then nothing may be taken until the debt is paid. ``clock`` gives seconds. ValueError for a rate of 0 or less.
+    """
 
-    def ready_at(self, now: float) -> float:
-        """When something may be taken; ``now`` or earlier: at once."""
-        if self._rate is None:
-            return now
-        self._tokens = min(self._rate * _BURST_S, self._tokens + (now - self._at) * self._rate)
-        self._at = now
-        return now if self._tokens >= 0 else now - self._tokens / self._rate
+    def __init__(self, rate: float | None, clock: Callable[[], float], burst: float | None = None) -> None:
+        if rate is not None and not rate > 0:
+            raise ValueError(f"rate={rate}: more than 0 bytes a second")
+        self._rate = rate or math.inf
+        self._clock = clock
+        self._burst = self._rate * _BURST_S if burst is None else burst
+        self._level = self._burst
+        self._at = clock()
+
+    def wait_s(self) -> float:
+        """Return the seconds until something may be taken; 0: now. A debt of less than a byte is ignored."""
+        self._fill()
+        return 0.0 if self._level > -1.0 else -self._level / self._rate
 
     def take(self, count: float) -> None:
-        """Take them; negative: give back what was not needed."""
-        if self._rate is not None:
-            self._tokens -= count
+        """Take tokens; a negative ``count`` gives back what was not needed."""
+        self._fill()
+        self._level -= count
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing was taken lately."""
+        self._fill()
+        return self._level >= self._burst
+
+    def _fill(self) -> None:
+        now = self._clock()
+        if self._rate < math.inf:
+            self._level = min(self._burst, self._level + (now - self._at) * self._rate)
+        self._at = now
 
 
 @dataclass(slots=True, eq=False)
@@ -61,7 +77,7 @@ class _Waiter:
 class _Line:
     """Those who wait for one origin; who has a connection and wants more bytes comes first, or none would be free."""
 
-    bucket: _Bucket
+    bucket: TokenBucket
     room: Callable[[], int]
     flying: int = 0
     parts: deque[_Waiter] = field(default_factory=deque)
@@ -104,7 +120,7 @@ class OriginLimits:
         """Requests under way now."""
         self._origin_bytes_per_s = origin_bytes_per_s
         self._clock: Clock = clock or asyncio.get_running_loop()
-        self._bucket = _Bucket(bytes_per_s, self._clock.time())
+        self._bucket = TokenBucket(bytes_per_s, self._clock.time)
         self._lines: dict[str, _Line] = {}
         self._turns: deque[_Line] = deque()  # those where somebody waits
         self._timer: Any = None
@@ -136,7 +152,7 @@ class OriginLimits:
 
     def _line(self, origin: str) -> _Line:
         if origin not in self._lines:
-            bucket = _Bucket(self._origin_bytes_per_s, self._clock.time())
+            bucket = TokenBucket(self._origin_bytes_per_s, self._clock.time)
             self._lines[origin] = _Line(bucket, lambda: self.origin_connections)
         return self._lines[origin]
 
@@ -171,7 +187,7 @@ class OriginLimits:
             waiter = line.first
             if waiter is None:  # whoever waited was cancelled
                 continue
-            ready_at = max(self._bucket.ready_at(now), line.bucket.ready_at(now))
+            ready_at = now + max(self._bucket.wait_s(), line.bucket.wait_s())
             if ready_at > now or not self._has_room(line, waiter):
                 soonest = min(soonest, ready_at) if ready_at > now else soonest
                 self._turns.append(line)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import IO
 
 from wds_async.errors import ChecksumMismatch, MissingExtra, StorageError
+from wds_async.logs import warn_once
 from wds_async.redact import redact
 from wds_async.storage.base import Checksum
 from wds_async.storage.checksums import Digest, digest_of
@@ -89,9 +90,6 @@ READ_ATTEMPTS = 3
 _NOT_YET = Checksum("crc32c", b"")
 
 
-_told_of_packages: set[str] = set()
-
-
 Receive = Callable[[], memoryview | None]
 
 
@@ -105,15 +103,14 @@ def answer_checksum(shard: Shard, *, may_come: bool = False) -> Checksum | None:
 
 
 def usable(checksum: Checksum | None) -> bool:
-    """Whether it can be compared here. That a package is missing is said once a process."""
+    """Return whether it can be compared here. A missing package is logged once a process."""
     if checksum is None:
         return False
     try:
         digest_of(checksum.algorithm)
     except MissingExtra as exn:
-        if checksum.algorithm not in _told_of_packages:
-            _told_of_packages.add(checksum.algorithm)
-            logger.warning("%s; until then these shards are not compared by it", exn)
+        message = "%s; until then these shards are not compared by it"
+        warn_once(logger, ("package", checksum.algorithm), message, exn)
         return False
     except ValueError:
         return False

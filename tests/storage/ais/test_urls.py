@@ -9,7 +9,7 @@ import pytest
 
 from tests.clouds.ais import no_settings  # noqa: F401 - a fixture
 from wds_async.errors import ConfigError, UrlError
-from wds_async.storage.ais import urls as aisurls
+from wds_async.logs import Once
 from wds_async.storage.ais.urls import OPTIONS, Cluster, Place, has_own_store, read_token, routes
 
 pytestmark = pytest.mark.usefixtures("no_settings")
@@ -18,9 +18,9 @@ PROXY = "http://p:51080"
 
 
 @pytest.fixture(autouse=True)
-def untold(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing has been said yet in this process."""
-    monkeypatch.setattr(aisurls, "_told", set())
+def nothing_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget what was logged once."""
+    monkeypatch.setattr("wds_async.logs._process", Once())
 
 
 @pytest.mark.parametrize(

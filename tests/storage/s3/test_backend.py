@@ -16,6 +16,7 @@ from tests.storage.s3.test_client import on_backend
 from tests.transfer.reading import KIB, data, quick
 from wds_async.config import RetryPolicy
 from wds_async.errors import AccessDenied, ConfigError, ObjectChanged, ShardNotFound, TransferError, UrlError, WdsError
+from wds_async.logs import Once
 from wds_async.storage.base import Answer, Verdict
 from wds_async.storage.options import StorageOptions
 from wds_async.storage.s3 import backend as s3
@@ -279,7 +280,7 @@ def test_without_credentials_public_buckets_are_read(
 ) -> None:
     clean_aws.delenv("AWS_ACCESS_KEY_ID")
     clean_aws.delenv("AWS_SECRET_ACCESS_KEY")
-    clean_aws.setattr(s3, "_told_of_anonymity", set())
+    clean_aws.setattr("wds_async.logs._process", Once())
     store.public.add("bucket")
     store.objects["closed", "x"] = b"x"
     for direct in (True, False):

@@ -23,6 +23,7 @@ from typing import Any
 
 from wds_async import environment
 from wds_async.errors import ConfigError, UrlError
+from wds_async.logs import warn_once
 from wds_async.redact import redact
 from wds_async.storage.base import Tls
 from wds_async.storage.stores import usual_scheme
@@ -54,8 +55,6 @@ _QUERY = re.compile(r"\?(?=(?:" + "|".join(_KNOWN_PARAMETERS) + ")=)")
 _IN_ORDER = frozenset({"archpath", "archregx", "etl_name", "etl_pipeline"})
 _NAMESPACE = re.compile(r"@?([\w-]*)(?:#([\w-]*))?")
 _SOCKET_PATH_BYTES = 107  # sockaddr_un
-
-_told: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +267,4 @@ def has_own_store(url: str) -> bool:
 
 
 def _tell(words: str, name: str) -> None:
-    if words not in _told:
-        _told.add(words)
-        logger.warning(words, name)
+    warn_once(logger, words, words, name)

@@ -22,6 +22,7 @@ from typing import Any
 
 from wds_async.environment import variable
 from wds_async.errors import ConfigError
+from wds_async.logs import warn_once
 from wds_async.storage.azure.account import Account, Blob
 from wds_async.storage.base import Call
 from wds_async.storage.preload import client_imports, extra_needed
@@ -63,7 +64,6 @@ _WORDS = {
 }
 
 _nothing_found_until: dict[str, float] = {}
-_told: set[str] = set()
 
 
 class NoToken(ConnectionError):
@@ -246,14 +246,14 @@ class Authority:
 
     def _turn_anonymous(self, why: str) -> None:
         self._kind, self.identity = "anonymous", "anonymous"
-        if self.account.endpoint not in _told:
-            _told.add(self.account.endpoint)
-            logger.warning(
-                "%s: no credentials (%s): reading anonymously. Set AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN "
-                "or AZURE_STORAGE_CONNECTION_STRING, give this machine an identity, or say AZURE_STORAGE_ANON=1",
-                self.account.endpoint,
-                why,
-            )
+        warn_once(
+            logger,
+            ("azure anonymous", self.account.endpoint),
+            "%s: no credentials (%s): reading anonymously. Set AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN "
+            "or AZURE_STORAGE_CONNECTION_STRING, give this machine an identity, or say AZURE_STORAGE_ANON=1",
+            self.account.endpoint,
+            why,
+        )
 
     def _made_credential(self) -> Any:
         with _azure_imports():

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from wds_async.environment import variable
+from wds_async.logs import warn_once
 from wds_async.storage.gcs.tokens import AuthFailed, in_words
 from wds_async.storage.preload import client_imports
 from wds_async.storage.secrets import Secrets, Writer
@@ -43,7 +44,6 @@ _answering: set[str] = set()
 """Metadata addresses that have answered this process."""
 _silent_until: dict[str, float] = {}
 """Those that have not, and until when (time.monotonic) they are not asked again."""
-_said: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +119,13 @@ def _default(options: Mapping[str, Any], scopes: list[str]) -> Identity:
         return _metadata(options, scopes)
     if options.get("token") == "google_default":
         raise AuthFailed("token='google_default': there are no application default credentials")
-    if "anonymous" not in _said:
-        _said.add("anonymous")
-        logger.warning(
-            "Google Cloud Storage is read anonymously: no credentials were found (no GOOGLE_APPLICATION_CREDENTIALS, "
-            "none of gcloud's, no metadata server); storage_options={'token': 'anon'} says that this is meant "
-            "(said once a process)"
-        )
+    warn_once(
+        logger,
+        "gcs anonymous",
+        "Google Cloud Storage is read anonymously: no credentials were found (no GOOGLE_APPLICATION_CREDENTIALS, "
+        "none of gcloud's, no metadata server); storage_options={'token': 'anon'} says that this is meant "
+        "(logged once a process)",
+    )
     return Identity("anonymous (no credentials were found)", project=_project(options, {}), missed=True)
 
 

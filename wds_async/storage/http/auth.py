@@ -17,6 +17,7 @@ from typing import Any
 
 from wds_async.environment import variable
 from wds_async.errors import ConfigError
+from wds_async.logs import warn_once
 from wds_async.storage.base import Tls
 
 __all__ = [
@@ -42,7 +43,6 @@ _MEANINGLESS = frozenset({
 _CREDENTIALS = frozenset(("token", "username", "password", "auth"))
 _OURS = frozenset(("connection", "content-length", "host", "if-match", "range", "transfer-encoding"))
 _SYSTEM_TLS = Tls()
-_told: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +242,4 @@ class Netrc:
 
 
 def _tell(message: str) -> None:
-    if message not in _told:
-        _told.add(message)
-        logger.warning("%s", message)
+    warn_once(logger, message, "%s", message)

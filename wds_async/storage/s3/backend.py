@@ -19,6 +19,7 @@ from typing import Any
 
 from wds_async.config import proxy_for
 from wds_async.errors import UrlError
+from wds_async.logs import warn_once
 from wds_async.redact import redact
 from wds_async.storage.base import (
     Access,
@@ -74,9 +75,6 @@ _ON_THE_WAY_S = 60.0
 
 
 """In which all requests are answered that were sent before another session signed: longer than any stall."""
-
-
-_told_of_anonymity: set[str] = set()
 
 
 class S3Backend(GenericBackend):
@@ -236,14 +234,14 @@ class S3Backend(GenericBackend):
             return self._client
 
     async def _anonymous(self, name: S3Name) -> S3Client:
-        """Public buckets are read without credentials, which is said once a run."""
-        if not _told_of_anonymity:
-            _told_of_anonymity.add(name.bucket)
-            logger.warning(
-                "%s: no AWS credentials were found (environment, profiles, roles); reading anonymously. "
-                "storage_options={'s3': {'anon': True}} says that this is meant.",
-                name.folder,
-            )
+        """Read public buckets without credentials; a warning is logged once a process."""
+        warn_once(
+            logger,
+            "s3 anonymous",
+            "%s: no AWS credentials were found (environment, profiles, roles); reading anonymously. "
+            "storage_options={'s3': {'anon': True}} says that this is meant.",
+            name.folder,
+        )
         self._searches += 1
         self._left.append(self._filesystems)
         self._filesystems = self._filesystems_of({**self._options, "anon": True})
