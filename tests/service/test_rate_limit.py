@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from wds_async.service.cache.origin import Client
-from wds_async.service.limits import RateLimit, TokenBucket
+from wds_async.service.limits import RateLimit
+from wds_async.transfer.rate_limits import TokenBucket
 
 KIB = 1024
 
@@ -122,7 +123,7 @@ def test_no_limit_waits_for_nothing() -> None:
 
 def test_a_bucket_fills_and_may_be_overdrawn() -> None:
     time = Time()
-    bucket = TokenBucket(1024 * KIB, time)
+    bucket = TokenBucket(1024 * KIB, time, burst=256 * KIB)
     assert bucket.full
     bucket.take(256 * KIB + 1024 * KIB)
     assert bucket.wait_s() == pytest.approx(1.0)

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from wds_async.errors import ConfigError
 from wds_async.observe.cost_limit import ServiceCostLimit
 from wds_async.service.cache.origin import Client, Urgency
+from wds_async.transfer.rate_limits import TokenBucket
 
 if TYPE_CHECKING:
     from wds_async.transfer.ranges import Facts, Part, RangeFetcher
 
-__all__ = ["CostLimitedOrigin", "FairQueue", "FairScheduler", "FetchSlot", "RateLimit", "SpentFile", "TokenBucket"]
+__all__ = ["CostLimitedOrigin", "FairQueue", "FairScheduler", "FetchSlot", "RateLimit", "SpentFile"]
 
 T = TypeVar("T")
 
@@ -222,39 +223,9 @@ Later = Callable[[float, Callable[[], None]], Any]
 """``later(seconds, function)`` calls the function then."""
 
 
-class TokenBucket:
-    """Fills with ``rate`` bytes a second, up to a quarter of a second's (256 KiB at least). It may be overdrawn by what
-    is taken at once, so that pieces of any size pass, and is then waited for."""
-
-    def __init__(self, rate: float, clock: Clock) -> None:
-        if not rate > 0:
-            raise ValueError(f"rate={rate}: more than 0 bytes a second")
-        self.rate = rate
-        self._clock = clock
-        self._most = max(rate * _BURST_S, float(_BURST_AT_LEAST_BYTES))
-        self._level = self._most
-        self._at = clock()
-
-    def wait_s(self) -> float:
-        """Seconds until something may be taken; 0 now."""
-        self._fill()
-        return 0.0 if self._level > -1.0 else -self._level / self.rate  # less than a byte is nobody's debt
-
-    def take(self, count: int) -> None:
-        """Take ``count`` bytes out."""
-        self._fill()
-        self._level -= count
-
-    @property
-    def full(self) -> bool:
-        """Whether nothing was taken lately."""
-        self._fill()
-        return self._level >= self._most
-
-    def _fill(self) -> None:
-        now = self._clock()
-        self._level = min(self._most, self._level + (now - self._at) * self.rate)
-        self._at = now
+def _bucket(rate: float, clock: Clock) -> TokenBucket:
+    """Return a bucket that holds a quarter of a second's bytes, 256 KiB at least."""
+    return TokenBucket(rate, clock, burst=max(rate * _BURST_S, float(_BURST_AT_LEAST_BYTES)))
 
 
 class _Gate:
@@ -317,7 +288,7 @@ class RateLimit:
         self._gates: OrderedDict[Client | str, _Gate] = OrderedDict()
         for one in (rate, tenant_rate):
             if one is not None:
-                TokenBucket(one, clock)  # says what is wrong with the number
+                _bucket(one, clock)  # raises for a number that is no rate
 
     @property
     def limited(self) -> bool:
@@ -334,7 +305,7 @@ class RateLimit:
     def _gate(self, of: Client | str, rate: float) -> _Gate:
         gate = self._gates.get(of)
         if gate is None:
-            gate = self._gates[of] = _Gate(TokenBucket(rate, self._clock), self._later)
+            gate = self._gates[of] = _Gate(_bucket(rate, self._clock), self._later)
             self._forget()
         self._gates.move_to_end(of)
         return gate
