@@ -12,7 +12,6 @@ import base64
 import contextlib
 import http.client
 import os
-import random
 import tempfile
 import threading
 import time
@@ -32,6 +31,7 @@ from wds_async.storage.generic import explain_foreign
 from wds_async.storage.http.backend import HttpBackend, tls_context
 from wds_async.storage.http.messages import redirected
 from wds_async.storage.options import NO_OPTIONS, Options
+from wds_async.storage.retry import Retries
 from wds_async.storage.secrets import Secrets, Writer
 from wds_async.storage.spec import StoreSpec
 from wds_async.storage.stores import BY_SCHEME, load, spec_of, web_store
@@ -124,11 +124,12 @@ class HttpSink(_Gathered):
 
     def _send(self, path: str) -> None:
         config = transfer_config()
-        rng, never = random.Random(), threading.Event()
-        began_s, allowed_s = time.monotonic(), transfer_s(config.retry.timeout_s, self.offset)
-        attempt = 0
+        allowed_s = transfer_s(config.retry.timeout_s, self.offset)
+        end_s = time.monotonic() + allowed_s
+        retries = Retries(
+            config.retry, exhausted=lambda n: n >= config.retry.brief_attempts or time.monotonic() >= end_s
+        )
         while True:
-            attempt += 1
             with open(path, "rb") as file:
                 try:
                     fault = call_with_deadline(allowed_s, self._attempt, file, config.stall_timeout_s)
@@ -136,10 +137,10 @@ class HttpSink(_Gathered):
                     fault = self._backend.classify(exn, self.url)
             if fault is None:
                 return
-            over = attempt >= config.retry.brief_attempts or time.monotonic() - began_s >= allowed_s
-            if not fault.verdict.retryable or over:
-                raise error_for(fault, redact(self.url), self.offset, attempt)
-            never.wait(config.retry.delay_s(attempt, rng, fault.retry_after_s))
+            wait_s = retries.wait_s(fault)
+            if wait_s is None:
+                raise error_for(fault, redact(self.url), self.offset, retries.failures)
+            threading.Event().wait(wait_s)
 
     def _attempt(self, file: IO[bytes], timeout_s: float) -> Fault | None:
         request = self._request

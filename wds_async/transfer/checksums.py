@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
-import random
+import math
 import urllib.parse
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,7 +14,8 @@ from dataclasses import replace
 from wds_async.config import RetryPolicy
 from wds_async.errors import WdsError
 from wds_async.redact import redact
-from wds_async.storage.base import Checksum, Verdict, error_for
+from wds_async.storage import retry
+from wds_async.storage.base import Checksum, error_for
 from wds_async.storage.checksums import FILES, MANIFESTS, in_file, in_manifest
 from wds_async.storage.registry import Backends, Location
 from wds_async.storage.stores import STORES
@@ -29,7 +30,6 @@ logger = logging.getLogger("wds_async")
 ChecksumFuture = concurrent.futures.Future[Checksum | None]
 
 _ASK_AHEAD = 8
-_RENEWALS_AT_MOST = 2
 _BEFORE_THE_FALLBACK = 2
 _FILE_BYTES, _MANIFEST_BYTES = 64 << 10, 16 << 20
 _running: dict[ChecksumFuture, asyncio.Task[None]] = {}
@@ -39,9 +39,9 @@ Small = Callable[[Sequence[str], int], Sequence[str | None]]
 """``small(targets, limit_bytes)``: what is in these files, None for each that is not there, not to be had or larger."""
 
 
-def request_checksum(backends: Backends, location: Location, retry: RetryPolicy, asked: ChecksumFuture) -> None:
+def request_checksum(backends: Backends, location: Location, policy: RetryPolicy, asked: ChecksumFuture) -> None:
     """Have the store of ``location`` asked for a shard's checksum, and put into ``asked`` what it says; on the loop."""
-    task = asyncio.get_running_loop().create_task(_answer(backends, location, retry, asked))
+    task = asyncio.get_running_loop().create_task(_answer(backends, location, policy, asked))
     _running[asked] = task
     task.add_done_callback(lambda _: _running.pop(asked, None))
 
@@ -53,9 +53,9 @@ def cancel_requests(asked: Iterable[ChecksumFuture]) -> None:
             task.cancel()
 
 
-async def _answer(backends: Backends, location: Location, retry: RetryPolicy, asked: ChecksumFuture) -> None:
+async def _answer(backends: Backends, location: Location, policy: RetryPolicy, asked: ChecksumFuture) -> None:
     try:
-        found = await _remote_checksum(backends, location, retry)
+        found = await _remote_checksum(backends, location, policy)
     except WdsError as exn:
         asked.set_exception(exn)
     except Exception as exn:  # a fault of ours, or of a client's: it must not hang the consumer
@@ -66,32 +66,26 @@ async def _answer(backends: Backends, location: Location, retry: RetryPolicy, as
         asked.cancel()  # where this was cancelled: nobody is to wait for it
 
 
-async def _remote_checksum(backends: Backends, location: Location, retry: RetryPolicy) -> Checksum | None:
+async def _remote_checksum(backends: Backends, location: Location, policy: RetryPolicy) -> Checksum | None:
     """What the store says. None where it keeps no checksum or does not give it to us; `WdsError` where it cannot be
     reached, for a while that is shorter than a part's."""
     location = replace(location, entry=None)
-    backend, rng = backends.of(location), random.Random()
-    attempt = renewals = 0
-    while True:
-        try:
-            return await backend.remote_checksum(location.target)
-        except WdsError as exn:
-            logger.info("%s: its checksum could not be asked for: %s", redact(location.url), exn)
+    backend, target = backends.of(location), location.target
+    attempts = min(policy.brief_attempts, _BEFORE_THE_FALLBACK if location.fallback is not None else math.inf)
+    retries = retry.Retries(policy, exhausted=lambda failures: failures >= attempts)
+    try:
+        return await retry.ask(
+            lambda: backend.remote_checksum(target), lambda exn: backend.classify(exn, target), policy, retries=retries
+        )
+    except Exception as exn:
+        fault = None if isinstance(exn, WdsError) else retries.fault
+        if fault is None or not retries.retryable:
+            why = exn if fault is None else fault.reason
+            logger.info("%s: its checksum could not be asked for: %s", redact(location.url), why)
             return None
-        except Exception as exn:
-            fault = backend.classify(exn, location.target)
-            if fault.verdict is Verdict.EXPIRED and renewals < _RENEWALS_AT_MOST:
-                renewals += 1
-                continue
-            attempt += 1
-            if not fault.verdict.retryable or fault.verdict is Verdict.EXPIRED:
-                logger.info("%s: its checksum could not be asked for: %s", redact(location.url), fault.reason)
-                return None
-            if location.fallback is not None and attempt >= _BEFORE_THE_FALLBACK:
-                return await _remote_checksum(backends, location.fallback, retry)
-            if attempt >= retry.brief_attempts:
-                raise error_for(fault, redact(location.url), 0, attempt) from exn
-            await asyncio.sleep(retry.delay_s(attempt, rng, fault.retry_after_s))
+        if location.fallback is not None:
+            return await _remote_checksum(backends, location.fallback, policy)
+        raise error_for(fault, redact(location.url), 0, retries.failures) from exn
 
 
 class RemoteChecksums:

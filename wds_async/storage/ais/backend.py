@@ -9,9 +9,7 @@ proxy anew. The token goes to the proxy only. What a URL and a setting mean is i
 
 from __future__ import annotations
 
-import asyncio
 import json
-import random
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from wds_async.config import proxy_for, transfer_config
 from wds_async.redact import redact
+from wds_async.storage import retry
 from wds_async.storage.ais.handed import Hands
 from wds_async.storage.ais.plans import Announcer
 from wds_async.storage.ais.urls import NOBODY, Cluster, Place, cluster_for, has_own_store, read_token
@@ -238,21 +237,16 @@ class AisBackend(Store):
             pages.turn(str(wanted["continuation_token"]))
 
     async def _page(self, request: Request, wanted: dict[str, Any], url: str) -> dict[str, Any]:
-        retry, rng = transfer_config().retry, random.Random()
-        attempt = 0
-        while True:
-            attempt += 1
-            try:
-                message = {"action": "list", "name": "", "value": wanted}
-                page: dict[str, Any] = json.loads(await self._client.ask(request, message))
-                return page
-            except Exception as exn:
-                fault = self.classify(exn, url)
-                # Another token is for who asks again from the start, and reads it anew.
-                again = fault.verdict.retryable and fault.verdict is not Verdict.EXPIRED
-                if not again or attempt >= retry.brief_attempts:
-                    raise
-                await asyncio.sleep(retry.delay_s(attempt, rng, fault.retry_after_s))
+        """Return one page of a listing, with retries. A token that has lapsed ends it: ``request`` holds that one."""
+        message = {"action": "list", "name": "", "value": wanted}
+        policy = transfer_config().retry
+        page = await retry.ask(
+            lambda: self._client.ask(request, message),
+            lambda exn: self.classify(exn, url),
+            policy,
+            retries=retry.Retries(policy, renewals=0),
+        )
+        return json.loads(page)  # type: ignore[no-any-return]
 
     async def describe(self, url: str) -> Description:
         place = self._place(url)

@@ -9,7 +9,6 @@ import difflib
 import functools
 import json
 import math
-import random
 import re
 import time
 import urllib.parse
@@ -20,6 +19,7 @@ from wds_async.config import proxy_for, transfer_config
 from wds_async.environment import variable
 from wds_async.errors import ConfigError, UrlError
 from wds_async.redact import redact
+from wds_async.storage import retry
 from wds_async.storage.base import (
     Access,
     Answer,
@@ -81,9 +81,6 @@ _LISTED = "items(name,size,updated),prefixes,nextPageToken"
 _PAGE = "1000"
 
 
-_RENEWALS_AT_MOST = 2
-
-
 _RENEWED_EVERY_S = 5.0
 
 
@@ -112,7 +109,6 @@ class GcsBackend(Store):
         self._tokens = Tokens(call, None)
         self._filesystems: Filesystems | None = None
         self._ready = asyncio.Lock()
-        self._rng = random.Random()
 
     async def access(self, url: str) -> Access:
         if self._why_not():
@@ -292,21 +288,10 @@ class GcsBackend(Store):
         return self._filesystems
 
     async def _page(self, path: str, query: dict[str, str]) -> dict[str, Any]:
-        """One page of a listing, tried again where that can help. `RefusedAnswer`, or the network's exception."""
-        retry, attempt, renewals = transfer_config().retry, 0, 0
-        while True:
-            try:
-                return await self._ask(path, query)
-            except Exception as exn:
-                fault = self.classify(exn, "gs://")
-                if fault.verdict is Verdict.EXPIRED and renewals < _RENEWALS_AT_MOST:
-                    renewals += 1
-                    continue
-                attempt += 1
-                again = fault.verdict.retryable and fault.verdict is not Verdict.EXPIRED
-                if not again or attempt >= retry.brief_attempts:
-                    raise
-                await asyncio.sleep(retry.delay_s(attempt, self._rng, fault.retry_after_s))
+        """Return one page of a listing, with retries. Raise `RefusedAnswer`, or the network's exception."""
+        return await retry.ask(
+            lambda: self._ask(path, query), lambda exn: self.classify(exn, "gs://"), transfer_config().retry
+        )
 
     async def _ask(self, path: str, query: dict[str, str]) -> dict[str, Any]:
         session = await self._http.session()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import re
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
@@ -17,6 +16,7 @@ from wds_async.redact import redact
 from wds_async.storage.base import Backend, Entry, Fault, RefusedAnswer, Verdict, error_for
 from wds_async.storage.options import StorageOptions
 from wds_async.storage.registry import Backends, locate
+from wds_async.storage.retry import Retries
 from wds_async.storage.stores import STORES
 
 __all__ = ["KEPT_CHARS", "Folder", "Names", "forget", "keep", "kept"]
@@ -120,8 +120,7 @@ class Folder:
                 "opener of the program); name the shards, with braces {000..999}"
             )
         self._backends = backends
-        self._retry = retry
-        self._rng = random.Random()
+        self._policy = retry
         self._restart()
 
     @property
@@ -145,23 +144,23 @@ class Folder:
         """Wait until it may be listed once more, or raise what ``exn`` means."""
         fault = self._backend.classify(exn, self.location.target)
         self._answered = self._answered or isinstance(exn, RefusedAnswer)
-        if fault.verdict is Verdict.EXPIRED and self._renewals < _RENEWALS_AT_MOST:
-            self._renewals += 1
+        wait_s = self._retries.wait_s(fault)
+        if wait_s is not None:
+            if wait_s > 0:
+                attempt = self._retries.failures + 1
+                logger.info("%s: %s; it is listed again, attempt %d", redact(self.url), fault.reason, attempt)
+            await asyncio.sleep(wait_s)
             return
-        self._count += 1
-        again = fault.verdict.retryable and fault.verdict is not Verdict.EXPIRED
+        if not self._retries.retryable or self.location.fallback is None:
+            raise self._error(fault) from exn
+        logger.warning("%s: %s; listing its own store instead", redact(self.url), fault.reason)
+        self.location = self.location.fallback
+        self._restart()
+
+    def _exhausted(self, failures: int) -> bool:
         known = self._answered or not self.location.spec.has_server
-        leaves = self.location.fallback is not None and self._count >= _ATTEMPTS_BESIDE_A_FALLBACK
-        idle_s = self._clock() - self._since
-        if not again or leaves or self._retry.gives_up(self._count, idle_s, origin_known=known):
-            if not again or self.location.fallback is None:
-                raise self._error(fault) from exn
-            logger.warning("%s: %s; listing its own store instead", redact(self.url), fault.reason)
-            self.location = self.location.fallback
-            self._restart()
-            return
-        logger.info("%s: %s; it is listed again, attempt %d", redact(self.url), fault.reason, self._count + 1)
-        await asyncio.sleep(self._retry.delay_s(self._count, self._rng, fault.retry_after_s))
+        leaves = self.location.fallback is not None and failures >= _ATTEMPTS_BESIDE_A_FALLBACK
+        return leaves or self._policy.gives_up(failures, self._clock() - self._since, origin_known=known)
 
     @property
     def _backend(self) -> Backend:
@@ -169,11 +168,12 @@ class Folder:
 
     def _restart(self) -> None:
         self._clock = asyncio.get_running_loop().time
-        self._since, self._count, self._renewals, self._answered = self._clock(), 0, 0, False
+        self._since, self._answered = self._clock(), False
+        self._retries = Retries(self._policy, renewals=_RENEWALS_AT_MOST, exhausted=self._exhausted)
 
     def _error(self, fault: Fault) -> WdsError:
         kind = type(error_for(fault, "", 0, 1))
-        tried = f" after {self._count} attempts" if self._count > 1 else ""
+        tried = f" after {self._retries.failures} attempts" if self._retries.failures > 1 else ""
         advice = f" {fault.advice}" if fault.advice else ""
         permission = fault.verdict is Verdict.DENIED and self.location.spec.object_store
         advice += _LIST_ADVICE if permission and not _NO_GRANT.search(fault.reason) else ""
