@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
-import http.client
 import json
+import socket
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from wds_async.service.cache.open_entries import Verified
 from wds_async.service.cache.upkeep import Warmed, warm_folder
 from wds_async.service.config import ServiceConfig, cache_limit, load_config
 from wds_async.service.control import chooser, keys_of, socket_path
-from wds_async.storage.http.blocking import OverSocket
+from wds_async.storage.http.service_client import service_session
 
 __all__ = ["command"]
 
@@ -226,35 +226,44 @@ def _verify(*, prefix: str, folder: Path | None, as_json: bool) -> None:
 
 
 class _Service:
-    """The service that has a cache's folder open, by its control socket."""
+    """The service that has a cache's ``folder`` open, by its control socket at ``address``."""
 
-    def __init__(self, folder: Path, connection: OverSocket) -> None:
-        self._folder = folder
-        self._connection = connection
+    def __init__(self, folder: Path, address: str) -> None:
+        self._folder, self._address = folder, address
 
     def ask(self, path: str, **body: Any) -> dict[str, Any]:
-        """Its answer. ConfigError for what it refuses, TransferError where it does not answer."""
-        with self._answer(path, body) as answer:
-            found: dict[str, Any] = json.loads(answer.read())
-            return found
+        """Return its answer. Raise ConfigError for what it refuses, TransferError where it does not answer."""
+        with asyncio.Runner() as runner:
+            answer: dict[str, Any] = json.loads(runner.run(self._all(path, body)))
+            return answer
 
     def verified(self, prefix: str) -> Iterator[Verified]:
-        """What it compares. Errors as of `ask`."""
-        with self._answer("/verify", {"prefix": prefix}) as answer:
-            for line in answer:
+        """Yield each comparison when the service has made it. Errors as of `ask`."""
+        lines = self._lines("/verify", {"prefix": prefix})
+
+        async def following() -> bytes | None:
+            return await anext(lines, None)
+
+        with asyncio.Runner() as runner:
+            while (line := runner.run(following())) is not None:
                 yield Verified(**json.loads(line))
 
-    @contextlib.contextmanager
-    def _answer(self, path: str, body: dict[str, Any]) -> Iterator[http.client.HTTPResponse]:
+    async def _all(self, path: str, body: dict[str, Any]) -> bytes:
+        return b"".join([line async for line in self._lines(path, body)])
+
+    async def _lines(self, path: str, body: dict[str, Any]) -> AsyncIterator[bytes]:
         try:
-            self._connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
-            answer = self._connection.getresponse()
-            if answer.status == 400:
-                raise ConfigError(json.loads(answer.read())["error"])
-            if answer.status != 200:
-                raise TransferError(f"{self._folder}: the service answered {answer.status} {answer.reason}")
-            yield answer
-        except (OSError, http.client.HTTPException) as exn:
+            async with (
+                service_session(self._address, _TIMEOUT_S) as session,
+                session.post(path, json=body) as answer,
+            ):
+                if answer.status == 400:
+                    raise ConfigError((await answer.json())["error"])
+                if answer.status != 200:
+                    raise TransferError(f"{self._folder}: the service answered {answer.status} {answer.reason}")
+                async for line in answer.content:
+                    yield line
+        except OSError as exn:
             if isinstance(exn, WdsError):
                 raise
             why = f"{type(exn).__name__}: {exn}"
@@ -263,24 +272,20 @@ class _Service:
 
 @contextlib.contextmanager
 def _service(folder: Path) -> Iterator[_Service | None]:
-    """The service that runs on the folder; None where there is none. ConfigError where it is another user's."""
-    connection: OverSocket | None = None
-    try:
-        with socket_path(folder) as path:
-            connection = OverSocket(path, _TIMEOUT_S)
-            connection.connect()
-    except OSError as exn:  # there is none, or what one left that was killed
-        if connection is not None:
-            connection.close()
-        if isinstance(exn, PermissionError):
+    """Yield the service that runs on the folder, None without one. Raise ConfigError where it is another user's."""
+    with contextlib.ExitStack() as stack:
+        service: _Service | None = None
+        try:
+            path = stack.enter_context(socket_path(folder))
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.connect(path)
+            service = _Service(folder, f"unix:{path}")
+        except PermissionError as exn:
             words = f"{folder}: the service on this cache runs as another user ({exn}). Run this command as that user"
             raise ConfigError(words) from exn
-        connection = None
-    if connection is None:
-        yield None
-        return
-    with contextlib.closing(connection):
-        yield _Service(folder, connection)
+        except OSError:  # there is none, or its socket was left behind by one that was killed
+            pass
+        yield service
 
 
 def _change_pins(urls: tuple[str, ...], folder: Path | None, *, pinned: bool) -> None:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.client
-import json
+import asyncio
 import os
-import queue
-import threading
 import urllib.parse
 from collections.abc import Callable, Sequence
+
+import aiohttp
+import yarl
 
 from wds_async.errors import TransferError
 from wds_async.redact import redact
 from wds_async.service.cache.upkeep import Warmed
 from wds_async.storage.ais.urls import PROVIDERS, Place
-from wds_async.storage.http.blocking import connection_to
+from wds_async.storage.http.service_client import ask_service, service_session
 from wds_async.storage.stores import usual_scheme
 from wds_async.urls import scheme
 
@@ -25,29 +24,31 @@ _TIMEOUT_S = 120.0
 
 
 def through_service(
-    service: str, token: str, urls: Sequence[str], told: Callable[[Warmed], None], *, at_once: int = 8
+    service: str, token: str, urls: Sequence[str], report: Callable[[Warmed], None], *, at_once: int = 8
 ) -> None:
-    """Ask the service at ``service`` (``http://host:port`` or ``unix:/path``) for the objects; ``told`` of each, by any
-    thread, one at a time. TransferError where there is no service; ConfigError for an address that is none."""
+    """Request the objects from the service at ``service`` (``http://host:port`` or ``unix:/path``), and call ``report``
+    after each. TransferError without a service; ConfigError for an address of another form."""
     headers = {"Wds-Client": f"warm-{os.getpid()}", **({"Authorization": f"Bearer {token}"} if token else {})}
     _announce(service, headers, urls)
-    waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
-    for url in urls:
-        waiting.put(url)
-    lock = threading.Lock()
+    asyncio.run(_read_all(service, headers, urls, report, at_once))
 
-    def work() -> None:
-        with contextlib.closing(connection_to(service, _TIMEOUT_S)) as connection, contextlib.suppress(queue.Empty):
-            while True:
-                found = _asked(connection, waiting.get_nowait(), headers)
-                with lock:
-                    told(found)
 
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(at_once, len(urls)))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+async def _read_all(
+    service: str, headers: dict[str, str], urls: Sequence[str], report: Callable[[Warmed], None], at_once: int
+) -> None:
+    waiting = iter(urls)
+
+    async def work() -> None:
+        for url in waiting:
+            size: list[int] = []
+            try:
+                async with service_session(service, _TIMEOUT_S) as session:
+                    warmed = await _read(session, url, headers, size)
+            except OSError as exn:
+                warmed = Warmed(url, sum(size), error=f"{redact(url)}: {exn or type(exn).__name__}")
+            report(warmed)
+
+    await asyncio.gather(*(work() for _ in range(min(at_once, len(urls)))))
 
 
 def path_of(url: str) -> str:
@@ -58,32 +59,26 @@ def path_of(url: str) -> str:
 
 
 def _announce(service: str, headers: dict[str, str], urls: Sequence[str]) -> None:
-    body = json.dumps({"client": headers["Wds-Client"], "job": "warm", "shards": list(urls), "position": 0})
-    with contextlib.closing(connection_to(service, _TIMEOUT_S)) as connection:
-        try:
-            connection.request("POST", "/v1/plan", body, {**headers, "Content-Type": "application/json"})
-            answer = connection.getresponse()
-            text = answer.read(2000)
-        except (OSError, http.client.HTTPException) as exn:
-            raise TransferError(f"{redact(service)}: no service answers there: {exn}") from exn
-    if answer.status in (401, 403):
-        said = text.decode("utf-8", "replace")
-        raise TransferError(f"{redact(service)} refuses: {answer.status} {said}; --token-file names the token")
-
-
-def _asked(connection: http.client.HTTPConnection, url: str, headers: dict[str, str]) -> Warmed:
-    there = 0
+    plan = {"client": headers["Wds-Client"], "job": "warm", "shards": list(urls), "position": 0}
     try:
-        connection.request("GET", path_of(url), headers=headers)
-        answer = connection.getresponse()
+        answer = ask_service(
+            service, "POST", "/v1/plan", timeout_s=_TIMEOUT_S, limit_bytes=2000, headers=headers, body=plan
+        )
+    except OSError as exn:
+        raise TransferError(f"{redact(service)}: no service answers there: {exn}") from exn
+    if answer.status in (401, 403):
+        text = answer.body.decode("utf-8", "replace")
+        raise TransferError(f"{redact(service)} refuses: {answer.status} {text}; --token-file names the token")
+
+
+async def _read(session: aiohttp.ClientSession, url: str, headers: dict[str, str], read: list[int]) -> Warmed:
+    """Read the object and drop its bytes; their number is appended to ``read`` piece by piece."""
+    target = yarl.URL(path_of(url), encoded=True)
+    async with session.get(target, headers=headers, allow_redirects=False) as answer:
         if answer.status != 200:
-            said = answer.read(500).decode("utf-8", "replace")
-            connection.close()  # and opened again by the next request
-            return Warmed(url, error=f"{redact(url)}: HTTP {answer.status} {said}")
-        size = answer.length
-        while data := answer.read(1 << 18):
-            there += len(data)
-        return Warmed(url, there, there if size is None else size)
-    except (OSError, http.client.HTTPException) as exn:
-        connection.close()
-        return Warmed(url, there, error=f"{redact(url)}: {exn or type(exn).__name__}")
+            text = (await answer.content.read(500)).decode("utf-8", "replace")
+            return Warmed(url, error=f"{redact(url)}: HTTP {answer.status} {text}")
+        async for piece in answer.content.iter_any():
+            read.append(len(piece))
+        size = sum(read)
+        return Warmed(url, size, size if answer.content_length is None else answer.content_length)

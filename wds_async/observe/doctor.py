@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import http.client
 import itertools
 import json
 import os
@@ -19,7 +18,7 @@ from wds_async.errors import ReaderClosed, TransferError
 from wds_async.observe.diagnosis import Diagnosis, Figures, diagnose, diagnose_service
 from wds_async.redact import redact
 from wds_async.shardlists.lists import SimpleShardList
-from wds_async.storage.http.blocking import connection_to
+from wds_async.storage.http.service_client import ask_service
 from wds_async.transfer import stack_sampler
 from wds_async.transfer.stats import Board
 
@@ -211,20 +210,16 @@ def ask(address: str, timeout_s: float = 10.0) -> dict[str, Any]:
 
     Raises ConfigError for an address of another form, and TransferError where nobody answers, or says something else.
     """
-    connection, (path, headers) = connection_to(address, timeout_s), _question(address)
+    path, headers = _question(address)
     try:
-        connection.request("GET", path, headers=headers)
-        answer = connection.getresponse()
-        body = answer.read(_ANSWER_BYTES)
-    except (OSError, http.client.HTTPException) as exn:
-        raise TransferError(f"{redact(address)}: nobody answers there: {str(exn) or type(exn).__name__}") from exn
-    finally:
-        connection.close()
+        answer = ask_service(address, "GET", path, timeout_s=timeout_s, limit_bytes=_ANSWER_BYTES, headers=headers)
+    except OSError as exn:
+        raise TransferError(f"{redact(address)}: no answer: {str(exn) or type(exn).__name__}") from exn
     if answer.status != 200:
         advice = "; give a token: http://any:TOKEN@host:port" if answer.status == HTTPStatus.UNAUTHORIZED else ""
         raise TransferError(f"{redact(address)}: {path} is answered with {answer.status} {answer.reason}{advice}")
     try:
-        document = json.loads(body)
+        document = json.loads(answer.body)
         known = document["kind"] in ("service", "job") and isinstance(document["counters"], dict)
     except (ValueError, KeyError, TypeError, RecursionError):
         known = False

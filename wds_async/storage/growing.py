@@ -30,9 +30,8 @@ from wds_async.storage.base import (
 )
 from wds_async.storage.checked import CheckedRanges
 from wds_async.storage.deadlines import with_deadline
-from wds_async.storage.http.backend import HttpBackend
+from wds_async.storage.http.backend import HttpBackend, RangeRequests
 from wds_async.storage.http.messages import modified_of, version_of
-from wds_async.storage.http.ranges import RangeRequests
 
 __all__ = ["CacheEntry", "CachedBackend", "CopiedFile", "Growing", "GrowingStream", "StoodStill"]
 

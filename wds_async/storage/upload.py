@@ -8,7 +8,6 @@ object only when it is completed. For every other store the bytes are gathered i
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import http.client
 import os
@@ -28,8 +27,9 @@ from wds_async.storage.deadlines import call_with_deadline, transfer_s
 from wds_async.storage.file_servers import end_session, user_of
 from wds_async.storage.filesystems import filesystem_of
 from wds_async.storage.generic import explain_foreign
+from wds_async.storage.http.auth import ANONYMOUS, identity_of_url
 from wds_async.storage.http.backend import HttpBackend, tls_context
-from wds_async.storage.http.messages import redirected
+from wds_async.storage.http.messages import REDIRECTS, redirected
 from wds_async.storage.options import NO_OPTIONS, Options
 from wds_async.storage.retry import Retries
 from wds_async.storage.secrets import Secrets, Writer
@@ -37,7 +37,16 @@ from wds_async.storage.spec import StoreSpec
 from wds_async.storage.stores import BY_SCHEME, load, spec_of, web_store
 from wds_async.urls import links, scheme
 
-__all__ = ["HttpSink", "MultipartSink", "StoreSink", "close_writer", "fsspec_sink", "writer_of"]
+__all__ = [
+    "PUT_REDIRECTS",
+    "HttpSink",
+    "MultipartSink",
+    "StoreSink",
+    "close_writer",
+    "fsspec_sink",
+    "send_put",
+    "writer_of",
+]
 
 Data = bytes | bytearray | memoryview
 
@@ -48,9 +57,7 @@ _RENAMED = frozenset({"arrow_hdfs", "ftp", "hdfs", "memory", "sftp", "smb", "ssh
 """Here a file is visible while it is being sent, and renaming is cheap: it gets its name last."""
 
 
-_REDIRECTS = frozenset({301, 302, 307, 308})
-
-
+PUT_REDIRECTS = REDIRECTS - {303}  # which asks for a GET
 _BLOCK_BYTES = 1 << 20
 
 
@@ -130,78 +137,87 @@ class HttpSink(_Gathered):
             config.retry, exhausted=lambda n: n >= config.retry.brief_attempts or time.monotonic() >= end_s
         )
         while True:
-            with open(path, "rb") as file:
-                try:
-                    fault = call_with_deadline(allowed_s, self._attempt, file, config.stall_timeout_s)
-                except TimeoutError as exn:
-                    fault = self._backend.classify(exn, self.url)
-            if fault is None:
-                return
+            try:
+                with open(path, "rb") as file:
+                    answer = call_with_deadline(allowed_s, self._put, file, config.stall_timeout_s)
+                if 200 <= answer.status < 300:
+                    return
+                fault = self._classify(answer)
+            except (OSError, RedirectLoop) as exn:
+                fault = self._classify(exn)
             wait_s = retries.wait_s(fault)
             if wait_s is None:
                 raise error_for(fault, redact(self.url), self.offset, retries.failures)
             threading.Event().wait(wait_s)
 
-    def _attempt(self, file: IO[bytes], timeout_s: float) -> Fault | None:
+    def _classify(self, outcome: Answer | BaseException) -> Fault:
+        return self._backend.classify(outcome, self.url)
+
+    def _put(self, file: IO[bytes], timeout_s: float) -> Answer:
+        """Send the file to where redirects lead. Raise OSError or `RedirectLoop`."""
         request = self._request
         while True:
             file.seek(0)
-            try:
-                answer = _put(request, file, self.offset, timeout_s)
-            except (OSError, http.client.HTTPException) as exn:
-                return self._backend.classify(exn if isinstance(exn, OSError) else ConnectionError(str(exn)), self.url)
-            if answer.status not in _REDIRECTS or "location" not in answer.fields:
-                return None if 200 <= answer.status < 300 else self._backend.classify(answer, self.url)
-            try:
-                request = redirected(request, answer.fields["location"])
-            except RedirectLoop as exn:
-                return self._backend.classify(exn, self.url)
+            answer = send_put(request, file, self.offset, timeout_s, more=_more_headers(request))
+            if answer.status not in PUT_REDIRECTS or "location" not in answer.fields:
+                return answer
+            request = redirected(request, answer.fields["location"])
 
 
-def _put_headers(request: Request, size: int) -> dict[str, str]:
-    headers = {name: value for name, value in request.headers if name.lower() != "accept-encoding"}
-    names = {name.lower() for name in headers}
+def _more_headers(request: Request) -> dict[str, str]:
+    names = {name.lower() for name, _ in request.headers}
     host = urllib.parse.urlsplit(request.url).hostname or ""
-    if "content-type" not in names:
-        headers["Content-Type"] = "application/octet-stream"
+    more = {} if "content-type" in names else {"Content-Type": "application/octet-stream"}
     if host.endswith(".blob.core.windows.net") and "x-ms-blob-type" not in names:
-        # Azure wants to be told what kind of blob a PUT makes; a SAS URL is otherwise all that is needed.
-        headers["x-ms-blob-type"] = "BlockBlob"
-    return headers | {"Content-Length": str(size)}
+        # Azure requires the kind of blob that a PUT makes; a SAS URL is otherwise all that is needed.
+        more["x-ms-blob-type"] = "BlockBlob"
+    return more
 
 
-def _put(request: Request, body: IO[bytes], size: int, timeout_s: float) -> Answer:
-    """One PUT, through the environment's proxy where it names one."""
-    connection, target, more = _connect(request, timeout_s)
-    with contextlib.closing(connection):
-        connection.connect()
-        try:
-            connection.request("PUT", target, body=body, headers=_put_headers(request, size) | more)
-        except (BrokenPipeError, ConnectionResetError):  # refused before it was read; the answer says why
-            with contextlib.suppress(OSError, http.client.HTTPException):
-                return _answer(connection)
-            raise
-        return _answer(connection)
+def send_put(
+    request: Request,
+    body: IO[bytes] | None,
+    size: int,
+    timeout_s: float,
+    *,
+    more: Mapping[str, str] = {},
+    proxied: bool = True,
+) -> Answer:
+    """Send one PUT with the ``size`` bytes of ``body``, through the environment's proxy where there is one, unless
+    ``proxied`` is False. Return the answer, also one that comes before the body is read and closes the connection:
+    aiohttp loses that one where the next write fails, so this is `http.client`. Raise OSError. Blocks."""
+    headers = {name: value for name, value in request.headers if name.lower() != "accept-encoding"}
+    try:
+        connection, target, of_proxy = _connect(request, timeout_s, proxy_for(request.url) if proxied else None)
+        with contextlib.closing(connection):
+            connection.connect()
+            try:
+                connection.request("PUT", target, body, {**headers, **more, **of_proxy, "Content-Length": str(size)})
+            except (BrokenPipeError, ConnectionResetError):
+                with contextlib.suppress(OSError, http.client.HTTPException):
+                    return _answer(connection)
+                raise
+            return _answer(connection)
+    except http.client.HTTPException as exn:
+        raise ConnectionError(str(exn)) from exn
 
 
-def _connect(request: Request, timeout_s: float) -> tuple[http.client.HTTPConnection, str, dict[str, str]]:
-    """Whom to ask, for what, and the headers that a proxy wants besides."""
-    url = request.url
-    parts = urllib.parse.urlsplit(url)
+def _connect(
+    request: Request, timeout_s: float, proxy: str | None
+) -> tuple[http.client.HTTPConnection, str, dict[str, str]]:
+    """Return the connection, the target of the request, and the headers for the proxy."""
+    parts = urllib.parse.urlsplit(request.url)
     options: dict[str, Any] = {"timeout": timeout_s, "blocksize": _BLOCK_BYTES}
     kind: type[http.client.HTTPConnection] = http.client.HTTPConnection
     if parts.scheme == "https":
         kind = http.client.HTTPSConnection
         options["context"] = tls_context(request.tls)
     target = urllib.parse.urlunsplit(("", "", parts.path or "/", parts.query, ""))
-    proxy = proxy_for(url)
     if proxy is None:
         return kind(parts.hostname or "", parts.port, **options), target, {}
     through = urllib.parse.urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-    more = {}
-    if through.username is not None:
-        pair = f"{urllib.parse.unquote(through.username)}:{urllib.parse.unquote(through.password or '')}"
-        more = {"Proxy-Authorization": "Basic " + base64.b64encode(pair.encode()).decode("ascii")}
+    identity = identity_of_url(through) or ANONYMOUS
+    more = {f"Proxy-{name}": value for name, value in identity.headers}
     connection = kind(through.hostname or "", through.port, **options)
     if parts.scheme == "https":
         connection.set_tunnel(parts.hostname or "", parts.port, headers=more)
@@ -212,7 +228,7 @@ def _connect(request: Request, timeout_s: float) -> tuple[http.client.HTTPConnec
 def _answer(connection: http.client.HTTPConnection) -> Answer:
     response = connection.getresponse()
     fields = {name.lower(): value for name, value in response.getheaders()}
-    return Answer(response.status, fields, response.read(500) if response.status >= 400 else b"")
+    return Answer(response.status, fields, response.read(4096) if response.status >= 400 else b"")
 
 
 class MultipartSink:

@@ -14,6 +14,7 @@ import pytest
 from wds_async.storage.ais import plans
 from wds_async.storage.ais.plans import Announcer
 from wds_async.storage.base import Request
+from wds_async.storage.http.backend import HttpBackend
 
 
 class Listener:
@@ -53,10 +54,6 @@ class Listener:
         writer.close()
 
 
-async def call(function: Callable[..., Any], *args: Any) -> Any:
-    return await asyncio.to_thread(function, *args)
-
-
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "_GATHER_S", (0.0, 0.0))
@@ -72,11 +69,13 @@ def run(work: Callable[[Announcer, Listener, Request], Any]) -> None:
     async def all_of_it() -> None:
         listener = Listener()
         request = await listener.start()
-        announcer = Announcer(call)
+        client = HttpBackend()
+        announcer = Announcer(client.send)
         async with asyncio.timeout(20):
             await work(announcer, listener, request)
             listener.open.set()
             await announcer.close()
+            await client.close()
         listener._server.close()
         await listener._server.wait_closed()
 
@@ -102,7 +101,7 @@ def test_what_is_ahead_and_not_begun_is_told_and_taken_back() -> None:
 
 
 def test_its_name_is_host_and_process() -> None:
-    one, two = Announcer(call), Announcer(call)
+    one, two = Announcer(HttpBackend().send), Announcer(HttpBackend().send)
     assert one.client == ""
     one.greet()
     two.greet()

@@ -9,9 +9,8 @@ import pytest
 from tests.servers.origin import Origin
 from wds_async.storage.base import RedirectLoop, Request
 from wds_async.storage.checked import CheckedRanges
-from wds_async.storage.http.backend import HttpBackend
+from wds_async.storage.http.backend import HttpBackend, RangeRequests
 from wds_async.storage.http.messages import version_of
-from wds_async.storage.http.ranges import RangeRequests
 
 
 async def parts(request: Request, count: int, failing: int = -1, origin: Origin | None = None) -> bytes:

@@ -182,7 +182,7 @@ class AisBackend(Store):
         self._client = _Client(call=call, connect_timeout_s=connect_timeout_s, stall_timeout_s=stall_timeout_s)
         self._identity, self._token_file = NOBODY, ""
         self._secrets = Secrets()
-        self._announcer = Announcer(call)
+        self._announcer = Announcer(self._client.send)
         self._hands: Hands | None = None
 
     async def access(self, url: str) -> Access:

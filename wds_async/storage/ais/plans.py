@@ -1,7 +1,7 @@
 """Telling our own service what will be read soon, so that it fetches ahead (``POST /v1/plan``).
 
-A courtesy, and never more: it is told on a thread, at most one message is under way, nothing waits for it, and what
-goes wrong is forgotten. A service that has answered with a fault is left alone for some time. AIStore is told nothing.
+A hint, and never more: at most one message is in flight, nothing waits for it, and errors are ignored. After an error
+the service gets no hint for some time. AIStore gets none at all.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import logging
 import os
 import socket
 import time
 import urllib.parse
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from wds_async import environment
-from wds_async.storage.base import Call, Request
-from wds_async.storage.http.blocking import OverSocket, connection_to
+from wds_async.storage.base import Request
+from wds_async.storage.deadlines import with_deadline
 
 __all__ = ["Announcer"]
 
@@ -43,13 +43,12 @@ def _client_name() -> str:
 
 
 class Announcer:
-    """The plans of one engine at one service; all of it but `_say` runs on the loop. ``call`` runs a function on a
-    thread."""
+    """The plans of one engine at one service. ``send`` is `HttpBackend.send` of a client for that service."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, send: Callable[..., Awaitable[Any]]) -> None:
         self.client = ""
         """How we call ourselves; "" until it is known that the other side is our own service."""
-        self._call = call
+        self._send = send
         self._ahead: dict[str, None] = {}
         self._task: asyncio.Task[None] | None = None
         self._request: Request | None = None
@@ -85,7 +84,7 @@ class Announcer:
         if self._told and self._request is not None:
             path = f"/v1/plan/{urllib.parse.quote(self.client, safe='')}"
             with contextlib.suppress(Exception):
-                await self._call(_say, self._request, "DELETE", path, None, _GOOD_BYE_S)
+                await self._exchange("DELETE", path, None, _GOOD_BYE_S)
 
     async def _run(self) -> None:
         try:
@@ -93,7 +92,7 @@ class Announcer:
             while self._changed and self._request is not None:
                 self._changed, self._told = False, True
                 plan = self._plan(list(self._ahead))
-                status = await self._call(_say, self._request, "POST", "/v1/plan", plan, _TIMEOUT_S)
+                status = await self._exchange("POST", "/v1/plan", plan, _TIMEOUT_S)
                 if not 200 <= status < 300:
                     raise OSError(f"status {status}")
                 await asyncio.sleep(_GATHER_S[1])
@@ -107,14 +106,10 @@ class Announcer:
         job = next((found for name in _JOBS if (found := environment.variable(name))), "")
         return {"client": self.client, "job": job, "shards": shards, "ahead": len(shards), "position": 0}
 
-
-def _say(request: Request, method: str, path: str, body: Any, timeout_s: float) -> int:
-    """The status of the answer. Blocks."""
-    socket_path = request.socket
-    asking = OverSocket(socket_path, timeout_s) if socket_path else connection_to(request.url, timeout_s, request.tls)
-    with contextlib.closing(asking) as connection:
-        raw = None if body is None else json.dumps(body).encode()
-        connection.request(method, path, raw, {**dict(request.headers), "Content-Type": "application/json"})
-        response = connection.getresponse()
-        response.read(4096)
-        return response.status
+    async def _exchange(self, method: str, path: str, body: Any, timeout_s: float) -> int:
+        """Return the status of the answer."""
+        assert self._request is not None
+        request = replace(self._request, url=urllib.parse.urljoin(self._request.url, path))
+        response = await with_deadline(self._send(request, {}, body, method), timeout_s)
+        response.close()
+        return int(response.status)

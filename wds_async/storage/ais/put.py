@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 import urllib.parse
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,17 +11,15 @@ from wds_async.errors import UrlError
 from wds_async.redact import redact
 from wds_async.storage.ais.backend import explain_answer
 from wds_async.storage.ais.urls import NOBODY, Place, cluster_for, read_token
-from wds_async.storage.base import Answer, Fault, Tls, Verdict
-from wds_async.storage.http.backend import tls_context
+from wds_async.storage.base import Answer, Fault, RedirectLoop, Request
 from wds_async.storage.http.errors import explain_exception
 from wds_async.storage.http.messages import PLAIN_HEADERS
 from wds_async.storage.secrets import Secrets
-from wds_async.storage.upload import HttpSink
+from wds_async.storage.upload import PUT_REDIRECTS, HttpSink, send_put
 
 __all__ = ["AisSink"]
 
-_REDIRECTS = frozenset({301, 302, 307, 308})
-_BLOCK_BYTES = 1 << 20
+_HEADERS = (*PLAIN_HEADERS[:1], ("Content-Type", "application/octet-stream"))
 
 
 class AisSink(HttpSink):
@@ -40,61 +36,32 @@ class AisSink(HttpSink):
             raise UrlError(
                 f"{redact(url)}: the service at {self._cluster.endpoint} only reads; write to the store itself"
             )
-        self._target = place.object_url(self._cluster.base)
-        super().__init__(self._target)
+        target = place.object_url(self._cluster.base)
+        super().__init__(target)
         self.url = url
-        self._who = NOBODY
+        self._request = Request(target, _HEADERS, tls=self._cluster.tls)
+        self._identity = NOBODY
         self._secrets = Secrets()
 
-    def _attempt(self, file: IO[bytes], timeout_s: float) -> Fault | None:
-        try:
-            answer = self._exchange(file, timeout_s)
-        except (OSError, http.client.HTTPException) as exn:
-            fault = explain_exception(exn if isinstance(exn, OSError) else ConnectionError(str(exn)))
-            return replace(fault, advice=f"Is AIStore's proxy at {self._cluster.endpoint} (AIS_ENDPOINT)?")
-        if 200 <= answer.status < 300:
-            return None
-        if answer.status in _REDIRECTS:
-            return Fault(Verdict.FATAL, f"a target of AIStore at {self._cluster.endpoint} redirected the upload again")
-        return explain_answer(self._secrets.of_answer(answer), self._who, self._cluster.endpoint)
+    def _classify(self, outcome: Answer | BaseException) -> Fault:
+        if isinstance(outcome, Answer):
+            return explain_answer(self._secrets.of_answer(outcome), self._identity, self._cluster.endpoint)
+        return replace(
+            explain_exception(outcome), advice=f"Is AIStore's proxy at {self._cluster.endpoint} (AIS_ENDPOINT)?"
+        )
 
-    def _exchange(self, file: IO[bytes], timeout_s: float) -> Answer:
-        """The proxy is asked with an empty body, as AIStore's own client does (a front end may read the body that a
-        length promises, before it answers), and says where to; the body goes to that target only, and the token only
-        to the proxy."""
-        token, _, self._who = read_token(self._cluster.token)
+    def _put(self, file: IO[bytes], timeout_s: float) -> Answer:
+        """Send the body to the target that the proxy names, and the token to the proxy only. The proxy gets an empty
+        body, as from AIStore's own client: a front end may read the body that a length promises before it answers."""
+        token, _, self._identity = read_token(self._cluster.token)
         self._secrets.add(token)
-        headers = {**dict(PLAIN_HEADERS[:1]), "Content-Type": "application/octet-stream"}
-        mine = {"Authorization": f"Bearer {token}"} if token else {}
-        asked = {**headers, **mine, "Connection": "close"}
-        answer = _put(self._target, asked, None, 0, self._cluster.tls, timeout_s)
-        if answer.status not in _REDIRECTS or "location" not in answer.fields:
+        proof = {"Connection": "close", **({"Authorization": f"Bearer {token}"} if token else {})}
+        answer = send_put(self._request, None, 0, timeout_s, more=proof, proxied=False)
+        if answer.status not in PUT_REDIRECTS or "location" not in answer.fields:
             # A single node may have taken the object itself, without a body: that is no success.
             return answer if answer.status >= 300 else Answer(502, {}, b"the proxy did not redirect the upload")
-        target = urllib.parse.urljoin(self._target, answer.fields["location"])
-        return _put(target, headers, file, self.offset, self._cluster.tls, timeout_s)
-
-
-def _put(url: str, headers: dict[str, str], body: IO[bytes] | None, size: int, tls: Tls, timeout_s: float) -> Answer:
-    parts = urllib.parse.urlsplit(url)
-    options: dict[str, Any] = {"timeout": timeout_s, "blocksize": _BLOCK_BYTES}
-    kind: type[http.client.HTTPConnection] = http.client.HTTPConnection
-    if parts.scheme == "https":
-        kind = http.client.HTTPSConnection
-        options["context"] = tls_context(tls)
-    target = urllib.parse.urlunsplit(("", "", parts.path, parts.query, ""))
-    with contextlib.closing(kind(parts.hostname or "", parts.port, **options)) as connection:
-        connection.connect()
-        try:
-            connection.request("PUT", target, body=body, headers={**headers, "Content-Length": str(size)})
-        except (BrokenPipeError, ConnectionResetError):  # refused before it was read; the answer says why
-            with contextlib.suppress(OSError, http.client.HTTPException):
-                return _answer(connection)
-            raise
-        return _answer(connection)
-
-
-def _answer(connection: http.client.HTTPConnection) -> Answer:
-    response = connection.getresponse()
-    fields = {name.lower(): value for name, value in response.getheaders()}
-    return Answer(response.status, fields, response.read(4096) if response.status >= 400 else b"")
+        target = urllib.parse.urljoin(self._request.url, answer.fields["location"])
+        answer = send_put(replace(self._request, url=target), file, self.offset, timeout_s, proxied=False)
+        if answer.status in PUT_REDIRECTS:
+            raise RedirectLoop(f"a target of AIStore at {self._cluster.endpoint} redirected the upload again")
+        return answer

@@ -1,4 +1,8 @@
-"""aiohttp kept to the addresses that a program's `Guard` lets pass: those that are judged are those that are used."""
+"""Plain web servers, and aiohttp for every store: redirects, index pages, ranges, streams.
+
+Where the engine cannot send a request itself (a proxy, ``WDS_DIRECT=0``), aiohttp does. A program's `Guard` judges each
+address immediately before it is connected to.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +57,6 @@ from wds_async.storage.http.messages import (
     version_of,
     wire_url,
 )
-from wds_async.storage.http.ranges import RangeRequests
 from wds_async.storage.options import NO_OPTIONS, Options
 from wds_async.storage.preload import import_client
 
@@ -65,6 +68,7 @@ __all__ = [
     "HttpBackend",
     "HttpStream",
     "IndexPage",
+    "RangeRequests",
     "explain_exception",
     "explain_status",
     "guarded_resolver",
@@ -354,7 +358,8 @@ class HttpBackend(Store):
     async def send(
         self, request: Request, more: Mapping[str, str] = {}, body: Any = None, method: str = "GET"
     ) -> aiohttp.ClientResponse:
-        """The answer to one GET by aiohttp, a redirect too; ``more`` headers hold no secret, ``body`` is for JSON."""
+        """Return the answer to one request by aiohttp, a redirect too. ``more`` headers hold no secret; ``body`` is
+        sent as JSON."""
         import yarl  # noqa: PLC0415 (comes with aiohttp)
 
         session = await self.session()
@@ -525,3 +530,41 @@ class HttpStream:
             self._response.close()
             self._response = None
         self._chunk = memoryview(b"")
+
+
+_MOVED_AWAY = frozenset({401, 403, 404, 410})
+"""Answers of a redirect's target that may have expired."""
+
+
+class RangeRequests:
+    """GETs of ranges by aiohttp, a `checked.RangeGet`. ``request`` returns the GET that is valid now; where it
+    ``keeps_redirect``, later ranges go straight to the redirect's target, until that refuses."""
+
+    def __init__(self, client: HttpBackend, request: Callable[[], Awaitable[Request]]) -> None:
+        self._client = client
+        self._request = request
+        self._moved: Request | None = None
+
+    @contextlib.asynccontextmanager
+    async def __call__(self, start: int, stop: int, etag: str) -> AsyncIterator[tuple[Answer, AsyncIterator[bytes]]]:
+        more = {"Range": f"bytes={start}-{stop - 1}", **({"If-Match": etag} if etag else {})}
+        kept, request = self._moved, await self._request()
+        response = await self._client.send(kept or request, more)
+        if kept is not None and response.status in (*_MOVED_AWAY, *REDIRECTS):
+            response.close()
+            if self._moved is kept:
+                self._moved = None
+            response = await self._client.send(request, more)
+        try:
+            while response.status in REDIRECTS and "location" in response.headers:
+                response.close()
+                request = redirected(request, response.headers["location"])
+                response = await self._client.send(request, more)
+                if request.keeps_redirect and response.status == 206:
+                    self._moved = replace(request, hops=())
+            answer = await answer_of(response)
+            if answer.status >= 300 and answer.status != 416:
+                raise RefusedAnswer(answer)
+            yield answer, response.content.iter_any()
+        finally:
+            response.close()  # of an answer that was read to its end the connection is kept

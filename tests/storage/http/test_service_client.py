@@ -1,9 +1,7 @@
-"""Small questions to services and jobs."""
+"""Brief requests to services and jobs."""
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 import socket
 import ssl
 import threading
@@ -14,19 +12,17 @@ import pytest
 from tests.servers import Origin, Tls
 from wds_async.errors import ConfigError
 from wds_async.storage.base import Tls as Trusted
-from wds_async.storage.http.blocking import OverSocket, connection_to
+from wds_async.storage.http.service_client import ask_service
 
 
-def asked(connection: http.client.HTTPConnection) -> tuple[int, bytes]:
-    with contextlib.closing(connection):
-        connection.request("GET", "/x")
-        answer = connection.getresponse()
-        return answer.status, answer.read()
+def ask(address: str, tls: Trusted | None = None) -> tuple[int, bytes]:
+    reply = ask_service(address, "GET", "/x", timeout_s=10.0, limit_bytes=100, tls=tls)
+    return reply.status, reply.body
 
 
 def test_a_web_server(origin: Origin) -> None:
     origin.add("/x", b"here")
-    assert asked(connection_to(f"{origin.base}/passed/over", 10.0)) == (200, b"here")
+    assert ask(f"{origin.base}/ignored") == (200, b"here")
 
 
 def test_a_unix_socket(tmp_path: Path) -> None:
@@ -42,27 +38,27 @@ def test_a_unix_socket(tmp_path: Path) -> None:
 
         thread = threading.Thread(target=answer)
         thread.start()
-        assert asked(connection_to(f"unix:{path}", 10.0)) == (200, b"here")
+        assert ask(f"unix:{path}") == (200, b"here")
         thread.join()
     with pytest.raises(ConnectionRefusedError):
-        asked(OverSocket(path, 10.0))
+        ask(f"unix:{path}")
 
 
 def test_tls_is_verified(tls: Tls) -> None:
     with Origin(tls=tls.server_context()) as origin:
         origin.add("/x", b"here")
-        assert asked(connection_to(origin.base, 10.0, Trusted(ca_file=str(tls.ca)))) == (200, b"here")
+        assert ask(origin.base, Trusted(ca_file=str(tls.ca))) == (200, b"here")
         with pytest.raises(ssl.SSLCertVerificationError):
-            asked(connection_to(origin.base, 10.0))
+            ask(origin.base)
 
 
 @pytest.mark.parametrize("address", ["", "node:51080", "unix:", "ftp://host", "http://", "/run/s.sock"])
 def test_what_is_no_address(address: str) -> None:
     with pytest.raises(ConfigError, match="is no address of a service or job"):
-        connection_to(address, 1.0)
+        ask(address)
 
 
 def test_an_address_is_shown_without_its_secrets() -> None:
     with pytest.raises(ConfigError) as caught:
-        connection_to("gs://user:VERYSECRET@host", 1.0)
+        ask("gs://user:VERYSECRET@host")
     assert "VERYSECRET" not in str(caught.value)
