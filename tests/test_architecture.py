@@ -74,7 +74,8 @@ STORE_ROOMS = (
     "service.allowlist",
 )
 """Rooms that may name a store outside its folder."""
-ASYNC_ROOMS = ("storage.*", "transfer.*", "shardcache.*", "service.*", "asyncreader", "cli.demo.server")
+ASYNC_ROOMS = ("storage.*", "transfer.*", "shardcache.*", "service.*", "asyncreader", "cli.cache", "cli.warm",
+               "cli.demo.server")  # fmt: skip
 FSSPEC_ROOMS = ("storage", "storage.*")
 
 FSSPEC_PACKAGES = {"fsspec", "gcsfs", "s3fs", "adlfs", "aiobotocore", "botocore", "azure", "google", "huggingface_hub"}

@@ -121,7 +121,7 @@ def test_what_is_evicted_while_it_is_read_is_read_to_its_end(service: Inside, mo
         got = bytes(shard.read())
 
         async def evict() -> None:
-            keys = [entry.key for entry in service.service.cache._shelf._entries.values()]
+            keys = [entry.key for entry in service.service.cache._open_entries._entries.values()]
             assert [service.service.cache.remove(key) for key in keys] == [True]
 
         service.call(evict())
