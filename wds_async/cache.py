@@ -32,7 +32,7 @@ from wds_async.shardcache.eviction import files
 from wds_async.shardcache.formats import looks_like_shard
 from wds_async.shardcache.names import cache_name
 from wds_async.storage.registry import locate
-from wds_async.urls import local_path, scheme
+from wds_async.urls import scheme
 
 __all__ = [
     "FileCache",
@@ -181,8 +181,7 @@ class StreamingOpen:
         for item in urls:
             url = item if isinstance(item, str) else item["url"]
             try:
-                located = locate(url)
-                path = local_path(located.target) if located.kind == "local" else None
+                path = locate(url).path
                 if self.verbose:
                     logger.warning("opening %s", redact(url))
                 stream: IO[bytes] = gopen(url) if path is None else open(path, "rb")  # noqa: SIM115 - the caller closes
@@ -235,9 +234,8 @@ class FileCache:
         StorageError where the folder cannot be written.
         """
         assert isinstance(url, str), f"a URL is a str, not {type(url).__name__}"
-        located = locate(url)
-        if located.kind == "local":
-            return local_path(located.target) or url
+        if (path := locate(url).path) is not None:
+            return path
         found = self._cache.find(url)
         if found is not None:
             return str(found)

@@ -15,10 +15,10 @@ from wds_async.storage.file_servers import (
     prepared_session,
     read_range,
     said_by_url,
-    server_of,
     started,
     user_of,
 )
+from wds_async.storage.registry import Location
 
 
 def test_every_client_has_time_limits_and_the_programs_win() -> None:
@@ -51,7 +51,7 @@ def test_names_of_a_url_are_meant_unquoted() -> None:
     ],
 )
 def test_the_server_of_a_url(url: str, server: str) -> None:
-    assert server_of(url) == server
+    assert Location(url, url, "generic").server == server
 
 
 @pytest.mark.parametrize(

@@ -30,18 +30,18 @@ def test_the_entries_of_webdataset_are_there() -> None:
 
 def test_entries_are_told_apart_by_identity() -> None:
     assert not any(by_user(name) for name in gopen_schemes)
-    assert opener_of("http://h/x") is None
+    assert opener_of(scheme("http://h/x")) is None
     assert default_opener() is None
     gopen_schemes["http"] = open_memory
-    assert opener_of("HTTP://h/x") is open_memory
-    assert opener_of("https://h/x") is None
+    assert opener_of(scheme("HTTP://h/x")) is open_memory
+    assert opener_of(scheme("https://h/x")) is None
     gopen_schemes["gs"] = url_files.gopen_curl  # of ours, but the program's choice
-    assert opener_of("gs://b/x") is url_files.gopen_curl
+    assert opener_of(scheme("gs://b/x")) is url_files.gopen_curl
     gopen_schemes["http"] = url_files.gopen_curl
-    assert opener_of("http://h/x") is None
+    assert opener_of(scheme("http://h/x")) is None
     gopen_schemes["__default__"] = open_memory
     assert default_opener() is open_memory
-    assert opener_of("__default__:x") is None
+    assert opener_of(scheme("__default__:x")) is None
 
 
 def test_what_the_program_put_there_first_stays() -> None:
@@ -59,4 +59,4 @@ def test_a_registered_scheme_needs_no_slashes() -> None:
     assert expand_urls("foo:t?table=a-{0..1}") == ["foo:t?table=a-0", "foo:t?table=a-1"]  # no glob
     del gopen_schemes["foo"]
     assert scheme("foo:bar") == ""
-    assert user_openers.opener_of("foo:bar") is None
+    assert user_openers.opener_of(scheme("foo:bar")) is None

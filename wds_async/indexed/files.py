@@ -86,7 +86,7 @@ class ShardFiles:
         located = locate(url)
         if located.kind == "stdin":
             raise UrlError("-: standard input cannot be read out of order; write it to a file first")
-        path = local_path(located.target)
+        path = located.path
         file = self._fetched(url) if path is None else _open_local(path, url)
         if file is not None:
             if not _is_compressed(file, url):

@@ -23,7 +23,7 @@ from wds_async.storage.registry import Location, locate
 from wds_async.storage.sink import Sink, open_sink
 from wds_async.storage.user_openers import DEFAULT, GOPEN_BUFSIZE, gopen_schemes, install, named_opener
 from wds_async.transfer.reader import ShardReader, ShardStream, open_shards
-from wds_async.urls import local_path, rewrite, rules_from_env
+from wds_async.urls import rewrite, rules_from_env
 
 __all__ = [
     "Pipe",
@@ -297,8 +297,8 @@ def _open(
         )
     if place.kind == "stdin":
         return _standard(mode)
-    if place.kind == "local":
-        return open(local_path(place.target) or "", mode, buffering=settings().gopen_buffer)
+    if place.path is not None:
+        return open(place.path, mode, buffering=settings().gopen_buffer)
     if mode == "wb":
         return SinkFile(place.url, open_sink(place.url, final=final, options=options))
     return io.BufferedReader(

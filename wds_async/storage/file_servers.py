@@ -20,7 +20,6 @@ __all__ = [
     "prepared_session",
     "read_range",
     "said_by_url",
-    "server_of",
     "started",
     "user_of",
 ]
@@ -59,11 +58,6 @@ def said_by_url(options: Mapping[str, Any]) -> dict[str, Any]:
     """What fsspec took from a URL, with user and password as they are meant: it leaves ``%40`` for ``@``."""
     quoted = {name: urllib.parse.unquote(options[name]) for name in ("username", "password") if options.get(name)}
     return {**options, **quoted}
-
-
-def server_of(url: str) -> str:
-    """The scheme and host of what a URL, or a chain of fsspec, ends at."""
-    return "/".join(url.rpartition("::")[2].split("/", 3)[:3])
 
 
 def _speaks(filesystem: Any) -> frozenset[str]:

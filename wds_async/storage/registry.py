@@ -27,7 +27,7 @@ from wds_async.storage.preload import import_client
 from wds_async.storage.spec import StoreSpec
 from wds_async.storage.stores import BY_SCHEME, PLUGIN, STORES, load, spec_of, web_store
 from wds_async.storage.user_openers import default_opener, opener_of
-from wds_async.urls import links, native_pipe, rewrite, rules_from_env, scheme
+from wds_async.urls import links, local_path, native_pipe, rewrite, rules_from_env, scheme
 
 __all__ = ["Backends", "Location", "check_allowed", "import_clients", "locate", "tell_of_native_pipes"]
 
@@ -85,6 +85,21 @@ class Location:
     """The shard's entry in a disk cache, where there is one: it decides at the time of reading how to read it."""
 
     @property
+    def path(self) -> str | None:
+        """The path of a local file, None for anything else."""
+        return local_path(self.target) if self.kind == "local" else None
+
+    @property
+    def server(self) -> str:
+        """Scheme and host (of a chain, those that it ends at), by which attempts and failures are counted."""
+        return "/".join(self.target.rpartition("::")[2].split("/", 3)[:3])
+
+    @property
+    def shown(self) -> str:
+        """``url`` without secrets, for messages."""
+        return redact(self.url)
+
+    @property
     def spec(self) -> StoreSpec:
         """The facts of its store."""
         return spec_of(self.kind)
@@ -120,18 +135,20 @@ def locate(url: str, *, final: bool = False, options: StorageOptions = NOTHING_G
     rewriting. ``__url__``, states and cache keys keep the expanded URL. ``wds-async resolve`` shows each step.
     """
     target = url if final else rewrite(url, rules_from_env())
-    if not final and opener_of(target) is not None:
+    name = scheme(target)
+    if not final and opener_of(name) is not None:
         return Location(url, target, "opener")
     if target.startswith("pipe:"):
         target = _native(target)
-    name, separator, rest = target.partition("://")
-    target = f"{_REPLACED[name.lower()]}://{rest}" if separator and name.lower() in _REPLACED else target
-    kind = _kind(target)
+        name = scheme(target)
+    if name in _REPLACED and target.startswith("://", len(name)):
+        target, name = _REPLACED[name] + target[len(name) :], _REPLACED[name]
+    kind = _kind(target, name)
     if kind is None and not final and default_opener() is not None:
         return Location(url, target, "opener")
     if kind is None:
         raise UrlError(
-            f"{redact(url)}: no gopen handler defined: unknown scheme {scheme(target)!r}.{_near(scheme(target))} "
+            f"{redact(url)}: no gopen handler defined: unknown scheme {name!r}.{_near(name)} "
             "Known are local paths, file:, http:, https:, pipe:, -, ais:, every protocol of fsspec (s3, gs, az, hf, "
             "sftp, …), stores of installed packages (wds_async.stores), and what the "
             "program puts into wds.gopen_schemes."
@@ -143,8 +160,8 @@ def locate(url: str, *, final: bool = False, options: StorageOptions = NOTHING_G
     return _routed(place, options) if spec.routable else place
 
 
-def _kind(target: str) -> str | None:
-    name = scheme(target)
+def _kind(target: str, name: str) -> str | None:
+    """Return the kind of the store of ``target``, whose scheme is ``name``; None where nothing reads it."""
     if target == "-":
         return "stdin"
     if name in ("", "file"):

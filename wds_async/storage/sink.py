@@ -20,7 +20,6 @@ from wds_async.storage.filewriting import WRITE_BYTES, write_all
 from wds_async.storage.options import StorageOptions
 from wds_async.storage.stores import load
 from wds_async.storage.user_openers import GOPEN_BUFSIZE, named_opener
-from wds_async.urls import local_path
 
 __all__ = ["FileSink", "LocalSink", "PipeSink", "Sink", "open_sink", "publish_text"]
 
@@ -224,8 +223,8 @@ def open_sink(url: str, *, options: Mapping[str, Any] | StorageOptions | None = 
     target = place.target
     if place.options and place.kind in ("local", "stdin", "pipe", "opener"):
         raise ConfigError(f"{redact(url)}: nothing here takes the options {sorted(place.options)}")
-    if place.kind == "local":
-        return LocalSink(local_path(target) or target)
+    if place.path is not None:
+        return LocalSink(place.path)
     if place.kind == "stdin":
         return FileSink(sys.stdout.buffer, closes=False)
     if place.kind == "pipe":

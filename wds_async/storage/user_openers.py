@@ -65,9 +65,8 @@ def by_user(name: str) -> bool:
     return name in gopen_schemes and gopen_schemes[name] is not _ours.get(name)
 
 
-def opener_of(url: str) -> Opener | None:
-    """The program's opener for the scheme of ``url`` (rewritten), None where there is none."""
-    name = scheme(url)
+def opener_of(name: str) -> Opener | None:
+    """Return the program's opener for the scheme ``name``, None where there is none."""
     return gopen_schemes[name] if name not in ("", "-", DEFAULT) and by_user(name) else None
 
 
@@ -93,7 +92,7 @@ _GRACE_S = 0.5
 
 def named_opener(url: str) -> Opener:
     """The program's opener that reads ``url``. UrlError where it was taken out of the table meanwhile."""
-    opener = opener_of(url) or default_opener()
+    opener = opener_of(scheme(url)) or default_opener()
     if opener is None:
         raise UrlError(f"{redact(url)}: its entry of gopen_schemes is gone; leave it there while shards are read")
     return opener

@@ -21,7 +21,6 @@ from wds_async.storage.registry import Backends, Location
 from wds_async.storage.stores import STORES
 from wds_async.transfer.stats import Counters
 from wds_async.transfer.verify import usable
-from wds_async.urls import local_path
 
 __all__ = ["ChecksumFuture", "RemoteChecksums", "cancel_requests", "request_checksum"]
 
@@ -59,7 +58,7 @@ async def _answer(backends: Backends, location: Location, policy: RetryPolicy, a
     except WdsError as exn:
         asked.set_exception(exn)
     except Exception as exn:  # a fault of ours, or of a client's: it must not hang the consumer
-        asked.set_exception(WdsError(f"{redact(location.url)}: asking for its checksum failed: {exn!r}"))
+        asked.set_exception(WdsError(f"{location.shown}: asking for its checksum failed: {exn!r}"))
     else:
         asked.set_result(found)
     finally:
@@ -81,11 +80,11 @@ async def _remote_checksum(backends: Backends, location: Location, policy: Retry
         fault = None if isinstance(exn, WdsError) else retries.fault
         if fault is None or not retries.retryable:
             why = exn if fault is None else fault.reason
-            logger.info("%s: its checksum could not be asked for: %s", redact(location.url), why)
+            logger.info("%s: its checksum could not be asked for: %s", location.shown, why)
             return None
         if location.fallback is not None:
             return await _remote_checksum(backends, location.fallback, policy)
-        raise error_for(fault, redact(location.url), 0, retries.failures) from exn
+        raise error_for(fault, location.shown, 0, retries.failures) from exn
 
 
 class RemoteChecksums:
@@ -152,7 +151,7 @@ class RemoteChecksums:
         if location.kind != "local" and ("?" in target or "#" in target or "::" in target):
             return None  # a signature, a version: it is for this object, and nothing says where another would lie
         folder, slash, last = target.rpartition("/")
-        if local_path(target) is None and not last:
+        if location.path is None and not last:
             return None
         name = urllib.parse.unquote(last) if location.kind == "http" else last
         texts = self._small([target + ending for ending, _ in FILES], _FILE_BYTES)

@@ -35,7 +35,6 @@ from wds_async.transfer.stats import Board, Counters
 from wds_async.transfer.verify import Comparison, HeldShard, answer_checksum
 from wds_async.transfer.verify_before_use import VerifyBeforeUse
 from wds_async.transfer.window import Broken, Finished, Piece, Shard
-from wds_async.urls import local_path
 
 __all__ = ["CachedShard", "ShardCache", "ShardReader", "ShardStream", "open_shards"]
 
@@ -256,8 +255,7 @@ class ShardStream:
         self._cached: CachedShard | None = None
         try:
             located = locate(self.url, final=reader._final, options=reader._options)
-            if located.kind == "local":
-                self._local_path = local_path(located.target)
+            self._local_path = located.path
             if reader._cache is not None:
                 self._cached = reader._cache.entry(located)
                 located = replace(located, entry=self._cached)

@@ -12,7 +12,6 @@ from wds_async.storage.base import Guard
 from wds_async.storage.registry import Backends, Location
 from wds_async.transfer.connection_pool import ConnectionPool
 from wds_async.transfer.threads import BlockingThreads
-from wds_async.urls import local_path
 
 __all__ = ["Equipment", "why_unread"]
 
@@ -65,7 +64,7 @@ class Equipment:
 
 async def why_unread(threads: BlockingThreads, location: Location) -> str:
     """Why what is at ``location`` cannot be looked at without taking something of it away; "" where it can."""
-    if location.kind == "local" and (path := local_path(location.target)) is not None:
+    if (path := location.path) is not None:
         # Only what was seen to be there is no file: what a look at it raises, the read will raise and explain.
         with contextlib.suppress(OSError, ValueError):
             mode = (await threads.call(os.stat, path)).st_mode

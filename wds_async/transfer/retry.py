@@ -17,7 +17,6 @@ from typing import Any
 from wds_async.config import RetryPolicy, TransferConfig
 from wds_async.redact import redact
 from wds_async.storage.base import Access, Backend, Fault, LocalFile, RefusedAnswer, Request, Verdict, error_for
-from wds_async.storage.file_servers import server_of
 from wds_async.storage.options import Options
 from wds_async.storage.registry import Backends, Location
 from wds_async.transfer.circuit_breaker import CircuitBreaker, FailureLog
@@ -194,7 +193,7 @@ class RetryController:
 
     def breaker(self, location: Location) -> CircuitBreaker | None:
         """The state of the store of ``location``; None where there is no server."""
-        return self._pool.breakers.of(server_of(location.target)) if location.spec.has_server else None
+        return self._pool.breakers.of(location.server) if location.spec.has_server else None
 
     def traffic(self, notes: ShardState) -> OriginTraffic:
         """Where what is asked for a shard is counted, as long as it is read where it is now."""
@@ -262,7 +261,7 @@ class RetryController:
     def record_contact(self, location: Location) -> None:
         """The server of ``location`` has answered: what fails from now on is a bad day, and no typo."""
         if location.spec.has_server:
-            self._reached.add(server_of(location.target))
+            self._reached.add(location.server)
 
     async def recover(self, part: Part, attempts: Attempts, backend: Backend, exn: Exception) -> None:
         """Return when the next attempt may begin, or raise what the last one means, with all that was tried."""
@@ -304,7 +303,7 @@ class RetryController:
         if breaker is not None and not attempts.once:
             breaker.probe_soon()
         traffic.errors += 1
-        url = redact(shard.notes.location.url)
+        url = shard.notes.location.shown
         raise error_for(replace(fault, reason=fault.reason + tried), url, part.start + part.filled, 1) from exn
 
     async def _pause(self, part: Part, attempts: Attempts, fault: Fault, breaker: CircuitBreaker | None) -> bool:
@@ -397,7 +396,7 @@ class RetryController:
         return True
 
     def _origin_known(self, location: Location, access: Access | None) -> bool:
-        if not location.spec.has_server or server_of(location.target) in self._reached:
+        if not location.spec.has_server or location.server in self._reached:
             return True
         if isinstance(access, Request):
             return self._pool.answered(Origin.of(access.url, access.tls, access.socket))
@@ -427,7 +426,7 @@ def _explain(backend: Backend, exn: Exception, location: Location) -> Fault:
 
 def bucket_of(location: Location) -> Bucket:
     """What shards share their permissions by: the store, what the program gave for it, and scheme and bucket."""
-    return location.kind, location.options, server_of(location.target)
+    return location.kind, location.options, location.server
 
 
 def _contradicted(attempts: Attempts, location: Location, fault: Fault) -> str:

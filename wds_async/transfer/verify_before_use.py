@@ -16,7 +16,6 @@ from wds_async.transfer.checksums import ChecksumFuture, RemoteChecksums, cancel
 from wds_async.transfer.stats import Counters, Stats
 from wds_async.transfer.verify import Comparison, HeldShard, Spool
 from wds_async.transfer.window import Shard
-from wds_async.urls import local_path
 
 if TYPE_CHECKING:
     from wds_async.storage.registry import Location
@@ -134,5 +133,4 @@ class VerifyBeforeUse:
 
 
 def _can_be_compared(place: Location) -> bool:
-    path = local_path(place.target) if place.kind == "local" else None
-    return not place.spec.in_order and (path is None or os.path.isfile(path))
+    return not place.spec.in_order and (place.path is None or os.path.isfile(place.path))
