@@ -515,6 +515,15 @@ def test_importing_everything_brings_no_torch_and_no_cloud() -> None:
     ).stdout.split() == ["PIL"]
 
 
+def test_the_engine_is_imported_with_the_first_dataset() -> None:
+    code = "import sys, wds_async; wds_async.WebDataset; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    modules = set(done.stdout.split())
+    assert "wds_async.dataset" in modules
+    assert not {"numpy", "asyncio", "ssl", "http.client", "httptools", "multiprocessing", "tempfile"} & modules
+    assert not {name for name in modules if name.startswith(("wds_async.transfer", "wds_async.shardcache"))}
+
+
 # The shim becomes another module when it is imported.
 @pytest.mark.parametrize("room", sorted(r for r in ROOMS - {"__main__"} if ".shim." not in r))
 def test_all_names_exist(room: str) -> None:

@@ -23,7 +23,8 @@ from wds_async.errors import CostLimitReached, NotATar, StorageError
 from wds_async.handlers import Handler, reraise_exception
 from wds_async.observe.cost_limit import enforce
 from wds_async.pipeline import stage_maker
-from wds_async.reading.stage import TarStage, tarfile_samples, tarfile_to_samples
+from wds_async.reading.samples import tarfile_samples
+from wds_async.reading.stage import TarStage, tarfile_to_samples
 from wds_async.reading.url_files import gopen
 from wds_async.redact import redact
 from wds_async.shardcache.cache import DiskCache, shard_cache

@@ -11,7 +11,6 @@ import os
 import random
 import sys
 import urllib.parse
-import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -351,10 +350,10 @@ def worker_from_env() -> tuple[int, int] | None:
 
 def proxy_for(url: str) -> str | None:
     """The proxy that the environment names for ``url``, None for a direct connection."""
+    from urllib.request import getproxies, proxy_bypass  # noqa: PLC0415 (it loads http.client)
+
     parts = urllib.parse.urlsplit(url)
-    if urllib.request.proxy_bypass(parts.netloc.rpartition("@")[2]):
-        return None
-    return urllib.request.getproxies().get(parts.scheme)
+    return None if proxy_bypass(parts.netloc.rpartition("@")[2]) else getproxies().get(parts.scheme)
 
 
 def proxy_variable(url: str) -> str:

@@ -8,7 +8,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wds_async import config, lengths, world
 from wds_async.arguments import check_size
@@ -17,17 +17,19 @@ from wds_async.errors import ConfigError
 from wds_async.fluid import FluidInterface
 from wds_async.handlers import Handler, reraise_exception
 from wds_async.misuse import log_unmatched_rules, warn_of_batches_in_torch, warn_of_uneven_ranks
-from wds_async.observe.ledger import Ledger, Ledgers
 from wds_async.pipeline import DataPipeline, Traits
-from wds_async.reading.stage import MAX_FIELD_BYTES, ReadingStage, base_plus_ext, tarfile_to_samples
+from wds_async.reading.stage import MAX_FIELD_BYTES, ReadingStage, tarfile_to_samples
 from wds_async.redact import redact
-from wds_async.shardcache.cache import DiskCache, shard_cache
 from wds_async.shardlists import lists, spec
 from wds_async.shardlists.mixture import Mixture
 from wds_async.shardlists.plan import ShardPlan, shuffle_buffer, shuffle_seed, tell_of_seed
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
+from wds_async.tar.group import base_plus_ext
 from wds_async.tracebacks import Shortened
-from wds_async.transfer.stats import Boards
+
+if TYPE_CHECKING:
+    from wds_async.observe.ledger import Ledger, Ledgers
+    from wds_async.shardcache.cache import DiskCache
 
 __all__ = ["WebDataset", "check_empty"]
 
@@ -157,6 +159,8 @@ class WebDataset(DataPipeline, FluidInterface):
         max_field_bytes: int = MAX_FIELD_BYTES,
         expect: Collection[str] | None = None,
     ) -> None:
+        from wds_async.shardcache.cache import shard_cache  # noqa: PLC0415 (the engine)
+
         super().__init__()
         environment, options = config.settings(), StorageOptions(storage_options)
         config.configure_logging()
@@ -238,6 +242,7 @@ class WebDataset(DataPipeline, FluidInterface):
 
     def _add_progress(self, name: str | None, length: int | None) -> None:
         from wds_async.observe.progress import Label, Watch  # noqa: PLC0415 (rich is not loaded for nothing)
+        from wds_async.transfer.stats import Boards  # noqa: PLC0415 (the engine)
 
         first = self.pipeline[0]
         stages = (

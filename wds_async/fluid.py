@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import pickle
 import random
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from wds_async.arguments import check_size
 from wds_async.filters import basic
 from wds_async.filters.methods import FilterMethods
 from wds_async.handlers import Handler, reraise_exception
 from wds_async.legacy.fluent import OlderMethods
-from wds_async.observe import doctor
-from wds_async.observe.diagnosis import Diagnosis
-from wds_async.observe.prices import Range, of_pipeline
 from wds_async.pipeline import DataPipeline
+
+if TYPE_CHECKING:
+    from wds_async.observe.diagnosis import Diagnosis
+    from wds_async.observe.prices import Range
 
 __all__ = ["FluidInterface", "FluidWrapper"]
 
@@ -33,12 +34,16 @@ class FluidInterface(FilterMethods, OlderMethods):
         of list prices (``WDS_PRICES``), wide where regions are not known (``WDS_REGION``). None where nothing reads
         shards. With ``samples``, what so many samples of this rank will have cost, going by those that were read:
         ``dataset.cost(samples=10 * len(dataset))`` for ten epochs. ValueError for that before any was read."""
+        from wds_async.observe.prices import of_pipeline  # noqa: PLC0415 (only where asked for)
+
         return of_pipeline(self, samples)
 
     def doctor(self) -> Diagnosis:
         """What bounds this pipeline, from what it and its workers read so far: ``print(loader.doctor())`` is one
         sentence and the knob to turn next (`symptoms`). On a `WebLoader` it knows the consumer's side too. With
         ``WDS_DOCTOR=1`` it knows where the reading threads' time went; without, only how long they waited for bytes."""
+        from wds_async.observe import doctor  # noqa: PLC0415 (only where asked for)
+
         return doctor.what_bounds(self)
 
     def shuffle(

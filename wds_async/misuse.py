@@ -7,7 +7,6 @@ import sys
 from typing import Any
 
 from wds_async import world
-from wds_async.observe.ledger import ledgers_of
 from wds_async.pipeline import DataPipeline, traits_of
 from wds_async.reading.stage import ReadingStage
 from wds_async.rewrite import note_matches, unmatched_rules
@@ -22,6 +21,8 @@ _UNEVEN, _TWICE, _UNMATCHED = 1, 2, 4  # flags of `SharedEpoch.once`
 
 
 def _first_time(pipeline: DataPipeline, flag: int) -> bool:
+    from wds_async.observe.ledger import ledgers_of  # noqa: PLC0415 (the engine)
+
     ledgers = ledgers_of(pipeline.pipeline)
     return not ledgers or ledgers[0].epoch.once(flag)
 

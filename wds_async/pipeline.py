@@ -15,14 +15,16 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from wds_async import config, world
 from wds_async.arguments import Check, check_size
 from wds_async.errors import ConfigError, ReaderClosed
 from wds_async.handlers import Recorder, check_handler, reraise_exception
-from wds_async.observe.ledger import Ledger, Ledgers, Pass, ledger_of, ledgers_of
 from wds_async.tracebacks import Shortened, shortened, warn
+
+if TYPE_CHECKING:
+    from wds_async.observe.ledger import Ledger, Ledgers, Pass
 
 __all__ = [
     "DataPipeline",
@@ -434,6 +436,8 @@ class DataPipeline(world.TorchDataset, Inheriting):
     def ledger(self) -> Ledger | Ledgers:
         """What was passed over, by the shard readers of this pipeline and the stages behind them, in this process and
         its DataLoader workers (see `ledger.Ledger`). Empty where no stage reads shards."""
+        from wds_async.observe.ledger import ledger_of  # noqa: PLC0415 (the engine)
+
         return ledger_of(self.pipeline)
 
     def _holders(self, method: str) -> list[Any]:
@@ -508,6 +512,8 @@ class _Recorders:
 
     def noting(self, stage: Any) -> Any:
         """``stage`` itself, or one that notes."""
+        from wds_async.observe.ledger import ledgers_of  # noqa: PLC0415 (the engine)
+
         traits = traits_of(stage) if type(stage) is FilterFunction else None
         if traits is None:
             return stage  # what users write asks handlers of its own

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from wds_async.reading.parts import (
+    EndOfShard,
+    group_by_keys,
+    meta_prefix,
+    meta_suffix,
+    tar_file_expander,
+    tar_file_iterator,
+    url_opener,
+    valid_sample,
+)
+from wds_async.reading.samples import base_plus_ext, tarfile_samples
+from wds_async.reading.stage import TarStage, tarfile_to_samples
 
-from wds_async.reading import stage
-
-if TYPE_CHECKING:
-    from wds_async.reading.stage import *  # noqa: F403
-
-__all__: list[str] = []
-__all__ += stage.__all__
-
-
-def __getattr__(name: str) -> Any:
-    return getattr(stage, name)
+__all__ = [
+    "EndOfShard",
+    "TarStage",
+    "base_plus_ext",
+    "group_by_keys",
+    "meta_prefix",
+    "meta_suffix",
+    "tar_file_expander",
+    "tar_file_iterator",
+    "tarfile_samples",
+    "tarfile_to_samples",
+    "url_opener",
+    "valid_sample",
+]

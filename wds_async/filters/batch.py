@@ -7,8 +7,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from wds_async.arguments import check_size, function, size
 from wds_async.pipeline import Traits, pipelinefilter
 from wds_async.tracebacks import located
@@ -17,6 +15,8 @@ __all__ = ["batched", "default_collation_fn", "tree_collation_fn", "unbatched", 
 
 
 def _combine(path: tuple[Any, ...], values: list[Any], combine_tensors: bool, combine_scalars: bool) -> Any:
+    import numpy as np  # noqa: PLC0415 (only where batches are made)
+
     first = values[0]
     if isinstance(first, (int, float)):
         return np.array(values) if combine_scalars else values

@@ -13,10 +13,7 @@ from typing import Any
 
 from wds_async.errors import ConfigError, UnsafeContent, WdsError
 from wds_async.redact import redact
-from wds_async.storage.generic import reads_local_files
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
-from wds_async.storage.registry import locate
-from wds_async.transfer.reader import open_shards
 from wds_async.urls import local_path, scheme
 
 __all__ = ["MAX_BYTES", "Document", "read"]
@@ -53,6 +50,8 @@ class Document:
     def refuse_local(self, path: tuple[str | int, ...], url: str) -> None:
         """UnsafeContent where ``url`` is a command or a file of this machine and the document is from elsewhere: these
         are run and read only where the machine's user wrote their names."""
+        from wds_async.storage.generic import reads_local_files  # noqa: PLC0415 (the engine)
+
         if not self.trusted and (scheme(url) in ("", "file", "-", "pipe") or reads_local_files(url)):
             raise self.unsafe(path, url)
 
@@ -99,6 +98,9 @@ def read(url: str, options: StorageOptions = NOTHING_GIVEN) -> Document:
 
     Raises ConfigError, with line and column, where it is none, and a StorageError where it cannot be read.
     """
+    from wds_async.storage.registry import locate  # noqa: PLC0415 (the engine)
+    from wds_async.transfer.reader import open_shards  # noqa: PLC0415 (the engine)
+
     pieces, size = [], 0
     with open_shards([url], options=options) as opened:
         for stream in opened:

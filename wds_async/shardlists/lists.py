@@ -18,9 +18,7 @@ from wds_async.pipeline import pipelinefilter
 from wds_async.rewrite import note_matches
 from wds_async.shardlists.directories import DirectoryShardList
 from wds_async.shardlists.spec import Source, Spec, is_specification, load
-from wds_async.storage.listing.expand import expand_listed
 from wds_async.storage.options import StorageOptions
-from wds_async.storage.registry import import_clients
 
 if TYPE_CHECKING:
     from torch.utils.data import IterableDataset  # noqa: F401
@@ -85,6 +83,8 @@ def expand_urls(urls: Any, *, storage_options: Mapping[str, Any] | StorageOption
     """Every shard that ``urls`` names, in order: braces, ``::``, ``${X}`` for ``WDS_X``, and patterns and folders in
     files and stores (see `storage.listing.expand`). ``storage_options`` are for the stores that are listed.
     """
+    from wds_async.storage.listing.expand import expand_listed  # noqa: PLC0415 (asyncio)
+
     return expand_listed(urls, _options(storage_options))
 
 
@@ -115,6 +115,8 @@ def expand_source(
 
 
 def _prepare(urls: list[str]) -> None:
+    from wds_async.storage.registry import import_clients  # noqa: PLC0415 (asyncio)
+
     note_matches(urls)
     if world.may_fork_workers():
         import_clients(urls)

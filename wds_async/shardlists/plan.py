@@ -18,7 +18,6 @@ from wds_async.logs import warn_once
 from wds_async.shardlists import lists
 from wds_async.shardlists.lists import DirectoryShardList, MultiShardSample, ResampledShards, SimpleShardList
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
-from wds_async.storage.registry import tell_of_native_pipes
 
 __all__ = ["ShardPlan", "shuffle_buffer", "shuffle_seed", "tell_of_seed"]
 
@@ -113,6 +112,8 @@ class ShardPlan:
 
     def stages(self, urls: Any) -> list[Any]:
         """The shard list, its shuffle, and the splitters. ``urls`` may be a shard list already, the user's own too."""
+        from wds_async.storage.registry import tell_of_native_pipes  # noqa: PLC0415 (pipes only)
+
         shards = self._shards(urls)
         if isinstance(shards, SimpleShardList | ResampledShards):
             tell_of_native_pipes(itertools.islice(shards.urls, _NOTICED_AT_MOST))

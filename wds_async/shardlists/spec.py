@@ -29,7 +29,6 @@ from wds_async import environment
 from wds_async.errors import ConfigError, UnsafeContent, UrlError
 from wds_async.redact import redact
 from wds_async.shardlists.document import Document, read
-from wds_async.storage.listing.expand import expand_listed
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.urls import expand_urls, merge_url, scheme
 
@@ -330,6 +329,8 @@ def _shards(
 
 
 def _urls(document: Document, path: tuple[str | int, ...], given: Any, place: _Place, bucket: str) -> list[str]:
+    from wds_async.storage.listing.expand import expand_listed  # noqa: PLC0415 (asyncio)
+
     if isinstance(given, os.PathLike):
         return expand_listed(given, document.options)  # of a dict: the program's own
     if not isinstance(given, str) or not given.strip():

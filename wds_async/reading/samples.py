@@ -1,0 +1,151 @@
+"""Samples of a stream of shards: the engine, the tar reader and the grouping of members, joined."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+from wds_async import config, world
+from wds_async.errors import ReaderClosed
+from wds_async.handlers import Handler, reraise_exception
+from wds_async.observe.cost_limit import enforce
+from wds_async.observe.ledger import Ledger, Pass
+from wds_async.reading.parts import guarded
+from wds_async.reading.recover import Reading
+from wds_async.reading.stage import MAX_FIELD_BYTES, field_limit, on_corrupt_policy, transfer_fields
+from wds_async.redact import redact
+from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
+from wds_async.tar.group import Keys, admission, base_plus_ext, expected, samples
+from wds_async.tar.parse import Member, members_of
+from wds_async.tar.source import Source
+from wds_async.transfer.reader import ShardCache, ShardReader, ShardStream, open_shards
+from wds_async.transfer.stats import Board, Counters
+
+__all__ = ["base_plus_ext", "tarfile_samples"]
+
+Sample = dict[str, Any]
+
+_WATCH_EVERY = 16  # shards: a tool that writes members out of order writes all shards so, and watching costs 8 %
+_COUNT_EVERY = 64  # samples counted at once: a shared counter for each would cost as much as a small sample
+
+
+def tarfile_samples(
+    src: Iterable[Any],
+    handler: Handler = reraise_exception,
+    select_files: Callable[[str], Any] | None = None,
+    rename_files: Callable[[str], str] | None = None,
+    transfer: Mapping[str, Any] | None = None,
+    *,
+    keys: Keys = base_plus_ext,
+    lcase: bool = True,
+    suffixes: Collection[str] | None = None,
+    cache: ShardCache | None = None,
+    storage_options: StorageOptions = NOTHING_GIVEN,
+    verify: str | None = None,
+    on_corrupt: str | None = None,
+    max_bad_fraction: float | None = None,
+    max_field_bytes: int = MAX_FIELD_BYTES,
+    expect: Collection[str] | None = None,
+    counters: Counters | None = None,
+    opened: Callable[[ShardReader], Any] | None = None,
+    ledger: Pass | None = None,
+) -> Iterator[Sample]:
+    """The samples of the shards in ``src`` (``{"url": …}`` or URLs), in order, read ahead within the byte budget.
+
+    A sample is a dict of field name to bytes with ``__key__``, ``__url__`` and, for a local shard, ``__local_path__``.
+    ``select_files`` and ``rename_files`` see the names of members (renamed first), ``keys`` splits a name into key and
+    field, ``lcase`` lower-cases fields, and only ``suffixes`` are kept. ``transfer`` sets fields of
+    `config.TransferConfig` over the environment, as in ``{"budget_bytes": 64 << 20}``. ``cache`` (see
+    `cache.cached_tarfile_samples`) keeps shards on disk; samples of such have a ``__local_path__`` too. For
+    ``storage_options`` see `storage.options.StorageOptions`.
+
+    An error of a shard (see `errors`) goes to ``handler``: True goes on with the next shard, False ends the
+    stream. The sample that the error cut short is dropped: it is never yielded, and nothing of it joins another. What
+    was let pass is noted in the `ledger`, of the stage or of its own (``max_bad_fraction`` is for that). After a
+    duplicate field, or what those functions raise, True drops that member and goes on in its shard. An
+    error of ``src`` is raised. A key that returns in its shard, behind others, is warned of: every sixteenth shard is
+    looked at. Nothing is opened before the first sample is asked for.
+
+    ``on_corrupt`` (default ``WDS_ON_CORRUPT``, else "raise") says what follows damage inside a tar, see `WebDataset`;
+    ``verify`` is that of ``transfer``. A member of more than ``max_field_bytes`` (2 GiB), unless ``select_files``
+    passes it over, is FieldTooLarge before a byte of it is kept. ``expect`` names fields that every sample must have
+    (``"jpg;png"``: one of the two); a sample that lacks one is MissingField, and True drops it and goes on in its
+    shard. ConfigError for choices that there are not.
+    """
+    ledger = ledger or Ledger(Board(), max_bad_fraction).begin(counters)
+    reading = Reading(handler, on_corrupt_policy(on_corrupt), ledger)
+    admit = guarded(admission(select_files, rename_files), reading.of_member) if select_files or rename_files else None
+    parse = functools.partial(members_of, admit=admit, max_field_bytes=field_limit(max_field_bytes))
+    grouping: dict[str, Any] = {"keys": keys, "lcase": lcase, "suffixes": suffixes, "rename_files": rename_files}
+    grouping |= {"on_error": reading.of_member, "expect": expected(expect, lcase, suffixes)}
+    setting = config.transfer_config(workers=world.place().num_workers, **transfer_fields(transfer, verify))
+    opening = functools.partial(
+        open_shards, src, config=setting, stats=ledger.counters, cache=cache, options=storage_options
+    )
+    return _read(opening, opened or enforce, reading, ledger, parse, grouping)
+
+
+def _read(
+    opening: Callable[[], ShardReader],
+    opened: Callable[[ShardReader], Any],
+    reading: Reading,
+    ledger: Pass,
+    parse: Callable[[Source], Iterator[Member]],
+    grouping: dict[str, Any],
+) -> Iterator[Sample]:
+    counters = ledger.counters
+    n = total = 0
+    with opening() as reader:
+        opened(reader)
+        try:
+            for stream in reader:
+                before, behind = total + n, None
+                shard = reading.begin(stream)
+                grouping.update(local_path=stream.local_path, on_return=_teller(stream), on_cut=shard.on_cut)
+                while True:
+                    try:
+                        parsed = parse(shard.source())
+                        for sample in samples(parsed, stream.url, drop_first=behind, **grouping):
+                            n += 1
+                            if n == _COUNT_EVERY:
+                                counters.add_samples(n)
+                                total, n = total + n, 0
+                                ledger.judge()
+                            yield sample
+                    except Exception as exn:
+                        if reader.closed:  # the parser met memory that was taken from it
+                            raise ReaderClosed("the dataset was closed while it was read") from None
+                        if reading.goes_on(exn, total + n - before):
+                            behind = shard.on_first_behind
+                            continue
+                    break
+                shard.over(total + n - before)
+                if reading.stop:
+                    return
+            counters.add("epochs")
+        finally:
+            reading.drop()
+            if n:
+                counters.add_samples(n)
+            del ledger  # see `Reading`
+
+
+def _teller(stream: ShardStream) -> Callable[[str, int], None] | None:
+    """Who warns, once, of a key that returns in this shard; None where nobody looks."""
+    if stream.number % _WATCH_EVERY:
+        return None
+    told: set[str] = set()
+
+    def tell(key: str, offset: int) -> None:
+        if not told:
+            told.add(key)
+            warnings.warn(
+                f"{redact(stream.url)}: the key {key!r} returns at byte {offset}, behind other samples. Only members "
+                "that stand together make one sample, so this one is split; write the shard in the order of its "
+                "keys (tar --sort=name).",
+                stacklevel=2,
+            )
+
+    return tell
