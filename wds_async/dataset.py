@@ -18,7 +18,8 @@ from wds_async.fluid import FluidInterface
 from wds_async.handlers import Handler, reraise_exception
 from wds_async.misuse import log_unmatched_rules, warn_of_batches_in_torch, warn_of_uneven_ranks
 from wds_async.pipeline import DataPipeline, Traits
-from wds_async.reading.stage import MAX_FIELD_BYTES, ReadingStage, tarfile_to_samples
+from wds_async.reading.options import MAX_FIELD_BYTES
+from wds_async.reading.stage import ReadingStage, tarfile_to_samples
 from wds_async.redact import redact
 from wds_async.shardlists import lists, spec
 from wds_async.shardlists.mixture import Mixture
@@ -159,8 +160,6 @@ class WebDataset(DataPipeline, FluidInterface):
         max_field_bytes: int = MAX_FIELD_BYTES,
         expect: Collection[str] | None = None,
     ) -> None:
-        from wds_async.shardcache.cache import shard_cache  # noqa: PLC0415 (the engine)
-
         super().__init__()
         environment, options = config.settings(), StorageOptions(storage_options)
         config.configure_logging()
@@ -179,7 +178,7 @@ class WebDataset(DataPipeline, FluidInterface):
             storage_options=options,
         )
         kept: Any = {"url_to_name": url_to_name, "verbose": verbose, "local": cache_local, "check": cache_check}
-        cache = shard_cache(cache_dir, cache_size, **kept)
+        cache = _shard_cache(cache_dir, cache_size, **kept)
         faults = {"verify": verify, "on_corrupt": on_corrupt, "max_bad_fraction": max_bad_fraction, "expect": expect}
         parsing: Any = {"keys": keys or base_plus_ext, "max_field_bytes": max_field_bytes, "storage_options": options}
         reading = functools.partial(tarfile_to_samples, handler, select_files, rename_files, transfer, **parsing)
@@ -264,6 +263,12 @@ class WebDataset(DataPipeline, FluidInterface):
         if self.size is None and self.repetitions == 1 and (known := lengths.of(self.pipeline)) is not None:
             return known.total
         return super().__len__()
+
+
+def _shard_cache(*args: Any, **kw: Any) -> DiskCache | None:
+    from wds_async.shardcache.cache import shard_cache  # noqa: PLC0415 (the engine)
+
+    return shard_cache(*args, **kw)
 
 
 def _source(

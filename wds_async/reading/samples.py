@@ -12,9 +12,9 @@ from wds_async.errors import ReaderClosed
 from wds_async.handlers import Handler, reraise_exception
 from wds_async.observe.cost_limit import enforce
 from wds_async.observe.ledger import Ledger, Pass
+from wds_async.reading.options import MAX_FIELD_BYTES, field_limit, on_corrupt_policy, transfer_fields
 from wds_async.reading.parts import guarded
 from wds_async.reading.recover import Reading
-from wds_async.reading.stage import MAX_FIELD_BYTES, field_limit, on_corrupt_policy, transfer_fields
 from wds_async.redact import redact
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.tar.group import Keys, admission, base_plus_ext, expected, samples

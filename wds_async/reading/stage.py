@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from wds_async import config, world
 from wds_async.arguments import check_function
-from wds_async.environment import ON_CORRUPT, value
-from wds_async.errors import ConfigError
+from wds_async.environment import value
 from wds_async.handlers import Handler, check_handler, reraise_exception
 from wds_async.pipeline import FilterFunction, stage_maker
+from wds_async.reading.options import MAX_FIELD_BYTES, field_limit, on_corrupt_policy, transfer_fields
 from wds_async.storage.options import StorageOptions
 from wds_async.tar.group import Keys, base_plus_ext, expected
 
@@ -20,41 +20,7 @@ if TYPE_CHECKING:
     from wds_async.transfer.stats import Stats
     from wds_async.transfer.traffic import Traffic
 
-__all__ = [
-    "MAX_FIELD_BYTES",
-    "ReadingStage",
-    "TarStage",
-    "field_limit",
-    "on_corrupt_policy",
-    "tarfile_to_samples",
-    "transfer_fields",
-]
-
-MAX_FIELD_BYTES = 2 << 30
-"""The largest member that is taken, unless ``max_field_bytes`` says otherwise."""
-
-
-def on_corrupt_policy(given: str | None) -> str:
-    """Return ``given``, or what ``WDS_ON_CORRUPT`` sets. ConfigError for a policy that there is not."""
-    chosen = config.settings().on_corrupt if given is None else given
-    if chosen not in ON_CORRUPT:
-        raise ConfigError(f"on_corrupt={chosen!r}: one of {', '.join(ON_CORRUPT)} (WDS_ON_CORRUPT)")
-    return chosen
-
-
-def field_limit(given: int) -> int:
-    """Return ``given``. ConfigError below 1."""
-    if given < 1:
-        raise ConfigError(f"max_field_bytes={given}: at least 1")
-    return given
-
-
-def transfer_fields(transfer: Mapping[str, Any] | None, verify: str | None) -> dict[str, Any]:
-    """Return the fields of ``transfer``, with ``verify`` among them. ConfigError where they contradict each other."""
-    fields = dict(transfer or {})
-    if verify is not None and fields.setdefault("verify", verify) != verify:
-        raise ConfigError(f"verify={verify!r}, and transfer={{'verify': {fields['verify']!r}}}: give one of them")
-    return fields
+__all__ = ["ReadingStage", "TarStage", "tarfile_to_samples"]
 
 
 class ReadingStage(FilterFunction):
