@@ -166,7 +166,7 @@ WRITING = (
     Difference(
         "TarWriter(format=)",
         "looked up and then forgotten: always PAX, with a record for an mtime that is a float",
-        "USTAR unless told otherwise, whole seconds",
+        "USTAR by default, whole seconds",
         "an argument does what it is documented to do, and the same samples give the same bytes",
         _data("test_the_format_of_archives"),
         SURFACE,

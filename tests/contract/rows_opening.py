@@ -35,7 +35,7 @@ OPENING = (
         "a mode that gopen does not know",
         "AssertionError",
         "ValueError",
-        "wrong arguments are told apart from bugs",
+        "wrong arguments are distinguished from bugs",
         "reading/test_url_files.py::test_standard_streams_and_modes",
         ERRORS,
     ),

@@ -69,7 +69,7 @@ SHARDS = (
         "nodesplitter",
         "single_node_only: several ranks raise ValueError",
         "split_by_node by default; single_node_only on request",
-        "splitting by rank is what nearly everybody must add",
+        "nearly every program must add splitting by rank",
         _lists("test_several_ranks"),
     ),
     Difference(
@@ -150,7 +150,7 @@ SHARDS = (
     Difference(
         "rank in spawned workers",
         "lost where only torch.distributed knows it: every rank reads everything",
-        "told to the worker by its parent",
+        "passed to the worker by its parent",
         "duplicate data on every rank, silently",
         "test_pipeline.py::test_a_worker_knows_the_rank_of_its_parents_process_group",
         SPLITTING,
@@ -176,7 +176,7 @@ PIPELINES = (
         "DataPipeline(handler=), and other keyword arguments",
         "ignored",
         "ignored, with a warning that names them",
-        "an argument without effect is told",
+        "an argument without effect is reported",
         "test_pipeline.py::test_keyword_arguments_of_a_pipeline_warn",
     ),
     Difference(
@@ -256,7 +256,7 @@ PIPELINES = (
         "rename_keys",
         "drops __key__ where no pattern takes it",
         "keeps it",
-        "a sample without a key cannot be told from another",
+        "a sample without a key cannot be distinguished from another",
         _data("test_rename_keys_keeps_the_key"),
     ),
     Difference(
