@@ -9,6 +9,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from wds_async._version import __version__ as __version__
+from wds_async._version import __webdataset_version__ as __webdataset_version__
+
 if TYPE_CHECKING:
     from wds_async import autodecode as autodecode
     from wds_async import cache as cache
@@ -125,9 +128,6 @@ if TYPE_CHECKING:
     from wds_async.writer import numpy_dumps as numpy_dumps
     from wds_async.writer import torch_dumps as torch_dumps
 
-__version__ = "0.2.0"
-__webdataset_version__ = "1.0.2"
-"""The version of WebDataset whose names, arguments and streams these are."""
 
 _HOMES = {
     "asyncreader": "AsyncReader",

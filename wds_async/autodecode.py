@@ -7,12 +7,10 @@ object, None for "not mine", or `Continue` to hand another name and other bytes 
 from __future__ import annotations
 
 import functools
-import importlib
 import io
 import json
 import pickle
 import re
-import sys
 import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
@@ -20,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from wds_async import config, environment
+from wds_async import config, environment, packages
 from wds_async.decoding.images import IMAGE_EXTENSIONS, ImageHandler, imagehandler, imagespecs
 from wds_async.decoding.media import torch_audio, torch_video
 from wds_async.decoding.unpickle import TRUST_HINT, safe_loads
-from wds_async.errors import DecodingError, FieldTooLarge, MissingExtra, UnsafeContent
+from wds_async.errors import DecodingError, FieldTooLarge, UnsafeContent
 from wds_async.pipeline import DataPipeline
 from wds_async.redact import redact
 from wds_async.tar.decompress import gunzip
@@ -65,10 +63,7 @@ goes first); None is what ``WDS_PYTORCH_WEIGHTS_ONLY`` says (1 unless set)."""
 
 
 def _installed(module: str, extra: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as exn:
-        raise MissingExtra(f'decoding this field needs {module}: pip install "wds-async[{extra}]"') from exn
+    return packages.optional(module, "decoding this field", extra)
 
 
 @functools.lru_cache(maxsize=8)
@@ -85,7 +80,7 @@ def _settings() -> config.Settings:
 
 def _weights_only() -> bool:
     # A package cannot notice that a name of its own is assigned to, so what the program put there is looked up.
-    assigned = vars(sys.modules["wds_async"]).get("pytorch_weights_only")
+    assigned = vars(packages.loaded("wds_async")).get("pytorch_weights_only")
     assigned = pytorch_weights_only if assigned is None else assigned
     return _settings().weights_only if assigned is None else bool(assigned)
 

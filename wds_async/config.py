@@ -9,12 +9,12 @@ import logging
 import operator
 import os
 import random
-import sys
 import urllib.parse
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from wds_async import packages
 from wds_async.environment import GIB, KIB, MIB, VERIFY, parse_bytes, schemes, value, variable
 from wds_async.errors import ConfigError
 
@@ -154,7 +154,9 @@ class Settings:
 def security_enforced() -> bool:
     """Whether the program has set ``wds.utils.enforce_security``, which says the same as ``WDS_SECURE=1``; or its
     parent has, which a spawned worker is told by `inherit_security`."""
-    return _inherited_security or bool(vars(sys.modules.get("wds_async.utils", sys)).get("enforce_security", False))
+    return _inherited_security or bool(
+        getattr(packages.loaded("wds_async.utils"), "__dict__", {}).get("enforce_security", False)
+    )
 
 
 def inherit_security(enforced: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import importlib
 import io
 import json
 import pickle
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from wds_async import tenbin
+from wds_async import packages, tenbin
 from wds_async.errors import ConfigError, MissingExtra, WdsError
 
 __all__ = [
@@ -134,10 +133,7 @@ def cbor_dumps(x: Any) -> bytes:
 
 
 def _packed(package: str, function: str, x: Any) -> bytes:
-    try:
-        module = importlib.import_module(package)
-    except ImportError as exn:
-        raise MissingExtra(f'encoding this field needs {package}: pip install "wds-async[formats]"') from exn
+    module = packages.optional(package, "encoding this field", "formats")
     packed: bytes = getattr(module, function)(x)
     return packed
 

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import os
 import select
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
-from wds_async import world
+from wds_async import packages, world
 
 __all__ = ["end_with_parent"]
 
@@ -33,7 +32,7 @@ def end_with_parent(stop: Callable[[], object]) -> None:
     if _watched == os.getpid() or world.torch_worker() is None:
         return
     _watched = os.getpid()
-    parent = sys.modules["multiprocessing.process"].parent_process()
+    parent = packages.loaded("multiprocessing.process").parent_process()
     if parent is not None:
         threading.Thread(target=_watch, args=(parent, stop), name="wds-async-orphan", daemon=True).start()
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from wds_async import config, world
+from wds_async import config, packages, world
 from wds_async.arguments import Check, check_size
 from wds_async.errors import ConfigError, ReaderClosed
 from wds_async.handlers import Recorder, check_handler, reraise_exception
@@ -101,7 +101,7 @@ class FilterFunction:
     def __getstate__(self) -> dict[str, Any]:
         # Decorating with pipelinefilter leaves the stage maker under the function's name, where pickle looks
         # for the function: so the maker is stored in its place.
-        module = sys.modules.get(getattr(self.f, "__module__", None) or "")
+        module = packages.loaded(getattr(self.f, "__module__", None) or "")
         named = getattr(module, getattr(self.f, "__qualname__", ""), None)
         decorated = isinstance(named, RestCurried) and named.f is self.f
         return {**self.__dict__, "f": named} if decorated else self.__dict__
@@ -159,7 +159,7 @@ class RestCurried:
 
     def __reduce__(self) -> Any:
         # By name where the decorated name is this object, else by the function it wraps.
-        module = sys.modules.get(getattr(self, "__module__", None) or "")
+        module = packages.loaded(getattr(self, "__module__", None) or "")
         name = getattr(self, "__qualname__", "")
         return name if getattr(module, name, None) is self else (pipelinefilter, (self.f, self.checks))
 

@@ -24,10 +24,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from wds_async import world
+from wds_async import packages, world
 from wds_async.arguments import check_size
 from wds_async.autodecode import torch_loads, unpickle_loads
-from wds_async.errors import ConfigError, MissingExtra, UnsafeContent
+from wds_async.errors import ConfigError, UnsafeContent
 from wds_async.pipeline import PipelineStage
 from wds_async.tar.group import RawSample
 
@@ -151,10 +151,7 @@ class LMDBCached(PipelineStage):
     def _open(self, folder: str) -> Any:
         """The environment, one for all iterators of this process: LMDB must not open a file twice in one. It is
         closed with the last iterator; a forked child opens its own."""
-        try:
-            lmdb = importlib.import_module("lmdb")
-        except ImportError as exn:
-            raise MissingExtra('LMDBCached needs lmdb: pip install "wds-async[lmdb]"') from exn
+        lmdb = packages.optional("lmdb", "LMDBCached", "lmdb")
         key = os.getpid(), os.path.realpath(folder)
         with _opening:
             for other, inherited in list(_environments.items()):
@@ -236,7 +233,7 @@ class _Filling:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[Any]:
-        lmdb = importlib.import_module("lmdb")
+        lmdb = packages.optional("lmdb", "LMDBCached", "lmdb")
         try:
             with self.environment.begin(write=True) as transaction:
                 yield transaction if transaction.get(_FILLER) == self.token else None

@@ -16,7 +16,6 @@ import itertools
 import mmap
 import os
 import pickle
-import sys
 import weakref
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
@@ -24,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from wds_async import world
+from wds_async import packages, world
 
 __all__ = ["Handover", "possible", "sweep"]
 
@@ -131,7 +130,7 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         """Plain tensors in this machine's memory, as their bytes."""
-        torch = sys.modules["torch"]
+        torch = packages.loaded("torch")
         if type(obj) is not torch.Tensor or obj.nbytes < _BUFFER_BYTES or obj.requires_grad:
             return NotImplemented
         if obj.device.type != "cpu" or obj.layout != torch.strided or not obj.is_contiguous() or obj.is_quantized:
@@ -255,4 +254,4 @@ def _release(memory: mmap.mmap, pid: int) -> None:
 
 
 def _tensor(buffer: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
-    return sys.modules["torch"].frombuffer(buffer, dtype=dtype).view(shape)
+    return packages.loaded("torch").frombuffer(buffer, dtype=dtype).view(shape)

@@ -9,13 +9,12 @@ from __future__ import annotations
 import copy
 import functools
 import random
-import sys
 import weakref
 import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wds_async import config
+from wds_async import config, packages
 from wds_async.errors import MissingExtra
 
 __all__ = [
@@ -132,7 +131,7 @@ def make_seed(*values: Any) -> int:
 
 
 def _torch_rank(group: Any) -> tuple[int, int] | None:
-    dist = sys.modules.get("torch.distributed")
+    dist = packages.loaded("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return None
     return dist.get_rank(group=group), dist.get_world_size(group=group)
@@ -143,9 +142,9 @@ def _rank_of_xla() -> tuple[int, int] | None:
     ``xmp.spawn`` refuses to run after that. A DataLoader worker is told what its parent saw: the device is not its
     own to talk to."""
     global _xla_rank
-    runtime = sys.modules.get("torch_xla.runtime")
+    runtime = packages.loaded("torch_xla.runtime")
     if runtime is not None and torch_worker() is None:
-        core = sys.modules["torch_xla"]._XLAC
+        core = packages.loaded("torch_xla")._XLAC
         started = getattr(core, "_xla_runtime_is_initialized", None) or core.is_runtime_initialized
         if started():
             _xla_rank = runtime.global_ordinal(), runtime.world_size()
@@ -154,7 +153,7 @@ def _rank_of_xla() -> tuple[int, int] | None:
 
 def torch_worker() -> tuple[int, int] | None:
     """The number of this DataLoader worker and how many there are; None in any other process."""
-    data = sys.modules.get("torch.utils.data")
+    data = packages.loaded("torch.utils.data")
     info = None if data is None else data.get_worker_info()
     return None if info is None else (info.id, info.num_workers)
 
@@ -162,12 +161,12 @@ def torch_worker() -> tuple[int, int] | None:
 def may_fork_workers() -> bool:
     """Whether the program has imported torch's DataLoader. Its workers are forked: what is imported before that is
     there in all of them, and what is not is imported in each."""
-    return "torch.utils.data" in sys.modules
+    return packages.loaded("torch.utils.data") is not None
 
 
 def spawning() -> bool:
     """True while an object is pickled for a child process that is just being started."""
-    context = sys.modules.get("multiprocessing.context")
+    context = packages.loaded("multiprocessing.context")
     return context is not None and context.get_spawning_popen() is not None
 
 
@@ -334,14 +333,14 @@ _registered: weakref.WeakSet[type] = weakref.WeakSet()
 
 def is_iterable_dataset(x: Any) -> bool:
     """Whether ``x`` is a `TorchDataset` or one of torch's, without importing torch."""
-    base = getattr(sys.modules.get("torch.utils.data"), "IterableDataset", None)
+    base = getattr(packages.loaded("torch.utils.data"), "IterableDataset", None)
     return isinstance(x, TorchDataset) or (base is not None and isinstance(x, base))
 
 
 def _register(cls: type) -> None:
     if cls in _registered:
         return
-    data = sys.modules.get("torch.utils.data")
+    data = packages.loaded("torch.utils.data")
     base = getattr(data, "IterableDataset", None)
     if base is not None:
         if not issubclass(cls, base):
@@ -361,7 +360,7 @@ class TorchMapDataset:
 
         @property
         def __class__(self):
-            base = getattr(sys.modules.get("torch.utils.data"), "Dataset", None)
+            base = getattr(packages.loaded("torch.utils.data"), "Dataset", None)
             return type(self) if base is None else _both(type(self), base)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -370,7 +369,7 @@ class TorchMapDataset:
 
     def __add__(self, other: Any) -> Any:
         """Both, one after the other, as torch's datasets are added."""
-        data = sys.modules.get("torch.utils.data")
+        data = packages.loaded("torch.utils.data")
         return NotImplemented if data is None else data.ConcatDataset([self, other])
 
 

@@ -122,7 +122,7 @@ def test_a_function_of_the_program(tmp_path: Path) -> None:
     (tmp_path / "0.tar").write_bytes(shard(50, b"1", "cls"))
     found = examine(dataset([str(tmp_path / "0.tar")] * 50).decode().map(slowly), SECONDS)
     assert found.diagnosis.bound is Bound.PROGRAM, found
-    assert f"(observe/test_doctor.py:{slowly.__code__.co_firstlineno})" in found.diagnosis.sentence
+    assert f"(test_doctor.py:{slowly.__code__.co_firstlineno})" in found.diagnosis.sentence
 
 
 def step(device: threading.Event) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from wds_async import config, environment
+from wds_async._version import __version__
 from wds_async.cli import terminal
 from wds_async.errors import ConfigError, MissingExtra, UrlError, WdsError
 
@@ -98,7 +99,7 @@ def report(exn: BaseException) -> None:
 
 def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
     if wanted:
-        click.echo(f"wds-async {importlib.import_module('wds_async').__version__}")
+        click.echo(f"wds-async {__version__}")
         ctx.exit()
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from wds_async import packages
 from wds_async.arguments import check_size, function, size
 from wds_async.pipeline import Traits, pipelinefilter
 from wds_async.tracebacks import located
@@ -20,7 +20,7 @@ def _combine(path: tuple[Any, ...], values: list[Any], combine_tensors: bool, co
     first = values[0]
     if isinstance(first, (int, float)):
         return np.array(values) if combine_scalars else values
-    torch = sys.modules.get("torch")
+    torch = packages.loaded("torch")
     tensor = torch is not None and isinstance(first, torch.Tensor)
     if not combine_tensors or not (tensor or isinstance(first, np.ndarray)):
         return values

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
+from wds_async import packages
 from wds_async.filters.basic import identity
 from wds_async.legacy.names import deprecated
 from wds_async.loader import WebLoader
@@ -35,6 +35,6 @@ class MultiDataset(WebLoader):
             dataset, batch_size=None, num_workers=workers, prefetch_factor=ahead, collate_fn=identity, pin_memory=False
         )
         # Asked for without a GPU, torch would warn in every epoch.
-        self.pipeline[0].pin_memory = pin_memory and sys.modules["torch"].cuda.is_available()
+        self.pipeline[0].pin_memory = pin_memory and packages.loaded("torch").cuda.is_available()
         if nominal is not None:
             self.with_length(nominal, silent=True)

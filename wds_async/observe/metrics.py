@@ -6,11 +6,11 @@ prometheus_client (extra ``service``) writes the page. It is loaded when the fir
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
-from wds_async.errors import MissingExtra
+from wds_async import packages
+from wds_async._version import __version__
 from wds_async.observe.prices import Range, total
 from wds_async.redact import redact
 from wds_async.transfer.traffic import BOUNDS_S, OTHERS, Traffic
@@ -168,14 +168,10 @@ def origin_rows(traffic: Traffic, labels: Labels, priced: Priced) -> dict[str, d
 
 def prometheus() -> Any:
     """The package prometheus_client. MissingExtra where it is not installed."""
-    try:
-        library = importlib.import_module("prometheus_client")
-        importlib.import_module("prometheus_client.core")
-    except ModuleNotFoundError as exn:
-        raise MissingExtra('metrics need prometheus_client: pip install "wds-async[service]"') from exn
-    return library
+    packages.optional("prometheus_client.core", "the metrics page", "service")
+    return packages.loaded("prometheus_client")
 
 
 def version() -> str:
     """The package's own."""
-    return str(importlib.import_module("wds_async").__version__)
+    return __version__

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.text import Text
 
-from wds_async import config, world
+from wds_async import config, packages, world
 from wds_async.observe import screen
 from wds_async.observe.prices import Meter, Range, meter_of_job
 from wds_async.pipeline import Traits
@@ -148,7 +148,7 @@ def _last(board: Board | Boards, share: dict[str, Any], worker: int, num_workers
 
 def _generation(worker: int) -> int:
     """A number that the workers of one DataLoader iterator have in common, and another iterator's do not."""
-    data = sys.modules.get("torch.utils.data")
+    data = packages.loaded("torch.utils.data")
     info = None if data is None else data.get_worker_info()
     return os.getppid() if info is None else int(info.seed) - worker
 

@@ -10,17 +10,15 @@ no ``__key__`` and no ``__url__``.
 
 from __future__ import annotations
 
-import importlib
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from wds_async import config, world
+from wds_async import config, packages, world
 from wds_async.errors import (
     CorruptShard,
     CostLimitReached,
     FieldTooLarge,
-    MissingExtra,
     ReaderClosed,
     ShardFormatError,
     TruncatedShard,
@@ -125,10 +123,7 @@ def _msgpack_objects(read: Read, url: str, limit: int) -> Iterator[Any]:
 
 
 def _installed(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as exn:
-        raise MissingExtra(f'reading these records needs {module}: pip install "wds-async[formats]"') from exn
+    return packages.optional(module, "reading these records", "formats")
 
 
 def _corrupt(url: str, offset: int, why: BaseException) -> CorruptShard:

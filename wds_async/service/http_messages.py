@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import time
 import urllib.parse
@@ -12,6 +11,7 @@ from email.utils import formatdate
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
+from wds_async._version import __version__
 from wds_async.service.refusals import Refusal
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BODY_LIMIT_BYTES", "SERVER", "Fields", "HttpRequest", "HttpResponse", "json_response"]
 
-SERVER = f"wds-async/{importlib.import_module('wds_async').__version__}"
+SERVER = f"wds-async/{__version__}"
 """The header ``Server`` of every answer, by which our own clients know us."""
 BODY_LIMIT_BYTES = 1 << 20
 """Largest body of a request; a longer one is answered 413."""

@@ -4,9 +4,9 @@ it by itself."""
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any
 
+from wds_async import packages
 from wds_async.environment import names, variable
 from wds_async.storage.options import Options
 
@@ -18,7 +18,7 @@ def fsspec_configuration(*protocols: str) -> dict[str, Any]:
 
     fsspec (60 ms) is imported only where there is something to find.
     """
-    if "fsspec.config" not in sys.modules and not _is_any(protocols):
+    if packages.loaded("fsspec.config") is None and not _is_any(protocols):
         return {}
     try:
         from fsspec.config import conf  # noqa: PLC0415 (slow, and often not needed)

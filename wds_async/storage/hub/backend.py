@@ -8,13 +8,13 @@ import datetime
 import json
 import os
 import re
-import sys
 import time
 import urllib.parse
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from wds_async import packages
 from wds_async.environment import variable
 from wds_async.errors import ConfigError, UrlError
 from wds_async.redact import redact
@@ -381,7 +381,7 @@ def _environments_token() -> tuple[Identity, bool]:
         if not variable("HF_OIDC_RESOURCE") and (token := (variable(name) or "").strip()):
             return _bearer(f"the token of {name}", token), False
     path = _login_file()
-    if not os.path.exists(path) and not variable("HF_OIDC_RESOURCE") and "google.colab" not in sys.modules:
+    if not os.path.exists(path) and not variable("HF_OIDC_RESOURCE") and packages.loaded("google.colab") is None:
         return ANONYMOUS, False  # nothing for huggingface_hub to find, so it is not imported (100 ms)
     token = _hub_packages_token() or _read(path)
     return (_bearer("the token of `hf auth login`", token), True) if token else (ANONYMOUS, False)
