@@ -28,7 +28,7 @@ from tests.servers.azurite import (
 )
 from tests.transfer.reading import KIB, MIB, data, quick
 from wds_async.errors import AccessDenied, ConfigError, ObjectChanged, ShardNotFound, UrlError, WdsError
-from wds_async.storage.azure import authority as azureauthority
+from wds_async.storage.azure import account as azureauthority
 from wds_async.storage.azure.account import adlfs_options
 from wds_async.storage.azure.backend import AzureBackend
 from wds_async.storage.azure.errors import explain_writing

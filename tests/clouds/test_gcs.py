@@ -25,6 +25,7 @@ from tests.servers.gcemetadata import EMAIL, GceMetadata, gce_metadata
 from tests.servers.gcsauth import GcsAuth, service_account_file
 from tests.servers.shards import sample_fields
 from tests.transfer.reading import KIB, MIB, bytes_of, data, outcomes, quick
+from wds_async import logs
 from wds_async.config import RetryPolicy
 from wds_async.errors import AccessDenied, ConfigError, ObjectChanged, ShardNotFound, TransferError
 from wds_async.storage.gcs import credentials as gcscredentials
@@ -287,7 +288,7 @@ def test_anonymous_within_three_seconds(
     fake_gcs: FakeGcs, clean_google: Clean, silence: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """No metadata server that answers. It is said once, and a refusal says why."""
-    clean_google.setattr(gcscredentials, "_said", set())
+    clean_google.setattr(logs, "_process", logs.Once())
     clean_google.delenv("NO_GCE_CHECK")
     clean_google.setenv("GCE_METADATA_HOST", silence)
     fake_gcs.bucket("bucket")

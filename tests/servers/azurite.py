@@ -144,12 +144,13 @@ def azurite_tls_fixture(tls: Tls) -> Iterator[Azurite]:
 @pytest.fixture(name="azure_environment")
 def azure_environment_fixture(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Nothing in the environment says anything of Azure or of a proxy, and nothing is remembered of earlier tests."""
-    from wds_async.storage.azure import authority as azureauthority
+    from wds_async import logs
+    from wds_async.storage.azure import account as azureauthority
 
     mine = ("AZURE_", "IDENTITY_", "MSI_", "IMDS_")
     for name in list(os.environ):
         if name.startswith(mine) or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
     monkeypatch.setattr(azureauthority, "_nothing_found_until", {})
-    monkeypatch.setattr(azureauthority, "_told", set())
+    monkeypatch.setattr(logs, "_process", logs.Once())
     return monkeypatch

@@ -55,8 +55,6 @@ __all__ = [
 ]
 
 Call = Callable[..., Awaitable[Any]]
-
-
 """``await call(function, *args)`` runs a blocking function on a thread."""
 
 

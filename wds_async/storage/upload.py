@@ -49,21 +49,11 @@ __all__ = [
 ]
 
 Data = bytes | bytearray | memoryview
-
-
 _RENAMED = frozenset({"arrow_hdfs", "ftp", "hdfs", "memory", "sftp", "smb", "ssh", "webhdfs"})
-
-
 """Here a file is visible while it is being sent, and renaming is cheap: it gets its name last."""
-
-
 PUT_REDIRECTS = REDIRECTS - {303}  # which asks for a GET
 _BLOCK_BYTES = 1 << 20
-
-
 _ABORT_WITHIN_S = 10.0
-
-
 """How long the store is waited for where an upload has failed already, or is not wanted any more."""
 
 

@@ -15,9 +15,8 @@ import pytest
 from tests.servers.azuremetadata import AzureMetadata, azure_metadata_fixture  # noqa: F401
 from tests.servers.azurite import KEY, azure_environment_fixture  # noqa: F401
 from wds_async.errors import ConfigError, MissingExtra
-from wds_async.storage.azure import authority as azureauthority
-from wds_async.storage.azure.account import Account, Blob
-from wds_async.storage.azure.authority import Authority, Grant, NoToken
+from wds_async.storage.azure import account as azureauthority
+from wds_async.storage.azure.account import Account, Authority, Blob, Grant, NoToken
 
 pytestmark = pytest.mark.usefixtures("azure_environment")
 

@@ -15,9 +15,8 @@ import pytest
 from tests.servers.fakegcs import clean_google
 from tests.servers.gcemetadata import GceMetadata, gce_metadata
 from tests.servers.gcsauth import service_account_file
-from wds_async.storage.gcs import credentials as gcscredentials
-from wds_async.storage.gcs.credentials import emulator, find_identity, gcsfs_options, metadata_project
-from wds_async.storage.gcs.tokens import AuthFailed
+from wds_async import logs
+from wds_async.storage.gcs.credentials import AuthFailed, emulator, find_identity, gcsfs_options, metadata_project
 
 __all__ = ["clean_google", "gce_metadata"]
 
@@ -150,7 +149,7 @@ def test_files_that_are_none(clean_google: Clean, tmp_path: Path, content: str |
 
 
 def test_nobody(clean_google: Clean, caplog: pytest.LogCaptureFixture) -> None:
-    clean_google.setattr(gcscredentials, "_said", set())
+    clean_google.setattr(logs, "_process", logs.Once())
     for _ in range(2):
         found = find_identity({})
         assert found.credentials is None

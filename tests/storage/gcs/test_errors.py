@@ -8,9 +8,8 @@ import pytest
 from gcsfs.retry import HttpError
 
 from wds_async.storage.base import Answer, Fault, RefusedAnswer, Verdict
-from wds_async.storage.gcs.credentials import Identity
+from wds_async.storage.gcs.credentials import AuthFailed, Identity
 from wds_async.storage.gcs.errors import explain, explain_write
-from wds_async.storage.gcs.tokens import AuthFailed
 
 NOBODY = Identity("anonymous (no credentials were found)", missed=True)
 MEANT = Identity("anonymous (token='anon')")

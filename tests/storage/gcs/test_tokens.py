@@ -14,7 +14,7 @@ from google.oauth2.credentials import Credentials
 
 from tests.servers.fakegcs import clean_google
 from tests.servers.gcemetadata import GceMetadata, gce_metadata
-from wds_async.storage.gcs.tokens import AuthFailed, Tokens, in_words
+from wds_async.storage.gcs.credentials import AuthFailed, Tokens, in_words
 
 __all__ = ["clean_google", "gce_metadata"]
 
@@ -111,7 +111,7 @@ def test_the_old_one_is_kept_while_no_new_one_can_be_had(monkeypatch: pytest.Mon
         first, until = await tokens.headers()
         assert 140 < until - time.monotonic() < 155  # three quarters of 200 s
         now = time.monotonic()
-        monkeypatch.setattr("wds_async.storage.gcs.tokens.time.monotonic", lambda: now + 160)
+        monkeypatch.setattr("wds_async.storage.gcs.credentials.time.monotonic", lambda: now + 160)
         again, later = await tokens.headers()
         assert again == first
         assert later > now + 160

@@ -16,8 +16,7 @@ from typing import Any
 from wds_async.config import proxy_for
 from wds_async.errors import UrlError
 from wds_async.redact import redact
-from wds_async.storage.azure.account import Account, Blob, account_of, has_credentials, parse, without_ours
-from wds_async.storage.azure.authority import Authority
+from wds_async.storage.azure.account import Account, Authority, Blob, account_of, has_credentials, parse, without_ours
 from wds_async.storage.azure.errors import (
     answer_of,
     code_of,

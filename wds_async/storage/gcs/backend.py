@@ -39,9 +39,8 @@ from wds_async.storage.base import (
 from wds_async.storage.checked import CheckedRanges
 from wds_async.storage.checksums import google, google_object
 from wds_async.storage.filesystems import Filesystems
-from wds_async.storage.gcs.credentials import Identity, emulator, find_identity, metadata_project
+from wds_async.storage.gcs.credentials import Identity, Tokens, emulator, find_identity, metadata_project
 from wds_async.storage.gcs.errors import explain
-from wds_async.storage.gcs.tokens import Tokens
 from wds_async.storage.http.backend import HttpBackend
 from wds_async.storage.http.errors import told_where, with_proxy
 from wds_async.storage.http.messages import PLAIN_HEADERS, answer_of, version_of
@@ -73,17 +72,9 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 
 _GENERATION = re.compile(r"#(\d+)$|\?(?:[^#]*&)?generation=(\d+)(?:&[^#]*)?$")
-
-
 _LISTED = "items(name,size,updated),prefixes,nextPageToken"
-
-
 _PAGE = "1000"
-
-
 _RENEWED_EVERY_S = 5.0
-
-
 _PLACE = "The endpoint follows STORAGE_EMULATOR_HOST and endpoint_url= of storage_options."
 
 

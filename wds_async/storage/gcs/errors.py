@@ -10,8 +10,7 @@ from typing import Any
 
 from wds_async.redact import redact
 from wds_async.storage.base import Answer, Fault, RefusedAnswer, Verdict
-from wds_async.storage.gcs.credentials import HOW_TO_GIVE, Identity
-from wds_async.storage.gcs.tokens import AuthFailed
+from wds_async.storage.gcs.credentials import HOW_TO_GIVE, AuthFailed, Identity
 from wds_async.storage.generic import explain_foreign
 from wds_async.storage.http.errors import explain_status, retry_after_s
 

@@ -179,11 +179,7 @@ def _shown(name: str) -> str:
 
 
 _WANTED = {"Want-Repr-Digest": "sha-256=10, sha-512=5"}  # RFC 9530 §4
-
-
 _INDEX_LIMIT_BYTES = 32 << 20
-
-
 _INDEX_PIECE_BYTES = 64 << 10
 
 

@@ -14,6 +14,7 @@ from wds_async.redact import redact
 from wds_async.storage.base import Tls
 from wds_async.storage.deadlines import call_with_deadline
 from wds_async.storage.http.backend import tls_context
+from wds_async.storage.http.messages import fields_of
 
 if TYPE_CHECKING:
     import aiohttp
@@ -27,6 +28,8 @@ class Reply:
 
     status: int
     reason: str
+    fields: Mapping[str, str]
+    """Of its head, in lower case."""
     body: bytes
 
 
@@ -84,6 +87,6 @@ def ask_service(
             pieces = bytearray()
             while len(pieces) < limit_bytes and (piece := await response.content.read(limit_bytes - len(pieces))):
                 pieces += piece
-            return Reply(response.status, response.reason or "", bytes(pieces))
+            return Reply(response.status, response.reason or "", fields_of(response.headers), bytes(pieces))
 
     return call_with_deadline(10 * timeout_s, lambda: asyncio.run(exchange()))

@@ -140,28 +140,16 @@ def _unauthorised(place: HubPlace, identity: Identity, said: str, whom: str, ren
 
 
 _ENDPOINT = "https://huggingface.co"
-
-
 _FOLDERS = ("datasets", "models", "spaces", "kernels", "buckets")
-
-
 # Revisions that hold a slash and are written as they are; others escape it: @my%2Fbranch.
 _SPECIAL_REVISION = re.compile(r"refs/(?:convert/[\w.-]+|pr/\d+)(?=/|$)")
-
-
 _ACCEPTED = ("token", "endpoint", "revision")
-
-
 # What HfFileSystem takes besides, and has no meaning here.
 _MEANINGLESS = frozenset({
     "asynchronous", "block_size", "expand_info", "listings_expiry_time", "live_follow", "loop", "max_workers",
     "skip_instance_cache", "use_listings_cache",
 })  # fmt: skip
-
-
 _TRUE = frozenset({"1", "on", "yes", "true"})
-
-
 _LOOKED_UP_AGAIN_S = 60.0
 
 

@@ -60,20 +60,10 @@ from wds_async.storage.secrets import Secrets, hide_in_logs
 __all__ = ["ObjectGet", "S3Backend"]
 
 logger = logging.getLogger("wds_async")
-
-
 _SIGNED_AT_MOST = 10_000
-
-
 _SEARCHES_AT_MOST = 3
-
-
 _LATE_S = 5.0
-
-
 _ON_THE_WAY_S = 60.0
-
-
 """In which all requests are answered that were sent before another session signed: longer than any stall."""
 
 

@@ -66,8 +66,6 @@ def with_region(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _VERSION = "?versionId="
-
-
 # Access points are buckets whose names hold colons and, behind one of those, slashes (boto's guide, "Access points").
 _ARN = re.compile(
     r"(arn:[^/]*:(?:accesspoint[:/][^/:]+|outpost[:/][^/:]+[:/](?:accesspoint|bucket)[:/][^/:]+))(?:[:/](.*))?\Z",
