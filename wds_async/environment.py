@@ -217,7 +217,6 @@ VARIABLES: tuple[Variable, ...] = (
         "Watching, cost and logs",
         ("WDS_HANDOVER", FLAG, True, "0: batches of WebLoader's workers go through torch's queue"),
         ("WDS_PROGRESS", FLAG, False, "1: show a progress bar and a summary line for every epoch"),
-        ("WDS_DOCTOR", FLAG, False, "1: sample the stacks of reading threads now and then, for doctor()"),
         (
             "WDS_METRICS_PORT",
             PORT,

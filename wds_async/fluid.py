@@ -39,9 +39,8 @@ class FluidInterface(FilterMethods, OlderMethods):
         return of_pipeline(self, samples)
 
     def doctor(self) -> Diagnosis:
-        """What bounds this pipeline, from what it and its workers read so far: ``print(loader.doctor())`` is one
-        sentence and the knob to turn next (`symptoms`). On a `WebLoader` it knows the consumer's side too. With
-        ``WDS_DOCTOR=1`` it knows where the reading threads' time went; without, only how long they waited for bytes."""
+        """Return the bottleneck of this pipeline in what it and its workers read so far: ``print(loader.doctor())`` is
+        one sentence and the knob to turn next (`observe.diagnosis`). A `WebLoader` knows the consumer's side too."""
         from wds_async.observe import doctor  # noqa: PLC0415 (only where asked for)
 
         return doctor.what_bounds(self)

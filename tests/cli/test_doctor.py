@@ -13,7 +13,7 @@ from PIL import Image
 from tests.servers import Origin, make_shard
 from tests.servers.stats import StatsServer, job, service
 from wds_async.errors import ConfigError, TransferError
-from wds_async.observe.doctor import ask, is_running
+from wds_async.observe.doctor import fetch_stats, is_running
 
 
 def test_in_words(call: Any, tmp_path: Path) -> None:
@@ -22,10 +22,10 @@ def test_in_words(call: Any, tmp_path: Path) -> None:
     (tmp_path / "0.tar").write_bytes(make_shard({str(i): {"png": image.getvalue()} for i in range(20)}))
     result = call("doctor", tmp_path / "0.tar", "--decode", "rgb8", "--seconds", "0.3")
     first, second, *rest = result.output.splitlines()
-    assert first.startswith("Bound by decoding: decoding is ")
+    assert first.startswith("Bound by the CPU: parsing, decoding and functions of the program are ")
     assert second.startswith("Next: ")
     assert any("/s over" in line for line in rest)
-    assert any("decoding  ━━━━" in line for line in rest)
+    assert any("parsing, decoding, functions  ━━━━" in line for line in rest)
 
 
 def test_as_json_from_a_store(call: Any, origin: Origin) -> None:
@@ -65,8 +65,8 @@ def test_what_cannot_be_read_is_an_error(program: Any, tmp_path: Path) -> None:
 
 
 def test_a_running_job_by_what_came_since(call: Any) -> None:
-    before = job(1e9, looked_s=100.0, decoding_s=100.0, starved_s=50.0, consumer_s=1.0)
-    now = job(2e9, looked_s=110.0, decoding_s=101.0, idle_s=9.0, starved_s=50.1, consumer_s=4.0)
+    before = job(1e9, thread_s=100.0, cpu_s=100.0, starved_s=50.0, consumer_s=1.0)
+    now = job(2e9, thread_s=110.0, cpu_s=101.0, starved_s=50.1, consumer_s=4.0)
     with StatsServer(lambda number: before if number == 0 else now) as server:
         result = call("doctor", server.address, "--seconds", "0.1")
     assert result.output.startswith("Bound by the consumer: it waits for batches 3% of its time")
@@ -98,14 +98,14 @@ def test_what_is_an_address_and_what_a_shard(address: str, running: bool) -> Non
 
 def test_who_answers_must_be_ours() -> None:
     with StatsServer(b"<html>") as other, pytest.raises(TransferError, match="no service or job of wds_async"):
-        ask(other.address)
+        fetch_stats(other.address)
     with StatsServer({"counters": 3, "kind": "job"}) as odd, pytest.raises(TransferError, match="no service or job"):
-        ask(odd.address)
+        fetch_stats(odd.address)
     with StatsServer({}, status=403) as closed, pytest.raises(TransferError, match="403"):
-        ask(closed.address)
+        fetch_stats(closed.address)
     with StatsServer({}, status=401) as closed, pytest.raises(TransferError, match=r"401 .*any:TOKEN@"):
-        ask(closed.address)
-    with pytest.raises(TransferError, match="nobody answers there"):
-        ask("http://user:secret@127.0.0.1:1")
+        fetch_stats(closed.address)
+    with pytest.raises(TransferError, match="no answer"):
+        fetch_stats("http://user:secret@127.0.0.1:1")
     with pytest.raises(ConfigError, match="is no address"):
-        ask("s3://bucket/x")
+        fetch_stats("s3://bucket/x")

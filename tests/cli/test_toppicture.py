@@ -55,7 +55,7 @@ def test_a_source_that_began_anew(again: dict[str, Any]) -> None:
 
 
 def test_a_source_that_cannot_be_reached_comes_back() -> None:
-    line = followed(service(1e9), "http://node:51080: nobody answers there", service(9e9), service(10e9))
+    line = followed(service(1e9), "http://node:51080: no answer", service(9e9), service(10e9))
     assert list(line.client) == [0.0, 0.0, 0.0, 1e9]
     assert (line.alive, line.restarts) == (True, 0)
 
@@ -71,13 +71,13 @@ def test_sparklines() -> None:
 def test_the_whole_picture() -> None:
     one = followed(service(1e9), service(3e9))
     other = followed(job(1e9), job(2e9), address="unix:/run/job.sock")
-    gone = followed("http://gone:1: nobody answers there: refused", address="http://gone:1")
+    gone = followed("http://gone:1: no answer: refused", address="http://gone:1")
     text = drawn([one, other, gone], 120)
     assert text[0].split("  ")[2:5] == ["3.0 GB/s taken", "1.5 GB/s fetched", "2 of 3 answer"]
     rows = {line.split()[0]: line for line in text if line.strip()}
     assert re.search(r"node-1:51080 +2\.0 GB +▁█ +500\.0 MB +▁█ +50% +25% +40% +━━────── 25%", rows["node-1:51080"])
     assert re.search(r"gpu-7 job +1\.0 GB +▁█ +1\.0 GB +▁█ +– +– +– +━━────── 19%", rows["gpu-7"])
-    assert rows["http://gone:1:"].startswith("http://gone:1: nobody answers there: refused; asked again")
+    assert rows["http://gone:1:"].startswith("http://gone:1: no answer: refused; asked again")
     fast, slow, *_ = [line for line in text if line.startswith("s3://bucket")]
     assert re.search(r"s3://bucket +node-1:51080 +500\.0 MB +50 ms +2\.5 s +1 +0 +7 +0\.50–1\.25", fast)
     assert re.search(r"s3://bucket +gpu-7 +250\.0 MB", slow)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import threading
+import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,9 @@ from tests.transfer.reading import KIB, MIB, QUICK, data
 from wds_async.config import RetryPolicy
 from wds_async.dataset import WebDataset
 from wds_async.loader import WebLoader
+from wds_async.mix import RoundRobin
 from wds_async.observe.diagnosis import Bound
 from wds_async.observe.doctor import examine
-
-
-@pytest.fixture(autouse=True)
-def _looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WDS_DOCTOR", "1")
-
 
 # torch advises against more workers than processors, wherever these tests run.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -97,13 +93,13 @@ def test_a_store_that_fails(origin: Origin) -> None:
 def test_a_slow_command(tmp_path: Path) -> None:
     (tmp_path / "0.tar").write_bytes(shard(1, data(100)))
     found, knob = bound(dataset([f"pipe:sleep 0.1; cat {tmp_path}/0.tar"] * 10))
-    assert (found, "a faster disk or command" in knob) == (Bound.SOURCE, True)
+    assert (found, "a faster disk or command" in knob) == (Bound.NETWORK, True)
 
 
 def test_tiny_samples(tmp_path: Path) -> None:
     (tmp_path / "0.tar").write_bytes(shard(20_000, b"1", "cls"))
     found = examine(dataset([str(tmp_path / "0.tar")] * 50), 3 * SECONDS)
-    assert (found.diagnosis.bound, found.diagnosis.knob[:12]) == (Bound.PARSING, "num_workers="), found
+    assert (found.diagnosis.bound, found.diagnosis.knob[:12]) == (Bound.CPU, "num_workers="), found
 
 
 def test_heavy_images(tmp_path: Path) -> None:
@@ -111,7 +107,7 @@ def test_heavy_images(tmp_path: Path) -> None:
     Image.new("RGB", (1500, 1500)).save(image, "PNG")  # of few bytes, so that reading them is nothing
     (tmp_path / "0.tar").write_bytes(shard(20, image.getvalue(), "png"))
     found = examine(dataset([str(tmp_path / "0.tar")] * 50).decode("rgb8"), SECONDS)
-    assert (found.diagnosis.bound, found.diagnosis.knob[:12]) == (Bound.DECODING, "num_workers="), found
+    assert (found.diagnosis.bound, found.diagnosis.knob[:12]) == (Bound.CPU, "num_workers="), found
 
 
 def slowly(sample: dict[str, Any]) -> int:
@@ -121,8 +117,31 @@ def slowly(sample: dict[str, Any]) -> int:
 def test_a_function_of_the_program(tmp_path: Path) -> None:
     (tmp_path / "0.tar").write_bytes(shard(50, b"1", "cls"))
     found = examine(dataset([str(tmp_path / "0.tar")] * 50).decode().map(slowly), SECONDS)
-    assert found.diagnosis.bound is Bound.PROGRAM, found
-    assert f"(test_doctor.py:{slowly.__code__.co_firstlineno})" in found.diagnosis.sentence
+    assert (found.diagnosis.bound, "py-spy" in found.diagnosis.knob) == (Bound.CPU, True), found
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_function_that_a_training_waits_for(tmp_path: Path, workers: int) -> None:
+    (tmp_path / "0.tar").write_bytes(shard(200, b"1", "cls"))
+    pipeline: Any = dataset([str(tmp_path / "0.tar")]).map(slowly)
+    if workers:
+        pipeline = WebLoader(pipeline.listed(8), batch_size=None, num_workers=workers)
+    for _ in pipeline:
+        pass
+    found = pipeline.doctor()
+    assert found.bound is Bound.CPU, found
+
+
+def test_two_readers_of_one_thread_count_its_time_once(tmp_path: Path) -> None:
+    (tmp_path / "0.tar").write_bytes(shard(40, data(1000)))
+    sources = [dataset([str(tmp_path / "0.tar")]) for _ in range(2)]
+    mixed = RoundRobin(sources, longest=True)
+    began, device = time.monotonic(), threading.Event()
+    for _ in mixed:
+        step(device)
+    stats = sources[0].statistics() + sources[1].statistics()
+    assert 0.8 < stats.thread_s / (time.monotonic() - began) <= 1.0
+    assert stats.cpu_s < stats.thread_s
 
 
 def step(device: threading.Event) -> None:
@@ -160,9 +179,12 @@ def enlarged(sample: dict[str, Any]) -> dict[str, Any]:
 
 def test_batches_through_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WDS_HANDOVER", "0")
-    (tmp_path / "0.tar").write_bytes(shard(200, b"1", "cls"))
+    (tmp_path / "0.tar").write_bytes(shard(16, b"1", "cls"))  # few, since time is counted where a shard is read on
     loader = WebLoader(dataset([str(tmp_path / "0.tar")] * 50).map(enlarged).listed(8), batch_size=None, num_workers=1)
-    assert bound(loader) == (Bound.HANDOVER, "WDS_HANDOVER=1, which hands large values over through shared memory")
+    assert bound(loader, 3 * SECONDS) == (
+        Bound.HANDOVER,
+        "WDS_HANDOVER=1, which hands large values over through shared memory",
+    )
 
 
 class Owned:

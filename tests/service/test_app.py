@@ -124,7 +124,7 @@ def test_pages_for_operators(service: Inside) -> None:
 
 def ask_control(folder: Path) -> dict[str, Any]:
     """The figures that the control socket shows, as ``wds-async top`` reads them."""
-    return doctor.ask(f"unix:{folder}/control.sock")
+    return doctor.fetch_stats(f"unix:{folder}/control.sock")
 
 
 def test_a_tenant_neither_sees_nor_touches_what_is_anothers(origin: Origin, tmp_path: Path) -> None:

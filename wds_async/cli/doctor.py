@@ -1,4 +1,4 @@
-"""``wds-async doctor``: what bounds this pipeline, in one sentence, and the one knob to turn next."""
+"""``wds-async doctor``: the bottleneck of a pipeline in one sentence, and the one knob to turn next."""
 
 from __future__ import annotations
 
@@ -15,19 +15,13 @@ from wds_async.cli import shards, terminal
 from wds_async.observe import doctor
 from wds_async.observe.doctor import Examination
 from wds_async.shardlists import spec
-from wds_async.transfer import stack_sampler
 
-__all__ = ["command", "figures", "made"]
+__all__ = ["command", "figures", "pipeline_of"]
 
 _WORDS = {
     "waiting": "waiting for bytes",
-    "parsing": "making samples of bytes",
-    "decoding": "decoding",
-    "program": "functions of the program",
-    "stages": "shuffling, batching",
-    "handing": "handing over",
-    "idle": "nothing to do",
-    "away": "outside of the pipeline",
+    "working": "parsing, decoding, functions",
+    "idle": "neither",
     "from_disk": "bytes from the disk",
 }
 _BAR = 24
@@ -43,7 +37,7 @@ _BAR = 24
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(*, given: tuple[str, ...], seconds: float, as_json: bool, **how: Any) -> None:
-    """Say what bounds a pipeline: network, store, parsing, decoding, hand-over or consumer; and what to turn next.
+    """Find the bottleneck of a pipeline (network, store, CPU, hand-over, consumer, …) and the knob to turn next.
 
     SPEC is shards (paths, URLs, braces, a specification in YAML or JSON) or one package.module:function: its
     pipeline is read for some seconds, and nothing is done with the samples. Or it is the address of a running job
@@ -59,18 +53,17 @@ def command(*, given: tuple[str, ...], seconds: float, as_json: bool, **how: Any
     if doctor.is_running(given[0]):
         if len(given) > 1:
             raise click.UsageError("one running job or service at a time")
-        found = doctor.examine_running(given[0], seconds)
+        examination = doctor.examine_running(given[0], seconds)
     else:
-        with stack_sampler.looking():
-            found = doctor.examine(made(given, **how), seconds)
+        examination = doctor.examine(pipeline_of(given, **how), seconds)
     if as_json:
-        click.echo(json.dumps(figures(found), indent=2))
+        click.echo(json.dumps(figures(examination), indent=2))
     else:
-        _say(found)
+        _print(examination)
 
 
-def made(given: tuple[str, ...], *, workers: int, decode: str | None, batch: int) -> Any:
-    """The pipeline that is examined."""
+def pipeline_of(given: tuple[str, ...], *, workers: int, decode: str | None, batch: int) -> Any:
+    """Return the pipeline to examine."""
     import wds_async  # noqa: PLC0415 (what a user would write)
 
     if any(spec.is_function(one) for one in given):
@@ -94,53 +87,53 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-def figures(found: Examination) -> dict[str, Any]:
-    """The diagnosis and what it is drawn from, for JSON."""
+def figures(examination: Examination) -> dict[str, Any]:
+    """Return the diagnosis and the figures behind it, for JSON."""
     return {
-        **found.diagnosis.as_dict(),
-        "seconds": round(found.seconds, 3),
-        "bytes_per_s": round(found.bytes_per_s),
-        "samples_per_s": round(found.samples_per_s, 1),
-        "figures": asdict(found.figures),
+        **examination.diagnosis.as_dict(),
+        "seconds": round(examination.seconds, 3),
+        "bytes_per_s": round(examination.bytes_per_s),
+        "samples_per_s": round(examination.samples_per_s, 1),
+        "figures": asdict(examination.figures),
     }
 
 
-def _say(found: Examination) -> None:
+def _print(examination: Examination) -> None:
     console = Console(highlight=False)
-    console.print(f"[bold]{escape(terminal.line(found.diagnosis.sentence))}[/]", soft_wrap=True)
-    console.print(f"Next: [bold green]{escape(terminal.line(found.diagnosis.knob))}[/]", soft_wrap=True)
-    console.print(_table(found))
+    console.print(f"[bold]{escape(terminal.line(examination.diagnosis.sentence))}[/]", soft_wrap=True)
+    console.print(f"Next: [bold green]{escape(terminal.line(examination.diagnosis.knob))}[/]", soft_wrap=True)
+    console.print(_table(examination))
 
 
-def _table(found: Examination) -> Table:
+def _table(examination: Examination) -> Table:
     drawn = Table.grid(padding=(0, 2))
     drawn.add_column(style="dim", justify="right")
     drawn.add_column()
-    read = f"{shards.human(found.bytes_per_s)}/s"
-    if found.figures.samples:
-        read += f", {found.samples_per_s:,.0f} samples/s"
+    read = f"{shards.human(examination.bytes_per_s)}/s"
+    if examination.figures.samples:
+        read += f", {examination.samples_per_s:,.0f} samples/s"
     drawn.add_row("", "")
-    drawn.add_row("read", f"{read} over {found.seconds:.1f} s")
-    for name, share in sorted(found.diagnosis.shares.items(), key=lambda one: -one[1]):
+    drawn.add_row("read", f"{read} over {examination.seconds:.1f} s")
+    for name, share in sorted(examination.diagnosis.shares.items(), key=lambda one: -one[1]):
         if share >= 0.005:
             bar = "━" * max(1, round(_BAR * share))
             drawn.add_row(_WORDS.get(name, name), f"[green]{bar}[/][dim]{'─' * (_BAR - len(bar))}[/] {share:.0%}")
-    for name, text in _asked(found):
+    for name, text in _requests(examination):
         drawn.add_row(name, text)
     return drawn
 
 
-def _asked(found: Examination) -> list[tuple[str, str]]:
-    """What was asked of the store, where it was asked at all."""
-    known = found.figures
-    if not known.requests:
+def _requests(examination: Examination) -> list[tuple[str, str]]:
+    """Return the rows about requests, where there were any."""
+    figured = examination.figures
+    if not figured.requests:
         return []
-    rows = [("requests", f"{known.requests:,.0f}, {known.retries:,.0f} failed, {known.throttled:,.0f} throttled")]
-    good = max(1.0, known.requests - known.retries)
-    if known.head_s:
+    rows = [("requests", f"{figured.requests:,.0f}, {figured.retries:,.0f} failed, {figured.throttled:,.0f} throttled")]
+    good = max(1.0, figured.requests - figured.retries)
+    if figured.head_s:
         rows.append(
-            ("each", f"{1e3 * known.head_s / good:,.0f} ms to its head, {1e3 * known.body_s / good:,.0f} ms more")
+            ("each", f"{1e3 * figured.head_s / good:,.0f} ms to its head, {1e3 * figured.body_s / good:,.0f} ms more")
         )
-    if known.connections_limit:
-        rows.append(("connections", f"{known.connections_limit:,.0f}"))
+    if figured.connections_limit:
+        rows.append(("connections", f"{figured.connections_limit:,.0f}"))
     return rows

@@ -111,7 +111,7 @@ class Followed:
         while not self._over.is_set():
             began = time.monotonic()
             try:
-                reading = Reading(began, doctor.ask(address, self._timeout_s))
+                reading = Reading(began, doctor.fetch_stats(address, self._timeout_s))
             except WdsError as exn:
                 reading = Reading(began, error=str(exn))
             self._readings.put((number, reading))

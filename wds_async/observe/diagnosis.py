@@ -1,46 +1,41 @@
-"""From figures to a diagnosis: what bounds a pipeline, in one sentence, and the one knob to turn next.
+"""Diagnosis: from figures to the bottleneck of a pipeline, in one sentence, and the one knob to turn next.
 
-Nothing is measured here and nothing asked: the same figures always give the same words. Shares are compared, never
-absolute times, so that a busy machine says the same as an idle one.
+A pure function: nothing is measured here, and equal figures give equal words. Shares are compared, not absolute times,
+so a busy machine gets the diagnosis of an idle one.
 """
 
 from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 __all__ = ["Bound", "Diagnosis", "Figures", "diagnose", "diagnose_service"]
 
-_CONSUMED = 0.25  # a loader that waits less than this for its workers feeds a program that is busy
-_IDLE = 0.5
-_SENDING = 0.5
-_AWAY = 0.5
+_CONSUMED = 0.25  # a loader that waits less than this for its workers feeds a busy program
+_MOST = 0.5
 _REFUSED = 0.01
 _FAULTY = 0.05
 _LEAST_FAULTS = 2
-_HEAD = 0.5
-_FULL = 0.5  # of a budget that is the limit three quarters are taken on average, of one that is not a tenth
+_FULL = 0.5  # a budget that is the limit is three quarters full on average, one that is not a tenth
 _ONE_BY_ONE = 4
-_ENOUGH_S = 0.05
+_SLOWED = 2.0  # of the fastest of eight parts, which a store of uneven latency does not reach
+_FASTER = "a faster way to the store (its region, a larger machine), or WDS_CACHE"
+_CHEAP_S = 1e-3  # CPU time of a batch below which handing it over, some 0.1 ms, is no detail
 
 
 class Bound(enum.Enum):
-    """What sets the pace."""
+    """The bottleneck."""
 
     NOTHING_READ = "nothing was read"
-    NETWORK = "the network"
+    NETWORK = "the network or the store"
     LATENCY = "the store's latency"
     THROTTLING = "the store's limit on requests"
     FAULTS = "faults of the store"
-    SOURCE = "the files or commands that are read"
     BUDGET = "the byte budget"
-    PARSING = "parsing"
-    DECODING = "decoding"
-    PROGRAM = "the pipeline's own functions"
-    STAGES = "shuffling and batching"
+    CPU = "the CPU"
     HANDOVER = "the hand-over between processes"
     CONSUMER = "the consumer"
     SHARDS = "too few shards"
@@ -48,138 +43,114 @@ class Bound(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What is known of a run: cells of `transfer.stats.Stats` (sums over processes), and where it runs. 0 and None are
-    for what nobody knows."""
+    """Figures of a run: cells of `transfer.stats.Stats` (sums over processes), and where it runs. 0 is unknown."""
 
     bytes: float = 0
-    wire_bytes: float = 0
     samples: float = 0
     requests: float = 0
     retries: float = 0
     throttled: float = 0
     wait_s: float = 0
-    read_s: float = 0
+    thread_s: float = 0
+    cpu_s: float = 0
+    full_s: float = 0
     head_s: float = 0
     body_s: float = 0
-    looked_s: float = 0
-    waiting_s: float = 0
-    parsing_s: float = 0
-    decoding_s: float = 0
-    program_s: float = 0
-    stages_s: float = 0
-    handing_s: float = 0
-    sending_s: float = 0
-    idle_s: float = 0
-    away_s: float = 0
-    full_s: float = 0
     batches: float = 0
     starved_s: float = 0
     consumer_s: float = 0
     processes: float = 0
     connections_limit: float = 0
-    """Of all processes, as the engine found."""
+    """Of all processes: the number that the engine found."""
     connections_most: float = 0
     """Of all processes: ``WDS_CONNECTIONS`` of each."""
+    slowdown: float = 0
+    """Of all processes: how many times their best time parts take."""
     budget_bytes: float = 0
     """Of all processes."""
     workers: int = 0
-    """DataLoader workers; 0: the samples are read where they are used."""
+    """DataLoader workers; 0: the samples are read in the process that uses them."""
     cores: int = 0
     shards: int = 0
-    """That there are, for this rank."""
+    """Shards of this rank."""
     handover: bool = True
     """Whether batches come through shared memory (``WDS_HANDOVER``)."""
-    places: tuple[str, ...] = ()
-    """Where the program's own functions were found most often."""
 
     @classmethod
-    def of(cls, counters: Mapping[str, float], **known: Any) -> Figures:
-        """Those in ``counters`` that have a name here, with what else is ``known``."""
+    def of(cls, counters: Mapping[str, float], **more: Any) -> Figures:
+        """Return the ``counters`` that have a name here, together with ``more``."""
         names = {one.name for one in fields(cls)}
-        return cls(**{**{name: value for name, value in counters.items() if name in names}, **known})
+        return cls(**{**{name: value for name, value in counters.items() if name in names}, **more})
 
     def since(self, before: Figures) -> Figures:
-        """What came after ``before``; gauges as they are now. Where a counter went down it began anew, so all of it."""
+        """Return the change since ``before``, with the gauges of now; all of it where a counter has been reset."""
         now, then = asdict(self), asdict(before)
-        if any(now[name] < then[name] for name in ("bytes", "samples", "looked_s")):
+        if any(now[name] < then[name] for name in ("bytes", "samples", "thread_s")):
             return self
         return Figures(**{name: now[name] - then[name] if name in _COUNTED else now[name] for name in now})
 
 
-_GAUGES = ("processes", "connections_limit", "connections_most", "budget_bytes")
+_GAUGES = ("processes", "connections_limit", "connections_most", "slowdown", "budget_bytes")
 _COUNTED = {one.name for one in fields(Figures) if one.type == "float" and one.name not in _GAUGES}
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What bounds a pipeline. ``str`` of it is the sentence and the knob."""
+    """The bottleneck of a pipeline. ``str`` of it is the sentence and the knob."""
 
     bound: Bound
     sentence: str
-    """One sentence, with the figures that it is drawn from."""
+    """One sentence, with the figures behind it."""
     knob: str
     """The one thing to change next."""
     shares: Mapping[str, float] = field(default_factory=dict)
-    """Where the time of the threads that read went, from 0 to 1: ``waiting``, ``parsing``, …"""
+    """Shares of the reading threads' time, from 0 to 1: ``waiting`` for bytes, ``working``, ``idle``."""
 
     def __str__(self) -> str:
         return f"{self.sentence} Next: {self.knob}."
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the fields, for JSON."""
         return {"bound": self.bound.name.lower(), "sentence": self.sentence, "knob": self.knob, "shares": self.shares}
 
 
 def diagnose(figures: Figures) -> Diagnosis:
-    """What bounds the run that gave these figures. Always an answer, whatever they are."""
-    clean = Figures(**{name: _sound(value) for name, value in asdict(figures).items()})
-    for rule in (_nothing, _few_shards, _consumer, _handover):
-        found = rule(clean)
-        if found is not None:
-            return _told(found, _shares(clean))
+    """Return the diagnosis of these figures, whatever they are."""
+    clean = Figures(**{name: _finite(value) for name, value in asdict(figures).items()})
     shares = _shares(clean)
-    most = max(_ROOMS, key=lambda room: shares[room])
-    return _told(_ROOMS[most](clean, shares), shares)
+    for rule in (_nothing, _few_shards, _consumer, _handover, _waiting):
+        result = rule(clean, shares)
+        if result is not None:
+            return _diagnosis(result, shares)
+    return _diagnosis(_cpu(clean, shares), shares)
 
 
-_Found = tuple[Bound, str, str]  # a bound, the end of its sentence (why), and the knob
+_Shares = Mapping[str, float]
+_Result = tuple[Bound, str, str]  # a bound, the reason that ends its sentence, and the knob
 
 
-def _told(found: _Found, shares: Mapping[str, float]) -> Diagnosis:
-    bound, why, knob = found
+def _diagnosis(result: _Result, shares: _Shares) -> Diagnosis:
+    bound, why, knob = result
     opening = "Bound by " + bound.value if bound is not Bound.NOTHING_READ else "Nothing was read"
     return Diagnosis(bound, f"{opening}: {why}.", knob, {name: round(share, 4) for name, share in shares.items()})
 
 
-def _sound(value: Any) -> Any:
-    """Counters of several processes are read while they are written, and differences of them may be odd."""
+def _finite(value: Any) -> Any:
+    """Return a counter, at least 0: those of other processes are read while they are written."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return value
     return max(value, 0) if math.isfinite(value) else 0
 
 
 def _shares(figures: Figures) -> dict[str, float]:
-    """Of the time that was looked at; where nobody looked, by the waits alone."""
-    seconds = {name: getattr(figures, f"{name}_s") for name in (*_ROOMS, "idle", "away")}
-    total = sum(seconds.values())
-    if total < _ENOUGH_S and figures.read_s > total:
-        waiting = min(1.0, figures.wait_s / figures.read_s)
-        return {**dict.fromkeys(seconds, 0.0), "waiting": waiting, "away": 1.0 - waiting}
-    return {name: one / total if total else 0.0 for name, one in seconds.items()}
+    whole = max(figures.thread_s, figures.wait_s + figures.cpu_s)
+    if not whole:
+        return {"waiting": 0.0, "working": 0.0, "idle": 0.0}
+    waiting, working = figures.wait_s / whole, figures.cpu_s / whole
+    return {"waiting": waiting, "working": working, "idle": max(0.0, 1.0 - waiting - working)}
 
 
-def _of_work(figures: Figures, shares: Mapping[str, float], name: str) -> str:
-    """The share of ``name`` in what is neither idle nor away, in words."""
-    busy = 1.0 - shares["idle"] - shares["away"]
-    share = shares[name] / busy if busy > 0 else 0.0
-    whose = "of the workers' working time" if figures.workers else "of the time inside the pipeline"
-    return f"{share:.0%} {whose}"
-
-
-# ------------------------------------------------------------------ what is seen at once
-
-
-def _nothing(figures: Figures) -> _Found | None:
+def _nothing(figures: Figures, shares: _Shares) -> _Result | None:
     if figures.bytes > 0 or figures.samples > 0:
         return None
     if figures.retries >= _LEAST_FAULTS:
@@ -187,183 +158,168 @@ def _nothing(figures: Figures) -> _Found | None:
     return Bound.NOTHING_READ, "no byte has come so far", "let it run, or look at the shards: wds-async resolve --check"
 
 
-def _few_shards(figures: Figures) -> _Found | None:
+def _few_shards(figures: Figures, shares: _Shares) -> _Result | None:
     if not 0 < figures.shards < figures.workers:
         return None
     why = f"{figures.shards} of them for {figures.workers} workers, and each is read by one"
     return Bound.SHARDS, why, f"num_workers={figures.shards}, or more and smaller shards"
 
 
-def _consumer(figures: Figures) -> _Found | None:
+def _consumer(figures: Figures, shares: _Shares) -> _Result | None:
+    nothing = "nothing: it is the GPU, or the program that takes the batches"
     taken_s = figures.starved_s + figures.consumer_s
     if taken_s > 0:
         starved = figures.starved_s / taken_s
         if starved >= _CONSUMED:
             return None
-        why = f"it waits for batches {starved:.0%} of its time, and the workers wait for it"
-        return Bound.CONSUMER, why, "nothing: it is the GPU, or the program that takes the batches"
-    shares = _shares(figures)
-    if figures.workers and shares["idle"] >= _IDLE:
-        why = f"the workers had nothing to do {shares['idle']:.0%} of the time, because nobody took what was ready"
-        return Bound.CONSUMER, why, "nothing: it is the GPU, or the program that takes the batches"
-    if shares["away"] < _AWAY:
+        return Bound.CONSUMER, f"it waits for batches {starved:.0%} of its time, and the workers wait for it", nothing
+    idle = shares["idle"]
+    if idle < _MOST:
         return None
-    why = f"the program spends {shares['away']:.0%} of its time with samples that it has"
-    if figures.workers or shares["away"] > 1 - _CONSUMED:
-        return Bound.CONSUMER, why, "nothing: it is the GPU, or the program that takes the samples"
-    return Bound.CONSUMER, why, "num_workers=1, which reads beside the program and not between its steps"
+    if figures.workers:
+        why = f"the workers neither waited for bytes nor computed {idle:.0%} of the time: what was ready was not taken"
+        return Bound.CONSUMER, why, nothing
+    why = f"the thread that reads neither waited for bytes nor computed {idle:.0%} of the time"
+    aside = "num_workers=1, which reads beside the program and not between its steps"
+    return Bound.CONSUMER, why, nothing if idle > 1 - _CONSUMED else aside
 
 
-def _handover(figures: Figures) -> _Found | None:
-    shares = _shares(figures)
-    taken_s, sending = figures.starved_s + figures.consumer_s, figures.sending_s / (figures.looked_s or math.inf)
-    if not figures.workers or not taken_s or (shares["idle"] < max(shares.values()) and sending < _SENDING):
-        return None  # else the loader waits as well, or it would be the consumer
+def _handover(figures: Figures, shares: _Shares) -> _Result | None:
+    taken_s = figures.starved_s + figures.consumer_s
+    if not figures.workers or not taken_s:
+        return None
     waits = f"the program waits {figures.starved_s / taken_s:.0%} of its time"
-    idle = f"and the workers have nothing to do {shares['idle']:.0%} of theirs"
-    why = f"while batches are under way {sending:.0%} of the time" if sending >= _SENDING else idle
-    return Bound.HANDOVER, f"{waits}, {why}", _lighter(figures)
-
-
-def _lighter(figures: Figures) -> str:
-    """What makes a hand-over cheaper."""
-    if figures.batches and figures.samples / figures.batches < _ONE_BY_ONE:
-        return ".batched(64) in the dataset, so that samples cross 64 at a time, and not one by one"
+    one_by_one = figures.batches and figures.samples / figures.batches < _ONE_BY_ONE
+    if one_by_one and shares["waiting"] < _MOST and figures.cpu_s / figures.batches < _CHEAP_S:
+        why = f"{waits} for samples that cross one by one"
+        return Bound.HANDOVER, why, ".batched(64) in the dataset, so that samples cross 64 at a time"
+    if shares["idle"] < max(shares.values()) or not shares["idle"]:
+        return None  # else the loader waits as well, or it would be the consumer
+    why = f"{waits}, and the workers neither wait for bytes nor compute {shares['idle']:.0%} of theirs"
     if not figures.handover:
-        return "WDS_HANDOVER=1, which hands large values over through shared memory"
-    return "less to hand over: crop, resize or convert in the workers (uint8 and not float), and drop unused fields"
+        return Bound.HANDOVER, why, "WDS_HANDOVER=1, which hands large values over through shared memory"
+    return (
+        Bound.HANDOVER,
+        why,
+        "less to hand over: crop, resize or convert in the workers (uint8 and not float), and drop unused fields",
+    )
 
 
-# ------------------------------------------------------------------ where the time goes
+# ------------------------------------------------------------------ waiting for bytes
 
 
-def _waiting(figures: Figures, shares: Mapping[str, float]) -> _Found:
-    found = _refused(figures) or _faulty(figures)
-    if found is not None:
-        return found
-    waits = f"waiting for bytes is {_of_work(figures, shares, 'waiting')}"
+def _waiting(figures: Figures, shares: _Shares) -> _Result | None:
+    if shares["waiting"] <= shares["working"]:
+        return None
+    result = _refused(figures) or _faulty(figures)
+    if result is not None:
+        return result
+    busy = shares["waiting"] + shares["working"]
+    whose = "of the workers' working time" if figures.workers else "of the time inside the pipeline"
+    waits = f"waiting for bytes is {shares['waiting'] / busy:.0%} {whose}"
     if not figures.requests:
-        return Bound.SOURCE, waits, "a faster disk or command, or WDS_CACHE on a local disk"
+        faster = "a faster disk or command, or WDS_CACHE on a local disk"
+        return Bound.NETWORK, f"{waits}, and it reads files or commands", faster
     taken_s = figures.head_s + figures.body_s
     if not taken_s:
-        return Bound.NETWORK, f"{waits}, and nobody knows which part of it", _more_connections(figures)
-    head = figures.head_s / taken_s
-    if head < _HEAD:
+        return Bound.NETWORK, f"{waits}, and no request was answered yet", _more_connections(figures)
+    head, slowdown = figures.head_s / taken_s, _of_one(figures, figures.slowdown)
+    if slowdown >= _SLOWED:
+        why = f"{waits}, and parts take {slowdown:.1f} times their best time: more connections bring no more"
+        return Bound.NETWORK, why, _FASTER
+    if head < _MOST:
         return _link(figures, f"{waits}, and {1 - head:.0%} of a request is its body")
     each = figures.head_s / max(1.0, figures.requests - figures.retries)
     why = f"{waits}, and {head:.0%} of a request ({1e3 * each:,.0f} ms) passes before its first byte"
-    if _full(figures):
-        why = f"{why}, with {_full(figures):.0%} of the budget taken by what is on its way"
-        budget = round(2 * _each(figures, figures.budget_bytes) / 2**20)
-        return Bound.BUDGET, why, f"WDS_BUDGET={budget}M" if budget else "twice the WDS_BUDGET"
+    full = min(1.0, figures.full_s / figures.thread_s) if figures.thread_s else 0.0
+    if full >= _FULL:
+        budget = round(2 * _of_one(figures, figures.budget_bytes) / 2**20)
+        knob = f"WDS_BUDGET={budget}M" if budget else "twice the WDS_BUDGET"
+        return Bound.BUDGET, f"{why}, with {full:.0%} of the budget taken by parts in flight", knob
     if 0 < figures.connections_limit < figures.connections_most:
         return Bound.LATENCY, why, "larger shards, which make fewer requests, or a store that is nearer, or WDS_CACHE"
     return Bound.LATENCY, why, _more_connections(figures)
 
 
-def _link(figures: Figures, why: str) -> _Found:
-    limit, most = _each(figures, figures.connections_limit), round(_each(figures, figures.connections_most))
+def _link(figures: Figures, why: str) -> _Result:
+    limit, most = _of_one(figures, figures.connections_limit), round(_of_one(figures, figures.connections_most))
     if most and limit >= most:
         return Bound.NETWORK, f"{why}, over all {most} connections", f"WDS_CONNECTIONS={2 * most}"
-    found = f"; more than {limit:.0f} connections bring no more" if limit else ""
-    return Bound.NETWORK, why + found, "a faster way to the store (its region, a larger machine), or WDS_CACHE"
+    more = f"; more than {limit:.0f} connections bring no more" if limit else ""
+    return Bound.NETWORK, why + more, _FASTER
 
 
 def _more_connections(figures: Figures) -> str:
-    most = round(_each(figures, figures.connections_most or figures.connections_limit))
+    most = round(_of_one(figures, figures.connections_most or figures.connections_limit))
     return f"WDS_CONNECTIONS={2 * most}" if most else "twice the WDS_CONNECTIONS"
 
 
-def _refused(figures: Figures) -> _Found | None:
-    asked = max(figures.requests, figures.retries)
-    if figures.throttled < _LEAST_FAULTS or figures.throttled < _REFUSED * asked:
+def _refused(figures: Figures) -> _Result | None:
+    sent = max(figures.requests, figures.retries)
+    if figures.throttled < _LEAST_FAULTS or figures.throttled < _REFUSED * sent:
         return None
-    why = f"it refused {figures.throttled:,.0f} of {asked:,.0f} requests (429 or 503)"
+    why = f"it refused {figures.throttled:,.0f} of {sent:,.0f} requests (429 or 503)"
     if figures.processes > 1:
         workers = max(1, int(figures.processes) // 2)
         return Bound.THROTTLING, why, f"num_workers={workers}, or ask for a higher quota"
     return Bound.THROTTLING, why, "WDS_PART_SIZE=8M, which makes fewer requests, or ask for a higher quota"
 
 
-def _faulty(figures: Figures) -> _Found | None:
-    faults, asked = figures.retries - figures.throttled, max(figures.requests, figures.retries)
-    if faults < _LEAST_FAULTS or faults < _FAULTY * asked:
+def _faulty(figures: Figures) -> _Result | None:
+    faults, sent = figures.retries - figures.throttled, max(figures.requests, figures.retries)
+    if faults < _LEAST_FAULTS or faults < _FAULTY * sent:
         return None
-    why = f"{faults:,.0f} of {asked:,.0f} requests failed and were tried again"
+    why = f"{faults:,.0f} of {sent:,.0f} requests failed and were tried again"
     return Bound.FAULTS, why, "look what fails: WDS_LOG=info names each fault"
 
 
-def _parsing(figures: Figures, shares: Mapping[str, float]) -> _Found:
-    why = f"making samples of bytes is {_of_work(figures, shares, 'parsing')}"
+def _of_one(figures: Figures, total: float) -> float:
+    return total / max(1.0, figures.processes)
+
+
+# ------------------------------------------------------------------ computing
+
+
+def _cpu(figures: Figures, shares: _Shares) -> _Result:
+    whose = "of the workers' time" if figures.workers else "of the time of the one thread that reads"
+    why = f"parsing, decoding and functions of the program are {shares['working']:.0%} {whose}"
     if figures.samples and figures.bytes:
         why += f" ({figures.bytes / figures.samples:,.0f} bytes a sample)"
-    return Bound.PARSING, why, _more_workers(figures, "fewer and larger members: fields in one file, samples in one")
-
-
-def _decoding(figures: Figures, shares: Mapping[str, float]) -> _Found:
-    why = f"decoding is {_of_work(figures, shares, 'decoding')}"
-    return (
-        Bound.DECODING,
-        why,
-        _more_workers(figures, "store what is cheaper to decode, or more cores"),
-    )
-
-
-def _program(figures: Figures, shares: Mapping[str, float]) -> _Found:
-    where = f", most of it in {figures.places[0]}" if figures.places else ""
-    why = f"functions of the program are {_of_work(figures, shares, 'program')}{where}"
-    return Bound.PROGRAM, why, _more_workers(figures, "make them cheaper, or do their work once, when shards are made")
-
-
-def _stages(figures: Figures, shares: Mapping[str, float]) -> _Found:
-    why = f"they are {_of_work(figures, shares, 'stages')}"
-    return Bound.STAGES, why, _more_workers(figures, "a smaller shuffle buffer, and one batching only")
-
-
-def _handing(figures: Figures, shares: Mapping[str, float]) -> _Found:
-    return Bound.HANDOVER, f"it is {_of_work(figures, shares, 'handing')}", _lighter(figures)
-
-
-_ROOMS: dict[str, Callable[[Figures, Mapping[str, float]], _Found]] = {
-    "waiting": _waiting,
-    "parsing": _parsing,
-    "decoding": _decoding,
-    "program": _program,
-    "stages": _stages,
-    "handing": _handing,
-}
+    most = min(figures.cores or 2 * figures.workers + 2, figures.shards or 1 << 30)
+    workers = min(most, max(2, 2 * figures.workers))
+    profile = "the functions that `py-spy top --pid PID` names"
+    if workers > figures.workers:
+        return Bound.CPU, why, f"num_workers={workers}, or make cheaper {profile}"
+    return Bound.CPU, why, f"make cheaper {profile}, or do their work once, when shards are written; or more cores"
 
 
 # ------------------------------------------------------------------ a service
 
 
 def diagnose_service(now: Mapping[str, Any], before: Mapping[str, Any]) -> Diagnosis:
-    """What bounded a service between two of its ``/v1/stats`` documents. Always an answer."""
+    """Return the bottleneck of a service between two of its ``/v1/stats`` documents, whatever they hold."""
     moved = _moved(now.get("counters", {}), before.get("counters", {}))
-    gauges = {name: _sound(value) for name, value in now.get("gauges", {}).items()}
+    gauges = {name: _finite(value) for name, value in now.get("gauges", {}).items()}
     then = before.get("origins", {})
     origins = {name: _moved(row, then.get(name, {})) for name, row in now.get("origins", {}).items()}
     hits = moved.get("hit_bytes", 0) / max(1, moved.get("hit_bytes", 0) + moved.get("miss_bytes", 0))
-    return _told(_service(moved, gauges, origins, hits), {"from_disk": hits})
+    return _diagnosis(_service(moved, gauges, origins, hits), {"from_disk": hits})
 
 
 def _service(
     moved: Mapping[str, float], gauges: Mapping[str, float], origins: Mapping[str, Mapping[str, float]], hits: float
-) -> _Found:
+) -> _Result:
     for name, row in origins.items():
-        asked = Figures.of(row)
-        found = _refused(asked) or _faulty(asked)
-        if found is not None:
-            return found[0], f"{name}: {found[1]}", found[2]
+        figures = Figures.of(row)
+        result = _refused(figures) or _faulty(figures)
+        if result is not None:
+            return result[0], f"{name}: {result[1]}", result[2]
     if not moved.get("hit_bytes", 0) + moved.get("miss_bytes", 0):
-        return (
-            Bound.NOTHING_READ,
-            "no client took a shard's byte",
-            "look at a job instead: wds-async doctor http://job:port",
-        )
-    if hits >= _HEAD:
+        job = "look at a job instead: wds-async doctor http://job:port"
+        return Bound.NOTHING_READ, "no client took a shard's byte", job
+    if hits >= _MOST:
         why = f"{hits:.0%} of the bytes came from the disk: the clients set the pace, or this node's network"
-        return Bound.CONSUMER, why, "nothing here: ask a job that reads, by wds-async doctor http://job:port"
+        return Bound.CONSUMER, why, "nothing here: look at a job that reads, by wds-async doctor http://job:port"
     full = gauges.get("window_bytes", 0) / (gauges.get("window_limit_bytes", 0) or math.inf)
     why = f"{1 - hits:.0%} of the bytes had to be fetched"
     if full >= _FULL:
@@ -372,29 +328,9 @@ def _service(
 
 
 def _moved(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, float]:
-    """Counters since ``before``; all of them where one went down, since then it began anew."""
-    numbers = {name: _sound(value) for name, value in now.items() if isinstance(value, (int, float))}
-    then = {name: _sound(value) for name, value in before.items() if isinstance(value, (int, float))}
+    """Return the counters since ``before``; all of them where one has been reset."""
+    numbers = {name: _finite(value) for name, value in now.items() if isinstance(value, (int, float))}
+    then = {name: _finite(value) for name, value in before.items() if isinstance(value, (int, float))}
     if any(numbers[name] < then.get(name, 0) for name in ("bytes", "requests", "client_bytes") if name in numbers):
         return numbers
     return {name: max(0.0, value - then.get(name, 0)) for name, value in numbers.items()}
-
-
-# ------------------------------------------------------------------ words and sums
-
-
-def _more_workers(figures: Figures, otherwise: str) -> str:
-    """Twice as many workers, as long as there are cores and shards for them."""
-    most = min(figures.cores or 2 * figures.workers + 2, figures.shards or 1 << 30)
-    workers = min(most, max(2, 2 * figures.workers))
-    return f"num_workers={workers}" if workers > figures.workers else otherwise
-
-
-def _full(figures: Figures) -> float:
-    """How much of the budget was taken, on average; 0 where that leaves room."""
-    share = figures.full_s / figures.looked_s if figures.looked_s else 0.0
-    return min(1.0, share) if share >= _FULL else 0.0
-
-
-def _each(figures: Figures, total: float) -> float:
-    return total / max(1.0, figures.processes)

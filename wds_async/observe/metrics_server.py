@@ -150,7 +150,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_let_go_in_child)
 
 
-_GAUGES = ("connections", "connections_peak", "connections_limit", "connections_most", "window_bytes",
+_GAUGES = ("connections", "connections_peak", "connections_limit", "connections_most", "slowdown", "window_bytes",
            "window_peak_bytes", "budget_bytes", "processes")  # fmt: skip
 
 
@@ -323,6 +323,7 @@ class _Job:
                 "connections": sum(origin.connections for origin in origins),
                 "connections_limit": stats.connections_limit,
                 "connections_most": stats.connections_most,
+                "slowdown": stats.slowdown,
                 "window_bytes": stats.window_bytes,
                 "window_limit_bytes": stats.budget_bytes,
             },

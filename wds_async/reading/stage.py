@@ -60,11 +60,9 @@ class ReadingStage(FilterFunction):
 
     def _opened(self, reader: ShardReader) -> None:
         from wds_async.observe.cost_limit import enforce  # noqa: PLC0415 (the engine)
-        from wds_async.transfer import stack_sampler  # noqa: PLC0415 (the engine)
 
         self._open.add(reader)
         enforce(reader, self.cost_limit)
-        stack_sampler.watch(reader)
 
     def statistics(self) -> Stats:
         """What every run of this stage read so far, in this process and its DataLoader workers together."""

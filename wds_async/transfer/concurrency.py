@@ -105,6 +105,8 @@ class Concurrency:
         """Parts that may be in flight now."""
         self.flying = 0
         """Parts that are in flight, of all readers of the process."""
+        self.slowdown = 1.0
+        """How many times their best the fastest of eight parts took lately: more than 2 where the link is full."""
         self.rough = 0
         """How many more parts are begun as over a line that fails now and then: the window reads as far ahead as its
         memory allows, so that the consumer does not wait for one part to heal."""
@@ -196,6 +198,7 @@ class Concurrency:
         self._fastest = min(self._fastest, slowdown)
         if self._parts % _GROUP_PARTS == 0:
             self._slowdown += self._fastest
+            self.slowdown += (self._fastest - self.slowdown) / 2
             self._fastest = math.inf
         if self._parts < max(_GROUP_PARTS, self.limit):
             return

@@ -15,7 +15,7 @@ from wds_async.transfer.fetch import Fetcher
 from wds_async.transfer.resources import Equipment
 from wds_async.transfer.retry import ShardState
 from wds_async.transfer.slabs import Slab, SlabPool
-from wds_async.transfer.stats import Counters
+from wds_async.transfer.stats import Counters, ThreadClock
 from wds_async.transfer.window import Broken, End, Finished, Part, Piece, Shard, Window
 
 __all__ = ["Event", "Hand", "Pump"]
@@ -36,9 +36,11 @@ class Hand:
         self.waiting = False
         """Whether the consumer has nothing else to do."""
         self._counters = counters
+        self.clock = ThreadClock(counters)
 
     def take(self, alive: Callable[[], bool]) -> Event:
         """The next event, waiting for it if need be. ReaderClosed once ``alive`` says that none will come."""
+        self.clock.look()
         try:
             return self.events.get_nowait()
         except queue.Empty:
@@ -80,6 +82,8 @@ class Pump:
         self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
         self._kicking = False
+        self._config = config
+        self._held = (0.0, 0.0)  # since when how much of the budget is taken
         self.window = Window(pool, config, self._hand_on, self._cancel)
         self._fetcher = Fetcher(
             self.window,
@@ -93,6 +97,7 @@ class Pump:
         """Take a place among the pool's readers."""
         self._pool.readers += 1
         self.counters.set("budget_bytes", self._pool.budget_bytes)
+        self.counters.set("connections_most", self._config.connections)
 
     def add(self, shards: Sequence[tuple[str, Location | WdsError]], *, ended: bool) -> None:
         """Append shards to the stream; ``ended`` says that no more will come."""
@@ -132,11 +137,15 @@ class Pump:
             self._emit(Broken(exn))
         finally:
             self._kicking = False
+        now, (since, share) = time.monotonic(), self._held
+        self.counters.add("full_s", (now - since) * share)
+        self._held = now, min(1.0, self.window.held_bytes / self._pool.budget_bytes)
         self.counters.set("window_bytes", self.window.held_bytes)
         self.counters.peak("window_peak_bytes", self.window.peak_bytes)
         self.counters.set("connections", self._connections.open)
         self.counters.peak("connections_peak", self._connections.peak)
         self.counters.set("connections_limit", self.window.concurrency.limit)
+        self.counters.set("slowdown", self.window.concurrency.slowdown)
 
     async def close(self) -> None:
         """Cancel everything and wait until no slab is being written to."""

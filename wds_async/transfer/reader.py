@@ -157,6 +157,7 @@ class ShardReader(Iterator["ShardStream"]):
         if self._finalizer is not None:
             self._finalizer()
         self.counters.add("read_s", time.monotonic() - self._opened_at)
+        self._hand.clock.stop()
         if self.limit is not None:
             self.limit.over()
 

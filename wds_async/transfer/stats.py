@@ -14,6 +14,7 @@ import mmap
 import os
 import shutil
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Iterable
@@ -26,6 +27,7 @@ from wds_async.transfer.traffic import Traffic
 
 __all__ = ["Board", "Boards", "Counters", "Stats", "alive", "temporary_folder"]
 
+_LOOK_EVERY_S = 0.01
 _REMOVALS = 3
 """How often a folder is removed: a process that is ending may leave a file in it meanwhile."""
 
@@ -70,6 +72,8 @@ class Stats:
     """Parts that may be in flight now, as the engine found."""
     connections_most: float = 0
     """As many as it may find (``WDS_CONNECTIONS``)."""
+    slowdown: float = 0
+    """How many times their best time parts take (summed over processes)."""
     window_bytes: float = 0
     """Slab bytes in flight or waiting for the consumer, now."""
     window_peak_bytes: float = 0
@@ -85,28 +89,12 @@ class Stats:
     """Seconds from the requests of good parts to the heads of their answers, added up."""
     body_s: float = 0
     """Seconds from there to their last bytes, added up."""
-    looked_s: float = 0
-    """Seconds in which somebody looked now and then at what the threads that read samples did (`stacks`)."""
-    waiting_s: float = 0
-    """Of ``looked_s``: they waited for bytes."""
-    parsing_s: float = 0
-    """Of ``looked_s``: they made samples of bytes."""
-    decoding_s: float = 0
-    """Of ``looked_s``: they decoded fields."""
-    program_s: float = 0
-    """Of ``looked_s``: they were in functions that the program put into the pipeline."""
-    stages_s: float = 0
-    """Of ``looked_s``: they were in other stages: shuffling, batching."""
-    handing_s: float = 0
-    """Of ``looked_s``: they handed batches over to the process that takes them."""
-    sending_s: float = 0
-    """Seconds of ``looked_s`` in which, beside that, the queue of a worker wrote batches into its pipe."""
-    idle_s: float = 0
-    """Of ``looked_s``: workers had nothing to do, because nobody took what was ready."""
-    away_s: float = 0
-    """Of ``looked_s``: they were outside of the pipeline, in what the program does with the samples."""
+    thread_s: float = 0
+    """Seconds in which the threads that read had a reader open; once, however many readers a thread has."""
+    cpu_s: float = 0
+    """Of ``thread_s``: they computed, or waited for a processor."""
     full_s: float = 0
-    """Seconds of ``looked_s`` times the share of the byte budget that was taken."""
+    """Seconds in which a reader was open times the share of the byte budget that was taken."""
     batches: float = 0
     """Items that a loader took from its workers."""
     starved_s: float = 0
@@ -196,6 +184,47 @@ class Counters:
         with contextlib.suppress(OSError):  # the folder went with the process that made it, or its disk is full
             aside.write_text(said, encoding="utf-8")
             os.replace(aside, self._file)
+
+
+class ThreadClock:
+    """Time of the thread that reads, and how much of it the thread computed, counted in ``thread_s`` and ``cpu_s``.
+    Several readers of one thread count each moment once: the time since the last look of any of them."""
+
+    _last = threading.local()
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+        self._thread = 0
+        self._began = (0.0, 0.0)
+
+    def look(self, at_once: bool = False) -> None:
+        """Count what has passed since the last look, if that is more than 10 ms or ``at_once``. Called by the thread
+        that reads, for each piece of memory."""
+        now = time.perf_counter()
+        if self._thread != threading.get_ident():  # the first look, or another thread reads on
+            self._thread, self._began = threading.get_ident(), (now, _computed_s())
+        then = max(self._began, getattr(self._last, "at", self._began))
+        if now - then[0] < _LOOK_EVERY_S and not at_once:
+            return
+        self._last.at = now, _computed_s()
+        self._counters.add("thread_s", now - then[0])
+        self._counters.add("cpu_s", self._last.at[1] - then[1])
+
+    def stop(self) -> None:
+        """Count the rest, where the thread that reads closes its reader."""
+        if self._thread == threading.get_ident():
+            self.look(at_once=True)
+
+
+def _computed_s() -> float:
+    """Return the seconds in which this thread computed or waited for a processor, so that a busy machine does not make
+    it look idle; the CPU time alone where the system does not tell the other."""
+    try:
+        with open("/proc/thread-self/schedstat", "rb") as file:
+            computed, waited, _ = file.read().split()
+    except (OSError, ValueError):
+        return time.thread_time()
+    return (int(computed) + int(waited)) / 1e9
 
 
 class Board:
