@@ -1,4 +1,4 @@
-"""Take the secrets out of a URL or command before anybody reads it.
+"""Secrets in URLs and commands, hidden before they are shown.
 
 Every message, log line and state of the project shows URLs through `redact`. It errs on the side of hiding:
 a harmless parameter whose name holds ``key`` or ``sig`` is hidden too.
@@ -39,7 +39,7 @@ _OPTION_USER = re.compile(r"((?<!\S)(?:-u|-U|--user|--proxy-user)(?:\s*|=)['\"]?
 
 
 def redact(url: str) -> str:
-    """``url`` (or a ``pipe:`` command) with every secret replaced by ``***``; the same when done twice.
+    """Return ``url`` (or a ``pipe:`` command) with every secret replaced by ``***``. Idempotent.
 
     Hidden are passwords in ``user:password@``, a lone user of ``http(s)://``, the values of parameters whose name
     tells of a key, token, secret, signature, password or credential (``X-Amz-Signature``, ``sig``,
@@ -47,7 +47,7 @@ def redact(url: str) -> str:
     options such as ``--account-key``. Hosts, buckets, object names and other parameters stay readable. Control
     characters, which a terminal would obey, become escapes.
     """
-    text = _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), url)
+    text = _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), url)
     text = _PASSWORD.sub(rf"\1:{_HIDDEN}@", text)
     text = _LONE_USER.sub(rf"\1{_HIDDEN}@", text)
     text = _PARAMETER.sub(rf"\1{_HIDDEN}", text)

@@ -1,11 +1,11 @@
-r"""Rewrite rules: ``regex=replacement;…``, what ``WDS_REWRITE`` holds.
+r"""Rewrite rules, ``regex=replacement;…`` as in ``WDS_REWRITE``, and URLs of commands that print one object.
 
 A rule's expression is anchored at the start of the URL, and the first rule that matches is the only one
 applied. ``\=`` and ``\;`` are a literal ``=`` and ``;``; ``\1`` and ``\g<name>`` in a replacement are groups.
 
 The other names of a scheme (``gcs``, ``s3a``, ``abfs``, …) follow it: where no rule matches ``gcs://b/o`` as it was
-written, the rules are tried on ``gs://b/o``. So a rule for the name that somebody wrote wins over one for the scheme,
-wherever the two stand in the list.
+written, the rules are tried on ``gs://b/o``. So a rule for the alias as written wins over one for the scheme, whatever
+their order.
 """
 
 from __future__ import annotations
@@ -35,19 +35,10 @@ __all__ = [
 ]
 
 _HOW = r"rules are regex=replacement, separated by ';'; write \= and \; for those characters themselves"
-
-
 _REFERENCE = re.compile(r"\\(?:g<(\w+)>|([0-9]{1,2})|(.))", re.DOTALL)
-
-
 _LOOKED_AT_MOST = 100_000
-
-
 _settled: set[Rule] = set()
-
-
 """Rules of ``WDS_REWRITE`` that rewrite a shard of a list of this process, and those that `unmatched_rules` gave."""
-
 
 # What runs its arguments through the shell of another machine, where the quotes of this one's are gone.
 _REMOTE = re.compile(r"pipe:\s*(?:\S*/)?ssh\s")
@@ -55,19 +46,19 @@ _REMOTE = re.compile(r"pipe:\s*(?:\S*/)?ssh\s")
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What the start of a URL must match, and what takes the place of the part that matched."""
+    """A pattern for the start of a URL, and the replacement of the part that matched."""
 
     pattern: re.Pattern[str]
     replacement: str
 
     @property
     def shown(self) -> str:
-        """The rule as it is written, without secrets."""
+        """The rule as written, without secrets."""
         return redact(f"{self.pattern.pattern}={self.replacement}")
 
 
 def _cut(text: str, separator: str) -> list[str]:
-    """``text`` cut at each ``separator`` that is not escaped, and with its escapes taken off."""
+    """Split ``text`` at each ``separator`` that is not escaped, and unescape it."""
     pieces = [""]
     for token in re.findall(r"\\.|.|\\$", text, re.DOTALL):
         if token == separator:
@@ -95,7 +86,7 @@ def _rule(number: int, text: str) -> Rule:
         compiled.sub(replacement, "")  # raises for a reference to a group that there is not
     except (re.error, IndexError) as exn:
         raise wrong(str(exn)) from exn
-    numbers = [found[2] for found in _REFERENCE.finditer(replacement) if found[2]]
+    numbers = [reference[2] for reference in _REFERENCE.finditer(replacement) if reference[2]]
     if any(number.startswith("0") or int(number) > compiled.groups for number in numbers):
         raise wrong(r"\0 and three digits are a character's code to Python; write \g<0> for all that matched")
     return Rule(compiled, replacement)
@@ -103,7 +94,7 @@ def _rule(number: int, text: str) -> Rule:
 
 @lru_cache(maxsize=32)
 def parse_rules(text: str) -> tuple[Rule, ...]:
-    """The rules in ``text``, in order; empty ones (a ``;`` at the end) are passed over.
+    """Return the rules in ``text``, in order, without empty ones (a ``;`` at the end).
 
     Raises `UrlError` with the number (from 1) and text of a rule that is malformed.
     """
@@ -112,17 +103,17 @@ def parse_rules(text: str) -> tuple[Rule, ...]:
 
 
 def rewrite(url: str, rules: Sequence[Rule]) -> str:
-    """``url`` as the first rule that matches its start makes it, or unchanged.
+    """Apply the first rule that matches the start of ``url``.
 
     Where a rule turns a URL into a ``pipe:`` command, what comes from the URL (its groups and its rest) is quoted
     for the shell, so that no name can run a command: ``gs://=pipe:gsutil cat gs://`` makes of ``gs://b/o x``
     ``pipe:gsutil cat gs://'b/o x'``. For ``pipe:ssh …`` it is quoted twice: ssh gives its words to a shell again. A
     command that calls another shell by itself (``sh -c``) is quoted for the first one only.
     """
-    found = _first(url, rules)
-    if found is None:
+    first = _first(url, rules)
+    if first is None:
         return url
-    rule, match = found
+    rule, match = first
     rest = match.string[match.end() :]
     if not rule.replacement.startswith("pipe:") or url.startswith("pipe:"):
         return match.expand(rule.replacement) + rest
@@ -130,9 +121,9 @@ def rewrite(url: str, rules: Sequence[Rule]) -> str:
 
 
 def rule_for(url: str, rules: Sequence[Rule]) -> Rule | None:
-    """The rule that `rewrite` applies to ``url``, None where it leaves it as it is."""
-    found = _first(url, rules)
-    return None if found is None else found[0]
+    """Return the rule that `rewrite` applies to ``url``, None where no rule matches."""
+    first = _first(url, rules)
+    return None if first is None else first[0]
 
 
 def note_matches(urls: Sequence[str]) -> None:
@@ -168,14 +159,14 @@ def _first(url: str, rules: Sequence[Rule]) -> tuple[Rule, re.Match[str]] | None
 
 
 def _spellings(url: str) -> tuple[str, ...]:
-    """``url`` as it was written, and where that is by an alias, by the usual scheme."""
+    """Return ``url``, and where its scheme is an alias, also ``url`` by the usual scheme."""
     name, separator, rest = url.partition("://")
     usual = usual_scheme(name.lower())
     return (url, f"{usual}://{rest}") if separator and usual != name.lower() else (url,)
 
 
 def _command(match: re.Match[str], replacement: str, rest: str) -> str:
-    """``match.expand(replacement) + rest``, with everything that the URL brings quoted where it stands."""
+    """Return ``match.expand(replacement) + rest`` with every part of the URL quoted for the shell."""
     command, position = "", 0
     quote = _quote_twice if _REMOTE.match(replacement) else _quote
     for reference in _REFERENCE.finditer(replacement):
@@ -192,12 +183,12 @@ def _command(match: re.Match[str], replacement: str, rest: str) -> str:
 
 
 def _quote_twice(value: str, before: str) -> str:
-    """For a shell that is given what another one has made of ``before`` and this."""
+    """Quote ``value`` for a shell whose command line another shell has expanded already."""
     return _quote(_quote(value, _read(before)[1]), before)
 
 
 def _quote(value: str, before: str) -> str:
-    """``value`` so that the shell takes it literally after the text ``before``, inside or outside of quotes."""
+    """Quote ``value`` so that the shell takes it literally after the text ``before``, inside or outside of quotes."""
     quote, _ = _read(before)
     if quote == "'":
         return value.replace("'", "'\\''")
@@ -207,7 +198,7 @@ def _quote(value: str, before: str) -> str:
 
 
 def _read(text: str) -> tuple[str, str]:
-    """The quote that is open behind ``text`` ("" for none), and what the shell hands on of it."""
+    """Return the quote that is open after ``text`` ("" for none), and the text as the shell passes it on."""
     quote, seen = "", ""
     for token in re.findall(r"\\.|.", text, re.DOTALL):
         if quote == "'" and token != "'":  # no escapes within '…'
@@ -224,7 +215,7 @@ def _read(text: str) -> tuple[str, str]:
 
 
 def rules_from_env() -> tuple[Rule, ...]:
-    """The rules of ``WDS_REWRITE`` (or ``GOPEN_REWRITE``).
+    """Return the rules of ``WDS_REWRITE`` (or ``GOPEN_REWRITE``).
 
     Raises `UnsafeContent` where there are some and ``WDS_SECURE=1`` forbids them, `UrlError` for a malformed one.
     """
@@ -242,13 +233,11 @@ def rules_from_env() -> tuple[Rule, ...]:
 
 # One piece of a shell word without expansion of any kind: plain characters, '…', or "…".
 _PIECE = re.compile(r"([\w%@+=:,./?&~\-]+)|'([^']*)'|\"([^\"$`\\]*)\"")
-
-
 _OR_TRUE = re.compile(r"\s*\|\|\s*true\s*$")
 
 
 def _words(command: str) -> list[str] | None:
-    """The words of a command without shell syntax, None where the shell would do more than run it."""
+    """Return the words of a command, None where it has shell syntax."""
     words: list[str] = []
     for blank_separated in re.finditer(r"(?:[^\s'\"]|'[^']*'|\"[^\"]*\")+|['\"]", command):
         text, value, position = blank_separated.group(), "", 0
@@ -270,7 +259,7 @@ def _words(command: str) -> list[str] | None:
 
 
 def _options(words: list[str], harmless: frozenset[str], valued: frozenset[str]) -> list[str] | None:
-    """The operands among ``words``; None if there is an option that is neither in ``harmless`` (alone) nor in
+    """Return the operands among ``words``; None if there is an option that is neither in ``harmless`` (alone) nor in
     ``valued`` (followed by a value that changes nothing)."""
     operands: list[str] = []
     rest = iter(words)
@@ -286,8 +275,6 @@ def _options(words: list[str], harmless: frozenset[str], valued: frozenset[str])
 
 
 _CURL_LETTERS = re.compile(r"-[sSLfNgq]+")
-
-
 _CURL_HARMLESS = frozenset(
     (
         "--disable",
@@ -302,8 +289,6 @@ _CURL_HARMLESS = frozenset(
         "--silent",
     )
 )
-
-
 _CURL_VALUED = frozenset(("--connect-timeout", "--retry", "--retry-delay"))
 
 
@@ -319,7 +304,7 @@ def _curl(words: list[str]) -> str | None:
 
 
 def _object(operands: list[str] | None, prefix: str) -> str | None:
-    """The one operand, if it is an object's URL without wildcard or generation."""
+    """Return the one operand, None unless it is an object's URL without wildcard or generation."""
     if operands is None or len(operands) != 1 or not operands[0].startswith(prefix):
         return None
     return None if re.search(r"[*?\[\]#]", operands[0]) else operands[0]
@@ -353,21 +338,21 @@ _AZ_NAMES = {"-c": "--container-name", "-n": "--name", "-f": "--file", "-o": "--
 def _az(words: list[str]) -> str | None:
     if words[:3] != ["storage", "blob", "download"]:
         return None
-    given: dict[str, str] = {}
+    options: dict[str, str] = {}
     rest = iter(words[3:])
     for word in rest:
         if word in ("--no-progress", "--only-show-errors"):
             continue
         name, equals, value = word.partition("=")
         name = _AZ_NAMES.get(name, name)
-        if name in given:
+        if name in options:
             return None
-        given[name] = value if equals else next(rest, "")
-    container, blob = given.pop("--container-name", ""), given.pop("--name", "")
-    account = given.pop("--account-name", "")
-    if given.pop("--file", "/dev/stdout") != "/dev/stdout" or given.pop("--output", "none") != "none":
+        options[name] = value if equals else next(rest, "")
+    container, blob = options.pop("--container-name", ""), options.pop("--name", "")
+    account = options.pop("--account-name", "")
+    if options.pop("--file", "/dev/stdout") != "/dev/stdout" or options.pop("--output", "none") != "none":
         return None
-    if given or not container or not blob:
+    if options or not container or not blob:
         return None
     if account:
         if not re.fullmatch(r"[a-z0-9]+", account):
@@ -398,7 +383,7 @@ _COMMANDS: dict[str, Callable[[list[str]], str | None]] = {
 
 
 def native_pipe(command_or_url: str) -> str | None:
-    """The URL that gives the same bytes as a ``pipe:`` command, None where there is none to be sure of.
+    """Return the URL with the same bytes as a ``pipe:`` command, None where that is not certain.
 
     Known are ``curl URL``, ``gsutil cat``, ``gcloud storage cat``, ``aws s3 cp X -``, ``az storage blob download``
     and ``cat FILE``, each with or without ``|| true``. Several files, shell syntax, and flags that change the request

@@ -1,7 +1,6 @@
-"""From what a user writes to a list of URLs, and what kind of URL each one is.
+"""URLs as strings: expansion of what a user writes, schemes, and paths of local files.
 
-Strings in, strings out; the only thing touched is the local file system, for ``~``, globs and directories.
-Rewriting and commands that stand for URLs are offered here too, so that there is one place to import them from.
+Only the local file system is touched, for ``~``, globs and directories. Rewriting is imported from here too.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ __all__ = [
 ]
 
 SHARD_SUFFIXES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
-"""What the name of a shard ends with, where a folder stands for the shards in it."""
+"""Suffixes of shards, by which a folder stands for the shards in it."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-_]+)(?:://|::)|(pipe|file):", re.IGNORECASE)
 _ANY_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-_]+):")  # two letters at least: one is a drive
@@ -70,7 +69,7 @@ _WRAPPERS = frozenset(
 
 
 def expand_urls(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], *, files: bool = True) -> list[str]:
-    """Every shard that ``urls`` names, in order.
+    """Return every shard that ``urls`` names, in order.
 
     ``urls`` is a string, a path, or any number of them. In a string that is given alone, ``::`` separates sources
     (where its left side contains a path, so that ``simplecache::s3://b/x.tar`` stays whole); elements of a list are not
@@ -132,13 +131,13 @@ def _plain_path(source: os.PathLike[str]) -> str:
 def _substitute(text: str) -> str:
     def value(reference: re.Match[str]) -> str:
         name = f"WDS_{reference[1]}"
-        found = environment.variable(name)
-        if found is None:
+        setting = environment.variable(name)
+        if setting is None:
             raise UrlError(
                 f"{redact(text)!r}: ${{{reference[1]}}} reads the environment variable {name}, which is not set; "
                 f"set it (a pipe: command that means the shell's own variable writes ${reference[1]} without braces)"
             )
-        return found
+        return setting
 
     result = text
     for _ in range(_NESTING):
@@ -149,20 +148,20 @@ def _substitute(text: str) -> str:
 
 
 def _split(text: str) -> list[str]:
-    """``text`` at every ``::`` that separates two sources."""
+    """Split ``text`` at every ``::`` that separates two sources."""
     sources, start, link = [], 0, 0
-    for found in _DOUBLE_COLON.finditer(text):
-        if found.group() != "::":
+    for colons in _DOUBLE_COLON.finditer(text):
+        if colons.group() != "::":
             continue
-        if _names_a_file(text[link : found.start()]):
-            sources.append(text[start : found.start()])
-            start = found.end()
-        link = found.end()
+        if _names_a_file(text[link : colons.start()]):
+            sources.append(text[start : colons.start()])
+            start = colons.end()
+        link = colons.end()
     return [*sources, text[start:]]
 
 
 def links(url: str) -> list[str]:
-    """The links of an fsspec chain, ``["zip://x.tar", "s3://b/y.zip"]``; of anything else ``[url]``.
+    """Return the links of an fsspec chain, ``["zip://x.tar", "s3://b/y.zip"]``; of anything else ``[url]``.
 
     Only a file system over another one begins a chain: in ``gs://bucket/a::b.tar`` the colons are part of a name.
     """
@@ -172,7 +171,7 @@ def links(url: str) -> list[str]:
 
 
 def _names_a_file(left: str) -> bool:
-    """Whether ``left`` of a ``::`` is a source by itself, and not a link of an fsspec chain."""
+    """Return whether ``left`` of a ``::`` is a source by itself, and not a link of an fsspec chain."""
     kind = scheme(left)
     if kind == "pipe":
         try:
@@ -198,29 +197,29 @@ def _braces(text: str) -> list[str]:
 
 
 def _local(url: str) -> Iterable[str]:
-    """What one local name stands for: itself, its matches, or the shards of a directory."""
+    """Expand one local name: to itself, its matches, or the shards of a directory."""
     path = local_path(url)
     if path is None:
         return [url]
     if path.startswith("~"):
         path = url = os.path.expanduser(path)
-    # Names of shards are not asked whether they are directories: a thousand of them on a network file
-    # system would be a thousand round trips.
+    # Names of shards are never checked for being directories: a thousand of them on a network file system
+    # would be a thousand round trips.
     if _MAGIC.search(path) and not os.path.lexists(path):
-        found, what = sorted(glob.glob(path, recursive=True)), "no file matches this pattern"
+        names, what = sorted(glob.glob(path, recursive=True)), "no file matches this pattern"
     elif not path.lower().endswith(SHARD_SUFFIXES) and os.path.isdir(path):
         names = sorted(name for name in os.listdir(path) if name.lower().endswith(SHARD_SUFFIXES))
-        found = [os.path.join(path, name) for name in names]
+        names = [os.path.join(path, name) for name in names]
         what = f"this directory holds no shard ({' '.join('*' + suffix for suffix in SHARD_SUFFIXES)})"
     else:
         return [url]
-    if not found:
+    if not names:
         raise UrlError(f"{url!r}: {what}; the current directory is {os.getcwd()!r}")
-    return [os.path.join(".", name) if scheme(name) else name for name in found]
+    return [os.path.join(".", name) if scheme(name) else name for name in names]
 
 
 def _checked(url: str) -> str:
-    """``url``, if it can be one: a host that is missing shows here and not as a name that does not resolve."""
+    """Return ``url``, or raise `UrlError` for a malformed ``http(s)`` URL."""
     if scheme(url) not in ("http", "https"):
         return url
     try:
@@ -234,7 +233,7 @@ def _checked(url: str) -> str:
 
 
 def scheme(url: str) -> str:
-    """``"http"``, ``"s3"``, ``"pipe"``, ``"file"``, … in lower case.
+    """Return the scheme of ``url`` in lower case: ``"http"``, ``"s3"``, ``"pipe"``, ``"file"``, …
 
     ``"-"`` is standard input, and ``""`` a local path. A scheme is followed by ``://`` (or by ``::``, an fsspec
     chain), but for ``pipe:``, ``file:`` and what the program has registered openers for (`recognise`); so
@@ -242,24 +241,23 @@ def scheme(url: str) -> str:
     """
     if url == "-":
         return "-"
-    found = _SCHEME.match(url)
-    if found:
-        return (found[1] or found[2]).lower()
-    found = _ANY_SCHEME.match(url)
-    return found[1].lower() if found and _is_registered(found[1].lower()) else ""
+    if match := _SCHEME.match(url):
+        return (match[1] or match[2]).lower()
+    match = _ANY_SCHEME.match(url)
+    return match[1].lower() if match and _is_registered(match[1].lower()) else ""
 
 
 def _is_registered(name: str) -> bool:
-    return any(known(name) for known in _registries)
+    return any(is_scheme(name) for is_scheme in _registries)
 
 
-def recognise(known: Callable[[str], bool]) -> None:
-    """Let ``scheme`` take ``name:rest`` for a URL wherever ``known(name)`` says so, for the life of the process."""
-    _registries.append(known)
+def recognise(is_scheme: Callable[[str], bool]) -> None:
+    """Let ``scheme`` take ``name:rest`` for a URL where ``known(name)`` is true, for the life of the process."""
+    _registries.append(is_scheme)
 
 
 def local_path(url: str) -> str | None:
-    """The path of a local file: ``url`` itself, or what a ``file:`` URL says, percent-decoded.
+    """Return the path of a local file: ``url`` itself, or the decoded path of a ``file:`` URL.
 
     None for every other scheme. Raises `UrlError` for a ``file:`` URL with a host other than localhost.
     """
@@ -283,7 +281,7 @@ def local_path(url: str) -> str | None:
 
 
 def merge_url(base: str, url: str) -> str:
-    """``url`` as seen from the folder ``base``, both paths or URLs.
+    """Resolve ``url`` against the folder ``base``, both paths or URLs.
 
     One with a scheme stands for itself; an absolute path keeps the scheme and host of ``base``.
     """

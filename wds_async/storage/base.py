@@ -1,5 +1,5 @@
-"""What a backend is: it describes how a shard is read and explains what went wrong. It moves no bodies itself
-where a request can be had.
+"""Protocol of a store's backend: it describes how a shard is read and explains what went wrong. Where a request can be
+had, the engine moves the body.
 
 A shard is read in one of four ways (`Access`):
 
@@ -60,7 +60,7 @@ Call = Callable[..., Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """How the two sides of a TLS connection are verified. The default is the system's authorities (``SSL_CERT_FILE``),
+    """Verification of the two sides of a TLS connection. The default is the system's authorities (``SSL_CERT_FILE``),
     and no certificate of our own."""
 
     verify: bool = True
@@ -72,14 +72,14 @@ class Tls:
 
 
 class Guard(Protocol):
-    """Who judges where requests go, in a program that reads what others name (the service). Without one, all may be."""
+    """Protocol: rules for where requests may go, in a program that reads URLs of clients (the service)."""
 
     def why_not(self, host: str, address: str) -> str:
-        """Why no connection may go to ``address``, to which ``host`` resolved; "" where it may."""
+        """Return why no connection may go to ``address``, to which ``host`` resolved; "" where it may."""
         ...
 
     def leads(self, start: str, target: str) -> None:
-        """Asked before a redirect from ``start`` to ``target`` is followed; AccessDenied where it may not be."""
+        """Raise AccessDenied where a redirect from ``start`` to ``target`` may not be followed."""
         ...
 
 
@@ -123,7 +123,7 @@ class Ranges(Protocol):
     version: str
 
     async def read(self, start: int, stop: int) -> bytes:
-        """Bytes ``[start, stop)``; fewer are a fault of the client that the engine notices."""
+        """Return bytes ``[start, stop)``; the engine notices fewer as a fault of the client."""
         ...
 
 
@@ -140,7 +140,7 @@ class Stream(Protocol):
         ...
 
     async def readinto(self, into: memoryview) -> int:
-        """The number of bytes written to ``into``, 0 at the end."""
+        """Fill ``into`` and return the number of bytes, 0 at the end."""
         ...
 
     async def close(self) -> None:
@@ -152,7 +152,7 @@ Access = Request | LocalFile | Ranges | Stream
 
 
 class Verdict(enum.Enum):
-    """What an answer or exception means for the next attempt."""
+    """The meaning of an answer or exception for the next attempt."""
 
     TRANSIENT = "transient"
     EXPIRED = "expired"
@@ -180,7 +180,7 @@ class Answer:
 
 
 class RefusedAnswer(Exception):
-    """Carries an `Answer` from where it was read to where it is classified."""
+    """Carrier of an `Answer` from where it was read to where it is classified."""
 
     def __init__(self, answer: Answer) -> None:
         super().__init__(f"HTTP {answer.status}")
@@ -212,7 +212,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """How a shard would be read, for people: the ``store``, its ``endpoint`` (a URL), as whom (``identity``: never a
+    """How a shard is read, for people: the ``store``, its ``endpoint`` (a URL), as whom (``identity``: never a
     secret), and whether by the engine's own requests (``direct``) or not, and then ``why`` not."""
 
     store: str
@@ -231,7 +231,7 @@ class Fault:
     advice: str = ""
     retry_after_s: float | None = None
     throttled: bool = False
-    """The store asks for fewer requests: the engine uses fewer connections for a while."""
+    """The store throttles: the engine uses fewer connections for a while."""
     contradicts: bool = False
     """The answer is not one to the request: a broken server, which is tried less often."""
     connection_refused: bool = False
@@ -240,7 +240,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """What a store (or a file beside the shard) says that an object's bytes add up to. ``algorithm``: ``crc32c``,
+    """The checksum of an object, from its store or a file beside it. ``algorithm``: ``crc32c``,
     ``md5``, ``sha256``, …; ``digest``: its bytes, big-endian; ``source``: where it is said, for messages."""
 
     algorithm: str
@@ -252,27 +252,27 @@ class Backend(Protocol):
     """One kind of store. Methods that may block are ``async`` and run on the engine's loop."""
 
     async def access(self, url: str) -> Access:
-        """How the shard at ``url`` (rewritten and routed) is read. Asked again once a `Request` is past its
+        """Return how to read the shard at ``url`` (rewritten and routed). Called again once a `Request` is past its
         ``renew_after``, and after `Verdict.EXPIRED`: never the same one then."""
         ...
 
     def entries(self, url: str) -> AsyncIterator[Entry]:
-        """What is in the folder ``url``, which ends with "/": objects, and folders one level down, page by page.
+        """Yield what is in the folder ``url``, which ends with "/": objects, and folders one level down, page by page.
 
         A folder that is empty and one that does not exist may look the same. UrlError where the store lists nothing.
         """
         ...
 
     async def describe(self, url: str) -> Description:
-        """How the shard at ``url`` would be read. May ask for credentials, but reads nothing."""
+        """Describe how the shard at ``url`` is read. May ask for credentials, but reads nothing."""
         ...
 
     def streamed(self, request: Request) -> Stream:
-        """The same object in order only, for a server that does not answer ranges as asked."""
+        """Return the same object as a stream, for a server that does not answer ranges."""
         ...
 
     def classify(self, outcome: Answer | BaseException, url: str) -> Fault:
-        """What an answer or exception of this store means for ``url``. The only place where foreign errors are read.
+        """Explain an answer or exception of this store for ``url``. The only place where foreign errors are read.
 
         `Verdict.EXPIRED` says that `access` will now give another request (fresh credentials, another region): the
         engine asks for it at once, and does not count that as a fault."""
@@ -285,16 +285,16 @@ class Backend(Protocol):
         ...
 
     def checksum(self, fields: Mapping[str, str]) -> Checksum | None:
-        """The checksum of the whole object (as stored), where the head of an answer brings one for it; ``fields`` in
-        lower case. The strongest of several that costs little: CRC-32C before others."""
+        """Return the checksum of the whole object (as stored) from the head of an answer, None without one;
+        ``fields`` in lower case. The strongest of several that costs little: CRC-32C before others."""
         ...
 
     def expect(self, urls: Sequence[str]) -> None:
-        """Those of ``urls`` will be read soon, in this order. Must cost nothing, and never raise."""
+        """Note that ``urls`` will be read soon, in this order. Must cost nothing, and never raise."""
         ...
 
     async def remote_checksum(self, url: str) -> Checksum | None:
-        """The checksum of the whole object where it has to be asked for (``verify="always"``); None where the store
+        """Request the checksum of the whole object (``verify="always"``); None where the store
         keeps none."""
         ...
 
@@ -304,7 +304,7 @@ class Backend(Protocol):
 
 
 class Store:
-    """What backends have in common unless they say otherwise: nothing to request, to list or to release."""
+    """Default methods of backends: nothing to request, to list or to release."""
 
     def streamed(self, request: Request) -> Stream:
         raise TypeError(f"{type(self).__name__} gives no requests")
@@ -341,22 +341,21 @@ _ERRORS: dict[Verdict, type[StorageError]] = {
 
 
 def error_for(fault: Fault, url: str, offset: int, attempts: int) -> StorageError:
-    """The exception of the tree for a fault that ends a read; ``url`` is already redacted."""
+    """Return the error for a fault that ends a read; ``url`` is already redacted."""
     tried = f" after {attempts} attempts" if attempts > 1 else ""
     advice = f" {fault.advice}" if fault.advice else ""
     return _ERRORS[fault.verdict](f"{url} at byte {offset}: {fault.reason}{tried}.{advice}").at(url, offset)
 
 
 class Pages:
-    """What led to the next page of the listing of ``url`` at ``store`` (words): each mark once."""
+    """Marks (continuation tokens or links) of the pages of one listing; each may come once."""
 
     def __init__(self, store: str, url: str) -> None:
         self._store, self._url = store, url
         self._marks: set[int] = set()
 
     def turn(self, mark: str) -> None:
-        """Go on by ``mark``, a continuation token or link. TransferError where it came before: the listing would never
-        end."""
+        """Go on by ``mark``. Raise TransferError where it came before: the listing would never end."""
         if hash(mark) in self._marks:
             raise TransferError(
                 f"{redact(self._url)} cannot be listed: {self._store} repeats its continuation token or link, so that "

@@ -19,7 +19,7 @@ logger = logging.getLogger("wds_async")
 
 
 class Pipe:
-    """What a command prints (mode ``"rb"``), or takes in (``"wb"``), as a file of bytes.
+    """The output (mode ``"rb"``) or input (``"wb"``) of a command as a file of bytes.
 
     Arguments are those of ``subprocess.Popen``; ``Pipe("zcat x.gz | tail -n 9", shell=True)`` needs its ``shell``. A
     status other than 0 and those in ``ignore_status`` is a `PipeError`, raised where the output ends or by `close`,
@@ -64,15 +64,15 @@ class Pipe:
         return self.stream is None or bool(self.stream.closed)
 
     def readable(self) -> bool:
-        """Whether this reads."""
+        """Return whether this reads."""
         return not self._writes
 
     def writable(self) -> bool:
-        """Whether this writes."""
+        """Return whether this writes."""
         return self._writes
 
     def read(self, *args: Any, **kw: Any) -> bytes:
-        """``read(size)``: at most so many bytes, all without ``size`` or for -1; fewer only at the end."""
+        """Read at most ``size`` bytes, all without ``size`` or for -1; fewer only at the end."""
         data: bytes = self.stream.read(*args, **kw)
         size = args[0] if args else kw.get("size", -1)
         if size is None or size < 0 or (size and not data):
@@ -80,14 +80,14 @@ class Pipe:
         return data
 
     def readinto(self, into: Any) -> int:
-        """The number of bytes written to ``into``; 0 at the end."""
+        """Fill ``into`` and return the number of bytes; 0 at the end."""
         count = int(self.stream.readinto(into))
         if count == 0 and len(into):
             self._ends()
         return count
 
     def readline(self, *args: Any, **kw: Any) -> bytes:
-        """A line with its newline; empty at the end."""
+        """Read a line with its newline; empty at the end."""
         line: bytes = self.stream.readline(*args, **kw)
         if not line and args[:1] != (0,):
             self._ends()
@@ -99,11 +99,11 @@ class Pipe:
         return iter(self.readline, b"")
 
     def write(self, *args: Any, **kw: Any) -> int:
-        """``write(data)``: hand ``data`` to the command."""
+        """Write data to the command."""
         return int(self.stream.write(*args, **kw))
 
     def flush(self) -> None:
-        """Hand on what is buffered."""
+        """Flush what is buffered."""
         if self._writes:
             self.stream.flush()
 
@@ -146,7 +146,7 @@ class Pipe:
         self.close()
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # nobody is there to hear it
+        with contextlib.suppress(Exception):  # a finalizer cannot raise
             if not self.closed:
                 if not self._writes:
                     pipe.stop(self.proc)

@@ -1,5 +1,5 @@
-"""What the clients of file servers (FTP, SFTP, WebDAV) need besides what the program says: time limits, an end, a new
-connection after a broken one, and their errors read. None of their packages is imported for it.
+"""Clients of file servers (FTP, SFTP, WebDAV): time limits, closing, broken connections and errors. None of their
+packages is imported here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WEBDAV = frozenset({"webdav", "dav"})
 SERVER_EXTRAS = {"sftp": _SFTP, "webdav": _WEBDAV}
 """Extras of this package, and the protocols that each brings."""
 _ANSWER_S = 10.0
-"""How long a server may say nothing. Where these clients have limits of their own they are 15 s and 30 s, else none."""
+"""How long a server may be silent. Where these clients have limits of their own they are 15 s and 30 s, else none."""
 _AS_WHOM = "Check the user and password: in the URL (user:password@), or username and password in storage_options."
 _DENIED = frozenset(
     {"AuthenticationException", "BadAuthenticationType", "PasswordRequiredException", "ForbiddenOperation"}
@@ -38,7 +38,7 @@ _BROKEN = frozenset({"SSHException", "ChannelException", "EOFError", "error_temp
 
 
 def prepared_session(protocol: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a file server's client, with time limits. ConfigError where WebDAV is told no server."""
+    """Return the options of a file server's client, with time limits. Raise ConfigError for WebDAV without a server."""
     if protocol == "ftp":
         return {"timeout": _ANSWER_S, **options}
     if protocol in _SFTP:
@@ -55,7 +55,7 @@ def prepared_session(protocol: str, options: Mapping[str, Any]) -> dict[str, Any
 
 
 def said_by_url(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What fsspec took from a URL, with user and password as they are meant: it leaves ``%40`` for ``@``."""
+    """Decode the user and password that fsspec took from a URL: it leaves ``%40`` for ``@``."""
     quoted = {name: urllib.parse.unquote(options[name]) for name in ("username", "password") if options.get(name)}
     return {**options, **quoted}
 
@@ -66,19 +66,19 @@ def _speaks(filesystem: Any) -> frozenset[str]:
 
 
 def holds_connection(filesystem: Any) -> bool:
-    """Whether all its calls go over one connection, so that it is of no more use when that breaks."""
+    """Return whether all its calls go over one connection, so that it is useless once that breaks."""
     return "ftp" in _speaks(filesystem) or not _SFTP.isdisjoint(_speaks(filesystem))
 
 
 def started(filesystem: Any) -> Any:
-    """The same, once its connection has a time limit also for reads, which paramiko does not set."""
+    """Set a time limit for reads, which paramiko does not, and return the filesystem."""
     if not _SFTP.isdisjoint(_speaks(filesystem)):
         filesystem.ftp.get_channel().settimeout(3 * _ANSWER_S)
     return filesystem
 
 
 def end_session(filesystem: Any) -> None:
-    """Close what it holds open; harmless for filesystems that hold nothing. May block for a moment."""
+    """Close the connection of a filesystem, if it has one. May block for a moment."""
     spoken = _speaks(filesystem)
     with contextlib.suppress(Exception):
         if "ftp" in spoken:
@@ -92,7 +92,7 @@ def end_session(filesystem: Any) -> None:
 
 
 def read_range(filesystem: Any, path: str, start: int, stop: int) -> bytes:
-    """Bytes ``[start, stop)``. SFTP's are asked for all at once: one by one, 32 KiB take a round trip each."""
+    """Return bytes ``[start, stop)``. SFTP requests them all at once: one by one, 32 KiB take a round trip each."""
     if _SFTP.isdisjoint(_speaks(filesystem)):
         return bytes(filesystem.cat_file(path, start=start, end=stop))
     with filesystem.ftp.open(path) as file:
@@ -100,7 +100,7 @@ def read_range(filesystem: Any, path: str, start: int, stop: int) -> bytes:
 
 
 def user_of(url: str, options: Mapping[str, Any]) -> str:
-    """As whom a server is asked; "" where neither the URL nor the options say it."""
+    """Return the user name in the URL or the options, "" where there is none."""
     with contextlib.suppress(ValueError):
         if name := urllib.parse.urlsplit(url.rpartition("::")[2]).username:
             return urllib.parse.unquote(name)
@@ -110,7 +110,7 @@ def user_of(url: str, options: Mapping[str, Any]) -> str:
 
 
 def explain_session(exn: BaseException, user: str = "") -> Fault | None:
-    """An exception of one of these clients as a `Fault`; None for others'."""
+    """Explain an exception of one of these clients; None for others."""
     name, text = type(exn).__name__, str(exn).rstrip(".") or type(exn).__name__
     denied = Fault(Verdict.DENIED, f"{text} (as user {user!r})" if user else f"{text} (no user was given)", _AS_WHOM)
     status = getattr(exn, "status_code", None)

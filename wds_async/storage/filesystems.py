@@ -1,8 +1,8 @@
-"""The fsspec filesystems of one engine: found, made, kept, closed; and reading ranges and listings through them.
+"""The fsspec filesystems of one engine, and ranges and listings read through them.
 
 They are made on the engine's loop, uncached (``skip_instance_cache``): an instance cached by fsspec belongs to another
 loop, or to the parent of a fork. fsspec's own configuration (files and ``FSSPEC_*``) is applied by fsspec, whenever
-one is made; what the program gave as ``storage_options`` goes over it.
+one is made; ``storage_options`` go over it.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ _EXTRAS |= {name: extra for extra, names in SERVER_EXTRAS.items() for name in na
 
 
 def protocols(url: str) -> list[str]:
-    """The protocol of each link of an fsspec chain; "" for a path."""
+    """Return the protocol of each link of an fsspec chain; "" for a path."""
     chain = links(url)
     return [link.partition("://")[0] if "://" in link or link is not chain[-1] else "" for link in chain]
 
 
 def known_protocol(name: str) -> bool:
-    """Whether fsspec has a filesystem of this name (installed or not)."""
+    """Return whether fsspec has a filesystem of this name (installed or not)."""
     from fsspec.registry import known_implementations, registry  # noqa: PLC0415 (slow, and often not needed)
 
     return name in known_implementations or name in registry
@@ -75,12 +75,12 @@ def installed_stores() -> dict[str, importlib.metadata.EntryPoint]:
 
 
 def is_async(filesystem: Any) -> bool:
-    """Whether its coroutines are to be awaited on the loop; otherwise it blocks."""
+    """Return whether its coroutines are awaited on the loop; otherwise it blocks."""
     return bool(getattr(filesystem, "async_impl", False) and getattr(filesystem, "asynchronous", False))
 
 
 def filesystem_of(url: str, options: Mapping[str, Any], *, asynchronous: bool = False) -> tuple[Any, str]:
-    """A new filesystem for ``url`` with ``options`` over what the URL says, and the path in it. Blocks (imports).
+    """Make a filesystem for ``url`` with ``options`` over those in the URL; return it and the path. Blocks (imports).
 
     MissingExtra where its package is not installed.
     """
@@ -96,11 +96,11 @@ def filesystem_of(url: str, options: Mapping[str, Any], *, asynchronous: bool = 
                 filesystem, path = fsspec.core.url_to_fs(url, **_prepared_chain(url, options))
             return filesystem, str(path)
     cls = _class_of(url)
-    given: dict[str, Any] = {**said_by_url(cls._get_kwargs_from_urls(url)), **options, "skip_instance_cache": True}
+    arguments: dict[str, Any] = {**said_by_url(cls._get_kwargs_from_urls(url)), **options, "skip_instance_cache": True}
     if asynchronous and getattr(cls, "async_impl", False):
-        given["asynchronous"] = True
+        arguments["asynchronous"] = True
     with _extra_needed(url):
-        return started(cls(**_prepared(protocols(url)[0], given))), str(cls._strip_protocol(url))
+        return started(cls(**_prepared(protocols(url)[0], arguments))), str(cls._strip_protocol(url))
 
 
 _registering = threading.Lock()
@@ -118,7 +118,12 @@ def _prepared(protocol: str, options: Mapping[str, Any]) -> dict[str, Any]:
 def _prepared_chain(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a chain, in which each protocol has its own."""
     prepared = {name: _prepared(name, options.get(name, {})) for name in protocols(url) if name}
-    return {**options, **{name: given for name, given in prepared.items() if given or name in options}}
+    return {
+        **options,
+        **{
+            name: prepared_options for name, prepared_options in prepared.items() if prepared_options or name in options
+        },
+    }
 
 
 def _own_class(protocol: str) -> Any:
@@ -164,9 +169,9 @@ def _extra_needed(url: str) -> contextlib.AbstractContextManager[None]:
 
 
 class Filesystems:
-    """Those of one store's backend, by protocol and what the URL says (host, user, account).
+    """Filesystems of one store's backend, by protocol and what the URL names (host, user, account).
 
-    Each call of theirs has a deadline (`deadlines`): for a range `range_s`, for anything else `question_s`."""
+    Each of their calls has a deadline (`deadlines`): for a range `range_s`, for anything else `question_s`."""
 
     def __init__(
         self,
@@ -185,14 +190,14 @@ class Filesystems:
         self._lost: list[Any] = []
 
     async def find(self, url: str) -> tuple[Any, str]:
-        """The filesystem of ``url``, ready for use on this loop, and the path in it."""
+        """Return the filesystem of ``url``, ready for use on this loop, and the path in it."""
         filesystem, path = await with_deadline(self._call(self._find, url), self.question_s)
         if is_async(filesystem) and hasattr(filesystem, "set_session"):
             await with_deadline(filesystem.set_session(), self.question_s)
         return filesystem, path
 
     async def ranges(self, url: str) -> FsspecRanges:
-        """``url`` read by the filesystem's own client: the way that every store has."""
+        """Return ``url`` as ranges that the filesystem's own client reads, which every store has."""
         filesystem, path = await self.find(url)
         info = await self.info(filesystem, path)
         if info.get("type") == "directory":
@@ -203,23 +208,23 @@ class Filesystems:
         return FsspecRanges(self, url, (filesystem, path), int(size), _version(info))
 
     async def info(self, filesystem: Any, path: str) -> dict[str, Any]:
-        """What the filesystem knows of ``path``."""
+        """Return the filesystem's description of ``path``."""
         if is_async(filesystem):
             return dict(await with_deadline(filesystem._info(path), self.question_s))
         return dict(await self.take(filesystem, self.question_s, filesystem.info, path))
 
     def range_s(self, size_bytes: int) -> float:
-        """Seconds in which a range has to be there."""
+        """Return the deadline of a range, in seconds."""
         return transfer_s(self._stall_s, size_bytes)
 
     async def entries(self, url: str) -> AsyncIterator[Entry]:
-        """What is in the folder ``url`` (which ends with "/"), in the filesystem's order; folders end with "/"."""
+        """Yield the entries of the folder ``url`` (which ends with "/"); those that are folders end with "/"."""
         filesystem, path = await self.find(url)
         if is_async(filesystem):
-            found = await with_deadline(filesystem._ls(path, detail=True), self.question_s)
+            infos = await with_deadline(filesystem._ls(path, detail=True), self.question_s)
         else:
-            found = await self.take(filesystem, self.question_s, filesystem.ls, path, detail=True)
-        for info in found:
+            infos = await self.take(filesystem, self.question_s, filesystem.ls, path, detail=True)
+        for info in infos:
             if str(info["name"]).strip("/") == path.strip("/"):  # fsspec lists a file as itself
                 continue
             name = str(info["name"]).rstrip("/").rpartition("/")[2]
@@ -231,8 +236,8 @@ class Filesystems:
     async def take(
         self, filesystem: Any, allowed_s: float, function: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """One call of a filesystem that blocks, within ``allowed_s`` seconds of its turn. Where all go over one
-        connection and this is not the server's answer, or the call hangs, the next one is made by a new filesystem."""
+        """Call a blocking filesystem, within ``allowed_s`` seconds of its turn. Where all calls go over one connection
+        that breaks, or the call hangs, the next one is made by a new filesystem."""
         turn = self._turn(filesystem)
         try:
             return await turn.take(allowed_s, function, *args, **kwargs)
@@ -247,7 +252,7 @@ class Filesystems:
             raise
 
     async def _leave(self, filesystem: Any) -> None:
-        """Use another one from now on, unless it is one of a chain: fsspec keeps those."""
+        """Use another filesystem from now on, unless it is of a chain: fsspec keeps those."""
         if any(made is filesystem for made in self._made.values()):
             self._lost.append(filesystem)
             self._made = {key: made for key, made in self._made.items() if made is not filesystem}
@@ -255,11 +260,11 @@ class Filesystems:
                 await with_deadline(self._call(end_session, filesystem), self.question_s)
 
     def lost(self, filesystem: Any) -> bool:
-        """Whether its connection broke."""
+        """Return whether its connection broke."""
         return any(filesystem is one for one in self._lost)
 
     async def close(self) -> None:
-        """Close the sessions of all."""
+        """Close all sessions."""
         for filesystem in self._made.values():
             await self._call(end_session, filesystem)
             session = getattr(filesystem, "_session", None)
@@ -309,19 +314,19 @@ _MODIFIED = ("mtime", "LastModified", "last_modified", "modified", "updated", "c
 
 
 def _modified(info: dict[str, Any]) -> float | None:
-    found = next((info[name] for name in _MODIFIED if info.get(name)), None)
-    if isinstance(found, str):
+    modified = next((info[name] for name in _MODIFIED if info.get(name)), None)
+    if isinstance(modified, str):
         try:
-            found = datetime.datetime.fromisoformat(found)
+            modified = datetime.datetime.fromisoformat(modified)
         except ValueError:
             return None
-    if isinstance(found, datetime.datetime):
-        return found.timestamp()
-    return float(found) if isinstance(found, int | float) else None
+    if isinstance(modified, datetime.datetime):
+        return modified.timestamp()
+    return float(modified) if isinstance(modified, int | float) else None
 
 
 class _Turn:
-    """One call at a time: blocking filesystems promise nothing for threads. ``ftp`` has one connection, and
+    """A lock for one call at a time: blocking filesystems promise nothing for threads. ``ftp`` has one connection, and
     ``simplecache`` shows a file to all while it is still being written."""
 
     def __init__(self, call: Call, running: threading.Lock) -> None:
@@ -330,7 +335,7 @@ class _Turn:
         self.running = running
         """Held by the thread of a call, also of one that was cancelled."""
         self.hung = False
-        """A call has hung: those that wait fail now."""
+        """A call has hung, so the waiting ones fail."""
 
     async def take(self, allowed_s: float, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         async with self._queue:
@@ -383,7 +388,7 @@ class FsspecRanges:
         return bytes(data) if not isinstance(data, bytes) else data
 
     async def _look_again(self) -> None:
-        """`ObjectReplaced` where the filesystem now says something else of the object."""
+        """Raise `ObjectReplaced` where the filesystem now describes another object."""
         version = self.version
         with contextlib.suppress(Exception):  # it cannot be had: nothing was seen
             version = _version(await self._owner.info(self._filesystem, self._path))

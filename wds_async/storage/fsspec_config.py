@@ -1,5 +1,4 @@
-"""fsspec's own configuration, for the stores that the engine reads itself: where fsspec makes a filesystem, it applies
-it by itself."""
+"""fsspec's own configuration, for the stores that the engine reads without fsspec."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ __all__ = ["configured", "fsspec_configuration"]
 
 
 def fsspec_configuration(*protocols: str) -> dict[str, Any]:
-    """What fsspec's files and ``FSSPEC_*`` say for ``protocols``, the later over the earlier. Blocks.
+    """Return the configuration of ``protocols`` in fsspec's files and ``FSSPEC_*``, the later over the earlier. Blocks.
 
     fsspec (60 ms) is imported only where there is something to find.
     """
@@ -31,9 +30,9 @@ def fsspec_configuration(*protocols: str) -> dict[str, Any]:
 
 
 def configured(options: Options, *protocols: str) -> Options:
-    """``options`` over what fsspec's configuration says for ``protocols``."""
-    said = fsspec_configuration(*protocols)
-    return Options({**said, **options}) if said else options
+    """Return ``options`` over fsspec's configuration of ``protocols``."""
+    configuration = fsspec_configuration(*protocols)
+    return Options({**configuration, **options}) if configuration else options
 
 
 def _is_any(protocols: tuple[str, ...]) -> bool:

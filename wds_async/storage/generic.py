@@ -1,4 +1,4 @@
-"""Whatever else fsspec knows: ranges through the filesystem's own ``_cat_file``, always with an explicit end."""
+"""The backend for every other filesystem of fsspec: ranges through its ``_cat_file``, always with an explicit end."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from wds_async.urls import scheme
 
 __all__ = ["GenericBackend", "explain_foreign", "reads_local_files"]
 
-# The first four are this machine's files, git and dvc a repository among them; what the last two read is said by what
-# they find elsewhere, and may be any file.
+# The first four are this machine's files, git and dvc a repository among them; the last two read what a file elsewhere
+# names, which may be any file.
 _LOCAL = frozenset({"", "file", "local", "asynclocal", "git", "dvc", "generic", "reference"})
 
 _NO_CREDENTIALS = frozenset(
@@ -29,13 +29,13 @@ _CREDENTIALS_ADVICE = (
 
 
 def reads_local_files(url: str) -> bool:
-    """Whether a URL for fsspec ends at this machine's files."""
+    """Return whether a URL for fsspec ends at this machine's files."""
     return not _LOCAL.isdisjoint(protocols(url))
 
 
 def explain_foreign(exn: BaseException, user: str = "") -> Fault:
-    """An exception of a filesystem of fsspec, as a `Fault`; ``user`` is as whom it was asked."""
-    cause = exn.__cause__  # fsspec's HTTP says of every failure that there is no such file
+    """Explain an exception of a filesystem of fsspec that was used as ``user``."""
+    cause = exn.__cause__  # fsspec's HTTP turns every failure into a missing file
     if isinstance(exn, FileNotFoundError) and isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
         return explain_foreign(cause, user)
     if isinstance(exn, FileNotFoundError | PermissionError | IsADirectoryError):
@@ -49,7 +49,7 @@ def explain_foreign(exn: BaseException, user: str = "") -> Fault:
 
 
 class GenericBackend(Store):
-    """One for all fsspec filesystems that have no room of their own."""
+    """Backend of all fsspec filesystems without a store's folder."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Local and mounted files: what there is to read, and what an ``OSError`` means."""
+"""Local and mounted files, and the meaning of an ``OSError``."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _AGAIN = frozenset({errno.EAGAIN, errno.EINTR, errno.EIO, errno.ETIMEDOUT, getat
 
 
 def file_version(status: os.stat_result) -> str:
-    """What pins a file while it is read: inode, size and time of change."""
+    """Return the version of a file: inode, size and time of change."""
     return f"inode {status.st_ino}, {status.st_size} bytes, modified {status.st_mtime_ns}"
 
 
 def explain_os_error(exn: BaseException) -> Fault:
-    """An ``OSError`` of a file system as a `Fault`. Errors that network file systems heal from are transient."""
+    """Explain an ``OSError`` of a file system. Errors that network file systems recover from are transient."""
     text = getattr(exn, "strerror", None) or str(exn) or type(exn).__name__
     if isinstance(exn, FileNotFoundError):
         braces = " These braces are taken literally; a range is written {000..999}." if "{" in str(exn.filename) else ""
@@ -40,7 +40,7 @@ def explain_os_error(exn: BaseException) -> Fault:
 
 
 class LocalBackend(Store):
-    """Paths and ``file:`` URLs. ``call`` runs a blocking function on a thread."""
+    """Backend of paths and ``file:`` URLs. ``call`` runs a blocking function on a thread."""
 
     def __init__(self, call: Callable[..., Awaitable[Any]]) -> None:
         self._call = call
@@ -52,7 +52,7 @@ class LocalBackend(Store):
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         if not stat.S_ISREG(status.st_mode):  # a FIFO, /dev/stdin, a process substitution
-            # Without O_NONBLOCK the open of a FIFO would hold a thread until somebody writes.
+            # Without O_NONBLOCK the open of a FIFO would hold a thread until there is a writer.
             flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
             return FdStream(self._call, lambda: os.open(path, flags))
         return LocalFile(path, status.st_size, file_version(status))
@@ -72,12 +72,12 @@ class LocalBackend(Store):
 
 
 def _scan(path: str) -> list[tuple[str, int | None, float]]:
-    """Name, size (None for a folder) and time of change of what is in a folder, sorted; broken links are left out."""
-    found = []
+    """List a folder, sorted: names, sizes (None for a folder) and times of change, without broken links."""
+    listing = []
     with os.scandir(path) as entries:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):
                 status = entry.stat()
                 size = None if stat.S_ISDIR(status.st_mode) else status.st_size
-                found.append((entry.name, size, status.st_mtime))
-    return sorted(found)
+                listing.append((entry.name, size, status.st_mtime))
+    return sorted(listing)

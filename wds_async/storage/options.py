@@ -1,4 +1,4 @@
-"""``storage_options=``: what a program says to the stores' clients, beside what their own environment says."""
+"""``storage_options=``: options of the stores' clients, over those of their own environment."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ from wds_async.storage.stores import BY_SCHEME
 from wds_async.urls import links, scheme
 
 __all__ = ["NOTHING_GIVEN", "NO_OPTIONS", "Options", "StorageOptions"]
-
-
 _PLACES = ("endpoint_url", "endpoint", "account_host", "account_name", "connection_string", "host", "port")
 _SECRETS = re.compile(r"(?:AccountKey|SharedAccessSignature)=[^;]*;?|(?<=://)[^/@]*@", re.IGNORECASE)
 _DIGEST_DIGITS = 16
 
 
 class Options(Mapping[str, Any]):
-    """The options of one store: frozen, hashable by what they say, and shown by their names only."""
+    """The options of one store: frozen, hashable, and shown by their names only."""
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         self._given = dict(given)
@@ -43,12 +41,12 @@ class Options(Mapping[str, Any]):
 
     @property
     def place(self) -> str:
-        """What tells objects of one URL apart: a digest of the endpoint and account among these options, "" where they
-        name none."""
-        given = (
+        """A digest of the endpoint and account among these options, "" where they name none: one URL may mean different
+        objects there."""
+        options = (
             {**(self.get("client_kwargs") or {}), **self} if isinstance(self.get("client_kwargs"), Mapping) else self
         )
-        named = [(name, _SECRETS.sub("", str(given[name]))) for name in _PLACES if given.get(name)]
+        named = [(name, _SECRETS.sub("", str(options[name]))) for name in _PLACES if options.get(name)]
         return hashlib.sha256(repr(named).encode()).hexdigest()[:_DIGEST_DIGITS] if named else ""
 
     def __repr__(self) -> str:
@@ -59,7 +57,7 @@ NO_OPTIONS = Options({})
 
 
 class StorageOptions:
-    """What the program gave: options by scheme, ``{"s3": {"key": …}, "gs": {…}}``, or one store's without a scheme,
+    """Options of the program: by scheme, ``{"s3": {"key": …}, "gs": {…}}``, or one store's without a scheme,
     ``{"key": …, "secret": …}``, which are then those of every URL that is read. Names are those of the fsspec
     filesystem (s3fs, gcsfs, adlfs, …); for HTTP and AIStore see `http` and `ais`. ConfigError for what is neither.
     """
@@ -87,7 +85,7 @@ class StorageOptions:
             self._all = Options(given)
 
     def of(self, url: str) -> Options:
-        """The options for ``url`` (rewritten). Of a chain they are by link, as fsspec takes them."""
+        """Return the options for ``url`` (rewritten). Those of a chain are by link, as fsspec takes them."""
         if self._all is not None:
             return self._all
         if len(chain := links(url)) > 1 and self._by_scheme:
@@ -96,7 +94,7 @@ class StorageOptions:
         return self._by_scheme.get(_canonical(scheme(url)), NO_OPTIONS) if self._by_scheme else NO_OPTIONS
 
     def named(self, name: str) -> Options:
-        """What was given for the scheme ``name``, and not to every store: what is meant for one is no other's."""
+        """Return the options for the scheme ``name`` alone, without those for every store."""
         return self._by_scheme.get(_canonical(name), NO_OPTIONS)
 
     def __bool__(self) -> bool:

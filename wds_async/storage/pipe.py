@@ -37,17 +37,17 @@ __all__ = [
 _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
 _LOOK_EVERY_MS = 500
-# What a shell with `pipefail` says where a command of its pipeline did not read all (`zcat x | head -c 1M`). WebDataset
-# takes it for a good end too.
+# The status of a shell with `pipefail` where a command of its pipeline did not read all (`zcat x | head -c 1M`).
+# WebDataset takes it for a good end too.
 _BROKEN_PIPE = 128 + 13
 
 
 class CommandFailed(Exception):
-    """A ``pipe:`` command ended with a status that is not 0."""
+    """Error: a ``pipe:`` command ended with a status other than 0."""
 
 
 class FdStream:
-    """Anything with a file descriptor: ``opener`` opens it, on a thread; it is closed in the end."""
+    """A stream over a file descriptor, which ``opener`` opens on a thread and `close` closes."""
 
     restartable = False
 
@@ -76,7 +76,7 @@ class FdStream:
 
 
 class _Reading:
-    """One read on a thread, which may be given up: then it writes to the memory no more, and soon ends.
+    """One read on a thread that can be cancelled: then it no longer writes to the memory, and soon ends.
 
     A thread that is blocked in ``read`` could write at any later time, when the slab has another owner.
     """
@@ -85,23 +85,23 @@ class _Reading:
         self._fd = fd
         self._into = into
         self._lock = threading.Lock()
-        self._given_up = False
+        self._cancelled = False
 
     def run(self) -> int:
         data = None
-        while not self._given_up:
+        while not self._cancelled:
             if not hasattr(select, "poll"):  # Windows: read first, and see then whether it is still wanted
                 data = os.read(self._fd, len(self._into))
             elif not _readable(self._fd):
                 continue
             with self._lock, contextlib.suppress(BlockingIOError):
-                if not self._given_up:
+                if not self._cancelled:
                     return self._take(data)
         return 0
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         with self._lock:
-            self._given_up = True
+            self._cancelled = True
 
     def _take(self, data: bytes | None) -> int:
         if data is None:
@@ -111,7 +111,7 @@ class _Reading:
 
 
 def _readable(fd: int) -> bool:
-    """Whether a read would not block; waits for that a while."""
+    """Wait a while for input, and return whether there is some."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(_LOOK_EVERY_MS))
@@ -122,7 +122,7 @@ async def _read_fd(call: Call, fd: int, into: memoryview) -> int:
     try:
         return int(await call(reading.run))
     except asyncio.CancelledError:
-        reading.give_up()
+        reading.cancel()
         raise
 
 
@@ -186,7 +186,7 @@ def _reap(process: subprocess.Popen[bytes]) -> None:
 
 
 def start(*args: Any, writes: bool, **kw: Any) -> subprocess.Popen[bytes]:
-    """Start what ``subprocess.Popen(*args, **kw)`` starts, to read from or write to.
+    """Start ``subprocess.Popen(*args, **kw)`` with a pipe to read from or write to.
 
     In a session of its own, so that a whole pipeline of commands can be killed (`stop`) when its reader leaves.
     """
@@ -214,14 +214,14 @@ def finish_writing(process: subprocess.Popen[bytes]) -> int:
 
 
 def describe_status(status: int) -> str:
-    """An exit status (negative for a signal) in words."""
+    """Describe an exit status (negative for a signal)."""
     if status < 0:
         return f"the command was ended by signal {signal.Signals(-status).name}"
     return f"the command ended with status {status}"
 
 
 class PipeBackend(Store):
-    """``pipe:command``, given to the shell as it stands."""
+    """Backend of ``pipe:command``, which the shell runs as it stands."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
@@ -237,12 +237,12 @@ class PipeBackend(Store):
 
     def classify(self, outcome: Answer | BaseException, url: str) -> Fault:
         if isinstance(outcome, CommandFailed):
-            return Fault(Verdict.COMMAND, str(outcome), "Run it in a shell to see what it says.")
+            return Fault(Verdict.COMMAND, str(outcome), "Run it in a shell to see its output.")
         return Fault(Verdict.FATAL, f"{type(outcome).__name__}: {outcome}")
 
 
 class StdinBackend(PipeBackend):
-    """``-``: standard input, once."""
+    """Backend of ``-``, standard input, once."""
 
     async def access(self, url: str) -> Access:
         return FdStream(self._call, sys.stdin.fileno)

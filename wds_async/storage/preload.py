@@ -1,4 +1,4 @@
-"""Imports of the packages that stores are read by: one at a time in the process, and what their failures mean."""
+"""Imports of the stores' client packages: one at a time in the process, with errors that name the extra."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _lock = threading.RLock()
 
 @contextlib.contextmanager
 def client_imports() -> Iterator[None]:
-    """Import clients of stores in this block, while no other thread does. It blocks, so it is nothing for a loop.
+    """Import clients of stores in this block, while no other thread does. Blocks, so not for an event loop.
 
     When one thread imports a package (aiohttp) while another imports a module of it (aiohttp.abc), each can need what
     the other holds. Python ends that deadlock of its import locks by giving one of them a module that is not complete,
@@ -50,7 +50,7 @@ def extra_needed(what: str, extra: str | None) -> Iterator[None]:
 
 
 def _replace_lock() -> None:
-    """In a forked child: another thread of the parent may have held it."""
+    """Replace the lock in a forked child: another thread of the parent may have held it."""
     global _lock
     _lock = threading.RLock()
 

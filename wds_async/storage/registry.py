@@ -80,7 +80,7 @@ class Location:
     options: Options = field(default=NO_OPTIONS, compare=False)
     """Options for its store (``storage_options``)."""
     fallback: Location | None = field(default=None, compare=False)
-    """Where else it is read when its store cannot be reached (``WDS_AIS_FALLBACK``)."""
+    """The location to read from when its store cannot be reached (``WDS_AIS_FALLBACK``)."""
     entry: CacheEntry | None = field(default=None, compare=False)
     """The shard's entry in a disk cache, where there is one: it decides at the time of reading how to read it."""
 
@@ -106,12 +106,12 @@ class Location:
 
     @property
     def in_order(self) -> bool:
-        """Whether it can only be read from the start on, by its kind."""
+        """Whether its store can only be read from the start on."""
         return self.entry is None and self.spec.in_order
 
 
 def check_allowed(kind: str) -> None:
-    """Refuse what ``WDS_SECURE=1`` forbids: the one place that every opener passes.
+    """Raise UnsafeContent for what ``WDS_SECURE=1`` forbids; every opener passes here.
 
     Standard input stays open to read, and so does what the program opens itself (kind ``opener``): secure mode is about
     data that names what to open, and both are the program's own choice.
@@ -125,10 +125,10 @@ def check_allowed(kind: str) -> None:
 
 
 def locate(url: str, *, final: bool = False, options: StorageOptions = NOTHING_GIVEN) -> Location:
-    """Rewrite and route ``url``, then name its backend. `UrlError` for a scheme that nothing here knows.
+    """Rewrite and route ``url``, and return its location. Raise UrlError for an unknown scheme.
 
-    The program's openers (`schemes`) come first. A ``final`` URL is what such an opener was given: it goes to our own
-    clients and is not rewritten again, so that an opener can call the one whose place it took.
+    The program's openers (`user_openers`) come first. A ``final`` URL comes from such an opener: it goes to our own
+    clients and is not rewritten again, so that an opener can call the one it replaced.
 
     The order, everywhere: a URL is expanded (`urls.expand_urls`), rewritten (the first rule that matches it as written,
     else under its scheme's usual name), and routed: ``USE_AIS_FOR`` is asked about the scheme that came out of
@@ -155,8 +155,8 @@ def locate(url: str, *, final: bool = False, options: StorageOptions = NOTHING_G
         )
     check_allowed("local" if kind == "generic" and reads_local_files(target) else kind)
     spec = spec_of(kind)
-    given = options.of(f"{spec.schemes[0]}://") if spec.web_services else NO_OPTIONS
-    place = Location(url, target, kind, given or options.of(target))
+    own_options = options.of(f"{spec.schemes[0]}://") if spec.web_services else NO_OPTIONS
+    place = Location(url, target, kind, own_options or options.of(target))
     return _routed(place, options) if spec.routable else place
 
 
@@ -176,36 +176,38 @@ def _kind(target: str, name: str) -> str | None:
 
 
 def _near(name: str) -> str:
-    """The question after a scheme that was meant, where a known one is close to ``name``."""
+    """Return a question with the known scheme closest to ``name``, "" where none is close."""
     near = difflib.get_close_matches(name, _SUGGESTED, 1, 0.6)
     return f" Did you mean {near[0]}://?" if near else ""
 
 
 def _routed(place: Location, options: StorageOptions) -> Location:
-    """``place``, or AIStore in its stead where ``USE_AIS_FOR`` names its scheme."""
+    """Return ``place``, or where a router takes its URL (``USE_AIS_FOR``), the location at that router."""
     for spec in _ROUTERS:
-        given = options.named(spec.schemes[0])
-        if (given or any(value(name) for name in spec.router_variables)) and load(spec.router)(place.target, given):
-            routed = Location(place.url, place.target, spec.kind, given)
+        own_options = options.named(spec.schemes[0])
+        if (own_options or any(value(name) for name in spec.router_variables)) and load(spec.router)(
+            place.target, own_options
+        ):
+            routed = Location(place.url, place.target, spec.kind, own_options)
             falls_back = settings().ais_fallback and load(spec.has_origin)(place.target)
             return replace(routed, fallback=place) if falls_back else routed
     return place
 
 
 def _native(target: str) -> str:
-    """The URL that a ``pipe:`` stands for, where the user asked for it; otherwise one notice a run."""
+    """Return the URL that a ``pipe:`` stands for with ``WDS_NATIVE_PIPES``; else log it once a run."""
     native = native_pipe(target)
     if native is None:
         return target
     if settings().native_pipes:
         return native
-    if multiprocessing.parent_process() is None:  # a worker's parent was told when it made the dataset
+    if multiprocessing.parent_process() is None:  # a worker's parent logged it when it made the dataset
         _tell(target, native)
     return target
 
 
 def tell_of_native_pipes(urls: Iterable[str]) -> None:
-    """Log, once a run and tool, which ``pipe:`` commands among ``urls`` need not be commands."""
+    """Log, once a run and tool, the ``pipe:`` commands among ``urls`` that could be plain URLs."""
     for url in urls:
         if url.startswith("pipe:") and (native := native_pipe(url)) is not None and not settings().native_pipes:
             _tell(url, native)

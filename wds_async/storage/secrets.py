@@ -1,4 +1,4 @@
-"""Secrets that were sent, and texts without them: some servers repeat in an error what they were sent."""
+"""Secrets that were sent, hidden in answers, errors and logs: some servers repeat what they were sent."""
 
 from __future__ import annotations
 
@@ -25,13 +25,12 @@ _CODE = re.compile(r"[\w.-]{1,80}", re.ASCII)
 
 
 def code_shown(code: str) -> str:
-    """An error's ``code`` where it is one: a short word. "" for anything else, which a server may have made of what it
-    was sent."""
+    """Return an error's ``code`` if it is a short word, else "": a server may put there what it was sent."""
     return code if _CODE.fullmatch(code) else ""
 
 
 class Secrets:
-    """The newest few hundred values that prove who asks. Nothing shows them."""
+    """The newest few hundred credentials that were sent; never shown."""
 
     def __init__(self, *values: Any) -> None:
         self._values: dict[str, None] = {}
@@ -41,7 +40,7 @@ class Secrets:
         return f"Secrets({len(self._values)})"
 
     def add(self, *values: Any) -> None:
-        """Each a str (others are passed over), to be hidden as it is and as it stands in a URL."""
+        """Add each str among ``values``, to be hidden as it is and percent-encoded or decoded."""
         for value in values:
             if isinstance(value, str) and len(value) >= _SHORTEST:
                 for form in (value, urllib.parse.quote(value, safe=""), urllib.parse.unquote(value)):
@@ -51,34 +50,34 @@ class Secrets:
             del self._values[next(iter(self._values))]
 
     def add_headers(self, headers: Iterable[tuple[str, str]]) -> None:
-        """The headers among ``headers`` that prove something, whole and by what follows their last space or ``=``."""
+        """Add the credentials among ``headers``, whole and what follows their last space or ``=``."""
         for name, value in headers:
             if _PROOFS.fullmatch(name):
                 self.add(value, value.rpartition(" ")[2], value.rpartition("Signature=")[2])
 
     def add_query(self, query: str) -> None:
-        """A query that is signed, whole and by its signature."""
+        """Add a signed query and its signature."""
         self.add(query, *urllib.parse.parse_qs(query).get("sig", []))
 
     def hidden(self, text: str) -> str:
-        """``text`` with ``***`` for each."""
+        """Return ``text`` with ``***`` for each."""
         for value in sorted(self._values, key=len, reverse=True):
             text = text.replace(value, "***")
         return text
 
     def of_answer(self, answer: Answer) -> Answer:
-        """``answer`` without them, before anybody cuts pieces out of it."""
+        """Return ``answer`` without them."""
         if not self._values:
             return answer
         excerpt = self.hidden(answer.excerpt.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
         return replace(answer, fields=self.of_mapping(answer.fields), excerpt=excerpt)
 
     def of_mapping(self, fields: Mapping[str, str]) -> dict[str, str]:
-        """``fields`` without them."""
+        """Return ``fields`` without them."""
         return {name: self.hidden(value) for name, value in fields.items()}
 
     def of_fault(self, fault: Fault) -> Fault:
-        """``fault`` without them."""
+        """Return ``fault`` without them."""
         return replace(fault, reason=self.hidden(fault.reason), advice=self.hidden(fault.advice))
 
 
@@ -142,7 +141,7 @@ def hide_in_logs(secrets: Secrets, *packages: str) -> None:
 
 @functools.cache
 def _module_names(package: str) -> tuple[str, ...]:
-    """Names of the package and its modules, which their loggers have: a filter does not count for loggers below."""
+    """Return the names of the package and its modules: a filter does not apply to loggers below."""
     try:
         spec = importlib.util.find_spec(package)
     except ModuleNotFoundError:

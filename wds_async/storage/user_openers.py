@@ -34,34 +34,24 @@ __all__ = [
 ]
 
 Opener = Callable[..., Any]
-
-
 """``opener(url, mode, bufsize, **kw)`` gives a file-like object: ``read(n)`` or ``readinto`` for mode ``"rb"``,
 ``write`` for ``"wb"``. For the engine it runs on a thread, for several shards at once."""
-
-
 DEFAULT = "__default__"
-
-
 gopen_schemes: dict[str, Opener] = {}
-
-
 """The table. Keys are schemes in lower case, without colon."""
-
-
 _ours: dict[str, Opener] = {}
 
 
 def install(openers: Mapping[str, Opener]) -> None:
-    """Put openers of our own into the table, where the program has put none. They are told apart from the program's
-    by identity, name by name: to give ``"gs"`` the opener of ``"http"`` is the program's choice."""
+    """Put our own openers into the table, where the program has put none. They differ from the program's by identity,
+    name by name: to give ``"gs"`` the opener of ``"http"`` is the program's choice."""
     for name, opener in openers.items():
         _ours[name] = opener
         gopen_schemes.setdefault(name, opener)
 
 
 def by_user(name: str) -> bool:
-    """Whether the program has put an opener for the scheme ``name`` there."""
+    """Return whether the program has put an opener for the scheme ``name`` there."""
     return name in gopen_schemes and gopen_schemes[name] is not _ours.get(name)
 
 
@@ -71,27 +61,19 @@ def opener_of(name: str) -> Opener | None:
 
 
 def default_opener() -> Opener | None:
-    """The program's opener for schemes that nothing here knows."""
+    """Return the program's opener for unknown schemes."""
     return gopen_schemes[DEFAULT] if by_user(DEFAULT) else None
 
 
 recognise(by_user)
-
-
 GOPEN_BUFSIZE = 8192
-
-
 """The ``bufsize`` that WebDataset gives to openers, in bytes; it says nothing about how much is read at once."""
-
-
 _CHUNK_BYTES = 512 << 10
-
-
 _GRACE_S = 0.5
 
 
 def named_opener(url: str) -> Opener:
-    """The program's opener that reads ``url``. UrlError where it was taken out of the table meanwhile."""
+    """Return the program's opener for ``url``. Raise UrlError where the table has none any more."""
     opener = opener_of(scheme(url)) or default_opener()
     if opener is None:
         raise UrlError(f"{redact(url)}: its entry of gopen_schemes is gone; leave it there while shards are read")
@@ -99,7 +81,7 @@ def named_opener(url: str) -> Opener:
 
 
 class OpenedStream:
-    """What the program's opener gives for one URL.
+    """A stream over the file that the program's opener returns for one URL.
 
     Reading goes through memory of its own, and one copy: a read that hangs in the program's code cannot be stopped, and
     must not write to a slab that has another owner by then. Its thread closes the file when it comes back.
@@ -133,7 +115,7 @@ class OpenedStream:
             await asyncio.wait([job], timeout=_GRACE_S)
             if not job.done():
                 return
-        with contextlib.suppress(Exception):  # what it says about the rest, which nobody wants
+        with contextlib.suppress(Exception):  # errors about the rest, which is not read
             await self._call(self._close)
 
     async def _run(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -187,13 +169,13 @@ def _too_much(got: int, size: int) -> memoryview:
 
 
 def _retrieved(future: asyncio.Future[Any]) -> None:
-    """A read that nobody waits for any more may fail: that is not worth a line in the log."""
+    """Retrieve the exception of an abandoned read, so that asyncio does not log it."""
     if not future.cancelled():
         future.exception()
 
 
 class OpenedBackend(Store):
-    """URLs of schemes that the program has openers for. ``call`` runs a blocking function on a thread."""
+    """Backend of the program's own openers. ``call`` runs a blocking function on a thread."""
 
     def __init__(self, call: Call) -> None:
         self._call = call

@@ -1,8 +1,7 @@
-"""What is in a store: the shards that a pattern or a folder stands for, and what a folder holds.
+"""Listings of stores: the shards that a pattern or a folder stands for, and the contents of a folder.
 
-It is asked when a dataset is made, by plain code, which a notebook may call from within a running event loop. So each
-call has a thread with an event loop of its own, which has ended when the call returns, with its clients; a program
-that forks later inherits nothing but names.
+Called by plain code when a dataset is made, also from within a running event loop (notebooks). So each call has a
+thread with an event loop of its own, which ends with the call; a program that forks later inherits only names.
 
 Only the folders that a pattern needs are listed, page by page, and of their names only those that match are held. The
 names of a folder in which something matched are kept for the run (`forget_listings` drops them), so that the datasets
@@ -39,7 +38,7 @@ _PAGE = 1000
 
 
 def expand_listed(urls: Urls, options: StorageOptions = NOTHING_GIVEN) -> list[str]:
-    """Every shard that ``urls`` names, in order: what `urls.expand_urls` gives, and then patterns in URLs of stores
+    """Return every shard that ``urls`` names, in order: `urls.expand_urls`, and then patterns in URLs of stores
     (``s3://b/x-*.tar``, ``gs://b/**/[ab].tar``) and folders (``https://host/dir/``: the shards in it) as well, each
     sorted. See `globs` for what a pattern is; a name that is there literally is taken literally.
 
@@ -50,12 +49,12 @@ def expand_listed(urls: Urls, options: StorageOptions = NOTHING_GIVEN) -> list[s
 
 
 def matches(urls: Urls, options: StorageOptions = NOTHING_GIVEN) -> list[Entry]:
-    """The same, with sizes and times where a listing tells them or the file is local; never from memory."""
+    """Return the same, with sizes and times where a listing has them or the file is local; never from memory."""
     return [_with_status(entry) for entry in _found(urls, options, fresh=True)]
 
 
 def folder_entries(url: str, *, recursive: bool = False, options: StorageOptions = NOTHING_GIVEN) -> Generator[Entry]:
-    """What is in the folder ``url``, which ends with "/", in the store's order: objects and folders, or with
+    """Yield what is in the folder ``url``, which ends with "/", in the store's order: objects and folders, or with
     ``recursive`` the objects in it and then those in its folders. Listed page by page as it is taken; close the
     iterator to stop before its end. Raises what `expand_listed` raises.
     """
@@ -66,7 +65,7 @@ def folder_entries(url: str, *, recursive: bool = False, options: StorageOptions
 
 
 def forget_listings() -> None:
-    """Forget which names there are, so that the next dataset lists its folders again."""
+    """Forget all listings, so that the next dataset lists its folders again."""
     forget()
 
 
@@ -74,7 +73,7 @@ def _found(urls: Urls, options: StorageOptions, *, fresh: bool) -> list[Entry]:
     expanded = expand_urls(urls)
     patterns: dict[str, Pattern] = {}
     for url in expanded:
-        if url not in patterns and (pattern := parse(url)) is not None and not _is_the_programs(pattern, options):
+        if url not in patterns and (pattern := parse(url)) is not None and not _opened_by_program(pattern, options):
             patterns[url] = pattern
     if not patterns:
         return [Entry(url, None) for url in expanded]
@@ -84,8 +83,8 @@ def _found(urls: Urls, options: StorageOptions, *, fresh: bool) -> list[Entry]:
     return [entry for url in expanded for entry in (results[url].result() if url in results else [Entry(url, None)])]
 
 
-def _is_the_programs(pattern: Pattern, options: StorageOptions) -> bool:
-    """Whether the program opens such URLs itself: its opener may have a meaning of its own for ``*``."""
+def _opened_by_program(pattern: Pattern, options: StorageOptions) -> bool:
+    """Return whether the program's own opener reads such URLs: ``*`` may mean something else to it."""
     place = locate(pattern.folder, options=options)
     return place.kind == "opener" and place.target == pattern.folder
 
@@ -150,7 +149,7 @@ class _Loop:
         self._thread.join(_STOP_WITHIN_S)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Its result, or what it raises; Ctrl-C ends the waiting."""
+        """Run ``work`` on the loop; Ctrl-C ends the wait."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def _run(self) -> None:
@@ -189,7 +188,7 @@ class _Loop:
                 result = function(*args, **kwargs)
             except Exception as exn:
                 error = exn
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(finish, result, error)
 
         threading.Thread(target=work, name="wds-async-listing-call", daemon=True).start()

@@ -1,4 +1,4 @@
-"""One folder of a store, listed with retries where rewriting and routing lead; and the memory of what was listed."""
+"""One folder of a store, listed with retries after rewriting and routing; and the memory of listings."""
 
 from __future__ import annotations
 
@@ -46,12 +46,11 @@ _DECIDING = tuple(name for spec in STORES for name in spec.variables)
 _PREFIXES = tuple(name for name in _DECIDING if name.endswith("_"))
 _IDENTITIES = tuple(dict.fromkeys((*(v.name for v in VARIABLES if v.name.startswith(_PREFIXES)), *_DECIDING)))
 
-
 # -- the names of folders that were listed, for the run ---------------------------------------------------------
 
 
 class Names:
-    """The names in one folder, close together: "/" is in none of them, and ends those of folders.
+    """The names in one folder, in compact form; those of folders end with "/".
 
     A folder with an empty name (of keys with "//") is kept apart.
     """
@@ -63,7 +62,7 @@ class Names:
         self._has_empty = False
 
     def add(self, name: str) -> None:
-        """Put down a name; that of a folder ends with "/"."""
+        """Add a name; that of a folder ends with "/"."""
         self._count += 1
         self.chars += len(name) + 1
         if name == "/":
@@ -81,22 +80,22 @@ class Names:
         if self._has_empty:
             yield "/"
         for piece in (*self._pieces, "".join(self._last)):
-            for found in re.finditer("([^/]+/)(/?)", piece):
-                yield found[1][:-1] if found[2] else found[1]
+            for match in re.finditer("([^/]+/)(/?)", piece):
+                yield match[1][:-1] if match[2] else match[1]
 
 
 _kept: dict[Any, Names] = {}
 
 
 def keep(key: Any, listed: Names) -> None:
-    """Remember a folder, and forget the oldest ones that are too many characters together."""
+    """Remember a folder, and forget the oldest ones beyond `KEPT_CHARS`."""
     _kept[key] = listed
     while sum(names.chars for names in list(_kept.values())) > KEPT_CHARS:
         _kept.pop(next(iter(list(_kept))), None)
 
 
 def kept(key: Any) -> Names | None:
-    """What is remembered of a folder."""
+    """Return the remembered names of a folder, None without."""
     return _kept.get(key)
 
 
@@ -109,7 +108,7 @@ def forget() -> None:
 
 
 class Folder:
-    """The folder ``url`` while it is listed: where, and what went wrong so far."""
+    """The folder ``url`` while it is listed: its location and its failures so far."""
 
     def __init__(self, url: str, backends: Backends, options: StorageOptions, retry: RetryPolicy) -> None:
         self.url = url
@@ -125,12 +124,12 @@ class Folder:
 
     @property
     def key(self) -> Any:
-        """What a listing of it is remembered by."""
+        """The key of its remembered listing."""
         seen = hash(tuple(variable(name) for name in _IDENTITIES))
         return self.location.kind, self.location.target, self.location.options, seen
 
     async def names(self) -> AsyncGenerator[tuple[str, Entry]]:
-        """Each name in it (that of a folder ends with "/") with the store's entry; raises what the client raises."""
+        """Yield each name (of a folder with "/" at its end) and its entry. Raises what the client raises."""
         target, objects = self.location.target, self.location.spec.object_store
         entries: Any = self._backend.entries(target)
         async with contextlib.aclosing(entries):
@@ -141,7 +140,7 @@ class Folder:
                     yield name, entry
 
     async def again(self, exn: Exception) -> None:
-        """Wait until it may be listed once more, or raise what ``exn`` means."""
+        """Wait until it may be listed again, or raise the error for ``exn``."""
         fault = self._backend.classify(exn, self.location.target)
         self._answered = self._answered or isinstance(exn, RefusedAnswer)
         wait_s = self._retries.wait_s(fault)

@@ -33,8 +33,8 @@ _QUERY = re.compile(r"\?[A-Za-z][\w.\-]*=")  # '?versionId=', '?generation='
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """``url`` as it was given; ``folder``, the first one that is listed, ends with "/"; ``steps`` lead from there to
-    the shards, name by name; ``query`` follows each URL that is found."""
+    """A parsed pattern: ``url`` as the user wrote it; ``folder``, the first one that is listed, with "/" at its end;
+    ``steps`` from there to the shards, name by name; ``query``, which follows each URL that matches."""
 
     url: str
     folder: str
@@ -52,12 +52,12 @@ def _is_encoded(kind: str) -> bool:
 
 
 def is_pattern(step: str) -> bool:
-    """Whether a step may match other names than itself."""
+    """Return whether a step may match other names than itself."""
     return step == SHARDS or _MAGIC.search(step) is not None
 
 
 def parse(url: str) -> Pattern | None:
-    """What must be listed for ``url`` (braces expanded); None where it stands for itself.
+    """Return the pattern of ``url`` (braces expanded); None where it stands for itself.
 
     ``?`` begins the query of ``http(s)``, ``hf`` and ``ais`` URLs; an ``http(s)`` URL with a query or fragment, and one
     of any other scheme with ``?name=``, stand for themselves. So do commands, local files and archives within chains.
@@ -93,15 +93,15 @@ def _refuse_bucket(url: str, kind: str, root: str, steps: list[str]) -> None:
 
 @functools.lru_cache(maxsize=256)
 def matcher(step: str, encoded: bool = False) -> Callable[[str], bool]:
-    """Whether a name matches ``step``, which is not `ANY_DEPTH`. ``encoded``: names may be percent-encoded."""
+    """Return a test for names that match ``step`` (not `ANY_DEPTH`). ``encoded``: names may be percent-encoded."""
     if step == SHARDS:
         return lambda name: name.lower().endswith(SHARD_SUFFIXES)
-    found = re.compile(fnmatch.translate(step)).match
+    match = re.compile(fnmatch.translate(step)).match
     hidden = step.startswith(".")
 
     def matches(name: str) -> bool:
         if name.startswith(".") and not hidden:
             return False
-        return found(name) is not None or (encoded and "%" in name and found(urllib.parse.unquote(name)) is not None)
+        return match(name) is not None or (encoded and "%" in name and match(urllib.parse.unquote(name)) is not None)
 
     return matches

@@ -1,4 +1,4 @@
-"""The walk through folders that finds what patterns mean.
+"""The search through folders for the matches of patterns.
 
 The names in a folder are put behind the folder as the user wrote it, so that a found URL means the same everywhere.
 Where a rule would lead the found URL elsewhere, that is an error.
@@ -34,7 +34,7 @@ _NEAR_AT_MOST = 10_000
 
 @dataclass(slots=True)
 class Search:
-    """What was found for one pattern, by URL, and what was looked at meanwhile."""
+    """The matches of one pattern, by URL, and counts of what was searched."""
 
     pattern: Pattern
     found: dict[str, Entry] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Search:
     near: list[str] = field(default_factory=list)
 
     def missed(self, step: int, name: str) -> None:
-        """Keep some of the names that did not match, those of the deepest folders, for a hint."""
+        """Keep some names that did not match, those of the deepest folders, for a hint."""
         if step > self.deepest:
             self.deepest = step
             self.near.clear()
@@ -52,7 +52,7 @@ class Search:
             self.near.append(name)
 
     def result(self) -> list[Entry]:
-        """The matches by URL; `UrlError` where there is none."""
+        """Return the matches by URL. Raise UrlError where there is none."""
         if not self.found:
             raise UrlError(self._why_empty())
         return [self.found[url] for url in sorted(self.found)]
@@ -99,7 +99,7 @@ class _Aim:
         return self.at == len(self.search.pattern.steps) - 1
 
     def take(self, name: str, entry: Entry) -> None:
-        """Look at one name of the folder."""
+        """Match one name of the folder."""
         folder, bare = name.endswith("/"), name.rstrip("/")
         if self.step == ANY_DEPTH:
             if (not bare.startswith(".") or name in ("./", "../")) and (folder or self.last):
@@ -115,7 +115,7 @@ class _Aim:
         return urllib.parse.unquote(name) if self.search.pattern.encoded and "%" in name else name
 
     def chosen(self) -> list[tuple[str, Entry]]:
-        """What matches: the name that is the step itself, where there is one."""
+        """Return the matches, only the name that is the step itself where there is one."""
         return self.hits if self.literal is None else [self.literal]
 
 
@@ -123,7 +123,7 @@ _Steps = dict[str, set[tuple[int, int]]]
 
 
 class Folders:
-    """Lists on the running loop, for one call. ``fresh``: not from memory, and so with sizes and dates."""
+    """Lister on the running loop, for one call. ``fresh``: not from memory, and so with sizes and dates."""
 
     def __init__(self, backends: Backends, options: StorageOptions, retry: RetryPolicy, *, fresh: bool = False) -> None:
         self._backends = backends
@@ -134,17 +134,17 @@ class Folders:
         self._listed = 0
 
     async def entries(self, url: str) -> AsyncGenerator[Entry]:
-        """What is in the folder ``url``, in the store's order and the user's spelling; never from memory."""
+        """Yield what is in the folder ``url``, in the store's order and the user's spelling; never from memory."""
         folder = self._folder(url)
-        given = 0
+        yielded = 0
         while True:
             seen = 0
             try:
                 async with contextlib.aclosing(folder.names()) as names:
                     async for name, entry in names:
                         seen += 1
-                        if seen > given:  # those before were given before a fault
-                            given += 1
+                        if seen > yielded:  # those before were yielded before a fault
+                            yielded += 1
                             yield Entry(self._spelt(url, name), entry.size, entry.modified)
             except WdsError:
                 raise
@@ -189,15 +189,15 @@ class Folders:
                     deeper.setdefault(child, set()).add((numbers[id(aim.search)], at))
 
     async def _look(self, url: str, steps: list[tuple[Search, int]]) -> list[_Aim]:
-        """List one folder with the eyes of all who search in it."""
+        """List one folder for all searches in it."""
         folder = self._folder(url)
-        known = None if self._fresh else kept(folder.key)
-        if known is not None:
-            aims, count = _aims(steps), len(known)
-            for name in known:
+        remembered = None if self._fresh else kept(folder.key)
+        if remembered is not None:
+            aims, count = _aims(steps), len(remembered)
+            for name in remembered:
                 for aim in aims:
                     aim.take(name, Entry(name, None))
-        while known is None:
+        while remembered is None:
             aims, count, keeping = _aims(steps), 0, Names()
             try:
                 async for name, entry in folder.names():
@@ -220,7 +220,7 @@ class Folders:
         return aims
 
     def _taken(self, url: str, aim: _Aim) -> Iterator[tuple[str, int]]:
-        """Put down the objects that an aim has found in the folder ``url``; gives the folders to look into, and for
+        """Add the objects that an aim matched in the folder ``url``; return the folders to search, and for
         which step."""
         search, steps = aim.search, aim.search.pattern.steps
         for name, entry in aim.chosen():
@@ -255,7 +255,7 @@ class Folders:
 
 
 def _aims(steps: list[tuple[Search, int]]) -> list[_Aim]:
-    """Those of one folder; `ANY_DEPTH` may also be no folder at all."""
+    """Return the aims of one folder; `ANY_DEPTH` may also be no folder at all."""
     todo, seen = list(steps), set()
     aims = []
     while todo:
