@@ -77,13 +77,20 @@ class RetryPolicy:
             return jittered
         return max(jittered, min(retry_after_s, self.cap_s))
 
-    def gives_up(self, attempt: int, idle_s: float, *, origin_known: bool, contradicted: bool = False) -> bool:
-        """Whether to stop after ``attempt`` failures in a row and ``idle_s`` seconds without a byte."""
-        allowed_s = self.timeout_s if origin_known else min(self.first_contact_s, self.timeout_s)
+    def allowed_s(self, *, origin_known: bool) -> float:
+        """Seconds without progress before the error is raised."""
+        return self.timeout_s if origin_known else min(self.first_contact_s, self.timeout_s)
+
+    def exhausted(self, attempt: int, *, contradicted: bool = False) -> bool:
+        """Whether ``attempt`` failures in a row are too many, however little time they took."""
         most = self.max_attempts
         if contradicted:
             most = self.max_contradictions if most is None else min(most, self.max_contradictions)
-        return idle_s >= allowed_s or (most is not None and attempt >= most)
+        return most is not None and attempt >= most
+
+    def gives_up(self, attempt: int, idle_s: float, *, origin_known: bool, contradicted: bool = False) -> bool:
+        """Whether to stop after ``attempt`` failures in a row and ``idle_s`` seconds without a byte."""
+        return idle_s >= self.allowed_s(origin_known=origin_known) or self.exhausted(attempt, contradicted=contradicted)
 
 
 logger = logging.getLogger("wds_async")

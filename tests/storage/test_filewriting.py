@@ -12,7 +12,7 @@ from wds_async.service.cache.disk import DataFile
 from wds_async.shardcache.partial import Filling
 from wds_async.storage.filewriting import WRITE_BYTES, write_all
 from wds_async.storage.sink import LocalSink
-from wds_async.transfer.verify import Spool
+from wds_async.transfer.checksums import Spool
 
 CALLS = Path("/proc/thread-self/io")
 DATA = bytes(range(256)) * (8 << 12) + b"the end"  # 8 MiB and a rest

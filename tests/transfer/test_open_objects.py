@@ -48,7 +48,7 @@ def test_facts_choose_the_version() -> None:
     def program(versions: OpenObjects) -> None:
         former, now = Facts(10, "etag 1", {"etag": '"1"'}), Facts(10, "etag 2")
         first = versions.take(URL, former)
-        assert (first.version, first.size, first.notes.etag) == ("etag 1", 10, '"1"')
+        assert (first.version, first.size, first.state.etag) == ("etag 1", 10, '"1"')
         assert versions.take(URL, Facts(10, "etag 1")) is first
         second = versions.take(URL, now)
         assert second is not first
@@ -86,8 +86,8 @@ def test_what_nobody_reads_is_closed_after_some_seconds(tmp_path: Any, monkeypat
 
         def one(name: str) -> OpenObject:
             obj = versions.take(name)
-            obj.notes.files[file] = FileReader(file)
-            obj.notes.files[file].read(memoryview(bytearray(1)), 0)
+            obj.state.files[file] = FileReader(file)
+            obj.state.files[file].read(memoryview(bytearray(1)), 0)
             return obj
 
         for number in range(20):
@@ -111,9 +111,9 @@ def test_facts_tell_what_is_of_the_whole_object_only() -> None:
         obj = answered(versions.fresh(URL))
         sums = {"content-md5": "m", "ais-checksum-value": "v", "x-amz-checksum-crc32c": "c"}
         always = {"etag": '"1"', "last-modified": "then", "content-type": "t", "x-goog-hash": "crc32c=x"}
-        obj.notes.fields = {**sums, **always, "server": "s", "set-cookie": "secret", "content-length": "10"}
+        obj.state.fields = {**sums, **always, "server": "s", "set-cookie": "secret", "content-length": "10"}
         assert dict(facts_of(obj).fields) == {**sums, **always}
-        obj.notes.fields["content-range"] = "bytes 0-0/10"
+        obj.state.fields["content-range"] = "bytes 0-0/10"
         assert dict(facts_of(obj).fields) == always
         with pytest.raises(TypeError):
             facts_of(obj).fields["etag"] = "x"  # type: ignore[index]
@@ -134,7 +134,7 @@ def test_facts_tell_what_is_of_the_whole_object_only() -> None:
 def test_the_size_of_what_comes_in_order(fields: dict[str, str], size: int | None) -> None:
     def program(versions: OpenObjects) -> None:
         obj = versions.fresh(URL)
-        obj.streamed, obj.notes.fields = True, fields
+        obj.streamed, obj.state.fields = True, fields
         facts = facts_of(obj)
         assert (facts.size, facts.ranged) == (size, False)
 

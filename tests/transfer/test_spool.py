@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.transfer.reading import KIB, MIB, data, open_fds
-from wds_async.transfer.verify import Spool
+from wds_async.transfer.checksums import Spool
 
 
 def fill(spool: Spool, content: bytes, step: int) -> None:

@@ -19,9 +19,9 @@ from wds_async.errors import ChecksumMismatch
 from wds_async.logs import Once
 from wds_async.shardcache.cache import DiskCache
 from wds_async.storage.base import Checksum
+from wds_async.transfer.checksums import Comparison, HeldShard, Spool, answer_checksum, usable
 from wds_async.transfer.reader import open_shards
 from wds_async.transfer.stats import Counters
-from wds_async.transfer.verify import Comparison, HeldShard, Spool, answer_checksum, usable
 from wds_async.transfer.window import Shard
 
 SHARD = data(900 * KIB)
@@ -244,7 +244,7 @@ def test_held_back_and_read_again() -> None:
         receive=lambda: next(first, None),
         again=reading,
         expect=lambda shard: None,  # the second time nobody knows: the former holds
-        told=told.append,
+        count=told.append,
     )
     assert b"".join(bytes(piece) for piece in iter(held.read, None)) == good
     assert held.read() is None
@@ -265,7 +265,7 @@ def test_an_empty_shard_is_read_again_too() -> None:
         assert comparison.judge(shard)
 
     held = HeldShard(
-        "x", Spool(4), comparison, receive=nothing, again=again, expect=lambda shard: expected, told=told.append
+        "x", Spool(4), comparison, receive=nothing, again=again, expect=lambda shard: expected, count=told.append
     )
     assert b"".join(bytes(piece) for piece in iter(held.read, None)) == b"123456789"
     assert told == [True]

@@ -1,4 +1,4 @@
-"""One part with its attempts, each by the way that its backend names; `attempts` says what comes between them."""
+"""Fetching of one part: its attempts, each by the access that the backend gives (see `retry` for what lies between)."""
 
 from __future__ import annotations
 
@@ -25,27 +25,25 @@ from wds_async.storage.base import (
 )
 from wds_async.storage.growing import CopiedFile, GrowingStream, StoodStill
 from wds_async.storage.handed_files import HandedFile
-from wds_async.storage.http.messages import modified_of
 from wds_async.storage.registry import Location
 from wds_async.transfer.circuit_breaker import CircuitBreaker
 from wds_async.transfer.concurrency import Concurrency
 from wds_async.transfer.connection import Origin
-from wds_async.transfer.files import FileReader, FileReplaced
+from wds_async.transfer.files import FileReplaced
 from wds_async.transfer.hedging import Hedges
 from wds_async.transfer.part_request import (
     NoSuchRange,
     RangesIgnored,
     Redirected,
-    VersionChanged,
-    WrongAnswer,
     follow,
     get_part,
     wait_for_memory,
 )
 from wds_async.transfer.resources import Equipment
-from wds_async.transfer.retry import Attempts, RetryController, ShardState, ignore_result
+from wds_async.transfer.retry import Attempts, RetryController
+from wds_async.transfer.shard_state import ShardState, ignore_result
 from wds_async.transfer.stats import Counters
-from wds_async.transfer.streams import DirectStream, StreamReader
+from wds_async.transfer.streams import DirectStream
 from wds_async.transfer.traffic import FILES, OriginTraffic
 from wds_async.transfer.window import Part, Shard
 
@@ -120,7 +118,7 @@ class Fetcher:
             try:
                 return await self._once(backend, part, attempts)
             except WdsError:
-                self._retry.traffic(part.shard.notes).errors += 1
+                self._retry.bind(part.shard.state).errors += 1
                 raise
             except Unranged:
                 raise
@@ -128,7 +126,7 @@ class Fetcher:
                 await asyncio.sleep(_UNREADY_WAIT_S)
             except Exception as exn:
                 if part.backed and not backed:  # the wait for memory is none for the store
-                    attempts.anew(clock())
+                    attempts.reset(clock())
                 await self._retry.recover(part, attempts, backend, exn)
 
     async def ready(self, shard: Shard) -> None:
@@ -137,29 +135,19 @@ class Fetcher:
 
     def breaker(self, shard: Shard) -> CircuitBreaker | None:
         """The state of the store of ``shard``; None where there is no server."""
-        return self._retry.breaker(shard.notes.location)
+        return self._retry.breaker(shard.state.location)
 
     async def end(self) -> None:
         """Return when nothing of what was asked for twice is under way; the parts have landed already."""
         if self._hedges is not None:
             await self._hedges.end()
 
-    async def close(self, notes: ShardState) -> None:
-        """Release what a shard that is over holds."""
-        if notes.access is not None:
-            notes.access.cancel()
-        if notes.stream is not None:
-            await notes.stream.close()
-        for file in notes.files.values():
-            file.close()
-
     async def _once(self, backend: Backend, part: Part, attempts: Attempts) -> bool:
         """One attempt, by the way that the backend names."""
         shard = part.shard
-        notes: ShardState = shard.notes
-        attempts.access, attempts.location = None, notes.location
-        attempts.traffic = notes.traffic or self._retry.traffic(notes)
-        access = attempts.access = await self._retry.access(backend, shard)
+        state: ShardState = shard.state
+        attempts.begin(state, self._retry.bind(state))
+        access = attempts.access = await state.request_access(backend)
         if hasattr(access, "read"):  # ranges, whose size the server told; requests and streams have asked nobody yet
             self._retry.record_contact(attempts.location)
         if part.dropped:
@@ -179,30 +167,27 @@ class Fetcher:
     ) -> bool:
         """Read what a disk cache has of the shard. Where that fails the store gives the rest, from this byte on."""
         shard = part.shard
-        notes: ShardState = shard.notes
+        state: ShardState = shard.state
         try:
             if isinstance(copy, GrowingStream):
                 return await self._stream(backend, part, copy)
             if isinstance(copy, HandedFile):
                 shard.report_bad = copy.lose
-                self._retry.record_contact(attempts.location or shard.notes.location)
+                self._retry.record_contact(attempts.location)
                 self._learn(backend, part, copy.size, copy.version, copy.fields, at=attempts.location)
                 return await self._read_bytes(part, copy)
             return await self._read_file(part, copy)
         except (StoodStill, FileReplaced, OSError) as exn:
             logger.info("%s at byte %d: left its copy on disk: %s", redact(shard.url), part.start + part.filled, exn)
-        notes.access = None
+        state.leave_copy(shard, forget_version=not isinstance(copy, GrowingStream | HandedFile))
         if isinstance(copy, GrowingStream):
-            if notes.stream is not None:
-                await notes.stream.close()
-                notes.stream = None
+            await state.close_stream()
             self._window.turn_ranged(part)
         elif isinstance(copy, HandedFile):
             copy.lose()
         else:
-            assert notes.location.entry is not None
-            notes.location.entry.lose()
-            shard.version = notes.etag = ""  # they were the copy's
+            assert state.location.entry is not None
+            state.location.entry.lose()
         return await self._once(backend, part, attempts)
 
     async def _read_file(self, part: Part, file: LocalFile) -> bool:
@@ -210,11 +195,11 @@ class Fetcher:
         return await self._read_bytes(part, file)
 
     async def _read_bytes(self, part: Part, file: LocalFile) -> bool:
-        notes: ShardState = part.shard.notes
+        state: ShardState = part.shard.state
         await wait_for_memory(part)
         if part.dropped or part.start >= part.stop:
             return False
-        reader = notes.files.setdefault(file, FileReader(file))
+        reader = state.file(file)
         view = part.slab.view[part.filled : part.stop - part.start]
         job = asyncio.ensure_future(self._threads.call(reader.read, view, part.start + part.filled))
         job.add_done_callback(ignore_result)
@@ -239,7 +224,7 @@ class Fetcher:
     async def _read_ranges(self, backend: Backend, part: Part, ranges: Ranges, attempts: Attempts) -> bool:
         fields = getattr(ranges, "fields", {})
         self._learn(backend, part, ranges.size, ranges.version, fields, at=attempts.location)
-        clock, traffic = asyncio.get_running_loop().time, self._retry.traffic(part.shard.notes)
+        clock, traffic = asyncio.get_running_loop().time, self._retry.bind(part.shard.state)
         await wait_for_memory(part)
         while not part.dropped and part.start + part.filled < part.stop:
             start = part.start + part.filled
@@ -263,14 +248,14 @@ class Fetcher:
         return False
 
     async def _get(self, backend: Backend, part: Part, access: Request, attempts: Attempts) -> bool:
-        notes: ShardState = part.shard.notes
+        state: ShardState = part.shard.state
         if part.start + part.filled >= part.stop:
             return False  # all had come when the last attempt broke
         origin = Origin.of(access.url, access.tls, access.socket)
-        if notes.rangeless or self._pool.rangeless(origin):
+        if state.rangeless or self._pool.rangeless(origin):
             return await self._turn_streamed(backend, part, access)
-        kept, learn = notes.moved, functools.partial(self._learn, backend, at=attempts.location)
-        traffic, observe = notes.traffic or self._retry.traffic(notes), notes.observe
+        kept, learn = state.redirected, functools.partial(self._learn, backend, at=attempts.location)
+        traffic, observe = self._retry.bind(state), state.observe
         assert observe is not None
         request = kept or access
         asked_again = False
@@ -286,30 +271,28 @@ class Fetcher:
                     self._pool.mark_ranged(origin)
             except Redirected as moved:
                 request = follow(request, moved.location)
-                if access.keeps_redirect and notes.known() is access:  # else it was renewed meanwhile
-                    notes.moved = replace(request, hops=())  # it may lead back to the start one day
+                state.keep_redirect(access, request)
                 continue
             except RefusedAnswer as refused:
                 if request is access or asked_again or refused.answer.status not in _MOVED_AWAY:
                     raise
                 # Where the redirect points to may have expired, for all parts in flight: ask the original place once.
-                if notes.moved in (kept, request):
-                    notes.moved = None
+                state.forget_redirect(kept, request)
                 request, asked_again = access, True
                 continue
             except NoSuchRange:
                 if part.start:
                     await self._size_of(part)
                     raise _Unready("it may lie behind the end") from None
-                notes.rangeless = True
+                state.stream_whole()
                 break
             except RangesIgnored:
                 # Where ranges were given before (not only a 416), this is more likely a server's bad moment.
-                gives = part.shard.version != "" or (notes.location.kind == "http" and self._pool.ranged(origin))
+                gives = part.shard.version != "" or (state.location.kind == "http" and self._pool.ranged(origin))
                 if gives and attempts.history.count < _DOUBTS:
-                    raise WrongAnswer("asked for a range, the server's answer is not one") from None
-                notes.rangeless = True
-                if part.filled == 0 and not gives and notes.location.kind == "http":
+                    raise Contradiction("asked for a range, the server's answer is not one") from None
+                state.stream_whole()
+                if part.filled == 0 and not gives and state.location.kind == "http":
                     self._pool.mark_rangeless(origin)  # a cloud's endpoint has objects of all kinds
                 break
             finally:
@@ -320,7 +303,7 @@ class Fetcher:
                 return False
             request = replace(request, hops=()) if request.hops else request
         else:
-            raise WrongAnswer(f"redirected or cut short more than {_ANSWERS_AT_MOST} times")
+            raise Contradiction(f"redirected or cut short more than {_ANSWERS_AT_MOST} times")
         return await self._turn_streamed(backend, part, access)
 
     async def _size_of(self, part: Part) -> None:
@@ -335,45 +318,43 @@ class Fetcher:
 
     async def _stream(self, backend: Backend, part: Part, access: Access) -> bool:
         shard = part.shard
-        notes: ShardState = shard.notes
+        state: ShardState = shard.state
         if not shard.streamed and not self._window.turn_streamed(part):
             raise _Unready("this shard can be read in order only")
         await wait_for_memory(part)
-        if notes.stream is None:
-            notes.stream = StreamReader()
+        stream = state.open_stream()
         before, learn = part.filled, functools.partial(self._checksum, backend, shard)
         own = isinstance(access, GrowingStream)  # another process's file, on this host
-        traffic = self._counters.traffic.of(FILES) if own else self._retry.traffic(notes)
+        traffic = self._counters.traffic.of(FILES) if own else self._retry.bind(state)
         traffic.connections += 1
         try:
-            return await notes.stream.fill(part, self._maker(backend, notes, access, traffic), self._hurried, learn)
+            return await stream.fill(part, self._maker(backend, state, access, traffic), self._hurried, learn)
         except RangesIgnored:  # not framed either: aiohttp reads it
-            notes.unframed = True
-            await notes.stream.close()
-            return await notes.stream.fill(part, self._maker(backend, notes, access, traffic), self._hurried, learn)
+            state.stream_whole(unframed=True)
+            await stream.close()
+            return await stream.fill(part, self._maker(backend, state, access, traffic), self._hurried, learn)
         finally:
             self._counters.add("wire_bytes", part.filled - before)
             traffic.bytes += part.filled - before
             traffic.connections -= 1
             if part.filled > before and not own:
-                self._retry.record_contact(notes.location)
+                self._retry.record_contact(state.location)
                 self._retry.record_success(shard)
 
     def _maker(
-        self, backend: Backend, notes: ShardState, access: Access, traffic: OriginTraffic
+        self, backend: Backend, state: ShardState, access: Access, traffic: OriginTraffic
     ) -> Callable[[], Stream]:
         def make() -> Stream:
             traffic.requests += 1
             if not isinstance(access, Request):
                 return access  # type: ignore[return-value]
-            return backend.streamed(access) if notes.unframed else DirectStream(self._pool, access)
+            return backend.streamed(access) if state.unframed else DirectStream(self._pool, access)
 
         return make
 
     def _checksum(self, backend: Backend, shard: Shard, fields: Mapping[str, str]) -> Checksum | None:
         """Of the object that is read in order; its answer's ``fields`` are kept."""
-        shard.notes.fields = shard.notes.fields or fields
-        shard.modified = modified_of(fields)
+        shard.state.learn_of_stream(shard, fields)
         return backend.checksum(fields)
 
     def _learn(
@@ -385,20 +366,9 @@ class Fetcher:
         fields: Mapping[str, str],
         at: Location | None = None,
     ) -> None:
-        """What an answer (its head's ``fields``) says of the object. Pinned by the first, compared on every other."""
+        """Take what an answer (its head's ``fields``) says of the object: see `ShardState.learn`."""
         shard = part.shard
-        if at not in (None, shard.notes.location):  # its version is not that of the store that is read now
-            raise ConnectionError("the answer of a store that was left meanwhile")
-        if shard.size not in (None, size):
-            raise VersionChanged(f"it had {shard.size} bytes and now has {size}")
-        if not shard.version:
-            shard.version, shard.notes.etag = version, fields.get("etag", "")
-            shard.checksum = None if backend is None else backend.checksum(fields)
-            shard.modified = modified_of(fields)
-        elif version not in ("", shard.version):
-            raise VersionChanged(f"it was {shard.version} and is now {version}")
-        if not shard.notes.fields:
-            shard.notes.fields = fields
+        shard.state.learn(shard, size, version, fields, backend=backend, at=at)
         self.answering = part
         try:
             self._window.learn(shard, size)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import threading
 
-from wds_async.storage.base import LocalFile
+from wds_async.storage.base import LocalFile, ObjectReplaced
 from wds_async.storage.handed_files import HandedFile
 from wds_async.storage.local import file_version
 
 __all__ = ["FileReader", "FileReplaced"]
 
 
-class FileReplaced(Exception):
+class FileReplaced(ObjectReplaced):
     """The file changed, or became shorter, while it was being read."""
 
 

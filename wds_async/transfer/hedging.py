@@ -202,7 +202,7 @@ class Hedge:
         self.history = history
         self.connection: Connection | None = None
         """Over which it was sent, None before that."""
-        self.traffic: OriginTraffic | None = first.part.shard.notes.traffic
+        self.traffic: OriginTraffic | None = first.part.shard.state.traffic
         self._slow = connection
         self._received = 0
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from wds_async.storage.base import Checksum
 from wds_async.storage.registry import Location
-from wds_async.transfer.retry import ShardState
+from wds_async.transfer.shard_state import ShardState
 from wds_async.transfer.window import Shard
 
 __all__ = ["Facts", "OpenObject", "OpenObjects", "facts_of"]
@@ -58,13 +58,13 @@ class OpenObject(Shard):
 
 def facts_of(obj: OpenObject) -> Facts:
     """What is known of an object of which something has come."""
-    notes: ShardState = obj.notes
-    fields, size, version = notes.fields, obj.size, obj.version
+    state: ShardState = obj.state
+    fields, size, version = state.fields, obj.size, obj.version
     if obj.streamed:
         said = fields.get("content-length", "")
         plain = "transfer-encoding" not in fields and fields.get("content-encoding", "identity") in ("", "identity")
         size = int(said) if plain and said.isascii() and said.isdigit() else None
-        version = notes.stream.version if notes.stream is not None else ""
+        version = state.stream.version if state.stream is not None else ""
     told = {name: text for name, text in fields.items() if name in _TOLD or (
         name.startswith(_TOLD_OF_ALL) and "content-range" not in fields)}  # fmt: skip
     return Facts(size, version, MappingProxyType(told), obj.checksum, not obj.streamed or size == 0)
@@ -98,10 +98,11 @@ class OpenObjects:
 
     def fresh(self, url: str, facts: Facts | None = None) -> OpenObject:
         """A fresh object: nothing of it has come, and no other reader gets it."""
-        obj = OpenObject(0, url, notes=ShardState(self._locate(url)))
+        etag = "" if facts is None else facts.fields.get("etag", "")
+        obj = OpenObject(0, url, state=ShardState(self._locate(url), etag=etag))
         if facts is not None:
             obj.size, obj.version, obj.facts = facts.size, facts.version, facts
-            obj.pinned, obj.notes.etag = (facts.version, facts.size), facts.fields.get("etag", "")
+            obj.pinned = facts.version, facts.size
         return obj
 
     def install(self, obj: OpenObject) -> None:
@@ -148,9 +149,5 @@ class OpenObjects:
 
     def _retire(self, obj: OpenObject) -> None:
         self._idle.pop(obj, None)
-        notes: ShardState = obj.notes
-        if notes.access is not None:
-            notes.access.cancel()
-        for file in notes.files.values():
-            file.close()
-        notes.files.clear()
+        state: ShardState = obj.state
+        state.release()

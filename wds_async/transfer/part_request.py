@@ -27,8 +27,6 @@ __all__ = [
     "Redirected",
     "RequestObserver",
     "Successor",
-    "VersionChanged",
-    "WrongAnswer",
     "excerpt_of",
     "follow",
     "get_part",
@@ -54,14 +52,6 @@ class RangesIgnored(Exception):
 class NoSuchRange(RangesIgnored):
     """416 without the object's size, which some stores leave out (RFC 9110 only asks for it): it ends at or before the
     part. At its beginning that says that it is empty, or not cut."""
-
-
-class WrongAnswer(Contradiction):
-    """The answer contradicts the request: other bytes than those asked for."""
-
-
-class VersionChanged(Exception):
-    """The object is not the one that the first part was read from."""
 
 
 class Redirected(Exception):
@@ -219,7 +209,7 @@ class PartAnswer:
         """The request as it is sent."""
         part, headers = self.part, [*self.request.headers]
         headers.append(("Range", f"bytes={part.start + self.offset}-{part.stop - 1}"))
-        etag = part.shard.notes.etag
+        etag = part.shard.state.etag
         if etag.startswith('"'):  # a weak one never matches: If-Match compares strongly
             headers.append(("If-Match", etag))
         return request_bytes(self.request.url, headers)
@@ -235,7 +225,9 @@ class PartAnswer:
         if head.status == 416 and (span := head.content_range()) is not None and span[2] is not None:
             self.learn(self.part, span[2], "", {})  # a 416 need not carry the validators (RFC 9110 §15.5.17)
             if self.part.start < span[2]:
-                raise WrongAnswer(f"the server says that byte {self.part.start} lies behind the end ({span[2]} bytes)")
+                raise Contradiction(
+                    f"the server says that byte {self.part.start} lies behind the end ({span[2]} bytes)"
+                )
         return self._accept_other(head)
 
     def finish(self, head: Head, excerpt: bytes) -> None:
@@ -257,18 +249,18 @@ class PartAnswer:
         if head.encoded or head.length is None or (multipart and span is None):
             raise RangesIgnored
         if span is None:
-            raise WrongAnswer(f"206 without a usable Content-Range ({head.fields.get('content-range', 'none')!r})")
+            raise Contradiction(f"206 without a usable Content-Range ({head.fields.get('content-range', 'none')!r})")
         if span[0] != start or span[1] - span[0] != head.length:
             got = f"bytes {span[0]} to {span[1]} in {head.length}"
-            raise WrongAnswer(f"asked for bytes from {start}, the server sent {got}")
+            raise Contradiction(f"asked for bytes from {start}, the server sent {got}")
         total = part.shard.size if span[2] is None else span[2]  # "*": it does not tell (RFC 9110 §14.4)
         if total is None:
             raise RangesIgnored
         self._learn(head, total)
         if span[1] > part.stop:
-            raise WrongAnswer(f"asked for bytes up to {part.stop}, the server sent up to {span[1]}")
+            raise Contradiction(f"asked for bytes up to {part.stop}, the server sent up to {span[1]}")
         if span[1] == start:
-            raise WrongAnswer("an empty range")
+            raise Contradiction("an empty range")
         return self._slab(head.length)
 
     def _accept_whole(self, head: Head) -> memoryview:
@@ -290,7 +282,7 @@ class PartAnswer:
         self.into_slab, self.length = True, length
         if not self.part.backed:
             if self.part.dropped:
-                raise WrongAnswer("a range behind the end that it names")
+                raise Contradiction("a range behind the end that it names")
             self.waits = self.waited = True
             return memoryview(b"")
         return self.part.slab.view[self.offset : self.offset + length]

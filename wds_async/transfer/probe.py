@@ -25,7 +25,7 @@ from wds_async.storage.registry import Location, locate
 from wds_async.transfer.bridge import new_event_loop
 from wds_async.transfer.fetch import Fetcher
 from wds_async.transfer.resources import Equipment, why_unread
-from wds_async.transfer.retry import ShardState
+from wds_async.transfer.shard_state import ShardState
 from wds_async.transfer.slabs import Slab, SlabPool
 from wds_async.transfer.stats import Counters
 from wds_async.transfer.window import Part, Shard, Window
@@ -147,8 +147,8 @@ def _ignore(_: object) -> None:
 async def _probed(engine: _Engine, url: str, located: Location | WdsError, timeout_s: float | None) -> Probed:
     if isinstance(located, WdsError):
         return Probed(url, error=located)
-    notes = ShardState(located)
-    shard = Shard(0, url, notes=notes)
+    state = ShardState(located)
+    shard = Shard(0, url, state=state)
     part = Part(shard, 0, HEAD_BYTES, Slab(0, HEAD_BYTES, memoryview(bytearray(HEAD_BYTES))))
     shard.parts.append(part)
     clock = asyncio.get_running_loop().time
@@ -165,12 +165,12 @@ async def _probed(engine: _Engine, url: str, located: Location | WdsError, timeo
     except TimeoutError:
         if not bound.expired():
             raise
-        error = _too_slow(located, timeout_s, notes.fault)
+        error = _too_slow(located, timeout_s, state.last_fault)
     finally:
         taken_s = clock() - asked_at
-        await engine.fetcher.close(notes)
+        await state.close()
     head = bytes(part.slab.view[: part.filled])
-    return Probed(url, shard.size, shard.version, head, taken_s, error, location=notes.location)
+    return Probed(url, shard.size, shard.version, head, taken_s, error, location=state.location)
 
 
 async def _described(engine: _Engine, url: str, located: Location | WdsError, timeout_s: float | None) -> Described:

@@ -13,7 +13,7 @@ from wds_async.errors import ReaderClosed, WdsError
 from wds_async.storage.registry import Location
 from wds_async.transfer.fetch import Fetcher
 from wds_async.transfer.resources import Equipment
-from wds_async.transfer.retry import ShardState
+from wds_async.transfer.shard_state import ShardState
 from wds_async.transfer.slabs import Slab, SlabPool
 from wds_async.transfer.stats import Counters, ThreadClock
 from wds_async.transfer.window import Broken, End, Finished, Part, Piece, Shard, Window
@@ -106,7 +106,7 @@ class Pump:
                 self.window.add(url, error=located)
             else:
                 shard = self.window.add(url, streamed=located.in_order)
-                shard.notes = ShardState(located)
+                shard.state = ShardState(located)
                 if located.spec.announced and located.entry is None:
                     self._backends.of(located).expect((located.target,))
         if ended:
@@ -189,10 +189,10 @@ class Pump:
         self._emit(event)
 
     def _clean(self, shard: Shard) -> None:
-        if shard.flying == 0 and shard.notes is not None:
-            notes, shard.notes = shard.notes, None
-            if notes.stream is not None or notes.files or not _done(notes.access):
-                task = asyncio.get_running_loop().create_task(self._fetcher.close(notes))
+        if shard.flying == 0 and shard.state is not None:
+            state, shard.state = shard.state, None
+            if not state.closed:
+                task = asyncio.get_running_loop().create_task(state.close())
                 self._closing.add(task)
                 task.add_done_callback(self._closing.discard)
 
@@ -201,7 +201,3 @@ class Pump:
         # that it was dropped; a task that is cancelled before its first step never runs, and would never land.
         if part is not self._fetcher.answering and part in self._begun:
             self._tasks[part].cancel()
-
-
-def _done(future: asyncio.Future[object] | None) -> bool:
-    return future is None or future.done()

@@ -34,7 +34,7 @@ from wds_async.transfer.fetch import Fetcher, Unranged
 from wds_async.transfer.open_objects import Facts, OpenObject, OpenObjects, facts_of
 from wds_async.transfer.rate_limits import OriginLimits, Permit
 from wds_async.transfer.resources import Equipment, why_unread
-from wds_async.transfer.retry import ignore_result
+from wds_async.transfer.shard_state import ignore_result
 from wds_async.transfer.slabs import LARGEST_BYTES, Lender, Slab
 from wds_async.transfer.stats import Counters
 from wds_async.transfer.traffic import OriginTraffic, Traffic, origin_of
@@ -189,16 +189,16 @@ class RangeFetcher:
         if asking.done():
             return asking.result()
         reason = f"no answer within {deadline_s:g} s"
-        if breaker is not None and obj.notes.access is not None:  # else its turn had not come: no fault of the store
+        if breaker is not None and obj.state.access is not None:  # else its turn had not come: no fault of the store
             breaker.record_failure(reason, began)
         raise FetchTimeout(f"{shown}: {reason}").at(shown, 0)
 
     async def _facts(self, obj: OpenObject, *, once: bool) -> Facts:
         async with self._at_work():
-            if await why_unread(self._equipment.threads, obj.notes.location):
+            if await why_unread(self._equipment.threads, obj.state.location):
                 return Facts(None, "", ranged=False)
             obj.in_order = True
-            origin, notes = self._origin(obj), obj.notes
+            origin, state = self._origin(obj), obj.state
             part = window.Part(obj, 0, 1, Slab(0, 1, memoryview(bytearray(1))))
             try:
                 if not once:
@@ -208,10 +208,10 @@ class RangeFetcher:
                     permit.received = part.filled
                 obj.facts = facts_of(obj)
             except BaseException:
-                await origin.fetcher.close(notes)
+                await state.close()
                 raise
         if obj.streamed:
-            await origin.fetcher.close(notes)
+            await state.close()
             return obj.facts
         obj.in_order, obj.pinned = False, (obj.facts.version, obj.facts.size)
         self._objects.install(obj)
@@ -231,7 +231,7 @@ class RangeFetcher:
         slab, view = None, memoryview(b"")
         try:
             async with self._at_work():
-                if obj.notes.location.in_order or (facts is not None and not facts.ranged):
+                if obj.state.location.in_order or (facts is not None and not facts.ranged):
                     raise Unranged(f"{redact(url)} can be read in order only")
                 if obj.facts is None or obj.size is None or start < obj.size:
                     slab, filled = await self._filled(obj, start, stop)
@@ -253,10 +253,10 @@ class RangeFetcher:
         """An object in order, also one that cannot be read otherwise. A piece is valid until the next one is asked for;
         the first has come when this gives the facts."""
         obj = self._objects.fresh(url)
-        obj.in_order, obj.streamed = True, obj.notes.location.in_order
+        obj.in_order, obj.streamed = True, obj.state.location.in_order
         origin = self._origin(obj)
         async with contextlib.AsyncExitStack() as stack:
-            stack.push_async_callback(origin.fetcher.close, obj.notes)
+            stack.push_async_callback(obj.state.close)
             async with self._at_work():
                 await origin.fetcher.ready(obj)
                 permit = await stack.enter_async_context(self._limits.permit(origin.traffic.name, 0, origin.room))
@@ -361,7 +361,7 @@ class RangeFetcher:
 
     def _origin(self, obj: OpenObject) -> _Origin:
         if obj.origin is None:
-            traffic = self._counters.traffic.of(origin_of(obj.notes.location))
+            traffic = self._counters.traffic.of(origin_of(obj.state.location))
             if traffic.name not in self._origins:
                 self._origins[traffic.name] = _Origin(traffic, self._equipment, self._config, self._counters)
             obj.origin = self._origins[traffic.name]

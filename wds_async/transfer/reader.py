@@ -1,4 +1,4 @@
-"""The engine's plain-Python face: shards in, pieces of memory out, in order.
+"""Reading of shards: URLs in, pieces of memory out, in order.
 
 ::
 
@@ -17,7 +17,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
@@ -28,19 +28,34 @@ from wds_async.storage.base import Checksum
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.storage.registry import Location, locate
 from wds_async.transfer.bridge import Engine
+from wds_async.transfer.checksums import Comparison, HeldShard, VerifyBeforeUse, answer_checksum
 from wds_async.transfer.protocols import CachedShard, Limit, ShardCache
 from wds_async.transfer.pump import Event, Hand, Pump
 from wds_async.transfer.slabs import Slab
 from wds_async.transfer.stats import Board, Counters
-from wds_async.transfer.verify import Comparison, HeldShard, answer_checksum
-from wds_async.transfer.verify_before_use import VerifyBeforeUse
 from wds_async.transfer.window import Broken, Finished, Piece, Shard
 
-__all__ = ["CachedShard", "ShardCache", "ShardReader", "ShardStream", "open_shards"]
+__all__ = ["CachedShard", "ReadOptions", "ShardCache", "ShardReader", "ShardStream", "open_shards"]
 
 logger = logging.getLogger("wds_async")
 
 _readers: weakref.WeakSet[ShardReader] = weakref.WeakSet()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """Options of a `ShardReader`."""
+
+    config: TransferConfig
+    counters: Counters
+    lookahead: int | None = None
+    """Shards taken from the iterable ahead of the one that is read (default: as many as there may be connections); 1
+    suits a source that blocks."""
+    final: bool = False
+    """The URLs are targets, and are not rewritten."""
+    cache: ShardCache | None = None
+    """Disk cache (see `shardcache`): shards that it has are read there, the others pass through it."""
+    storage: StorageOptions = NOTHING_GIVEN
 
 
 def open_shards(
@@ -55,14 +70,18 @@ def open_shards(
 ) -> ShardReader:
     """Read ``shards`` (URLs, or dicts with a ``url``) one after another, fetching ahead within the byte budget.
 
-    Nothing is started before the first shard is asked for. ``lookahead`` is how many shards are taken from the
-    iterable ahead of the one that is read (default: as many as there may be connections); 1 suits a source that
-    blocks. ``final``, ``options``: see `registry.locate`.
-    ``cache`` keeps shards on disk (see `shardcache`): those that it has are read there, the others pass through it.
+    Nothing is started before the first shard is requested. ``config`` and ``stats`` default to new ones; for the rest
+    see `ReadOptions`.
     """
-    return ShardReader(
-        shards, config or transfer_config(), stats or Board().counters(), lookahead, final, cache, options
+    chosen = ReadOptions(
+        config=config or transfer_config(),
+        counters=stats or Board().counters(),
+        lookahead=lookahead,
+        final=final,
+        cache=cache,
+        storage=options,
     )
+    return ShardReader(shards, chosen)
 
 
 class ShardReader(Iterator["ShardStream"]):
@@ -71,27 +90,15 @@ class ShardReader(Iterator["ShardStream"]):
     `close` (also by ``with``, by garbage collection and at exit) stops all transfers and frees their memory.
     """
 
-    def __init__(
-        self,
-        shards: Iterable[str | Mapping[str, Any]],
-        config: TransferConfig,
-        counters: Counters,
-        lookahead: int | None,
-        final: bool = False,
-        cache: ShardCache | None = None,
-        options: StorageOptions = NOTHING_GIVEN,
-    ) -> None:
-        self._final = final
-        self._options = options
-        self._cache = cache
+    def __init__(self, shards: Iterable[str | Mapping[str, Any]], options: ReadOptions) -> None:
+        self.options = options
+        self.config, self.counters = options.config, options.counters
+        self.limit: Limit | None = None  # set by the caller that made the reader
         self._source: Iterator[str | Mapping[str, Any]] | None = iter(shards)
-        self.config = config
-        self.counters = counters
-        self.limit: Limit | None = None  # set by who made the reader
-        self._lookahead = max(1, lookahead if lookahead is not None else config.connections)
+        self._lookahead = max(1, self.config.connections if options.lookahead is None else options.lookahead)
         self._ahead: deque[ShardStream | BaseException] = deque()
         self._open: ShardStream | None = None
-        self._hand = Hand(counters)
+        self._hand = Hand(self.counters)
         self._pid = os.getpid()
         self._engine: Engine | None = None
         self._pump: Pump | None = None
@@ -101,10 +108,10 @@ class ShardReader(Iterator["ShardStream"]):
         self._verbose = settings().verbose > 0
         self._opened_at = time.monotonic()
         self._closed = False
-        folder: Any = getattr(cache, "folder", None)
-        self._always = (
-            VerifyBeforeUse(self, None if folder is None else str(folder)) if config.verify == "always" else None
-        )
+        self._verifier: VerifyBeforeUse | None = None
+        if self.config.verify == "always":
+            folder: Any = getattr(options.cache, "folder", None)
+            self._verifier = VerifyBeforeUse(self, None if folder is None else str(folder))
         _readers.add(self)
 
     def __iter__(self) -> ShardReader:
@@ -117,7 +124,7 @@ class ShardReader(Iterator["ShardStream"]):
             self._open = None
         self._top_up()
         if not self._ahead:
-            self._check()  # who closes it meanwhile, on another thread, has not come to its end
+            self._check()  # closed meanwhile by another thread, it has not come to its end
             self.close()
             raise StopIteration
         following = self._ahead.popleft()
@@ -127,8 +134,8 @@ class ShardReader(Iterator["ShardStream"]):
         self._open = following
         if following._cached is not None:
             following._cached.want()
-        if self._always is not None:
-            self._always.ahead((following, *self._ahead))
+        if self._verifier is not None:
+            self._verifier.ahead((following, *self._ahead))
         return following
 
     def __enter__(self) -> ShardReader:
@@ -152,8 +159,8 @@ class ShardReader(Iterator["ShardStream"]):
             if isinstance(following, ShardStream):
                 following._leave_cache()
         self._ahead.clear()
-        if self._always is not None:
-            self._always.close()
+        if self._verifier is not None:
+            self._verifier.close()
         if self._finalizer is not None:
             self._finalizer()
         self.counters.add("read_s", time.monotonic() - self._opened_at)
@@ -177,11 +184,15 @@ class ShardReader(Iterator["ShardStream"]):
 
     def reading(self, shards: Iterable[Any], counters: Counters, *, optional: bool = False) -> ShardReader:
         """Return a reader of other ``shards``, which goes past the cache, compares nothing and counts in ``counters``.
-        ``optional``: they are targets, not rewritten again, and need not be there: a 403 or 404 is not asked again."""
+        ``optional``: they are targets, not rewritten again, and need not exist: a 403 or 404 is not asked again."""
         config = replace(self.config, verify="never")
-        if optional:
-            config = config.taking_refusals()
-        return open_shards(shards, config=config, stats=counters, final=optional or self._final, options=self._options)
+        options = ReadOptions(
+            config=config.taking_refusals() if optional else config,
+            counters=counters,
+            final=optional or self.options.final,
+            storage=self.options.storage,
+        )
+        return ShardReader(shards, options)
 
     # For ShardStream
 
@@ -255,10 +266,10 @@ class ShardStream:
         self._local_path: str | None = None
         self._cached: CachedShard | None = None
         try:
-            located = locate(self.url, final=reader._final, options=reader._options)
+            located = locate(self.url, final=reader.options.final, options=reader.options.storage)
             self._local_path = located.path
-            if reader._cache is not None:
-                self._cached = reader._cache.entry(located)
+            if reader.options.cache is not None:
+                self._cached = reader.options.cache.entry(located)
                 located = replace(located, entry=self._cached)
             self.located = located
         except WdsError as exn:
@@ -275,8 +286,8 @@ class ShardStream:
         self._open_ended = False
         self._comparison: Comparison | None = None
         self._held: HeldShard | None = None
-        if reader._always is not None:
-            self._comparison, self._held = reader._always.held(self, self._received)
+        if reader._verifier is not None:
+            self._comparison, self._held = reader._verifier.held(self, self._received)
         elif reader.config.verify == "auto":
             self._comparison = Comparison(self._brought)
 

@@ -1,44 +1,59 @@
-"""What comes between the attempts of a part: another request, a pause, another place to read from, or the end with the
-whole story."""
+"""Retry policy of a part: decide whether to retry, renew the request, fall back to another place, or give up.
+
+`decide` is a pure function; `RetryController` carries its decisions out.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import math
 import random
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from wds_async.config import RetryPolicy, TransferConfig
+from wds_async.errors import StorageError
 from wds_async.redact import redact
-from wds_async.storage.base import Access, Backend, Fault, LocalFile, RefusedAnswer, Request, Verdict, error_for
+from wds_async.storage.base import (
+    Access,
+    Backend,
+    Contradiction,
+    Fault,
+    ObjectReplaced,
+    RefusedAnswer,
+    Request,
+    Verdict,
+    error_for,
+)
 from wds_async.storage.options import Options
 from wds_async.storage.registry import Backends, Location
 from wds_async.transfer.circuit_breaker import CircuitBreaker, FailureLog
 from wds_async.transfer.concurrency import Concurrency
 from wds_async.transfer.connection import PACE_BYTES, Origin
 from wds_async.transfer.connection_pool import ConnectionPool
-from wds_async.transfer.files import FileReader, FileReplaced
-from wds_async.transfer.part_request import VersionChanged, WrongAnswer
+from wds_async.transfer.shard_state import ShardState
 from wds_async.transfer.stats import Counters
-from wds_async.transfer.streams import StreamReader
-from wds_async.transfer.traffic import BOUNDS_S, OriginTraffic, origin_of, region_of
+from wds_async.transfer.traffic import BOUNDS_S, OriginTraffic, origin_of
 from wds_async.transfer.window import Part, Shard
 
-__all__ = ["Attempts", "RetryController", "ShardState", "ignore_result"]
+__all__ = [
+    "AttemptState",
+    "Attempts",
+    "Decision",
+    "Fallback",
+    "GiveUp",
+    "Renew",
+    "Retry",
+    "RetryController",
+    "decide",
+]
 
 logger = logging.getLogger("wds_async")
 
-Observe = Callable[[int, float, float], None]
-"""Bytes, seconds, and when."""
-
 _RENEWALS_AT_MOST = 3
-_SOFTLY = 2  # a store that asks for fewer requests is left alone as if so many attempts more had failed
+_THROTTLED_ATTEMPTS = 2  # a store that asks for fewer requests is left alone as if so many attempts more had failed
 _ISOLATED_AT_MOST = 3  # faults of a part, each among good answers, before ``Retry-After`` is kept to the letter
 _UNREACHABLE_FOR_S = 60.0
 _REFUSED = RetryPolicy(base_s=0.1, cap_s=5.0)
@@ -48,13 +63,109 @@ _WARN_EVERY_S = 60.0
 _BEFORE_THE_FALLBACK = 2  # attempts at a store that has never answered, where there is another place to read from
 
 
+# -- the decision ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptState:
+    """Everything that the decision about a part depends on, beside the fault and the time."""
+
+    policy: RetryPolicy
+    failures: int = 1
+    """Failed attempts since the last new byte, the present one included."""
+    since: float = 0.0
+    """Start of the time without progress: the last new byte, or the end of the store's last long outage."""
+    renewals: int = 0
+    """Requests that have lapsed since the last new byte."""
+    origin_known: bool = True
+    """The server has answered this process before."""
+    restartable: bool = True
+    has_fallback: bool = False
+    isolated: bool = False
+    """Good answers of the store came before, and faults are few."""
+    once: bool = False
+    """Fail at the first fault; a lapsed request is still renewed."""
+    refused_at: float | None = None
+    """Time of the first refusal that was retried."""
+    refusal_patience_s: float = 0.0
+    """Seconds for which a refusal is retried; 0 in a bucket that never answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Try again: after the back-off of attempt number ``backoff`` (0: at once), not before ``retry_after_s`` seconds,
+    and at ``deadline`` decide anew."""
+
+    backoff: int
+    retry_after_s: float
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class Renew:
+    """Try again with another request: at once where the last one has lapsed, after a pause that ends at ``deadline``
+    where it was refused."""
+
+    deadline: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """Read on from the same byte at the shard's other place."""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Raise the error. ``confirmed``: a refusal has held as long as it was retried."""
+
+    confirmed: bool = False
+
+
+Decision = Retry | Renew | Fallback | GiveUp
+
+
+def decide(fault: Fault, state: AttemptState, now: float) -> Decision:
+    """Return what follows a failed attempt. Pure: jitter, waiting and counting are the caller's."""
+    policy = state.policy
+    if fault.verdict is Verdict.EXPIRED:
+        return Renew() if state.renewals < _RENEWALS_AT_MOST else GiveUp()
+    if state.once or not state.restartable:
+        return GiveUp()
+    if fault.verdict in (Verdict.DENIED, Verdict.MISSING):
+        return _decide_refusal(state, now)
+    if not fault.verdict.retryable:
+        return GiveUp()
+    deadline = state.since + policy.allowed_s(origin_known=state.origin_known)
+    impatient = state.has_fallback and (not state.origin_known or fault.connection_refused)
+    over = impatient and state.failures >= _BEFORE_THE_FALLBACK
+    if over or now >= deadline or policy.exhausted(state.failures, contradicted=fault.contradicts):
+        return Fallback() if state.has_fallback else GiveUp()
+    if state.isolated and state.failures <= _ISOLATED_AT_MOST:
+        # Good answers came before, and faults are few: the store takes requests, and there is nothing to wait for.
+        return Retry(state.failures if fault.throttled or state.failures > 1 else 0, 0.0, deadline)
+    backoff = state.failures + _THROTTLED_ATTEMPTS * fault.throttled
+    return Retry(backoff, min(fault.retry_after_s or 0.0, policy.cap_s), deadline)
+
+
+def _decide_refusal(state: AttemptState, now: float) -> Decision:
+    """A 403 or 404 is retried for a while where its bucket has answered the same credentials before."""
+    most = state.policy.max_attempts
+    if state.refusal_patience_s <= 0 or (most is not None and state.failures >= most):
+        return GiveUp()
+    deadline = (now if state.refused_at is None else state.refused_at) + state.refusal_patience_s
+    return Renew(deadline) if now < deadline else GiveUp(confirmed=True)
+
+
+# -- refusals of this process ------------------------------------------------------------------------------------------
+
+
 Bucket = tuple[str, Options, str]
 """Kind of store, what the program gave for it (credentials among that), and scheme and bucket (or host)."""
 
 
 class _Refusals:
-    """Which buckets have answered this process, and which refusals held until patience ran out. It outlives engines
-    (an epoch has one), so that a later epoch knows what an earlier one read."""
+    """Buckets that have answered this process, and refusals that held until patience ran out. It outlives engines (an
+    epoch has one), so that a later epoch knows what an earlier one read."""
 
     def __init__(self) -> None:
         self._answered: dict[Bucket, float] = {}
@@ -95,84 +206,55 @@ class _Refusals:
 _refusals = _Refusals()
 
 
-@dataclass(slots=True, eq=False)
-class ShardState:
-    """What fetching remembers of a shard between its parts."""
+def bucket_of(location: Location) -> Bucket:
+    """The bucket whose permissions the object at ``location`` shares."""
+    return location.kind, location.options, location.server
 
-    location: Location
-    access: asyncio.Future[Access] | None = None
-    moved: Request | None = None
-    files: dict[LocalFile, FileReader] = field(default_factory=dict)
-    stream: StreamReader | None = None
-    rangeless: bool = False
-    """Its server was seen to ignore ranges."""
-    unframed: bool = False
-    """Its server frames the whole of it in a way that only aiohttp reads."""
-    etag: str = ""
-    fault: Fault | None = None
-    """What was wrong last, for who gives up before the attempts do."""
-    traffic: OriginTraffic | None = None
-    """Where what is asked is counted; None until the first part is, and after a move."""
-    observe: Observe | None = None
-    """Who is told how long a good answer took; with ``traffic``."""
-    fields: Mapping[str, str] = field(default_factory=dict)
-    """Of the head of the first answer that had any, in lower case."""
-    breaker: CircuitBreaker | None = None
-    """The state of its store; None until the first part is asked for, and where there is no server."""
 
-    def known(self) -> Access | None:
-        """The access that is there, None where it is asked for still (or could not be had)."""
-        future = self.access
-        if future is None or not future.done() or future.cancelled() or future.exception() is not None:
-            return None
-        return future.result()
-
-    def drop(self, access: Access | None) -> None:
-        """Forget ``access``, unless it was renewed meanwhile."""
-        if access is not None and self.known() is access:
-            self.access = self.moved = None
+# -- carrying out ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Attempts:
-    """The attempts of one part since its last new bytes, the last one with ``access``, at ``location``, counted in
-    ``traffic``."""
+    """Attempts at one part since its last new byte; the last one was made at ``location`` with ``access``."""
 
+    location: Location
     history: FailureLog
     began: float
-    """When the last one began."""
+    """Start of the last attempt."""
     bytes: int = 0
     renewals: int = 0
     access: Access | None = None
-    location: Location | None = None
     traffic: OriginTraffic | None = None
     refused_at: float | None = None
-    """When the first refusal came that is asked again."""
     once: bool = False
-    """Fail after the first fault: no retry and no fallback. A lapsed request is still renewed."""
 
     @classmethod
     def of(cls, part: Part, *, once: bool = False) -> Attempts:
-        """Those of a part that is to be asked for now."""
+        """Return those of a part that is requested now."""
         now = asyncio.get_running_loop().time()
-        return cls(FailureLog(now), now, part.filled, once=once)
+        return cls(part.shard.state.location, FailureLog(now), now, part.filled, once=once)
+
+    def begin(self, state: ShardState, traffic: OriginTraffic) -> None:
+        """Start the next attempt."""
+        self.access, self.location, self.traffic = None, state.location, traffic
 
     def progress(self, filled: int, now: float, *, stalled: bool) -> bool:
-        """Count anew where bytes have come since the last look. A trickle is none: less than 16 KiB in an attempt that
-        was given up as stalled."""
+        """Start counting again if bytes have come since the last call. A trickle does not count: less than 16 KiB in
+        an attempt that stalled."""
         gained, self.bytes = filled - self.bytes, filled
         if gained <= 0 or (stalled and gained < PACE_BYTES):
             return False
-        self.anew(now)
+        self.reset(now)
         return True
 
-    def anew(self, now: float) -> None:
-        """Count anew: bytes have come, or another store has the next attempt."""
+    def reset(self, now: float) -> None:
+        """Start counting again: bytes have come, or the next attempt is at another store."""
         self.renewals, self.history, self.refused_at = 0, FailureLog(now), None
 
 
 class RetryController:
-    """Decides, for the parts of one reader, what follows a failed attempt."""
+    """Carries out, for the parts of one reader, what `decide` returns."""
 
     def __init__(
         self,
@@ -184,7 +266,7 @@ class RetryController:
     ) -> None:
         self._backends = backends
         self._pool = pool
-        self._retry = config.retry
+        self._policy = config.retry
         self._counters = counters
         self._concurrency = concurrency
         self._rng = random.Random()
@@ -192,208 +274,197 @@ class RetryController:
         self._reached: set[str] = set()
 
     def breaker(self, location: Location) -> CircuitBreaker | None:
-        """The state of the store of ``location``; None where there is no server."""
+        """Return the circuit breaker of the store of ``location``; None without a server."""
         return self._pool.breakers.of(location.server) if location.spec.has_server else None
 
-    def traffic(self, notes: ShardState) -> OriginTraffic:
-        """Where what is asked for a shard is counted, as long as it is read where it is now."""
-        if notes.traffic is None:
-            traffic = notes.traffic = self._counters.traffic.of(origin_of(notes.location))
-            told, seconds, counts = self._concurrency.observe, traffic.seconds, traffic.seconds.counts
+    def bind(self, state: ShardState) -> OriginTraffic:
+        """Return the counters of the place where a shard is read; they and its circuit breaker are looked up once."""
+        if state.traffic is not None:
+            return state.traffic
+        traffic, learn = self._counters.traffic.of(origin_of(state.location)), self._concurrency.observe
+        seconds, counts = traffic.seconds, traffic.seconds.counts
 
-            def observe(received_bytes: int, took_s: float, now: float) -> None:
-                told(received_bytes, took_s, now)
-                counts[bisect_left(BOUNDS_S, took_s)] += 1  # `Histogram.add`, without a call
-                seconds.total += took_s
+        def observe(received_bytes: int, took_s: float, now: float) -> None:
+            learn(received_bytes, took_s, now)
+            counts[bisect_left(BOUNDS_S, took_s)] += 1  # `Histogram.add`, without a call
+            seconds.total += took_s
 
-            notes.observe = observe
-        return notes.traffic
+        state.bind(traffic, observe, self.breaker(state.location))
+        return traffic
 
     def record_success(self, shard: Shard) -> None:
-        """Its store gave what it was asked for."""
-        notes: ShardState = shard.notes
-        if notes.breaker is None:
-            notes.breaker = self.breaker(notes.location)
-        if notes.breaker is not None:
-            notes.breaker.record_success()
-            _refusals.answered(bucket_of(notes.location), time.monotonic())
-
-    def healthy(self, shard: Shard) -> bool:
-        """Whether its store may be asked for more than is needed."""
-        notes: ShardState = shard.notes
-        return notes.breaker is not None and notes.breaker.healthy
-
-    async def wait_until_up(self, shard: Shard) -> None:
-        """Return when a part may be asked for the first time: at once, unless its store is down."""
-        notes: ShardState = shard.notes
-        if notes.breaker is None:
-            notes.breaker = self.breaker(notes.location)
-        if notes.breaker is not None and notes.breaker.is_open and notes.location.fallback is None:
-            now = asyncio.get_running_loop().time()
-            await notes.breaker.wait(0.0, now + self._retry.timeout_s, cap_s=self._retry.cap_s)
-
-    def backend(self, shard: Shard) -> Backend:
-        """Of where the shard is read now: a store that could not be reached a moment ago is not asked again."""
-        notes: ShardState = shard.notes
-        unreachable = self._unreachable_until.get(notes.location.kind, 0.0) > time.monotonic()
-        if unreachable and notes.access is None and notes.stream is None:
-            _move(shard)
-        return self._backends.of(notes.location)
-
-    async def access(self, backend: Backend, shard: Shard) -> Access:
-        """The shard's way of access, asked for once however many parts wait for it. One that is past its
-        ``renew_after`` is asked for again; what comes then is used, whatever it says of itself."""
-        notes: ShardState = shard.notes
-        known = notes.known()
-        if isinstance(known, Request) and known.renew_after <= time.monotonic():
-            notes.drop(known)
-        if notes.access is None:
-            notes.access = asyncio.ensure_future(backend.access(notes.location.target))
-            notes.access.add_done_callback(functools.partial(_located, notes.traffic))
-        future = notes.access
-        try:
-            return await asyncio.shield(future)
-        except Exception:
-            if notes.access is future:  # the next attempt asks again
-                notes.access = None
-            raise
+        """Record that the store of ``shard`` gave the bytes that were requested."""
+        state: ShardState = shard.state
+        self.bind(state)
+        if state.breaker is not None:
+            state.breaker.record_success()
+            _refusals.answered(bucket_of(state.location), time.monotonic())
 
     def record_contact(self, location: Location) -> None:
-        """The server of ``location`` has answered: what fails from now on is a bad day, and no typo."""
+        """Record that the server of ``location`` answers: later failures are outages, and not a mistyped host."""
         if location.spec.has_server:
             self._reached.add(location.server)
 
+    def healthy(self, shard: Shard) -> bool:
+        """Whether the store may get more requests than are needed."""
+        breaker: CircuitBreaker | None = shard.state.breaker
+        return breaker is not None and breaker.healthy
+
+    async def wait_until_up(self, shard: Shard) -> None:
+        """Return when a part may be requested for the first time: at once, unless the store's circuit is open."""
+        state: ShardState = shard.state
+        breaker = state.breaker or self.breaker(state.location)
+        if breaker is not None and breaker.is_open and state.location.fallback is None:
+            now = asyncio.get_running_loop().time()
+            await breaker.wait(0.0, now + self._policy.timeout_s, cap_s=self._policy.cap_s)
+
+    def backend(self, shard: Shard) -> Backend:
+        """Return the backend of the place where ``shard`` is read now; its fallback's while the first was unreachable
+        a moment ago."""
+        state: ShardState = shard.state
+        unreachable = self._unreachable_until.get(state.location.kind, 0.0) > time.monotonic()
+        if unreachable and state.access is None and state.stream is None:
+            state.move_to_fallback(shard)
+        return self._backends.of(state.location)
+
     async def recover(self, part: Part, attempts: Attempts, backend: Backend, exn: Exception) -> None:
-        """Return when the next attempt may begin, or raise what the last one means, with all that was tried."""
-        shard, now = part.shard, asyncio.get_running_loop().time()
-        location = attempts.location or shard.notes.location
-        fault, breaker = _explain(backend, exn, location), self.breaker(location)
-        traffic = attempts.traffic or self.traffic(shard.notes)
-        progressed = attempts.progress(part.filled, now, stalled=fault.verdict is Verdict.STALLED)
-        if breaker is not None and progressed:
+        """Return when the next attempt may begin, or raise the error that the attempts end with."""
+        fault, clock = _explain(backend, exn, attempts.location), asyncio.get_running_loop().time
+        breaker = self.breaker(attempts.location)
+        moved = attempts.progress(part.filled, clock(), stalled=fault.verdict is Verdict.STALLED)
+        if moved and breaker is not None:
             breaker.record_success()
-        if self._renew(shard, attempts, fault):
-            return
+        if fault.verdict is not Verdict.EXPIRED or attempts.renewals >= _RENEWALS_AT_MOST:  # else it is no failure
+            self._record_failure(part, attempts, fault, breaker, answered=isinstance(exn, RefusedAnswer))
+        while True:
+            decision = decide(fault, self._state_of(part, attempts, fault, breaker), clock())
+            match decision:
+                case Retry():
+                    if await self._pause(part, attempts, fault, decision, breaker):
+                        return
+                case Renew(deadline=None):
+                    attempts.renewals += 1
+                    part.shard.state.drop(attempts.access)
+                    logger.info("%s: %s; requesting another", redact(part.shard.url), fault.reason)
+                    return
+                case Renew():
+                    return await self._renew_refused(part, attempts, fault, backend, decision)
+                case Fallback():
+                    await self._fall_back(part.shard, attempts.location, fault)
+                    return attempts.reset(clock())
+                case GiveUp():
+                    if decision.confirmed:
+                        _refusals.confirm(bucket_of(attempts.location), fault.verdict, time.monotonic())
+                    raise self._error(part, attempts, fault, breaker) from exn
+
+    def _record_failure(
+        self, part: Part, attempts: Attempts, fault: Fault, breaker: CircuitBreaker | None, *, answered: bool
+    ) -> None:
         attempts.history.add(fault.reason)
+        part.shard.state.record_fault(fault)
         self._concurrency.stumbled()
-        shard.notes.fault = fault
         if fault.throttled:
             self._counters.add("throttled")
-            traffic.throttled += 1
-            self._concurrency.throttled(now)
-        again = fault.verdict.retryable and fault.verdict is not Verdict.EXPIRED and _restartable(shard)
-        if breaker is not None and again:
+            (attempts.traffic or self.bind(part.shard.state)).throttled += 1
+            self._concurrency.throttled(asyncio.get_running_loop().time())
+        if breaker is not None and _heals(fault) and part.shard.state.restartable:
             breaker.record_failure(fault.reason, attempts.began, throttled=fault.throttled)
-        elif breaker is not None and isinstance(exn, RefusedAnswer):
+        elif breaker is not None and answered:
             breaker.record_success()  # it answers, if not as one would like
-        retried = again and not attempts.once
-        if retried and await self._pause(part, attempts, fault, breaker):
-            return
-        if not attempts.once and await self._ask_again_though_refused(part, attempts, backend, fault):
-            return
-        now = asyncio.get_running_loop().time()
-        if retried and await self._leave(shard, attempts.location, fault):
-            attempts.anew(now)
-            return
-        history, others = attempts.history, ""
-        by_time = self._retry.max_attempts is None and not fault.contradicts
-        if again and by_time and breaker is not None and breaker.is_open and breaker.failures is not None:
-            history, others = breaker.failures, ", those of other parts among them"  # it was mostly they that asked
-        tried = _contradicted(attempts, location, fault) + history.summary(now) + others
-        if breaker is not None and not attempts.once:
-            breaker.probe_soon()
-        traffic.errors += 1
-        url = shard.notes.location.shown
-        raise error_for(replace(fault, reason=fault.reason + tried), url, part.start + part.filled, 1) from exn
 
-    async def _pause(self, part: Part, attempts: Attempts, fault: Fault, breaker: CircuitBreaker | None) -> bool:
-        """Wait for the next attempt; False where there shall be none, at this store."""
-        now, retry, count = asyncio.get_running_loop().time(), self._retry, attempts.history.count
-        location = attempts.location or part.shard.notes.location
-        known = self._origin_known(location, attempts.access)
-        since = attempts.history.since if breaker is None else max(attempts.history.since, breaker.recovered_at)
-        impatient = (
-            location.fallback is not None and (not known or fault.connection_refused) and count >= _BEFORE_THE_FALLBACK
+    def _state_of(self, part: Part, attempts: Attempts, fault: Fault, breaker: CircuitBreaker | None) -> AttemptState:
+        history, policy, patience_s = attempts.history, self._policy, 0.0
+        if fault.verdict in (Verdict.DENIED, Verdict.MISSING):
+            full_s = min(policy.refusal_timeout_s, policy.timeout_s)
+            patience_s = _refusals.patience_s(bucket_of(attempts.location), fault.verdict, time.monotonic(), full_s)
+        return AttemptState(
+            policy,
+            failures=history.count,
+            since=history.since if breaker is None else max(history.since, breaker.recovered_at),
+            renewals=attempts.renewals,
+            origin_known=self._origin_known(attempts.location, attempts.access),
+            restartable=part.shard.state.restartable,
+            has_fallback=attempts.location.fallback is not None,
+            isolated=breaker is not None and breaker.failure_is_isolated,
+            once=attempts.once,
+            refused_at=attempts.refused_at,
+            refusal_patience_s=patience_s,
         )
-        if impatient or retry.gives_up(count, now - since, origin_known=known, contradicted=fault.contradicts):
-            return False
+
+    def _count_retry(self, attempts: Attempts) -> None:
         self._counters.add("retries")
         if attempts.traffic is not None:
             attempts.traffic.retries += 1
-        url, at = redact(part.shard.url), part.start + part.filled
-        logger.info("%s at byte %d: %s; attempt %d follows", url, at, fault.reason, count + 1)
-        allowed_s = retry.timeout_s if known else min(retry.first_contact_s, retry.timeout_s)
-        retry_after_s = min(fault.retry_after_s or 0.0, retry.cap_s)
-        delay_s = retry.delay_s(count + _SOFTLY * fault.throttled, self._rng)
-        if breaker is not None and breaker.failure_is_isolated and count <= _ISOLATED_AT_MOST:
-            # Good answers came before, and faults are few: the store takes requests, and there is nothing to wait for.
-            retry_after_s, delay_s = 0.0, retry.delay_s(count, self._rng) if fault.throttled or count > 1 else 0.0
-        if breaker is None:
-            await asyncio.sleep(min(max(delay_s, retry_after_s), since + allowed_s - now))
-            return True
-        breaker.warn_of_outage(url, fault.reason, allowed_s)
-        return await breaker.wait(delay_s, since + allowed_s, retry_after_s=retry_after_s, cap_s=retry.cap_s)
 
-    async def _ask_again_though_refused(self, part: Part, attempts: Attempts, backend: Backend, fault: Fault) -> bool:
-        """Wait, and return True, where a 403 or 404 is to be asked again: the same version was answered for the same
-        bucket before. Credentials are read anew once. False where it is not, or was for long enough."""
-        location, now = attempts.location or part.shard.notes.location, time.monotonic()
-        if fault.verdict not in (Verdict.DENIED, Verdict.MISSING) or not _restartable(part.shard):
-            return False
-        bucket, count, most = bucket_of(location), attempts.history.count, self._retry.max_attempts
-        full_s = min(self._retry.refusal_timeout_s, self._retry.timeout_s)
-        patience_s = _refusals.patience_s(bucket, fault.verdict, now, full_s)
-        if patience_s <= 0 or (most is not None and count >= most):
-            return False
-        url, at = redact(part.shard.url), part.start + part.filled
+    async def _pause(
+        self, part: Part, attempts: Attempts, fault: Fault, retry: Retry, breaker: CircuitBreaker | None
+    ) -> bool:
+        """Wait for the next attempt. False: the deadline has come, and the store is down."""
+        now, url, at = asyncio.get_running_loop().time(), redact(part.shard.url), part.start + part.filled
+        self._count_retry(attempts)
+        logger.info("%s at byte %d: %s; attempt %d follows", url, at, fault.reason, attempts.history.count + 1)
+        delay_s = self._policy.delay_s(retry.backoff, self._rng) if retry.backoff else 0.0
+        if breaker is None:
+            await asyncio.sleep(min(max(delay_s, retry.retry_after_s), retry.deadline - now))
+            return True
+        known = self._origin_known(attempts.location, attempts.access)
+        breaker.warn_of_outage(url, fault.reason, self._policy.allowed_s(origin_known=known))
+        return await breaker.wait(delay_s, retry.deadline, retry_after_s=retry.retry_after_s, cap_s=self._policy.cap_s)
+
+    async def _renew_refused(
+        self, part: Part, attempts: Attempts, fault: Fault, backend: Backend, renew: Renew
+    ) -> None:
+        """Wait, and have the next attempt make another request; credentials are read again once."""
+        now, location = asyncio.get_running_loop().time(), attempts.location
+        assert renew.deadline is not None
         if attempts.refused_at is None:
             attempts.refused_at = now
             if fault.verdict is Verdict.DENIED:
                 backend.renew(location.target)
-            level = logging.WARNING if _refusals.warns(bucket, now) else logging.INFO
+            level = logging.WARNING if _refusals.warns(bucket_of(location), time.monotonic()) else logging.INFO
             logger.log(
                 level,
                 "%s at byte %d: %s, although others of its bucket were read; asking again for %.0f s"
                 " (WDS_REFUSAL_TIMEOUT)",
-                url,
-                at,
+                redact(part.shard.url),
+                part.start + part.filled,
                 fault.reason,
-                patience_s,
+                renew.deadline - now,
             )
-        left_s = attempts.refused_at + patience_s - now
-        if left_s <= 0:
-            _refusals.confirm(bucket, fault.verdict, now)
-            return False
-        part.shard.notes.drop(attempts.access)
-        self._counters.add("retries")
-        if attempts.traffic is not None:
-            attempts.traffic.retries += 1
-        await asyncio.sleep(min(_REFUSED.delay_s(count, self._rng), left_s))
-        return True
+        part.shard.state.drop(attempts.access)
+        self._count_retry(attempts)
+        await asyncio.sleep(min(_REFUSED.delay_s(attempts.history.count, self._rng), max(0.0, renew.deadline - now)))
 
-    def _renew(self, shard: Shard, attempts: Attempts, fault: Fault) -> bool:
-        """Whether the backend has another request to try, now that this one has lapsed."""
-        if fault.verdict is not Verdict.EXPIRED or attempts.renewals >= _RENEWALS_AT_MOST:
-            return False
-        attempts.renewals += 1
-        shard.notes.drop(attempts.access)
-        logger.info("%s: %s; asked for another request", redact(shard.url), fault.reason)
-        return True
-
-    async def _leave(self, shard: Shard, left: Location | None, fault: Fault) -> bool:
-        """Go on from the same byte at the place that the shard comes from, where there is one."""
-        location: Location = shard.notes.location
-        if location is not left:  # another part of the shard has left it meanwhile
-            return True
-        if location.fallback is None:
-            return False
-        if location.kind not in self._unreachable_until:
+    async def _fall_back(self, shard: Shard, left: Location, fault: Fault) -> None:
+        """Have ``shard`` read at its fallback, unless another of its parts has moved it there."""
+        state: ShardState = shard.state
+        if state.location is not left:
+            return
+        if left.kind not in self._unreachable_until:
             logger.warning("%s: %s; reading from its own store instead", redact(shard.url), fault.reason)
-        self._unreachable_until[location.kind] = time.monotonic() + _UNREACHABLE_FOR_S
-        stream = _move(shard)
+        self._unreachable_until[left.kind] = time.monotonic() + _UNREACHABLE_FOR_S
+        stream = state.move_to_fallback(shard)
         if stream is not None:
             await stream.close()
-        return True
+
+    def _error(self, part: Part, attempts: Attempts, fault: Fault, breaker: CircuitBreaker | None) -> StorageError:
+        """Return the error of the tree for a part that is given up, with everything that was tried."""
+        now, history, others = asyncio.get_running_loop().time(), attempts.history, ""
+        by_time = self._policy.max_attempts is None and not fault.contradicts
+        healed = _heals(fault) and part.shard.state.restartable
+        if by_time and healed and breaker is not None and breaker.is_open and breaker.failures is not None:
+            history, others = breaker.failures, ", those of other parts among them"  # it was mostly they that asked
+        tried, last = history.summary(now) + others, _refusals.last_answer(bucket_of(attempts.location))
+        if attempts.refused_at is not None and last is not None:
+            tried = (
+                f"; others of this bucket were read with the same credentials until {time.monotonic() - last:.0f} s"
+                f" ago, and this was refused for {now - attempts.refused_at:.0f} s{tried}"
+            )
+        if breaker is not None and not attempts.once:
+            breaker.probe_soon()
+        (attempts.traffic or self.bind(part.shard.state)).errors += 1
+        url = part.shard.state.location.shown
+        return error_for(replace(fault, reason=fault.reason + tried), url, part.start + part.filled, 1)
 
     def _origin_known(self, location: Location, access: Access | None) -> bool:
         if not location.spec.has_server or location.server in self._reached:
@@ -403,60 +474,13 @@ class RetryController:
         return location.kind == "http" and self._pool.answered(Origin.of(location.target))
 
 
-def _move(shard: Shard) -> StreamReader | None:
-    """Make the shard's next access that of its fallback, where it has one. What was learnt of the store that is left
-    says nothing of the other, but for the size of the object. Returns the stream that has to be closed."""
-    notes: ShardState = shard.notes
-    if notes.location.fallback is None:
-        return None
-    notes.location, notes.access, notes.moved = notes.location.fallback, None, None
-    notes.rangeless, notes.unframed, notes.breaker = False, False, None
-    notes.traffic, notes.observe, notes.fields = None, None, {}
-    shard.version = notes.etag = ""
-    stream, notes.stream = notes.stream, None
-    return stream
-
-
 def _explain(backend: Backend, exn: Exception, location: Location) -> Fault:
-    if isinstance(exn, VersionChanged | FileReplaced):
+    if isinstance(exn, ObjectReplaced):
         return Fault(Verdict.CHANGED, f"the object was replaced while it was being read: {exn}", "Read it again.")
     fault = backend.classify(exn, location.target)
-    return replace(fault, contradicts=True) if isinstance(exn, WrongAnswer) else fault
+    return replace(fault, contradicts=True) if isinstance(exn, Contradiction) else fault
 
 
-def bucket_of(location: Location) -> Bucket:
-    """What shards share their permissions by: the store, what the program gave for it, and scheme and bucket."""
-    return location.kind, location.options, location.server
-
-
-def _contradicted(attempts: Attempts, location: Location, fault: Fault) -> str:
-    """The other fact, where a refusal was asked again: that its bucket was read before; "" otherwise."""
-    last = _refusals.last_answer(bucket_of(location))
-    if attempts.refused_at is None or last is None:
-        return ""
-    now = time.monotonic()
-    return (
-        f"; others of this bucket were read with the same credentials until {now - last:.0f} s ago, and this was"
-        f" refused for {now - attempts.refused_at:.0f} s"
-    )
-
-
-def _restartable(shard: Shard) -> bool:
-    stream: StreamReader | None = shard.notes.stream
-    return stream is None or stream.restartable
-
-
-def _located(traffic: OriginTraffic | None, future: asyncio.Future[Access]) -> None:
-    """A request tells where it goes."""
-    ignore_result(future)
-    if traffic is None or future.cancelled() or future.exception() is not None:
-        return
-    access = future.result()
-    if isinstance(access, Request):
-        traffic.region = region_of(access.url) or traffic.region
-
-
-def ignore_result(future: asyncio.Future[Any]) -> None:
-    """An access or read that nobody waits for any more may fail: that is not worth a line in the log."""
-    if not future.cancelled():
-        future.exception()
+def _heals(fault: Fault) -> bool:
+    """Whether time may end the fault."""
+    return fault.verdict.retryable and fault.verdict is not Verdict.EXPIRED

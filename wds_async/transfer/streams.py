@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
 
-from wds_async.storage.base import Answer, Checksum, RefusedAnswer, Request, Stream
+from wds_async.storage.base import Answer, Checksum, ObjectReplaced, RefusedAnswer, Request, Stream
 from wds_async.storage.http.messages import same_object, version_of
 from wds_async.transfer.connection import Connection, ConnectionBroken, Head, Origin, request_bytes
 from wds_async.transfer.connection_pool import ConnectionPool
-from wds_async.transfer.part_request import RangesIgnored, Redirected, VersionChanged, excerpt_of, follow
+from wds_async.transfer.part_request import RangesIgnored, Redirected, excerpt_of, follow
 from wds_async.transfer.window import Part
 
 __all__ = ["DirectStream", "StreamReader"]
@@ -174,7 +174,7 @@ class StreamReader:
         version = await stream.open()
         for former in (self._version or "", pinned):
             if not same_object(former, version):
-                raise VersionChanged(f"it was {former} and is now {version}")
+                raise ObjectReplaced(f"it was {former} and is now {version}")
         self._version = version
         self._position = 0
         self._archive = _ArchiveEnd() if getattr(stream, "open_ended", False) else None

@@ -56,7 +56,7 @@ class Part:
 class Shard:
     """One shard in the window. ``size`` is None until an answer tells it; ``version`` pins what is read.
 
-    ``notes`` belongs to whoever fetches: the open file, the kept redirect, the running stream. ``checksum`` is what the
+    ``state`` belongs to whoever fetches: the open file, the kept redirect, the running stream. ``checksum`` is what the
     store says of the whole object, where it does.
     """
 
@@ -71,7 +71,7 @@ class Shard:
     gone: bool = False
     parts: deque[Part] = field(default_factory=deque)
     error: Exception | None = None
-    notes: Any = None
+    state: Any = None
     modified: float | None = None
     """When the object was last changed (seconds since 1970), where its store says so."""
     checksum: Checksum | None = None
