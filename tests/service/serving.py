@@ -23,6 +23,7 @@ from tests.servers.process import launch
 from tests.servers.process import stop as end
 from tests.transfer.reading import QUICK
 from wds_async.service.config import load_config
+from wds_async.service.context import Context
 from wds_async.service.running import Service
 
 __all__ = ["Inside", "Process", "answers", "ask", "asked", "dial", "until"]
@@ -68,6 +69,11 @@ class Inside:
     def port(self) -> int:
         return int(self.base.rpartition(":")[2])
 
+    @property
+    def context(self) -> Context:
+        """What its routes see."""
+        return self.service.context
+
     def stop(self) -> None:
         """Drain and end it; harmless when it has ended."""
         if self._thread.is_alive():
@@ -85,14 +91,14 @@ class Inside:
         """Return once no request is under way. TimeoutError where one is for half a minute."""
 
         async def none_left() -> None:
-            while len(self.service.in_flight):  # noqa: ASYNC110 (nothing tells of it)
+            while len(self.context.in_flight):  # noqa: ASYNC110 (nothing tells of it)
                 await asyncio.sleep(0.005)
 
         self.call(none_left())
 
     def stored(self) -> None:
         """Return once nothing is on its way from a store or to the cache's disk. TimeoutError after half a minute."""
-        self.call(self.service.cache.fetching.quiet())
+        self.call(self.context.cache.fetching.quiet())
 
     def _run(self) -> None:
         try:

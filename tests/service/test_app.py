@@ -141,7 +141,7 @@ def test_a_tenant_neither_sees_nor_touches_what_is_anothers(origin: Origin, tmp_
             found: dict[str, Any] = json.loads(ask(f"{service.base}/v1/stats", **fields)[2])
             return found
 
-        service.service.meters.served("ais", 200, 5.0, 1, "s3://vision/slow.tar", Client("vision", "job"))
+        service.context.meters.served("ais", 200, 5.0, 1, "s3://vision/slow.tar", Client("vision", "job"))
         plan = {"shards": ["ais://b/x.tar", "ais://b/y.tar"], "ahead": 1}
         assert ask(f"{service.base}/v1/plan", "POST", plan, **vision, Wds_Client="job")[0] == 200
         assert ask(f"{service.base}/ais/b/broken.tar", **vision, Wds_Client="job")[0] >= 400
@@ -232,10 +232,10 @@ def test_broken_requests_are_refused_and_harm_nobody(service: Inside, sent: byte
 def test_what_was_sent_is_not_written_down(service: Inside, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "wds_async")
     raw(service.port, b"GET /ais/b/x.tar HTTP/1.1\r\nHost: x\r\nMy Authorization: Bearer hush\r\n\r\n")
-    assert "peer=127.0.0.1 status=400 reason=malformed: a request that is none: HttpParserError" in caplog.text
+    assert "peer=127.0.0.1 status=400 reason=malformed: a malformed request: HttpParserError" in caplog.text
     assert "hush" not in caplog.text
     assert "Traceback" not in caplog.text
-    assert service.service.meters.refusals == 1
+    assert service.context.meters.refusals == 1
 
 
 def test_a_head_that_never_ends_is_not_waited_for(service: Inside) -> None:
@@ -273,7 +273,7 @@ def test_money_that_is_spent(origin: Origin) -> None:
     origin.add("/d/x.tar", BODY)
     given = {"allow": (origin.base,), "buckets": {"b": f"{origin.base}/d/"}, "private": True}
     with Inside(**given, cost_limit=0.0) as running:
-        running.service.spending.exhausted = True
+        running.context.cost_limit.exhausted = True
         status, _, body = ask(f"{running.base}/ais/b/x.tar")
         assert status == 402
         assert b"cost" in body
@@ -311,10 +311,10 @@ def test_tokens(origin: Origin, tmp_path: Path) -> None:
 def test_what_the_service_itself_breaks_is_500_without_words_of_it(
     service: Inside, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken() -> None:
+    def broken(*_: object) -> None:
         raise KeyError("/home/me/secret")
 
-    monkeypatch.setattr(service.service, "snapshot", broken)
+    monkeypatch.setattr("wds_async.service.app.snapshot", broken)
     status, _, body = ask(f"{service.base}/v1/stats")
     assert (status, b"secret" in body) == (500, False)
     assert "GET /v1/stats failed" in caplog.text

@@ -58,11 +58,11 @@ def test_an_origin_that_fails_ends_the_walk(service: Inside, origin: Origin) -> 
 
 def test_memory_is_bounded(service: Inside, origin: Origin) -> None:
     origin.add("/d/u.tar", make_tar(MEMBERS[:60]))
-    archives, running = Archives(most=120), service.service
+    archives, context = Archives(most=120), service.context
 
     async def table(name: str) -> int:
-        with await running.cache.open(f"{origin.base}/d/{name}") as held:
-            return len(await archives.table(running, held))
+        with await context.cache.open(f"{origin.base}/d/{name}") as held:
+            return len(await archives.table(held, context.call))
 
     async def look() -> list[int]:
         return [await table("t.tar"), await table("u.tar"), await table("u.tar")]
@@ -84,7 +84,7 @@ def test_two_archives_are_scanned_at_once(service: Inside, origin: Origin) -> No
         origin.wait_until(
             lambda o: len({r.path for r in o.requests if not (r.range or "").startswith("bytes=0-")}) == 2
         )
-        archives = service.service.archives
+        archives = service.context.archives
         assert archives._scans.locked()
         origin.forget()
         origin.release()

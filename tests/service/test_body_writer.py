@@ -14,7 +14,7 @@ import pytest
 from tests.servers import Origin
 from tests.service.serving import Inside, ask
 from tests.transfer.reading import MIB, data
-from wds_async.service.body_writer import SpillFile
+from wds_async.service.delivery import SpillFile
 
 SLOW = 8
 BODIES = [data(9 * MIB + n, n) for n in range(2)]
@@ -61,7 +61,7 @@ def test_who_is_slow_holds_up_nobody_and_gets_all(service: Inside, origin: Origi
         assert bytes(got).partition(b"\r\n\r\n")[2] == BODIES[n % 2]
     service.quiet()
     service.stored()
-    assert service.service.fetcher.held_bytes == 0
+    assert service.context.fetcher.held_bytes == 0
     fetched = sum(sent.body_bytes for sent in origin.sent)
     assert fetched <= 1.6 * sum(len(BODIES[n % 2]) for n in range(SLOW)) + 2 * len(BODIES[0])
 
@@ -86,7 +86,7 @@ def test_a_rest_without_a_place_is_fetched_again(service: Inside, monkeypatch: p
         assert bytes(got).partition(b"\r\n\r\n")[2] == BODIES[n % 2]
     service.quiet()
     service.stored()
-    assert service.service.fetcher.held_bytes == 0
+    assert service.context.fetcher.held_bytes == 0
     if not service.config.folder:  # else most of them took from the disk
         assert tried
 
@@ -120,6 +120,6 @@ def test_a_disk_that_hangs_keeps_no_client_waiting(
         try:
             assert ask(f"{service.base}/ais/b/x")[::2] == (200, body)
             assert ask(f"{service.base}/ais/b/x", Range="bytes=5-9")[::2] == (206, body[5:10])
-            assert service.service.cache.statistics().passed_bytes >= 32 * MIB
+            assert service.context.cache.statistics().passed_bytes >= 32 * MIB
         finally:
             gate.set()

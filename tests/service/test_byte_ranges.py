@@ -15,7 +15,7 @@ from tests.servers import Nginx
 from tests.servers.process import required
 from tests.service.serving import Inside, ask
 from tests.transfer.reading import MIB, data
-from wds_async.service.byte_ranges import RANGES_LIMIT, ByteRange, first_byte, ranges_of
+from wds_async.service.preconditions import RANGES_LIMIT, ByteRange, first_byte, ranges_of
 from wds_async.service.refusals import Refusal
 
 BODY = data(5 * MIB + 17)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from wds_async.service.objects import Validators, must_send, range_holds
+from wds_async.service.preconditions import Validators, must_send, range_holds
 from wds_async.service.refusals import Refusal
 
 OLD, NOW, NEW = (f"Tue, {day} Nov 2023 22:13:20 GMT" for day in ("07", "14", "21"))

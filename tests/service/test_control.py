@@ -37,7 +37,7 @@ def serve(origin: Origin, tmp_path: Path) -> Iterator[Callable[..., Inside]]:
         for number in range(3):
             assert ask(f"{running[-1].base}/ais/b/{number}.tar")[0] == 200
         running[-1].stored()
-        running[-1].call(running[-1].service.cache.flush())
+        running[-1].call(running[-1].context.cache.flush())
         return running[-1]
 
     yield start
@@ -51,7 +51,7 @@ def cache(folder: Path, *arguments: str) -> Any:
 
 def held(service: Inside) -> list[str]:
     service.stored()
-    service.call(service.service.cache.flush())
+    service.call(service.context.cache.flush())
     return [row.key.rpartition("/")[2] for row in upkeep.listed(Path(service.config.folder))]
 
 
@@ -68,7 +68,7 @@ def test_objects_are_removed(serve: Callable[..., Inside], origin: Origin, tmp_p
     assert len(origin.requests) == 2
     assert "3 objects" in cache(tmp_path / "cache", "rm", "--all").output
     assert held(service) == []
-    assert service.service.cache.statistics().bytes == 0
+    assert service.context.cache.statistics().bytes == 0
 
 
 def test_chunks_are_compared_with_their_checksums(serve: Callable[..., Inside], tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_prefix_is_pinned_before_anything_of_it_comes(
     for number in range(3, 9):
         origin.add(f"/d/{number}.tar", BODY + bytes([number]))
         ask(f"{service.base}/ais/b/{number}.tar")
-    policy = service.service.cache.fetching.policy
+    policy = service.context.cache.fetching.policy
     assert policy.is_pinned(f"{origin.base}/d/val/0.tar")
     assert not policy.is_pinned(f"{origin.base}/d/0.tar")
     assert "0.tar" in held(service)

@@ -54,7 +54,7 @@ def unreadable(service: Inside, folder: Path) -> None:
     service.stored()
 
     async def spoil() -> None:
-        (entry,) = service.service.cache.fetching.entries.values()
+        (entry,) = service.context.cache.fetching.entries.values()
         memory = os.open("/proc/self/mem", os.O_RDWR)
         os.dup2(memory, entry.file.fd, inheritable=False)
         os.close(memory)
@@ -63,7 +63,7 @@ def unreadable(service: Inside, folder: Path) -> None:
 
 
 def figures(service: Inside) -> Any:
-    return service.service.cache.statistics()
+    return service.context.cache.statistics()
 
 
 @pytest.mark.parametrize("spoil", [truncated, unreadable])
@@ -152,7 +152,7 @@ def test_a_loader_reports_a_file_that_it_was_handed(
 
 
 def handed(service: Inside) -> int:
-    return sum(one.count for (api, _), one in service.service.meters._answers.items() if api == "handed")
+    return sum(one.count for (api, _), one in service.context.meters._answers.items() if api == "handed")
 
 
 def read(config: Any) -> bytes:

@@ -55,7 +55,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def figures(service: Inside) -> Any:
-    return service.service.cache.statistics()
+    return service.context.cache.statistics()
 
 
 @pytest.mark.parametrize("window_s", [0.0, 3600.0])

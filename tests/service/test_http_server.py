@@ -113,7 +113,7 @@ def _planning(service: Inside, count: int) -> set[str]:
     """The clients that have a plan, once they are ``count``."""
     deadline = time.monotonic() + 20
     while True:
-        found = {one["client"] for one in service.service.plans.as_list()}
+        found = {one["client"] for one in service.context.plans.as_list()}
         if len(found) == count or time.monotonic() > deadline:
             return found
         time.sleep(0.01)

@@ -7,8 +7,8 @@ import contextlib
 import pytest
 
 from wds_async.service.cache.origin import Client
+from wds_async.service.limits import InFlightRequests
 from wds_async.service.refusals import Refusal
-from wds_async.service.running import InFlightRequests
 
 
 def test_one_client_may_have_so_many_and_others_as_many() -> None:

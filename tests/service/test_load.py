@@ -117,14 +117,14 @@ def test_slow_clients_do_not_hold_the_memory_of_others(kept: bool, origin: Origi
             slow = [crowd.come(f"/ais/b/{name}", take=1000, client=name) for name in names]
             for name in ("x.tar", "y.tar"):
                 assert ask(f"{service.base}/ais/b/{name}")[2] == bodies[name]
-            until(lambda: service.service.fetcher.held_bytes <= 4 * MIB)
-            until(lambda: len(service.service.in_flight) == len(slow))
+            until(lambda: service.context.fetcher.held_bytes <= 4 * MIB)
+            until(lambda: len(service.context.in_flight) == len(slow))
             got = bytearray()  # and who has been slow gets the rest of it, when it comes back to it
             while len(got) < 5 * MIB - 1000 and (piece := slow[7].recv(MIB)):
                 got += piece
             assert bytes(got[-4 * MIB :]) in bodies["s7.tar"]
-        until(lambda: len(service.service.in_flight) == 0)
-        until(lambda: service.service.fetcher.held_bytes == 0)
+        until(lambda: len(service.context.in_flight) == 0)
+        until(lambda: service.context.fetcher.held_bytes == 0)
 
 
 def test_a_tenant_of_many_clients_leaves_connections_and_requests_to_others(origin: Origin, tmp_path: Path) -> None:
@@ -138,13 +138,13 @@ def test_a_tenant_of_many_clients_leaves_connections_and_requests_to_others(orig
     with Inside(folder=tmp_path / "c", **settings) as service:
         with Crowd(service.base) as crowd:
             came = [crowd.come(f"/ais/b/{number}.tar", client=str(number), token="one") for number in range(40)]
-            until(lambda: len(service.service.in_flight) >= 20)
+            until(lambda: len(service.context.in_flight) >= 20)
             for one in came[20:]:
                 assert one.recv(1000).startswith(b"HTTP/1.1 429 ")
             for _ in range(5):
                 assert ask(f"{service.base}/ais/b/x.tar", Authorization="Bearer two")[0] == 200
             until(
-                lambda: len(service.service.in_flight) == 20
+                lambda: len(service.context.in_flight) == 20
             )  # the last answer of the other is counted a moment longer
         service.at_once.set()
 
@@ -157,9 +157,9 @@ def test_who_takes_nothing_is_let_go(kept: bool, origin: Origin, tmp_path: Path)
     with Inside(folder=folder, send_timeout_s=0.3, **settings) as service, Crowd(service.base) as crowd:
         for number in range(5):
             crowd.come("/ais/b/x.tar", take=1000, client=f"slow-{number}")
-        until(lambda: len(service.service.in_flight) == 0)
-        until(lambda: service.service.fetcher.held_bytes == 0)
-        until(lambda: service.service.meters.clients == 0)
+        until(lambda: len(service.context.in_flight) == 0)
+        until(lambda: service.context.fetcher.held_bytes == 0)
+        until(lambda: service.context.meters.clients == 0)
 
 
 @pytest.mark.parametrize("clients", [1, 100])
@@ -181,8 +181,13 @@ def test_clients_of_a_dead_store_take_nothing_from_others(
     ):
         for number in range(100):
             crowd.come(f"/ais/dead/{number}.tar", client=f"dead-{number % clients}")
-        until(lambda: len(service.service.in_flight) == 100)
-        until(lambda: service.service.scheduler.running >= 32 and service.service.scheduler.waiting >= 68)
+        until(lambda: len(service.context.in_flight) == 100)
+        until(
+            lambda: (
+                service.context.cache.fetching.scheduler.running >= 32
+                and service.context.cache.fetching.scheduler.waiting >= 68
+            )
+        )
         got: dict[str, bytes] = {}
 
         def read(name: str) -> None:
@@ -195,8 +200,8 @@ def test_clients_of_a_dead_store_take_nothing_from_others(
             thread.join(30)
         assert got == bodies
         assert other.most_in_flight > 1, "by more than one connection"
-        assert service.service.scheduler.running >= 32, "while the dead one is waited for"
-        until(lambda: len(service.service.in_flight) == 100)
+        assert service.context.cache.fetching.scheduler.running >= 32, "while the dead one is waited for"
+        until(lambda: len(service.context.in_flight) == 100)
 
 
 def test_a_flood_of_refusals_costs_little(origin: Origin, tmp_path: Path) -> None:

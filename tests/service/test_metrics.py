@@ -151,9 +151,9 @@ def test_the_cache(service: Inside, origin: Origin) -> None:
     assert warm["wds_cache_limit_bytes"] == 64 << 20
     assert warm["wds_origin_bytes_total"] == cold["wds_origin_bytes_total"]
     # What no test here can bring about is read from where it is counted.
-    stats = service.service.cache._stats
+    stats = service.context.cache._stats
     stats.evictions, stats.evicted_bytes, stats.disk_errors, stats.bad_chunks = 1, 2, 3, 4
-    service.service.traffic.of(origin.base).hedges = 5
+    service.context.traffic.of(origin.base).hedges = 5
     seen = sums(service)
     names = ("cache_evictions", "cache_evicted_bytes", "cache_disk_errors", "cache_bad_chunks", "origin_hedges")
     assert [seen[f"wds_{name}_total"] for name in names] == [1, 2, 3, 4, 5]
@@ -178,7 +178,7 @@ def test_clients_plans_and_readiness(service: Inside, origin: Origin) -> None:
     assert found["wds_plans"] == 1
     assert ask(f"{service.base}/v1/plan/job", "DELETE")[0] in (200, 204)
     assert sums(service)["wds_plans"] == 0
-    service.service._why_not_ready = "draining"
+    service.context.readiness.why_not = "draining"
     assert sums(service)["wds_ready"] == 0
 
 
@@ -188,7 +188,7 @@ def test_the_limit_of_cost(service: Inside, origin: Origin) -> None:
     deadline = time.monotonic() + 20
     while sums(service)["wds_cache_entries"] < 1 and time.monotonic() < deadline:
         pass
-    service.service.traffic.of(origin.base).bytes += 10**10
+    service.context.traffic.of(origin.base).bytes += 10**10
     # It looks four times a second; each of these is one that the cache does not have.
     status, body = next(answer for name in names[1:] if (answer := read(service, name))[0] != 200)
     assert status == 402

@@ -124,11 +124,11 @@ def test_a_link_that_stays_cut_holds_no_connection(way: str, link: Link, serving
             read_once(link, service)
         with Client(link, service.port) as client:
             client.read(MIB)
-            assert service.service.meters.clients >= 1
+            assert service.context.meters.clients >= 1
             link.cut()
-            until(lambda: service.service.meters.clients == 0)
-            assert len(service.service.in_flight) == 0
-            until(lambda: service.service.fetcher.held_bytes == 0)
+            until(lambda: service.context.meters.clients == 0)
+            assert len(service.context.in_flight) == 0
+            until(lambda: service.context.fetcher.held_bytes == 0)
             link.mend()
             with contextlib.suppress(OSError, http.client.HTTPException):
                 assert len(client.read()) < len(BODY)

@@ -144,8 +144,8 @@ def test_an_origin_that_fails_ends_the_connection_and_never_a_body_short(
     running = serve()
     with pytest.raises((http.client.HTTPException, ConnectionError)):
         ask(f"{running.base}/ais/b/x.tar")
-    until(lambda: not len(running.service.in_flight))
-    assert running.service.meters.failures == 1
+    until(lambda: not len(running.context.in_flight))
+    assert running.context.meters.failures == 1
 
 
 def test_what_is_wrong_before_the_first_byte_has_its_status(serve: Callable[..., Inside], origin: Origin) -> None:
@@ -208,8 +208,8 @@ def test_who_leaves_gives_up_what_only_it_wanted(
     with socket.create_connection(("127.0.0.1", running.port), 10) as client:
         client.sendall(b"GET /ais/b/x.tar HTTP/1.1\r\nHost: x\r\n\r\n")
         origin.wait_until(lambda o: o.in_flight > 1)  # what it waits for, and what comes next
-        assert len(running.service.in_flight) == 1
-    until(lambda: not len(running.service.in_flight))
+        assert len(running.context.in_flight) == 1
+    until(lambda: not len(running.context.in_flight))
     origin.wait_until(lambda o: o.in_flight == 0)
 
 
@@ -220,9 +220,9 @@ def test_who_takes_nothing_is_let_go(serve: Callable[..., Inside], origin: Origi
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(("127.0.0.1", running.port))
         client.sendall(b"GET /ais/b/big HTTP/1.1\r\nHost: x\r\n\r\n")
-        until(lambda: len(running.service.in_flight) == 1)
-        until(lambda: not len(running.service.in_flight))
-        assert running.service.meters.refusals == 1
+        until(lambda: len(running.context.in_flight) == 1)
+        until(lambda: not len(running.context.in_flight))
+        assert running.context.meters.refusals == 1
 
 
 def test_a_paced_client(serve: Callable[..., Inside], origin: Origin) -> None:
@@ -286,7 +286,7 @@ def test_one_client_may_have_so_many_under_way(serve: Callable[..., Inside], ori
     running = serve(client_requests=1)
     with socket.create_connection(("127.0.0.1", running.port), 10) as client:
         client.sendall(b"GET /ais/b/x.tar HTTP/1.1\r\nHost: x\r\n\r\n")
-        until(lambda: len(running.service.in_flight) == 1)
+        until(lambda: len(running.context.in_flight) == 1)
         status, fields, _ = ask(f"{running.base}/ais/b/x.tar")
         assert (status, fields["retry-after"]) == (429, "1")
         assert ask(f"{running.base}/healthz")[0] == 200

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from wds_async.service.cache.origin import Client
-from wds_async.service.names import ObjectName
-from wds_async.service.prefetch import Itinerary, PrefetchPlan
+from wds_async.service.prefetch import PrefetchPlan
 
 
 def plan(count: int = 10, ahead: int = 3) -> PrefetchPlan:
-    shards = Itinerary(lambda url: ObjectName(url, "gcp", "b", "", "short"))
-    shards.add([f"gs://b/{i}" for i in range(count)])
+    shards = [f"gs://b/{i}" for i in range(count)]
     return PrefetchPlan(Client("", "a"), "", shards, ahead, 1 << 30, position=0, heard_at=100.0, moved_at=100.0)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from wds_async.service.cache.origin import Client
+from wds_async.service.cache.origin import NO_CLIENT, Client
 from wds_async.service.limits import RateLimit
 from wds_async.transfer.rate_limits import TokenBucket
 
@@ -113,8 +113,8 @@ def test_who_leaves_holds_nobody_up() -> None:
 
 def test_no_limit_waits_for_nothing() -> None:
     async def run() -> None:
-        assert not RateLimit().limited
-        assert RateLimit(1.0).limited
+        assert RateLimit().of(NO_CLIENT) is None
+        assert RateLimit(1.0).of(NO_CLIENT) is not None
         for _ in range(100):
             await RateLimit().take(Client("", "a"), 1 << 40)
 

@@ -124,7 +124,7 @@ def test_what_was_cached_is_there_again_and_a_kill_harms_nothing(origin: Origin,
         again.stored()
     origin.forget()
     with Inside(folder=tmp_path / "cache", private=True, **given) as again:
-        assert any("1 objects" in line for line in again.service.told())
+        assert any("1 objects" in line for line in again.service.summary())
         assert ask(f"{again.base}/ais/b/x.tar")[2] == body
         assert sum(sent.body_bytes for sent in origin.sent) == 0
 
@@ -211,7 +211,7 @@ def test_a_reload_changes_freshness_and_scrubbing(origin: Origin, tmp_path: Path
     with Inside(buckets={"b": f"{origin.base}/"}, folder=tmp_path / "c", private=True, scrub_bytes_per_s=0) as it:
 
         async def reload(**changed: float) -> list[str]:
-            return it.service.reload(replace(it.service.config, **changed))
+            return it.service.reload(replace(it.context.config, **changed))
 
         assert ask(f"{it.base}/ais/b/x.tar")[0] == 200
         it.stored()
@@ -221,10 +221,10 @@ def test_a_reload_changes_freshness_and_scrubbing(origin: Origin, tmp_path: Path
         assert it.call(reload(freshness_s=0.0, scrub_bytes_per_s=1e9)) == []
         assert ask(f"{it.base}/ais/b/x.tar")[0] == 200
         assert len(origin.sent) > asked, "its store is asked each time now"
-        until(lambda: it.service.cache.statistics().scrubbed_bytes == 100_000)
+        until(lambda: it.context.cache.statistics().scrubbed_bytes == 100_000)
         it.call(reload(scrub_bytes_per_s=0.0))
         it.call(reload(scrub_bytes_per_s=5e8))
-        until(lambda: it.service.cache.statistics().scrubbed_bytes == 200_000)
+        until(lambda: it.context.cache.statistics().scrubbed_bytes == 200_000)
 
 
 def test_sighup_reloads_certificates_and_prices(tmp_path: Path) -> None:
@@ -240,16 +240,16 @@ def test_sighup_reloads_certificates_and_prices(tmp_path: Path) -> None:
         cert(tmp_path)
         it.call(reload())
         assert ssl.get_server_certificate(("127.0.0.1", it.port)) != before
-        assert it.service.spending.limit == 3.0
-        assert it.service.cache.quotas == {"vision": 0.5}
+        assert it.context.cost_limit.limit == 3.0
+        assert it.context.cache.quotas == {"vision": 0.5}
         prices.write_text("nonsense")
 
         async def refused() -> None:
             with pytest.raises(ConfigError):
-                it.service.reload(replace(it.service.config, cost_limit=4.0))
+                it.service.reload(replace(it.context.config, cost_limit=4.0))
 
         it.call(refused())
-        assert it.service.spending.limit == 3.0
+        assert it.context.cost_limit.limit == 3.0
 
 
 def cert(folder: Path) -> tuple[str, str]:
@@ -307,7 +307,7 @@ def test_a_service_that_would_ask_itself(host: str, monkeypatch: pytest.MonkeyPa
     with pytest.raises(CannotServe, match="ask itself"), Inside(port=port):
         pass
     with Inside() as other:  # one that has another in front of it
-        assert other.service.ready
+        assert not other.service.readiness.why_not
 
 
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
@@ -324,7 +324,7 @@ def test_a_folder_that_goes_away_is_not_ready(tmp_path: Path, monkeypatch: pytes
     with Inside(folder=folder) as it:
         folder.rename(tmp_path / "elsewhere")
         deadline = time.monotonic() + 20
-        while it.service.ready:
+        while not it.service.readiness.why_not:
             assert time.monotonic() < deadline
         assert b"has vanished" in ask(f"{it.base}/readyz")[2]
         folder.mkdir()  # its lock is another one: another service might have it
@@ -332,7 +332,7 @@ def test_a_folder_that_goes_away_is_not_ready(tmp_path: Path, monkeypatch: pytes
             assert time.monotonic() < deadline
         folder.rmdir()
         (tmp_path / "elsewhere").rename(folder)
-        while not it.service.ready:
+        while it.service.readiness.why_not:
             assert time.monotonic() < deadline
 
 

@@ -331,7 +331,7 @@ def test_pages_of_other_sites_are_refused(disk: Path, fields: dict[str, str], st
         assert get(service, "/metrics", Host="localhost:51080", **fields)[0] == 200
         if status == 403:
             assert b"Open the URL itself" in body
-            assert service.service.plans.as_list() == []
+            assert service.context.plans.as_list() == []
 
 
 def test_what_a_page_sends_is_one_short_line_of_the_log(disk: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -440,7 +440,7 @@ def test_cold_and_warm_a_client_is_the_same(way: str, origin: Origin, tmp_path: 
             return answer.status
 
     with Inside(**settings, folder=tmp_path / "cache") as service:
-        under_way = service.service.in_flight
+        under_way = service.context.in_flight
         for _ in range(3):  # cold, warm, warm
             assert read() == 200
             assert len(origin.requests) == 1
@@ -470,7 +470,7 @@ def test_what_is_no_name_a_write_and_too_much_are_lines_too(
     tokens = tmp_path / "tokens"
     tokens.write_text("right\n")
     with Inside(allow=(origin.base + "/",), tokens=tokens, client_requests=1, buckets={"b": origin.base}) as service:
-        busy = service.service.in_flight.one(Client("", "busy"))
+        busy = service.context.in_flight.one(Client("", "busy"))
         busy.__enter__()
         proof = {"Authorization": "Bearer right"}
         asked = [

@@ -52,7 +52,7 @@ def taken(connection: socket.socket, request: bytes = ASK) -> tuple[bytes, list[
 
 
 def test_a_file_of_its_own_for_reading_only(service: Inside) -> None:
-    before = service.service.cache.statistics().hit_bytes
+    before = service.context.cache.statistics().hit_bytes
     with dial(service, local=True) as one:
         raw, [fd] = taken(one)
         assert raw.startswith(b"HTTP/1.1 200 OK\r\n")
@@ -76,7 +76,7 @@ def test_a_file_of_its_own_for_reading_only(service: Inside) -> None:
         one.sendall(asked("/ais/b/x.tar"))
         assert answers(one, "GET")[0][2] == BYTES
     service.quiet()
-    assert service.service.cache.statistics().hit_bytes - before == 3 * len(BYTES)
+    assert service.context.cache.statistics().hit_bytes - before == 3 * len(BYTES)
     assert b'wds_requests_total{api="handed",code="200"} 2.0' in ask(f"{service.base}/metrics")[2]
     assert b'wds_client_bytes_total{api="handed"} 200000.0' in ask(f"{service.base}/metrics")[2]
 
@@ -105,7 +105,7 @@ def test_not_what_is_unknown_or_nowhere(service: Inside, files: Path) -> None:
         raw, [fd] = taken(one, ASK.replace(b"x.tar", b"y.tar"))
         os.close(fd)
     service.quiet()
-    assert service.service.cache.statistics().readers == 0
+    assert service.context.cache.statistics().readers == 0
 
 
 def test_a_file_that_a_reader_reports_is_compared_before_it_is_handed_again(service: Inside, tmp_path: Path) -> None:

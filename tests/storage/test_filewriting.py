@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from wds_async.service.body_writer import SpillFile
 from wds_async.service.cache.disk import DataFile
+from wds_async.service.delivery import SpillFile
 from wds_async.shardcache.partial import Filling
 from wds_async.storage.filewriting import WRITE_BYTES, write_all
 from wds_async.storage.sink import LocalSink

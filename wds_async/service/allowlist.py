@@ -41,7 +41,8 @@ class UrlPrefix:
     """Whether a part of a web server's path holds an escaped slash, which a server may take for a real one."""
 
     def covers(self, other: UrlPrefix) -> bool:
-        """Whether ``other`` is this place, or lies below it. One that ends with "/" covers only what is below."""
+        """Return whether ``other`` equals this prefix or lies below it. A prefix that ends with "/" covers only what is
+        below."""
         if self.kind != other.kind or self.host != other.host:
             return False
         if not self.parts or self.parts == ("",):
@@ -54,14 +55,14 @@ class UrlPrefix:
 
 
 def _unrevised(entry: UrlPrefix, other: UrlPrefix) -> tuple[str, ...]:
-    """The parts of ``other``; without the hub's revision, where ``entry`` names a whole repository."""
+    """Return the parts of ``other``; without the hub's revision, where ``entry`` names a whole repository."""
     if entry.kind == "hf" and len(entry.parts) == 2 and len(other.parts) >= 2 and "@" not in entry.parts[1]:
         return (other.parts[0], other.parts[1].partition("@")[0], *other.parts[2:])
     return other.parts
 
 
 def url_prefix(url: str) -> UrlPrefix:
-    """Where ``url`` (rewritten, of one store) lies. UrlError for one that cannot be taken apart safely."""
+    """Return the prefix of ``url`` (rewritten, of one store). UrlError for a URL that cannot be parsed safely."""
     kind = scheme(url)
     kind = usual_scheme(kind)
     if kind in _PORTS:
@@ -98,7 +99,7 @@ def _holds_slash(part: str) -> bool:
 
 
 def _spellings(part: str) -> list[str]:
-    """``part`` and what becomes of it where it is decoded again, as careless servers do."""
+    """Return ``part`` and its repeated decodings, as careless servers make them."""
     found = [part]
     while (
         len(found) <= _DECODINGS and (after := urllib.parse.unquote(found[-1], errors="surrogateescape")) != found[-1]
@@ -108,8 +109,8 @@ def _spellings(part: str) -> list[str]:
 
 
 def dotted(url: str) -> bool:
-    """Whether a part of the path of ``url`` leads up (``..``) or nowhere (``.``), to whoever takes it so: also escaped,
-    more than once, behind backslashes, and with the parameters that some servers cut off (``..;x``)."""
+    """Return whether a part of the path of ``url`` leads up (``..``) or nowhere (``.``), to whoever takes it so: also
+    escaped, more than once, behind backslashes, and with the parameters that some servers cut off (``..;x``)."""
     path = url.partition("://")[2] if scheme(url) else url
     if scheme(url) in _PORTS:  # elsewhere a "?" is a character like others
         path = re.split(r"[?#]", path, maxsplit=1)[0]
@@ -145,7 +146,7 @@ _SHARED = ipaddress.ip_network("100.64.0.0/10")
 
 
 def is_literal(host: str) -> bool:
-    """Whether a host says by itself where it is: an address, or ``localhost``."""
+    """Return whether ``host`` is an address or ``localhost``, and not a name to be resolved."""
     if host.lower().rstrip(".") == "localhost":
         return True
     try:
@@ -156,8 +157,8 @@ def is_literal(host: str) -> bool:
 
 
 def kind_of_address(text: str) -> str:
-    """``"public"``, ``"private"`` (private, shared, loopback or link-local), or ``"never"``: that of a metadata server,
-    and what no origin has (multicast, reserved, no address at all). IPv6 that holds an IPv4 address is judged by it."""
+    """Return ``"public"``, ``"private"`` (private, shared, loopback or link-local), or ``"never"``: a metadata server,
+    or an address that no origin has (multicast, reserved). IPv6 that holds an IPv4 address is judged by it."""
     try:
         address = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
@@ -181,8 +182,8 @@ def _kind(address: _Address) -> str:
 
 
 def _led_to(address: _Address) -> list[_Address]:
-    """What an address stands for: an IPv6 one that is mapped, compatible or translated (NAT64) for its IPv4 one alone;
-    6to4 and Teredo for themselves and those that they hold."""
+    """Return the addresses that ``address`` stands for: the IPv4 one of a mapped, compatible or translated (NAT64) IPv6
+    address; itself and those inside for 6to4 and Teredo."""
     if isinstance(address, ipaddress.IPv4Address) or address in _METADATA:
         return [address]
     if address.ipv4_mapped is not None:
@@ -203,7 +204,7 @@ class Addresses:
         self._private = private
 
     def why_not(self, host: str, address: str) -> str:
-        """Why no connection may go to ``address``, one of ``host``'s; "" where it may."""
+        """Return why no connection may go to ``address``, one of ``host``'s; "" if it may."""
         kind = kind_of_address(address)
         if kind == "never":
             return f"{address} is no address of a store (metadata servers are never asked)"
@@ -237,14 +238,14 @@ class Allowed:
         self._known: dict[tuple[str, bool], None] = {}
 
     def take_over(self, new: Allowed) -> None:
-        """Judge by the rules of ``new`` from now on."""
+        """Use the rules of ``new`` from now on."""
         self._open, self._urls = new._open, new._urls
         self._folders, self._places, self.addresses = new._folders, new._places, new.addresses
         self._known = {}
 
     def locate(self, named: ObjectName) -> Location:
-        """Where ``named`` is read, rewritten and judged. Refusal (403, or 400 for what is no URL). Looks at the disk
-        where that is this machine's files (`local`)."""
+        """Return the location that ``named`` is read from, rewritten and authorized. Refusal (403, or 400 for a
+        malformed URL). Reads the disk for this machine's files."""
         by_url = named.api == "url"
         if by_url and not self._urls:
             raise Refusal(403, "/url is off: it needs the service's `allow`, and `urls: true`", "forbidden")
@@ -262,25 +263,25 @@ class Allowed:
         return place
 
     async def admit(self, named: ObjectName) -> Location:
-        """`locate`, with the looks at the disk on a thread: for who answers requests."""
+        """Run `locate` with its file system checks on a thread."""
         if scheme(named.url) in ("", "file"):
             found: Location = await self._call(self.locate, named)
             return found
         return self.locate(named)
 
     async def check(self, url: str) -> None:
-        """Refusal unless all may be read whose URL (before rewriting) begins with ``url``: for listings, of a folder
-        ("/" at the end) or by a prefix."""
+        """Raise Refusal unless every URL (before rewriting) that begins with ``url`` may be read: a folder ("/" at the
+        end) or a prefix of a listing."""
         folder = url[: url.rindex("/") + 1] if "/" in url.partition("://")[2] or "://" not in url else url + "/"
         named = ObjectName(folder, "", "", "", "short")
         await self._call(self.locate, named) if scheme(url) in ("", "file") else self.locate(named)
 
     def known(self, named: ObjectName) -> bool:
-        """Whether `locate` lets ``named`` pass, at once and without a look at the disk; False: it has to be asked."""
+        """Return whether `locate` has admitted ``named`` before, so that it need not be called again."""
         return (named.url, named.api == "url") in self._known
 
     def why_not(self, host: str, address: str) -> str:
-        """Why no connection may go to ``address``, one of ``host``'s; "" where it may."""
+        """Return why no connection may go to ``address``, one of ``host``'s; "" if it may."""
         return self.addresses.why_not(host, address)
 
     def leads(self, start: str, target: str) -> None:
@@ -326,7 +327,7 @@ class Allowed:
             raise _forbidden(f"{redact(target)[:300]}: the service's `allow` does not name it")
 
     def _judge_chain(self, target: str) -> None:
-        """Each link: archives, and one store at the end."""
+        """Admit archives over one cloud store only."""
         *inner, last = links(target)
         names = [link.partition("://")[0].lower() for link in inner]
         if not set(names) <= _ARCHIVES:
@@ -355,7 +356,7 @@ class Allowed:
 
 
 def _has_controls(url: str) -> bool:
-    """Whether it holds characters that some parsers drop, and others do not."""
+    """Return whether ``url`` holds characters that some parsers drop and others keep."""
     return any(ord(c) < 32 or ord(c) == 127 for c in url)
 
 
@@ -364,7 +365,7 @@ def _forbidden(why: str) -> Refusal:
 
 
 def _folder(entry: str) -> tuple[str, bool]:
-    """The path, and whether only what is below it is meant."""
+    """Return the path, and whether the entry covers only what is below it."""
     path = local_path(entry)
     if not path or not os.path.isabs(path) or dotted(path):
         raise ConfigError(f"allow: {entry!r} is no folder's whole path")

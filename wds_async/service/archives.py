@@ -8,21 +8,19 @@ import logging
 import os
 from collections import OrderedDict
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wds_async.environment import MIB
 from wds_async.redact import redact
-from wds_async.service.byte_ranges import ByteRange
 from wds_async.service.cache.cache import CachedObject
 from wds_async.service.cache.fetching import Piece
 from wds_async.service.delivery import CachedFileFault
+from wds_async.service.preconditions import ByteRange
 from wds_async.service.refusals import Refusal
+from wds_async.storage.base import Call
 from wds_async.tar.index import scan
 
-if TYPE_CHECKING:
-    from wds_async.service.running import Service
-
-__all__ = ["Archives", "member_of"]
+__all__ = ["Archives"]
 
 logger = logging.getLogger("wds_async")
 _PACKED = (".tgz", ".gz", ".xz", ".zst", ".bz2", ".lz4", ".zip")
@@ -41,8 +39,23 @@ class Archives:
         self._being_made: dict[tuple[str, str], asyncio.Lock] = {}
         self._scans = asyncio.Semaphore(_SCANS_AT_ONCE)
 
-    async def table(self, service: Service, held: CachedObject) -> dict[str, ByteRange]:
-        """The members of an archive. It is read from end to end where it is not known; once, however many ask."""
+    async def member(self, held: CachedObject, name: str, call: Call) -> ByteRange:
+        """Return the place of the member ``name`` in a plain tar. Refusal (404) if it has none, 501 for a compressed
+        archive; `NotATar` and its kin for what is no tar."""
+        path = held.url.partition("?")[0].lower()
+        if path.endswith(_PACKED):
+            words = (
+                f"{redact(held.url)} is compressed: its members have no place of their own; store it as a plain .tar"
+            )
+            raise Refusal(501, words, "not-here")
+        place = (await self.table(held, call)).get(name)
+        if place is None:
+            raise Refusal(404, f"{redact(held.url)}: archived file {name[:200]!r} does not exist", "missing")
+        return place
+
+    async def table(self, held: CachedObject, call: Call) -> dict[str, ByteRange]:
+        """Return the members of an archive. It is read from end to end where it is not known; once, however many
+        ask."""
         key = held.url, held.facts.version
         lock = self._being_made.setdefault(key, asyncio.Lock())
         try:
@@ -51,7 +64,7 @@ class Archives:
                     self._tables.move_to_end(key)
                     return self._tables[key]
                 async with self._scans:
-                    made = await _scanned(service, held)
+                    made = await _scanned(held, call)
                 if held.facts.version and len(made) <= self._most:
                     self._keep(key, made)
                 return made
@@ -67,30 +80,17 @@ class Archives:
             self._held -= len(gone)
 
 
-async def member_of(service: Service, held: CachedObject, name: str) -> ByteRange:
-    """Where the member ``name`` lies in a plain tar. Refusal (404) where it has none, 501 for a compressed archive;
-    `NotATar` and its kin for what is no tar."""
-    path = held.url.partition("?")[0].lower()
-    if path.endswith(_PACKED):
-        words = f"{redact(held.url)} is compressed: its members have no place of their own; store it as a plain .tar"
-        raise Refusal(501, words, "not-here")
-    found = (await service.archives.table(service, held)).get(name)
-    if found is None:
-        raise Refusal(404, f"{redact(held.url)}: archived file {name[:200]!r} does not exist", "missing")
-    return found
-
-
-async def _scanned(service: Service, held: CachedObject) -> dict[str, ByteRange]:
-    """The members of the tar; where its copy on disk cannot be read, of what is fetched in its place."""
+async def _scanned(held: CachedObject, call: Call) -> dict[str, ByteRange]:
+    """Return the members of the tar; where its copy on disk cannot be read, of what is fetched in its place."""
     try:
-        return await _walked(service, held)
+        return await _walked(held, call)
     except CachedFileFault as exn:
         logger.warning("%s: its copy on disk is compared and read again: %s", redact(held.url), exn)
         held.distrust()
-        return await _walked(service, held)
+        return await _walked(held, call)
 
 
-async def _walked(service: Service, held: CachedObject) -> dict[str, ByteRange]:
+async def _walked(held: CachedObject, call: Call) -> dict[str, ByteRange]:
     """Walk over the tar on a thread, which asks this loop for one piece after the other."""
     loop = asyncio.get_running_loop()
     left = False
@@ -118,7 +118,8 @@ async def _walked(service: Service, held: CachedObject) -> dict[str, ByteRange]:
             return {name: ByteRange(start, start + size) for name, start, size in scan(read, held.url)}
 
         try:
-            return await service.call(walk)
+            members: dict[str, ByteRange] = await call(walk)
+            return members
         finally:
             left = True
             for one in waiting:

@@ -35,7 +35,7 @@ _DECODINGS = 2  # /url/ escapes a URL whose own path and query are escaped
 
 
 class Audit:
-    """Writes to the logger ``wds_async.audit``. ``clock``: seconds, monotonic."""
+    """Writes refusals to the logger ``wds_async.audit``, at a limited rate. ``clock``: seconds, monotonic."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -45,7 +45,8 @@ class Audit:
         """Refusals without a line since the last one."""
 
     def refused(self, refusal: Refusal, *, peer: str, client: str = "", method: str = "", path: str = "") -> None:
-        """A line for ``refusal``. The record has all of it as ``audit``, a mapping, for logs of JSON."""
+        """Log ``refusal`` in one line, up to the rate limit. The record has its fields as the mapping ``audit``, for
+        logs in JSON."""
         now = self._clock()
         self._left = min(LINES_AT_ONCE, self._left + (now - self._at) * LINES_PER_S)
         self._at = now
@@ -68,7 +69,7 @@ class Audit:
         audit_logger.warning("refused %s: %s%s", words, redact(refusal.message), more, extra={"audit": said})
 
     def close(self) -> None:
-        """Say how many were left out since the last line."""
+        """Log how many refusals were left out since the last line."""
         if self.left_out:
             left_out = {"left_out": self.left_out}
             audit_logger.warning("refused: %d more that were left out", self.left_out, extra={"audit": left_out})
@@ -76,8 +77,8 @@ class Audit:
 
 
 def shown(path: str) -> str:
-    """A request's path (and query) for people: as it came, or where it holds a secret or a control character, escaped
-    or not, decoded and with that hidden. Cut where it is long."""
+    """Return a request's path (and query) for people: as it came, or where it holds a secret or a control character,
+    escaped or not, decoded and with that hidden. Cut where it is long."""
     spellings = [path[: 4 * _PATH_AT_MOST]]
     for _ in range(_DECODINGS):
         spellings.append(urllib.parse.unquote(spellings[-1]).replace(" ", "%20"))  # a space would end a password
@@ -87,7 +88,7 @@ def shown(path: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """One word, which nobody can make look like several."""
+    """Return ``text`` as one word without secrets."""
     return redact(text).replace(" ", "%20")
 
 
@@ -104,7 +105,8 @@ _SIGNED = re.compile(r"(?:AWS4-HMAC-SHA256\s+Credential=([^/,\s]+)/|AWS ([^:\s]+
 
 
 class Access:
-    """The service's door. ``clock``: seconds, monotonic. ConfigError for files that cannot be used."""
+    """Authentication and access rules of clients. ``clock``: seconds, monotonic. ConfigError for files that cannot be
+    used."""
 
     def __init__(self, config: ServiceConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self._config = config
@@ -167,11 +169,11 @@ class Access:
         return client.tenant if named or self._config.client_ca else None
 
     def refused(self, refusal: Refusal, *, peer: str, client: str = "", method: str = "", path: str = "") -> None:
-        """A line of the audit log. ``path`` as it came: it is shown without its secrets."""
+        """Write a line to the audit log. ``path`` as it came: secrets in it are hidden."""
         self._audit.refused(refusal, peer=peer, client=client, method=method, path=path)
 
     def left_out(self) -> None:
-        """At the end: say how many refusals had no line of their own."""
+        """Log, at the end, how many refusals had no line of their own."""
         self._audit.close()
 
     def _named(self, given: str, own: Client) -> Client:
@@ -191,7 +193,7 @@ class Access:
         return Client(own.tenant, given)
 
     def tls(self) -> ssl.SSLContext | None:
-        """How connections are secured, the same object each time; None where the configuration has no certificate."""
+        """Return the SSLContext of connections, the same object each time; None without a certificate."""
         if self._config.certificate and self._context is None:
             self._context = self._made()
             self._files = self._stamp()
@@ -202,8 +204,8 @@ class Access:
         self._config, self._tokens, self._context, self._files = new._config, new._tokens, new._context, new._files
 
     def renew(self) -> bool:
-        """Read the certificate again where its files have changed, for the connections to come; whether that was so. A
-        file that cannot be used is said in the log, and the old one goes on."""
+        """Read the certificate again if its files have changed, for new connections; return whether it was. A file that
+        cannot be used is logged, and the old certificate stays."""
         stamp = self._stamp() if self._context is not None else ""
         if self._context is None or stamp in ("", self._files):
             return False
@@ -258,8 +260,8 @@ class Tokens:
             raise ConfigError(f"tokens: the file {path}: {exn}") from exn
 
     def tenant(self, token: str) -> str | None:
-        """The tenant that ``token`` is of ("" where its line names none); None for a token that is not known. How long
-        it takes tells nothing of the tokens that are."""
+        """Return the tenant of ``token`` ("" if its line names none); None for an unknown token. Takes constant
+        time."""
         self._look()
         asked, found = _digest(token), None
         for digest, tenant in self._known:
@@ -306,7 +308,7 @@ def _host_and_port(text: str) -> tuple[str, str]:
 
 
 def _names_this_machine(host: str) -> bool:
-    """Whether ``host`` (with a port, perhaps) is a loopback address, or a name that only this machine can have."""
+    """Return whether ``host`` (perhaps with a port) is a loopback address or a name of this machine."""
     name, _ = _host_and_port(host)
     if name in _OWN_NAMES or name.endswith(".localhost") or name == socket.gethostname().lower().rstrip("."):
         return True
@@ -328,8 +330,9 @@ def _digest(token: str) -> bytes:
 
 
 def token_of(fields: Mapping[str, str], query: Mapping[str, str]) -> str:
-    """The token that a request brings: as a bearer's; as the password of ``https://user:TOKEN@host``, for clients that
-    know no other way; as the access key's id of an S3 client, whose signature nobody looks at. "" for none."""
+    """Return the token that a request brings: as a bearer's; as the password of ``https://user:TOKEN@host``, for
+    clients that know no other way; as the access key's id of an S3 client, whose signature nobody looks at. "" for
+    none."""
     given = fields.get("authorization", "").strip()
     kind, _, rest = given.partition(" ")
     if kind.lower() == "bearer":
@@ -346,7 +349,7 @@ def token_of(fields: Mapping[str, str], query: Mapping[str, str]) -> str:
 
 
 def common_name(certificate: Mapping[str, Any] | None) -> str:
-    """Whom a client's certificate is for; "" where nobody is named in a form that is a tenant's."""
+    """Return the common name of a client's certificate; "" if it is no valid name of a tenant."""
     for pairs in (certificate or {}).get("subject", ()):
         for name, value in pairs:
             if name == "commonName" and _NAME.fullmatch(value):

@@ -6,19 +6,16 @@ import datetime
 import hashlib
 import importlib
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from wds_async.service.context import Context, Exchange
 from wds_async.service.http_messages import HttpRequest, HttpResponse, json_response
 from wds_async.service.listing import ListPage
 from wds_async.service.names import ObjectName, url_of
-from wds_async.service.objects import body_of
 from wds_async.service.refusals import Refusal
 from wds_async.storage.ais.urls import PROVIDERS
 from wds_async.storage.stores import usual_scheme
 from wds_async.urls import scheme
-
-if TYPE_CHECKING:
-    from wds_async.service.running import Service
 
 __all__ = ["allowed_buckets", "answer_bucket", "answer_buckets", "answer_daemon", "check_bucket"]
 
@@ -29,20 +26,20 @@ _MSGPACK = "application/msgpack"
 _SHORT = {"name": "n", "size": "s", "flags": "f", "version": "v"}
 
 
-async def answer_bucket(service: Service, request: HttpRequest, named: ObjectName) -> HttpResponse:
-    """``GET /v1/buckets/B`` with AIStore's message ``list``, or HEAD: whether the bucket may be read."""
+async def answer_bucket(context: Context, request: HttpRequest, named: ObjectName) -> HttpResponse:
+    """Answer ``GET /v1/buckets/B`` with AIStore's message ``list``, or HEAD for a bucket that may be read."""
     if request.method == "HEAD":
-        await check_bucket(service, named)
+        await check_bucket(context, named)
         props = json.dumps({"provider": named.provider, "present": True})
         return HttpResponse(headers={"Ais-Bucket-Props": props})
-    wanted = _message(await body_of(service, request))
+    wanted = _message(await request.read(context.config.header_timeout_s))
     prefix, flags = str(wanted.get("prefix") or ""), int(wanted.get("flags") or 0)
     after = str(wanted.get("continuation_token") or wanted.get("start_after") or "")
     most = min(_PAGE, int(wanted.get("pagesize") or 0) or _PAGE)
-    await service.allowed.check(url_of(named.url, prefix))
+    await context.allowed.check(url_of(named.url, prefix))
     one_level = bool(flags & _NO_RECURSION)
-    page = await service.listings.page(named.url, prefix, after, most, one_level=one_level)
-    return await _answered(service, request, named, page, wanted, hide_folders=bool(flags & _NO_DIRS))
+    page = await context.listings.page(named.url, prefix, after, most, one_level=one_level)
+    return await _answered(context, request, named, page, wanted, hide_folders=bool(flags & _NO_DIRS))
 
 
 def _message(body: bytes) -> dict[str, Any]:
@@ -58,7 +55,7 @@ def _message(body: bytes) -> dict[str, Any]:
 
 
 async def _answered(
-    service: Service,
+    context: Context,
     request: HttpRequest,
     named: ObjectName,
     page: ListPage,
@@ -80,7 +77,7 @@ async def _answered(
 
 
 def _packed(entries: list[dict[str, Any]], token: str, uuid: str) -> bytes | None:
-    """As MessagePack, which AIStore's own client reads; None where the package is not installed."""
+    """Return the page as MessagePack, which AIStore's own client reads; None if the package is not installed."""
     try:
         msgpack = importlib.import_module("msgpack")
     except ImportError:
@@ -91,17 +88,16 @@ def _packed(entries: list[dict[str, Any]], token: str, uuid: str) -> bytes | Non
     return packed
 
 
-async def check_bucket(service: Service, named: ObjectName) -> None:
-    """Refusal where nothing of a bucket may be read. One of which a part is allowed is there; what is asked of it has
-    to lie in that part."""
-    if (named.provider, named.bucket) not in allowed_buckets(service):
-        await service.allowed.check(named.url)
+async def check_bucket(context: Context, named: ObjectName) -> None:
+    """Raise Refusal if nothing of a bucket may be read. A bucket of which a part is allowed exists."""
+    if (named.provider, named.bucket) not in allowed_buckets(context):
+        await context.allowed.check(named.url)
 
 
-def allowed_buckets(service: Service) -> list[tuple[str, str]]:
-    """``(provider, bucket)`` of those that the configuration names, sorted; nobody asks the stores."""
-    found = {("ais", name) for name, _ in service.config.buckets}
-    for prefix in service.config.allow:
+def allowed_buckets(context: Context) -> list[tuple[str, str]]:
+    """Return ``(provider, bucket)`` of the buckets that the configuration names, sorted, without asking a store."""
+    found = {("ais", name) for name, _ in context.config.buckets}
+    for prefix in context.config.allow:
         name = usual_scheme(scheme(prefix))
         bucket = prefix.partition("://")[2].partition("/")[0].rpartition("@")[2]
         if name in PROVIDERS and bucket:
@@ -109,16 +105,17 @@ def allowed_buckets(service: Service) -> list[tuple[str, str]]:
     return sorted(found)
 
 
-async def answer_buckets(service: Service, request: HttpRequest) -> HttpResponse:
-    """``GET /v1/buckets?provider=``: the buckets that may be read, as far as the configuration names them."""
-    provider = request.query.get("provider", "")
+async def answer_buckets(context: Context, exchange: Exchange) -> HttpResponse:
+    """Answer ``GET /v1/buckets?provider=``: the buckets that the configuration names."""
+    provider = exchange.request.query.get("provider", "")
     wanted = PROVIDERS.get(provider, provider)
-    found = [{"name": b, "provider": p} for p, b in allowed_buckets(service) if wanted in ("", p)]
+    found = [{"name": b, "provider": p} for p, b in allowed_buckets(context) if wanted in ("", p)]
     return json_response(found)
 
 
-async def answer_daemon(service: Service, request: HttpRequest) -> HttpResponse:
-    """``GET /v1/daemon?what=smap`` (and ``/v1/cluster``): a cluster of one node, which is proxy and target at once."""
+async def answer_daemon(context: Context, exchange: Exchange) -> HttpResponse:
+    """Answer ``GET /v1/daemon?what=smap`` (and ``/v1/cluster``): a cluster of one node, both proxy and target."""
+    request = exchange.request
     what = request.query.get("what", "")
     if what == "smap":
         return json_response(_smap(request))

@@ -215,7 +215,7 @@ def _judge(setting: str, prefix: str) -> None:
 
 
 def load_config(path: str | os.PathLike[str] | None = None, **overrides: Any) -> ServiceConfig:
-    """The configuration of the file at ``path``, and ``overrides`` in its place where they are not None.
+    """Return the configuration of the file at ``path``, and ``overrides`` in its place where they are not None.
 
     ConfigError for a file that cannot be read, a name that does not exist and a value that does not parse.
     """
@@ -242,12 +242,12 @@ def reloaded(old: ServiceConfig, new: ServiceConfig) -> tuple[ServiceConfig, lis
 
 
 def cache_limit(config: ServiceConfig) -> int:
-    """The cache's size in bytes. ConfigError where it does not parse; OSError where the folder is not there."""
+    """Return the cache's size in bytes. ConfigError where it does not parse; OSError where the folder is not there."""
     return _of_disk("cache_size", config.cache_size, config.folder, least=sys.float_info.min)
 
 
 def kept_free(config: ServiceConfig) -> int:
-    """The bytes to be kept free. Errors as of `cache_limit`."""
+    """Return the bytes to be kept free. Errors as of `cache_limit`."""
     return _of_disk("keep_free", config.keep_free, config.folder, least=0)
 
 

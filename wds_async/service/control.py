@@ -1,7 +1,7 @@
 """The control socket: commands for a running service, at ``control.sock`` in its cache's folder.
 
-Only the user that the service runs as (and root) may connect, so it asks for no token. ``wds-async cache`` uses it
-wherever it answers, and works on the folder itself where no service has it open.
+Its mode lets only the service's user (and root) connect, so it needs no token. ``wds-async cache`` uses it while a
+service runs, and works on the folder itself otherwise.
 
 =================  ==============================================  =================================================
 ``GET /v1/stats``                                                  the figures of all tenants
@@ -14,38 +14,45 @@ wherever it answers, and works on the folder itself where no service has it open
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from aiohttp import web
+from typing import Any
 
 from wds_async.errors import ConfigError
 from wds_async.redact import redact
 from wds_async.service.cache.index import key_of
 from wds_async.service.config import Quota, check_quotas
-
-if TYPE_CHECKING:
-    from wds_async.service.cache.cache import ChunkCache
+from wds_async.service.context import Context
+from wds_async.service.delivery import Delivery
+from wds_async.service.http_messages import Connection, HttpRequest, HttpResponse, json_response
+from wds_async.service.http_server import ClientConnections
+from wds_async.service.metrics import Meters
+from wds_async.service.pages import snapshot
+from wds_async.service.refusals import Refusal
 
 __all__ = ["chooser", "keys_of", "serve_control", "socket_path"]
 
 logger = logging.getLogger("wds_async")
+
 _NAME = "control.sock"
 _PATH_BYTES = 100
-"""A path of a Unix socket may have 107."""
+"""Longest path that is bound as it is: a Unix socket's may have 107 bytes."""
 _BODY_BYTES = 64 << 20
+_CONNECTIONS = 64
+_TIMEOUT_S = 20.0
 
 
 @contextlib.contextmanager
 def socket_path(folder: Path) -> Iterator[str]:
-    """A path of the folder's control socket that is short enough to bind or connect to. OSError without the folder."""
+    """Yield a path of the folder's control socket that is short enough to bind or connect to. OSError without the
+    folder."""
     path = str(folder / _NAME)
     if len(os.fsencode(path)) <= _PATH_BYTES:
         yield path
@@ -58,11 +65,32 @@ def socket_path(folder: Path) -> Iterator[str]:
 
 
 @contextlib.asynccontextmanager
-async def serve_control(folder: Path, cache: ChunkCache, stats: Callable[[], dict[str, Any]]) -> Any:
-    """Answer commands for ``cache``, whose folder is this process's own, and show ``stats``. OSError where the socket
-    cannot be made."""
-    runner = web.AppRunner(_app(cache, stats), access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
-    await runner.setup()
+async def serve_control(folder: Path, context: Callable[[], Context]) -> AsyncIterator[None]:
+    """Answer commands for the cache in ``folder``, which belongs to this process. OSError if the socket cannot be
+    made."""
+
+    async def answer(request: HttpRequest) -> None:
+        with contextlib.suppress(ConnectionResetError, BrokenPipeError):  # the client has gone
+            response = await _answer(context(), request)
+            if not response.sent:
+                request.keep_alive = request.keep_alive and request.complete
+                request.connection.write(response.to(request))
+                await request.connection.drained()
+
+    def malformed(connection: Connection, status: int, why: str) -> HttpResponse:
+        return json_response({"error": why}, status)
+
+    clients = ClientConnections(
+        answer,
+        malformed,
+        Meters(),
+        clients=_CONNECTIONS,
+        of_address=_CONNECTIONS,
+        header_s=_TIMEOUT_S,
+        send_s=_TIMEOUT_S,
+        body_limit_bytes=_BODY_BYTES,
+        warns_of_root=False,
+    )
     with contextlib.ExitStack() as ends:
         path = ends.enter_context(socket_path(folder))
         at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # it, also where its path leads elsewhere
@@ -73,75 +101,95 @@ async def serve_control(folder: Path, cache: ChunkCache, stats: Callable[[], dic
             listening = ends.enter_context(socket.socket(socket.AF_UNIX))
             listening.bind(path)
             os.chmod(path, 0o600)  # before it listens
-            await web.SockSite(runner, listening).start()
+            server = await asyncio.get_running_loop().create_unix_server(clients.listener(local=True), sock=listening)
+            ends.callback(clients.close)
+            ends.callback(server.close)
             yield
         finally:
-            await runner.cleanup()
             with contextlib.suppress(OSError):
                 os.unlink(_NAME, dir_fd=at)
 
 
 def chooser(urls: Iterable[str], *, everything: bool = False) -> Callable[[str], bool]:
-    """What tells whether an object is meant by ``urls``: by its key, or by a prefix that ends with "/"."""
+    """Return the predicate that selects objects by the ``urls`` of their keys, or by prefixes that end with "/"."""
     names = keys_of(urls)
     whole, prefixes = frozenset(names), tuple(name for name in names if name.endswith("/"))
     return lambda key: everything or key in whole or key.startswith(prefixes)
 
 
 def keys_of(urls: Iterable[str]) -> list[str]:
-    """URLs and prefixes as the cache has them: secrets are not written down."""
+    """Return URLs and prefixes as the cache's index has them, without secrets."""
     return [url if url.endswith("/") else key_of(url) for url in urls]
 
 
-def _app(cache: ChunkCache, stats: Callable[[], dict[str, Any]]) -> web.Application:
-    app = web.Application(client_max_size=_BODY_BYTES)
+async def _answer(context: Context, request: HttpRequest) -> HttpResponse:
+    path = request.target.partition("?")[0]
+    if path == "/v1/stats" and request.method == "GET":
+        return json_response(snapshot(context))
+    command = _COMMANDS.get(path)
+    if command is None or request.method != "POST":
+        return json_response({"error": f"{request.method} {path[:100]}: there is no such command"}, 404)
+    try:
+        given = json.loads(await request.read(_TIMEOUT_S) or b"{}")
+        if not isinstance(given, dict):
+            raise ValueError("a JSON object is expected")
+        return await command(context, request, given)
+    except Refusal as exn:
+        return json_response({"error": exn.message}, exn.status)
+    except (ConfigError, ValueError, KeyError, TypeError) as exn:
+        return json_response({"error": str(exn)}, 400)
+    except OSError:
+        raise
+    except Exception:
+        logger.exception("the command %s failed", path)
+        return json_response({"error": "the service itself failed; its log says how"}, 500)
 
-    def route(path: str, answer: Callable[[web.Request, Mapping[str, Any]], Awaitable[web.StreamResponse]]) -> None:
-        async def handle(request: web.Request) -> web.StreamResponse:
-            try:
-                said = json.loads(await request.text() or "{}")
-                if not isinstance(said, dict):
-                    raise ValueError("a JSON object is expected")
-                return await answer(request, said)
-            except (ConfigError, ValueError, KeyError, TypeError) as exn:
-                return web.json_response({"error": str(exn)}, status=400)
 
-        app.router.add_post(path, handle)
+async def _rm(context: Context, request: HttpRequest, given: Mapping[str, Any]) -> HttpResponse:
+    rows = await context.cache.evict(chooser(given.get("urls", ()), everything=bool(given.get("all"))))
+    logger.info("cache: %d objects were removed by command", len(rows))
+    return json_response({"objects": len(rows), "bytes": sum(row.held for row in rows)})
 
-    async def show(request: web.Request) -> web.Response:
-        return web.json_response(stats())
 
-    async def rm(request: web.Request, said: Mapping[str, Any]) -> web.Response:
-        gone = await cache.evict(chooser(said.get("urls", ()), everything=bool(said.get("all"))))
-        logger.info("cache: %d objects were removed by command", len(gone))
-        return web.json_response({"objects": len(gone), "bytes": sum(row.held for row in gone)})
+async def _verify(context: Context, request: HttpRequest, given: Mapping[str, Any]) -> HttpResponse:
+    results = context.cache.verify(str(given.get("prefix", "")))
+    fields = {"Content-Type": "application/x-ndjson"}
+    delivery = Delivery(request, 200, fields, None, call=context.call, timeout_s=_TIMEOUT_S)
+    try:
+        async for result in results:
+            await delivery.send(memoryview(json.dumps(asdict(result)).encode() + b"\n"))
+        delivery.finish()
+    except BaseException as exn:
+        request.connection.cut()
+        if not isinstance(exn, Exception):
+            raise
+        logger.warning("cache: the comparison with checksums was broken off: %r", exn)
+    finally:
+        delivery.close()
+    return HttpResponse(sent=True)
 
-    async def verify(request: web.Request, said: Mapping[str, Any]) -> web.StreamResponse:
-        found = cache.verify(str(said.get("prefix", "")))
-        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
-        response.enable_chunked_encoding()
-        await response.prepare(request)
-        async for one in found:
-            await response.write(json.dumps(asdict(one)).encode() + b"\n")
-        await response.write_eof()
-        return response
 
-    async def pin(request: web.Request, said: Mapping[str, Any]) -> web.Response:
-        names, pinned = keys_of(said.get("urls", ())), bool(said.get("pinned", True))
-        for name in names:
-            logger.info("cache: %s is %s by command", redact(name), "pinned" if pinned else "no longer pinned")
-        return web.json_response({"pins": await cache.pin(names, pinned=pinned)})
+async def _pin(context: Context, request: HttpRequest, given: Mapping[str, Any]) -> HttpResponse:
+    names, pinned = keys_of(given.get("urls", ())), bool(given.get("pinned", True))
+    for name in names:
+        logger.info("cache: %s is %s by command", redact(name), "pinned" if pinned else "no longer pinned")
+    return json_response({"pins": await context.cache.pin(names, pinned=pinned)})
 
-    async def quotas(request: web.Request, said: Mapping[str, Any]) -> web.Response:
-        if "quotas" in said:
-            changed = {**cache.quotas, **{str(name): float(share) for name, share in said["quotas"].items()}}
-            kept = {name: share for name, share in changed.items() if share > 0}
-            check_quotas(Quota(name, share) for name, share in kept.items())
-            cache.set_quotas(kept)
-            logger.info("cache: the quotas are %s by command, until the next start or reload", kept)
-        return web.json_response({"quotas": dict(cache.quotas), "held": cache.held_by_tenant()})
 
-    for path, answer in (("/rm", rm), ("/verify", verify), ("/pin", pin), ("/quotas", quotas)):
-        route(path, answer)
-    app.router.add_get("/v1/stats", show)
-    return app
+async def _quotas(context: Context, request: HttpRequest, given: Mapping[str, Any]) -> HttpResponse:
+    cache = context.cache
+    if "quotas" in given:
+        changed = {**cache.quotas, **{str(name): float(share) for name, share in given["quotas"].items()}}
+        quotas = {name: share for name, share in changed.items() if share > 0}
+        check_quotas(Quota(name, share) for name, share in quotas.items())
+        cache.set_quotas(quotas)
+        logger.info("cache: the quotas are %s by command, until the next start or reload", quotas)
+    return json_response({"quotas": dict(cache.quotas), "held": cache.held_by_tenant()})
+
+
+_COMMANDS: dict[str, Callable[[Context, HttpRequest, Mapping[str, Any]], Awaitable[HttpResponse]]] = {
+    "/rm": _rm,
+    "/verify": _verify,
+    "/pin": _pin,
+    "/quotas": _quotas,
+}

@@ -4,27 +4,53 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 import urllib.parse
 from collections.abc import Iterator, Mapping
 from email.utils import formatdate
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from wds_async._version import __version__
 from wds_async.service.refusals import Refusal
 
-if TYPE_CHECKING:
-    from wds_async.service.http_server import ClientConnection
-
-__all__ = ["BODY_LIMIT_BYTES", "SERVER", "Fields", "HttpRequest", "HttpResponse", "json_response"]
+__all__ = ["BODY_LIMIT_BYTES", "SERVER", "Connection", "Fields", "HttpRequest", "HttpResponse", "json_response"]
 
 SERVER = f"wds-async/{__version__}"
 """The header ``Server`` of every answer, by which our own clients know us."""
 BODY_LIMIT_BYTES = 1 << 20
-"""Largest body of a request; a longer one is answered 413."""
+"""Largest body of a request, unless the server has another limit; a longer one is answered 413."""
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class Connection(Protocol):
+    """The connection of a request, as answers use it (`http_server.ClientConnection`)."""
+
+    local: bool
+    secure: bool
+    process: int
+    address: str
+    reserved: bool
+    sending: bool
+    files_logged: bool
+
+    @property
+    def body_limit_bytes(self) -> int: ...
+    @property
+    def certificate(self) -> Any: ...
+    @property
+    def closing(self) -> bool: ...
+    @property
+    def own_socket(self) -> socket.socket: ...
+    @property
+    def unsent(self) -> int: ...
+    def write(self, data: bytes) -> None: ...
+    async def drained(self) -> None: ...
+    def unbuffered(self) -> None: ...
+    def receive(self) -> None: ...
+    def cut(self) -> None: ...
 
 
 class Fields(Mapping[str, str]):
@@ -81,7 +107,7 @@ class HttpRequest:
     )
 
     def __init__(
-        self, connection: ClientConnection, method: str, target: str, headers: Fields, *, keep_alive: bool = True
+        self, connection: Connection, method: str, target: str, headers: Fields, *, keep_alive: bool = True
     ) -> None:
         self.connection, self.method, self.target, self.headers = connection, method, target, headers
         self.version, self.keep_alive = "1.1", keep_alive
@@ -102,9 +128,10 @@ class HttpRequest:
             self._query = dict(urllib.parse.parse_qsl(text, keep_blank_values=True))
         return self._query
 
-    async def read(self) -> bytes:
-        """Return the body. Refusal (413) if it is longer than `BODY_LIMIT_BYTES`."""
-        if int(self.headers.get("Content-Length", "0")) > BODY_LIMIT_BYTES:
+    async def read(self, within_s: float) -> bytes:
+        """Return the body. Refusal (413) if it is longer than the connection's limit, 408 if it takes too long."""
+        limit = self.connection.body_limit_bytes
+        if int(self.headers.get("Content-Length", "0")) > limit:
             self._body = None
         if not self.complete and not self._spoiled and self._body is not None:
             if self.version != "1.0" and self.headers.get("Expect", "").lower() == "100-continue" and not self._body:
@@ -112,11 +139,16 @@ class HttpRequest:
             self.wanted = True
             self.connection.receive()
             self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            try:
+                async with asyncio.timeout(within_s):
+                    await self._waiter
+            except TimeoutError:
+                words = f"the request's body did not come within {within_s:g} s (header_timeout_s)"
+                raise Refusal(408, words, "body") from None
         if self._spoiled:
             raise Refusal(400, "the body is not framed as HTTP has it", "malformed")
         if self._body is None:
-            raise Refusal(413, f"a body of more than {BODY_LIMIT_BYTES} bytes", "body")
+            raise Refusal(413, f"a body of more than {limit} bytes", "body")
         return bytes(self._body)
 
     @property
@@ -128,7 +160,7 @@ class HttpRequest:
         """Take bytes of the body."""
         if self._body is not None:
             self._body += data
-            if len(self._body) > BODY_LIMIT_BYTES:
+            if len(self._body) > self.connection.body_limit_bytes:
                 self._body = None
                 self._wake()
 
@@ -213,7 +245,7 @@ _now = (0, "")
 
 
 def _date() -> str:
-    """The header ``Date``, formatted once a second."""
+    """Return the header ``Date``, formatted once a second."""
     global _now
     second = int(time.time())
     if second != _now[0]:

@@ -1,4 +1,4 @@
-"""Processes on this host that are connected by the Unix socket, and the moment when one of them has gone."""
+"""The HTTP server: connections, their limits and timeouts, over TCP, TLS and Unix sockets alike."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import httptools
 
-from wds_async.service.http_messages import Fields, HttpRequest, HttpResponse
+from wds_async.service.http_messages import BODY_LIMIT_BYTES, Fields, HttpRequest, HttpResponse
 from wds_async.service.send_fd import credentials
 
 __all__ = ["HEAD_LIMIT_BYTES", "ClientConnection", "ClientConnections", "PeerProcesses"]
@@ -53,7 +53,7 @@ class PeerProcesses:
             self._leaving[process] = later(_PROCESS_LINGER_S, self._left, process)
 
     def known(self) -> set[int]:
-        """Those that are connected, or were a moment ago."""
+        """Return those that are connected, or were a moment ago."""
         return {*self._connections, *self._leaving}
 
     def close(self) -> None:
@@ -127,6 +127,7 @@ class ClientConnections:
         send_s: float,
         tls: ssl.SSLContext | None = None,
         left: Callable[[int], None] | None = None,
+        body_limit_bytes: int = BODY_LIMIT_BYTES,
         warns_of_root: bool = True,
     ) -> None:
         self.answer, self.malformed, self.meters = answer, malformed, meters
@@ -134,6 +135,7 @@ class ClientConnections:
         self.scratch = memoryview(bytearray(HEAD_LIMIT_BYTES))
         """What all connections receive into: an idle one costs no buffer."""
         self.draining = False
+        self.body_limit_bytes = body_limit_bytes
         self.peer_processes = PeerProcesses(left)
         self._of_address = of_address
         self._all, self._reserve = _ConnectionLimit(clients), _ConnectionLimit(_RESERVED)
@@ -288,6 +290,11 @@ class ClientConnection(asyncio.BufferedProtocol):
     def closing(self) -> bool:
         """Whether nothing more can be sent."""
         return self._over or self._transport.is_closing()
+
+    @property
+    def body_limit_bytes(self) -> int:
+        """Largest body of a request."""
+        return self._connections.body_limit_bytes
 
     @property
     def certificate(self) -> Any:

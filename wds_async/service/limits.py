@@ -9,8 +9,8 @@ import logging
 import os
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -18,12 +18,21 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from wds_async.errors import ConfigError
 from wds_async.observe.cost_limit import ServiceCostLimit
 from wds_async.service.cache.origin import Client, Urgency
+from wds_async.service.refusals import Refusal
 from wds_async.transfer.rate_limits import TokenBucket
 
 if TYPE_CHECKING:
     from wds_async.transfer.ranges import Facts, Part, RangeFetcher
 
-__all__ = ["CostLimitedOrigin", "FairQueue", "FairScheduler", "FetchSlot", "RateLimit", "SpentFile"]
+__all__ = [
+    "CostLimitedOrigin",
+    "FairQueue",
+    "FairScheduler",
+    "FetchSlot",
+    "InFlightRequests",
+    "RateLimit",
+    "SpentFile",
+]
 
 T = TypeVar("T")
 
@@ -144,7 +153,7 @@ class FairScheduler:
                 slot._begin()
 
     def _may(self, slot: FetchSlot) -> bool:
-        """Whether its tenant, its client and its store leave enough to others."""
+        """Return whether its tenant, its client and its store leave enough to others."""
         of_tenant, urgency = self._of_tenant[slot.client.tenant], slot.urgency
         most_of_tenant = min(self._most_of_tenant[urgency], _SHARE * (self._most[urgency] - self._running))
         most = min(self._most_of_one[urgency], _SHARE * (most_of_tenant - of_tenant))
@@ -290,10 +299,11 @@ class RateLimit:
             if one is not None:
                 _bucket(one, clock)  # raises for a number that is no rate
 
-    @property
-    def limited(self) -> bool:
-        """Whether there is a limit: where not, nobody need ask."""
-        return self._rate is not None or self._tenant_rate is not None
+    def of(self, client: Client) -> Callable[[int], Awaitable[None]] | None:
+        """Return the function that waits until so many bytes may go to ``client``; None without a limit."""
+        if self._rate is None and self._tenant_rate is None:
+            return None
+        return lambda count: self.take(client, count)
 
     async def take(self, client: Client, count: int) -> None:
         """Return when ``count`` bytes may be sent to ``client``. Small pieces make an even flow."""
@@ -335,26 +345,26 @@ class CostLimitedOrigin:
         return self._origin.crowded
 
     async def facts(self, url: str, *, deadline_s: float | None = None) -> Facts:
-        """What the origin says of an object."""
+        """Return what the origin says of an object."""
         self._spending.check()
         return await self._origin.facts(url, deadline_s=deadline_s)
 
     def reachable(self, url: str) -> bool:
-        """Whether the origin is not known to be down."""
+        """Return whether the origin is not known to be down."""
         return self._origin.reachable(url)
 
     def part(self, url: str, start: int, stop: int, facts: Facts | None = None) -> AbstractAsyncContextManager[Part]:
-        """A range of its bytes."""
+        """Return a range of its bytes."""
         self._spending.check()
         return self._origin.part(url, start, stop, facts)
 
     def stream(self, url: str) -> AbstractAsyncContextManager[tuple[Facts, AsyncIterator[memoryview]]]:
-        """All of its bytes, in order."""
+        """Return all of its bytes, in order."""
         self._spending.check()
         return self._origin.stream(url)
 
     def entries(self, url: str) -> AsyncIterator[Any]:
-        """What is in a folder."""
+        """Yield what is in a folder."""
         self._spending.check()
         return self._origin.entries(url)
 
@@ -407,3 +417,47 @@ class SpentFile:
         fd, self._folder = self._folder, -1
         if fd >= 0:
             os.close(fd)
+
+
+class InFlightRequests:
+    """Counts requests in flight: at most ``limit`` of one client, and ``tenant_limit`` (None: any number) of one
+    tenant."""
+
+    def __init__(self, limit: int, tenant_limit: int | None = None) -> None:
+        self.limit = limit
+        self.tenant_limit = tenant_limit
+        self._of: Counter[Client] = Counter()
+        self._of_tenant: Counter[str] = Counter()
+        self._total = 0
+
+    def __len__(self) -> int:
+        return self._total
+
+    @property
+    def clients(self) -> int:
+        """Number of clients with a request in flight."""
+        return len(self._of)
+
+    @contextmanager
+    def one(self, client: Client) -> Iterator[None]:
+        """Count a request inside the ``with``. Refusal (429) if its client or tenant is at its limit."""
+        if self._of[client] >= self.limit:
+            words = f"you have {self.limit} requests in flight, as many as one client may (client_requests)"
+            raise Refusal(429, words, "client-requests", retry_after_s=1)
+        if self.tenant_limit is not None and self._of_tenant[client.tenant] >= self.tenant_limit:
+            words = f"{self.tenant_limit} requests of your tenant are in flight, as many as one may (tenant_requests)"
+            raise Refusal(429, words, "tenant-requests", retry_after_s=1)
+        self._count(client, 1)
+        try:
+            yield
+        finally:
+            self._count(client, -1)
+
+    def _count(self, client: Client, more: int) -> None:
+        self._total += more
+        self._of[client] += more
+        self._of_tenant[client.tenant] += more
+        if not self._of[client]:
+            del self._of[client]
+        if not self._of_tenant[client.tenant]:
+            del self._of_tenant[client.tenant]

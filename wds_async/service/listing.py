@@ -75,8 +75,8 @@ class Listings:
         self._held = 0
 
     async def page(self, bucket: str, prefix: str, after: str, most: int, *, one_level: bool) -> ListPage:
-        """At most ``most`` lines of ``bucket`` (its URL, which ends with "/"): names that begin with ``prefix`` and
-        come behind ``after``. ``one_level``: folders are lines, and nobody looks into them.
+        """Return at most ``most`` lines of ``bucket`` (its URL, which ends with "/"): names that begin with ``prefix``
+        and come behind ``after``. ``one_level``: folders are lines, and nobody looks into them.
 
         The tree's errors; ShardNotFound where there is no such bucket. What begins with no name is empty.
         """
@@ -113,7 +113,7 @@ class Listings:
         return True
 
     async def _folder(self, bucket: str, folder: str) -> list[ListEntry]:
-        """All that is in one folder, by name."""
+        """Return all that is in one folder, by name."""
         url = url_of(bucket, folder)
         known = self._folders.get(url)
         if known is not None and self._clock() - known[0] < self._kept_s:

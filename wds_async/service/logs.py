@@ -91,7 +91,7 @@ class HumanLines(logging.Formatter):
     """``2026-01-31 12:00:00.123 warning audit: message  field=value``. Fields that are mappings are for machines."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record in one line; a traceback follows in lines of its own."""
+        """Return the record in one line; a traceback follows in lines of its own."""
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
         who = record.name.removeprefix("wds_async").lstrip(".")
         name = f" {who}" if who else ""
@@ -107,7 +107,7 @@ class JsonLines(logging.Formatter):
     traceback) where there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one line of JSON. Times are seconds since 1970, UTC."""
+        """Return the record as one line of JSON. Times are seconds since 1970, UTC."""
         said: dict[str, Any] = {
             "time": round(record.created, 3),
             "level": record.levelname.lower(),

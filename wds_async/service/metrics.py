@@ -1,7 +1,4 @@
-"""What a service counts of its clients: plain numbers, which hot paths bump; and its page at ``/metrics``.
-
-All else that the page shows (the cache, origins, plans, the cost) is read at the time of a scrape, where it is counted.
-"""
+"""Counters of a service's clients: answers, refusals, failures of origins and the slowest requests."""
 
 from __future__ import annotations
 
@@ -11,13 +8,12 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
 
-from wds_async.observe.metrics import CONTENT_TYPE, Labels, Page, add_origins, version
+from wds_async.observe.metrics import CONTENT_TYPE, Labels, Page
 from wds_async.redact import redact
 from wds_async.service.cache.origin import NO_CLIENT, Client
 
-__all__ = ["BOUNDS_S", "CONTENT_TYPE", "Meters", "Observed", "OriginFailure", "SlowRequest", "TenantMeters"]
+__all__ = ["BOUNDS_S", "CONTENT_TYPE", "Meters", "OriginFailure", "SlowRequest", "TenantMeters"]
 
 access = logging.getLogger("wds_async.access")
 BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -27,21 +23,6 @@ _SLOW_FOR_S = 600.0
 _QUICK_S = 0.001  # is never among the slowest, and so costs nothing
 _REFRESH_EVERY = 256  # answers
 _TEXT_AT_MOST = 300
-
-
-class Observed(Protocol):
-    """A service, as its figures are read."""
-
-    config: Any
-    cache: Any
-    fetcher: Any
-    traffic: Any
-    plans: Any
-    spending: Any
-    meters: Any
-
-    @property
-    def ready(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +103,7 @@ class Meters:
         self._answers: dict[tuple[str, int], _Answers] = {}
         self._refusals: dict[str, int] = {}
         self._tenants: dict[str, TenantMeters] = {}
-        self._apis, self._reasons, self._origins = Labels(_LABELS), Labels(_LABELS), Labels()
+        self._apis, self._reasons = Labels(_LABELS), Labels(_LABELS)
 
     def served(
         self, api: str, code: int, first_byte_s: float, count: int, url: str = "", client: Client = NO_CLIENT
@@ -202,25 +183,8 @@ class Meters:
         """Requests that were not answered as asked."""
         return sum(self._refusals.values())
 
-    def text(self, service: Observed) -> bytes:
-        """The page at ``/metrics``, of type `CONTENT_TYPE`. MissingExtra where prometheus_client is not installed."""
-        page = Page()
-        self._add_clients(page)
-        add_origins(page, service.traffic, self._origins, service.spending)
-        page.gauge("wds_cost_limit_dollars", "US dollars at which nothing more is fetched.", _limit(service.spending))
-        spent = service.spending.spent()
-        bounds = [(("low",), spent.low), (("high",), spent.high)]
-        page.gauge("wds_cost_spent_dollars", "US dollars that count towards the limit.", bounds, ("bound",))
-        _add_cache(page, service.cache.statistics())
-        page.gauge("wds_window_bytes", "Memory of parts on their way.", service.fetcher.held_bytes)
-        page.gauge("wds_window_limit_bytes", "The most that they may take.", service.config.memory_bytes)
-        page.gauge("wds_plans", "Plans of clients that are followed.", len(service.plans))
-        page.counter("wds_plan_bytes", "Bytes fetched by plans.", service.plans.fetched_bytes)
-        page.gauge("wds_ready", "1 while the service takes requests.", int(service.ready))
-        page.gauge("wds_build_info", "The version in its label.", [((version(),), 1)], ("version",))
-        return page.text()
-
-    def _add_clients(self, page: Page) -> None:
+    def add_to(self, page: Page) -> None:
+        """Add these figures to the page at ``/metrics``."""
         answers = sorted(self._answers.items())
         by_code = [((api, str(code)), found.count) for (api, code), found in answers]
         page.counter("wds_requests", "Answers to clients.", by_code, ("api", "code"))
@@ -237,32 +201,3 @@ class Meters:
         refusals = [((reason,), count) for reason, count in sorted(self._refusals.items())]
         page.counter("wds_refusals", "Requests that were not answered as asked.", refusals, ("reason",))
         page.gauge("wds_clients", "Connections of clients.", self.clients)
-
-
-def _limit(spending: Any) -> float:
-    limit = spending.limit
-    return float("inf") if limit is None else limit
-
-
-def _add_cache(page: Page, stats: Any) -> None:
-    page.counter("wds_cache_hit_bytes", "Bytes served from the cache.", stats.hit_bytes)
-    page.counter("wds_cache_miss_bytes", "Bytes served that had to be fetched.", stats.miss_bytes)
-    page.counter("wds_cache_ahead_bytes", "Bytes of the hits that a plan had fetched ahead.", stats.ahead_bytes)
-    page.gauge("wds_cache_bytes", "Bytes that the cache holds.", stats.bytes)
-    page.gauge("wds_cache_limit_bytes", "The most that it may hold.", stats.limit_bytes)
-    page.gauge("wds_cache_free_bytes", "What the cache's file system has left.", stats.free_bytes)
-    page.gauge("wds_cache_keep_free_bytes", "What of that is to be kept free.", stats.keep_free_bytes)
-    page.gauge("wds_cache_entries", "Objects that the cache holds.", stats.entries)
-    page.counter("wds_cache_evictions", "Objects that were dropped to make room.", stats.evictions)
-    page.counter("wds_cache_evicted_bytes", "Their bytes.", stats.evicted_bytes)
-    page.counter("wds_cache_disk_errors", "Faults of the cache's disk.", stats.disk_errors)
-    page.counter("wds_cache_bad_chunks", "Chunks on disk that were not what was written.", stats.bad_chunks)
-    page.counter("wds_cache_distrusted", "Copies of which a read came short or failed.", stats.distrusted)
-    page.counter(
-        "wds_cache_scrubbed_bytes", "Bytes on disk that were compared in the background.", stats.scrubbed_bytes
-    )
-    page.counter("wds_cache_coalesced", "Reads that waited for another one's fetch.", stats.coalesced)
-    page.counter("wds_cache_passed_bytes", "Bytes that were passed on without the disk.", stats.passed_bytes)
-    page.counter("wds_cache_stale", "Requests answered from a copy that its store had not confirmed.", stats.stale)
-    results = [((name,), getattr(stats, name)) for name in ("unchanged", "changed", "unanswered")]
-    page.counter("wds_cache_revalidations", "Stores asked whether a copy is still theirs.", results, ("result",))

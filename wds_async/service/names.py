@@ -68,8 +68,8 @@ class ObjectName:
 
 
 def name_of(path: str, query: str, config: ServiceConfig) -> ObjectName:
-    """What the object at ``path`` is, both as they came (percent-encoded, without ``?``). Refusal (400) for a name
-    that is none, 404 for a path or bucket that there is not, 414 for one that is too long."""
+    """Return what the object at ``path`` is, both as they came (percent-encoded, without ``?``). Refusal (400) for a
+    name that is none, 404 for a path or bucket that there is not, 414 for one that is too long."""
     api, rest = _api(path)
     if api == "url":
         return _by_url(rest, query)
@@ -85,7 +85,7 @@ def name_of(path: str, query: str, config: ServiceConfig) -> ObjectName:
 
 
 def name_of_url(url: str, config: ServiceConfig) -> ObjectName:
-    """What the URL of a plan names, judged as a request for it would be."""
+    """Return what the URL of a plan names, judged as a request for it would be."""
     name = usual_scheme(scheme(url))
     provider = PROVIDERS.get(name)
     if provider is None:
@@ -98,8 +98,8 @@ def name_of_url(url: str, config: ServiceConfig) -> ObjectName:
 
 
 def bucket_of(path: str, query: str, config: ServiceConfig) -> ObjectName:
-    """The bucket at ``path`` (``/v1/buckets/B``, ``/s3/B``, ``/gs/B``), for its listing: ``url`` ends with "/", and
-    what is listed is that and a folder's name. Refusals as of `name_of`."""
+    """Return the bucket at ``path`` (``/v1/buckets/B``, ``/s3/B``, ``/gs/B``), for its listing: ``url`` ends with "/",
+    and what is listed is that and a folder's name. Refusals as of `name_of`."""
     if path.startswith("/v1/buckets/"):
         api, rest = "ais", path.removeprefix("/v1/buckets/")
     else:
@@ -115,7 +115,7 @@ def bucket_of(path: str, query: str, config: ServiceConfig) -> ObjectName:
 
 
 def url_of(folder: str, name: str) -> str:
-    """The URL of ``name`` in ``folder``, a URL that ends with "/": escaped where the folder's kind of URL is."""
+    """Return the URL of ``name`` in ``folder``, a URL that ends with "/": escaped where the folder's kind of URL is."""
     quoted = scheme(folder) in ("http", "https", "file")
     return folder + (urllib.parse.quote(name, safe="/~") if quoted else name)
 
@@ -134,7 +134,7 @@ def _api(path: str) -> tuple[str, str]:
 
 
 def _provider(api: str, rest: str, given: Mapping[str, str]) -> tuple[str, str]:
-    """AIStore's name of the provider, and what is left of the path."""
+    """Return AIStore's name of the provider, and what is left of the path."""
     if api == "s3":
         return "aws", rest
     if api == "short":
@@ -171,7 +171,7 @@ def _with_version(url: str, version: str) -> str:
 
 
 def _folder(api: str, provider: str, bucket: str, namespace: str, config: ServiceConfig) -> str:
-    """The URL that a bucket stands for, with "/" at its end."""
+    """Return the URL that a bucket stands for, with "/" at its end."""
     space = _namespace(namespace)
     if provider == "ais" or api == "s3":
         own = dict(config.buckets).get(f"{space}/{bucket}" if space else bucket)
@@ -207,7 +207,7 @@ def _by_url(rest: str, query: str) -> ObjectName:
 
 
 def _original(given: Mapping[str, str]) -> ObjectName:
-    """AIStore's provider ``ht``: the object is ``?original_url=``."""
+    """Return AIStore's provider ``ht``: the object is ``?original_url=``."""
     url = given.get("original_url", "")
     if not url:
         raise Refusal(400, "provider=ht needs original_url=", "name")
@@ -215,7 +215,7 @@ def _original(given: Mapping[str, str]) -> ObjectName:
 
 
 def _foreign(url: str) -> ObjectName:
-    """A URL that a client wrote. What can only be somebody else's trick is refused whatever is allowed."""
+    """Return a URL that a client wrote. What can only be somebody else's trick is refused whatever is allowed."""
     if len(url.encode()) > NAME_LIMIT_BYTES:
         raise Refusal(414, f"a URL of more than {NAME_LIMIT_BYTES} bytes", "name")
     kind = scheme(url)
@@ -227,7 +227,7 @@ def _foreign(url: str) -> ObjectName:
 
 
 def _plain(url: str) -> bool:
-    """Whether it begins with its scheme, so that no two parsers can differ about that."""
+    """Return whether it begins with its scheme, so that no two parsers can differ about that."""
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://[^/]", url) is not None
 
 

@@ -1,14 +1,13 @@
-"""The shards of a plan, in order: a list that may be long, kept small."""
+"""Prefetch plans: clients announce the shards that they will read, and the cache fetches them ahead."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-import zlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from wds_async.errors import CostLimitReached, WdsError
 from wds_async.redact import redact
@@ -17,73 +16,9 @@ from wds_async.service.allowlist import Allowed
 from wds_async.service.cache.cache import ChunkCache
 from wds_async.service.cache.origin import Client, Urgency
 from wds_async.service.config import ServiceConfig
-from wds_async.service.names import ObjectName
 from wds_async.service.refusals import Refusal
 
-__all__ = ["BLOCK", "PLANS_AT_MOST", "SHARDS_AT_MOST", "Itinerary", "PrefetchPlan", "PrefetchPlans", "PrefetchedShard"]
-
-BLOCK = 256
-_BLOCKS_AT_HAND = 4
-
-
-class Itinerary:
-    """URLs in blocks of 256, compressed: names of shards differ in a few digits, so each costs some bytes. ``named``
-    says what a request for one would name, None for one that names nothing; it is asked when a block is opened, and a
-    few blocks are kept open."""
-
-    def __init__(self, named: Callable[[str], ObjectName | None]) -> None:
-        self._named = named
-        self._count = 0
-        self._blocks: list[bytes] = []
-        self._open: dict[int, _Block] = {}
-        self.bytes = 0
-        """What the closed blocks take."""
-
-    def add(self, shards: Sequence[str]) -> None:
-        """Behind the others: as many as `BLOCK` holds, or fewer as the last ones. ValueError for "\\0" in one."""
-        if not 0 < len(shards) <= BLOCK or self._count % BLOCK or any("\0" in url for url in shards):
-            raise ValueError("no block of URLs")
-        block = zlib.compress("\0".join(shards).encode("utf-8", "surrogatepass"), 1)
-        self._blocks.append(block)
-        self._count += len(shards)
-        self.bytes += len(block)
-
-    def __len__(self) -> int:
-        return self._count
-
-    def at(self, index: int) -> ObjectName | None:
-        """What the shard at ``index`` is; None where it names nothing. IndexError behind the end."""
-        if not 0 <= index < self._count:
-            raise IndexError(index)
-        return self._block(index // BLOCK).names[index % BLOCK]
-
-    def find(self, url: str, start: int, stop: int) -> int | None:
-        """The first place of what is known by ``url`` from ``start`` on and before ``stop``; None where it is not
-        there."""
-        start, stop = max(start, 0), min(stop, self._count)
-        while start < stop:
-            base = start - start % BLOCK
-            try:
-                return base + self._block(start // BLOCK).urls.index(url, start - base, min(BLOCK, stop - base))
-            except ValueError:
-                start = base + BLOCK
-        return None
-
-    def _block(self, number: int) -> _Block:
-        found = self._open.get(number)
-        if found is None:
-            shards = zlib.decompress(self._blocks[number]).decode("utf-8", "surrogatepass").split("\0")
-            names = [self._named(url) for url in shards]
-            found = self._open[number] = _Block(names, ["" if name is None else name.url for name in names])
-            if len(self._open) > _BLOCKS_AT_HAND:
-                del self._open[next(iter(self._open))]
-        return found
-
-
-class _Block(NamedTuple):
-    names: list[ObjectName | None]
-    urls: list[str]
-
+__all__ = ["PLANS_AT_MOST", "SHARDS_AT_MOST", "PrefetchPlan", "PrefetchPlans", "PrefetchedShard"]
 
 _PACE_S = 1.0
 _PACE_WEIGHT = 0.3
@@ -96,7 +31,7 @@ class PrefetchPlan:
 
     client: Client
     job: str
-    shards: Itinerary
+    shards: list[str]
     ahead: int
     ahead_bytes: int
     position: int
@@ -116,6 +51,8 @@ class PrefetchPlan:
     """What its shards were found to hold; 0 until one was opened, and only one is opened (``looking``) until then, so
     that a small budget goes to what is needed first."""
     looking: bool = False
+    names_bytes: int = 0
+    """Memory that its shards' names take."""
     full: bool = False
     """Whether the next shard has to wait until others were read."""
 
@@ -129,7 +66,7 @@ class PrefetchPlan:
         return True
 
     def move(self, index: int, now: float) -> bool:
-        """The client is at ``index``: how long it took for what is behind it is its pace. Whether it went on."""
+        """Return the client is at ``index``: how long it took for what is behind it is its pace. Whether it went on."""
         if index <= self.position:
             return False
         took_s = (now - self.moved_at) / (index - self.position)
@@ -162,16 +99,17 @@ class PrefetchedShard:
 
 
 logger = logging.getLogger("wds_async")
-SHARDS_AT_MOST = 1_000_000
-"""Of one plan."""
+SHARDS_AT_MOST = 50_000
+"""Of one plan: more than a message of 1 MiB holds."""
 PLANS_AT_MOST = 4096
 _AHEAD = 8
 _AHEAD_AT_MOST = 10_000
-_NAMES_LIMIT_BYTES = 256 << 20
+_NAMES_LIMIT_BYTES, _NAME_OVERHEAD_BYTES = 256 << 20, 57
 _AT_ONCE = 8
+_FIRST = 256
 _SHARE_OF_CACHE = 0.5
 _SHARE_OF_PLACES = 7
-_LOOK_AHEAD = 2 * BLOCK
+_LOOK_AHEAD = 512
 _NAMES_KEPT = 1 << 16
 _LEFT_BEHIND = 64
 _PAUSE_S = 30.0
@@ -241,7 +179,7 @@ class PrefetchPlans:
             known.ahead = _number(said, "ahead", known.ahead, _AHEAD_AT_MOST)
             self._move(known, position)
             return self._told(known)
-        itinerary = await self._checked(said["shards"])
+        shards = self._checked(said["shards"])
         known = self._plans.get(client)
         if known is None and not self._has_place(client.tenant):
             raise Refusal(429, "too many plans of your tenant, or in all; try again later", "plan", retry_after_s=30)
@@ -250,7 +188,7 @@ class PrefetchPlans:
         plan = PrefetchPlan(
             client,
             str(said.get("job") or "")[:128],
-            itinerary,
+            shards,
             ahead=_number(said, "ahead", _AHEAD, _AHEAD_AT_MOST),
             ahead_bytes=min(most, _number(said, "ahead_bytes", most, 1 << 62)),
             position=position,
@@ -258,6 +196,7 @@ class PrefetchPlans:
             moved_at=now,
             bound=bound,
             following=position,
+            names_bytes=_bytes_of(shards),
         )
         if known is not None:
             self._take_over(known, plan)
@@ -275,13 +214,13 @@ class PrefetchPlans:
             return
         index = plan.taken.get(url)
         if index is None:
-            index = plan.shards.find(url, plan.position, plan.position + _LOOK_AHEAD)
+            index = self._find(plan, url)
         if index is not None:
             self._let_go(plan, url)
             self._move(plan, index)
 
     def drop(self, client: Client) -> bool:
-        """The plan of ``client`` is no more; whether there was one. What others want too is fetched on."""
+        """Return the plan of ``client`` is no more; whether there was one. What others want too is fetched on."""
         plan = self._plans.pop(client, None)
         if plan is not None:
             for url in list(plan.taken):
@@ -324,30 +263,32 @@ class PrefetchPlans:
 
     # -- what follows -----------------------------------------------------------------------------------
 
-    async def _checked(self, shards: Any) -> Itinerary:
-        """The shards. Each is judged before it is fetched, as a request for it would be, and left out where that would
-        be refused; the first ones now, so that somebody hears of it where none may be read."""
+    def _checked(self, shards: Any) -> list[str]:
+        """Return the announced shards. Each is authorized like a request for it before it is fetched, and skipped
+        if that is refused; the first ones now, so that the client learns if none may be read."""
         if not isinstance(shards, list) or not all(isinstance(url, str) for url in shards):
             raise _wrong('has no "shards": [URL, …]')
         if len(shards) > SHARDS_AT_MOST:
             raise Refusal(413, f"a plan of {len(shards)} shards; {SHARDS_AT_MOST} at most", "plan")
-        first = [self._named(url) for url in shards[:BLOCK]]
+        if any("\0" in url or len(url) > names.NAME_LIMIT_BYTES for url in shards):
+            raise _wrong("has shards that are no URLs")
+        first = [self._named(url) for url in shards[:_FIRST]]
         if first and not any(named is not None and self._may_be_read(named) for named in first):
-            self._allowed.locate(names.name_of_url(shards[0], self._config))  # which says what is wrong with it
-        found = Itinerary(self._named)
-        for at in range(0, len(shards), BLOCK):
-            block = shards[at : at + BLOCK]
-            if any("\0" in url or len(url) > names.NAME_LIMIT_BYTES for url in block):
-                raise _wrong("has shards that are no URLs")
-            found.add(block)
-            await asyncio.sleep(0)  # others have requests too
-        if found.bytes + sum(plan.shards.bytes for plan in self._plans.values()) > _NAMES_LIMIT_BYTES:
+            self._allowed.locate(names.name_of_url(shards[0], self._config))  # raises the reason
+        if _bytes_of(shards) + sum(plan.names_bytes for plan in self._plans.values()) > _NAMES_LIMIT_BYTES:
             raise Refusal(429, "the plans of all clients are too long together", "plan", retry_after_s=30)
-        return found
+        return shards
+
+    def _find(self, plan: PrefetchPlan, url: str) -> int | None:
+        """Return the first index of the object ``url`` among the next shards of ``plan``."""
+        for index in range(plan.position, min(len(plan.shards), plan.position + _LOOK_AHEAD)):
+            if (named := self._named(plan.shards[index])) is not None and named.url == url:
+                return index
+        return None
 
     def _named(self, url: str) -> names.ObjectName | None:
-        """What a request for ``url`` would name; None where nothing. Remembered: clients say the same plan again and
-        again as they move on."""
+        """Return what a request for ``url`` would name; None where nothing. Remembered: clients say the same plan again
+        and again as they move on."""
         if url not in self._names:
             if len(self._names) >= _NAMES_KEPT:
                 self._names.clear()
@@ -369,7 +310,7 @@ class PrefetchPlans:
         """``new`` in the place of ``old``, of the same client: what it wants too stays."""
         new.pace_s, new.measured, new.usual_bytes = old.pace_s, old.measured, old.usual_bytes
         for url in list(old.taken):
-            index = new.shards.find(url, new.position, new.position + _LOOK_AHEAD)
+            index = self._find(new, url)
             if index is None:
                 self._let_go(old, url)
             else:
@@ -431,7 +372,7 @@ class PrefetchPlans:
     def _begin(self, plan: PrefetchPlan) -> None:
         """Get the next shard of ``plan``, or a share in it where it is there for somebody else."""
         index, plan.following = plan.following, plan.following + 1
-        named = plan.shards.at(index)
+        named = self._named(plan.shards[index])
         if named is None or named.url in plan.taken or named.url in plan.heard or not self._may_be_read(named):
             return
         url = named.url
@@ -484,13 +425,13 @@ class PrefetchPlans:
             held.task, plan.looking = None, False
 
     def _has_place(self, tenant: str) -> bool:
-        """Whether one more plan of ``tenant`` leaves places to other tenants."""
+        """Return whether one more plan of ``tenant`` leaves places to other tenants."""
         of_tenant = sum(plan.client.tenant == tenant for plan in self._plans.values())
         return of_tenant < _SHARE_OF_PLACES * (PLANS_AT_MOST - len(self._plans))
 
     def _fits(self, plan: PrefetchPlan, size: int) -> bool:
-        """Whether so many bytes more may be held, of all and of the plan's tenant, which has an equal share of them. A
-        plan, or tenant, that holds nothing may have one shard beyond its own limit."""
+        """Return whether so many bytes more may be held, of all and of the plan's tenant, which has an equal share of
+        them. A plan, or tenant, that holds nothing may have one shard beyond its own limit."""
         tenant, most = plan.client.tenant, self._most_bytes()
         together = sum(held.size for held in self._held.values())
         if together + size > most:
@@ -510,6 +451,10 @@ class PrefetchPlans:
             plan = self._plans[client]
             plan.following = min(plan.following, plan.taken.pop(held.url))
             plan.full = True
+
+
+def _bytes_of(shards: list[str]) -> int:
+    return sum(map(len, shards)) + _NAME_OVERHEAD_BYTES * len(shards)
 
 
 def _number(said: Mapping[str, Any], name: str, default: int, most: int) -> int:

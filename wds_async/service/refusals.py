@@ -87,7 +87,8 @@ class Refusal(Exception):
 
 
 def refusal_of(exn: BaseException) -> Refusal:
-    """Any exception as a refusal: the tree's say themselves what happened, all others only that something did (500)."""
+    """Return any exception as a refusal: the tree's say themselves what happened, all others only that something did
+    (500)."""
     if isinstance(exn, Refusal):
         return exn
     for kind, status, reason in _STATUSES:
@@ -110,7 +111,7 @@ def _shown(path: str) -> str:
 
 
 def as_json(refusal: Refusal, method: str, path: str) -> str:
-    """AIStore's form, one line: ``{"message", "status", …}``. ``path`` is without the query."""
+    """Return AIStore's form, one line: ``{"message", "status", …}``. ``path`` is without the query."""
     said = {
         "message": refusal.message,
         "method": method,

@@ -11,16 +11,13 @@ import datetime
 import re
 import urllib.parse
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 from wds_async.service.buckets import allowed_buckets, check_bucket
+from wds_async.service.context import Context
 from wds_async.service.http_messages import HttpRequest, HttpResponse
 from wds_async.service.listing import ListEntry, ListPage
 from wds_async.service.names import ObjectName, url_of
 from wds_async.service.refusals import Refusal, xml_text
-
-if TYPE_CHECKING:
-    from wds_async.service.running import Service
 
 __all__ = ["answer_bucket", "answer_buckets", "check_query"]
 
@@ -48,20 +45,20 @@ def check_query(names: Iterable[str]) -> None:
         raise Refusal(501, words, "not-here")
 
 
-async def answer_buckets(service: Service) -> HttpResponse:
+async def answer_buckets(context: Context) -> HttpResponse:
     """``GET /s3``: the buckets that the configuration names."""
-    names = sorted({name for provider, name in allowed_buckets(service) if provider in ("aws", "ais")})
+    names = sorted({name for provider, name in allowed_buckets(context) if provider in ("aws", "ais")})
     since = _date(0.0)
     rows = "".join(f"<Bucket><Name>{xml_text(n)}</Name><CreationDate>{since}</CreationDate></Bucket>" for n in names)
     owner = "<Owner><ID>wds-async</ID></Owner>"
     return _document("ListAllMyBucketsResult", f"{owner}<Buckets>{rows}</Buckets>")
 
 
-async def answer_bucket(service: Service, request: HttpRequest, named: ObjectName) -> HttpResponse:
+async def answer_bucket(context: Context, request: HttpRequest, named: ObjectName) -> HttpResponse:
     """``HEAD /s3/B``, ``GET /s3/B?location`` and ListObjects, in both of its versions."""
     asked = {name: value for name, value in request.query.items() if not _SIGNATURE.match(name)}
     if request.method == "HEAD" or "location" in asked:
-        await check_bucket(service, named)
+        await check_bucket(context, named)
         region = f"<LocationConstraint xmlns={_NAMESPACE!r}></LocationConstraint>".replace("'", '"')
         return _xml_response(region) if request.method == "GET" else HttpResponse()
     if unknown := sorted(set(asked) - _LISTING):
@@ -69,11 +66,11 @@ async def answer_bucket(service: Service, request: HttpRequest, named: ObjectNam
     prefix, delimiter = asked.get("prefix", ""), asked.get("delimiter", "")
     if delimiter not in ("", "/"):
         raise Refusal(501, 'the only delimiter here is "/"', "not-here")
-    await service.allowed.check(url_of(named.url, prefix))
+    await context.allowed.check(url_of(named.url, prefix))
     most, after = _most(asked.get("max-keys", "")), _after(asked)
     page = ListPage((), False)
     if most:
-        page = await service.listings.page(named.url, prefix, after, most, one_level=bool(delimiter))
+        page = await context.listings.page(named.url, prefix, after, most, one_level=bool(delimiter))
     return _listed(named.bucket, asked, page, most)
 
 
@@ -84,7 +81,7 @@ def _most(text: str) -> int:
 
 
 def _after(asked: Mapping[str, str]) -> str:
-    """The name behind which a page begins. A continuation token is that name, so that no state is kept."""
+    """Return the name behind which a page begins. A continuation token is that name, so that no state is kept."""
     if token := asked.get("continuation-token"):
         try:
             return base64.b64decode(token.encode("ascii"), b"-_", validate=True).decode()

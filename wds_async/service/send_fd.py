@@ -27,8 +27,7 @@ from wds_async.redact import redact
 
 if TYPE_CHECKING:
     from wds_async.service.cache.cache import CachedObject
-    from wds_async.service.http_messages import HttpRequest
-    from wds_async.service.http_server import ClientConnection
+    from wds_async.service.http_messages import Connection, HttpRequest
 
 __all__ = ["ReadOnlyFolder", "credentials", "hand", "log_handed", "open_anew", "wants_file"]
 
@@ -121,7 +120,7 @@ def credentials(connection: socket.socket) -> tuple[int, int, int]:
     return pid, uid, gid
 
 
-def log_handed(connection: ClientConnection, url: str) -> None:
+def log_handed(connection: Connection, url: str) -> None:
     """Write to the audit log which process asks for files, once a connection, and (at debug) for which."""
     process, user, group = credentials(connection.own_socket)
     if not connection.files_logged:

@@ -40,7 +40,8 @@ def notify(state: str) -> bool:
 
 
 def watchdog_s() -> float | None:
-    """How often the manager wants to hear ``WATCHDOG=1``: half of the time after which it would restart the service."""
+    """Return how often the manager wants to hear ``WATCHDOG=1``: half of the time after which it would restart the
+    service."""
     text = environment.variable("WATCHDOG_USEC") or ""
     return int(text) / 2e6 if text.isascii() and text.isdigit() and int(text) > 0 else None
 
@@ -81,7 +82,7 @@ async def listen_at_path(factory: Factory, path: str) -> asyncio.Server:
 
 
 def _taken(path: str) -> bool:
-    """Whether somebody listens at ``path``. What is no socket is an OSError."""
+    """Return whether somebody listens at ``path``. What is no socket is an OSError."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:

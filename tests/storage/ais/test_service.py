@@ -65,7 +65,7 @@ def read(urls: list[str], **config: Any) -> Any:
 def answers(service: Inside) -> dict[str, int]:
     """How many answers there were, by the label of the way."""
     found: dict[str, int] = {}
-    for (api, _), one in service.service.meters._answers.items():
+    for (api, _), one in service.context.meters._answers.items():
         found[api] = found.get(api, 0) + one.count
     return found
 
@@ -121,8 +121,8 @@ def test_what_is_evicted_while_it_is_read_is_read_to_its_end(service: Inside, mo
         got = bytes(shard.read())
 
         async def evict() -> None:
-            keys = [entry.key for entry in service.service.cache._open_entries._entries.values()]
-            assert [service.service.cache.remove(key) for key in keys] == [True]
+            keys = [entry.key for entry in service.context.cache._open_entries._entries.values()]
+            assert [service.context.cache.remove(key) for key in keys] == [True]
 
         service.call(evict())
         while (piece := shard.read()) is not None:
@@ -227,15 +227,15 @@ def test_it_is_told_who_reads_and_what_comes(
         stream = next(shards)
         deadline = time.monotonic() + 10
         while not seen and time.monotonic() < deadline:
-            seen = service.service.plans.as_list()
+            seen = service.context.plans.as_list()
             stream.read()
             time.sleep(0.005)
         assert [plan["client"].split(":")[1].split(".")[0] for plan in seen] == [str(os.getpid())]
         assert seen[0]["shards"] >= 3
     deadline = time.monotonic() + 10
-    while service.service.plans.as_list() and time.monotonic() < deadline:  # taken back when the loader closes
+    while service.context.plans.as_list() and time.monotonic() < deadline:  # taken back when the loader closes
         time.sleep(0.005)
-    assert service.service.plans.as_list() == []
+    assert service.context.plans.as_list() == []
 
 
 def test_what_aiohttp_asks_goes_over_the_socket(service: Inside, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ class CachedObject:
 
     @property
     def size(self) -> int | None:
-        """Bytes; None where nobody knows before it was read once."""
+        """Bytes; None if that is unknown until it was read once."""
         return self._entry.chunks.size
 
     @property
@@ -76,37 +76,38 @@ class CachedObject:
 
     @property
     def whole(self) -> bool:
-        """Whether all of it is in the file, was compared, and stays as it is while anybody has the file open."""
+        """Whether all of it is in the file, verified, and stays as long as the file is open."""
         return self._entry.chunks.settled and self._entry.file is not None
 
     @property
     def discovered(self) -> bool:
-        """Whether nothing of it was here but its first chunk, which came when it was opened, for nobody yet."""
+        """Whether only its first chunk is here, which came when it was opened and no reader has been charged for."""
         return self._entry.discovered
 
     def ready(self, start: int, stop: int) -> int:
-        """The end of what can be sent of the file from ``start`` on (``start``: nothing). It does no I/O."""
+        """Return the end of the bytes from ``start`` on that can be sent from the file (``start``: none). Does no
+        I/O."""
         return self._entry.chunks.ready(start, stop)
 
     def served(self, count: int) -> None:
-        """So many bytes of what was `ready` have been sent: for the counters, and for what stays in the cache."""
+        """Count ``count`` bytes of what was `ready` as sent, for the counters and the cache policy."""
         self._cache.served(self._entry, count, self._client)
 
     def pieces(
         self, start: int = 0, stop: int | None = None, urgency: Urgency = Urgency.DEMAND
     ) -> AsyncGenerator[Piece, None]:
-        """Bytes ``[start, stop)`` in order, as they arrive; what comes next is fetched meanwhile. A piece is good until
-        the next one is asked for. Leave it by ``aclose``. Raises the tree's errors."""
+        """Yield bytes ``[start, stop)`` in order as they arrive, reading ahead. A piece is valid until the next one is
+        requested. Close it by ``aclose``. Raises the tree's errors."""
         return read(self._entry, self._cache.fetching, self._client, start, stop, urgency)
 
     async def fetch(self, start: int = 0, stop: int | None = None, urgency: Urgency = Urgency.PLAN) -> int:
-        """Bring bytes ``[start, stop)`` onto the disk; how many are there then, from ``start`` on. Fewer than asked for
-        where there is no place. Raises the tree's errors."""
+        """Bring bytes ``[start, stop)`` onto the disk and return how many are there, from ``start`` on: fewer than
+        asked for if there is no room. Raises the tree's errors."""
         return await fetch(self._entry, self._cache.fetching, self._client, start, stop, urgency)
 
     def distrust(self) -> None:
-        """Report that what was read of the file came short, failed, or was wrong: each chunk of it is compared with its
-        checksum again before it is served, and a bad one is fetched again."""
+        """Report that a read of the file came short, failed or was wrong: each chunk is verified again before it is
+        served."""
         self._entry.chunks.distrust()
         self._cache.fetching.stats.distrusted += 1
 
@@ -126,7 +127,7 @@ class CachedObject:
 
 @dataclass(eq=False, slots=True)
 class _Lookup:
-    """An object that is being found out about, and how many wait for that."""
+    """A running lookup of an object, shared by all that wait for it."""
 
     task: asyncio.Task[tuple[CacheEntry, bool]] | None = None
     waiting: int = 0
@@ -135,12 +136,13 @@ class _Lookup:
 
     @property
     def over(self) -> bool:
-        """Whether nobody may join: what was found by one that is done may be closed by now."""
+        """Whether its result may not be shared any more: the entry of a finished lookup may be closed."""
         return self.given_up or (self.task is not None and self.task.done())
 
     @contextlib.contextmanager
     def at_origin(self) -> Iterator[None]:
-        """While its origin is asked. Only there it may be given up: elsewhere files and books are in its hands."""
+        """Allow the lookup to be cancelled inside the ``with``, while its origin is asked: elsewhere it holds files and
+        the index."""
         self.asking = True
         self.left()
         try:
@@ -149,7 +151,7 @@ class _Lookup:
             self.asking = False
 
     def left(self) -> None:
-        """Give it up, where nobody waits for it any more."""
+        """Cancel the lookup if its last waiter has left."""
         if not self.waiting and self.asking and self.task is not None:
             self.given_up = True
             self.task.cancel()
@@ -274,8 +276,8 @@ class ChunkCache:
     # -- life
 
     async def start(self) -> None:
-        """Take the folder. ConfigError where another process has it; where it cannot be written, objects are passed
-        through, and that is said."""
+        """Lock and open the folder. ConfigError if another process has it. If it cannot be written, objects are passed
+        through, and a warning is logged."""
         if self.folder is not None:
             try:
                 self._opened = await self._call(open_folder, self.folder)
@@ -292,7 +294,7 @@ class ChunkCache:
             self._restart_scrub()
 
     async def close(self) -> None:
-        """End fetches, write the index, let go of the folder; idempotent."""
+        """End fetches, write the index, unlock the folder; idempotent."""
         if self._scrubbing is not None:
             self._keeping.append(self._scrubbing)
             self._scrubbing = None
@@ -322,8 +324,8 @@ class ChunkCache:
         return self._scrub().all(prefix)
 
     async def evict(self, chosen: Callable[[str], bool]) -> list[IndexRow]:
-        """Remove the objects whose key is ``chosen``; they. Readers that have one open read on. ConfigError without a
-        folder, or where its index cannot be read."""
+        """Remove the objects whose key is ``chosen`` and return them. Their readers read on. ConfigError without a
+        folder, or if its index cannot be read."""
         index, journal = self._folder().index, self.fetching.journal
         gone: list[IndexRow] = []
         last = ""
@@ -341,8 +343,8 @@ class ChunkCache:
         return gone
 
     async def pin(self, names: Iterable[str], *, pinned: bool = True) -> list[str]:
-        """Never evict the objects with these keys, or whose keys begin with one that ends with "/" (with ``pinned``
-        False: no longer); all that is pinned then. It is remembered in the folder. ConfigError as of `evict`."""
+        """Never evict the objects with these keys or prefixes that end with "/" (``pinned`` False: evict them again as
+        others). Return all pins. They are kept in the folder. ConfigError as of `evict`."""
         index = self._folder().index
         try:
             pins: list[str] = await self._call(functools.partial(index.pin, list(names), pinned=pinned))
@@ -352,7 +354,8 @@ class ChunkCache:
         return pins
 
     def set_quotas(self, quotas: Mapping[str, float]) -> None:
-        """Let each tenant hold so much of the cache from now on: who holds more, loses what was unused for longest."""
+        """Set the share of the cache that each tenant may hold; tenants above it lose their least recently used
+        objects."""
         self._quotas = self.fetching.policy.quotas = dict(quotas)
         self._open_entries.evict(self.fetching.policy.excess())
 
@@ -362,7 +365,7 @@ class ChunkCache:
         return self.fetching.policy.quotas
 
     def held_by_tenant(self) -> dict[str, int]:
-        """How many bytes of disk the objects of each tenant have, or will have."""
+        """Return the bytes of disk that the objects of each tenant take or will take."""
         return self.fetching.policy.by_tenant
 
     def _folder(self) -> OpenFolder:
@@ -383,7 +386,6 @@ class ChunkCache:
             self._scrubbing = asyncio.get_running_loop().create_task(scrub, name="scrub")
 
     async def _keep_books(self) -> None:
-        """Twice a second: the index, and what the policy wants to know of it."""
         for tick in itertools.count():
             policy = self.fetching.policy
             if policy.needs_older_entries:
@@ -424,7 +426,7 @@ class ChunkCache:
         await self._call(take_out_trash, self.folder)
 
     async def _remember(self) -> None:
-        """Tell the policy of the longest unused entries."""
+        """Load the least recently used entries of the index into the policy."""
         assert self._opened is not None
         policy = self.fetching.policy
         await self.fetching.journal.flush()
@@ -450,11 +452,11 @@ class ChunkCache:
         start: int | None = 0,
         insist: bool = False,
     ) -> CachedObject:
-        """A reference to the object, whose facts are known and fresh, or may be stale. Raises the tree's errors.
+        """Return a reference to the object, with known facts. Raises the tree's errors.
 
-        ``key``: what it is kept under, where that is not `key_of` the URL. ``start``: where reading will begin, so
-        that its first answer can bring what is needed; None: nothing will be read. ``insist``: wait for the origin's
-        own answer, however fresh the copy is, and take no copy in its place.
+        ``key``: the name in the cache, if not `key_of` the URL. ``start``: where reading will begin, so that the first
+        request can bring facts and bytes; None: nothing will be read. ``insist``: wait for the origin's own answer,
+        however fresh the copy is.
         """
         key = key or key_of(url)
         while True:
@@ -467,7 +469,7 @@ class ChunkCache:
                 return CachedObject(self, entry, client, stale=stale)
 
     def peek(self, url: str, *, client: Client = NO_CLIENT, key: str = "") -> CachedObject | None:
-        """The object where it is known, open, and fresh or stale as it may be: at once, without I/O."""
+        """Return the object if it is open in memory and may be served now; without I/O."""
         entry = self._open_entries.get(key or key_of(url))
         if entry is None or entry.file is None or not self._usable(entry, url):
             return None
@@ -476,7 +478,7 @@ class ChunkCache:
     async def _look(
         self, key: str, url: str, client: Client, start: int | None, insist: bool
     ) -> tuple[CacheEntry, bool]:
-        """Find out about an object, once however many ask; given up when the last of them has left. The entry, and
+        """Find an object, once for all that wait; cancelled when the last of them has left. Return the entry, and
         whether it is a copy that its origin has not confirmed (``stale``)."""
         look = self._looks.get((key, insist))
         if look is None or look.over:
@@ -531,14 +533,14 @@ class ChunkCache:
         return self._clock() - entry.checked < self._freshness_s and not entry.closed
 
     def _stands_in(self, entry: CacheEntry, within_s: float) -> bool:
-        """Whether a copy may be served without its origin's answer: it is whole, and its freshness lapsed no longer
-        than ``within_s`` ago."""
+        """Return whether a copy may be served without its origin's answer: it is complete, and stale for no longer than
+        ``within_s``."""
         if self._freshness_s <= 0 or entry.closed or not entry.chunks.whole:
             return False
         return self._clock() - entry.checked - self._freshness_s <= within_s
 
     def _usable(self, entry: CacheEntry, url: str) -> bool:
-        """Whether a copy may be served at once. Where its freshness has lapsed, its origin is asked behind it."""
+        """Return whether a copy may be served at once; revalidate it in the background if its freshness has lapsed."""
         if self._is_fresh(entry):
             return True
         pinned = pins_version(entry.facts.version) and math.isfinite(entry.checked)
@@ -553,7 +555,7 @@ class ChunkCache:
         return True
 
     async def _revalidate(self, entry: CacheEntry, url: str) -> None:
-        """Ask the origin of a copy that is served meanwhile, once."""
+        """Ask the origin once about a copy that is served meanwhile."""
         entry.references += 1  # it stays open
         try:
             facts = await self.fetching.origin.facts(url, deadline_s=self._revalidate_timeout_s)
@@ -572,7 +574,7 @@ class ChunkCache:
             self.fetching.settle(entry)
 
     def _answered(self, entry: CacheEntry, url: str, facts: Facts, tenant: str) -> CacheEntry:
-        """The entry for what the origin has now: the same one where it is unchanged, else a new one."""
+        """Return the entry for the origin's answer: the same one if it is unchanged, else a new one."""
         entry = self._open_entries.get(entry.key) or entry  # another request may have had its answer before
         self._mark(url, away=False)
         same = facts.version == entry.facts.version and facts.size in (None, entry.facts.size)
@@ -590,7 +592,7 @@ class ChunkCache:
         self._open_entries.discard(entry)
 
     def _unanswered(self, entry: CacheEntry, url: str, exn: WdsError) -> None:
-        """Leave the origin of a copy alone for a while: it did not answer."""
+        """Note that the origin of a copy did not answer, and ask it again only after a while."""
         self._stats.unanswered += 1
         entry.ask_again_at = self._clock() + min(self._freshness_s, _ASK_AGAIN_S)
         if self._mark(url, away=True):
@@ -607,7 +609,8 @@ class ChunkCache:
         return True
 
     async def _discover(self, look: _Lookup, key: str, url: str, client: Client, start: int | None) -> CacheEntry:
-        """An object that is not here: its facts, with its first chunk where reading begins in that."""
+        """Return a new entry for an object that the cache does not have: its facts, and its first chunk if reading
+        begins there."""
         fetching = self.fetching
         async with contextlib.AsyncExitStack() as stack:
             if start is not None and start < self._chunk_bytes and fetching.disk.usable:
@@ -628,21 +631,21 @@ class ChunkCache:
     # -- what else is asked of it
 
     def served(self, entry: CacheEntry, count: int, client: Client) -> None:
-        """See `CachedObject.served`."""
+        """Count bytes that were sent of a file (`CachedObject.served`)."""
         self._stats.given(client.tenant, hit=count, ahead=self.fetching.take_ahead(entry, count))
         self._stats.hits += 1
         self.fetching.policy.served(entry.id, count)
         self.fetching.journal.used(entry)
 
     def remove(self, key: str) -> bool:
-        """Forget an object that is in memory; who reads it goes on. Whether there was one."""
+        """Forget an object that is in memory, and return whether there was one. Its readers read on."""
         entry = self._open_entries.get(key)
         if entry is not None:
             self._open_entries.discard(entry)
         return entry is not None
 
     def statistics(self) -> CacheStats:
-        """The counters, and how much is there."""
+        """Return the counters and the present sizes."""
         policy = self.fetching.policy
         return replace(
             self._stats,

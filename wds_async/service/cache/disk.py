@@ -52,7 +52,7 @@ _BROKEN = "index.broken"
 
 @dataclass(frozen=True, slots=True)
 class OpenFolder:
-    """A folder that is this process's own until `close`."""
+    """A folder that is locked by this process until `close`."""
 
     path: Path
     files: DataFolder
@@ -61,20 +61,20 @@ class OpenFolder:
     lock: FileLock
 
     def mark_broken(self) -> None:
-        """What the index says cannot be read everywhere: the next one who opens the folder begins anew."""
+        """Have the next start replace the index, because it cannot be read everywhere."""
         with contextlib.suppress(OSError):
             self.files.touch(_BROKEN)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the index and unlock the folder; idempotent."""
         self.index.close()
         self.files.close()
         self.lock.release()
 
 
 def open_folder(path: Path) -> OpenFolder:
-    """Lock the folder, and make it where it is not there. ConfigError where another process has it; OSError where it
-    cannot be written. An index that is none is moved away, and the cache begins empty: that is warned of."""
+    """Lock the folder, creating it if necessary. ConfigError if another process has it; OSError if it cannot be
+    written. A broken index is moved away, and the cache begins empty, with a warning."""
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
     with contextlib.ExitStack() as undo:
         lock = FileLock(path / "lock", timeout=0, thread_local=False)
@@ -97,7 +97,7 @@ def open_folder(path: Path) -> OpenFolder:
 
 
 def open_index(path: Path) -> Index:
-    """The index of a folder, to look at, also while a service works on it. ConfigError where there is none."""
+    """Open the index of a folder for reading, also while a service runs on it. ConfigError if there is none."""
     try:
         return Index(path / INDEX, read_only=True)
     except sqlite3.Error as exn:
@@ -129,7 +129,7 @@ def _open_or_replace(files: DataFolder) -> tuple[Index, Totals]:
 
 
 def _opened(files: DataFolder) -> tuple[Index, Totals]:
-    """The index, where all that is read of it at a start can be read."""
+    """Open the index and read all that a start needs of it."""
     index = Index(files.root / INDEX)
     try:
         totals = index.totals()
@@ -161,7 +161,7 @@ def _put_aside(path: Path) -> None:
 
 
 def _tidy(files: DataFolder, index: Index, totals: Totals) -> None:
-    """Files of a process that was killed: on probation, or so new that the index does not know them."""
+    """Remove files that a killed process left: on probation, or unknown to the index."""
     empty = index.empty()
     for number in empty:
         files.remove(number)
@@ -193,13 +193,13 @@ class DataFile:
         self.fd = os.open(path, flags, 0o600, dir_fd=dir_fd)
 
     def write(self, offset: int, data: memoryview) -> int:
-        """Write all of ``data``; its CRC-32C."""
+        """Write all of ``data`` and return its CRC-32C."""
         crc = crc32c(data)
         write_all(self.fd, data, offset)
         return crc
 
     def crc(self, offset: int, count: int) -> int | None:
-        """The CRC-32C of so many bytes there; None where the file ends before."""
+        """Return the CRC-32C of ``count`` bytes at ``offset``; None if the file ends before."""
         return crc_of(self.fd, offset, count)
 
     def punch(self, offset: int, count: int) -> bool:
@@ -229,7 +229,7 @@ class DataFile:
                 fcntl.flock(self.fd, fcntl.LOCK_UN)
 
     def trim(self, kept: Iterable[tuple[int, int]]) -> None:
-        """Give back the blocks of all but the ranges ``kept``, which are in order, where there are any."""
+        """Give back the blocks outside of the ranges ``kept``, which are in order."""
         status = os.fstat(self.fd)
         kept = list(kept)
         if status.st_blocks * 512 <= sum(-(-(stop - start) // _BLOCK) * _BLOCK for start, stop in kept):
@@ -241,7 +241,7 @@ class DataFile:
             at = max(at, stop)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the file; idempotent."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
@@ -256,11 +256,11 @@ class DataFolder:
         self._fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def path(self, number: int) -> Path:
-        """The file of an entry, below `root`."""
+        """Return the file of an entry, below `root`."""
         return Path(_DATA, f"{number % _FOLDERS:02x}", f"{number:x}")
 
     def create(self, number: int) -> DataFile:
-        """A new, empty file."""
+        """Return a new, empty file."""
         path = self.path(number)
         for one in (path.parent.parent, path.parent):
             with contextlib.suppress(FileExistsError):
@@ -268,11 +268,11 @@ class DataFolder:
         return DataFile(path, create=True, dir_fd=self._fd)
 
     def open(self, number: int) -> DataFile:
-        """FileNotFoundError where it is gone."""
+        """Open the file of an entry. FileNotFoundError if it is gone."""
         return DataFile(self.path(number), dir_fd=self._fd)
 
     def stored_crc(self, number: int, offset: int, count: int) -> int | None:
-        """As of `stored_crc`. FileNotFoundError where the file is gone."""
+        """Return `stored_crc` of an entry's file. FileNotFoundError if it is gone."""
         return stored_crc(self.path(number), offset, count, dir_fd=self._fd)
 
     def touch(self, name: str) -> None:
@@ -280,19 +280,19 @@ class DataFolder:
         os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=self._fd))
 
     def remove(self, number: int) -> None:
-        """Remove a file that nobody has open here; nothing where there is none."""
+        """Remove the file of an entry, if there is one."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path(number), dir_fd=self._fd)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the folder; idempotent."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
 
     def sweep(self, first: int, known: Container[int] = (), most: int = 4096) -> int:
-        """Remove the files from number ``first`` on that are not ``known``, which a process made that ended before it
-        could say so; how many there were. It looks until ``most`` numbers in a row have none."""
+        """Remove the files from number ``first`` on that are not ``known``, which a killed process left, and return how
+        many. Ends when ``most`` numbers in a row have none."""
         found = missing = 0
         number = first
         while missing < most:
@@ -308,12 +308,13 @@ class DataFolder:
 
 
 def free_bytes(folder: Path) -> int:
-    """What the file system of ``folder`` has left for this process."""
+    """Return the free bytes of the file system of ``folder``."""
     return shutil.disk_usage(folder).free
 
 
 def crc_of(fd: int, offset: int, count: int, buffer: memoryview | None = None) -> int | None:
-    """The CRC-32C of ``count`` bytes at ``offset``; None where there are fewer. ``buffer``: where to read them."""
+    """Return the CRC-32C of ``count`` bytes at ``offset``; None where there are fewer. ``buffer``: where to read
+    them."""
     if buffer is None:
         buffer = memoryview(bytearray(min(_READ_BYTES, max(count, 1))))
     crc, stop = 0, offset + count
@@ -327,7 +328,8 @@ def crc_of(fd: int, offset: int, count: int, buffer: memoryview | None = None) -
 
 
 def stored_crc(path: Path, offset: int, count: int, *, dir_fd: int | None = None) -> int | None:
-    """The CRC-32C of ``count`` bytes as the disk has them; None where there are fewer. ``offset`` is that of a block.
+    """Return the CRC-32C of ``count`` bytes as the disk has them; None where there are fewer. ``offset`` is that of a
+    block.
 
     They are read past the page cache (O_DIRECT) where the file system allows that: what lies in memory proves nothing
     about the disk, and what is in use there is not pushed out."""

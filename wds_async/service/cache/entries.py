@@ -33,13 +33,13 @@ BLOCK = 4096
 
 
 def cost(count: int) -> int:
-    """Bytes of disk for so many bytes."""
+    """Return the bytes of disk that ``count`` bytes take."""
     return -(-count // BLOCK) * BLOCK
 
 
 @dataclass(eq=False, slots=True)
 class ObjectReader:
-    """Somebody who reads a range, or fetches it for later. Chunks ``[first, until)`` are needed soon."""
+    """A reader or prefetcher of a range. Chunks ``[first, until)`` are needed soon."""
 
     client: Client
     urgency: Urgency
@@ -79,7 +79,7 @@ class ChunkFetch:
         """Set when the last reader, or the last holder, has left."""
 
     def join(self, reader: ObjectReader, urgency: Urgency) -> None:
-        """``reader`` wants this chunk too; where it is more urgent to it, it comes sooner."""
+        """Add a reader of this chunk; a more urgent one makes it come sooner."""
         self.readers.add(reader)
         if urgency < self.urgency:
             self.urgency = urgency
@@ -87,13 +87,13 @@ class ChunkFetch:
                 self.slot.hasten(urgency, reader.client)
 
     def release(self, reader: ObjectReader) -> None:
-        """``reader`` has no use for its bytes in memory any more."""
+        """Note that ``reader`` does not use its bytes in memory any more."""
         self.holders.discard(reader)
         if not self.holders:
             self.left.set()
 
     def leave(self, reader: ObjectReader) -> bool:
-        """It does not any more. Whether this fetch is given up: nobody wants it, and it has not begun."""
+        """Remove a reader. Cancel a fetch without readers that has not begun, and return whether it was."""
         self.readers.discard(reader)
         self.release(reader)
         if self.readers:
@@ -129,8 +129,8 @@ class StreamFetch:
 
 
 class CacheEntry:
-    """An object as it is (or was) at its origin. ``gone``: it is in the cache no more, and is read by those that have
-    it open; nothing is written for it any more."""
+    """An object as it is (or was) at its origin. ``gone``: it is no longer in the cache; those that have it open read
+    on, and nothing more is written for it."""
 
     def __init__(self, number: int, key: str, url: str, facts: Facts, tenant: str, chunk_bytes: int) -> None:
         self.id = number
@@ -163,18 +163,18 @@ class CacheEntry:
 
     @property
     def in_order(self) -> bool:
-        """Whether it is read from its beginning, once: ranges of it cannot be had, or nobody could tell whether they
-        are of the same object."""
+        """Whether it is read from its beginning, once: it has no ranges, or nothing tells whether they belong to the
+        same version."""
         return not self.facts.ranged or self.facts.size is None or not self.facts.version
 
     @property
     def busy(self) -> bool:
-        """Whether anybody reads or writes its file."""
+        """Whether its file is being read or written."""
         return bool(self.references or self.flights or self.readers or self.punching or self.stream)
 
     @property
     def worth(self) -> int:
-        """Bytes of disk that all of it takes; 0 where its size is not known."""
+        """Bytes of disk that all of it takes; 0 if its size is unknown."""
         chunks = self.chunks
         if not chunks.size:
             return 0
@@ -182,7 +182,7 @@ class CacheEntry:
         return last * cost(chunks.chunk_bytes) + cost(chunks.length(last))
 
     def worth_of(self, start: int, stop: int) -> int:
-        """Bytes of disk of what is there, and of bytes ``[start, stop)``."""
+        """Return the bytes of disk of its present chunks and of bytes ``[start, stop)``."""
         numbers = {*self.chunks.numbers(), *self.chunks.over(start, stop)}
         return sum(cost(self.chunks.length(number)) for number in numbers)
 
@@ -193,16 +193,16 @@ class CacheEntry:
         return sum(cost(chunks.length(n)) for n in chunks.numbers() if n not in chunks.on_probation)
 
     def needed(self, number: int) -> bool:
-        """Whether a reader needs this chunk soon, or has it in hand."""
+        """Return whether a reader needs this chunk soon, or holds its bytes."""
         return number in self.flights or any(reader.first <= number < reader.until for reader in self.readers)
 
     def ended(self, size: int) -> None:
-        """It was read in order to its end, and its size is known."""
+        """Set the size of an object that was read in order to its end."""
         self.chunks.size = size
         self.facts = replace(self.facts, size=size, ranged=False)
 
     def row(self, checked: float, used: float, last: int) -> IndexRow:
-        """For the index; ``checked`` and ``used`` in seconds since 1970."""
+        """Return its row of the index; ``checked`` and ``used`` in seconds since 1970."""
         facts = self.facts
         return IndexRow(
             self.id, self.key, self.tenant, facts.version, facts.size, facts.ranged, facts_to(facts), checked, used,
@@ -211,14 +211,14 @@ class CacheEntry:
 
 
 def facts_to(facts: Facts) -> str:
-    """What the index keeps of an object's facts beside its identity and size."""
+    """Return an object's facts besides version and size as JSON for the index."""
     checksum = facts.checksum
     said = None if checksum is None else [checksum.algorithm, checksum.digest.hex(), checksum.source]
     return json.dumps({"fields": dict(facts.fields), "checksum": said}, separators=(",", ":"), sort_keys=True)
 
 
 def facts_from(row: IndexRow) -> Facts:
-    """The facts of a row of the index. ValueError (or KeyError, TypeError) for what `facts_to` did not write."""
+    """Return the facts of a row of the index. ValueError (or KeyError, TypeError) if `facts_to` did not write it."""
     given = json.loads(row.facts)
     said = given["checksum"]
     checksum = None if said is None else Checksum(said[0], bytes.fromhex(said[1]), said[2])
@@ -226,7 +226,7 @@ def facts_from(row: IndexRow) -> Facts:
 
 
 def resident(row: IndexRow) -> Resident:
-    """What the policy wants to know of an object in the index."""
+    """Return what the policy needs of a row of the index."""
     return Resident(row.key, row.tenant, row.last, row.held, row.held, row.size or row.held)
 
 

@@ -146,7 +146,7 @@ Piece = DiskPiece | memoryview
 async def read(
     entry: CacheEntry, fetching: ChunkFetcher, client: Client, start: int, stop: int | None, urgency: Urgency
 ) -> AsyncGenerator[Piece, None]:
-    """Bytes ``[start, stop)`` of an object, in order, as they arrive."""
+    """Yield bytes ``[start, stop)`` of an object, in order, as they arrive."""
     if entry.chunks.size is not None:
         stop = entry.chunks.size if stop is None else min(stop, entry.chunks.size)
     if stop is not None and start >= stop:
@@ -169,8 +169,7 @@ async def read(
 async def fetch(
     entry: CacheEntry, fetching: ChunkFetcher, client: Client, start: int, stop: int | None, urgency: Urgency
 ) -> int:
-    """Bring bytes ``[start, stop)`` onto the disk, and give nothing to anybody; how many of them are there then. It
-    ends early where there is no place for more."""
+    """Bring bytes ``[start, stop)`` onto the disk and return how many are there. Ends early without room for more."""
     reader = ObjectReader(client, urgency)
     if entry.discovered:
         entry.discovered = False
@@ -206,7 +205,7 @@ async def _fetch_chunks(entry: CacheEntry, fetching: ChunkFetcher, reader: Objec
 
 
 async def _landed(flight: ChunkFetch, reader: ObjectReader) -> bool:
-    """Whether the chunk is on disk now."""
+    """Wait for a chunk and return whether it is on disk."""
     try:
         return await asyncio.shield(flight.result) is None or await asyncio.shield(flight.stored)
     finally:
@@ -218,7 +217,7 @@ def _may_stream(entry: CacheEntry, fetching: ChunkFetcher) -> bool:
 
 
 class _Reading:
-    """One reader's way through an object."""
+    """One reader's pass over an object."""
 
     def __init__(self, entry: CacheEntry, fetching: ChunkFetcher, reader: ObjectReader) -> None:
         self._entry = entry
@@ -228,7 +227,7 @@ class _Reading:
         """Whether it reads what it made the origin give in order."""
 
     def count_request(self) -> None:
-        """One more read: a hit, where nothing had to be fetched for it."""
+        """Count the read as a hit, or as a miss if anything had to be fetched for it."""
         stats = self._fetching.stats
         if self._streams or self._reader.started:
             stats.misses += 1
@@ -308,7 +307,7 @@ class _Reading:
                     return
 
     def _look_ahead(self, number: int, stop: int) -> None:
-        """Ask for the chunks that come next."""
+        """Request the next chunks."""
         reader, entry = self._reader, self._entry
         on_disk = self._fetching.disk.usable and not entry.gone and self._fetching.policy.roomy(entry.id)
         last = -(-stop // entry.chunks.chunk_bytes)
@@ -323,7 +322,8 @@ class _Reading:
                 self._fetching.flight(entry, ahead, reader, Urgency(urgency))
 
     def _on_disk(self, start: int, stop: int) -> DiskPiece:
-        """As much as is there; of what may go while it is read no more than the reader holds."""
+        """Return the longest piece from ``start`` on that is on disk, within the reader's chunks if they may be
+        evicted."""
         chunks = self._entry.chunks
         if not chunks.settled:
             until = min(start // chunks.chunk_bytes + _PIECE_CHUNKS, self._reader.until)
@@ -361,8 +361,8 @@ _LARGE = 8
 
 
 class ChunkFetcher:
-    """What the readers of one cache share. ``entries``: those in memory, by number. ``settle`` is called when somebody
-    has let go of an entry, ``remove`` with the numbers of those that were evicted."""
+    """The state that all readers of one cache share. ``entries``: those in memory, by number. ``settle`` is called when
+    an entry is released, ``remove`` with the numbers of evicted ones."""
 
     def __init__(
         self, origin: Origin, scheduler: FetchScheduler, policy: Policy, disk: Disk, journal: Journal, stats: CacheStats
@@ -381,39 +381,39 @@ class ChunkFetcher:
         self._finishing: set[asyncio.Task[Any]] = set()
 
     def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Run it beside the readers, until `close` at the latest."""
+        """Run work beside the readers; `close` cancels it."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     def finish(self, work: Coroutine[Any, Any, Any]) -> None:
-        """The same, but `close` waits for it: it takes no time, and what it leaves undone would lie around."""
+        """Run short work that `close` waits for."""
         task = asyncio.get_running_loop().create_task(work)
         self._finishing.add(task)
         task.add_done_callback(self._finishing.discard)
 
     async def close(self) -> None:
-        """End all that is on its way."""
+        """Cancel all fetches and wait for their end."""
         while self._tasks or self._finishing:
             for task in self._tasks:
                 task.cancel()
             await asyncio.wait([*self._tasks, *self._finishing])
 
     async def quiet(self) -> None:
-        """Wait until nothing is on its way any more."""
+        """Wait until no fetch is running."""
         while self._tasks or self._finishing:
             await asyncio.wait([*self._tasks, *self._finishing])
 
     async def finished(self) -> None:
-        """Wait until what `finish` runs now is over: files that are being removed are gone."""
+        """Wait for the work that `finish` runs: removed files are gone."""
         if self._finishing:
             await asyncio.wait([*self._finishing])
 
     # -- readers
 
     def enter(self, entry: CacheEntry, reader: ObjectReader, start: int, stop: int | None) -> None:
-        """``reader`` begins to read bytes ``[start, stop)`` of the entry."""
+        """Register ``reader`` of bytes ``[start, stop)`` and make room for the entry."""
         before, entry.before = entry.before, None
         if not entry.gone:
             expected = entry.worth
@@ -430,7 +430,7 @@ class ChunkFetcher:
         entry.readers.append(reader)
 
     def leave(self, entry: CacheEntry, reader: ObjectReader) -> None:
-        """It has read what it wanted, or will not go on."""
+        """Unregister a reader that has ended or given up."""
         entry.readers.remove(reader)
         for flight in list(entry.flights.values()):
             if flight.leave(reader):
@@ -446,14 +446,14 @@ class ChunkFetcher:
         self.settle(entry)
 
     def _abandon(self, entry: CacheEntry, flight: ChunkFetch) -> None:
-        """Nobody has wanted it for a while, and its origin has not given it: it may never."""
+        """Cancel a fetch that had no readers for a while and has not arrived."""
         wanted = flight.readers or flight.arrived or entry.flights.get(flight.number) is not flight
         if not wanted and flight.task is not None:
             del entry.flights[flight.number]
             flight.task.cancel()
 
     def moved(self, entry: CacheEntry) -> None:
-        """A reader has moved on."""
+        """Tell a stream that a reader has moved on."""
         if entry.stream is not None:
             entry.stream.moved.set()
 
@@ -476,7 +476,7 @@ class ChunkFetcher:
         return min(noted, count)
 
     def flight(self, entry: CacheEntry, number: int, reader: ObjectReader, urgency: Urgency) -> ChunkFetch:
-        """The fetch of a chunk that cannot be served yet: the one that is on its way, or a new one."""
+        """Return the running fetch of a chunk, or begin one."""
         flight = entry.flights.get(number)
         if flight is None:
             flight = entry.flights[number] = ChunkFetch(number, urgency, reader.client)
@@ -486,7 +486,7 @@ class ChunkFetcher:
         return flight
 
     async def compared(self, entry: CacheEntry, number: int, reader: ObjectReader) -> None:
-        """Compare a chunk that was there before this process; it is trusted then, or dropped."""
+        """Verify a chunk of an earlier process: trust or drop it."""
         flight = entry.flights.get(number)
         if flight is None:
             flight = entry.flights[number] = ChunkFetch(number, reader.urgency, reader.client)
@@ -545,8 +545,8 @@ class ChunkFetcher:
     def first_chunk(
         self, entry: CacheEntry, client: Client, view: memoryview, memory: contextlib.AsyncExitStack
     ) -> None:
-        """Store the first chunk of ``entry``, which came with its facts, and give it to its first reader meanwhile.
-        ``memory`` is closed when ``view`` is not needed any more."""
+        """Store the first chunk of ``entry``, which came with its facts, and hand it to the first reader meanwhile.
+        ``memory`` is closed when ``view`` is free."""
 
         async def store(entry: CacheEntry, flight: ChunkFetch) -> None:
             async with memory:
@@ -562,8 +562,8 @@ class ChunkFetcher:
         flight.task = self.start(self._fly(entry, flight, store))
 
     async def _arrived(self, entry: CacheEntry, flight: ChunkFetch, view: memoryview) -> None:
-        """Give the bytes of a chunk to those who wait for them, and store them meanwhile: no reader waits for the disk.
-        Return when ``view`` is needed for neither."""
+        """Hand the bytes of a chunk to its readers while they are written: no reader waits for the disk. Return when
+        ``view`` is free."""
         number = flight.number
         flight.arrived = True
         flight.result.set_result(view)
@@ -582,8 +582,8 @@ class ChunkFetcher:
             await flight.left.wait()
 
     async def _handed_round(self, flight: ChunkFetch) -> None:
-        """Hold the bytes of a chunk that could not be stored until no reader wants them. If memory is waited for, and
-        its readers have not come to it yet, they fetch it again: all would wait for each other."""
+        """Hold the bytes of a chunk that could not be stored until no reader wants them. If memory is short, readers
+        that have not come to it fetch it again: all would wait for each other."""
         while flight.readers:  # one may join between the last one's leaving and this task's waking
             flight.left.clear()
             with contextlib.suppress(TimeoutError):
@@ -597,7 +597,7 @@ class ChunkFetcher:
         flight.result.set_result(None)
 
     async def _verified(self, entry: CacheEntry, flight: ChunkFetch) -> bool:
-        """Whether the chunk that was there before this process is good; else it is dropped."""
+        """Return whether a chunk of an earlier process is good; drop it if not."""
         number = flight.number
         flight.begun = flight.arrived = True
         if await self.disk.compare(entry, number):
@@ -612,7 +612,7 @@ class ChunkFetcher:
         return False
 
     async def keep(self, entry: CacheEntry, number: int, data: memoryview, *, wanted: bool) -> bool:
-        """Write a chunk down, where it may stay or pass; False where it can do neither."""
+        """Write a chunk to disk; False if it may neither stay nor pass."""
         if entry.gone or not self.disk.usable:
             return False
         if (punching := entry.punching.get(number)) is not None:
@@ -635,7 +635,7 @@ class ChunkFetcher:
         return True
 
     def drop(self, entry: CacheEntry, number: int) -> None:
-        """A chunk is not good."""
+        """Drop a bad chunk."""
         self.policy.lose(entry.id, number, cost(entry.chunks.length(number)))
         entry.chunks.drop(number)
         self.journal.changed(entry, number)
@@ -645,7 +645,7 @@ class ChunkFetcher:
         return entry is not None and entry.needed(chunk[1])
 
     async def _punch(self, chunks: Iterable[ChunkId]) -> None:
-        """Chunks leave the probation segment: nobody finds them any more, then their blocks are given back."""
+        """Drop chunks that leave the probation segment, then give their blocks back."""
         found: list[tuple[CacheEntry, int]] = []
         for identity, number in chunks:
             entry = self.entries.get(identity)

@@ -34,10 +34,10 @@ _RECORD = struct.Struct("<HI")
 
 
 class Chunks:
-    """The chunks of one object of ``size`` bytes (None: not known yet).
+    """The chunks of one object of ``size`` bytes (None: unknown).
 
-    A chunk is *there* with its CRC-32C. It is *trusted* once this process has written it, or compared it. It *stays*
-    unless it is in the probation segment, from where it may go at any time.
+    A chunk is present with its CRC-32C. It is trusted once this process has written or verified it. It stays unless it
+    is on probation, from where it may be evicted at any time.
     """
 
     def __init__(self, size: int | None, chunk_bytes: int = CHUNK_BYTES) -> None:
@@ -67,58 +67,59 @@ class Chunks:
         return not self.on_probation and len(self._trusted) == self.count
 
     def trusted(self, number: int) -> bool:
-        """Whether the chunk may be served as it is."""
+        """Return whether the chunk may be served as it is."""
         return number in self._trusted
 
     def crc(self, number: int) -> int:
-        """The CRC-32C of a chunk that is there."""
+        """Return the CRC-32C of a chunk that is there."""
         return self._crcs[number]
 
     def add(self, number: int, crc: int, *, on_probation: bool = False) -> None:
-        """The chunk was written by this process."""
+        """Add a chunk that this process has written."""
         self._crcs[number] = crc
         self._trusted.add(number)
         if on_probation:
             self.on_probation.add(number)
 
     def trust(self, number: int) -> None:
-        """What lies on disk was compared with the checksum."""
+        """Mark a chunk as verified."""
         self._trusted.add(number)
 
     def distrust(self, number: int | None = None) -> None:
-        """Have a chunk (None: every one) compared with its checksum again before it is served."""
+        """Require a chunk (None: every one) to be verified again before it is served."""
         if number is None:
             self._trusted.clear()
         else:
             self._trusted.discard(number)
 
     def drop(self, number: int) -> None:
-        """The chunk is not there any more."""
+        """Remove a chunk."""
         self._crcs.pop(number, None)
         self._trusted.discard(number)
         self.on_probation.discard(number)
 
     def numbers(self) -> list[int]:
-        """The chunks that are there."""
+        """Return the present chunks."""
         return sorted(self._crcs)
 
     def bounds(self, number: int) -> tuple[int, int]:
-        """First byte of a chunk, and the one behind its last."""
+        """Return the first byte of a chunk and the one behind its last."""
         start = number * self.chunk_bytes
         stop = start + self.chunk_bytes
         return start, stop if self.size is None else min(stop, self.size)
 
     def length(self, number: int) -> int:
-        """Bytes of a chunk."""
+        """Return the bytes of a chunk."""
         start, stop = self.bounds(number)
         return stop - start
 
     def over(self, start: int, stop: int) -> range:
-        """The chunks that hold bytes ``[start, stop)``."""
+        """Return the chunks that hold bytes ``[start, stop)``."""
         return range(start // self.chunk_bytes, -(-stop // self.chunk_bytes)) if stop > start else range(0)
 
     def ready(self, start: int, stop: int, *, on_probation: bool = False) -> int:
-        """The end of what is there from ``start`` on, trusted and staying (with ``on_probation``: or on probation)."""
+        """Return the end of what is there from ``start`` on, trusted and staying (with ``on_probation``: or on
+        probation)."""
         if self.size is not None:
             stop = min(stop, self.size)
             if self.settled:
@@ -131,7 +132,7 @@ class Chunks:
     # -- rows of the index
 
     def page(self, page: int) -> bytes:
-        """The checksums of the page's chunks that stay, for the index."""
+        """Return the checksums of the page's chunks that stay, for the index."""
         first = page * PAGE
         return b"".join(
             _RECORD.pack(number - first, self._crcs[number])
@@ -140,7 +141,7 @@ class Chunks:
         )
 
     def load(self, pages: Iterable[tuple[int, bytes]]) -> None:
-        """What the index says is there; none of it is trusted. What makes no sense is passed over."""
+        """Add the chunks of index pages, untrusted. Malformed records are skipped."""
         for page, packed in pages:
             for number, crc in _unpack(page, packed):
                 if self.count is None or number < self.count:
@@ -155,8 +156,8 @@ def _unpack(page: int, packed: bytes) -> Iterator[tuple[int, int]]:
 
 @functools.lru_cache(maxsize=4096)
 def key_of(url: str) -> str:
-    """``url`` as the index may hold it, which lies on a disk: a signature or password is not written down. Whoever asks
-    for the object by another signature asks for another object: no one's right is used by others."""
+    """Return the name of ``url`` in the index, which lies on a disk: signatures and passwords are replaced by a digest.
+    A URL with another signature is another object, so that no client uses the rights of another."""
     shown = redact(url)
     return url if shown == url else f"{shown} {hashlib.sha256(url.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
 
@@ -268,7 +269,7 @@ class Index:
             raise
 
     def totals(self) -> Totals:
-        """In a time that does not depend on how many entries there are."""
+        """Return the totals, in constant time."""
         with self._lock:
             rows = self._db.execute("SELECT tenant, entries, bytes FROM totals WHERE entries > 0").fetchall()
             meta = dict(self._db.execute("SELECT name, value FROM meta"))
@@ -287,20 +288,21 @@ class Index:
         )
 
     def pins(self) -> list[str]:
-        """What is pinned (see `Totals.pins`)."""
+        """Return what is pinned (see `Totals.pins`)."""
         with self._lock, contextlib.suppress(sqlite3.OperationalError):
             return [name for (name,) in self._db.execute("SELECT name FROM pins ORDER BY name")]
         return []
 
     def pin(self, names: Iterable[str], *, pinned: bool) -> list[str]:
-        """Pin ``names``, or no longer; what is pinned then."""
+        """Add or remove pins, and return all of them."""
         change = "INSERT OR IGNORE INTO pins VALUES (?)" if pinned else "DELETE FROM pins WHERE name = ?"
         with self._lock, self._transaction():
             self._db.executemany(change, [(name,) for name in names])
         return self.pins()
 
     def load(self, key: str) -> tuple[IndexRow, list[tuple[int, bytes]] | None] | None:
-        """The object with this key and its pages of checksums (None: its row is damaged); None where there is none."""
+        """Return the object with this key and its pages of checksums (None: its row is damaged); None if there is
+        none."""
         with self._lock:
             found = self._db.execute(f"SELECT {_COLUMNS}, crc FROM entries WHERE key = ?", (key,)).fetchone()
             if found is None:
@@ -310,7 +312,7 @@ class Index:
         return row, (pages if row.crc == found[-1] else None)
 
     def oldest(self, after: tuple[int, int], count: int) -> list[IndexRow]:
-        """The next entries by their last use, behind ``(last, id)``."""
+        """Return the next entries by their last use, behind ``(last, id)``."""
         with self._lock:
             found = self._db.execute(
                 f"SELECT {_COLUMNS} FROM entries WHERE (last, id) > (?, ?) ORDER BY last, id LIMIT ?", (*after, count)
@@ -318,24 +320,24 @@ class Index:
             return [_row(values) for values in found]
 
     def numbers(self, first: int) -> set[int]:
-        """The numbers of entries from ``first`` on."""
+        """Return the numbers of entries from ``first`` on."""
         with self._lock:
             return {number for (number,) in self._db.execute("SELECT id FROM entries WHERE id >= ?", (first,))}
 
     def empty(self) -> list[int]:
-        """Entries of which nothing is kept: files of these hold what was on probation."""
+        """Return the entries without chunks that stay."""
         with self._lock:
             return [number for (number,) in self._db.execute("SELECT id FROM entries WHERE held = 0")]
 
     def rows(self, prefix: str = "") -> Iterator[IndexRow]:
-        """The objects whose key begins so, by key. A long answer: nothing may be written meanwhile by this object."""
+        """Yield the objects whose key begins with ``prefix``, by key. This object must not write meanwhile."""
         last = ""
         while rows := self.following(prefix, last, 1000):
             yield from rows
             last = rows[-1].key
 
     def following(self, prefix: str, last: str, count: int) -> list[IndexRow]:
-        """The next ``count`` objects whose key begins with ``prefix``, by key, behind the key ``last``."""
+        """Return the next ``count`` objects whose key begins with ``prefix``, by key, behind the key ``last``."""
         with self._lock:
             found = self._db.execute(
                 f"SELECT {_COLUMNS} FROM entries WHERE key >= ? AND key > ? ORDER BY key LIMIT ?", (prefix, last, count)
@@ -343,7 +345,7 @@ class Index:
         return [row for row in map(_row, found) if row.key.startswith(prefix)]
 
     def write(self, batch: IndexBatch, next_id: int, state: Mapping[str, Any], sweep_from: int | None = None) -> None:
-        """All of it, or nothing. ``sweep_from``: see `Totals`; ``next_id`` where it is not given."""
+        """Write a batch in one transaction. ``sweep_from``: see `Totals`; ``next_id`` by default."""
         meta = (
             ("next_id", str(next_id)),
             ("state", json.dumps(state)),
@@ -359,12 +361,12 @@ class Index:
             self._db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", meta)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the database; idempotent."""
         with self._lock:
             self._db.close()
 
     def _displace(self, rows: Iterable[IndexRow]) -> None:
-        """A key has one entry: an older one that still has it goes, with its triggers, which REPLACE would not fire."""
+        """Delete older entries with the keys of ``rows``: REPLACE would not fire the triggers."""
         self._db.executemany("DELETE FROM entries WHERE key = ? AND id != ?", [(row.key, row.id) for row in rows])
 
     @contextlib.contextmanager
@@ -394,7 +396,7 @@ class Index:
 
 
 def _make(path: Path) -> None:
-    """What is read by whom is nobody else's business; SQLite's other files get the rights of this one."""
+    """Create the database file with mode 0600; SQLite's other files take over its mode."""
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     except OSError as exn:

@@ -24,7 +24,7 @@ logger = logging.getLogger("wds_async")
 
 
 class OpenEntries:
-    """At most ``most_idle`` objects that nobody reads are kept open; the others are found again by the index."""
+    """Entries in memory; at most ``most_idle`` without readers stay open. The index has the others."""
 
     def __init__(
         self,
@@ -50,21 +50,21 @@ class OpenEntries:
         return sum(len(entry.readers) for entry in self._fetching.entries.values())
 
     def get(self, key: str) -> CacheEntry | None:
-        """The object, where it is in memory."""
+        """Return the entry if it is in memory."""
         entry = self._entries.get(key)
         if entry is not None:
             self._entries.move_to_end(key)
         return entry
 
     def new(self, key: str, url: str, facts: Facts, tenant: str) -> CacheEntry:
-        """An object that was just asked for at its origin."""
+        """Return a new entry with facts that have just come from its origin."""
         entry = CacheEntry(self._fetching.journal.new_id(), key, url, facts, tenant, self._chunk_bytes)
         entry.checked = self._clock()
         self._fetching.entries[entry.id] = entry
         return entry
 
     def put(self, entry: CacheEntry) -> CacheEntry:
-        """From now on it is what its key stands for."""
+        """Make ``entry`` the one of its key."""
         if entry.gone:
             return entry
         old = self._entries.get(entry.key)
@@ -75,7 +75,7 @@ class OpenEntries:
         return entry
 
     async def load(self, key: str, url: str) -> CacheEntry | None:
-        """What the index knows of the object; None where that is nothing, or its file is gone."""
+        """Open the entry that the index has; None if it has none, or its file is gone."""
         journal = self._fetching.journal
         if self._opened is None:
             return None
@@ -111,7 +111,7 @@ class OpenEntries:
         return self.put(entry)
 
     def discard(self, entry: CacheEntry) -> None:
-        """The object is in the cache no more: its file goes, and who has it open reads on."""
+        """Remove the entry from the cache, with its file; those that have it open read on."""
         if entry.gone:
             return
         entry.gone = True
@@ -126,7 +126,7 @@ class OpenEntries:
             self._close(entry)
 
     def evict(self, numbers: Iterable[int]) -> None:
-        """Objects make room for others."""
+        """Remove entries to make room."""
         for number in numbers:
             entry = self._fetching.entries.get(number)
             if entry is not None:
@@ -136,13 +136,13 @@ class OpenEntries:
                 self._begin_removal(number)
 
     def evict_rows(self, rows: Iterable[IndexRow]) -> None:
-        """The same for objects as the index has them, of which the policy may not know yet."""
+        """Remove objects by their rows of the index, also if the policy does not know them yet."""
         rows = [row for row in rows if not self._fetching.journal.is_removed(row.id)]
         self._fetching.policy.add_older((row.id, resident(row)) for row in rows)
         self.evict(row.id for row in rows)
 
     def settle(self, entry: CacheEntry) -> None:
-        """Somebody has let go of it."""
+        """Close or remove an entry that has become idle, if it should be."""
         if entry.busy or entry.closed:
             return
         if entry.gone:
@@ -160,14 +160,14 @@ class OpenEntries:
         self._entries.clear()
 
     def index_failed(self, exn: sqlite3.Error) -> None:
-        """The index cannot be read: what it says is taken for nothing, and the next start begins anew."""
+        """Log that the index cannot be read, and have the next start replace it."""
         logger.warning("cache: the index cannot be read: %s; it is replaced at the next start", exn)
         self._fetching.stats.disk_errors += 1
         if self._opened is not None and not isinstance(exn, sqlite3.OperationalError):
             self._opened.mark_broken()
 
     def _put_away(self) -> None:
-        """Close the longest unused of those that nobody reads, where they are too many."""
+        """Close the least recently used idle entries above the limit."""
         over = len(self._entries) - self._most_idle
         if over <= 0:
             return
@@ -224,7 +224,7 @@ class Scrub:
         self._chunk_bytes = chunk_bytes
 
     async def forever(self, bytes_per_s: float) -> None:
-        """One pass a day, or as often as the rate allows."""
+        """Verify all objects once a day, or as often as the rate allows."""
         loop = asyncio.get_running_loop()
         while True:
             began, bad = loop.time(), 0
@@ -241,8 +241,8 @@ class Scrub:
             await asyncio.sleep(max(1.0, began + _PASS_EVERY_S - loop.time()))
 
     async def all(self, prefix: str = "", bytes_per_s: float = float("inf")) -> AsyncIterator[Verified]:
-        """Every object whose key begins so, in the order of keys, at no more than ``bytes_per_s``. sqlite3.Error where
-        the index cannot be read."""
+        """Yield the result for every object whose key begins with ``prefix``, by key, at no more than ``bytes_per_s``.
+        sqlite3.Error if the index cannot be read."""
         last = ""
         await self._fetching.journal.flush()
         while rows := await self._fetching.disk.call(self._index.following, prefix, last, _ROWS_AT_ONCE):
@@ -272,7 +272,7 @@ class Scrub:
         return Verified(row.key, good, bad)
 
     async def _chunks(self, row: IndexRow) -> Chunks:
-        """Those in use where the object is in memory, else what the index says."""
+        """Return the chunks of the entry in memory, else those of the index."""
         entry = self._fetching.entries.get(row.id)
         if entry is not None:
             return entry.chunks
@@ -283,7 +283,7 @@ class Scrub:
         return chunks
 
     async def _read(self, row: IndexRow, start: int, count: int) -> int | None:
-        """The CRC-32C of what the disk has; None where that is less, or cannot be read."""
+        """Return the CRC-32C of the bytes on disk; None if there are fewer or they cannot be read."""
         files = self._fetching.disk.files
         assert files is not None
         try:
@@ -297,7 +297,7 @@ class Scrub:
         return found
 
     async def _dropped(self, row: IndexRow, number: int, crc: int) -> int:
-        """Drop a bad chunk; 0 where it has gone meanwhile."""
+        """Drop a bad chunk and return 1; 0 if it has changed meanwhile."""
         entry = self._open_entries.get(row.key) or await self._open_entries.load(row.key, row.key)
         if entry is None or entry.id != row.id or number not in entry.chunks or entry.chunks.crc(number) != crc:
             return 0

@@ -30,7 +30,7 @@ NO_CLIENT = Client()
 
 
 class Urgency(enum.IntEnum):
-    """Who waits for a chunk: what is asked first comes first."""
+    """Priority of a fetch; lower values come first."""
 
     DEMAND = 0
     """A reader, now."""
@@ -55,7 +55,7 @@ class FetchedRange(Protocol):
 
 
 class Origin(Protocol):
-    """Where objects come from. Errors are the tree's; memory for parts is bounded by whoever implements this."""
+    """Protocol: the source of objects. Errors are the tree's; an implementation bounds the memory of its parts."""
 
     @property
     def crowded(self) -> bool:
@@ -63,36 +63,36 @@ class Origin(Protocol):
         ...
 
     async def facts(self, url: str, *, deadline_s: float | None = None) -> Facts:
-        """What the object is now. With ``deadline_s``: by one attempt that takes no longer, and by none while its store
-        is known to be down; then TransferError."""
+        """Return the object's present facts. With ``deadline_s``: by one attempt within that time, and by none while
+        its store is known to be down; then TransferError."""
         ...
 
     def reachable(self, url: str) -> bool:
-        """Whether its store is not known to be down; without I/O."""
+        """Return whether its store is not known to be down; without I/O."""
         ...
 
     def part(
         self, url: str, start: int, stop: int, facts: Facts | None = None
     ) -> AbstractAsyncContextManager[FetchedRange]:
-        """Bytes ``[start, stop)``, valid inside the ``async with``. `ObjectChanged` where the object is not that of
-        ``facts``; `Unranged` where it can be read in order only. None: the first answer to be had of it."""
+        """Return bytes ``[start, stop)``, valid inside the ``async with``. `ObjectChanged` if the object is not that of
+        ``facts`` (None: any version); `Unranged` if it has no ranges."""
         ...
 
     def stream(self, url: str) -> AbstractAsyncContextManager[tuple[Facts, AsyncIterator[memoryview]]]:
-        """The whole object in order; a piece is valid until the next one is asked for."""
+        """Return the whole object in order; a piece is valid until the next one is requested."""
         ...
 
 
 class FetchScheduler(Protocol):
-    """Who may ask an origin for a chunk next."""
+    """Protocol: order and limit of fetches from origins."""
 
     def slot(self, client: Client, urgency: Urgency, url: str = "") -> AbstractAsyncContextManager[None]:
-        """Held while the chunk of ``url`` is fetched."""
+        """Return a context manager that is held while the chunk of ``url`` is fetched."""
         ...
 
 
 class UnlimitedScheduler:
-    """Everybody at once."""
+    """A scheduler without limits."""
 
     def slot(self, client: Client, urgency: Urgency, url: str = "") -> AbstractAsyncContextManager[None]:
         return nullcontext()

@@ -29,7 +29,7 @@ class Intervals:
             self._restore(state)
 
     def observe(self, interval: int, weight: int, now: int) -> None:
-        """An object of ``weight`` bytes was used again after ``interval``."""
+        """Add an observation: an object of ``weight`` bytes was used again after ``interval``."""
         fading = 0.5 ** (max(0, now - self._at) / self._half_life)
         self._at = max(now, self._at)
         self._weights = {step: faded for step, w in self._weights.items() if (faded := w * fading) >= 1}
@@ -38,8 +38,8 @@ class Intervals:
         self._count += 1
 
     def patience(self, least_weight: float) -> int | None:
-        """After how long an object is surely not awaited any more; None where too little is known: fewer than 16 uses,
-        or objects of fewer bytes than ``least_weight`` together."""
+        """Return the interval after which an object is surely not expected any more; None with fewer than 16 uses, or
+        objects of fewer bytes than ``least_weight`` together."""
         total = sum(self._weights.values())
         if self._count < _FEWEST or total < least_weight:
             return None
@@ -51,7 +51,7 @@ class Intervals:
         raise AssertionError("weights add up to their sum")
 
     def state(self) -> dict[str, object]:
-        """What `__init__` takes, for JSON."""
+        """Return the state for JSON, as `__init__` takes it."""
         return {"weights": {str(k): v for k, v in self._weights.items()}, "count": self._count, "at": self._at}
 
     def _restore(self, state: Mapping[str, object]) -> None:
@@ -67,8 +67,8 @@ _MOST_EXAMINED = 512
 
 
 class Probation:
-    """At most ``limit_bytes`` of chunks. Those that a reader has passed go first, the oldest of them first; one that
-    nobody has read yet goes only for what is wanted now."""
+    """At most ``limit_bytes`` of chunks. Chunks that a reader has passed go first, oldest first; an unread chunk goes
+    only for one that a reader waits for."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -79,7 +79,7 @@ class Probation:
         self._of: dict[int, set[int]] = {}
 
     def put(self, chunk: ChunkId, count: int, wanted: bool, held: Callable[[ChunkId], bool]) -> list[ChunkId] | None:
-        """Take in a chunk; those that go for it. None: there is no room. ``held`` tells which must not go."""
+        """Add a chunk and return those that it evicts; None without room. ``held`` tells which must not go."""
         gone: list[ChunkId] = []
         if count > self.limit_bytes:
             return None
@@ -101,14 +101,14 @@ class Probation:
         return gone
 
     def spend(self, chunk: ChunkId) -> None:
-        """A reader has passed it."""
+        """Mark a chunk as read."""
         count = self._unread.pop(chunk, None)
         if count is not None:
             self._spent[chunk] = count
             self.spent_bytes += count
 
     def drop(self, chunk: ChunkId) -> int:
-        """It is not there any more; its bytes."""
+        """Remove a chunk and return its bytes."""
         count = self._unread.pop(chunk, None)
         if count is None:
             count = self._spent.pop(chunk, 0)
@@ -121,12 +121,12 @@ class Probation:
         return count
 
     def of(self, entry: int) -> int:
-        """Bytes of an entry's chunks on probation."""
+        """Return the bytes of an entry's chunks."""
         numbers = self._of.get(entry, ())
         return sum(self._unread.get((entry, n), 0) or self._spent.get((entry, n), 0) for n in numbers)
 
     def drop_all(self, entry: int) -> int:
-        """None of an entry's chunks is on probation any more; their bytes."""
+        """Remove all chunks of an entry and return their bytes."""
         return sum(self.drop((entry, number)) for number in list(self._of.get(entry, ())))
 
 
@@ -140,7 +140,7 @@ _MOST_REMEMBERED = 1 << 17
 
 @dataclass(slots=True)
 class Resident:
-    """An entry that the policy knows. ``bytes``: what is set aside for it; ``held``: what of that is there."""
+    """An entry of the policy. ``bytes`` are reserved for it, ``held`` of them are present."""
 
     key: str
     tenant: str
@@ -157,7 +157,7 @@ class Resident:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """``stays``: there is room for all of the object. ``evicted``: entries that go for it, as a whole."""
+    """Result of a use. ``stays``: there is room for all of the object. ``evicted``: entries that are evicted for it."""
 
     stays: bool
     evicted: tuple[int, ...] = ()
@@ -165,8 +165,8 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a chunk goes. ``stays``: among the residents, and ``evicted`` are entries that go for it; else into the
-    probation segment, from where the chunks ``gone`` go."""
+    """The place of a chunk. ``stays``: among the residents, with ``evicted`` entries removed for it; else on probation,
+    with the chunks ``gone`` removed from there."""
 
     stays: bool
     evicted: tuple[int, ...] = ()
@@ -215,9 +215,8 @@ class Policy:
     def begin(
         self, entry: int, resident: Resident | None, key: str, tenant: str, size: int, *, partly: bool = True
     ) -> Admission:
-        """Somebody begins to read an entry, of which ``size`` bytes are to be expected. ``resident``: what the index
-        says of it, where it is there from before. ``partly``: whether a part of it is worth keeping, where there is
-        room for no more."""
+        """Register a reader of an entry, of which ``size`` bytes are expected. ``resident``: the entry as the index has
+        it. ``partly``: whether a part of it is worth keeping without room for all."""
         known = (
             self._find(entry) or (resident and self._add_known(entry, resident)) or self._newcomer(entry, key, tenant)
         )
@@ -238,8 +237,8 @@ class Policy:
         return Admission(True, evicted)
 
     def served(self, entry: int, count: int) -> None:
-        """So many bytes of it went to a reader. Time goes on by each byte of an object once in a use, however many
-        readers share that."""
+        """Count bytes that went to a reader. The policy's clock advances by each byte of an object once in a use,
+        however many readers share it."""
         known = self._find(entry)
         if known is None:
             self.now += count
@@ -252,7 +251,7 @@ class Policy:
         known.last = self.now
 
     def end(self, entry: int) -> None:
-        """A reader has left."""
+        """Unregister a reader."""
         known = self._find(entry)
         if known is None:
             return
@@ -267,8 +266,8 @@ class Policy:
     def place(
         self, entry: int, number: int, count: int, *, wanted: bool, grows: bool, held: Callable[[ChunkId], bool]
     ) -> Placement | None:
-        """Where a chunk that has come may lie; None: nowhere. ``grows``: nobody knows the object's size, so that room
-        is made chunk by chunk. ``wanted``, ``held``: see `Probation.put`."""
+        """Return the place for a new chunk; None if there is none. ``grows``: the object's size is unknown, so room is
+        made chunk by chunk. ``wanted``, ``held``: see `Probation.put`."""
         known = self._find(entry)
         evicted: tuple[int, ...] | None = ()
         if known is not None:
@@ -283,13 +282,13 @@ class Policy:
         return None if gone is None else Placement(False, gone=tuple(gone))
 
     def roomy(self, entry: int) -> bool:
-        """Whether chunks that are fetched ahead of a reader would find a place."""
+        """Return whether there is room for chunks that are fetched ahead."""
         known = self._find(entry)
         free = self.probation.limit_bytes - self.probation.bytes + self.probation.spent_bytes
         return (known is not None and known.bytes > known.held) or free > self.probation.limit_bytes // 4
 
     def lose(self, entry: int, number: int, count: int) -> None:
-        """A chunk is not there any more: it was bad."""
+        """Remove a bad chunk."""
         known = self._find(entry)
         if not self.probation.drop((entry, number)) and known is not None:
             known.held -= count
@@ -297,7 +296,7 @@ class Policy:
                 self._set_aside(entry, known, -count)
 
     def forget(self, entry: int) -> None:
-        """The entry is gone: removed, or replaced."""
+        """Remove an entry."""
         known = self._find(entry)
         self.probation.drop_all(entry)
         if known is not None:
@@ -309,7 +308,8 @@ class Policy:
     # -- what may not go
 
     def pin(self, names: Iterable[str]) -> None:
-        """Evict no object whose key is one of ``names``, or begins with one that ends with "/"; all others may be."""
+        """Never evict objects whose key is one of ``names`` or begins with one that ends with "/"; all others may
+        be."""
         names = tuple(names)
         self._pins = frozenset(names), tuple(name for name in names if name.endswith("/"))
         for pile in (self._cold, self._warm):
@@ -320,7 +320,7 @@ class Policy:
             self._warm.move_to_end(entry, last=False)
 
     def is_pinned(self, key: str) -> bool:
-        """Whether the object with this key is never evicted."""
+        """Return whether the object with this key is never evicted."""
         names, prefixes = self._pins
         return key in names or key.startswith(prefixes)
 
@@ -332,28 +332,28 @@ class Policy:
         return not self._cold and self.unseen > 0
 
     def add_older(self, rows: Iterable[tuple[int, Resident]]) -> None:
-        """The longest unused entries from before, in order; what is known already is passed over."""
+        """Add the least recently used entries of the index, in order; known ones are skipped."""
         for entry, resident in rows:
             if self._find(entry) is None:
                 (self._pinned if self.is_pinned(resident.key) else self._cold)[entry] = resident
                 self.unseen -= 1
 
     def no_older_entries(self) -> None:
-        """There are no more entries from before."""
+        """Note that the index has no more entries."""
         self.unseen = 0
 
     def state(self) -> dict[str, Any]:
-        """What it has learned, for JSON."""
+        """Return the learned state for JSON."""
         return {"now": self.now, "intervals": self._intervals.state()}
 
     def last_use(self, entry: int) -> int:
-        """When it was used last; now, where that is not known."""
+        """Return the time of its last use; now if that is unknown."""
         known = self._find(entry)
         return self.now if known is None else known.last
 
     def excess(self, *, shares: bool = True) -> tuple[int, ...]:
-        """Entries that go because there is more than there is room for, or (with ``shares``) a tenant holds more than
-        its share: the cache or the share was made smaller."""
+        """Evict and return entries above the limit or (with ``shares``) above a tenant's quota, after either was
+        lowered."""
         gone: list[int] = []
         over = self.resident_bytes - self.room_bytes
         too_much = {
@@ -378,8 +378,8 @@ class Policy:
         return tuple(gone)
 
     def make_room(self, spare_bytes: int) -> None:
-        """Set how much may stay: with what may still come on probation, at most ``spare_bytes`` more than there is now,
-        and never more than the limit. Where that is less than there is, `excess` names what goes."""
+        """Limit residents so that, with the probation segment full, at most ``spare_bytes`` more than now are used.
+        `excess` then evicts the surplus."""
         spare_bytes -= self.probation.limit_bytes - self.probation.bytes
         self.room_bytes = max(0, min(self._most_room_bytes, self.resident_bytes + spare_bytes))
 
@@ -410,7 +410,7 @@ class Policy:
         return self._pinned if self.is_pinned(known.key) else self._warm
 
     def _most_of(self, tenant: str) -> int:
-        """How many bytes a tenant that has a quota may hold."""
+        """Return how many bytes a tenant that has a quota may hold."""
         return int(self.quotas[tenant] * self._most_room_bytes)
 
     def _add_known(self, entry: int, resident: Resident) -> Resident:
@@ -425,7 +425,7 @@ class Policy:
         return known
 
     def _used(self, entry: int, known: Resident) -> None:
-        """It is used now. What comes soon after the last use belongs to that: ranges of one reader, or many readers."""
+        """Note a use. Uses in quick succession, as of several ranges or readers, count as one."""
         gap = self.now - known.last
         if gap > self.probation.limit_bytes and not known.readers:
             self._intervals.observe(gap, known.size, self.now)
@@ -437,7 +437,8 @@ class Policy:
             self._warm.move_to_end(entry)
 
     def _room_for(self, missing: int, of: Resident, but: int) -> tuple[int, ...] | None:
-        """Make room for so many bytes of an entry: the stale entries that go (for a pinned one others too), or None."""
+        """Make room for ``missing`` bytes of an entry: return the stale entries to evict (for a pinned one others too),
+        or None."""
         tenant = of.tenant
         quota = self._most_of(tenant) if tenant in self.quotas else None
         over_quota = 0 if quota is None else self._tenants.get(tenant, 0) + missing - quota
@@ -464,14 +465,15 @@ class Policy:
         return tuple(gone)
 
     def _left_over(self, missing: int, tenant: str) -> int:
-        """How much of so many bytes there is room for, in chunks."""
+        """Return how many of ``missing`` bytes there is room for, in whole chunks."""
         free = self.room_bytes - self.resident_bytes
         if tenant in self.quotas:
             free = min(free, self._most_of(tenant) - self._tenants.get(tenant, 0))
         return max(0, min(free, missing) // self._chunk_bytes * self._chunk_bytes)
 
     def _set_aside(self, entry: int, known: Resident, more: int) -> None:
-        """``more`` bytes (or fewer) for it; with its first byte it becomes a resident, with its last it is none."""
+        """Change the bytes reserved for an entry; with the first it becomes a resident, without any it ceases to be
+        one."""
         known.bytes += more
         self.resident_bytes += more
         self._tenants[known.tenant] = self._tenants.get(known.tenant, 0) + more
@@ -486,7 +488,7 @@ class Policy:
                 self._without_room.pop(entry, None)
 
     def _spill(self) -> None:
-        """Forget what the index knows as well: memory does not grow with the number of entries."""
+        """Forget entries that the index has as well: memory does not grow with the cache."""
         while len(self._warm) > _MOST_REMEMBERED:
             entry, known = next(iter(self._warm.items()))
             if known.readers:

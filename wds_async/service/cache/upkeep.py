@@ -29,7 +29,7 @@ _MEMORY_BYTES = 128 << 20
 
 @dataclass(frozen=True, slots=True)
 class Warmed:
-    """One object: how many bytes of it are in the cache now (``size``: of how many), or why not."""
+    """Result for one object: bytes of it in the cache (of ``size``), or an error."""
 
     url: str
     there: int = 0
@@ -51,8 +51,8 @@ async def warm_folder(
     *,
     at_once: int = 8,
 ) -> None:
-    """Fetch the objects into the cache in ``folder``, where they are not there yet; ``told`` of each. ConfigError where
-    a service works on the folder."""
+    """Fetch missing objects into the cache in ``folder``, calling ``told`` with each result. ConfigError if a service
+    runs on the folder."""
     threads = BlockingThreads(asyncio.get_running_loop())
     fetcher = RangeFetcher(config, memory_bytes=_MEMORY_BYTES, traffic=Traffic())
     try:
@@ -72,7 +72,7 @@ async def warm(
     *,
     at_once: int = 8,
 ) -> None:
-    """The same, from any origin."""
+    """Fetch the objects from ``origin``; see `warm_folder`."""
     cache = ChunkCache(folder, limit_bytes, origin, call=call)
     await cache.start()
     waiting = iter(urls)
@@ -106,27 +106,27 @@ _AT_ONCE = 1000
 
 
 def listed(folder: Path, prefix: str = "") -> Iterator[IndexRow]:
-    """The objects whose key begins so, also while a service works on the folder: as the index has them, which may be
-    half a second behind. ConfigError where there is no cache."""
+    """Yield the objects whose key begins with ``prefix``, also while a service runs on the folder: as the index has
+    them, which may lag by half a second. ConfigError without a cache."""
     with contextlib.closing(open_index(folder)) as index:
         yield from index.rows(prefix)
 
 
 def pins(folder: Path) -> list[str]:
-    """What is pinned, also while a service works on the folder. ConfigError where there is no cache."""
+    """Return the pins, also while a service runs on the folder. ConfigError without a cache."""
     with contextlib.closing(open_index(folder)) as index:
         return index.pins()
 
 
 def pin(folder: Path, names: Iterable[str], *, pinned: bool) -> list[str]:
-    """Pin objects by their keys, or prefixes that end with "/", or (``pinned`` False) no longer; all that is pinned
-    then. ConfigError where a service works on the folder."""
+    """Pin objects by their keys, or by prefixes that end with "/", or (``pinned`` False) no longer; return all pins.
+    ConfigError while a service runs on the folder."""
     with contextlib.closing(open_folder(folder)) as opened:
         return opened.index.pin(names, pinned=pinned)
 
 
 def remove(folder: Path, chosen: Callable[[str], bool]) -> list[IndexRow]:
-    """Remove the objects whose key is ``chosen``; they. ConfigError where a service works on the folder."""
+    """Remove the objects whose key is ``chosen`` and return them. ConfigError while a service runs on the folder."""
     with contextlib.closing(open_folder(folder)) as opened:
         take_out_trash(folder)
         gone = [row for row in opened.index.rows() if chosen(row.key)]
@@ -139,8 +139,8 @@ def remove(folder: Path, chosen: Callable[[str], bool]) -> list[IndexRow]:
 
 
 def verify(folder: Path, prefix: str = "", *, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Verified]:
-    """Compare every chunk of every object with its checksum, and drop what is bad, so that it is fetched again.
-    ConfigError where a service works on the folder: that compares each chunk before it is first served anyway."""
+    """Compare every chunk of every object with its checksum and drop bad ones. ConfigError while a service runs on the
+    folder: that verifies each chunk before it is first served anyway."""
     with contextlib.closing(open_folder(folder)) as opened:
         for row in list(opened.index.rows(prefix)):
             batch, found = _compared(row, opened.index, opened.files, chunk_bytes)

@@ -32,8 +32,8 @@ _LOOK_EVERY_S = 0.1
 
 
 class Disk:
-    """The cache's ``files``; None: no disk. What blocks runs on a thread, at most ``writers`` writes at once: more
-    would wait for each other in the file system, and each holds its chunk's memory for as long as the disk takes."""
+    """The cache's ``files`` (None: no disk). Blocking calls run on a thread, at most ``writers`` writes at once: more
+    would wait for each other in the file system, each holding its chunk's memory."""
 
     def __init__(
         self, files: DataFolder | None, call: Call, stats: CacheStats, clock: Callable[[], float], writers: int = 4
@@ -53,7 +53,7 @@ class Disk:
 
     @property
     def usable(self) -> bool:
-        """Whether it is worth trying to write."""
+        """Whether a write is worth trying."""
         if self.files is None or self.crowded or self.vanished:
             return False
         now = self._clock()
@@ -61,7 +61,7 @@ class Disk:
         return now >= self._paused_until and not stuck
 
     def failed(self, exn: BaseException, doing: str) -> None:
-        """It refused: count that, say it once, and leave it alone for a while."""
+        """Count an error, log it once, and pause writing."""
         self._stats.disk_errors += 1
         self._paused_until = self._clock() + _PAUSE_S
         where = "" if self.files is None else f" in {self.files.root}"
@@ -75,7 +75,7 @@ class Disk:
     async def write(
         self, entry: CacheEntry, number: int, data: memoryview, memory_wanted: Callable[[], bool] = lambda: False
     ) -> int | None:
-        """Write a chunk; its CRC-32C. None where the disk refused, or is far behind while others wait for memory."""
+        """Write a chunk and return its CRC-32C; None if the disk refused, or lags while memory is short."""
         if not await self._turn(memory_wanted):
             return None
         write = object()
@@ -113,7 +113,7 @@ class Disk:
         return await self._writers.acquire()
 
     async def compare(self, entry: CacheEntry, number: int) -> bool:
-        """Whether what lies on disk is what the index says."""
+        """Return whether a chunk on disk matches its checksum."""
         start, stop = entry.chunks.bounds(number)
         try:
             assert entry.file is not None
@@ -125,19 +125,18 @@ class Disk:
         return found == entry.chunks.crc(number)
 
     async def punch(self, entry: CacheEntry, number: int) -> None:
-        """Give a chunk's blocks back: of the last one too as if it were full, so that the hole covers whole pages,
-        however large the system makes them."""
+        """Give back the blocks of a chunk; of the last one as if it were full, so that the hole covers whole pages."""
         size = entry.chunks.chunk_bytes
         if entry.file is not None:
             await self.call(entry.file.punch, number * size, size)
 
     async def trim(self, entry: CacheEntry) -> None:
-        """Give back what a process that was killed had written without being able to say so."""
+        """Give back blocks that a killed process wrote and the index does not know."""
         if entry.file is not None:
             await self.call(entry.file.trim, [entry.chunks.bounds(number) for number in entry.chunks.numbers()])
 
     async def open(self, number: int) -> DataFile | None:
-        """The file of an entry from before; None where it is gone, or cannot be read."""
+        """Open the file of an entry; None if it is gone or cannot be read."""
         try:
             assert self.files is not None
             found: DataFile = await self.call(self.files.open, number)
@@ -149,7 +148,7 @@ class Disk:
         return found
 
     async def remove(self, number: int) -> bool:
-        """Whether the entry's file is gone now."""
+        """Remove the file of an entry; False if that failed."""
         try:
             if self.files is not None:
                 await self.call(self.files.remove, number)
@@ -159,7 +158,8 @@ class Disk:
         return True
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call on a thread; a cancelled call is waited for, because its file and memory are in use until it returns."""
+        """Run a function on a thread. A cancelled call is waited for, because its file and memory are in use until it
+        returns."""
         running = asyncio.ensure_future(self._call(function, *args))
         try:
             return await asyncio.shield(running)
@@ -172,8 +172,8 @@ logger = logging.getLogger("wds_async")
 
 
 class Journal:
-    """Writes to ``index`` what was noted since the last `flush`. None: there is no index, and nothing is written.
-    ``broken`` is called where it cannot be written for what is in it."""
+    """Notes changes and writes them to ``index`` on `flush`. None: nothing is written. ``broken`` is called if its
+    content prevents writing."""
 
     def __init__(
         self,
@@ -205,53 +205,53 @@ class Journal:
         self._said = False
 
     def new_id(self) -> int:
-        """A number that no entry has had."""
+        """Return an unused number."""
         number, self._next_id = self._next_id, self._next_id + 1
         self._made.add(number)
         return number
 
     def unmade(self, number: int) -> None:
-        """There is no file of this number, and there will be none."""
+        """Note that a number has no file."""
         self._made.discard(number)
 
     @property
     def behind(self) -> bool:
-        """Whether there is anything to write."""
+        """Whether there are changes to write."""
         return bool(self._dirty or self._gone)
 
     def pending(self, key: str) -> bool:
-        """Whether the index may not know yet what there is of an object."""
+        """Return whether the index may lag for this key."""
         return key in self._keys or key in self._keys_on_their_way
 
     def used(self, entry: CacheEntry) -> None:
-        """It was used, or asked for at its origin."""
+        """Note a use or a revalidation."""
         if entry.file is not None and not entry.gone:
             self._dirty[entry.id] = entry
             self._keys.add(entry.key)
 
     def changed(self, entry: CacheEntry, number: int) -> None:
-        """A chunk of it has come or gone."""
+        """Note that a chunk was added or dropped."""
         if entry.file is not None and not entry.gone:
             self._dirty[entry.id] = entry
             self._keys.add(entry.key)
             self._pages[entry.id, number // PAGE] = entry
 
     def removing(self, number: int) -> None:
-        """Its file is about to go."""
+        """Note that an entry's file is about to be removed."""
         self._going.add(number)
         self._dirty.pop(number, None)
 
     def removed(self, number: int) -> None:
-        """Its file is gone."""
+        """Note that an entry's file was removed."""
         self._gone.add(number)
         self._made.discard(number)
 
     def is_removed(self, number: int) -> bool:
-        """Whether it is gone, though the index may not know yet."""
+        """Return whether an entry's file was or is being removed, though the index may still have it."""
         return number in self._going
 
     async def flush(self) -> bool:
-        """Write what was noted until now; False where the index refused, and then it is noted still."""
+        """Write all changes; False if the index refused them, and they stay noted."""
         async with self._writing:
             if self.index is None or not self.behind:
                 return True

@@ -1,0 +1,77 @@
+"""The state of a running service as its routes see it, and one request with its outcome."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from wds_async.observe.cost_limit import ServiceCostLimit
+from wds_async.service.allowlist import Allowed
+from wds_async.service.archives import Archives
+from wds_async.service.auth import Access
+from wds_async.service.cache.cache import ChunkCache
+from wds_async.service.cache.origin import NO_CLIENT, Client
+from wds_async.service.config import ServiceConfig
+from wds_async.service.http_messages import HttpRequest
+from wds_async.service.limits import InFlightRequests, RateLimit
+from wds_async.service.listing import Listings
+from wds_async.service.metrics import Meters
+from wds_async.service.names import ObjectName
+from wds_async.service.prefetch import PrefetchPlans
+from wds_async.service.send_fd import ReadOnlyFolder
+from wds_async.storage.base import Call
+from wds_async.transfer.ranges import RangeFetcher
+from wds_async.transfer.traffic import Traffic
+
+__all__ = ["Context", "Exchange", "Readiness"]
+
+
+@dataclass(slots=True)
+class Readiness:
+    """Whether the service takes requests. ``why_not`` is "" if it does; ``draining``: it is about to end."""
+
+    why_not: str = "starting"
+    draining: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The parts of one service. A reload of the configuration replaces this value; requests in flight keep theirs."""
+
+    config: ServiceConfig
+    readiness: Readiness
+    meters: Meters
+    traffic: Traffic
+    cost_limit: ServiceCostLimit
+    access: Access
+    allowed: Allowed
+    in_flight: InFlightRequests
+    rate_limit: RateLimit
+    fetcher: RangeFetcher
+    cache: ChunkCache
+    archives: Archives
+    listings: Listings
+    plans: PrefetchPlans
+    call: Call
+    """Runs a blocking function on a thread."""
+    read_only: ReadOnlyFolder | None = None
+    """The folder by which files are handed over, if that is not the cache's own."""
+    names: dict[tuple[str, str], ObjectName] = field(default_factory=dict)
+    """Objects by path and query: parsing a name costs half of a warm request."""
+
+
+@dataclass(slots=True)
+class Exchange:
+    """A request, its client, and the outcome. ``first_byte_at`` is the loop's time (0.0: none yet), ``sent`` counts
+    the bytes of the body. ``api`` is the label that it is counted by."""
+
+    request: HttpRequest
+    api: str
+    client: Client = NO_CLIENT
+    named: ObjectName | None = None
+    first_byte_at: float = 0.0
+    sent: int = 0
+
+    @property
+    def url(self) -> str:
+        """URL of the requested object; "" if the request is for none."""
+        return "" if self.named is None else self.named.url
