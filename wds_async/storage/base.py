@@ -15,7 +15,7 @@ import enum
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from wds_async.errors import (
     AccessDenied,
@@ -116,6 +116,7 @@ class LocalFile:
     version: str
 
 
+@runtime_checkable
 class Ranges(Protocol):
     """An object of known ``size`` bytes whose ranges another client reads."""
 
@@ -127,6 +128,7 @@ class Ranges(Protocol):
         ...
 
 
+@runtime_checkable
 class Stream(Protocol):
     """Bytes in order. ``restartable`` says whether opening again gives the same bytes from the start.
 

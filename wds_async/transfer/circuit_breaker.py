@@ -1,17 +1,16 @@
-"""What is known of each store's state, so that an outage is waited out by all of its parts together.
+"""Circuit breakers of stores: all parts of a store wait out its outage together.
 
-A part that fails sleeps for a time of its own (back-off with full jitter) as long as others of the same store do well.
-Once three attempts in a row have failed, whoever made them, the store is **down**: every part that would ask it waits
-here, and a few probes a second go out for all of them, whatever their number. The first good answer wakes the others,
-spread over a few hundred milliseconds, so that nobody sleeps on for seconds after an outage or a storm of 503; only a
-``Retry-After`` is waited for to its end. Eight good answers in a row wake those that sleep since a partial storm.
+A part that fails sleeps for its own back-off, with full jitter, while others of the same store do well. After three
+failed attempts in a row, of any parts, the circuit is **open**: every part waits here, and a few probes a second go out
+for all of them. The first good answer wakes the others, spread over some hundred milliseconds, so that no back-off
+outlasts the outage; only a ``Retry-After`` is waited for to its end. Eight good answers in a row wake the parts that
+sleep since a partial storm.
 
-The clock of a part that makes no progress is its own: an object that always fails ends after ``timeout_s``, however
-well the rest is read. It starts anew when its store is back from an outage of ten seconds or more, so that no part ends
-for having met two misfortunes.
+The time of a part without progress is its own: an object that always fails ends after ``timeout_s``, however well the
+rest is read. It starts again when the store is back from an outage of ten seconds or more, so that no part ends because
+of two misfortunes.
 
-No I/O, no logging of its own accord but the one line that somebody has to read: that nothing comes, and that it does
-again.
+No I/O, and one log line: that nothing comes from a store, and that it answers again.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _REASONS_KEPT = 8
 
 
 class Clock(Protocol):
-    """What is used of an event loop."""
+    """Protocol: the part of an event loop that is used."""
 
     def time(self) -> float: ...
 
@@ -61,7 +60,7 @@ class FailureLog:
     reasons: dict[str, int] = field(default_factory=dict)
 
     def add(self, reason: str) -> None:
-        """One more attempt has failed."""
+        """Count a failed attempt."""
         self.count += 1
         known = reason in self.reasons or len(self.reasons) < _REASONS_KEPT
         reason = reason if known else "something else"
@@ -85,8 +84,8 @@ def _times(count: int) -> str:
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
-    """A part that waits: until ``at`` on a good day, for its turn as a probe otherwise; never before ``earliest`` (what
-    the server told it), and no longer than ``deadline``."""
+    """A waiting part: until ``at`` while the circuit is closed, until its turn as a probe otherwise; never before
+    ``earliest`` (the server's ``Retry-After``), and no longer than ``deadline``."""
 
     woken: asyncio.Future[bool]
     at: float
@@ -97,15 +96,15 @@ class _Waiter:
 
 
 class CircuitBreaker:
-    """The state of one store. Everything but `wait` is a plain function; all of it runs on the loop."""
+    """Circuit breaker of one store. Only `wait` is a coroutine; all of it runs on the loop."""
 
     def __init__(self, name: str, clock: Clock, rng: random.Random) -> None:
         self.name = name
         """Scheme and host, redacted."""
         self.recovered_at = float("-inf")
-        """When the last outage of ten seconds or more ended."""
+        """End of the last outage of ten seconds or more."""
         self.failures: FailureLog | None = None
-        """The faults since the last good answer; None on a good day."""
+        """Failures since the last good answer; None without any."""
         self._clock = clock
         self._rng = rng
         self._success_at = float("-inf")
@@ -118,12 +117,12 @@ class CircuitBreaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether nothing but faults has come lately."""
+        """Whether the last three attempts or more have failed."""
         return self.failures is not None and self.failures.count >= _FAULTS_OF_AN_OUTAGE
 
     @property
     def healthy(self) -> bool:
-        """Whether the store may be asked for more than is needed: neither down nor throttling."""
+        """Whether the store may get more requests than are needed: neither down nor throttling."""
         return not self.is_open and self._throttling < _MANY
 
     def allow_request(self) -> bool:
@@ -139,16 +138,16 @@ class CircuitBreaker:
 
     @property
     def failure_is_isolated(self) -> bool:
-        """Whether the last fault says nothing of the store: good answers came before, and faults are few."""
+        """Whether good answers came before the last failure, and failures are few."""
         return self.failures is not None and self.healthy and self._success_at > float("-inf")
 
     @property
     def waiting(self) -> int:
-        """Parts that wait here."""
+        """Number of waiting parts."""
         return len(self._waiters)
 
     def record_success(self) -> None:
-        """The store gave what it was asked for. Called for each part: a clock is all that it costs on a good day."""
+        """Record a good answer. Called for each part; costs one reading of the clock while all is well."""
         self._success_at = now = self._clock.time()
         self._throttling *= _MEMORY
         if self.failures is None and not self._waiters:
@@ -165,7 +164,7 @@ class CircuitBreaker:
             self._wake_early(now, told=not many or self._throttling >= _FEW)
 
     def record_failure(self, reason: str, began: float, *, throttled: bool = False) -> None:
-        """An attempt that ``began`` then has failed, in a way that may heal."""
+        """Record the failure, which time may heal, of an attempt that ``began`` then."""
         now = self._clock.time()
         if self.failures is None:
             self.failures = FailureLog(max(began, self._success_at))
@@ -176,12 +175,12 @@ class CircuitBreaker:
             self._next_probe_at = now  # the first one needs no other wait than its own
 
     def probe_soon(self) -> None:
-        """A part was given up: what comes next may be another object, and is asked for at once."""
+        """Allow a probe at once: a part was given up, and the next may be of another object."""
         self._next_probe_at = min(self._next_probe_at, self._clock.time())
         self._schedule()
 
     def warn_of_outage(self, url: str, reason: str, timeout_s: float) -> None:
-        """Say aloud, and rarely, that nothing has come for ten seconds; ``url`` is already redacted."""
+        """Warn, once a minute, that nothing has come for ten seconds; ``url`` is already redacted."""
         now = self._clock.time()
         if self.failures is None or timeout_s <= _LONG_S or now - self.failures.since < _LONG_S:
             return
@@ -220,8 +219,8 @@ class CircuitBreaker:
                 self._schedule()
 
     def _wake_early(self, now: float, *, told: bool) -> None:
-        """The store gives again. Who was told a time to wait keeps to it, but where ``told`` is False: other parts were
-        answered many times since, so the store takes requests, and this one is as good as any."""
+        """Wake the waiting parts soon. ``told``: each keeps to its ``Retry-After``; False: other parts were answered
+        many times since, so the store takes requests."""
         within_s = min(_WAKE_WITHIN_S, _WAKE_EACH_S * len(self._waiters))
         for waiter in self._waiters:
             soon = now + self._rng.uniform(0.0, min(within_s, waiter.cap_s))
@@ -229,7 +228,7 @@ class CircuitBreaker:
         self._schedule()
 
     def _schedule(self) -> None:
-        """Wake who may go, and come back when the next one may."""
+        """Wake the parts whose time has come, and set the timer for the next."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -261,7 +260,7 @@ class CircuitBreaker:
 
 
 class CircuitBreakers:
-    """The stores of one process, by scheme and host."""
+    """Circuit breakers of one process, by scheme and host."""
 
     def __init__(self, clock: Clock, rng: random.Random | None = None) -> None:
         self._clock = clock
@@ -269,7 +268,7 @@ class CircuitBreakers:
         self._breakers: dict[str, CircuitBreaker] = {}
 
     def of(self, name: str) -> CircuitBreaker:
-        """The state of the store ``name``."""
+        """Return the circuit breaker of the store ``name``."""
         if name not in self._breakers:
             self._breakers[name] = CircuitBreaker(redact(name), self._clock, self._rng)
         return self._breakers[name]

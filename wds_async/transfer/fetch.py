@@ -62,11 +62,11 @@ class _Unready(Exception):
 
 
 class Unranged(Exception):
-    """What was asked for in ranges can be read in order only, which its plan has no place for."""
+    """The object was requested in ranges and can be read in order only, which its plan does not allow."""
 
 
 class Plan(Protocol):
-    """Who wants the parts, and is told what the answers say of their shards (see `Window`)."""
+    """Protocol: planner of the parts, which takes what the answers say of their shards (see `Window`)."""
 
     @property
     def concurrency(self) -> Concurrency: ...
@@ -107,8 +107,8 @@ class Fetcher:
         )
 
     async def fetch(self, part: Part, *, once: bool = False) -> bool:
-        """Fill ``part``; True where a streamed shard ends behind it. Raises one error of the tree: with ``once`` that
-        of the first fault, and then the caller has asked `breaker` whether a request may go out."""
+        """Fill ``part``; True where a streamed shard ends behind it. Raise one error of the tree: with ``once`` that of
+        the first fault, and then the caller has asked the circuit breaker for leave."""
         if not once:
             await self._retry.wait_until_up(part.shard)
         attempts, clock = Attempts.of(part, once=once), asyncio.get_running_loop().time
@@ -130,42 +130,45 @@ class Fetcher:
                 await self._retry.recover(part, attempts, backend, exn)
 
     async def ready(self, shard: Shard) -> None:
-        """Return when ``shard`` may be asked for: at once, unless its store is down."""
+        """Return when ``shard`` may be requested: at once, unless its store is down."""
         await self._retry.wait_until_up(shard)
 
     def breaker(self, shard: Shard) -> CircuitBreaker | None:
-        """The state of the store of ``shard``; None where there is no server."""
+        """Return the circuit breaker of the store of ``shard``; None without a server."""
         return self._retry.breaker(shard.state.location)
 
     async def end(self) -> None:
-        """Return when nothing of what was asked for twice is under way; the parts have landed already."""
+        """Return when no second request is in flight; the parts have landed already."""
         if self._hedges is not None:
             await self._hedges.end()
 
     async def _once(self, backend: Backend, part: Part, attempts: Attempts) -> bool:
-        """One attempt, by the way that the backend names."""
+        """Make one attempt, by the backend's access."""
         shard = part.shard
         state: ShardState = shard.state
         attempts.begin(state, self._retry.bind(state))
         access = attempts.access = await state.request_access(backend)
-        if hasattr(access, "read"):  # ranges, whose size the server told; requests and streams have asked nobody yet
-            self._retry.record_contact(attempts.location)
         if part.dropped:
             return False
-        if isinstance(access, CopiedFile | GrowingStream | HandedFile):
-            return await self._read_copy(backend, part, access, attempts)
-        if shard.streamed or hasattr(access, "readinto"):
-            return await self._stream(backend, part, access)
-        if isinstance(access, LocalFile):
-            return await self._read_file(part, access)
-        if isinstance(access, Request):
-            return await self._get(backend, part, access, attempts)
-        return await self._read_ranges(backend, part, access, attempts)
+        match access:
+            case CopiedFile() | GrowingStream() | HandedFile():
+                return await self._read_copy(backend, part, access, attempts)
+            case _ if shard.streamed:
+                return await self._stream(backend, part, access)
+            case Request():
+                return await self._get(backend, part, access, attempts)
+            case LocalFile():
+                return await self._read_file(part, access)
+            case Stream():
+                return await self._stream(backend, part, access)
+            case Ranges():
+                self._retry.record_contact(attempts.location)  # the server gave the size; no stream has asked it yet
+                return await self._read_ranges(backend, part, access, attempts)
 
     async def _read_copy(
         self, backend: Backend, part: Part, copy: CopiedFile | GrowingStream | HandedFile, attempts: Attempts
     ) -> bool:
-        """Read what a disk cache has of the shard. Where that fails the store gives the rest, from this byte on."""
+        """Read the shard from a disk cache; where that fails, the rest from the store."""
         shard = part.shard
         state: ShardState = shard.state
         try:
@@ -346,14 +349,17 @@ class Fetcher:
     ) -> Callable[[], Stream]:
         def make() -> Stream:
             traffic.requests += 1
-            if not isinstance(access, Request):
-                return access  # type: ignore[return-value]
-            return backend.streamed(access) if state.unframed else DirectStream(self._pool, access)
+            match access:
+                case Request():
+                    return backend.streamed(access) if state.unframed else DirectStream(self._pool, access)
+                case Stream():
+                    return access
+            raise TypeError(f"{type(access).__name__} cannot be read in order")
 
         return make
 
     def _checksum(self, backend: Backend, shard: Shard, fields: Mapping[str, str]) -> Checksum | None:
-        """Of the object that is read in order; its answer's ``fields`` are kept."""
+        """Return the checksum of an object that is read in order, and keep its answer's ``fields``."""
         shard.state.learn_of_stream(shard, fields)
         return backend.checksum(fields)
 

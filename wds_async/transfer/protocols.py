@@ -1,4 +1,4 @@
-"""What a reader needs of what lives on floors above: a cache of shards on disk, a limit of what may be read."""
+"""Protocols of the shard cache and of a limit, as the reader uses them."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ __all__ = ["CachedShard", "Limit", "ShardCache"]
 
 
 class CachedShard(CacheEntry, Protocol):
-    """One shard in a cache, as its reader needs it; nothing here raises."""
+    """Protocol: one shard in a cache. Its methods do not raise."""
 
     @property
     def hit(self) -> bool:
-        """Whether it was found there."""
+        """Whether the cache had it."""
         ...
 
     @property
     def local_path(self) -> str | None:
-        """Where it is or, once it is read to its end, will be."""
+        """Path of the shard now or, once it is read to its end, then."""
         ...
 
     def want(self) -> None:
-        """The consumer has come to this shard."""
+        """Note that the consumer waits for this shard now."""
         ...
 
     def write(self, piece: memoryview) -> None:
-        """Its next bytes, as the consumer takes them."""
+        """Take its next bytes, as the consumer does."""
         ...
 
     def over(self, *, whole: bool = False, modified: float | None = None) -> None:
-        """It was read to its good end (``whole``), or left. ``modified``: when its object was last changed (seconds
-        since 1970), where its store says so. Idempotent."""
+        """End it: read to its good end (``whole``), or left. ``modified``: last change of its object (seconds since
+        1970), if the store sends it. Idempotent."""
         ...
 
     def reject(self) -> None:
-        """What was read is no good shard: no copy of it may stay in use."""
+        """Discard it: its bytes are no good shard, and no copy may stay in use."""
         ...
 
 
 class ShardCache(Protocol):
-    """Shards on this machine's disk."""
+    """Protocol: shards on this machine's disk."""
 
     def entry(self, location: Location) -> CachedShard | None:
-        """The shard for one reader, None for one that is not cached."""
+        """Return the shard for one reader; None for one that is not cached."""
         ...
 
 
@@ -53,9 +53,9 @@ class Limit(Protocol):
     """Protocol: a limit that ends a read from outside (`cost_limit.CostLimit`)."""
 
     def check(self) -> None:
-        """Raise where it is reached. Called for each piece of memory."""
+        """Raise once it is reached. Called for each piece of memory."""
         ...
 
     def over(self) -> None:
-        """A reader has come to its end."""
+        """End the reader's part in it."""
         ...
