@@ -13,7 +13,7 @@ import yarl
 from wds_async.errors import TransferError
 from wds_async.redact import redact
 from wds_async.service.cache.upkeep import Warmed
-from wds_async.storage.ais.urls import PROVIDERS, Place
+from wds_async.storage.ais.urls import PROVIDERS, AisObject
 from wds_async.storage.http.service_client import ask_service, service_session
 from wds_async.storage.stores import usual_scheme
 from wds_async.urls import scheme
@@ -54,7 +54,7 @@ async def _read_all(
 def path_of(url: str) -> str:
     """Where a service is asked for the object at ``url``."""
     if usual_scheme(scheme(url)) in PROVIDERS:
-        return Place.of(url).object_url("")
+        return AisObject.of(url).object_url("")
     return f"/url/{urllib.parse.quote(url, safe='')}"
 
 

@@ -52,8 +52,8 @@ class CheckedRanges:
         return cls(get, identify, int(total), answer.fields, stall_timeout_s)
 
     async def read(self, start: int, stop: int) -> bytes:
-        """Bytes ``[start, stop)``, all of them. `ObjectReplaced`, `Contradiction`, TimeoutError, or what `RangeGet`
-        raises."""
+        """Return bytes ``[start, stop)``, all of them. `ObjectReplaced`, `Contradiction`, TimeoutError, or what
+        `RangeGet` raises."""
         progress = Progress()
         return await with_deadline(self._read(start, stop, progress), self._stall_s, "no byte arrived", progress)
 

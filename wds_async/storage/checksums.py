@@ -56,7 +56,7 @@ class Digest(Protocol):
         ...
 
     def digest(self) -> bytes:
-        """The sum of all so far, big-endian."""
+        """Return the sum of all so far, big-endian."""
         ...
 
 
@@ -74,7 +74,8 @@ class _Crc:
 
 
 def digest_of(algorithm: str) -> Digest:
-    """A new digest. `MissingExtra` where its package is not installed; ValueError for one that is not known here."""
+    """Return a new digest. `MissingExtra` where its package is not installed; ValueError for one that is not known
+    here."""
     try:
         if algorithm == "crc32c":
             import crc32c  # noqa: PLC0415 (who reads files waits for none of these)
@@ -175,7 +176,7 @@ def _as_stored(fields: Mapping[str, str]) -> bool:
 
 
 def _of_all(fields: Mapping[str, str]) -> bool:
-    """Whether the answer's body is the whole object."""
+    """Return whether the answer's body is the whole object."""
     said = fields.get("content-range")
     found = re.fullmatch(r"bytes 0-(\d+)/(\d+)", said.strip()) if said is not None else None
     return said is None or (found is not None and int(found[1]) + 1 == int(found[2]))
@@ -211,8 +212,8 @@ def _hexadecimal(algorithm: str, text: str, source: str) -> Checksum | None:
 
 
 def in_file(text: str, algorithm: str, name: str, source: str) -> Checksum | None:
-    """What the file beside the shard ``name`` says: the sum alone, or lines as coreutils write them, of which the one
-    for ``name`` counts, or the only one."""
+    """Return the checksum in the file beside the shard ``name``: a digest alone, or lines of coreutils, of which the
+    one for ``name`` counts, or the only one."""
     words = text.split()
     if len(words) == 1 or not text.strip():
         return _hexadecimal(algorithm, words[0], source) if words else None
@@ -223,7 +224,7 @@ def in_file(text: str, algorithm: str, name: str, source: str) -> Checksum | Non
 
 
 def in_manifest(text: str, algorithm: str, source: str) -> dict[str, Checksum]:
-    """What the file of a folder says, by name. Where it says two things of one, neither is believed."""
+    """Return the checksums in a folder's file, by name, but for names with two different ones."""
     said: dict[str, set[str]] = {}
     for name, digest in _lines(text, algorithm):
         said.setdefault(name.removeprefix("./"), set()).add(digest.lower())
@@ -232,7 +233,7 @@ def in_manifest(text: str, algorithm: str, source: str) -> dict[str, Checksum]:
 
 
 def _lines(text: str, algorithm: str) -> Iterator[tuple[str, str]]:
-    """``(name, digest)`` of each line, in either form of coreutils; "\\" in front says that the name is escaped."""
+    """Yield ``(name, digest)`` of each line, in either form of coreutils; a leading "\\" marks an escaped name."""
     for line in (each.strip("\ufeff ") for each in text.splitlines()):
         if found := _LISTED.fullmatch(line):
             name, digest = found[2], found[1]

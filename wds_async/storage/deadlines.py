@@ -29,14 +29,14 @@ _abandoned: set[asyncio.Future[Any]] = set()
 
 
 def question_s(connect_timeout_s: float, stall_timeout_s: float) -> float:
-    """Seconds for a question that another client answers, such as one page of a listing or a token: longer than the
-    client's own limits for two requests, so that where these work, it is they that say what is wrong."""
+    """Return seconds for a question that another client answers, such as one page of a listing or a token: longer than
+    the client's own limits for two requests, so that where these work, it is they that say what is wrong."""
     return 2 * (connect_timeout_s + stall_timeout_s)
 
 
 def transfer_s(allowed_s: float, size_bytes: int) -> float:
-    """Seconds for a call that moves ``size_bytes`` and shows nothing of its progress: ``allowed_s``, and what they take
-    at 64 KiB a second."""
+    """Return seconds for a call that moves ``size_bytes`` and shows nothing of its progress: ``allowed_s``, and what
+    they take at 64 KiB a second."""
     return allowed_s + size_bytes / _SLOWEST_BYTES_S
 
 
@@ -164,7 +164,7 @@ class BackendWithDeadlines:
 
 
 async def _page(entries: AsyncIterator[Entry], progress: Progress) -> list[Entry]:
-    """The next thousand, fewer at the end. One task for each entry would cost more than listing it."""
+    """Return the next thousand, fewer at the end. One task for each entry would cost more than listing it."""
     page: list[Entry] = []
     async for entry in entries:
         progress.made()

@@ -67,7 +67,7 @@ class Growing(Protocol):
         ...
 
     def read(self, into: memoryview, offset: int) -> int:
-        """The bytes at ``offset`` that are there, 0 where there is none yet."""
+        """Return the bytes at ``offset`` that are there, 0 where there is none yet."""
         ...
 
     def ended(self, offset: int) -> bool | None:
@@ -172,8 +172,8 @@ class CachedBackend(Store):
         return found if isinstance(found, CopiedFile) else GrowingStream(self._call, found)
 
     async def _has_changed(self, copy: CopiedFile, url: str) -> bool:
-        """Whether the object has another size or date than ``copy``, which was given its object's date. Where the
-        store gives no answer within seconds the copy is used: a training goes on with what it has."""
+        """Return whether the object has another size or date than ``copy``, which was given its object's date. Where
+        the store gives no answer within seconds the copy is used: a training goes on with what it has."""
         try:
             size, modified = await with_deadline(self._size_and_date(url), _CHECK_WITHIN_S)
         except Exception as exn:
@@ -187,7 +187,7 @@ class CachedBackend(Store):
         return (size is not None and size != copied.st_size) or dated_otherwise
 
     async def _size_and_date(self, url: str) -> tuple[int | None, float | None]:
-        """What the store says of the object; None for what it does not say."""
+        """Return the size and date of the object at its store, None for what the store does not give."""
         access = await self._store.access(url)
         if isinstance(access, LocalFile):
             return access.size, (await self._call(os.stat, access.path)).st_mtime

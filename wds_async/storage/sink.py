@@ -143,7 +143,7 @@ class FileSink:
             self._stream.close() if self._closes else self.flush()
 
     def abort(self) -> None:
-        """What was written cannot be taken back; a tar just breaks off. A file of ours is closed."""
+        """Stop. What was written cannot be taken back: a tar breaks off. A file of ours is closed."""
         if self._open:
             self._open = False
             with contextlib.suppress(Exception):  # must not hide the error that led here

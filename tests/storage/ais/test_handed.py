@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.transfer.reading import data, open_fds
-from wds_async.storage.ais.handed import Hands
+from wds_async.storage.ais.handed import FileRequests
 from wds_async.storage.base import Request
 from wds_async.storage.handed_files import HandedFile
 from wds_async.transfer.files import FileReader, FileReplaced
@@ -73,14 +73,14 @@ class Giver:
 
 
 @pytest.fixture
-def giving(tmp_path: Path) -> Iterator[Callable[..., tuple[Hands, Giver]]]:
-    made: list[tuple[Hands, Giver]] = []
+def giving(tmp_path: Path) -> Iterator[Callable[..., tuple[FileRequests, Giver]]]:
+    made: list[tuple[FileRequests, Giver]] = []
 
-    def make(*answers: tuple[bytes, int] | None) -> tuple[Hands, Giver]:
+    def make(*answers: tuple[bytes, int] | None) -> tuple[FileRequests, Giver]:
         (tmp_path / "x").write_bytes(BYTES)
         path = str(tmp_path / f"s{len(made)}")
         giver = Giver(path, tmp_path / "x", list(answers))
-        made.append((Hands(path, 5.0), giver))
+        made.append((FileRequests(path, 5.0), giver))
         return made[-1]
 
     yield make
@@ -93,11 +93,11 @@ def name(fields: Mapping[str, str], size: int) -> str:
     return f"{fields.get('etag')} {size}"
 
 
-def ask(hands: Hands, *headers: tuple[str, str]) -> HandedFile | None:
+def ask(hands: FileRequests, *headers: tuple[str, str]) -> HandedFile | None:
     return hands.ask(Request("http://localhost/v1/objects/b/x y?provider=ais", headers, socket="s"), name)
 
 
-def test_a_file_is_read_by_its_descriptor(giving: Callable[..., tuple[Hands, Giver]], tmp_path: Path) -> None:
+def test_a_file_is_read_by_its_descriptor(giving: Callable[..., tuple[FileRequests, Giver]], tmp_path: Path) -> None:
     gc.collect()
     hands, giver = giving((GOOD, 1))
     before = open_fds()
@@ -121,7 +121,7 @@ def test_a_file_is_read_by_its_descriptor(giving: Callable[..., tuple[Hands, Giv
     assert open_fds() < before  # nor does it listen any more
 
 
-def test_it_is_closed_with_its_last_reference(giving: Callable[..., tuple[Hands, Giver]]) -> None:
+def test_it_is_closed_with_its_last_reference(giving: Callable[..., tuple[FileRequests, Giver]]) -> None:
     hands, giver = giving(*[(GOOD, 1)] * 50)
     before = open_fds()
     for _ in range(50):
@@ -131,7 +131,9 @@ def test_it_is_closed_with_its_last_reference(giving: Callable[..., tuple[Hands,
     assert open_fds() < before
 
 
-def test_a_file_that_is_shorter_than_was_said(giving: Callable[..., tuple[Hands, Giver]], tmp_path: Path) -> None:
+def test_a_file_that_is_shorter_than_was_said(
+    giving: Callable[..., tuple[FileRequests, Giver]], tmp_path: Path
+) -> None:
     hands, giver = giving((GOOD, 1), NOT_WHOLE, NOT_WHOLE)
     found = ask(hands, ("Authorization", "Bearer t"))
     assert found is not None
@@ -145,7 +147,7 @@ def test_a_file_that_is_shorter_than_was_said(giving: Callable[..., tuple[Hands,
 
 
 def test_each_bad_file_is_reported_and_after_some_no_more_is_asked_for(
-    giving: Callable[..., tuple[Hands, Giver]], tmp_path: Path
+    giving: Callable[..., tuple[FileRequests, Giver]], tmp_path: Path
 ) -> None:
     hands, giver = giving(*[(GOOD, 1)] * 20)  # a service that knows of no reports, and gives the same file
     before = open_fds()
@@ -185,7 +187,7 @@ def test_each_bad_file_is_reported_and_after_some_no_more_is_asked_for(
         (GOOD[:20], 1),
     ],
 )
-def test_what_is_no_such_answer(giving: Callable[..., tuple[Hands, Giver]], raw: bytes, count: int) -> None:
+def test_what_is_no_such_answer(giving: Callable[..., tuple[FileRequests, Giver]], raw: bytes, count: int) -> None:
     hands, giver = giving((raw, count), None, None)  # which a report of a file that is too short gets
     hands._timeout_s = 0.2
     before = open_fds()
@@ -195,21 +197,21 @@ def test_what_is_no_such_answer(giving: Callable[..., tuple[Hands, Giver]], raw:
     assert open_fds() < before
 
 
-def test_a_kept_connection_that_was_closed_meanwhile(giving: Callable[..., tuple[Hands, Giver]]) -> None:
+def test_a_kept_connection_that_was_closed_meanwhile(giving: Callable[..., tuple[FileRequests, Giver]]) -> None:
     hands, giver = giving((GOOD, 1), None, (GOOD, 1))
     assert ask(hands) is not None
     assert ask(hands) is not None
     assert len(giver.requests) == 3
 
 
-def test_a_new_connection_that_is_closed(giving: Callable[..., tuple[Hands, Giver]]) -> None:
+def test_a_new_connection_that_is_closed(giving: Callable[..., tuple[FileRequests, Giver]]) -> None:
     hands, giver = giving(None, (GOOD, 1))
     assert ask(hands) is None
     assert ask(hands) is not None
     assert len(giver.requests) == 2
 
 
-def test_a_service_that_says_nothing_is_left_alone(giving: Callable[..., tuple[Hands, Giver]]) -> None:
+def test_a_service_that_says_nothing_is_left_alone(giving: Callable[..., tuple[FileRequests, Giver]]) -> None:
     hands, giver = giving((b"HTTP", 0), (GOOD, 1))
     hands._timeout_s = 0.1
     assert ask(hands) is None
@@ -217,21 +219,21 @@ def test_a_service_that_says_nothing_is_left_alone(giving: Callable[..., tuple[H
     assert len(giver.requests) == 1
 
 
-def test_nobody_listens_or_it_is_closed(tmp_path: Path, giving: Callable[..., tuple[Hands, Giver]]) -> None:
-    assert ask(Hands(str(tmp_path / "none"), 1.0)) is None
+def test_nobody_listens_or_it_is_closed(tmp_path: Path, giving: Callable[..., tuple[FileRequests, Giver]]) -> None:
+    assert ask(FileRequests(str(tmp_path / "none"), 1.0)) is None
     hands, giver = giving((GOOD, 1))
     hands.close()
     assert ask(hands) is None
     assert giver.requests == []
 
 
-def test_a_header_that_would_break_its_line(giving: Callable[..., tuple[Hands, Giver]]) -> None:
+def test_a_header_that_would_break_its_line(giving: Callable[..., tuple[FileRequests, Giver]]) -> None:
     hands, giver = giving((GOOD, 1))
     assert ask(hands, ("A", "b\r\nC: d")) is None
     assert giver.requests == []
 
 
-def test_many_threads_share_it(giving: Callable[..., tuple[Hands, Giver]]) -> None:
+def test_many_threads_share_it(giving: Callable[..., tuple[FileRequests, Giver]]) -> None:
     hands, _ = giving(*[(GOOD, 1)] * 80)
     found: list[HandedFile | None] = []
     threads = [threading.Thread(target=lambda: found.extend(ask(hands) for _ in range(10))) for _ in range(8)]

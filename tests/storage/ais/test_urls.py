@@ -10,7 +10,7 @@ import pytest
 from tests.clouds.ais import no_settings  # noqa: F401 - a fixture
 from wds_async.errors import ConfigError, UrlError
 from wds_async.logs import Once
-from wds_async.storage.ais.urls import OPTIONS, Cluster, Place, has_own_store, read_token, routes
+from wds_async.storage.ais.urls import OPTIONS, AisObject, Cluster, has_own_store, read_token, routes
 
 pytestmark = pytest.mark.usefixtures("no_settings")
 
@@ -46,7 +46,7 @@ def nothing_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_the_proxy_is_asked_for(url: str, path: str) -> None:
-    assert Place.of(url).object_url(PROXY) == f"{PROXY}/v1/objects/{path}"
+    assert AisObject.of(url).object_url(PROXY) == f"{PROXY}/v1/objects/{path}"
 
 
 @pytest.mark.parametrize(
@@ -63,14 +63,14 @@ def test_what_the_proxy_is_asked_for(url: str, path: str) -> None:
 )
 def test_urls_that_name_nothing(url: str, words: str) -> None:
     with pytest.raises(UrlError, match=words):
-        Place.of(url)
+        AisObject.of(url)
 
 
 def test_what_is_read_in_order_only() -> None:
-    assert not Place.of("ais://b/o").in_order
-    assert not Place.of("ais://b/o?latest-ver=true").in_order
-    assert Place.of("ais://b/o?archpath=x").in_order
-    assert Place.of("ais://b/o?latest-ver=true&etl_name=x").in_order
+    assert not AisObject.of("ais://b/o").in_order
+    assert not AisObject.of("ais://b/o?latest-ver=true").in_order
+    assert AisObject.of("ais://b/o?archpath=x").in_order
+    assert AisObject.of("ais://b/o?latest-ver=true&etl_name=x").in_order
 
 
 @pytest.mark.parametrize("text", ["host:51080", "http://", "ftp://h", "http://h:0", "http://h:x", "http://h/?a=b", "h"])
@@ -87,7 +87,7 @@ def test_an_endpoint_that_is_none(monkeypatch: pytest.MonkeyPatch, text: str) ->
 def test_an_endpoint_that_is_a_socket(text: str, path: str) -> None:
     cluster = Cluster.of({"endpoint": text})
     assert (cluster.endpoint, cluster.socket, cluster.base) == (f"unix:{path}", path, "http://localhost")
-    assert Place.of("gs://b/a b").object_url(cluster.base) == "http://localhost/v1/objects/b/a%20b?provider=gcp"
+    assert AisObject.of("gs://b/a b").object_url(cluster.base) == "http://localhost/v1/objects/b/a%20b?provider=gcp"
     plain = Cluster.of({"endpoint": PROXY})
     assert (plain.socket, plain.base) == ("", PROXY)
 

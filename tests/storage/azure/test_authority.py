@@ -16,7 +16,7 @@ from tests.servers.azuremetadata import AzureMetadata, azure_metadata_fixture  #
 from tests.servers.azurite import KEY, azure_environment_fixture  # noqa: F401
 from wds_async.errors import ConfigError, MissingExtra
 from wds_async.storage.azure import account as azureauthority
-from wds_async.storage.azure.account import Account, Authority, Blob, Grant, NoToken
+from wds_async.storage.azure.account import Account, AccountAccess, Blob, Grant, NoToken
 
 pytestmark = pytest.mark.usefixtures("azure_environment")
 
@@ -29,9 +29,9 @@ def account(kind: str, secret: Any = None, endpoint: str = ENDPOINT) -> Account:
     return Account("acc", endpoint, kind, secret)
 
 
-def with_authority(made: Account, ask: Callable[[Authority], Awaitable[Any]]) -> Any:
+def with_authority(made: Account, ask: Callable[[AccountAccess], Awaitable[Any]]) -> Any:
     async def scenario() -> Any:
-        authority = Authority(asyncio.to_thread, made)
+        authority = AccountAccess(asyncio.to_thread, made)
         try:
             return await ask(authority)
         finally:
@@ -45,7 +45,7 @@ def parts(grant: Grant) -> dict[str, str]:
 
 
 def test_a_signature_reads_and_no_more() -> None:
-    async def ask(authority: Authority) -> Any:
+    async def ask(authority: AccountAccess) -> Any:
         grants = await asyncio.gather(*(authority.grant(BLOB) for _ in range(20)), authority.grant(OTHER))
         assert len(set(map(id, grants))) == 1
         return grants[0], await authority.grant(Blob("", "", "c", "x.tar", ("snapshot", "2026")))
@@ -83,7 +83,7 @@ def test_what_is_given_is_used_as_it_stands() -> None:
 
 
 def test_a_refused_signature_is_renewed_unless_it_is_fresh(azure_environment: pytest.MonkeyPatch) -> None:
-    async def ask(authority: Authority) -> None:
+    async def ask(authority: AccountAccess) -> None:
         first = await authority.grant(BLOB)
         assert not authority.lapsed(BLOB, surely=False)  # the key is wrong: another one would not help
         assert authority.lapsed(BLOB, surely=True)
@@ -97,7 +97,7 @@ def test_a_refused_signature_is_renewed_unless_it_is_fresh(azure_environment: py
 
     with_authority(account("key", KEY), ask)
 
-    async def never(authority: Authority) -> None:
+    async def never(authority: AccountAccess) -> None:
         await authority.grant(BLOB)
         assert not authority.lapsed(BLOB, surely=True)
 
@@ -109,7 +109,7 @@ def test_tokens_are_shared_and_asked_for_again(
 ) -> None:
     azure_metadata.as_machine(azure_environment)
 
-    async def ask(authority: Authority) -> None:
+    async def ask(authority: AccountAccess) -> None:
         assert authority.identity != "managed identity"
         grant = await authority.grant(BLOB)
         assert await authority.grant(Blob("", "", "other", "x")) is grant
@@ -136,7 +136,7 @@ def test_a_machine_without_identity_is_not_asked_again_soon(
     azure_metadata.as_machine(azure_environment)
     azure_metadata.status = 400
 
-    async def ask(authority: Authority) -> tuple[str, str]:
+    async def ask(authority: AccountAccess) -> tuple[str, str]:
         grant = await authority.grant(BLOB)
         assert "Authorization" not in dict(grant.headers)
         return authority.identity, authority.kind

@@ -8,12 +8,12 @@ import pytest
 from gcsfs.retry import HttpError
 
 from wds_async.storage.base import Answer, Fault, RefusedAnswer, Verdict
-from wds_async.storage.gcs.credentials import AuthFailed, Identity
+from wds_async.storage.gcs.credentials import AuthFailed, GoogleIdentity
 from wds_async.storage.gcs.errors import explain, explain_write
 
-NOBODY = Identity("anonymous (no credentials were found)", missed=True)
-MEANT = Identity("anonymous (token='anon')")
-SOMEBODY = Identity("service account a@b.iam.gserviceaccount.com (storage_options)", credentials=object())
+NOBODY = GoogleIdentity("anonymous (no credentials were found)", missed=True)
+MEANT = GoogleIdentity("anonymous (token='anon')")
+SOMEBODY = GoogleIdentity("service account a@b.iam.gserviceaccount.com (storage_options)", credentials=object())
 
 
 def json_error(status: int, reason: str, message: str, **fields: str) -> Answer:
@@ -32,7 +32,7 @@ def text_error(status: int, message: str) -> Answer:
     return Answer(status, {"content-type": "text/html; charset=UTF-8"}, message.encode())
 
 
-def told(outcome: Answer | BaseException, identity: Identity = SOMEBODY, generation: str = "") -> Fault:
+def told(outcome: Answer | BaseException, identity: GoogleIdentity = SOMEBODY, generation: str = "") -> Fault:
     return explain(outcome, identity, generation=generation, renewable=False)
 
 

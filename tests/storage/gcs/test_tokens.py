@@ -14,16 +14,16 @@ from google.oauth2.credentials import Credentials
 
 from tests.servers.fakegcs import clean_google
 from tests.servers.gcemetadata import GceMetadata, gce_metadata
-from wds_async.storage.gcs.credentials import AuthFailed, Tokens, in_words
+from wds_async.storage.gcs.credentials import AuthFailed, GoogleTokens, translated
 
 __all__ = ["clean_google", "gce_metadata"]
 
 T = TypeVar("T")
 
 
-def run(credentials: Any, use: Callable[[Tokens], Coroutine[Any, Any, T]]) -> T:
+def run(credentials: Any, use: Callable[[GoogleTokens], Coroutine[Any, Any, T]]) -> T:
     async def main() -> T:
-        return await use(Tokens(asyncio.to_thread, credentials))
+        return await use(GoogleTokens(asyncio.to_thread, credentials))
 
     return asyncio.run(main())
 
@@ -33,7 +33,7 @@ def metadata() -> Any:
 
 
 def test_nobody_sends_nothing() -> None:
-    async def use(tokens: Tokens) -> None:
+    async def use(tokens: GoogleTokens) -> None:
         assert await tokens.headers() == ((), float("inf"))
         assert not tokens.refreshable
         assert tokens.bearer == "anon"
@@ -42,7 +42,7 @@ def test_nobody_sends_nothing() -> None:
 
 
 def test_an_access_token_is_used_as_it_is() -> None:
-    async def use(tokens: Tokens) -> None:
+    async def use(tokens: GoogleTokens) -> None:
         tokens.refuse()
         headers, until = await tokens.headers()
         assert headers == (("authorization", "Bearer ya29.x"),)
@@ -55,7 +55,7 @@ def test_an_access_token_is_used_as_it_is() -> None:
 
 
 def test_once_for_all_and_four_minutes_before_its_end(gce_metadata: GceMetadata) -> None:
-    async def use(tokens: Tokens) -> None:
+    async def use(tokens: GoogleTokens) -> None:
         found = await asyncio.gather(*(tokens.headers() for _ in range(20)))
         assert len(set(found)) == 1
         assert gce_metadata.token_requests == 1
@@ -66,7 +66,7 @@ def test_once_for_all_and_four_minutes_before_its_end(gce_metadata: GceMetadata)
 
 
 def test_a_refused_one_is_replaced_for_all(gce_metadata: GceMetadata) -> None:
-    async def use(tokens: Tokens) -> None:
+    async def use(tokens: GoogleTokens) -> None:
         await tokens.headers()
         bearer = tokens.bearer
         gce_metadata.expire()
@@ -82,7 +82,7 @@ def test_a_refused_one_is_replaced_for_all(gce_metadata: GceMetadata) -> None:
 def test_short_ones_are_not_asked_for_without_end(gce_metadata: GceMetadata) -> None:
     gce_metadata.lifetime_s = 0.01
 
-    async def use(tokens: Tokens) -> None:
+    async def use(tokens: GoogleTokens) -> None:
         _, until = await tokens.headers()
         assert until > time.monotonic() + 0.3
 
@@ -107,7 +107,7 @@ class Failing(Credentials):
 
 
 def test_the_old_one_is_kept_while_no_new_one_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def use(tokens: Tokens) -> None:
+    async def use(tokens: GoogleTokens) -> None:
         first, until = await tokens.headers()
         assert 140 < until - time.monotonic() < 155  # three quarters of 200 s
         now = time.monotonic()
@@ -140,7 +140,7 @@ def test_the_old_one_is_kept_while_no_new_one_can_be_had(monkeypatch: pytest.Mon
     ],
 )
 def test_only_words_leave(error: Exception, retryable: bool, words: str) -> None:
-    with pytest.raises(AuthFailed) as caught, in_words("why"):
+    with pytest.raises(AuthFailed) as caught, translated("why"):
         raise error
     assert caught.value.retryable is retryable
     assert words in str(caught.value)

@@ -24,15 +24,15 @@ from wds_async.storage.http.errors import (
     explain_exception,
     explain_status,
     retry_after_s,
-    told_as_whom,
-    told_of_the_port,
+    with_identity,
+    with_port_hint,
 )
 from wds_async.transfer.connection import ConnectionBroken
 
 
 def told(status: int, name: str = "no credentials", url: str = "https://h.example/x", body: bytes = b"") -> Fault:
     answer = Answer(status, {}, body)
-    return told_as_whom(explain_status(answer), answer, name, url)
+    return with_identity(explain_status(answer), answer, name, url)
 
 
 def test_without_credentials_all_ways_to_give_them_are_named() -> None:
@@ -75,7 +75,7 @@ def tls_error(reason: str) -> ssl.SSLError:
 
 
 def guess(exn: Exception, url: str) -> str:
-    return told_of_the_port(explain_exception(exn), exn, url).advice
+    return with_port_hint(explain_exception(exn), exn, url).advice
 
 
 def test_guesses_about_the_port() -> None:

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from wds_async.storage.base import Answer, Verdict
-from wds_async.storage.s3.errors import explain_client, explain_said, said_by_answer, said_by_exception
+from wds_async.storage.s3.errors import explain_client, explain_refusal, refusal_of_answer, refusal_of_exception
 
 
 def answer(status: int, code: str, message: str = "said", **elements: str) -> Answer:
@@ -43,7 +43,7 @@ def answer(status: int, code: str, message: str = "said", **elements: str) -> An
     ],
 )
 def test_codes(status: int, code: str, verdict: Verdict, advice: str) -> None:
-    fault = explain_said(said_by_answer(answer(status, code)), "access key AKIA…CDEF (environment)")
+    fault = explain_refusal(refusal_of_answer(answer(status, code)), "access key AKIA…CDEF (environment)")
     assert fault.verdict is verdict
     assert advice in fault.advice
     assert f"{status} {code}".strip() in fault.reason
@@ -53,30 +53,30 @@ def test_codes(status: int, code: str, verdict: Verdict, advice: str) -> None:
 
 def test_an_object_under_a_key_of_its_owner() -> None:
     words = "The object was stored using a form of Server Side Encryption. The correct parameters must be provided"
-    assert "SSECustomerKey" in explain_said(said_by_answer(answer(400, "InvalidRequest", words)), "x").advice
+    assert "SSECustomerKey" in explain_refusal(refusal_of_answer(answer(400, "InvalidRequest", words)), "x").advice
 
 
 def test_a_clock_that_is_wrong_and_a_request_that_grew_old() -> None:
     now, old = (time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(time.time() - ago_s)) for ago_s in (0, 1200))
     skewed = answer(403, "RequestTimeTooSkewed", RequestTime=now, ServerTime="2031-01-01T00:00:00Z")
-    fault = explain_said(said_by_answer(skewed), "x")
+    fault = explain_refusal(refusal_of_answer(skewed), "x")
     assert fault.verdict is Verdict.DENIED
     assert now in fault.advice
     assert "2031-01-01T00:00:00Z" in fault.advice
     assert "clock" in fault.advice
     later = answer(403, "RequestTimeTooSkewed", RequestTime=now, ServerTime="2031-01-01T00:00:09Z")
-    assert explain_said(said_by_answer(later), "x").reason == fault.reason  # attempts are counted by it
+    assert explain_refusal(refusal_of_answer(later), "x").reason == fault.reason  # attempts are counted by it
     slept = answer(403, "RequestTimeTooSkewed", RequestTime=old, ServerTime="2031-01-01T00:00:00Z")
-    assert explain_said(said_by_answer(slept), "x").verdict is Verdict.EXPIRED
+    assert explain_refusal(refusal_of_answer(slept), "x").verdict is Verdict.EXPIRED
 
 
 def test_anonymous_because_nothing_was_found() -> None:
-    said = said_by_answer(answer(403, "AccessDenied", "Access Denied"))
-    fault = explain_said(said, "anonymous", anonymous=True, asked=False)
+    said = refusal_of_answer(answer(403, "AccessDenied", "Access Denied"))
+    fault = explain_refusal(said, "anonymous", anonymous=True, asked=False)
     assert "no credentials were found" in fault.reason
     assert "anonymous reads are refused" in fault.reason
     assert "AWS_ACCESS_KEY_ID" in fault.advice
-    assert "no credentials were found" not in explain_said(said, "anonymous", anonymous=True).reason
+    assert "no credentials were found" not in explain_refusal(said, "anonymous", anonymous=True).reason
 
 
 @pytest.mark.parametrize(
@@ -91,13 +91,13 @@ def test_anonymous_because_nothing_was_found() -> None:
 )
 def test_the_region_that_an_answer_names(fields: dict[str, str], elements: dict[str, str], region: str) -> None:
     made = answer(301, "PermanentRedirect", **elements)
-    assert said_by_answer(Answer(301, fields, made.excerpt)).region == region
+    assert refusal_of_answer(Answer(301, fields, made.excerpt)).region == region
 
 
 def test_what_is_not_xml_is_not_quoted() -> None:
-    said = said_by_answer(Answer(403, {}, b"\x00<html><b>No</b>"))
+    said = refusal_of_answer(Answer(403, {}, b"\x00<html><b>No</b>"))
     assert (said.code, said.message) == ("", "")
-    assert "\x1b" not in str(said_by_answer(answer(403, "AccessDenied", "\x1b[2J")))
+    assert "\x1b" not in str(refusal_of_answer(answer(403, "AccessDenied", "\x1b[2J")))
 
 
 def test_exceptions_of_botocore() -> None:
@@ -111,7 +111,7 @@ def test_exceptions_of_botocore() -> None:
     )
     outer = PermissionError("no")
     outer.__cause__ = refused
-    said = said_by_exception(outer)
+    said = refusal_of_exception(outer)
     assert said is not None
     assert (said.status, said.code, said.region, said.operation) == (
         400,
@@ -119,7 +119,7 @@ def test_exceptions_of_botocore() -> None:
         "eu-west-1",
         "GetObject",
     )
-    assert said_by_exception(ValueError("x")) is None
+    assert refusal_of_exception(ValueError("x")) is None
     for exn, verdict, advice in (
         (exceptions.NoCredentialsError(), Verdict.DENIED, "AWS_PROFILE"),
         (exceptions.PartialCredentialsError(provider="env", cred_var="x"), Verdict.DENIED, "both"),
@@ -140,9 +140,9 @@ def test_exceptions_of_botocore() -> None:
 def test_a_role_that_may_not_be_assumed() -> None:
     exceptions = pytest.importorskip("botocore.exceptions")
     exn = exceptions.ClientError({"Error": {"Code": "AccessDenied", "Message": "not you"}}, "AssumeRoleWithWebIdentity")
-    said = said_by_exception(exn)
+    said = refusal_of_exception(exn)
     assert said is not None
-    fault = explain_said(said, "x")
+    fault = explain_refusal(said, "x")
     assert fault.verdict is Verdict.DENIED
     assert "AssumeRoleWithWebIdentity" in fault.reason
     assert "not you" in fault.reason
@@ -176,24 +176,24 @@ def test_a_role_that_may_not_be_assumed() -> None:
 )
 def test_what_asks_for_fewer_requests(status: int, code: str, verdict: Verdict, throttled: bool) -> None:
     made = answer(status, code)
-    fault = explain_said(said_by_answer(Answer(status, {"retry-after": "4"}, made.excerpt)), "x")
+    fault = explain_refusal(refusal_of_answer(Answer(status, {"retry-after": "4"}, made.excerpt)), "x")
     assert (fault.verdict, fault.throttled) == (verdict, throttled)
     assert fault.retry_after_s == (4 if verdict is Verdict.TRANSIENT else None)
 
 
 def test_a_signature_that_expired_in_words() -> None:
-    said = said_by_answer(answer(403, "AccessDenied", "Request has expired"))
-    assert explain_said(said, "x").verdict is Verdict.EXPIRED
+    said = refusal_of_answer(answer(403, "AccessDenied", "Request has expired"))
+    assert explain_refusal(said, "x").verdict is Verdict.EXPIRED
 
 
 def test_retry_after_of_botocores_exception() -> None:
     exceptions = pytest.importorskip("botocore.exceptions")
     meta = {"HTTPStatusCode": 503, "HTTPHeaders": {"retry-after": "6"}}
-    said = said_by_exception(
+    said = refusal_of_exception(
         exceptions.ClientError({"Error": {"Code": "SlowDown"}, "ResponseMetadata": meta}, "GetObject")
     )
     assert said is not None
-    fault = explain_said(said, "x")
+    fault = explain_refusal(said, "x")
     assert (fault.verdict, fault.retry_after_s, fault.throttled) == (Verdict.TRANSIENT, 6, True)
 
 

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from wds_async.config import proxy_for, transfer_config
 from wds_async.redact import redact
 from wds_async.storage import retry
-from wds_async.storage.ais.handed import Hands
+from wds_async.storage.ais.handed import FileRequests
 from wds_async.storage.ais.plans import Announcer
-from wds_async.storage.ais.urls import NOBODY, Cluster, Place, cluster_for, has_own_store, read_token
+from wds_async.storage.ais.urls import NOBODY, AisObject, Cluster, cluster_for, has_own_store, read_token
 from wds_async.storage.base import (
     Access,
     Answer,
@@ -58,7 +58,7 @@ _BUCKET = re.compile(r"(?:ais|aws|s3|gcp|gs|azure|az|oci)://(?:[@#][\w@#-]*/)?[\
 
 
 def explain_answer(answer: Answer, identity: str, endpoint: str) -> Fault:
-    """A status of AIStore as a `Fault`, with what it said itself. ``identity`` is in words and no secret."""
+    """Return what an answer of AIStore means, with its own message. ``identity`` is in words and no secret."""
     said = _message(answer)
     words = f"AIStore at {endpoint} answered {answer.status}{f' ({said})' if said else ''} to {identity}"
     fault = replace(explain_status(answer), reason=words)
@@ -80,7 +80,7 @@ def explain_answer(answer: Answer, identity: str, endpoint: str) -> Fault:
 
 
 def explain_service(exn: BaseException, fault: Fault, endpoint: str, elsewhere: bool) -> Fault:
-    """An exception on the way to our own service as a `Fault`: what ``fault`` says, and whether nobody is there.
+    """Return what an exception on the way to our own service means: ``fault``, and whether the connection is refused.
     ``elsewhere``: its shard can be read without a service."""
     cause = getattr(exn, "os_error", None) or exn
     reason, nobody = fault.reason, isinstance(cause, FileNotFoundError | ConnectionRefusedError | PermissionError)
@@ -113,7 +113,7 @@ def _missing_advice(said: str) -> str:
 
 
 def _message(answer: Answer) -> str:
-    """What AIStore says of an error: JSON in the body, or after HEAD in a header."""
+    """Return AIStore's own message: JSON in the body, or after HEAD in a header."""
     text = answer.excerpt.decode("utf-8", "replace") or answer.fields.get("hdr-error", "")
     try:
         said = json.loads(text)["message"]
@@ -143,7 +143,7 @@ class _Client(HttpBackend):
         return (None, {}) if self.path else super()._proxy(url)
 
     async def ask(self, request: Request, body: Any) -> bytes:
-        """The answer to a GET with ``body``, as JSON. RefusedAnswer from 400 on."""
+        """Return the answer to a GET with ``body``, as JSON. RefusedAnswer from 400 on."""
         while True:
             response = await self.send(request, {}, body)
             try:
@@ -158,8 +158,8 @@ class _Client(HttpBackend):
 
 
 def _identity(fields: Mapping[str, str], size: int | None) -> str:
-    """The version counts too: AIStore gives an ETag only where a cloud gave one. A checksum does not, because a
-    bucket may be set to give that of the range."""
+    """Return the version of an object, with AIStore's own: AIStore gives an ETag only where a cloud gave one. A
+    checksum is no part of it, because a bucket may be set to give that of the range."""
     version = fields.get("ais-version", "")
     return f"{version_of(fields, size)}{f', version {version}' if version else ''}"
 
@@ -183,7 +183,7 @@ class AisBackend(Store):
         self._identity, self._token_file = NOBODY, ""
         self._secrets = Secrets()
         self._announcer = Announcer(self._client.send)
-        self._hands: Hands | None = None
+        self._hands: FileRequests | None = None
 
     async def access(self, url: str) -> Access:
         place = self._place(url)
@@ -306,27 +306,27 @@ class AisBackend(Store):
     def _cluster(self) -> Cluster:
         return self._known or self._meet(Cluster.of(self._options))
 
-    def _place(self, url: str) -> Place:
-        """What ``url`` names, once it is known at which cluster."""
+    def _place(self, url: str) -> AisObject:
+        """Return the object that ``url`` names, and choose the cluster with the first one."""
         if self._known is None:
             self._meet(cluster_for(url, self._options))
-        return Place.of(url)
+        return AisObject.of(url)
 
     def _meet(self, cluster: Cluster) -> Cluster:
         self._known, self._client.path = cluster, cluster.socket
         if cluster.socket:  # only our own service listens at one
             self._greet()
             if self._direct:
-                self._hands = Hands(cluster.socket, _HANDED_WITHIN_S)
+                self._hands = FileRequests(cluster.socket, _HANDED_WITHIN_S)
         return cluster
 
     def _greet(self) -> None:
-        """From now on say who asks, and what will be asked for."""
+        """Name ourselves to the service from now on, and send it plans."""
         if not self._why_not():
             self._announcer.greet()
 
     def _why_not(self) -> str:
-        """Why the engine does not send the requests itself, "" where it does."""
+        """Return why the engine does not send the requests itself; "" where it does."""
         if not self._direct:
             return "WDS_DIRECT=0"
         proxy = None if self._cluster.socket else proxy_for(self._cluster.endpoint)

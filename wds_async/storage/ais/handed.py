@@ -25,7 +25,7 @@ from wds_async.storage.base import Request
 from wds_async.storage.handed_files import Descriptor, HandedFile
 from wds_async.storage.http.messages import wire_url
 
-__all__ = ["Hands"]
+__all__ = ["FileRequests"]
 
 _HEAD_LIMIT_BYTES = 64 << 10
 _LEAVE_ALONE_S = 60.0
@@ -35,7 +35,7 @@ _DISTRUSTED_AT_MOST = 4096
 _BAD_AT_MOST = 3
 
 
-class Hands:
+class FileRequests:
     """Asks the service at the socket ``path``, over one connection. `ask` blocks, and may be called from any thread."""
 
     def __init__(self, path: str, timeout_s: float) -> None:
@@ -50,8 +50,8 @@ class Hands:
         self._closed = False
 
     def ask(self, request: Request, identify: Callable[[Mapping[str, str], int], str]) -> HandedFile | None:
-        """The file of the object that ``request`` would get; None where it is not to be had so. ``identify`` names an
-        object by the fields of an answer and its size."""
+        """Return the file of the object that ``request`` would get; None where it is not to be had so. ``identify``
+        names an object by the fields of an answer and its size."""
         url = request.url
         with self._lock:
             if time.monotonic() < self._not_before:
@@ -86,13 +86,13 @@ class Hands:
             self._drop()
 
     def _distrust(self, request: Request) -> None:
-        """Report with the next request that this file is bad; after some times it is asked for in ranges only."""
+        """Report this file as bad with the next request; after three reports it is read in ranges only."""
         if len(self._bad) < _DISTRUSTED_AT_MOST or request.url in self._bad:
             self._bad[request.url] = self._bad.get(request.url, 0) + 1
             self._unreported[request.url] = request
 
     def _report(self) -> None:
-        """Tell the service of files that were bad. What it answers says nothing."""
+        """Send the reports of bad files to the service, and ignore its answers."""
         while self._unreported:
             _, request = self._unreported.popitem()
             _, fds = self._exchange(_asking(request, "bad"))
@@ -100,7 +100,7 @@ class Hands:
                 os.close(fd)
 
     def _exchange(self, request: bytes) -> tuple[bytes, list[int]]:
-        """The head of the answer, and what came with it. A kept connection may have been closed meanwhile."""
+        """Return the head of the answer, and what came with it. A kept connection may have been closed meanwhile."""
         for fresh in (self._connection is None, True):
             try:
                 return self._answer(self._connected(fresh), request)
@@ -152,8 +152,8 @@ class Hands:
 
 
 def _received(connection: socket.socket) -> tuple[bytes, list[int]]:
-    """Bytes and descriptors. Not by ``socket.recv_fds``, which drops its flags: a process started meanwhile would
-    have the file open for ever."""
+    """Return bytes and descriptors. Not by ``socket.recv_fds``, which drops its flags: a process started meanwhile
+    would have the file open for ever."""
     room = socket.CMSG_LEN(_FDS_AT_MOST * array.array("i").itemsize)
     raw, ancillary, _, _ = connection.recvmsg(_PIECE_BYTES, room, getattr(socket, "MSG_CMSG_CLOEXEC", 0))
     fds = array.array("i")
@@ -163,7 +163,7 @@ def _received(connection: socket.socket) -> tuple[bytes, list[int]]:
     return raw, list(fds)
 
 
-class _Fields:
+class _HeadFields:
     """Collects what ``httptools`` calls back with."""
 
     def __init__(self) -> None:
@@ -174,8 +174,8 @@ class _Fields:
 
 
 def _read(raw: bytes) -> tuple[int, Mapping[str, str]]:
-    """Status and fields of an answer; status 0 for what is none."""
-    found = _Fields()
+    """Return status and fields of an answer; status 0 for what is none."""
+    found = _HeadFields()
     parser: Any = httptools.HttpResponseParser(found)
     try:
         parser.feed_data(raw)
@@ -185,8 +185,8 @@ def _read(raw: bytes) -> tuple[int, Mapping[str, str]]:
 
 
 def _asking(request: Request, hand: str) -> bytes:
-    """The request for the descriptor of what ``request`` would get (``hand`` is "1"), or the report that it is "bad".
-    ValueError where a header would break its line."""
+    """Return the request for the descriptor of what ``request`` would get (``hand`` is "1"), or the report that it is
+    "bad". ValueError where a header would break its line."""
     target = wire_url(request.url).partition("://")[2].partition("/")[2]
     lines = [f"HEAD /{target} HTTP/1.1", "Host: localhost", f"Wds-Hand: {hand}"]
     lines += [f"{name}: {value}" for name, value in request.headers]

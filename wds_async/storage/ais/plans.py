@@ -37,7 +37,7 @@ _numbers = itertools.count()
 
 
 def _client_name() -> str:
-    """How an engine calls itself to a service: host and process, and a number where it is not the first one there."""
+    """Return the engine's name for services: host and process, and a number from the second engine of a process on."""
     number = next(_numbers)
     return f"{socket.gethostname()}:{os.getpid()}{f'.{number}' if number else ''}"
 
@@ -56,28 +56,28 @@ class Announcer:
         self._changed = self._told = self._closed = False
 
     def expect(self, urls: Iterable[str]) -> None:
-        """``urls`` will be read, behind what was said before."""
+        """Append ``urls`` to what will be read."""
         if len(self._ahead) < _SHARDS_AT_MOST:
             self._ahead.update(dict.fromkeys(urls))
             self._changed = True
 
     def greet(self) -> None:
-        """The other side is our own service: it is told from now on."""
+        """Start to send plans: the server is our own service."""
         self.client = self.client or _client_name()
 
     def begun(self, url: str) -> None:
-        """``url`` is read now: no plan is needed for it."""
+        """Take ``url`` out of the plan: it is being read."""
         self._ahead.pop(url, None)
 
     def tell(self, request: Request) -> None:
-        """Say what is known, soon; ``request`` is one for the service, with what proves who asks."""
+        """Send the plan soon; ``request`` is one for the service, with its credentials."""
         self._request = request
         idle = self._task is None and not self._closed
         if idle and self._changed and self.client and time.monotonic() >= self._not_before:
             self._task = asyncio.ensure_future(self._run())
 
     async def close(self) -> None:
-        """Take the plan back."""
+        """Withdraw the plan."""
         self._closed = True
         if self._task is not None:
             self._task.cancel()

@@ -10,7 +10,7 @@ from typing import IO, Any
 from wds_async.errors import UrlError
 from wds_async.redact import redact
 from wds_async.storage.ais.backend import explain_answer
-from wds_async.storage.ais.urls import NOBODY, Place, cluster_for, read_token
+from wds_async.storage.ais.urls import NOBODY, AisObject, cluster_for, read_token
 from wds_async.storage.base import Answer, Fault, RedirectLoop, Request
 from wds_async.storage.http.errors import explain_exception
 from wds_async.storage.http.messages import PLAIN_HEADERS
@@ -29,7 +29,7 @@ class AisSink(HttpSink):
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
         self._cluster = cluster_for(url, options or {})
-        place = Place.of(url)
+        place = AisObject.of(url)
         if not place.name or place.name.endswith("/") or place.query:
             raise UrlError(f"{redact(url)}: names no object to write; write ais://bucket/object")
         if self._cluster.socket:

@@ -29,7 +29,17 @@ from wds_async.storage.base import Tls
 from wds_async.storage.stores import usual_scheme
 from wds_async.urls import scheme
 
-__all__ = ["NOBODY", "OPTIONS", "PROVIDERS", "Cluster", "Place", "cluster_for", "has_own_store", "read_token", "routes"]
+__all__ = [
+    "NOBODY",
+    "OPTIONS",
+    "PROVIDERS",
+    "AisObject",
+    "Cluster",
+    "cluster_for",
+    "has_own_store",
+    "read_token",
+    "routes",
+]
 
 logger = logging.getLogger("wds_async")
 
@@ -58,7 +68,7 @@ _SOCKET_PATH_BYTES = 107  # sockaddr_un
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class AisObject:
     """An object, or with a ``name`` that ends with "/" (or is empty) a folder."""
 
     provider: str
@@ -69,8 +79,9 @@ class Place:
     query: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def of(cls, url: str) -> Place:
-        """What ``url`` (rewritten) names. UrlError where it has no bucket, or AIStore no such provider."""
+    def of(cls, url: str) -> AisObject:
+        """Return the object that ``url`` (rewritten) names. UrlError without a bucket, or for a provider that AIStore
+        lacks."""
         name = usual_scheme(scheme(url))
         provider = PROVIDERS.get(name)
         if provider is None:
@@ -89,15 +100,15 @@ class Place:
 
     @property
     def in_order(self) -> bool:
-        """Whether it can only be read from the start on: members of archives, and what an ETL makes."""
+        """Whether it can only be read from its start: a member of an archive, or what an ETL makes."""
         return any(name in _IN_ORDER for name, _ in self.query)
 
     def object_url(self, endpoint: str) -> str:
-        """Where the proxy at ``endpoint`` is asked for it."""
+        """Return its URL at the proxy ``endpoint``."""
         return f"{endpoint}/v1/objects/{self.bucket}/{urllib.parse.quote(self.name)}?{self._parameters()}"
 
     def bucket_url(self, endpoint: str) -> str:
-        """Where the proxy at ``endpoint`` lists its bucket."""
+        """Return the URL that lists its bucket at the proxy ``endpoint``."""
         return f"{endpoint}/v1/buckets/{self.bucket}?{self._parameters()}"
 
     def _parameters(self) -> str:
@@ -132,18 +143,18 @@ class Cluster:
 
     @property
     def socket(self) -> str:
-        """Path of the Unix socket, "" where it is asked over TCP."""
+        """Path of the Unix socket, "" for TCP."""
         return self.endpoint.removeprefix("unix:") if self.endpoint.startswith("unix:") else ""
 
     @property
     def base(self) -> str:
-        """What the URLs of requests begin with."""
+        """First part of the URLs of requests."""
         return "http://localhost" if self.socket else self.endpoint
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Cluster:
-        """From ``storage_options`` of "ais" (see `OPTIONS`), and where they are silent from the environment.
-        ConfigError for an unknown option, and for an endpoint that is missing or none."""
+        """Return the cluster that ``storage_options`` of "ais" (see `OPTIONS`) name, else the environment. ConfigError for
+        an unknown option, and for an endpoint that is missing or malformed."""
         if unknown := sorted(set(options) - set(OPTIONS)):
             raise ConfigError(
                 f"storage_options for AIStore: {', '.join(unknown)} means nothing; it takes {', '.join(OPTIONS)}"
@@ -203,7 +214,8 @@ def _socket(text: str, name: str) -> str:
 
 
 def read_token(given: str = "") -> tuple[str, str, str]:
-    """The token, the file that it was read from ("" for none), and words for where it comes from. Blocks (a file).
+    """Return the token, the file that it was read from ("" for none), and words for where it comes from. Blocks (a
+    file).
 
     Asked in this order: ``given`` by the program, ``AIS_AUTHN_TOKEN``, ``AIS_AUTHN_TOKEN_FILE``, and the file that
     AIStore's own command line writes when one logs in. ConfigError for a file that is named but cannot be used.
@@ -233,7 +245,8 @@ def _default_token_file() -> str:
 
 
 def routes(url: str, options: Mapping[str, Any]) -> bool:
-    """Whether ``url`` (rewritten), which names another store, is read through AIStore. ``options`` are those for "ais".
+    """Return whether ``url`` (rewritten), which names another store, is read through AIStore. ``options`` are those for
+    "ais".
 
     Says once a process what the user may have overlooked.
     """
@@ -262,8 +275,8 @@ def routes(url: str, options: Mapping[str, Any]) -> bool:
 
 
 def has_own_store(url: str) -> bool:
-    """Whether what ``url`` names can be read without AIStore: not what its ETLs make, nor a member of an archive."""
-    return scheme(url) != "ais" and not Place.of(url).in_order
+    """Return whether the object can be read without AIStore: not what its ETLs make, nor a member of an archive."""
+    return scheme(url) != "ais" and not AisObject.of(url).in_order
 
 
 def _tell(words: str, name: str) -> None:

@@ -29,7 +29,7 @@ __all__ = [
     "API_VERSION",
     "VERSIONS",
     "Account",
-    "Authority",
+    "AccountAccess",
     "Blob",
     "Grant",
     "NoToken",
@@ -132,7 +132,7 @@ class Account:
 
     @property
     def identity(self) -> str:
-        """Who we are before anybody was asked, for people."""
+        """The identity in words, before any token."""
         return {
             "key": f"account key of {self.name}",
             "sas": f"shared access signature{_times(self.secret) if self.kind == 'sas' else ''}",
@@ -144,8 +144,8 @@ class Account:
 
 
 def has_credentials(url: str, options: Mapping[str, Any]) -> bool:
-    """Whether an ``https`` URL of a blob names an account that we know something of. What is configured for another
-    account, or without saying for which, is not."""
+    """Return whether an ``https`` URL of a blob names an account that we know something of. What is configured for
+    another account, or without saying for which, is not."""
     if any(name in options for name in _CREDENTIALS):
         return True
     account = parse(url).account
@@ -153,13 +153,13 @@ def has_credentials(url: str, options: Mapping[str, Any]) -> bool:
 
 
 def without_ours(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What of ``options`` is not for Azure, and so for a web server."""
+    """Return those of ``options`` that are not for Azure, and so for a web server."""
     return {name: value for name, value in options.items() if name not in _OF_ADLFS}
 
 
 def account_of(url: str, blob: Blob, options: Mapping[str, Any]) -> Account:
-    """The account that ``blob`` is in. The one that its URL names is not asked with another's credentials.
-    ConfigError where nobody names one."""
+    """Return the account of ``blob``. Credentials of another account are never sent to it. ConfigError where none is
+    named."""
     settings = _settings(options)
     configured, endpoint = _configured(settings, redact(url))
     name = blob.account or configured
@@ -177,7 +177,7 @@ def account_of(url: str, blob: Blob, options: Mapping[str, Any]) -> Account:
 
 
 def adlfs_options(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """``options`` for the filesystem that writes ``url``, so that it goes where we read, as whom we read."""
+    """Return ``options`` for the filesystem that writes ``url``, with the account and identity of reading."""
     account = account_of(url, parse(url), options)
     secret = {"key": "AccountKey", "sas": "SharedAccessSignature"}.get(account.kind)
     if secret is not None:  # a connection string is the only way to plain http
@@ -189,7 +189,7 @@ def adlfs_options(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _times(signature: str) -> str:
-    """From when to when a signature says that it is valid."""
+    """Return the validity of a signature in words."""
     said = urllib.parse.parse_qs(signature)
     start, stop = (said.get(name, [""])[0] for name in ("st", "se"))
     return f" (valid {f'from {start} ' if start else ''}to {stop})" if stop else ""
@@ -225,7 +225,7 @@ def _connection(text: str) -> dict[str, str]:
 
 
 def _configured(settings: Mapping[str, Any], shown: str) -> tuple[str, str]:
-    """The name and the endpoint of the account that the settings are for; "" where they say none."""
+    """Return the name and the endpoint of the account that the settings are for; "" where they say none."""
     connection: dict[str, str] = settings.get("connection") or {}
     if connection:
         endpoint = connection.get("blobendpoint") or (
@@ -262,7 +262,7 @@ def _credential(settings: Mapping[str, Any], ours: bool) -> tuple[str, Any]:
 
 
 def _credential_object(credential: Any) -> tuple[str, Any]:
-    """An object of azure.core's or azure.identity's, or the dict that azure.storage takes for a key."""
+    """Return kind and secret of an object of azure.core or azure.identity, or of azure.storage's dict for a key."""
     if isinstance(credential, Mapping):
         return "key", str(credential.get("account_key", ""))
     if hasattr(credential, "named_key"):  # AzureNamedKeyCredential
@@ -334,12 +334,12 @@ _nothing_found_until: dict[str, float] = {}
 
 
 class NoToken(ConnectionError):
-    """Who gave a token before gives none now."""
+    """A credential that gave a token before gives none now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a request must carry: ``query`` (without "?") and ``headers``. Instants are of ``time.monotonic``."""
+    """Credentials of a request: ``query`` (without "?") and ``headers``. Instants are of ``time.monotonic``."""
 
     query: str = field(default="", repr=False)
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
@@ -354,8 +354,8 @@ class Grant:
         return time.monotonic() - self.made_at < min(_FRESH_S, self.valid_s / 2)
 
 
-class Authority:
-    """Who we are to one account. ``call`` runs a blocking function on a thread."""
+class AccountAccess:
+    """Access to one account. ``call`` runs a blocking function on a thread."""
 
     def __init__(self, call: Call, account: Account) -> None:
         self.account = account
@@ -382,7 +382,7 @@ class Authority:
 
     @property
     def renewable(self) -> bool:
-        """Whether another grant can be had when one has lapsed."""
+        """Whether another grant can replace one that has lapsed."""
         return self._kind in ("key", "client", "credential", "found")
 
     async def grant(self, blob: Blob) -> Grant:
@@ -395,8 +395,8 @@ class Authority:
             return self._grants[key]
 
     def lapsed(self, blob: Blob, *, surely: bool) -> bool:
-        """The service refused a grant. Whether `grant` has, or will make, another one than that; ``surely``: it was
-        told that its time was over."""
+        """Return whether `grant` has, or will make, another grant than the one that the service refused. ``surely``:
+        the service gave its time as the reason."""
         if not self.renewable:
             return False
         key = self._scope(blob)
@@ -429,7 +429,7 @@ class Authority:
     # Grants
 
     def _scope(self, blob: Blob) -> str:
-        """What of the account one grant covers. A version or snapshot is signed for by itself."""
+        """Return what of the account one grant covers. A version or snapshot has a signature of its own."""
         if self._kind != "key":
             return ""
         return blob.container if blob.version is None else f"{blob.container}/{blob.name}?{blob.version}"
@@ -481,7 +481,7 @@ class Authority:
     # Tokens
 
     async def _token(self) -> Any:
-        """An access token, or None where none can be had and nobody said that there is one."""
+        """Return an access token, or None (anonymous) where none can be had and no credential was named."""
         looking = self._kind == "found" and not self._had_token
         if looking and _nothing_found_until.get(self.account.endpoint, 0.0) > time.monotonic():
             return self._turn_anonymous("nothing was found a moment ago")
@@ -547,14 +547,14 @@ class Authority:
         elif self._kind == "sas":
             credential = AzureSasCredential(self.account.secret)
         elif self._kind != "anonymous":
-            credential = _Tokens(self)
+            credential = _AsyncCredential(self)
         more: dict[str, Any] = {"retry_total": 0}  # the engine tries again itself
         if ca_file := variable("SSL_CERT_FILE"):  # aiohttp's own context is as old as its import
             more["connection_verify"] = ca_file
         return BlobServiceClient(self.account.endpoint, credential=credential, user_agent="wds-async", **more)
 
     async def token(self) -> Any:
-        """A token for Azure's client. ConnectionError where there is none any more."""
+        """Return a token for Azure's client. ConnectionError where there is none any more."""
         async with self._turn:
             token = await self._token()
         if token is None:
@@ -562,10 +562,10 @@ class Authority:
         return token
 
 
-class _Tokens:
-    """An `Authority` as azure.core's asynchronous clients take a credential."""
+class _AsyncCredential:
+    """An `AccountAccess` as azure.core's asynchronous clients take a credential."""
 
-    def __init__(self, authority: Authority) -> None:
+    def __init__(self, authority: AccountAccess) -> None:
         self._authority = authority
 
     async def get_token(self, *scopes: str, **kwargs: Any) -> Any:
@@ -574,7 +574,7 @@ class _Tokens:
     async def close(self) -> None:
         """The authority outlives its client."""
 
-    async def __aenter__(self) -> _Tokens:
+    async def __aenter__(self) -> _AsyncCredential:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -582,7 +582,7 @@ class _Tokens:
 
 
 def _ask(credential: Any, quietly: bool) -> Any:
-    """A token, in a thread; ``quietly``: without azure.identity's own warning that it found nothing, which
+    """Return a token, in a thread; ``quietly``: without azure.identity's own warning that it found nothing, which
     `_turn_anonymous` says in fewer words. A program's asynchronous credential keeps its session with the loop that
     first asked it, so it is always asked on the one loop that lives as long as the process: fsspec's."""
     if not inspect.iscoroutinefunction(credential.get_token):

@@ -16,7 +16,15 @@ from typing import Any
 from wds_async.config import proxy_for
 from wds_async.errors import UrlError
 from wds_async.redact import redact
-from wds_async.storage.azure.account import Account, Authority, Blob, account_of, has_credentials, parse, without_ours
+from wds_async.storage.azure.account import (
+    Account,
+    AccountAccess,
+    Blob,
+    account_of,
+    has_credentials,
+    parse,
+    without_ours,
+)
 from wds_async.storage.azure.errors import (
     answer_of,
     code_of,
@@ -43,7 +51,7 @@ from wds_async.storage.base import (
 )
 from wds_async.storage.checksums import azure
 from wds_async.storage.http.backend import HttpBackend
-from wds_async.storage.http.errors import told_where, with_proxy
+from wds_async.storage.http.errors import with_place, with_proxy
 from wds_async.storage.http.messages import PLAIN_HEADERS
 from wds_async.storage.options import NO_OPTIONS, Options
 
@@ -70,10 +78,10 @@ class AzureBackend(Store):
         self._options = options
         self._direct = direct
         self._http: HttpBackend | None = None
-        self._authorities: dict[Account, Authority] = {}
+        self._authorities: dict[Account, AccountAccess] = {}
         # By the account that a URL names: reading the environment for each of many small shards would cost more than
         # asking for them.
-        self._known: dict[tuple[bool, str], tuple[Authority, bool]] = {}
+        self._known: dict[tuple[bool, str], tuple[AccountAccess, bool]] = {}
         self._resolved: dict[str, asyncio.Future[None]] = {}
 
     async def access(self, url: str) -> Access:
@@ -137,7 +145,7 @@ class AzureBackend(Store):
         fault = explain_client(outcome, identity=authority.identity)
         fault = authority.secrets.of_fault(fault)
         fault = with_proxy(fault, outcome, authority.account.endpoint)
-        return told_where(fault, f"Azure at {redact(authority.account.endpoint)}", _PLACE)
+        return with_place(fault, f"Azure at {redact(authority.account.endpoint)}", _PLACE)
 
     def renew(self, url: str) -> None:
         if self._is_plain(url):
@@ -176,19 +184,19 @@ class AzureBackend(Store):
     def _is_plain(self, url: str) -> bool:
         return _is_https(url) and self._find(url, parse(url))[1]
 
-    def _of(self, url: str) -> tuple[Blob, Authority]:
+    def _of(self, url: str) -> tuple[Blob, AccountAccess]:
         blob = parse(url)
         return blob, self._find(url, blob)[0]
 
-    def _find(self, url: str, blob: Blob) -> tuple[Authority, bool]:
-        """Who we are to the account of ``blob``, and whether that is a web server's guest."""
+    def _find(self, url: str, blob: Blob) -> tuple[AccountAccess, bool]:
+        """Return the access to the account of ``blob``, and whether it is read like any web server."""
         key = _is_https(url), blob.endpoint
         if key not in self._known:
             plain = _is_https(url) and not has_credentials(url, self._options)
             account = (
                 Account(blob.account, blob.endpoint, "anonymous") if plain else account_of(url, blob, self._options)
             )
-            authority = self._authorities.setdefault(account, Authority(self._call, account))
+            authority = self._authorities.setdefault(account, AccountAccess(self._call, account))
             self._known[key] = authority, plain
         return self._known[key]
 
@@ -210,8 +218,8 @@ class AzureBackend(Store):
             raise
 
 
-async def _request(authority: Authority, blob: Blob) -> Request:
-    """The GET of ``blob``, with a grant that holds now."""
+async def _request(authority: AccountAccess, blob: Blob) -> Request:
+    """Return the GET of ``blob``, with a grant that holds now."""
     grant = await authority.grant(blob)
     version = [urllib.parse.urlencode([blob.version])] if blob.version else []
     query = "&".join([*version, *([grant.query] if grant.query else [])])
@@ -241,5 +249,5 @@ def _base(url: str, blob: Blob) -> str:
 
 
 def _quoted(name: str, url: str) -> str:
-    """A blob's name as it stands in a URL like ``url``."""
+    """Return a blob's name as it stands in a URL like ``url``."""
     return urllib.parse.quote(name, safe="/~") if _is_https(url) else name

@@ -94,12 +94,12 @@ _SKEWED_S = 120.0
 
 
 def code_of(answer: Answer) -> str:
-    """Azure's error code, "" where it says none (another server may have answered)."""
+    """Return Azure's error code, "" without one (the answer may be another server's)."""
     return code_shown(answer.fields.get("x-ms-error-code") or _element(answer, "Code"))
 
 
 def unauthenticated(answer: Answer) -> bool:
-    """Whether Azure does not believe who we are, as against what we may."""
+    """Return whether Azure rejects the identity itself, and not its permissions."""
     code = code_of(answer)
     if code == "AuthorizationFailure":
         # Azurite calls a wrong or expired signature by the code that Azure has for its firewall, and an answer to HEAD
@@ -109,13 +109,14 @@ def unauthenticated(answer: Answer) -> bool:
 
 
 def out_of_time(answer: Answer) -> bool:
-    """Whether Azure says that the signature or token is not valid now."""
+    """Return whether Azure's reason is the validity in time of the signature or token."""
     text = f"{_element(answer, 'AuthenticationErrorDetail')} {_element(answer, 'Message')}".lower()
     return any(words in text for words in ("not valid in the specified time", "lifetime validation failed", "expired"))
 
 
 def explain_answer(answer: Answer, *, identity: str, kind: str, renewed: bool) -> Fault:
-    """An answer to who asked as ``identity`` (of an account's ``kind``). ``renewed``: another grant will be had."""
+    """Return what an answer means to ``identity`` (of an account's ``kind``). ``renewed``: another grant will be
+    had."""
     code = code_of(answer)
     reason = f"Azure answered {answer.status}{f' {code}' if code else ''}{_said(answer)} to {identity}"
     if unauthenticated(answer):
@@ -136,7 +137,7 @@ def explain_answer(answer: Answer, *, identity: str, kind: str, renewed: bool) -
 
 
 def explain_client(exn: BaseException, *, identity: str) -> Fault:
-    """An exception of Azure's clients that no answer is behind, or of the network."""
+    """Explain an exception of Azure's clients that no answer is behind, or of the network."""
     names = {cls.__name__ for cls in type(exn).__mro__}
     if "ClientAuthenticationError" in names:
         lines = str(exn).strip().splitlines() or [type(exn).__name__]
@@ -152,8 +153,8 @@ def explain_client(exn: BaseException, *, identity: str) -> Fault:
 
 
 def explain_writing(exn: BaseException, *, identity: str, kind: str = "") -> Fault:
-    """An exception of adlfs while a blob was being written, as ``identity`` of an account's ``kind``; the answer is
-    somewhere behind it. Its own text is not to be shown, see `answer_of`."""
+    """Explain an exception of adlfs while a blob was being written, as ``identity`` of an account's ``kind``; the
+    answer is somewhere behind it. Its own text is not to be shown, see `answer_of`."""
     behind: BaseException | None = exn
     while behind is not None:
         if (answer := answer_of(behind)) is not None:
@@ -188,8 +189,8 @@ def _element(answer: Answer, name: str) -> str:
 
 
 def _said(answer: Answer) -> str:
-    """The first line of its message, and the times of a signature that are in the detail; no other part of that: it
-    repeats what was signed."""
+    """Return the first line of its message, and the times of a signature that are in the detail; no other part of that:
+    it repeats what was signed."""
     first = (_element(answer, "Message").splitlines() or [""])[0].rstrip(". ")
     if not first and not code_of(answer) and answer.excerpt:
         first = " ".join(re.sub(r"<[^>]*>|\s+", " ", answer.excerpt.decode("utf-8", "replace")).split())[:120]
@@ -200,7 +201,7 @@ def _said(answer: Answer) -> str:
 
 
 def _skew(answer: Answer) -> str:
-    """What to do about this machine's clock, where it is off."""
+    """Return advice about this machine's clock, where it is off."""
     try:
         theirs = email.utils.parsedate_to_datetime(answer.fields.get("date", "")).timestamp()
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""gcsfs's options, by name: it takes any, and says nothing of those that it does not know."""
+"""Google Cloud Storage by its JSON API; gcsfs where a proxy or an option requires it."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ from wds_async.storage.base import (
 from wds_async.storage.checked import CheckedRanges
 from wds_async.storage.checksums import google, google_object
 from wds_async.storage.filesystems import Filesystems
-from wds_async.storage.gcs.credentials import Identity, Tokens, emulator, find_identity, metadata_project
+from wds_async.storage.gcs.credentials import GoogleIdentity, GoogleTokens, emulator, find_identity, metadata_project
 from wds_async.storage.gcs.errors import explain
 from wds_async.storage.http.backend import HttpBackend
-from wds_async.storage.http.errors import told_where, with_proxy
+from wds_async.storage.http.errors import with_place, with_proxy
 from wds_async.storage.http.messages import PLAIN_HEADERS, answer_of, version_of
 from wds_async.storage.options import NO_OPTIONS, Options
 from wds_async.storage.preload import extra_needed
@@ -94,10 +94,10 @@ class GcsBackend(Store):
         self._options = options
         self._direct = direct
         self._http = HttpBackend(connect_timeout_s=connect_timeout_s, stall_timeout_s=stall_timeout_s)
-        self._identity = Identity("")
+        self._identity = GoogleIdentity("")
         self._identified = False
         self._renewed_at = -math.inf
-        self._tokens = Tokens(call, None)
+        self._tokens = GoogleTokens(call, None)
         self._filesystems: Filesystems | None = None
         self._ready = asyncio.Lock()
 
@@ -164,7 +164,7 @@ class GcsBackend(Store):
             self._tokens.refuse()
         if isinstance(outcome, OSError) and "Google" not in fault.reason:  # nobody has answered
             fault = with_proxy(fault, outcome, self._endpoint())
-            fault = told_where(fault, f"Google Cloud Storage at {redact(self._endpoint())}", _PLACE)
+            fault = with_place(fault, f"Google Cloud Storage at {redact(self._endpoint())}", _PLACE)
         return self._tokens.secrets.of_fault(fault)
 
     def renew(self, url: str) -> None:
@@ -196,7 +196,7 @@ class GcsBackend(Store):
         return str(given or f"https://storage.{universe}").rstrip("/")
 
     def _why_not(self) -> str:
-        """Why gcsfs reads in our place; "" where it does not."""
+        """Return why gcsfs reads in our place; "" where it does not."""
         if not self._direct:
             return "WDS_DIRECT=0"
         if proxy_for(self._endpoint()) is not None:
@@ -204,7 +204,7 @@ class GcsBackend(Store):
         return self._only_gcsfs()
 
     def _only_gcsfs(self) -> str:
-        """Why nobody else may talk to the store; "" where we may."""
+        """Return why only gcsfs may read; "" where the engine may."""
         if self._options.get("session_kwargs"):
             return "session_kwargs= are for gcsfs's own client"
         certificate = (variable("GOOGLE_API_USE_CLIENT_CERTIFICATE") or "").lower() == "true"
@@ -224,11 +224,11 @@ class GcsBackend(Store):
                 check_options(self._options)
                 with extra_needed("gs:// with credentials", "gcs"):
                     self._identity = await self._call(find_identity, self._options)
-                self._tokens = Tokens(self._call, self._identity.credentials, self._tokens)
+                self._tokens = GoogleTokens(self._call, self._identity.credentials, self._tokens)
                 self._identified = True
 
     async def _payer(self) -> dict[str, str]:
-        """The project that is billed, where the requester pays. ConfigError where it is not known."""
+        """Return the project that is billed, where the requester pays. ConfigError where it is not known."""
         pays = self._options.get("requester_pays")
         if not pays:
             return {}

@@ -35,13 +35,13 @@ from wds_async.storage.secrets import Secrets, Writer, hide_in_logs
 __all__ = [
     "HOW_TO_GIVE",
     "AuthFailed",
-    "Identity",
-    "Tokens",
+    "GoogleIdentity",
+    "GoogleTokens",
     "emulator",
     "find_identity",
     "gcsfs_options",
-    "in_words",
     "metadata_project",
+    "translated",
     "writer",
 ]
 
@@ -53,7 +53,7 @@ _TOKEN_SAID = re.compile(r"(_token['\"]?\s*[:=]\s*['\"]?)[\w.~+/\-]+=*")
 
 
 class AuthFailed(Exception):
-    """There are no credentials where some were asked for, or no token could be had for them."""
+    """Named credentials cannot be used, or no token could be had for them."""
 
     def __init__(self, words: str, *, retryable: bool = False) -> None:
         super().__init__(words)
@@ -61,7 +61,7 @@ class AuthFailed(Exception):
 
 
 @contextlib.contextmanager
-def in_words(what: str) -> Iterator[None]:
+def translated(what: str) -> Iterator[None]:
     """Whatever google-auth raises, as `AuthFailed` with its words and without its cause."""
     try:
         yield
@@ -81,12 +81,12 @@ def in_words(what: str) -> Iterator[None]:
         raise AuthFailed(f"{what}: {kind}: {words}", retryable=retryable) from None
 
 
-class Tokens:
+class GoogleTokens:
     """The headers that prove an identity (google-auth's ``credentials``, None for nobody), kept fresh: asked for again
     four minutes before the token expires, or after three quarters of what it has left where that is less. ``call``
     refreshes on a thread, once for all who wait for it. ``former``: what these replace; gcsfs may hold its bearer."""
 
-    def __init__(self, call: Call, credentials: Any, former: Tokens | None = None) -> None:
+    def __init__(self, call: Call, credentials: Any, former: GoogleTokens | None = None) -> None:
         self._call = call
         self._credentials = credentials
         self._lock = asyncio.Lock()
@@ -101,7 +101,7 @@ class Tokens:
 
     @property
     def refreshable(self) -> bool:
-        """Whether another token can be asked for."""
+        """Whether another token can be requested."""
         credentials = self._credentials
         if credentials is None:
             return False
@@ -109,11 +109,11 @@ class Tokens:
         return getattr(credentials, "refresh_token", "") is not None
 
     def refuse(self) -> None:
-        """The store said that the token is none: ask for another before anything else is sent."""
+        """Request another token before the next request: the store has refused this one."""
         self._refused_at = time.monotonic()
 
     async def headers(self) -> tuple[tuple[tuple[str, str], ...], float]:
-        """The headers to send, and when to ask again (time.monotonic). `AuthFailed` where there is no token."""
+        """Return the headers to send, and when to ask again (time.monotonic). `AuthFailed` where there is no token."""
         if self._stale():
             async with self._lock:
                 if self._stale():
@@ -145,14 +145,14 @@ class Tokens:
             self.bearer.token = bearer.token
 
     def _fetch(self, refused: bool) -> tuple[tuple[tuple[str, str], ...], float, Any]:
-        """A thread's work: refresh where that is needed, and the headers."""
+        """Refresh where that is needed, and return the headers. Blocks."""
         with client_imports():
             import requests  # noqa: PLC0415
             from google.auth.transport.requests import Request  # noqa: PLC0415
             from google.oauth2.credentials import Credentials  # noqa: PLC0415
 
         credentials = self._credentials
-        with in_words("no token could be had"), requests.Session() as session:
+        with translated("no token could be had"), requests.Session() as session:
             # A metadata server is this machine's own: no proxy leads there.
             session.trust_env = "compute_engine" not in type(credentials).__module__
             held = credentials.token is not None and _left_s(credentials) > _RENEW_BEFORE_S and not self._headers
@@ -167,7 +167,7 @@ class Tokens:
 
 
 def _left_s(credentials: Any) -> float:
-    """Seconds until the token expires; google-auth's ``expiry`` is UTC without saying so."""
+    """Return seconds until the token expires; google-auth's ``expiry`` is UTC without saying so."""
     expiry = credentials.expiry
     if expiry is None:
         return math.inf
@@ -191,7 +191,7 @@ _silent_until: dict[str, float] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class GoogleIdentity:
     """Who reads. ``name`` is for people; ``credentials`` are google-auth's, None for anonymous; ``missed`` says that
     credentials were looked for and not found."""
 
@@ -202,26 +202,26 @@ class Identity:
 
     @property
     def who(self) -> str:
-        """``name``, and the machine's account once its metadata server has told it."""
+        """``name``, and the machine's account where its metadata server has named it."""
         email = getattr(self.credentials, "service_account_email", None)
         known = isinstance(email, str) and email not in ("", "default") and email not in self.name
         return f"{self.name}, service account {email}" if known else self.name
 
     @property
     def account(self) -> str:
-        """What a role can be granted to, as far as it is known."""
+        """The principal that a role can be granted to, as far as it is known."""
         return self.who.partition(" (")[0] if "account" in self.who else "this identity"
 
 
 def emulator() -> str:
-    """The URL that ``STORAGE_EMULATOR_HOST`` names, "" without one."""
+    """Return the URL that ``STORAGE_EMULATOR_HOST`` names, "" without one."""
     host = (variable("STORAGE_EMULATOR_HOST") or "").rstrip("/")
     if host in ("", "default"):
         return ""
     return host if host.startswith(("http://", "https://")) else f"http://{host}"
 
 
-def find_identity(options: Mapping[str, Any]) -> Identity:
+def find_identity(options: Mapping[str, Any]) -> GoogleIdentity:
     """Who reads, by gcsfs's ``token=`` of ``options`` or by what the environment has. Blocks, 3 s at most where there
     is nothing. `AuthFailed` where credentials are named and cannot be used.
 
@@ -229,11 +229,11 @@ def find_identity(options: Mapping[str, Any]) -> Identity:
     """
     scopes = [f"https://www.googleapis.com/auth/devstorage.{options.get('access') or 'read_only'}"]
     token = options.get("token")
-    with in_words("credentials"):
+    with translated("credentials"):
         if token == "anon":
-            return Identity("anonymous (token='anon')")
+            return GoogleIdentity("anonymous (token='anon')")
         if token is None and emulator() and not options.get("endpoint_url"):
-            return Identity("anonymous (STORAGE_EMULATOR_HOST)", project=_project(options, {}))
+            return GoogleIdentity("anonymous (STORAGE_EMULATOR_HOST)", project=_project(options, {}))
         if token in (None, "google_default"):
             return _default(options, scopes)
         if token == "cloud":
@@ -247,12 +247,12 @@ def gcsfs_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def metadata_project() -> str:
-    """The project of this machine, "" where no metadata server says one. Blocks."""
+    """Return the machine's project, "" without a metadata server. Blocks."""
     status, _, body = _ask_metadata("/computeMetadata/v1/project/project-id")
     return body.decode("ascii", "replace").strip() if status == 200 else ""
 
 
-def _default(options: Mapping[str, Any], scopes: list[str]) -> Identity:
+def _default(options: Mapping[str, Any], scopes: list[str]) -> GoogleIdentity:
     named = variable("GOOGLE_APPLICATION_CREDENTIALS")
     if named:
         return _from_file(named, "GOOGLE_APPLICATION_CREDENTIALS", options, scopes)
@@ -270,7 +270,7 @@ def _default(options: Mapping[str, Any], scopes: list[str]) -> Identity:
         "none of gcloud's, no metadata server); storage_options={'token': 'anon'} says that this is meant "
         "(logged once a process)",
     )
-    return Identity("anonymous (no credentials were found)", project=_project(options, {}), missed=True)
+    return GoogleIdentity("anonymous (no credentials were found)", project=_project(options, {}), missed=True)
 
 
 def _gcloud_file() -> str:
@@ -282,8 +282,8 @@ def _gcloud_file() -> str:
 
 
 @client_imports()
-def _given(token: Any, options: Mapping[str, Any], scopes: list[str]) -> Identity:
-    """What ``token=`` holds: a file, its content, an access token, or credentials."""
+def _given(token: Any, options: Mapping[str, Any], scopes: list[str]) -> GoogleIdentity:
+    """Return the identity of ``token=``: a file, its content, an access token, or credentials."""
     from google.auth.credentials import Credentials as AnyCredentials  # noqa: PLC0415
     from google.oauth2.credentials import Credentials  # noqa: PLC0415
 
@@ -293,21 +293,21 @@ def _given(token: Any, options: Mapping[str, Any], scopes: list[str]) -> Identit
         from gcsfs.credentials import GoogleCredentials  # noqa: PLC0415
 
         made = GoogleCredentials(options.get("project"), options.get("access", "full_control"), token)
-        return Identity("gcsfs's token='cache'", made.credentials, _project(options, {}))
+        return GoogleIdentity("gcsfs's token='cache'", made.credentials, _project(options, {}))
     if isinstance(token, str) and os.path.exists(token):
         return _from_file(token, "storage_options", options, scopes)
     if isinstance(token, str):
-        return Identity("access token (storage_options)", Credentials(token), _project(options, {}))
+        return GoogleIdentity("access token (storage_options)", Credentials(token), _project(options, {}))
     if isinstance(token, Mapping):
         return _from_info(dict(token), "storage_options", options, scopes)
     if isinstance(token, AnyCredentials):
         email = getattr(token, "service_account_email", "")
         name = f"service account {email}" if email else type(token).__name__
-        return Identity(f"{name} (storage_options)", token, _project(options, {}))
+        return GoogleIdentity(f"{name} (storage_options)", token, _project(options, {}))
     raise AuthFailed(f"token= is a file, a dict, an access token or credentials, not {type(token).__name__}")
 
 
-def _from_file(path: str, where: str, options: Mapping[str, Any], scopes: list[str]) -> Identity:
+def _from_file(path: str, where: str, options: Mapping[str, Any], scopes: list[str]) -> GoogleIdentity:
     try:
         with open(path, encoding="utf-8") as file:
             info = json.load(file)
@@ -321,7 +321,7 @@ def _from_file(path: str, where: str, options: Mapping[str, Any], scopes: list[s
 
 
 @client_imports()
-def _from_info(info: dict[str, Any], where: str, options: Mapping[str, Any], scopes: list[str]) -> Identity:
+def _from_info(info: dict[str, Any], where: str, options: Mapping[str, Any], scopes: list[str]) -> GoogleIdentity:
     """Credentials by the ``type`` of their file. User credentials are not given scopes: theirs are set at login."""
     from google.auth.credentials import with_scopes_if_required  # noqa: PLC0415
 
@@ -330,7 +330,7 @@ def _from_info(info: dict[str, Any], where: str, options: Mapping[str, Any], sco
     credentials = with_scopes_if_required(credentials, scopes)
     if hasattr(credentials, "with_quota_project_from_environment"):
         credentials = credentials.with_quota_project_from_environment()
-    return Identity(f"{name} ({where})", credentials, _project(options, info))
+    return GoogleIdentity(f"{name} ({where})", credentials, _project(options, info))
 
 
 def _of_kind(kind: Any, info: dict[str, Any], where: str) -> tuple[Any, str]:
@@ -382,10 +382,10 @@ def _project(options: Mapping[str, Any], info: Mapping[str, Any]) -> str:
 
 
 @client_imports()
-def _metadata(options: Mapping[str, Any], scopes: list[str]) -> Identity:
+def _metadata(options: Mapping[str, Any], scopes: list[str]) -> GoogleIdentity:
     from google.auth import compute_engine  # noqa: PLC0415
 
-    return Identity("metadata server", compute_engine.Credentials(scopes=scopes), _project(options, {}))
+    return GoogleIdentity("metadata server", compute_engine.Credentials(scopes=scopes), _project(options, {}))
 
 
 def _metadata_address() -> str:
@@ -394,8 +394,8 @@ def _metadata_address() -> str:
 
 
 def _has_metadata() -> bool:
-    """Whether this machine has a metadata server. One that has ever answered is believed to be there, also when it is
-    slow; one that has not is asked again only after ten minutes."""
+    """Return whether this machine has a metadata server. One that has ever answered is believed to be there, also when
+    it is slow; one that has not is asked again only after ten minutes."""
     if variable("NO_GCE_CHECK") == "true":
         return False
     with contextlib.suppress(OSError), open(_MACHINE, encoding="utf-8") as file:

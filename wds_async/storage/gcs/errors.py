@@ -10,7 +10,7 @@ from typing import Any
 
 from wds_async.redact import redact
 from wds_async.storage.base import Answer, Fault, RefusedAnswer, Verdict
-from wds_async.storage.gcs.credentials import HOW_TO_GIVE, AuthFailed, Identity
+from wds_async.storage.gcs.credentials import HOW_TO_GIVE, AuthFailed, GoogleIdentity
 from wds_async.storage.generic import explain_foreign
 from wds_async.storage.http.errors import explain_status, retry_after_s
 
@@ -27,7 +27,7 @@ _STATUS_BEHIND = re.compile(r"\.?, [45]\d\d$")  # gcsfs puts it behind what Goog
 _SHOWN = 240
 
 
-def explain(outcome: Answer | BaseException, identity: Identity, *, generation: str, renewable: bool) -> Fault:
+def explain(outcome: Answer | BaseException, identity: GoogleIdentity, *, generation: str, renewable: bool) -> Fault:
     """``outcome`` as a `Fault`. ``generation`` is the one that the URL asks for; ``renewable`` says whether another
     token can be asked for, so that a 401 is worth another request."""
     if isinstance(outcome, RefusedAnswer):
@@ -43,15 +43,15 @@ def explain(outcome: Answer | BaseException, identity: Identity, *, generation: 
 
 
 def explain_write(exn: BaseException, identity: str = "the credentials that write") -> Fault:
-    """An exception of gcsfs while it writes as ``identity``, as a `Fault`."""
+    """Explain an exception of gcsfs while it writes as ``identity``, as a `Fault`."""
     return explain(exn, _writer(identity), generation="", renewable=False)
 
 
-def _writer(identity: str) -> Identity:
-    return Identity(identity, credentials=None if identity.startswith("anonymous") else True)
+def _writer(identity: str) -> GoogleIdentity:
+    return GoogleIdentity(identity, credentials=None if identity.startswith("anonymous") else True)
 
 
-def _explain_answer(answer: Answer, identity: Identity, generation: str, renewable: bool) -> Fault:
+def _explain_answer(answer: Answer, identity: GoogleIdentity, generation: str, renewable: bool) -> Fault:
     code, message = _said(answer)
     text = f"{code} {message}"
     said = f"Google Cloud Storage answered {answer.status} to {identity.who}" + (f": {message}" if message else "")
@@ -94,7 +94,7 @@ def _explain_404(said: str, text: str) -> Fault:
     return Fault(Verdict.MISSING, said, "There is no such object or no such bucket: check both names.")
 
 
-def _explain_nobody(said: str, identity: Identity) -> Fault:
+def _explain_nobody(said: str, identity: GoogleIdentity) -> Fault:
     if identity.missed:
         said = said.replace(f"{identity.who}", "anonymous")  # that none were found need not be said twice
         said = f"no credentials were found, and the bucket refuses anonymous reads ({said})"
@@ -103,7 +103,7 @@ def _explain_nobody(said: str, identity: Identity) -> Fault:
     return Fault(Verdict.DENIED, said, HOW_TO_GIVE)
 
 
-def _permission_advice(message: str, identity: Identity) -> str:
+def _permission_advice(message: str, identity: GoogleIdentity) -> str:
     if "insufficient authentication scopes" in message.lower() or "Insufficient Permission" in message:
         return "Give the machine the scope devstorage.read_only (or cloud-platform), or use a key file."
     found = _PERMISSION.search(message)
@@ -115,7 +115,7 @@ def _permission_advice(message: str, identity: Identity) -> str:
     )
 
 
-def _explain_auth(exn: AuthFailed, identity: Identity) -> Fault:
+def _explain_auth(exn: AuthFailed, identity: GoogleIdentity) -> Fault:
     text = str(exn)
     said = f"{text} (as {identity.who})" if identity.who else text
     if _CLOCK.search(text):
@@ -128,8 +128,8 @@ def _explain_auth(exn: AuthFailed, identity: Identity) -> Fault:
     return Fault(Verdict.DENIED, said, HOW_TO_GIVE)
 
 
-def _explain_missing(exn: BaseException, identity: Identity) -> Fault | None:
-    """gcsfs drops what Google says with a 404."""
+def _explain_missing(exn: BaseException, identity: GoogleIdentity) -> Fault | None:
+    """Return the fault of a missing object; gcsfs drops Google's own reason."""
     if not isinstance(exn, FileNotFoundError):
         return None
     said = f"Google Cloud Storage has nothing there for {identity.who}"
@@ -137,7 +137,7 @@ def _explain_missing(exn: BaseException, identity: Identity) -> Fault | None:
 
 
 def _answer_of(exn: BaseException) -> Answer | None:
-    """The answer behind an exception of gcsfs: ``HttpError`` with its code, and what it makes of 400 and 403."""
+    """Return the answer behind an exception of gcsfs: ``HttpError`` with its code, and what it makes of 400 and 403."""
     text = str(exn)
     if type(exn).__name__ == "HttpError" and str(getattr(exn, "code", "")).isdigit():
         return Answer(int(exn.code), {}, str(getattr(exn, "message", "")).encode())  # type: ignore[attr-defined]
@@ -151,7 +151,7 @@ def _answer_of(exn: BaseException) -> Answer | None:
 
 
 def _said(answer: Answer) -> tuple[str, str]:
-    """The code and message of an error, from JSON, XML or plain text; the message is fit to be shown."""
+    """Return the code and message of an error, from JSON, XML or plain text; the message is fit to be shown."""
     text = answer.excerpt.decode("utf-8", "replace")
     code, message = "", text
     if text.lstrip().startswith("{"):

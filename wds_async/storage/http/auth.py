@@ -47,14 +47,14 @@ _SYSTEM_TLS = Tls()
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """As whom a request is sent. ``name`` is for people; ``headers`` prove it: never log them."""
+    """Credentials of a request. ``name`` is for people; ``headers`` are secret: never log them."""
 
     name: str
     headers: Headers = field(default=(), repr=False)
 
     @property
     def described(self) -> str:
-        """What `Description` calls it, as for every store."""
+        """The identity as `Description` shows it."""
         return self.name if self.headers else "anonymous"
 
     def hidden(self, text: str) -> str:
@@ -105,7 +105,7 @@ def _refuse_unknown(given: Mapping[str, Any], accepted: Iterable[str], what: str
 
 
 def _usable(configured: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of fsspec's configuration that means something here, and that ``options`` do not replace."""
+    """Return the part of fsspec's configuration that means something here, and that ``options`` do not replace."""
     known = {name: value for name, value in configured.items() if name in (*_ACCEPTED, "client_kwargs")}
     if isinstance(session := known.get("client_kwargs"), Mapping):
         known["client_kwargs"] = {name: value for name, value in session.items() if name in _OF_A_SESSION}
@@ -139,7 +139,7 @@ def _headers(given: Any) -> dict[str, str]:
 
 
 def _identity(given: Mapping[str, Any], headers: Mapping[str, str]) -> Identity | None:
-    """The one way in which the options say who asks; ConfigError where there are two."""
+    """Return the one way in which the options say who asks; ConfigError where there are two."""
     header = next((name for name in headers if name.lower() == "authorization"), None)
     ways = [name for name in ("token", "username", "auth") if given.get(name) is not None]
     ways += [f"the header {header}"] if header else []
@@ -199,7 +199,7 @@ def _truth(name: str, value: Any) -> bool:
 
 
 def identity_of_url(parts: urllib.parse.SplitResult) -> Identity | None:
-    """What the userinfo of a URL says, as basic authorisation (RFC 7617)."""
+    """Return the userinfo of a URL as basic authorisation (RFC 7617)."""
     if parts.username is None:
         return None
     user, password = urllib.parse.unquote(parts.username), urllib.parse.unquote(parts.password or "")
@@ -217,7 +217,7 @@ class Netrc:
 
     @classmethod
     def read(cls) -> Netrc:
-        """Blocks. A file that cannot be read or parsed is told of once, and counts as empty."""
+        """Read the file; one that cannot be read or parsed gives one warning and counts as empty. Blocks."""
         named = variable("NETRC")
         path = os.path.expanduser(named or "~/.netrc")
         try:

@@ -47,7 +47,7 @@ from wds_async.storage.http.auth import (
     Netrc,
     identity_of_url,
 )
-from wds_async.storage.http.errors import explain_exception, explain_status, told_as_whom, told_of_the_port, with_proxy
+from wds_async.storage.http.errors import explain_exception, explain_status, with_identity, with_port_hint, with_proxy
 from wds_async.storage.http.messages import (
     PLAIN_HEADERS,
     REDIRECTS,
@@ -86,8 +86,8 @@ def judge(guard: Guard, host: str, address: str) -> None:
 
 
 def is_address(host: str) -> bool:
-    """Whether ``host`` is an address, about which aiohttp asks no resolver; also in the short forms (``127.1``) that
-    sockets take."""
+    """Return whether ``host`` is an address, also in a short form (``127.1``) that sockets take: aiohttp resolves none
+    of these."""
     try:
         ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -135,7 +135,7 @@ class IndexPage(html.parser.HTMLParser):
         self._found: list[Entry] = []
 
     def take(self) -> list[Entry]:
-        """The entries found since the last call, in the page's order."""
+        """Return the entries found since the last call, in the page's order."""
         found, self._found = self._found, []
         return found
 
@@ -147,7 +147,7 @@ class IndexPage(html.parser.HTMLParser):
             self._found.append(Entry(self._url + name, None))
 
     def _name(self, href: str) -> str:
-        """What ``href`` adds to the folder's URL; "" for what does not lie directly in it."""
+        """Return the part of ``href`` below the folder's URL; "" for what does not lie directly in it."""
         try:
             target = urllib.parse.urljoin(self._page, href)
             if urllib.parse.urlsplit(target)[:2] != self._origin:
@@ -170,7 +170,7 @@ def _decoded(name: str) -> str:
 
 
 def _shown(name: str) -> str:
-    """The name as a person writes it in a URL: decoded, but for what would then mean something else."""
+    """Return the name as a person writes it in a URL: decoded, but for what would then mean something else."""
     try:
         text = urllib.parse.unquote(name, errors="strict")
     except UnicodeDecodeError:  # bytes of another encoding: they can be asked for only as they stand
@@ -216,7 +216,7 @@ class HttpBackend(Store):
         self._contexts: dict[Tls, ssl.SSLContext] = {}
 
     def prepare(self) -> None:
-        """Read, once, what may say as whom to ask: fsspec's configuration and the netrc file. Blocks."""
+        """Read fsspec's configuration and the netrc file, once. Blocks."""
         if self._netrc is None:
             if configured := fsspec_configuration("http", "https"):
                 self._settings = HttpSettings.of(self._options, configured)
@@ -227,8 +227,8 @@ class HttpBackend(Store):
         return await self.read_by(self.request(url))
 
     async def read_by(self, request: Request) -> Access:
-        """The engine's own ``request``, or aiohttp in its stead where that cannot be: by ranges that are checked, or
-        in order from a server that does not cut."""
+        """Return the engine's own ``request``, or aiohttp in its stead where that cannot be: by ranges that are
+        checked, or in order from a server that does not cut."""
         if not self.why_not(request.url):
             return request
 
@@ -238,15 +238,16 @@ class HttpBackend(Store):
         return await self.by_aiohttp(same)
 
     async def by_aiohttp(self, request: Callable[[], Awaitable[Request]], identify: Identify = version_of) -> Access:
-        """What aiohttp reads of the GET that ``request`` gives now: ranges that are checked, or all in order from a
-        server that does not cut."""
+        """Return an access by aiohttp to the GET that ``request`` returns: checked ranges, or a stream from a server
+        that ignores ranges."""
         ranges = await CheckedRanges.of(RangeRequests(self, request), identify, sum(self.timeouts_s))
         return self.streamed(await request()) if ranges is None else ranges
 
     def request(self, url: str) -> Request:
-        """The GET for ``url``, with the credentials and headers that are known; fragments are dropped.
+        """Return the GET for ``url``, with the credentials and headers that are known; fragments are dropped.
 
-        `UrlError` for a URL without a host or with a port that is none."""
+        `UrlError` for a URL without a host or with a port that is none.
+        """
         parts = _split(url)
         headers = {name.lower(): (name, value) for name, value in PLAIN_HEADERS}
         for name, value in (*self._settings.headers, *self.identity(url).headers):
@@ -256,7 +257,7 @@ class HttpBackend(Store):
         return Request(target, tuple(headers.values()), tls=self._settings.tls, guard=self._guard)
 
     def identity(self, url: str) -> Identity:
-        """As whom ``url`` is asked for: of the options, the URL, or (once it was read) the netrc file."""
+        """Return the credentials for ``url``: of the options, the URL, or (once it was read) the netrc file."""
         parts = _split(url)
         found = self._settings.identity or identity_of_url(parts)
         if found is None and self._netrc is not None:
@@ -303,13 +304,13 @@ class HttpBackend(Store):
         if isinstance(outcome, RefusedAnswer):
             outcome = outcome.answer
         if not isinstance(outcome, Answer):
-            fault = told_of_the_port(explain_exception(outcome), outcome, url)
+            fault = with_port_hint(explain_exception(outcome), outcome, url)
             return with_proxy(fault, outcome, url) if self._settings.environment else fault
         if not url:
             return explain_status(outcome)
         identity = self.identity(url)
         proofs = Identity("", (*identity.headers, *self._settings.headers))
-        fault = told_as_whom(explain_status(outcome), outcome, identity.name, url)
+        fault = with_identity(explain_status(outcome), outcome, identity.name, url)
         return replace(fault, reason=proofs.hidden(fault.reason))
 
     def renew(self, url: str) -> None:
@@ -329,8 +330,8 @@ class HttpBackend(Store):
         more: Mapping[str, str] = {},
         enough: Callable[[Mapping[str, str]], bool] = lambda fields: False,
     ) -> Mapping[str, str]:
-        """The fields (lower case) of the answer to a HEAD after all redirects, or of the redirect that has ``enough``
-        of them. RefusedAnswer from 400 on."""
+        """Return the fields (lower case) of the answer to a HEAD after all redirects, or of the redirect that has
+        ``enough`` of them. RefusedAnswer from 400 on."""
         while True:
             response = await self.send(request, more, method="HEAD")
             response.release()
@@ -342,8 +343,8 @@ class HttpBackend(Store):
             request = redirected(request, answer.fields["location"])
 
     async def get(self, request: Request) -> tuple[aiohttp.ClientResponse, str]:
-        """The answer by aiohttp after all redirects, and the URL that gave it. What another origin may not see is not
-        sent there (aiohttp itself would hold back the one header ``Authorization``)."""
+        """Return the answer by aiohttp after all redirects, and the URL that gave it. What another origin may not see
+        is not sent there (aiohttp itself would hold back the one header ``Authorization``)."""
         while True:
             response = await self.send(request)
             if response.status not in REDIRECTS or "location" not in response.headers:
@@ -379,8 +380,8 @@ class HttpBackend(Store):
             )
 
     async def session(self) -> aiohttp.ClientSession:
-        """The aiohttp session for what is not read directly, made at first use. It reads no environment: proxies are
-        given with each request, and aiohttp's netrc would also use its ``default`` entry."""
+        """Return the aiohttp session for what is not read directly, made at first use. It reads no environment: proxies
+        are given with each request, and aiohttp's netrc would also use its ``default`` entry."""
         if self._session is None:
             await self._call(import_client, "aiohttp")  # a slow import that a direct read never needs
         if self._session is None:
@@ -407,14 +408,14 @@ class HttpBackend(Store):
             await self._call(self.prepare)
 
     def why_not(self, url: str) -> str:
-        """Why ``url`` is not read by the engine's own requests; "" where it is."""
+        """Return why ``url`` is not read by the engine's own requests; "" where it is."""
         if not self._direct:
             return "WDS_DIRECT=0"
         return "a proxy is in the way" if self._settings.environment and proxy_for(url) is not None else ""
 
     def _proxy(self, url: str) -> tuple[str | None, dict[str, str]]:
-        """The proxy for ``url``, and what proves to it who we are. aiohttp's errors show the URL of a proxy whole, so
-        userinfo is not left in it."""
+        """Return the proxy for ``url``, and what proves to it who we are. aiohttp's errors show the URL of a proxy
+        whole, so userinfo is not left in it."""
         named = proxy_for(url) if self._settings.environment else None
         if named is None:
             return None, {}
@@ -442,7 +443,7 @@ def _split(url: str) -> urllib.parse.SplitResult:
 
 
 def tls_context(tls: Tls) -> ssl.SSLContext:
-    """A client's context. ConfigError where a file that ``tls`` names cannot be used. Blocks: it reads files."""
+    """Return a client's context. ConfigError where a file that ``tls`` names cannot be used. Blocks: it reads files."""
     try:
         context = ssl.create_default_context(cafile=tls.ca_file or None)
         if tls.certificate:
@@ -457,8 +458,8 @@ def tls_context(tls: Tls) -> ssl.SSLContext:
 
 
 def _was_closed(tls: Any) -> bool:
-    """Whether the peer has ended TLS by a ``close_notify`` (RFC 8446 §6.1). aiohttp takes any end of a connection for
-    the end of a body without a length, but one without that may be a cut (RFC 9112 §9.8)."""
+    """Return whether the peer has ended TLS by a ``close_notify`` (RFC 8446 §6.1). aiohttp takes any end of a
+    connection for the end of a body without a length, but one without that may be a cut (RFC 9112 §9.8)."""
     try:
         tls.read(1)
     except ssl.SSLZeroReturnError:

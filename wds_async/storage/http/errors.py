@@ -26,9 +26,9 @@ __all__ = [
     "explain_exception",
     "explain_status",
     "retry_after_s",
-    "told_as_whom",
-    "told_of_the_port",
-    "told_where",
+    "with_identity",
+    "with_place",
+    "with_port_hint",
     "with_proxy",
 ]
 
@@ -49,7 +49,7 @@ _NOT_TLS = frozenset({"HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FA
 
 
 def explain_status(answer: Answer) -> Fault:
-    """A status as a `Fault`, in words."""
+    """Return a status as a `Fault`, in words."""
     status = answer.status
     words = f"the server answered {status}{_excerpt(answer)}"
     if status in (404, 410):
@@ -91,7 +91,7 @@ def retry_after_s(fields: Mapping[str, str]) -> float | None:
 
 
 def explain_exception(exn: BaseException) -> Fault:
-    """A network exception as a `Fault`."""
+    """Return a network exception as a `Fault`."""
     cause: BaseException = getattr(exn, "certificate_error", None) or getattr(exn, "os_error", None) or exn
     text = str(cause) or type(cause).__name__
     if isinstance(exn, ObjectReplaced):
@@ -133,7 +133,8 @@ def explain_exception(exn: BaseException) -> Fault:
 
 
 def _refusal(exn: BaseException) -> Answer | None:
-    """The answer that aiohttp made an exception of. It says 400 of its own where it cannot read an answer."""
+    """Return the answer that aiohttp made an exception of. It gives status 400 itself where it cannot parse an
+    answer."""
     status = getattr(exn, "status", None)
     if type(exn).__name__ != "ClientResponseError" or not isinstance(status, int) or status <= 400:
         return None
@@ -158,9 +159,9 @@ def with_proxy(fault: Fault, exn: BaseException, url: str) -> Fault:
     return replace(fault, reason=f"the proxy {shown} ({name}) {how}: {fault.reason}", advice=advice)
 
 
-def told_where(fault: Fault, place: str, advice: str) -> Fault:
-    """``fault`` of the network, with the ``place`` (a store and its endpoint) that was not reached, and what decides
-    that place; another fault as it is."""
+def with_place(fault: Fault, place: str, advice: str) -> Fault:
+    """Return ``fault`` of the network with the ``place`` (a store and its endpoint) that was not reached, and the
+    settings of that place; another fault as it is."""
     if fault.verdict not in (Verdict.TRANSIENT, Verdict.STALLED):
         return fault
     return replace(fault, reason=f"{place}: {fault.reason}", advice=f"{fault.advice} {advice}".strip())
@@ -170,9 +171,8 @@ def _is_client_error(exn: BaseException) -> bool:
     return any(cls.__module__.startswith("aiohttp") for cls in type(exn).__mro__)
 
 
-def told_as_whom(fault: Fault, answer: Answer, name: str, url: str) -> Fault:
-    """``fault`` of an ``answer`` to a request for ``url``: a refusal says as whom it was asked (``name``), and what may
-    help."""
+def with_identity(fault: Fault, answer: Answer, name: str, url: str) -> Fault:
+    """Return ``fault`` of an ``answer`` for ``url``; a refusal names the identity (``name``) and what may help."""
     plain = url.lower().startswith("http:")
     if answer.status in (400, 497) and plain and b"https" in answer.excerpt.lower():
         return replace(fault, reason="the server speaks TLS on this port", advice="Write https:// for it.")
@@ -201,7 +201,7 @@ def told_as_whom(fault: Fault, answer: Answer, name: str, url: str) -> Fault:
 
 
 def _is_signed(url: str) -> bool:
-    """Whether the URL proves by itself that it may be read: by a signature of S3, CloudFront, GCS or Azure."""
+    """Return whether the URL carries a signature of S3, CloudFront, GCS or Azure."""
     try:
         names = {name.lower() for name, _ in urllib.parse.parse_qsl(urllib.parse.urlsplit(url).query)}
     except ValueError:
@@ -209,8 +209,9 @@ def _is_signed(url: str) -> bool:
     return not _SIGNATURES.isdisjoint(names)
 
 
-def told_of_the_port(fault: Fault, exn: BaseException, url: str) -> Fault:
-    """``fault`` of an exception, with a guess where ``http`` seems to have been taken for ``https``, or the reverse."""
+def with_port_hint(fault: Fault, exn: BaseException, url: str) -> Fault:
+    """Return ``fault`` of an exception, with a hint where ``http`` may have been taken for ``https``, or the
+    reverse."""
     cause = getattr(exn, "os_error", None) or exn
     said = getattr(cause, "reason", None) if isinstance(cause, ssl.SSLError) else None
     if said in _NOT_TLS and url.lower().startswith("https:"):

@@ -1,4 +1,4 @@
-"""What HTTP messages say and ask, whoever sends them."""
+"""HTTP messages: headers, redirects, versions of objects."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _SIZE_ALONE = re.compile(r"(unknown size|\d+ bytes)?")
 
 
 def version_of(fields: Mapping[str, str], total: int | None) -> str:
-    """What pins an object while it is read: its ETag, else ``Last-Modified`` and size, else the size."""
+    """Return what pins an object while it is read: its ETag, else ``Last-Modified`` and size, else the size."""
     if etag := fields.get("etag"):
         return f"etag {etag}"
     if version := fields.get("ais-version"):  # of AIStore, which gives no validators for its own buckets
@@ -57,7 +57,8 @@ def version_of(fields: Mapping[str, str], total: int | None) -> str:
 
 
 def pins_version(version: str) -> bool:
-    """Whether ``version`` (of `version_of`) holds a validator. A size alone is none: two versions may share it."""
+    """Return whether ``version`` (of `version_of`) holds a validator. A size alone is none: two versions may share
+    it."""
     return _SIZE_ALONE.fullmatch(version) is None
 
 
@@ -70,8 +71,8 @@ def modified_of(fields: Mapping[str, str]) -> float | None:
 
 
 def same_object(one: str, other: str) -> bool:
-    """Whether two identities may be those of one object. What only one of them says is no difference: a stream of
-    unknown size, a generation that one way of reading shows and the other does not."""
+    """Return whether two identities may be those of one object. What only one of them says is no difference: a stream
+    of unknown size, a generation that one way of reading shows and the other does not."""
     short, long = sorted((each.removesuffix("unknown size").removesuffix(", ") for each in (one, other)), key=len)
     return not short or long == short or long.startswith(f"{short}, ")
 
@@ -85,11 +86,12 @@ def wire_url(url: str) -> str:
 
 
 def redirected(request: Request, location: str) -> Request:
-    """The request that a redirect asks for. When the origin changes, credentials stay behind (RFC 9110 §15.4), and
-    with them every other header of the user's: any may be a secret.
+    """Return the request that a redirect asks for. When the origin changes, credentials stay behind (RFC 9110 §15.4),
+    and with them every other header of the user's: any may be a secret.
 
     UrlError where it leads out of HTTP; RedirectLoop where it leads back to a URL that has redirected here
-    (`Request.hops`), or on after 10 redirects; AccessDenied where the request's guard forbids it."""
+    (`Request.hops`), or on after 10 redirects; AccessDenied where the request's guard forbids it.
+    """
     target = urllib.parse.urljoin(request.url, location)
     parts, proofs = urllib.parse.urlsplit(target), Identity("", request.headers)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -116,7 +118,7 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
 
 
 async def answer_of(response: aiohttp.ClientResponse) -> Answer:
-    """What is not the bytes asked for, with the beginning of its body."""
+    """Return an unexpected answer with the beginning of its body."""
     excerpt = b""
     if response.status >= 400:
         with contextlib.suppress(TimeoutError):  # what the status says matters more than the page
@@ -125,8 +127,8 @@ async def answer_of(response: aiohttp.ClientResponse) -> Answer:
 
 
 def fields_of(headers: Mapping[str, str]) -> dict[str, str]:
-    """A client's headers by lower-case names, the values of a repeated one joined (RFC 9110 §5.3): Google sends each
-    checksum of an object in one of its own."""
+    """Return a client's headers by lower-case names, the values of a repeated one joined (RFC 9110 §5.3): Google sends
+    each checksum of an object in one of its own."""
     fields: dict[str, str] = {}
     for name, value in headers.items():
         key = name.lower()

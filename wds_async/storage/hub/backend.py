@@ -37,7 +37,7 @@ from wds_async.storage.checksums import hugging_face
 from wds_async.storage.fsspec_config import fsspec_configuration
 from wds_async.storage.http.auth import ANONYMOUS, Identity, checked_header
 from wds_async.storage.http.backend import HttpBackend
-from wds_async.storage.http.errors import explain_status, told_where
+from wds_async.storage.http.errors import explain_status, with_place
 from wds_async.storage.http.messages import PLAIN_HEADERS, answer_of, redirected
 from wds_async.storage.options import NO_OPTIONS, Options
 from wds_async.storage.preload import client_imports
@@ -70,12 +70,12 @@ class HubPlace:
         return f"the {self.folder[:-1]} {self.repo}"
 
     def resolve_url(self, endpoint: str) -> str:
-        """Where the file is asked for."""
+        """Return the URL of the file."""
         revision = f"{urllib.parse.quote(self.revision, safe='')}/" if self.revision else ""
         return f"{endpoint}/{self.page}/resolve/{revision}{urllib.parse.quote(self.path)}"
 
     def tree_url(self, endpoint: str) -> str:
-        """Where the folder is listed."""
+        """Return the URL that lists the folder."""
         folder = self.path.strip("/")
         names = [urllib.parse.quote(name, safe="") for name in (self.revision, folder) if name]
         return "/".join([f"{endpoint}/api/{self.folder}/{self.repo}/tree", *names]) + "?recursive=false&expand=false"
@@ -84,8 +84,8 @@ class HubPlace:
 def explain_hub_answer(
     answer: Answer, place: HubPlace, endpoint: str, identity: Identity, *, renewed: bool = False
 ) -> Fault:
-    """An answer of the hub (or its CDN) for ``place``, asked for as ``identity``; ``renewed``: a refused token is being
-    looked up again."""
+    """Return what an answer of the hub (or its CDN) for ``place`` means to ``identity``; ``renewed``: a refused token
+    is being looked up again."""
     fault = explain_status(answer)
     said = identity.hidden(" ".join(answer.fields.get("x-error-message", "").split())[:200])
     said = f" ({said})" if said and said.isprintable() else ""
@@ -154,8 +154,8 @@ _LOOKED_UP_AGAIN_S = 60.0
 
 
 def hub_place(url: str, revision: str | None = None) -> HubPlace:
-    """What an ``hf://`` URL names. ``revision`` holds where the URL names none (default ``main``); UrlError for a URL
-    that is none, and for two revisions."""
+    """Return the place that an ``hf://`` URL names. ``revision`` is for URLs without one (default ``main``); UrlError
+    for a URL of another form, and for two revisions."""
     folder, _, rest = url.partition("://")[2].partition("/")
     if folder not in _FOLDERS:
         folder, rest = "models", url.partition("://")[2]
@@ -180,8 +180,8 @@ def hub_place(url: str, revision: str | None = None) -> HubPlace:
 
 @dataclass(frozen=True, slots=True)
 class _Login:
-    """Who asks the hub; ``asked_at`` (monotonic) is when the token was looked up, ``renewable`` whether doing that
-    again may give another one."""
+    """Identity for the hub; ``asked_at`` (monotonic) is when the token was looked up, ``renewable`` whether another
+    look may find a new one."""
 
     identity: Identity = field(repr=False)
     renewable: bool
@@ -259,7 +259,7 @@ class HuggingFaceBackend(Store):
         if not isinstance(answer, Answer):
             fault = self._http.classify(answer, self._endpoint())
             hub = f"the Hugging Face hub at {redact(self._endpoint())}"
-            return told_where(fault, hub, "Its address is HF_ENDPOINT, where that is set.")
+            return with_place(fault, hub, "Its address is HF_ENDPOINT, where that is set.")
         identity = self._login.identity if self._login is not None else ANONYMOUS
         place = hub_place(url, self._options.get("revision"))
         renewed = answer.status == 401 and self._forget_token()
@@ -272,7 +272,7 @@ class HuggingFaceBackend(Store):
         return hugging_face(fields) or self._http.checksum(fields)
 
     async def remote_checksum(self, url: str) -> Checksum | None:
-        """The hub says it in the redirect to where the file is."""
+        """Return the checksum in the hub's redirect to the file."""
         place = await self._place(url)
         request = await self._request(place.resolve_url(self._endpoint()))
         return hugging_face(await self._http.head(request, enough=lambda fields: "x-linked-etag" in fields))
@@ -310,8 +310,8 @@ class HuggingFaceBackend(Store):
         return self._login
 
     def _forget_token(self) -> bool:
-        """Whether a refused token is worth looking up again: a login's is renewed, or written anew, while we read.
-        Parts that were on their way with the old one come a little later than the first refusal."""
+        """Return whether a refused token is worth looking up again: a login's is renewed, or written anew, while we
+        read. Parts that were on their way with the old one come a little later than the first refusal."""
         now, login = time.monotonic(), self._login
         if now - self._renewed_at < _LOOKED_UP_AGAIN_S / 2:
             return True
@@ -346,7 +346,7 @@ def _modified(item: dict[str, Any]) -> float | None:
 
 
 def _look_up(given: Any) -> tuple[Identity, bool]:
-    """As whom to ask, and whether that can change: ``storage_options``, ``HF_TOKEN``, the login. Blocks."""
+    """Return the identity, and whether it may change: of ``storage_options``, ``HF_TOKEN``, or the login. Blocks."""
     if given is False:
         return ANONYMOUS, False
     if isinstance(given, str):
@@ -360,7 +360,7 @@ def _look_up(given: Any) -> tuple[Identity, bool]:
 
 
 def identity_of(options: Mapping[str, Any]) -> Identity:
-    """As whom the hub is asked with ``options``. Blocks; ConfigError where they cannot be used."""
+    """Return the identity for ``options``. ConfigError where they cannot be used. Blocks."""
     return _look_up(options.get("token"))[0]
 
 

@@ -40,7 +40,7 @@ from wds_async.storage.checksums import amazon, amazon_etag
 from wds_async.storage.filesystems import Filesystems
 from wds_async.storage.generic import GenericBackend, explain_foreign
 from wds_async.storage.http.backend import HttpBackend
-from wds_async.storage.http.errors import told_where, with_proxy
+from wds_async.storage.http.errors import with_place, with_proxy
 from wds_async.storage.http.messages import fields_of, version_of
 from wds_async.storage.options import NO_OPTIONS, Options
 from wds_async.storage.s3.client import S3Client, Signed, connect
@@ -48,11 +48,11 @@ from wds_async.storage.s3.errors import (
     KEY_REFUSED,
     REGION_CODES,
     SESSION_OVER,
-    Said,
+    S3Refusal,
     explain_client,
-    explain_said,
-    said_by_answer,
-    said_by_exception,
+    explain_refusal,
+    refusal_of_answer,
+    refusal_of_exception,
 )
 from wds_async.storage.s3.options import S3Name, tried_once, with_patience
 from wds_async.storage.secrets import Secrets, hide_in_logs
@@ -156,7 +156,7 @@ class S3Backend(GenericBackend):
         return self._secrets.of_fault(self._classified(outcome, url))
 
     def _classified(self, outcome: Answer | BaseException, url: str) -> Fault:
-        said = said_by_answer(outcome) if isinstance(outcome, Answer) else said_by_exception(outcome)
+        said = refusal_of_answer(outcome) if isinstance(outcome, Answer) else refusal_of_exception(outcome)
         if said is None:
             assert not isinstance(outcome, Answer)
             fault = explain_client(outcome) or explain_foreign(outcome)
@@ -167,7 +167,7 @@ class S3Backend(GenericBackend):
         if self._elsewhere(said, S3Name.of(url).bucket):
             return self._moved(said, identity)
         anonymous, found = (client.anonymous, client.found) if client is not None else (False, True)
-        fault = explain_said(said, identity, anonymous=anonymous, asked=found)
+        fault = explain_refusal(said, identity, anonymous=anonymous, asked=found)
         if said.code == "NoSuchKey" and "%" in S3Name.of(url).key:
             fault = replace(fault, advice=f"{fault.advice} It is taken literally, without percent-decoding.")
         if fault.verdict is Verdict.DENIED and not found and self._searches < _SEARCHES_AT_MOST:
@@ -211,7 +211,7 @@ class S3Backend(GenericBackend):
             await self._http.close()
 
     async def _connected(self, name: S3Name) -> S3Client:
-        """The client, made at first use, and again after its credentials were dropped."""
+        """Return the client, made at first use, and again after its credentials were dropped."""
         if self._connecting is None:
             self._connecting = asyncio.Lock()
         async with self._connecting:
@@ -251,7 +251,7 @@ class S3Backend(GenericBackend):
         return Filesystems(self._call, with_patience(tried_once(options), *self._timeouts_s))
 
     def _remember(self, url: str, client: S3Client) -> None:
-        """Which credentials are asked for ``url`` now."""
+        """Remember which credentials sign for ``url`` now."""
         self._since.setdefault(client.proof, time.monotonic() if self._since else -math.inf)
         if len(self._generations) >= _SIGNED_AT_MOST:
             self._generations.clear()
@@ -269,23 +269,23 @@ class S3Backend(GenericBackend):
         return Verdict.EXPIRED
 
     def _is_over(self, client: S3Client, url: str) -> bool:
-        """Whether the session that was refused as over is the one that was found again since it was dropped for that:
-        looking for credentials once more gives nothing else. What an answer to a former session says, or one that may
-        be to such, is nothing about the present one."""
+        """Return whether the session that was refused as over is the one that was found again since it was dropped for
+        that: looking for credentials once more gives nothing else. What an answer to a former session says, or one that
+        may be to such, is nothing about the present one."""
         asked, now = self._generations.get(url, self._generation), time.monotonic()
         if asked != self._generation or now - self._since.get(client.proof, now) < _ON_THE_WAY_S:
             return False
         return asked > self._over.setdefault(client.proof, asked)
 
     async def _ranges(self, client: S3Client, name: S3Name) -> Access:
-        """The object by botocore's client. There is no reading in order by it."""
+        """Return the object by botocore's client. There is no reading in order by it."""
         ranges = await CheckedRanges.of(ObjectGet(client, name), version_of, sum(self._timeouts_s))
         if ranges is None:
             raise Contradiction("asked for the first byte, the store answered with the whole object")
         return ranges
 
     def _why_not(self, client: S3Client, signed: Signed) -> str:
-        """Why a request cannot be the engine's own; "" where it can."""
+        """Return why a request cannot be the engine's own; "" where it can."""
         parts = urllib.parse.urlsplit(signed.url)
         self._endpoint = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"  # it may hold a password
         if not self._direct:
@@ -294,14 +294,14 @@ class S3Backend(GenericBackend):
             self._proxies[self._endpoint] = proxy_for(signed.url)
         return "a proxy is in the way" if self._proxies[self._endpoint] else client.by_itself()
 
-    def _elsewhere(self, said: Said, bucket: str) -> bool:
-        """Whether the bucket was asked for in the wrong region."""
+    def _elsewhere(self, said: S3Refusal, bucket: str) -> bool:
+        """Return whether the bucket is in another region, and remember which."""
         wrong = said.code in REGION_CODES or said.status in (301, 307)
         if wrong and said.region and not said.operation:  # botocore follows by itself, where it can
             self._regions[bucket] = said.region
         return wrong
 
-    def _moved(self, said: Said, identity: str) -> Fault:
+    def _moved(self, said: S3Refusal, identity: str) -> Fault:
         verdict = Verdict.EXPIRED if said.region and not said.operation else Verdict.FATAL
         where = f"; the bucket is in {said.region}" if said.region else ""
         right = f"AWS_REGION={said.region}" if said.region else "AWS_REGION to the region of the bucket"
@@ -312,7 +312,7 @@ class S3Backend(GenericBackend):
         if not self._endpoint:
             return fault
         advice = "The endpoint follows AWS_REGION and AWS_ENDPOINT_URL_S3."
-        return told_where(fault, f"S3 at {self._endpoint}", "" if "AWS_ENDPOINT_URL_S3" in fault.advice else advice)
+        return with_place(fault, f"S3 at {self._endpoint}", "" if "AWS_ENDPOINT_URL_S3" in fault.advice else advice)
 
 
 _PIECE_BYTES = 1 << 20
@@ -351,6 +351,6 @@ async def _pieces(body: Any) -> AsyncIterator[bytes]:
 
 
 def _unsatisfied(exn: Exception) -> Answer | None:
-    """The 416 that botocore makes an exception of: an object may be empty."""
+    """Return the 416 that botocore makes an exception of: an object may be empty."""
     meta = (getattr(exn, "response", None) or {}).get("ResponseMetadata") or {}
     return Answer(416, fields_of(meta.get("HTTPHeaders") or {})) if meta.get("HTTPStatusCode") == 416 else None

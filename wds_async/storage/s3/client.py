@@ -47,8 +47,8 @@ _locating: contextvars.ContextVar[int] = contextvars.ContextVar("wds_async_s3_lo
 _asked: contextvars.ContextVar[bool] = contextvars.ContextVar("wds_async_s3_asked", default=False)
 
 
-class _NotSent(BaseException):
-    """Carries a request out of botocore. No `Exception`, which botocore would take for a failure and try again."""
+class _SignedRequest(BaseException):
+    """Carries a request out of botocore. No `Exception`, which botocore would take for a failure and retry."""
 
     def __init__(self, request: Any) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class _NotSent(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """What is to be sent, until ``renew_after`` (``time.monotonic``), and by whom it is signed."""
+    """A request, valid until ``renew_after`` (``time.monotonic``), and the identity that signed it."""
 
     url: str = field(repr=False)
     headers: tuple[tuple[str, str], ...] = field(repr=False)
@@ -90,18 +90,18 @@ class S3Client:
             client.meta.events.register(f"{over}.s3.HeadBucket", _told_where_it_is)
 
     def by_itself(self) -> str:
-        """Why only the client itself can read, "" where the engine can."""
+        """Return why only the client itself can read; "" where the engine can."""
         if self.client.meta.config.proxies:
             return "config_kwargs name a proxy"
         return "SSE-C" if any(name.startswith("SSECustomer") for name in self.given) else ""
 
     def arguments(self, operation: str) -> dict[str, Any]:
-        """Those of ``given`` that ``operation`` takes."""
+        """Return those of ``given`` that ``operation`` takes."""
         taken = self.client.meta.service_model.operation_model(operation).input_shape.members
         return {name: value for name, value in self.given.items() if name in taken and value is not None}
 
     def use_regions(self, regions: Mapping[str, str]) -> None:
-        """Ask for a bucket in its region of ``regions``, whatever the environment says."""
+        """Send requests for a bucket of ``regions`` to its region, whatever the environment names."""
 
         def correct(params: Mapping[str, Any], builtins: dict[str, Any], **_: Any) -> None:
             if (region := regions.get(params.get("Bucket", ""))) is not None:
@@ -110,14 +110,14 @@ class S3Client:
         self.client.meta.events.register("before-endpoint-resolution.s3", correct)
 
     async def sign(self, name: S3Name) -> Signed:
-        """The GET of an object. Raises what botocore does, where there is nothing to sign with."""
+        """Return the signed GET of an object. Raise what botocore raises where there is nothing to sign with."""
         extra = dict(self._get_arguments)
         if name.version:
             extra["VersionId"] = name.version
         token = _asked.set(True)
         try:
             await self.client.get_object(Bucket=name.bucket, Key=name.key or "-", **extra)
-        except _NotSent as caught:
+        except _SignedRequest as caught:
             return self._signed(caught.request, name)
         finally:
             _asked.reset(token)
@@ -129,12 +129,12 @@ class S3Client:
         return await self.client.get_object(Bucket=name.bucket, Key=name.key, **extra)
 
     async def size(self, name: S3Name) -> int:
-        """Bytes of an object."""
+        """Return bytes of an object."""
         extra = {**self.arguments("HeadObject"), **({"VersionId": name.version} if name.version else {})}
         return int((await self.client.head_object(Bucket=name.bucket, Key=name.key, **extra))["ContentLength"])
 
     def _note(self, request: Any, **_: Any) -> None:
-        """What botocore proves itself by: a store may repeat it."""
+        """Remember botocore's proofs as secrets: a store may repeat them."""
         self._secrets.add_headers([(name, _text(value)) for name, value in request.headers.items()])
 
     def use_credentials(self, credentials: Any) -> None:
@@ -161,7 +161,7 @@ class S3Client:
         return time.monotonic() + max(left_s, _AT_LEAST_S)
 
     def _identify(self, authorization: str, name: S3Name) -> str:
-        """The access key of the signature, shortened, and where it came from."""
+        """Return the access key of the signature, shortened, and where it came from."""
         if not authorization:
             return "anonymous"
         key = _key_of(authorization)
@@ -171,7 +171,7 @@ class S3Client:
 
 
 def key_in_words(key: str, credentials: Any) -> str:
-    """The access ``key``, shortened, and where it came from: botocore's ``credentials``, or None for options."""
+    """Return the access ``key``, shortened, and where it came from: botocore's ``credentials``, or None for options."""
     if credentials is None:
         return f"access key {_shortened(key)} (storage_options)"
     method = str(getattr(credentials, "method", ""))
@@ -182,8 +182,8 @@ def key_in_words(key: str, credentials: Any) -> str:
 
 
 async def connect(filesystems: Filesystems, scheme: str, secrets: Secrets | None = None) -> S3Client | None:
-    """A client for reading on this loop; None where nobody gave credentials, nor asked to be anonymous. What it sends
-    as proof is put down in ``secrets``."""
+    """Return a client for reading on this loop; None where there are no credentials and anonymous access was not
+    requested. Its proofs are added to ``secrets``."""
     with _options_named(secrets or Secrets()):
         filesystem, _ = await filesystems.find(f"{scheme}://")
         filesystem.retries = 1  # the engine tries again itself
@@ -206,7 +206,7 @@ async def connect(filesystems: Filesystems, scheme: str, secrets: Secrets | None
 
 @contextlib.contextmanager
 def _options_named(secrets: Secrets) -> Iterator[None]:
-    """What is raised where a client is made of options that it does not take, as ConfigError."""
+    """Raise ConfigError for options that make no client."""
     try:
         yield
     except (AttributeError, TypeError, ValueError) as exn:
@@ -222,7 +222,7 @@ def _options_named(secrets: Secrets) -> Iterator[None]:
 
 def _instead_of_sending(request: Any, **_: Any) -> None:
     if _asked.get():
-        raise _NotSent(request)
+        raise _SignedRequest(request)
 
 
 def _ask_once_where_it_is(**_: Any) -> None:

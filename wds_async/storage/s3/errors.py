@@ -22,12 +22,12 @@ __all__ = [
     "KEY_REFUSED",
     "REGION_CODES",
     "SESSION_OVER",
-    "Said",
+    "S3Refusal",
     "explain_client",
     "explain_foreign_s3",
-    "explain_said",
-    "said_by_answer",
-    "said_by_exception",
+    "explain_refusal",
+    "refusal_of_answer",
+    "refusal_of_exception",
 ]
 
 REGION_CODES = frozenset(
@@ -120,7 +120,7 @@ _CLIENT: Mapping[str, tuple[Verdict, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class S3Refusal:
     """What a store answered: HTTP ``status`` (0 where unknown), its ``code`` and ``message``, the ``region`` that it
     names, ``operation`` where a client of its own asked, and the other elements of its error."""
 
@@ -144,17 +144,17 @@ _ELEMENT = re.compile(r"<(\w+)>([^<]{0,500})</\1>")
 _IN_ENDPOINT = re.compile(r"\bs3[.-](?:dualstack\.)?([a-z]{2}(?:-[a-z]+)+-\d+)\.amazonaws\.")
 
 
-def said_by_answer(answer: Answer) -> Said:
-    """The XML of an error (its beginning will do) and the headers that go with it."""
+def refusal_of_answer(answer: Answer) -> S3Refusal:
+    """Return the XML of an error (its beginning will do) and the headers that go with it."""
     text = answer.excerpt.decode("utf-8", "replace")
     more = {name: html.unescape(value) for name, value in _ELEMENT.findall(text)} if "<Code>" in text else {}
     region = answer.fields.get("x-amz-bucket-region", "") or more.get("Region", "") or _in_endpoint(more)
-    return Said(answer.status, more.get("Code", ""), more.get("Message", ""), code_shown(region), more=more,
+    return S3Refusal(answer.status, more.get("Code", ""), more.get("Message", ""), code_shown(region), more=more,
                 wait_s=retry_after_s(answer.fields))  # fmt: skip
 
 
-def said_by_exception(exn: BaseException) -> Said | None:
-    """The same, from botocore's ``ClientError`` among the causes of ``exn``."""
+def refusal_of_exception(exn: BaseException) -> S3Refusal | None:
+    """Return the same, from botocore's ``ClientError`` among the causes of ``exn``."""
     for each in _causes(exn):
         response = getattr(each, "response", None)
         if isinstance(response, Mapping) and isinstance(response.get("Error"), Mapping):
@@ -165,11 +165,11 @@ def said_by_exception(exn: BaseException) -> Said | None:
             operation = str(getattr(each, "operation_name", ""))
             code, status = error.get("Code", ""), int(meta.get("HTTPStatusCode") or 0)
             wait_s = retry_after_s({"retry-after": str(headers.get("retry-after", ""))})
-            return Said(status, code, error.get("Message", ""), code_shown(region), operation, error, wait_s)
+            return S3Refusal(status, code, error.get("Message", ""), code_shown(region), operation, error, wait_s)
     return None
 
 
-def explain_said(said: Said, identity: str, *, anonymous: bool = False, asked: bool = True) -> Fault:
+def explain_refusal(said: S3Refusal, identity: str, *, anonymous: bool = False, asked: bool = True) -> Fault:
     """``said`` as a `Fault`, for who asked as ``identity``. ``anonymous``: because no credentials were found, unless
     ``asked`` for that."""
     words = f"S3 answered {said} to {identity}"
@@ -210,7 +210,7 @@ def explain_said(said: Said, identity: str, *, anonymous: bool = False, asked: b
 
 
 def explain_client(exn: BaseException) -> Fault | None:
-    """An exception of botocore's own, for which nothing was answered; None for others."""
+    """Explain an exception of botocore's own, for which nothing was answered; None for others."""
     if isinstance(exn, RecursionError):  # botocore follows its redirects by asking again, within the answer
         return Fault(
             Verdict.FATAL, "S3's client was redirected in a circle", "Check AWS_ENDPOINT_URL_S3 and AWS_REGION."
@@ -230,13 +230,13 @@ def explain_client(exn: BaseException) -> Fault | None:
 
 
 def explain_foreign_s3(exn: BaseException, identity: str = "the credentials in use") -> Fault | None:
-    """An exception of s3fs or botocore, for who asked as ``identity`` and not through the backend; None where it is
-    neither's."""
-    said = said_by_exception(exn)
-    return explain_client(exn) if said is None else explain_said(said, identity)
+    """Return what an exception of s3fs or botocore means to ``identity`` outside the backend; None where it is another
+    library's."""
+    said = refusal_of_exception(exn)
+    return explain_client(exn) if said is None else explain_refusal(said, identity)
 
 
-def _skewed(said: Said, words: str) -> Fault:
+def _skewed(said: S3Refusal, words: str) -> Fault:
     """Either our clock is wrong, or the request is old: a machine that slept does not notice in ``time.monotonic``."""
     more = said.more or {}
     asked_at, now_there = more.get("RequestTime", ""), more.get("ServerTime", "")

@@ -1,4 +1,4 @@
-"""s3fs's options: what the program gave, and what it has to be told beside."""
+"""Options of s3fs, and the names of S3 objects."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class S3Name:
 
     @classmethod
     def of(cls, url: str) -> S3Name:
-        """The parts of ``s3://bucket/key[?versionId=…]``."""
+        """Return the parts of ``s3://bucket/key[?versionId=…]``."""
         scheme, _, path = url.partition("://")
         if (arn := _ARN.match(path)) is not None:
             bucket, key = arn[1], arn[2] or ""
