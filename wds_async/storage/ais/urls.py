@@ -153,8 +153,8 @@ class Cluster:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Cluster:
-        """Return the cluster that ``storage_options`` of "ais" (see `OPTIONS`) name, else the environment. ConfigError for
-        an unknown option, and for an endpoint that is missing or malformed."""
+        """Return the cluster that ``storage_options`` of "ais" (see `OPTIONS`) name, else the environment. ConfigError
+        for an unknown option, and for an endpoint that is missing or malformed."""
         if unknown := sorted(set(options) - set(OPTIONS)):
             raise ConfigError(
                 f"storage_options for AIStore: {', '.join(unknown)} means nothing; it takes {', '.join(OPTIONS)}"
