@@ -56,7 +56,7 @@ class RetryPolicy:
     first_contact_s: float = 10.0
     """The same, for an origin that has never answered: a typo must not look like a hang."""
     refusal_timeout_s: float = 30.0
-    """Seconds for which a 403 or 404 is asked again, where the store has answered the same identity for the same bucket
+    """Seconds for which a 403 or 404 is retried, where the store has answered the same identity for the same bucket
     before in this process: permissions, new credentials and listings take a while to reach every server of a store.
     0: a refusal ends the read at once."""
     base_s: float = 0.02
@@ -66,7 +66,7 @@ class RetryPolicy:
 
     @property
     def brief_attempts(self) -> int:
-        """For one request that nobody should wait minutes for: a page of a listing, a file to be written."""
+        """Attempts of one brief request: a page of a listing, a file to be written."""
         return self.max_contradictions if self.max_attempts is None else self.max_attempts
 
     def delay_s(self, attempt: int, rng: random.Random, retry_after_s: float | None = None) -> float:
@@ -78,11 +78,11 @@ class RetryPolicy:
         return max(jittered, min(retry_after_s, self.cap_s))
 
     def allowed_s(self, *, origin_known: bool) -> float:
-        """Seconds without progress before the error is raised."""
+        """Return the seconds without progress before the error is raised."""
         return self.timeout_s if origin_known else min(self.first_contact_s, self.timeout_s)
 
     def exhausted(self, attempt: int, *, contradicted: bool = False) -> bool:
-        """Whether ``attempt`` failures in a row are too many, however little time they took."""
+        """Return whether ``attempt`` failures in a row are too many, however little time they took."""
         most = self.max_attempts
         if contradicted:
             most = self.max_contradictions if most is None else min(most, self.max_contradictions)
@@ -95,15 +95,9 @@ class RetryPolicy:
 
 logger = logging.getLogger("wds_async")
 
-
 DEFAULT_BUDGET_BYTES = 128 * MIB
-
-
 MIN_BUDGET_BYTES = 32 * MIB
-
-
 _HOST_BUDGET_BYTES = 3 * GIB
-
 
 _inherited_security = False
 
@@ -160,7 +154,7 @@ class Settings:
 
 def security_enforced() -> bool:
     """Whether the program has set ``wds.utils.enforce_security``, which says the same as ``WDS_SECURE=1``; or its
-    parent has, which a spawned worker is told by `inherit_security`."""
+    parent has, which `inherit_security` passes to a spawned worker."""
     return _inherited_security or bool(
         getattr(packages.loaded("wds_async.utils"), "__dict__", {}).get("enforce_security", False)
     )
@@ -207,7 +201,7 @@ def settings() -> Settings:
 
 @dataclass(frozen=True, slots=True)
 class TransferConfig:
-    """How the engine moves bytes. Two readers with different values share one loop and one budget."""
+    """Settings of the engine. Two readers with different values share one loop and one budget."""
 
     budget_bytes: int = DEFAULT_BUDGET_BYTES
     """Slab memory of the process. More lets more parts be in flight: throughput from a store is about
@@ -231,17 +225,17 @@ class TransferConfig:
     """Seconds without a byte before an attempt is given up and made again."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     hedge_share: float = 0.03
-    """Bytes that may come twice, of all that are read, because a part was much slower than its peers and was asked for
-    a second time; each origin has 16 MiB more to begin with. 0: none."""
+    """Bytes that may come twice, of all that are read, because a part was much slower than its peers and was
+    hedged; each origin has 16 MiB more to begin with. 0: none."""
     verify: str = "auto"
-    """Whose checksums are compared: "auto" (CRC-32C where an answer brings it), "always" (whatever the store gives,
-    asked for where need be; a shard's samples come once it was found good) or "never"."""
+    """Whose checksums are compared: "auto" (CRC-32C where an answer brings it), "always" (all that the store has,
+    by a request if need be; a shard's samples come once it was found good) or "never"."""
     switch_interval_s: float = 5e-5
     """GIL switch interval while a reader is open, unless the program chose one of its own. With
     CPython's 5 ms a consumer in pure Python starves the loop thread (see ``benchmarks/busy.py``)."""
 
     def taking_refusals(self) -> TransferConfig:
-        """The same, but that a 403 or 404 ends a read at once: where another client, or a person, waits for it."""
+        """Return the same with a 403 or 404 that ends a read at once, for a client or person that waits."""
         return dataclasses.replace(self, retry=dataclasses.replace(self.retry, refusal_timeout_s=0.0))
 
     def __post_init__(self) -> None:
@@ -261,7 +255,7 @@ class TransferConfig:
 
 
 def transfer_config(workers: int = 1, **overrides: Any) -> TransferConfig:
-    """The transfer's settings from the environment, for one of ``workers`` processes of this rank.
+    """Return the engine's settings from the environment, for one of ``workers`` processes of this rank.
 
     ``overrides`` are fields of `TransferConfig` and win; sizes may be written as ``"64M"``. ConfigError for a name
     that does not exist or a value of the wrong type or range.
@@ -291,7 +285,7 @@ def transfer_config(workers: int = 1, **overrides: Any) -> TransferConfig:
 
 
 def _override(name: str, given: Any) -> Any:
-    """An argument as the field's type."""
+    """Return an argument converted to the field's type."""
     types = {known.name: str(known.type) for known in dataclasses.fields(TransferConfig)}
     if name not in types:
         raise ConfigError(f"transfer has no {name!r}; its names are {', '.join(sorted(types))}")
@@ -308,14 +302,14 @@ def _override(name: str, given: Any) -> Any:
 
 
 def default_budget_bytes(processes: int = 1) -> int:
-    """128 MiB, less where ``processes`` of them would pass an eighth of the memory or 3 GiB a host;
-    never under 32 MiB."""
+    """Return 128 MiB, or less if ``processes`` of them would exceed an eighth of the memory or 3 GiB a host; at least
+    32 MiB."""
     host = min(memory_bytes() // 8, _HOST_BUDGET_BYTES)
     return max(MIN_BUDGET_BYTES, min(DEFAULT_BUDGET_BYTES, host // max(1, processes)))
 
 
 def memory_bytes() -> int:
-    """Memory that this process may use: the machine's, or its cgroup's limit where that is lower."""
+    """Return the memory that this process may use: the machine's, or its cgroup's limit if that is lower."""
     limits = [64 * GIB]
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
@@ -339,12 +333,12 @@ def _pair(index: str, count: str) -> tuple[int, int] | None:
 
 
 def rank_from_env() -> tuple[int, int] | None:
-    """``(RANK, WORLD_SIZE)`` where both are set."""
+    """Return ``(RANK, WORLD_SIZE)`` if both are set."""
     return _pair("RANK", "WORLD_SIZE")
 
 
 def rank_from_slurm() -> tuple[int, int] | None:
-    """``(SLURM_PROCID, SLURM_STEP_NUM_TASKS)`` of a task that ``srun`` started.
+    """Return ``(SLURM_PROCID, SLURM_STEP_NUM_TASKS)`` of a task that ``srun`` started.
 
     ``SLURM_NTASKS`` will not do: a batch script that starts one program by itself sees the number of the whole
     job there, with ``SLURM_PROCID=0``, and would leave out all shards but the first rank's.
@@ -353,12 +347,12 @@ def rank_from_slurm() -> tuple[int, int] | None:
 
 
 def worker_from_env() -> tuple[int, int] | None:
-    """``(WORKER, NUM_WORKERS)`` where both are set."""
+    """Return ``(WORKER, NUM_WORKERS)`` if both are set."""
     return _pair("WORKER", "NUM_WORKERS")
 
 
 def proxy_for(url: str) -> str | None:
-    """The proxy that the environment names for ``url``, None for a direct connection."""
+    """Return the proxy that the environment names for ``url``, None for a direct connection."""
     from urllib.request import getproxies, proxy_bypass  # noqa: PLC0415 (it loads http.client)
 
     parts = urllib.parse.urlsplit(url)

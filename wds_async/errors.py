@@ -10,7 +10,7 @@
     │   ├── ShardNotFound (FileNotFoundError)
     │   ├── AccessDenied (PermissionError)
     │   ├── ObjectChanged                   replaced while it was being read
-    │   ├── ChecksumMismatch                not the bytes that the store vouches for
+    │   ├── ChecksumMismatch                the bytes do not match the checksum
     │   ├── TransferError (ConnectionError) broken, refused, wrong answer, after all attempts
     │   │   └── FetchTimeout (TimeoutError) no progress within the time allowed
     │   └── PipeError                       a command failed
@@ -23,7 +23,7 @@
     │   └── MissingField                    a sample lacks a field that ``expect`` names
     ├── DecodingError                       a field could not be decoded
     ├── CostLimitReached (RuntimeError)     the run would cost more than ``WDS_COST_LIMIT``
-    ├── TooMuchLost (RuntimeError)          handlers let too much pass, or no shard gives a sample any more
+    ├── TooMuchLost (RuntimeError)          handlers skipped too much, or no shard gives a sample any more
     ├── UnsafeContent (ValueError)          refused by the security rules
     └── ReaderClosed (RuntimeError)         a reader used after ``close`` or in another process
 
@@ -65,8 +65,8 @@ __all__ = [
 
 
 class WdsError(Exception):
-    """Base of every error that wds_async raises on purpose. ``str(error)`` is the whole story: which
-    URL (secrets redacted), which byte, what was tried, what to do next.
+    """Base of every error that wds_async raises on purpose. ``str(error)`` gives the URL (secrets
+    redacted), the byte, the attempts and the next step.
 
     ``shard`` (its URL, redacted), ``offset`` (where in it, in bytes) and, of a tar, ``last_member`` (the name in the
     last header that was read before the error) are for programs and the ledger; None where they are not known, and in
@@ -77,7 +77,7 @@ class WdsError(Exception):
     last_member: str | None = None
 
     def at(self, shard: str, offset: int | None) -> Self:
-        """This error, which knows its place."""
+        """Set ``shard`` and ``offset`` and return this error."""
         self.shard, self.offset = shard, offset
         return self
 
@@ -112,7 +112,7 @@ class ObjectChanged(StorageError):
 
 
 class ChecksumMismatch(StorageError):
-    """What arrived of an object is not what its checksum says; the message names both, and what was delivered."""
+    """The bytes of an object do not match its checksum; the message names both, and the samples already delivered."""
 
 
 class TransferError(StorageError, ConnectionError):
@@ -174,12 +174,12 @@ class DecodingError(WdsError):
 
 
 class CostLimitReached(WdsError, RuntimeError):
-    """Requests and traffic have cost as much as ``WDS_COST_LIMIT`` allows; no handler is asked about this."""
+    """Requests and traffic have cost as much as ``WDS_COST_LIMIT`` allows; no handler can catch this."""
 
 
 class TooMuchLost(WdsError, RuntimeError):
-    """Handlers let more of the data pass than ``max_bad_fraction`` allows, or so many shards in a row gave no sample
-    that going on would only look like a hang. No handler is asked about this."""
+    """Handlers skipped more of the data than ``max_bad_fraction`` allows, or so many shards in a row gave no sample
+    that going on would only look like a hang. No handler can catch this."""
 
 
 class UnsafeContent(WdsError, ValueError):

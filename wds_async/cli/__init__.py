@@ -1,8 +1,8 @@
 """The command line ``wds-async``: one small module a command, imported when it is called.
 
 Exit codes: 0 good, 1 the data or the store had an error, 2 the command or a setting was wrong, 130 Ctrl-C.
-An error of the tree is one message on stderr; ``WDS_LOG=debug`` shows its traceback too. A reader that goes
-away (``| head``) ends the command silently.
+An error of the tree is one message on stderr; ``WDS_LOG=debug`` shows its traceback too. A reader that leaves
+(``| head``) ends the command silently.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _INTERRUPTED = 130
 
 
 class Commands(click.Group):
-    """The group: knows its commands by name, so that ``--help`` imports none of them."""
+    """Group of the commands; ``--help`` of the group imports none of them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -49,8 +49,10 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = f"{cmd_name}.command" if cmd_name in ("bench", "demo") else cmd_name
-        command: click.Command = importlib.import_module(f"wds_async.cli.{module}").command
+        module = importlib.import_module(f"wds_async.cli.{cmd_name}")
+        if hasattr(module, "__path__"):  # a folder
+            module = importlib.import_module(f"{module.__name__}.command")
+        command: click.Command = module.command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -45,7 +45,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object a 
 @click.group("cache")
 def command() -> None:
     """Look after the cache of `wds-async serve`: list it, sum it up, remove from it, fill it, verify it, pin parts.
-    Where a service runs on the folder, it is told to.
+    If a service runs on the folder, it does the work.
 
     Example: wds-async cache du --folder /nvme/wds-cache
     """

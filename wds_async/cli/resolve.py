@@ -77,7 +77,7 @@ class Row:
 
     @property
     def alike(self) -> tuple[Any, ...]:
-        """What is said once for shards that stand together."""
+        """Return the facts that are shown once for adjacent shards."""
         facts = (self.store, self.endpoint, self.identity, self.direct, self.why, self.fallback, self.rule, self.route)
         return (bool(self.store), *facts)
 
@@ -174,7 +174,7 @@ def _look(found: probe.Probed, place: Location) -> Look:
 
 def _unmatched_rules(found: Iterable[str]) -> list[str]:
     """Return the rules of ``WDS_REWRITE`` that rewrite none of the shards, as text."""
-    with contextlib.suppress(WdsError):  # said of each shard
+    with contextlib.suppress(WdsError):  # shown with each shard
         rules = rewrite.rules_from_env()
         used = {rewrite.rule_for(url, rules) for url in found} if rules else set()
         return [rule.shown for rule in rules if rule not in used]
@@ -182,7 +182,7 @@ def _unmatched_rules(found: Iterable[str]) -> list[str]:
 
 
 def _rule(url: str) -> str:
-    with contextlib.suppress(WdsError):  # said of the shard itself
+    with contextlib.suppress(WdsError):  # shown with the shard itself
         rules = rewrite.rules_from_env()
         if (rule := rewrite.rule_for(url, rules)) is not None:
             return rule.shown
@@ -213,7 +213,7 @@ def _draw(row: Row, *, first: bool) -> None:
             terminal.say(f"  {click.style(name.ljust(9), dim=True)} {text}")
     where = row.url if row.target in ("", row.url) else f"{row.url} → {row.target}"
     notes = ["in the cache"] if row.cached else []
-    terminal.say("  ".join([f"    {where}", *(click.style(note, fg="cyan") for note in notes), *_said(row)]))
+    terminal.say("  ".join([f"    {where}", *(click.style(note, fg="cyan") for note in notes), *_result(row)]))
 
 
 def _facts(row: Row) -> Iterator[tuple[str, str]]:
@@ -231,7 +231,7 @@ def _facts(row: Row) -> Iterator[tuple[str, str]]:
         yield "else", f"{row.fallback}, where AIStore cannot be reached (WDS_AIS_FALLBACK)"
 
 
-def _said(row: Row) -> Iterator[str]:
+def _result(row: Row) -> Iterator[str]:
     look = row.check
     if row.error:
         yield click.style(_short(row.error, row), fg="red")
@@ -262,5 +262,5 @@ def _in_words(summary: dict[str, Any]) -> str:
     count, shown, failed = summary["shards"], summary["shown"], summary["failed"]
     rest = "" if shown == count else f", the first {shown} shown (--all shows all)"
     can = "can be read" if summary["checked"] else "can be resolved"
-    told = f"{failed} cannot" if failed else f"all that are shown {can}"
-    return f"{count} shards{rest}: {told}"
+    outcome = f"{failed} cannot" if failed else f"all that are shown {can}"
+    return f"{count} shards{rest}: {outcome}"

@@ -25,7 +25,9 @@ __all__ = ["command"]
 @click.option("--hand-from", help="The same folder by a read-only mount; files for the Unix socket are opened there.")
 @click.option("--cache-size", help="Bytes (500G), or a share of the folder's file system [80%].")
 @click.option("--keep-free", help="What its file system keeps free, whatever uses it: bytes, or a share of it [2%].")
-@click.option("--freshness", "freshness_s", type=float, help="Seconds until a store is asked again [300]; inf: never.")
+@click.option(
+    "--freshness", "freshness_s", type=float, help="Seconds until a store is checked again [300]; inf: never."
+)
 @click.option("--allow", multiple=True, help="What may be read, as gs://bucket/; as often as need be.")
 @click.option("--bucket", "buckets", multiple=True, help="name=URL: what ais://name/ stands for; as often as need be.")
 @click.option("--tokens", help="File of bearer tokens, a line each: token, then its tenant's name.")
@@ -33,7 +35,7 @@ __all__ = ["command"]
 @click.option("--key", help="PEM file of the certificate's key.")
 @click.option("--log", type=click.Choice(["human", "json"]), help="Form of the log on standard error [human].")
 def command(*, file: str | None, allow: tuple[str, ...], buckets: tuple[str, ...], **given: Any) -> None:
-    """Serve shards to every process of this node from one cache: each is fetched once, whoever asks.
+    """Serve shards to every process of this node from one cache: each is fetched once for all.
 
     AIStore's clients read it by AIS_ENDPOINT=http://HOST:51080 (and USE_AIS_FOR=gs:s3), others by /gs/BUCKET/OBJECT,
     /s3 (clients of S3) and /url/ESCAPED-URL. Without --allow it listens at this machine only, and serves no /url.

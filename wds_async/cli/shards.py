@@ -22,7 +22,7 @@ __all__ = ["Entry", "entries", "expand", "human", "made", "members", "raw", "sam
 class Entry:
     """One sample: ``key``, shard ``url``, ``offset`` of its first header in the (decompressed) tar, ``fields``.
 
-    ``offset`` is None where a function made the sample and nobody knows.
+    ``offset`` is None for a sample that a function made without one.
     """
 
     key: str
@@ -32,7 +32,7 @@ class Entry:
 
 
 def expand(specs: Iterable[str]) -> list[str]:
-    """Every URL that the arguments stand for: URLs, patterns, and specifications in YAML or JSON (all sources).
+    """Return every URL that the arguments stand for: URLs, patterns, and specifications in YAML or JSON (all sources).
 
     Raises UrlError for ``module:function``, which stands for samples and not for shards.
     """
@@ -50,7 +50,7 @@ def expand(specs: Iterable[str]) -> list[str]:
 
 
 def members(shards: Iterable[str]) -> Iterator[tuple[str, parse.Member]]:
-    """Every regular file of every shard, with the shard's URL."""
+    """Yield every regular file of every shard, with the shard's URL."""
     with reader.open_shards(shards) as opened:
         for stream in opened:
             plain = decompress.plain(stream.read, stream.url)
@@ -59,7 +59,7 @@ def members(shards: Iterable[str]) -> Iterator[tuple[str, parse.Member]]:
 
 
 def samples(shards: Iterable[str]) -> Iterator[Entry]:
-    """Adjacent members of one key, as `WebDataset` groups them; nameless ones are passed over."""
+    """Yield adjacent members of one key as samples, as `WebDataset` groups them; nameless ones are passed over."""
     with reader.open_shards(shards) as opened:
         for stream in opened:
             plain = decompress.plain(stream.read, stream.url)
@@ -70,14 +70,14 @@ def samples(shards: Iterable[str]) -> Iterator[Entry]:
 
 
 def made(name: str) -> Any:
-    """What ``module:function`` returns; modules in the working directory are found, as ``python -m`` finds them."""
+    """Return the result of ``module:function``; modules of the working directory are found, as by ``python -m``."""
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.insert(0, os.getcwd())
     return spec.call(name)
 
 
 def entries(specs: Iterable[str]) -> Iterator[Entry]:
-    """The samples of everything that the arguments stand for: shards, specifications, ``module:function``."""
+    """Yield the samples of everything that the arguments stand for: shards, specifications, ``module:function``."""
     for is_function, alike in itertools.groupby(specs, spec.is_function):
         if is_function:
             for name in alike:
@@ -99,14 +99,14 @@ def _made_entries(name: str) -> Iterator[Entry]:
 
 
 def _bytes(value: Any) -> bytes:
-    """A field as it is shown: its bytes or text, or what Python prints for it."""
+    """Return a field as it is shown: its bytes or text, else its ``repr``."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
     return (value if isinstance(value, str) else repr(value)).encode()
 
 
 def raw(shards: Iterable[str]) -> Iterator[memoryview]:
-    """The bytes of every shard as the store holds them, one after another; each view is valid until the next."""
+    """Yield the bytes of every shard as the store holds them, one after another; each view is valid until the next."""
     with reader.open_shards(shards) as opened:
         for stream in opened:
             while (view := stream.read()) is not None:

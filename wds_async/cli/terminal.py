@@ -1,4 +1,4 @@
-"""Lines for a terminal: what data bring with them may be read there, but not obeyed."""
+"""Safe lines for a terminal: control characters in data are shown as escapes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _OBEYED = re.compile(r"\x1b(?!\[[0-9;]*m)|[\x00-\x1a\x1c-\x1f\x7f-\x9f\u2028\u20
 
 
 def line(text: str, *, keep: str = "") -> str:
-    r"""``text`` with each character that a terminal would obey as an escape (``\x1b``, ``\n``); ``keep`` are left."""
-    return _OBEYED.sub(lambda found: found[0] if found[0] in keep else _escaped(found[0]), text)
+    r"""Return ``text`` with control characters as escapes (``\x1b``, ``\n``), except those in ``keep``."""
+    return _OBEYED.sub(lambda match: match[0] if match[0] in keep else _escaped(match[0]), text)
 
 
 def _escaped(character: str) -> str:
@@ -30,16 +30,16 @@ _NAMED_AT_MOST = 3
 
 
 class Repeats:
-    """Errors that are equal but for names and numbers: the first of each kind is shown, the others are counted."""
+    """Counter of errors that differ only in names and numbers; the first of each kind is shown."""
 
     def __init__(self) -> None:
         self._kinds: dict[str, list[str]] = {}
 
     def seen(self, error: str, shard: str) -> bool:
         """Return whether an error like it came before; count ``shard`` for it."""
-        known = self._kinds.setdefault(_PARTICULAR.sub("#", error), [])
-        known.append(shard)
-        return len(known) > 1
+        shards = self._kinds.setdefault(_PARTICULAR.sub("#", error), [])
+        shards.append(shard)
+        return len(shards) > 1
 
     def lines(self) -> Iterator[str]:
         """Yield a line for each kind that came again: how many times, and the first shards."""

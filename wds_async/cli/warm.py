@@ -1,4 +1,4 @@
-"""Having a running service fetch shards: its plan is announced, then each is asked for, and its bytes dropped."""
+"""Client that has a running service fetch shards: it sends a plan, then requests each shard and drops its bytes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def _read_all(
 
 
 def path_of(url: str) -> str:
-    """Where a service is asked for the object at ``url``."""
+    """Return the path of the object at ``url`` in a service."""
     if usual_scheme(scheme(url)) in PROVIDERS:
         return AisObject.of(url).object_url("")
     return f"/url/{urllib.parse.quote(url, safe='')}"

@@ -1,7 +1,7 @@
 """The demo's data: scikit-learn's handwritten digits, made into photograph-like JPEGs and written as shards.
 
 1,797 digits of 8×8 pixels are upscaled, turned, shifted, coloured and laid on a noisy background until the
-shards reach the size asked for. Training and test images come from different source digits, so nothing leaks.
+shards reach the given size. Training and test images come from different source digits, so nothing leaks.
 The same settings give the same bytes; shards that are complete are used again.
 """
 
@@ -49,7 +49,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Shards:
-    """What was written: file names inside ``folder`` and the counts."""
+    """The written shards: file names inside ``folder``, and counts."""
 
     folder: Path
     train: list[str]
@@ -60,7 +60,7 @@ class Shards:
 
 
 def prepare(folder: Path, plan: Plan, progress: Callable[[int], None] = lambda written: None) -> Shards:
-    """The shards of ``plan`` in ``folder``, written unless they are there already.
+    """Write the shards of ``plan`` to ``folder``, unless they are there already.
 
     ``progress`` is called with the bytes of training images so far. What an interrupted run left is removed.
     """
