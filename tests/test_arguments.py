@@ -54,7 +54,7 @@ SIZES: dict[str, Make] = {
     "with_length: length": lambda n: wds.with_length([], n),
     "LMDBCached: map_size": lambda n: wds.LMDBCached("x", n),
     "LMDBCached: chunksize": lambda n: wds.LMDBCached("x", chunksize=n),
-    "DBCache: size": lambda n: samplecache.DBCache("x", n),
+    "DBCache: size": lambda n: samplecache.SQLiteCache("x", n),
     "ShardWriter: maxcount": lambda n: wds.ShardWriter("x-%d.tar", n),
     "ShardWriter: maxsize": lambda n: wds.ShardWriter("x-%d.tar", maxsize=n),
     "ChunkedSampler: chunksize": lambda n: samplers.ChunkedSampler(range(9), chunksize=n),

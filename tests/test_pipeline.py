@@ -15,7 +15,7 @@ from wds_async.errors import ConfigError, ReaderClosed
 from wds_async.filters import shuffle
 from wds_async.pipeline import DataPipeline, FilterFunction, PipelineStage, Sourced, pipelinefilter, stage_of, stages_of
 from wds_async.reading.records import RecordStage, cbors_to_samples
-from wds_async.samplecache import DBCache
+from wds_async.samplecache import SQLiteCache
 from wds_async.shardlists import split_by_worker
 from wds_async.tariterators import TarStage, tarfile_to_samples
 
@@ -278,8 +278,8 @@ def test_stages_of(tmp_path: Path) -> None:
     stages = [split_by_worker, filters.map(str), filters.Cached()]
     assert stages_of(*stages) == stages
     assert stages_of() == []
-    (stage,) = stages_of(DBCache, str(tmp_path / "c.db"), 1000)
-    assert isinstance(stage, DBCache)
+    (stage,) = stages_of(SQLiteCache, str(tmp_path / "c.db"), 1000)
+    assert isinstance(stage, SQLiteCache)
     assert (stage.size, list(stage.run([1]))) == (1000, [1])
     (stage,) = stages_of(filters.Cached)
     assert isinstance(stage, filters.Cached)

@@ -24,7 +24,7 @@ import webdataset
 from wds_async.dataset import WebDataset
 from wds_async.errors import ConfigError, MissingExtra, UnsafeContent
 from wds_async.pipeline import DataPipeline
-from wds_async.samplecache import DBCache, LMDBCached
+from wds_async.samplecache import LMDBCached, SQLiteCache
 
 
 class Source:
@@ -251,7 +251,7 @@ def test_lmdb_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_both_in_spawned_workers(tmp_path: Path) -> None:
-    stages = [by_worker, LMDBCached(tmp_path / "l"), DBCache(tmp_path / "c.db", 10)]
+    stages = [by_worker, LMDBCached(tmp_path / "l"), SQLiteCache(tmp_path / "c.db", 10)]
     dataset = DataPipeline(tuple(Source(10)), stages)
     assert loaded(dataset, multiprocessing_context="spawn") == list(Source(10))
     assert len(list((tmp_path / "l").glob("*/data.mdb"))) == 2
@@ -263,8 +263,8 @@ def test_both_in_spawned_workers(tmp_path: Path) -> None:
 
 def test_db_fills_then_replays(tmp_path: Path) -> None:
     source = Source(10)
-    cache = DBCache(tmp_path / "c.db", 4, source)
-    assert [list(cache), list(cache), list(DBCache(tmp_path / "c.db", 4))] == [source.samples[:4]] * 3
+    cache = SQLiteCache(tmp_path / "c.db", 4, source)
+    assert [list(cache), list(cache), list(SQLiteCache(tmp_path / "c.db", 4))] == [source.samples[:4]] * 3
     assert source.begun == 1
     assert (cache.total, cache.cachesize()) == (4, 4)
     assert cache.key_exists("003")
@@ -273,47 +273,47 @@ def test_db_fills_then_replays(tmp_path: Path) -> None:
 
 
 def test_db_goes_on_filling(tmp_path: Path) -> None:
-    cache = DBCache(tmp_path / "c.db", 4, Source(10))
+    cache = SQLiteCache(tmp_path / "c.db", 4, Source(10))
     part = iter(cache)
     assert [next(part)["cls"], next(part)["cls"]] == [0, 1]
     part.close()
     assert cache.total == 2
     assert [sample["cls"] for sample in cache] == [0, 1, 2, 3]
-    short = DBCache(tmp_path / "s.db", 4).source_(source := Source(3))
+    short = SQLiteCache(tmp_path / "s.db", 4).source_(source := Source(3))
     assert list(short) == list(short) == source.samples
     assert source.begun == 2  # it never holds four
 
 
 def test_db_filled_by_another_meanwhile(tmp_path: Path) -> None:
     """Nobody's samples are cut short by the other: what is stored is part of his stream, too."""
-    dataset = DBCache(tmp_path / "x.db", 5, Source())
+    dataset = SQLiteCache(tmp_path / "x.db", 5, Source())
     first, second = iter(dataset), iter(dataset)
     begun = [next(first), next(first)]
     assert [sample["cls"] for sample in second] == [0, 1, 2, 3, 4]
     assert [sample["cls"] for sample in (*begun, *first)] == [0, 1, 2, 3, 4]
-    endless = iter(DBCache(tmp_path / "y.db", 3, itertools.cycle(Source().samples[:3])))
+    endless = iter(SQLiteCache(tmp_path / "y.db", 3, itertools.cycle(Source().samples[:3])))
     next(endless)
-    assert len(list(DBCache(tmp_path / "y.db", 3, Source(3)))) == 3
+    assert len(list(SQLiteCache(tmp_path / "y.db", 3, Source(3)))) == 3
     assert len(list(endless)) == 3
 
 
 def test_db_off_and_without_source(tmp_path: Path) -> None:
     source = Source()
-    assert list(DBCache(None, 3, source)) == source.samples
+    assert list(SQLiteCache(None, 3, source)) == source.samples
     with pytest.raises(ConfigError, match="source"):
-        list(DBCache(tmp_path / "c.db", 3))
+        list(SQLiteCache(tmp_path / "c.db", 3))
     with pytest.raises(ConfigError, match="off"):
-        DBCache(None, 3).getmeta("x")
+        SQLiteCache(None, 3).getmeta("x")
 
 
 def test_db_as_a_stage(tmp_path: Path) -> None:
     source = Source(10)
-    pipeline = DataPipeline(source, DBCache(tmp_path / "c.db", 4))
+    pipeline = DataPipeline(source, SQLiteCache(tmp_path / "c.db", 4))
     assert list(pipeline) == list(pipeline) == source.samples[:4]
 
 
 def test_db_shuffles(tmp_path: Path) -> None:
-    cache = DBCache(tmp_path / "c.db", 100, Source(100), shuffle=True)
+    cache = SQLiteCache(tmp_path / "c.db", 100, Source(100), shuffle=True)
     assert [sample["cls"] for sample in cache] == list(range(100))
     first, second = [[sample["cls"] for sample in cache] for _ in range(2)]
     assert sorted(first) == sorted(second) == list(range(100))
@@ -321,7 +321,7 @@ def test_db_shuffles(tmp_path: Path) -> None:
 
 
 def test_db_meta(tmp_path: Path) -> None:
-    cache = DBCache(tmp_path / "c.db", 1)
+    cache = SQLiteCache(tmp_path / "c.db", 1)
     assert cache.getmeta("a") is None
     cache.setmeta("a", 1)
     cache.setmeta("a", 2)
@@ -330,7 +330,7 @@ def test_db_meta(tmp_path: Path) -> None:
 
 def test_db_of_shards(tmp_path: Path, shards: Any) -> None:
     dataset = WebDataset([str(path) for path in shards(1, 3)], shardshuffle=False)
-    cached = DataPipeline(dataset, DBCache(tmp_path / "c.db", 3))
+    cached = DataPipeline(dataset, SQLiteCache(tmp_path / "c.db", 3))
     assert list(cached) == list(cached) == list(dataset)
     assert [type(sample) for sample in cached] == [dict] * 3
     with open(tmp_path / "c.db", "rb") as file:
@@ -338,19 +338,19 @@ def test_db_of_shards(tmp_path: Path, shards: Any) -> None:
 
 
 def test_db_stores_tuples_by_their_content(tmp_path: Path) -> None:
-    cache = DBCache(tmp_path / "c.db", 2, [(1, "a"), (1, "a"), (2, "b"), (3, "c")])
+    cache = SQLiteCache(tmp_path / "c.db", 2, [(1, "a"), (1, "a"), (2, "b"), (3, "c")])
     assert list(cache) == [(1, "a"), (1, "a"), (2, "b")]
     assert list(cache) == [(1, "a"), (2, "b")]
 
 
 def test_db_reads_by_the_rules_for_pickles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnsafeContent, match=r"not cached.*Private"):
-        list(DBCache(tmp_path / "c.db", 1, [{"__key__": "a", "x": Private()}]))
-    trusting = DBCache(tmp_path / "c.db", 1, [{"__key__": "a", "x": Private()}], allow_pickle=True)
+        list(SQLiteCache(tmp_path / "c.db", 1, [{"__key__": "a", "x": Private()}]))
+    trusting = SQLiteCache(tmp_path / "c.db", 1, [{"__key__": "a", "x": Private()}], allow_pickle=True)
     assert isinstance(next(iter(trusting))["x"], Private)
     with pytest.raises(UnsafeContent, match="Private"):
-        list(DBCache(tmp_path / "c.db", 1))
-    harmless = DBCache(tmp_path / "h.db", 1, [1])
+        list(SQLiteCache(tmp_path / "c.db", 1))
+    harmless = SQLiteCache(tmp_path / "h.db", 1, [1])
     assert list(harmless) == list(harmless) == [1]
     monkeypatch.setenv("WDS_SECURE", "1")
     with pytest.raises(UnsafeContent, match="not allowed"):
@@ -367,7 +367,7 @@ def test_db_reads_what_torch_saved(tmp_path: Path) -> None:
             torch.save(sample, buffer)
             db.execute("insert into cache values (?, ?)", (key, buffer.getvalue()))
     db.close()
-    samples = iter(DBCache(tmp_path / "c.db", 2))
+    samples = iter(SQLiteCache(tmp_path / "c.db", 2))
     assert next(samples)["x"].tolist() == [0, 1, 2]
     with pytest.raises((UnsafeContent, pickle.UnpicklingError)):
         next(samples)
@@ -376,19 +376,19 @@ def test_db_reads_what_torch_saved(tmp_path: Path) -> None:
 def test_db_of_something_else(tmp_path: Path) -> None:
     (tmp_path / "c.db").write_bytes(b"not a database " * 100)
     with pytest.raises(ConfigError, match=r"c\.db.*name another file"):
-        list(DBCache(tmp_path / "c.db", 1, [1]))
+        list(SQLiteCache(tmp_path / "c.db", 1, [1]))
     with pytest.raises(ConfigError, match="folder"):
-        list(DBCache(tmp_path / "no" / "c.db", 1, [1]))
+        list(SQLiteCache(tmp_path / "no" / "c.db", 1, [1]))
 
 
 def test_db_with_workers(tmp_path: Path) -> None:
     """Workers fill one file together, no sample twice, and share out what is in it."""
-    dataset = DataPipeline(tuple(Source(40)), by_worker, DBCache(tmp_path / "c.db", 40))
+    dataset = DataPipeline(tuple(Source(40)), by_worker, SQLiteCache(tmp_path / "c.db", 40))
     for _ in range(2):
         assert loaded(dataset) == list(Source(40))
     dataset.pipeline[0] = ()
     assert loaded(dataset, 1) == list(Source(40))
-    smaller = DataPipeline(tuple(Source(40)), by_worker, DBCache(tmp_path / "s.db", 7))
+    smaller = DataPipeline(tuple(Source(40)), by_worker, SQLiteCache(tmp_path / "s.db", 7))
     loaded(smaller)
     assert len(loaded(smaller)) == 7
 
@@ -397,13 +397,13 @@ def test_db_of_each_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank in "01":
         monkeypatch.setenv("RANK", rank)
-        list(DBCache(tmp_path / "c.db", 3, Source(3, start=int(rank) * 10)))
-    assert [sample["cls"] for sample in DBCache(tmp_path / "c.db", 3)] == [10, 11, 12]
+        list(SQLiteCache(tmp_path / "c.db", 3, Source(3, start=int(rank) * 10)))
+    assert [sample["cls"] for sample in SQLiteCache(tmp_path / "c.db", 3)] == [10, 11, 12]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c.db.0-of-2", "c.db.1-of-2"]
 
 
 def test_db_in_another_thread(tmp_path: Path) -> None:
-    samples = iter(DBCache(tmp_path / "c.db", 3, Source(3)))
+    samples = iter(SQLiteCache(tmp_path / "c.db", 3, Source(3)))
     found = [next(samples)]
     thread = threading.Thread(target=lambda: found.extend(samples))
     thread.start()

@@ -89,16 +89,16 @@ if TYPE_CHECKING:
     from wds_async.handlers import reraise_exception as reraise_exception
     from wds_async.handlers import warn_and_continue as warn_and_continue
     from wds_async.handlers import warn_and_stop as warn_and_stop
-    from wds_async.legacy.dataset import Dataset as Dataset
-    from wds_async.legacy.multidataset import MultiDataset as MultiDataset
-    from wds_async.legacy.processor import Composable as Composable
-    from wds_async.legacy.processor import DBCache as DBCache
-    from wds_async.legacy.processor import Processor as Processor
-    from wds_async.legacy.processor import Shorthands as Shorthands
-    from wds_async.legacy.resized import ChoppedDataset as ChoppedDataset
-    from wds_async.legacy.resized import ResizedDataset as ResizedDataset
-    from wds_async.legacy.shardlists import PytorchShardList as PytorchShardList
-    from wds_async.legacy.shardlists import ShardList as ShardList
+    from wds_async.legacy.datasets import ChoppedDataset as ChoppedDataset
+    from wds_async.legacy.datasets import Composable as Composable
+    from wds_async.legacy.datasets import Dataset as Dataset
+    from wds_async.legacy.datasets import DBCache as DBCache
+    from wds_async.legacy.datasets import MultiDataset as MultiDataset
+    from wds_async.legacy.datasets import Processor as Processor
+    from wds_async.legacy.datasets import PytorchShardList as PytorchShardList
+    from wds_async.legacy.datasets import ResizedDataset as ResizedDataset
+    from wds_async.legacy.datasets import ShardList as ShardList
+    from wds_async.legacy.datasets import Shorthands as Shorthands
     from wds_async.loader import WebLoader as WebLoader
     from wds_async.mix import RandomMix as RandomMix
     from wds_async.mix import RoundRobin as RoundRobin
@@ -155,11 +155,8 @@ _HOMES = {
 # Names of older versions: classes that say so when they are used, and (in `legacy.names`) functions that say so when
 # they are looked up here.
 _OLDER_HOMES = {
-    "legacy.dataset": "Dataset",
-    "legacy.multidataset": "MultiDataset",
-    "legacy.processor": "Composable DBCache Processor Shorthands",
-    "legacy.resized": "ChoppedDataset ResizedDataset",
-    "legacy.shardlists": "PytorchShardList ShardList",
+    "legacy.datasets": "ChoppedDataset Composable DBCache Dataset MultiDataset Processor PytorchShardList "
+    "ResizedDataset ShardList Shorthands",
     "legacy.names": "Curried batch group_by_keys ignore_exception map_stream stage tar_file_expander tar_file_iterator "
     "tarfile_expander transformer url_opener warn_exception worker_urls",
 }

@@ -1,4 +1,4 @@
-"""Samples kept on disk, to be yielded from there in later epochs: `LMDBCached` and `DBCache`.
+"""Samples kept on disk, to be yielded from there in later epochs: `LMDBCached` and `SQLiteCache`.
 
 Both hold pickles and read them by the rules of `autodecode.unpickle_loads`: a database that somebody else wrote
 runs no code here. A sample that could not be read back by these rules is refused when it is written.
@@ -31,7 +31,7 @@ from wds_async.errors import ConfigError, UnsafeContent
 from wds_async.pipeline import PipelineStage
 from wds_async.tar.group import RawSample
 
-__all__ = ["DBCache", "LMDBCached"]
+__all__ = ["LMDBCached", "SQLiteCache"]
 
 logger = logging.getLogger("wds_async")
 
@@ -56,7 +56,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_replace_lock)
 
 
-class _Pickler(pickle.Pickler):
+class _SamplePickler(pickle.Pickler):
     """Writes samples as they come from shards as dicts: a cache holds no class of ours."""
 
     def reducer_override(self, obj: Any) -> Any:
@@ -66,7 +66,7 @@ class _Pickler(pickle.Pickler):
 def _dumps(sample: Any, loads: Callable[[bytes], Any]) -> bytes:
     """The pickle of ``sample``, once it is known that ``loads`` will take it."""
     stream = io.BytesIO()
-    _Pickler(stream, pickle.HIGHEST_PROTOCOL).dump(sample)
+    _SamplePickler(stream, pickle.HIGHEST_PROTOCOL).dump(sample)
     data = stream.getvalue()
     try:
         loads(data)
@@ -242,7 +242,7 @@ class _Filling:
             raise ConfigError(f"{self.shown}: more samples than map_size={size} bytes hold; give a larger one") from exn
 
 
-class DBCache(world.TorchDataset):
+class SQLiteCache(world.TorchDataset):
     """The first ``size`` samples of a source, kept in an SQLite file and yielded from there once it holds them.
 
     ``dbname``: the file; None passes the source through. With several ranks each has its own, named
@@ -275,7 +275,7 @@ class DBCache(world.TorchDataset):
         self.verbose = verbose
         self.allow_pickle = allow_pickle
 
-    def source_(self, source: Iterable[Any]) -> DBCache:
+    def source_(self, source: Iterable[Any]) -> SQLiteCache:
         """Set the source; returns this object."""
         self.source = source
         return self

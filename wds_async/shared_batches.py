@@ -121,7 +121,7 @@ def _take(size: int) -> _Slot | None:
     return fitting
 
 
-class _Pickler(pickle.Pickler):
+class _BatchPickler(pickle.Pickler):
     """Hands the memory of arrays and tensors to ``buffer_callback``; torch's own ways for all else that it has."""
 
     def __init__(self, file: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any]) -> None:
@@ -175,7 +175,7 @@ def _pack(batch: Any) -> _Packed:
             buffers.append(buffer)
         return not large  # true: write it into the stream
 
-    _Pickler(stream, out_of_band).dump(_marked(batch))
+    _BatchPickler(stream, out_of_band).dump(_marked(batch))
     raws = [buffer.raw() for buffer in buffers]
     ends = list(itertools.accumulate((_aligned(raw.nbytes) for raw in raws), initial=_ALIGNMENT))
     slot = _take(ends[-1]) if ends[-1] >= _BATCH_BYTES else None

@@ -131,7 +131,7 @@ class TarWriter:
         self.entries = DaliIndex() if self.index == "dali" else None
         if self.name:
             self._sink = open_sink(self.name, options=self._options)
-        self._out = _Counted(self._sink if self._sink is not None else fileobj)
+        self._out = _CountedOutput(self._sink if self._sink is not None else fileobj)
         self.stream: Any = self._sink if self._sink is not None else fileobj
         self.tarstream = compressed(self._out, self.compress, mtime)
         self.rules = NameRules()
@@ -261,7 +261,7 @@ class TarWriter:
             warnings.warn("a TarWriter was never closed; it is now, use `with`", ResourceWarning, stacklevel=1)
 
 
-class _Counted:
+class _CountedOutput:
     """What bytes go through on their way to a file; ``shut`` lets none through any more."""
 
     def __init__(self, stream: Any) -> None:

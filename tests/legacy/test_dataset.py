@@ -13,7 +13,7 @@ import torch
 from wds_async.dataset import WebDataset
 from wds_async.errors import ShardNotFound
 from wds_async.handlers import ignore_and_continue
-from wds_async.legacy.dataset import Dataset
+from wds_async.legacy.datasets import Dataset
 from wds_async.reading import parts
 
 

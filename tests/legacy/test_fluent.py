@@ -15,7 +15,7 @@ from wds_async.errors import ConfigError
 from wds_async.fluid import FluidInterface
 from wds_async.legacy.fluent import Equalized, OlderMethods
 from wds_async.pipeline import DataPipeline
-from wds_async.samplecache import DBCache
+from wds_async.samplecache import SQLiteCache
 from wds_async.shardlists import split_by_worker
 
 
@@ -53,7 +53,7 @@ def test_dbcache(tmp_path: Path) -> None:
     with pytest.warns(DeprecationWarning, match=r"^\.dbcache.*use \.compose\(LMDBCached"):
         cached = pipeline.dbcache(str(tmp_path / "c.db"), 2)
     assert list(cached) == list(cached) == [{"__key__": "a"}, {"__key__": "b"}]
-    assert isinstance(cached.pipeline[-1], DBCache)
+    assert isinstance(cached.pipeline[-1], SQLiteCache)
 
 
 def equalized(pipeline: Any, *args: Any, **kw: Any) -> Any:
@@ -114,6 +114,6 @@ def test_equalized_is_a_dataset() -> None:
 def test_compose_with_arguments(tmp_path: Path) -> None:
     """``compose`` as it was written in 2020, on today's pipelines."""
     samples = tuple({"__key__": str(i)} for i in range(5))
-    cached = Pipe(samples).compose(DBCache, str(tmp_path / "c.db"), 3)
+    cached = Pipe(samples).compose(SQLiteCache, str(tmp_path / "c.db"), 3)
     assert list(cached) == list(cached.map(dict)) == list(samples[:3])
     assert list(Pipe(range(3)).compose(add, 1, times=2).compose(filters.map(str), filters.Cached())) == ["2", "3", "4"]

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from wds_async.legacy.iterators import map_stream, transformer, worker_urls
+from wds_async.legacy.datasets import map_stream, transformer, worker_urls
 
 
 def test_map_stream_keeps_none() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from wds_async.dataset import WebDataset
-from wds_async.legacy.multidataset import MultiDataset
+from wds_async.legacy.datasets import MultiDataset
 
 
 def multi(*args: Any, **kw: Any) -> Any:

@@ -18,8 +18,7 @@ from wds_async.dataset import WebDataset
 from wds_async.errors import ConfigError, ShardNotFound
 from wds_async.filters import batched, map, shuffle
 from wds_async.fluid import FluidInterface
-from wds_async.legacy.processor import Chain, Composable, DBCache, Processor, Shorthands
-from wds_async.legacy.shardlists import ShardList
+from wds_async.legacy.datasets import Chain, Composable, DBCache, Processor, ShardList, Shorthands
 from wds_async.reading import parts
 from wds_async.shardlists import SimpleShardList, split_by_worker
 from wds_async.tariterators import tarfile_to_samples

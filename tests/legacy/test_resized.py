@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from wds_async.legacy import resized
-from wds_async.legacy.resized import ChoppedDataset, ResizedDataset
+from wds_async.legacy import datasets
+from wds_async.legacy.datasets import ChoppedDataset, ResizedDataset
 
 
 class Numbers(torch.utils.data.IterableDataset[int]):
@@ -103,4 +103,4 @@ def test_workers_make_iterations_of_their_own() -> None:
 
 
 def test_the_quiet_class_does_not_warn() -> None:
-    assert list(resized.Chopped(Numbers(2), 3)) == [0, 1, 0]
+    assert list(datasets.Chopped(Numbers(2), 3)) == [0, 1, 0]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from wds_async.legacy.shardlists import PytorchShardList, ShardList
+from wds_async.legacy.datasets import PytorchShardList, ShardList
 from wds_async.shardlists import split_by_node, split_by_worker
 
 URLS = [f"{i}.tar" for i in range(12)]

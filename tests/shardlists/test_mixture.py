@@ -18,7 +18,7 @@ from wds_async import shardlists
 from wds_async.pipeline import DataPipeline
 from wds_async.shardlists import spec
 from wds_async.shardlists.mixture import Labelled, Mixture
-from wds_async.shardlists.spec import Source
+from wds_async.shardlists.spec import SpecSource
 from wds_async.tariterators import tarfile_to_samples
 
 Sample = dict[str, Any]
@@ -234,7 +234,7 @@ def test_a_source_is_opened_when_it_is_drawn(folder: Any) -> None:
 
 
 def test_labels_are_not_shared() -> None:
-    source = Source("s", ("x.tar",), 1, metadata={"scale": [1, 2]})
+    source = SpecSource("s", ("x.tar",), 1, metadata={"scale": [1, 2]})
     first, second = Labelled([{"__key__": "a"}, {"__key__": "b"}], source)
     first["__source__"]["scale"].append(3)
     assert second["__source__"] == {"name": "s", "scale": [1, 2]}

@@ -11,7 +11,7 @@ import wds_async as wds
 from tests.servers import Origin, make_shards
 from wds_async.errors import ConfigError, UnsafeContent
 from wds_async.shardlists import spec
-from wds_async.shardlists.spec import Source, Spec
+from wds_async.shardlists.spec import Spec, SpecSource
 
 
 @pytest.fixture
@@ -21,11 +21,11 @@ def served(origin: Origin, tmp_path: Path) -> list[str]:
 
 
 def test_samples_are_counted_where_every_source_tells() -> None:
-    one = Source("a", ("x.tar",), 1.0, nsamples=3)
-    assert Spec((one, Source("b", ("y.tar",), 1.0, nsamples=4))).nsamples == 7
-    assert Spec((one, Source("b", ("y.tar",), 1.0))).nsamples is None
-    assert Spec((one, Source("b", ("y.tar",), 0.0))).nsamples == 3
-    assert Spec((one, Source("b", ("y.tar",), 1.0, nsamples=4, resample=True))).nsamples is None
+    one = SpecSource("a", ("x.tar",), 1.0, nsamples=3)
+    assert Spec((one, SpecSource("b", ("y.tar",), 1.0, nsamples=4))).nsamples == 7
+    assert Spec((one, SpecSource("b", ("y.tar",), 1.0))).nsamples is None
+    assert Spec((one, SpecSource("b", ("y.tar",), 0.0))).nsamples == 3
+    assert Spec((one, SpecSource("b", ("y.tar",), 1.0, nsamples=4, resample=True))).nsamples is None
 
 
 def test_each_source_has_its_own_options(origin: Origin, served: list[str]) -> None:

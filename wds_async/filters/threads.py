@@ -59,7 +59,7 @@ def _threaded(
     items, ended = iter(source), False
     failure: BaseException | None = None
     owner = os.getpid()
-    jobs: deque[_Job] = deque()
+    jobs: deque[_Call] = deque()
     with contextlib.closing(_Threads(f, threads)) as pool:
         while jobs or not ended:
             while not ended and len(jobs) < 2 * threads:
@@ -89,7 +89,7 @@ def _threaded(
         raise failure
 
 
-class _Job:
+class _Call:
     __slots__ = ("answer", "item")
 
     def __init__(self, item: Any) -> None:
@@ -102,7 +102,7 @@ class _Threads:
     object, only its queue: an iterator that is garbage can be collected while they run."""
 
     def __init__(self, f: Callable[[Any], Any], threads: int) -> None:
-        self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._closed = threading.Event()
         self._members: list[threading.Thread] = []
         arguments = (f, self._queue, self._closed)
@@ -116,8 +116,8 @@ class _Threads:
             raise
         _running.add(self)
 
-    def submit(self, item: Any) -> _Job:
-        job = _Job(item)
+    def submit(self, item: Any) -> _Call:
+        job = _Call(item)
         self._queue.put(job)
         return job
 
@@ -132,7 +132,7 @@ class _Threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def _work(f: Callable[[Any], Any], jobs: queue.SimpleQueue[_Job | None], closed: threading.Event) -> None:
+def _work(f: Callable[[Any], Any], jobs: queue.SimpleQueue[_Call | None], closed: threading.Event) -> None:
     while (job := jobs.get()) is not None and not closed.is_set():
         try:
             answer: tuple[Any, BaseException | None] = (f(job.item), None)

@@ -148,7 +148,7 @@ def count_samples(urls: Iterable[str]) -> Iterator[Shard]:
     """
     with open_shards(urls) as opened:
         for stream in opened:
-            counted = _Counted(stream)
+            counted = _CountedInput(stream)
             unpacked, required = plain(counted.read, stream.url), stream.is_open_ended
             for _ in members(unpacked, stream.url, admit=counted.admit, end_required=required):
                 pass  # nothing is admitted: no data is copied
@@ -157,7 +157,7 @@ def count_samples(urls: Iterable[str]) -> Iterator[Shard]:
             yield {"url": stream.url, "nsamples": counted.samples, "filesize": counted.size}
 
 
-class _Counted:
+class _CountedInput:
     """A stream whose bytes and samples are counted as they go by."""
 
     def __init__(self, stream: ShardStream) -> None:

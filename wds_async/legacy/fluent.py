@@ -65,11 +65,11 @@ class OlderMethods:
         return self.compose(stage_of(f, *args, **kw))
 
     def dbcache(self: Any, fname: Any, size: int) -> Any:
-        """Keep the first ``size`` samples in an SQLite file (see `samplecache.DBCache`)."""
+        """Keep the first ``size`` samples in an SQLite file (see `samplecache.SQLiteCache`)."""
         deprecated(".dbcache(fname, size)", ".compose(LMDBCached(folder))")
-        from wds_async.samplecache import DBCache  # noqa: PLC0415 (with it comes SQLite)
+        from wds_async.samplecache import SQLiteCache  # noqa: PLC0415 (with it comes SQLite)
 
-        return self.compose(DBCache(fname, size))
+        return self.compose(SQLiteCache(fname, size))
 
     def ddp_equalize(self: Any, length: int, with_length: bool = False) -> Any:
         """``length // world_size`` items on every rank (see `Equalized`): of a loader, batches.

@@ -29,15 +29,15 @@ FUNCTIONS: dict[str, Today] = {
     "batch": Today("filters.batched", "batched(n)"),
     "group_by_keys": Today("reading.parts.group_by_keys", _READING),
     "ignore_exception": Today("handlers.ignore_and_continue", "ignore_and_continue"),
-    "map_stream": Today("legacy.iterators.map_stream", "map(f)"),
+    "map_stream": Today("legacy.datasets.map_stream", "map(f)"),
     "stage": Today("pipeline.pipelinefilter", "pipelinefilter(f)"),
     "tar_file_expander": Today("reading.parts.tar_file_expander", _READING),
     "tar_file_iterator": Today("reading.parts.tar_file_iterator", _READING),
     "tarfile_expander": Today("reading.parts.tar_file_expander", _READING),
-    "transformer": Today("legacy.iterators.transformer", "map_tuple(f, g)"),
+    "transformer": Today("legacy.datasets.transformer", "map_tuple(f, g)"),
     "url_opener": Today("reading.parts.url_opener", _READING),
     "warn_exception": Today("handlers.warn_and_continue", "warn_and_continue"),
-    "worker_urls": Today("legacy.iterators.worker_urls", "split_by_worker"),
+    "worker_urls": Today("legacy.datasets.worker_urls", "split_by_worker"),
 }
 """Older functions by name: attributes of this module that warn."""
 

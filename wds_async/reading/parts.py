@@ -26,7 +26,7 @@ from wds_async.transfer.reader import open_shards
 __all__ = [
     "EndOfShard",
     "Ended",
-    "Outcome",
+    "ShardOutcome",
     "base_plus_ext",
     "group_by_keys",
     "guarded",
@@ -147,7 +147,7 @@ def tar_file_iterator(
         )
         extra, select_files = select_files, None
     admit = _admission(skip_meta, select_files, rename_files)
-    return _items(fileobj, str(getattr(fileobj, "name", fileobj)), admit, Outcome(handler), extra)
+    return _items(fileobj, str(getattr(fileobj, "name", fileobj)), admit, ShardOutcome(handler), extra)
 
 
 def tar_file_expander(
@@ -166,7 +166,7 @@ def tar_file_expander(
     """
     admit = _admission(SKIP_META, select_files, rename_files)
     for source in data:
-        outcome = Outcome(handler)
+        outcome = ShardOutcome(handler)
         if not isinstance(source, dict) or "stream" not in source:
             if outcome(UrlError(f'an opened shard is a dict with "url" and "stream", not {source!r:.80}')):
                 continue
@@ -253,7 +253,7 @@ def _cut_by(end: Any, key: str, keys: Keys) -> bool:
     return getattr(end, "broken", False) and key_behind(getattr(end, "last_member", None), keys) in (None, key)
 
 
-class Outcome:
+class ShardOutcome:
     """The user's handler, and what came of asking it: whether it ended everything (``stop``), by False or by raising.
     ``broke``: why the shard could not be read to its end."""
 
@@ -302,7 +302,9 @@ def _admission(
     return named
 
 
-def _items(fileobj: Any, url: str, admit: Callable[[str], str | None], outcome: Outcome, extra: Item) -> Iterator[Item]:
+def _items(
+    fileobj: Any, url: str, admit: Callable[[str], str | None], outcome: ShardOutcome, extra: Item
+) -> Iterator[Item]:
     try:
         unpacked, required = plain(_pieces(fileobj), url), getattr(getattr(fileobj, "raw", None), "is_open_ended", None)
         for name, data, _ in members(unpacked, url, admit=guarded(admit, outcome), end_required=required):

@@ -20,7 +20,7 @@ from wds_async.errors import (
 )
 from wds_async.handlers import Handler
 from wds_async.observe.ledger import Pass
-from wds_async.reading.parts import Ended, Outcome
+from wds_async.reading.parts import Ended, ShardOutcome
 from wds_async.redact import redact
 from wds_async.tar.decompress import plain
 from wds_async.tar.resync import resync
@@ -149,7 +149,7 @@ class Shard:
             logger.warning("%s, the last sample incomplete. The ledger has all such shards.", why)
 
 
-class Reading(Outcome):
+class Reading(ShardOutcome):
     """The user's handler, with ``on_corrupt``, the ledger, and the shard that is being read."""
 
     def __init__(self, handler: Handler, on_corrupt: str, ledger: Pass) -> None:

@@ -17,7 +17,7 @@ from wds_async.errors import ConfigError, UrlError
 from wds_async.pipeline import pipelinefilter
 from wds_async.rewrite import note_matches
 from wds_async.shardlists.directories import DirectoryShardList
-from wds_async.shardlists.spec import Source, Spec, is_specification, load
+from wds_async.shardlists.spec import Spec, SpecSource, is_specification, load
 from wds_async.storage.options import StorageOptions
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ class MultiShardSample(world.CountsEpochs, world.TorchDataset):
     def __init__(
         self, fname: str | os.PathLike[str] | Mapping[str, Any] | Spec, seed: int | world.DrawnSeed = 0
     ) -> None:
-        self.sources: tuple[Source, ...] = load(fname).sources
+        self.sources: tuple[SpecSource, ...] = load(fname).sources
         self.seed = seed
         self._epoch = world.SharedEpoch()
 

@@ -12,7 +12,7 @@ from typing import Any
 from wds_async import config, mix, world
 from wds_async.redact import redact
 from wds_async.shardlists.lists import Expanded, MultiShardSample, ResampledShards, SimpleShardList
-from wds_async.shardlists.spec import Source, Spec
+from wds_async.shardlists.spec import Spec, SpecSource
 
 __all__ = ["Labelled", "Mixture"]
 
@@ -26,7 +26,7 @@ class Labelled(world.TorchDataset):
     first of them is logged, for it may be a misspelt ``extensions:``.
     """
 
-    def __init__(self, samples: Iterable[dict[str, Any]], source: Source) -> None:
+    def __init__(self, samples: Iterable[dict[str, Any]], source: SpecSource) -> None:
         self.samples = samples
         self.name = source.name
         label = {"name": source.name, **source.metadata}
@@ -119,11 +119,11 @@ class Mixture(mix.Mix):
         return mix.random_samples(sources, self.weights, longest=True, rng=rng, endless=self.endless)
 
 
-def _own(source: Source) -> dict[str, Any]:
+def _own(source: SpecSource) -> dict[str, Any]:
     return {"storage_options": source.storage_options} if source.storage_options else {}
 
 
-def _shards(source: Source, resampled: bool, seed: int | world.DrawnSeed) -> Any:
+def _shards(source: SpecSource, resampled: bool, seed: int | world.DrawnSeed) -> Any:
     if resampled:  # drawn by the pipeline itself
         return Expanded(source.urls)
     if not (source.resample or source.choose):

@@ -32,7 +32,7 @@ from wds_async.shardlists.document import Document, read
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.urls import expand_urls, merge_url, scheme
 
-__all__ = ["Source", "Spec", "call", "is_function", "is_specification", "load"]
+__all__ = ["Spec", "SpecSource", "call", "is_function", "is_specification", "load"]
 
 _FUNCTION = re.compile(r"[A-Za-z_]\w+(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
@@ -241,7 +241,7 @@ def _source(
     place: _Place,
     index: int,
     at: tuple[str | int, ...] | None = None,
-) -> Source:
+) -> SpecSource:
     """One source; ``at`` is where its shards stand, where that is not under a key of its own."""
     if not isinstance(given, Mapping):
         raise document.error(path, f"{given!r:.60} is not a source: write `- shards: …`, and its other keys below it")
@@ -266,7 +266,7 @@ def _source(
         raise document.error((*path, "weight"), f"{weight!r:.60} is not a weight: write a number from 0 on")
     document.tell_of_misspelt(path, given, _SOURCE_KEYS)
     name = _text(document, (*path, "name"), given.get("name", _default_name(given[key], bucket, index)))
-    return Source(
+    return SpecSource(
         name=name,
         urls=tuple(urls),
         weight=weight,
@@ -409,7 +409,7 @@ def _fields(document: Document, path: tuple[str | int, ...], given: Any) -> tupl
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SpecSource:
     """One source of a mix.
 
     ``urls``: its shards, expanded.
@@ -438,7 +438,7 @@ class Source:
 class Spec:
     """The sources of a dataset, in the order of the specification."""
 
-    sources: tuple[Source, ...]
+    sources: tuple[SpecSource, ...]
     name: str = ""
 
     @property
