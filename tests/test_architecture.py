@@ -71,7 +71,6 @@ STORE_ROOMS = (
     "rewrite",  # the clouds' command line tools
     "observe.prices",
     *("cli.warm", "service.names", "service.app", "service.buckets", "service.objects", "service.s3api"),  # AIStore's
-    "service.allowlist",
 )
 """Rooms that may name a store outside its folder."""
 ASYNC_ROOMS = ("storage.*", "transfer.*", "shardcache.*", "service.*", "asyncreader", "cli.cache", "cli.warm",

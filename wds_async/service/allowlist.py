@@ -19,13 +19,13 @@ from wds_async.service.refusals import Refusal
 from wds_async.storage.base import Call
 from wds_async.storage.generic import reads_local_files
 from wds_async.storage.registry import Location, locate
-from wds_async.storage.stores import spec_of, usual_scheme
+from wds_async.storage.spec import StoreSpec
+from wds_async.storage.stores import BY_SCHEME, spec_of, usual_scheme
 from wds_async.urls import links, local_path, scheme
 
 __all__ = ["Addresses", "Allowed", "UrlPrefix", "dotted", "is_literal", "kind_of_address", "url_prefix"]
 
 _PORTS = {"http": 80, "https": 443}
-_HUB = frozenset({"datasets", "models", "spaces", "kernels", "buckets"})
 _DECODINGS = 4
 
 
@@ -55,10 +55,14 @@ class UrlPrefix:
 
 
 def _unrevised(entry: UrlPrefix, other: UrlPrefix) -> tuple[str, ...]:
-    """Return the parts of ``other``; without the hub's revision, where ``entry`` names a whole repository."""
-    if entry.kind == "hf" and len(entry.parts) == 2 and len(other.parts) >= 2 and "@" not in entry.parts[1]:
+    """Return the parts of ``other``, without a revision where ``entry`` names a whole repository."""
+    if _spec(entry.kind).repositories and len(entry.parts) == 2 and len(other.parts) >= 2 and "@" not in entry.parts[1]:
         return (other.parts[0], other.parts[1].partition("@")[0], *other.parts[2:])
     return other.parts
+
+
+def _spec(kind: str) -> StoreSpec:
+    return BY_SCHEME.get(kind) or spec_of("generic")
 
 
 def url_prefix(url: str) -> UrlPrefix:
@@ -71,12 +75,13 @@ def url_prefix(url: str) -> UrlPrefix:
         raise UrlError("no URL of one store")
     host, slash, path = url.partition("://")[2].partition("/")
     parts = tuple(path.split("/")) if slash else ()
-    if kind == "hf":
-        if host not in _HUB:
-            host, parts = "models", (host, *parts)
+    spec = _spec(kind)
+    if spec.repositories:
+        if host not in spec.repositories:
+            host, parts = spec.repositories[0], (host, *parts)
         if len(parts) == 3 and parts[2] == "":  # hf://datasets/OWNER/NAME/ is the repository, whatever its revision
             parts = parts[:2]
-    return UrlPrefix(kind, host.lower() if "@" in host and kind == "az" else host, parts)
+    return UrlPrefix(kind, host.lower() if "@" in host and spec.account_hosts else host, parts)
 
 
 def _web(kind: str, url: str) -> UrlPrefix:

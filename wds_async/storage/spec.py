@@ -86,6 +86,11 @@ class StoreSpec:
     dotted_keys: str = ""
     """When the service passes on keys with "." and "..": ``always`` (they are escaped on the wire), ``open`` (only
     where no allowlist could be evaded), "" for never."""
+    repositories: tuple[str, ...] = ()
+    """Kinds of repositories, one of which is the host of a URL (the first, where there is none). A repository is the
+    next two parts, the second with "@" and a revision, or without."""
+    account_hosts: bool = False
+    """Whether the host may be a container, "@" and an account's host, whose case does not count."""
     variables: tuple[str, ...] = ()
     """Environment variables that decide which account is used; ``AWS_`` stands for all of this package's with that
     prefix."""

@@ -25,6 +25,7 @@ SPEC = StoreSpec(
     buckets=True,
     object_store=True,
     sends_checksum=True,
+    account_hosts=True,
     variables=(
         "AZURE_",
         "AZURE_STORAGE_ACCOUNT",

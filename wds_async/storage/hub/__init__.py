@@ -14,6 +14,7 @@ SPEC = StoreSpec(
     routable=True,
     buckets=True,
     has_query=True,
+    repositories=("models", "datasets", "spaces", "kernels", "buckets"),
     variables=("HF_", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH", "HF_HOME"),
     origin="wds_async.storage.hub.backend:origin_of",
 )

@@ -39,6 +39,7 @@ from wds_async.storage.http.auth import ANONYMOUS, Identity, checked_header
 from wds_async.storage.http.backend import HttpBackend
 from wds_async.storage.http.errors import explain_status, with_place
 from wds_async.storage.http.messages import PLAIN_HEADERS, answer_of, redirected
+from wds_async.storage.hub import SPEC
 from wds_async.storage.options import NO_OPTIONS, Options
 from wds_async.storage.preload import client_imports
 from wds_async.storage.secrets import Secrets, Writer
@@ -140,7 +141,7 @@ def _unauthorised(place: HubPlace, identity: Identity, said: str, whom: str, ren
 
 
 _ENDPOINT = "https://huggingface.co"
-_FOLDERS = ("datasets", "models", "spaces", "kernels", "buckets")
+_FOLDERS = SPEC.repositories
 # Revisions that hold a slash and are written as they are; others escape it: @my%2Fbranch.
 _SPECIAL_REVISION = re.compile(r"refs/(?:convert/[\w.-]+|pr/\d+)(?=/|$)")
 _ACCEPTED = ("token", "endpoint", "revision")
