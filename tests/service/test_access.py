@@ -13,7 +13,7 @@ import pytest
 import trustme
 
 from wds_async.errors import ConfigError
-from wds_async.service.auth import Access, Tokens, common_name, token_of
+from wds_async.service.auth import Access, BearerTokens, common_name, token_of
 from wds_async.service.cache.origin import Client
 from wds_async.service.config import ServiceConfig
 from wds_async.service.refusals import Refusal
@@ -118,7 +118,7 @@ def test_certificates_name_tenants() -> None:
 
 def test_the_file_is_read_again_when_it_has_changed(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    tokens = Tokens(str(file), clock)
+    tokens = BearerTokens(str(file), clock)
     assert tokens.tenant("alpha-secret") == "team-a"
     new = file.with_name("new")
     new.write_text("gamma-secret team-c\n")

@@ -86,15 +86,15 @@ def url_prefix(url: str) -> UrlPrefix:
 
 def _web(kind: str, url: str) -> UrlPrefix:
     try:
-        found = urllib.parse.urlsplit(url)
-        host, port = found.hostname or "", found.port
+        parsed = urllib.parse.urlsplit(url)
+        host, port = parsed.hostname or "", parsed.port
     except ValueError as exn:
         raise UrlError(str(exn)) from None
     odd = "\\" in url or not host.isascii() or not re.fullmatch(r"[\w.:-]+", host) or port == 0
-    if odd or re.search(r"[\x00-\x20\x7f]", found.netloc):
+    if odd or re.search(r"[\x00-\x20\x7f]", parsed.netloc):
         raise UrlError("a host that could be read in two ways")
     host = host.rstrip(".")
-    raw = found.path[1:].split("/") if found.path.startswith("/") else []
+    raw = parsed.path[1:].split("/") if parsed.path.startswith("/") else []
     parts = tuple(urllib.parse.unquote(part, errors="surrogateescape") for part in raw)
     return UrlPrefix(kind, f"{host}:{port or _PORTS[kind]}", parts, any(_holds_slash(part) for part in parts))
 
@@ -105,12 +105,13 @@ def _holds_slash(part: str) -> bool:
 
 def _spellings(part: str) -> list[str]:
     """Return ``part`` and its repeated decodings, as careless servers make them."""
-    found = [part]
+    spellings = [part]
     while (
-        len(found) <= _DECODINGS and (after := urllib.parse.unquote(found[-1], errors="surrogateescape")) != found[-1]
+        len(spellings) <= _DECODINGS
+        and (after := urllib.parse.unquote(spellings[-1], errors="surrogateescape")) != spellings[-1]
     ):
-        found.append(after)
-    return found
+        spellings.append(after)
+    return spellings
 
 
 def dotted(url: str) -> bool:
@@ -270,8 +271,8 @@ class Allowed:
     async def admit(self, named: ObjectName) -> Location:
         """Run `locate` with its file system checks on a thread."""
         if scheme(named.url) in ("", "file"):
-            found: Location = await self._call(self.locate, named)
-            return found
+            location: Location = await self._call(self.locate, named)
+            return location
         return self.locate(named)
 
     async def check(self, url: str) -> None:

@@ -26,7 +26,7 @@ from wds_async.errors import StorageError
 from wds_async.redact import redact
 from wds_async.service import buckets, objects, s3api
 from wds_async.service.context import Context, Exchange
-from wds_async.service.http_messages import Connection, HttpRequest, HttpResponse, json_response
+from wds_async.service.http_messages import HttpRequest, HttpResponse, RequestConnection, json_response
 from wds_async.service.names import SCHEMES, ObjectName, bucket_of, name_of
 from wds_async.service.pages import CONTENT_TYPE, metrics_page, snapshot
 from wds_async.service.refusals import Refusal, as_json, as_xml, refusal_of
@@ -76,7 +76,7 @@ async def serve(context: Context, request: HttpRequest) -> None:
         context.meters.served(exchange.api, status, first - began, count, exchange.url, exchange.client)
 
 
-def malformed(context: Context, connection: Connection, status: int, why: str) -> HttpResponse:
+def malformed(context: Context, connection: RequestConnection, status: int, why: str) -> HttpResponse:
     """Return the answer to bytes that are no request. Only its kind is logged: the bytes may hold a secret."""
     reason = "head" if status == 431 else "malformed"
     context.meters.refused(reason)

@@ -29,9 +29,8 @@ _SCANS_AT_ONCE = 2
 
 
 class Archives:
-    """Tables of members, by the archive's URL and identity; together at most ``most`` members, some 200 bytes each. The
-    table of an archive that is larger than that is not kept. Two archives are scanned at once: a scan costs a core's
-    time, which the other answers need."""
+    """Tables of members by the archive's URL and version; together at most ``most`` members, some 200 bytes each. Two
+    archives are scanned at once: a scan costs a core's time, which other answers need."""
 
     def __init__(self, most: int = _MOST_MEMBERS) -> None:
         self._most, self._held = most, 0
@@ -54,8 +53,7 @@ class Archives:
         return place
 
     async def table(self, held: CachedObject, call: Call) -> dict[str, ByteRange]:
-        """Return the members of an archive. It is read from end to end where it is not known; once, however many
-        ask."""
+        """Return the members of an archive. An unknown one is read from end to end, once for all that wait."""
         key = held.url, held.facts.version
         lock = self._being_made.setdefault(key, asyncio.Lock())
         try:
@@ -81,7 +79,7 @@ class Archives:
 
 
 async def _scanned(held: CachedObject, call: Call) -> dict[str, ByteRange]:
-    """Return the members of the tar; where its copy on disk cannot be read, of what is fetched in its place."""
+    """Return the members of the tar; chunks on disk that cannot be read are fetched again."""
     try:
         return await _walked(held, call)
     except CachedFileFault as exn:
@@ -91,11 +89,11 @@ async def _scanned(held: CachedObject, call: Call) -> dict[str, ByteRange]:
 
 
 async def _walked(held: CachedObject, call: Call) -> dict[str, ByteRange]:
-    """Walk over the tar on a thread, which asks this loop for one piece after the other."""
+    """Scan the tar on a thread, which requests one piece after the other from this loop."""
     loop = asyncio.get_running_loop()
     left = False
-    given: Any = held.pieces(0, None)
-    async with aclosing(given) as pieces:
+    source: Any = held.pieces(0, None)
+    async with aclosing(source) as pieces:
 
         async def following() -> bytes | tuple[int, int, int] | None:
             piece: Piece | None = await anext(pieces, None)
@@ -127,15 +125,15 @@ async def _walked(held: CachedObject, call: Call) -> dict[str, ByteRange]:
 
 
 def _file_bytes(fd: int, offset: int, count: int) -> bytes:
-    found = bytearray()
+    data = bytearray()
     try:
-        while len(found) < count:
-            part = os.pread(fd, min(count - len(found), 8 * MIB), offset + len(found))
+        while len(data) < count:
+            part = os.pread(fd, min(count - len(data), 8 * MIB), offset + len(data))
             if not part:
-                raise CachedFileFault(f"it ended at byte {offset + len(found)}")
-            found += part
+                raise CachedFileFault(f"it ended at byte {offset + len(data)}")
+            data += part
     except OSError as exn:
         if isinstance(exn, CachedFileFault):
             raise
-        raise CachedFileFault(f"at byte {offset + len(found)}: {exn.strerror}") from exn
-    return bytes(found)
+        raise CachedFileFault(f"at byte {offset + len(data)}: {exn.strerror}") from exn
+    return bytes(data)

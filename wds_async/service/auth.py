@@ -24,7 +24,7 @@ from wds_async.service.cache.origin import Client
 from wds_async.service.config import ServiceConfig
 from wds_async.service.refusals import Refusal
 
-__all__ = ["Access", "Audit", "Tokens", "shown"]
+__all__ = ["Access", "Audit", "BearerTokens", "shown"]
 
 audit_logger = logging.getLogger("wds_async.audit")
 LINES_AT_ONCE = 100
@@ -54,7 +54,7 @@ class Audit:
             self.left_out += 1
             return
         self._left -= 1
-        said = {
+        fields = {
             "peer": _plain(peer),
             "client": _plain(client),
             "method": _plain(method)[:16],
@@ -64,9 +64,9 @@ class Audit:
             "left_out": self.left_out,
         }
         self.left_out = 0
-        words = " ".join(f"{name}={value}" for name, value in said.items() if value != "" and name != "left_out")
-        more = f" ({said['left_out']} refusals before it were left out)" if said["left_out"] else ""
-        audit_logger.warning("refused %s: %s%s", words, redact(refusal.message), more, extra={"audit": said})
+        words = " ".join(f"{name}={value}" for name, value in fields.items() if value != "" and name != "left_out")
+        more = f" ({fields['left_out']} refusals before it were left out)" if fields["left_out"] else ""
+        audit_logger.warning("refused %s: %s%s", words, redact(refusal.message), more, extra={"audit": fields})
 
     def close(self) -> None:
         """Log how many refusals were left out since the last line."""
@@ -110,7 +110,7 @@ class Access:
 
     def __init__(self, config: ServiceConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self._config = config
-        self._tokens = Tokens(config.tokens, clock) if config.tokens else None
+        self._tokens = BearerTokens(config.tokens, clock) if config.tokens else None
         self._clock = clock
         self._peers: OrderedDict[Client, OrderedDict[str, float]] = OrderedDict()
         self._context: ssl.SSLContext | None = None
@@ -154,12 +154,12 @@ class Access:
         """
         tenant = common_name(certificate)
         if self._tokens is not None:
-            found = self._tokens.tenant(token_of(fields, query or {}))
-            if found is None:
+            named_tenant = self._tokens.tenant(token_of(fields, query or {}))
+            if named_tenant is None:
                 challenge = {"WWW-Authenticate": 'Bearer realm="wds-async"'}
                 words = "this service asks for a token, and this is none that it knows (clients: AIS_AUTHN_TOKEN)"
                 raise Refusal(401, words, "token", headers=challenge)
-            tenant = found or tenant
+            tenant = named_tenant or tenant
         own = Client(tenant, LOCAL if local else peer)
         return self._named(fields.get("wds-client", ""), own)
 
@@ -176,21 +176,21 @@ class Access:
         """Log, at the end, how many refusals had no line of their own."""
         self._audit.close()
 
-    def _named(self, given: str, own: Client) -> Client:
-        """Return ``own`` by its ``given`` name; ``own`` itself where that is none, or one too many."""
-        if not given or not _NAME.fullmatch(given):
+    def _named(self, name: str, own: Client) -> Client:
+        """Return ``own`` under ``name``; ``own`` itself for an invalid name, or one too many."""
+        if not name or not _NAME.fullmatch(name):
             return own
         names, now = self._peers.setdefault(own, OrderedDict()), self._clock()
         self._peers.move_to_end(own)
         if len(self._peers) > _PEERS:
             self._peers.popitem(last=False)
-        if given not in names and len(names) >= _NAMES_OF_A_PEER:
+        if name not in names and len(names) >= _NAMES_OF_A_PEER:
             if now - next(iter(names.values())) < _NAME_LIVES_S:
                 return own
             names.popitem(last=False)
-        names[given] = now
-        names.move_to_end(given)
-        return Client(own.tenant, given)
+        names[name] = now
+        names.move_to_end(name)
+        return Client(own.tenant, name)
 
     def tls(self) -> ssl.SSLContext | None:
         """Return the SSLContext of connections, the same object each time; None without a certificate."""
@@ -243,7 +243,7 @@ class Access:
             return ""  # being replaced: looked at again next time
 
 
-class Tokens:
+class BearerTokens:
     """The file of tokens: a line each, then optionally the tenant's name; ``#`` begins a comment. It is looked at once
     a second at most, and read again when it has changed. Where it cannot be read any more, what was read last holds; to
     take every token away, empty it."""
@@ -263,11 +263,11 @@ class Tokens:
         """Return the tenant of ``token`` ("" if its line names none); None for an unknown token. Takes constant
         time."""
         self._look()
-        asked, found = _digest(token), None
+        digest_given, match = _digest(token), None
         for digest, tenant in self._known:
-            if hmac.compare_digest(digest, asked):
-                found = tenant
-        return found if token else None
+            if hmac.compare_digest(digest, digest_given):
+                match = tenant
+        return match if token else None
 
     @property
     def name_tenants(self) -> bool:
@@ -333,8 +333,8 @@ def token_of(fields: Mapping[str, str], query: Mapping[str, str]) -> str:
     """Return the token that a request brings: as a bearer's; as the password of ``https://user:TOKEN@host``, for
     clients that know no other way; as the access key's id of an S3 client, whose signature nobody looks at. "" for
     none."""
-    given = fields.get("authorization", "").strip()
-    kind, _, rest = given.partition(" ")
+    header = fields.get("authorization", "").strip()
+    kind, _, rest = header.partition(" ")
     if kind.lower() == "bearer":
         return rest.strip()
     if kind.lower() == "basic":
@@ -343,9 +343,11 @@ def token_of(fields: Mapping[str, str], query: Mapping[str, str]) -> str:
         except (binascii.Error, ValueError):
             return ""
         return password or user
-    if (signed := _SIGNED.match(given)) is not None:
+    if (signed := _SIGNED.match(header)) is not None:
         return urllib.parse.unquote(signed[1] or signed[2])
-    return (query.get("X-Amz-Credential", "").partition("/")[0] or query.get("AWSAccessKeyId", "")) if not given else ""
+    return (
+        (query.get("X-Amz-Credential", "").partition("/")[0] or query.get("AWSAccessKeyId", "")) if not header else ""
+    )
 
 
 def common_name(certificate: Mapping[str, Any] | None) -> str:

@@ -32,26 +32,26 @@ async def answer_bucket(context: Context, request: HttpRequest, named: ObjectNam
         await check_bucket(context, named)
         props = json.dumps({"provider": named.provider, "present": True})
         return HttpResponse(headers={"Ais-Bucket-Props": props})
-    wanted = _message(await request.read(context.config.header_timeout_s))
-    prefix, flags = str(wanted.get("prefix") or ""), int(wanted.get("flags") or 0)
-    after = str(wanted.get("continuation_token") or wanted.get("start_after") or "")
-    most = min(_PAGE, int(wanted.get("pagesize") or 0) or _PAGE)
+    message = _message(await request.read(context.config.header_timeout_s))
+    prefix, flags = str(message.get("prefix") or ""), int(message.get("flags") or 0)
+    after = str(message.get("continuation_token") or message.get("start_after") or "")
+    most = min(_PAGE, int(message.get("pagesize") or 0) or _PAGE)
     await context.allowed.check(url_of(named.url, prefix))
     one_level = bool(flags & _NO_RECURSION)
     page = await context.listings.page(named.url, prefix, after, most, one_level=one_level)
-    return await _answered(context, request, named, page, wanted, hide_folders=bool(flags & _NO_DIRS))
+    return await _answered(context, request, named, page, message, hide_folders=bool(flags & _NO_DIRS))
 
 
 def _message(body: bytes) -> dict[str, Any]:
     try:
-        said = json.loads(body or b"{}")
-        if said.get("action", "list") != "list":
-            raise Refusal(405, f"action {str(said['action'])[:40]!r}: this service reads", "method")
-        wanted = said.get("value") or {}
-        int(wanted.get("flags") or 0), int(wanted.get("pagesize") or 0)
+        body_value = json.loads(body or b"{}")
+        if body_value.get("action", "list") != "list":
+            raise Refusal(405, f"action {str(body_value['action'])[:40]!r}: this service reads", "method")
+        value = body_value.get("value") or {}
+        int(value.get("flags") or 0), int(value.get("pagesize") or 0)
     except (ValueError, TypeError, AttributeError, RecursionError):
         raise Refusal(400, 'the body is no message of AIStore: {"action": "list", "value": {…}}', "message") from None
-    return dict(wanted)
+    return dict(value)
 
 
 async def _answered(
@@ -59,7 +59,7 @@ async def _answered(
     request: HttpRequest,
     named: ObjectName,
     page: ListPage,
-    wanted: dict[str, Any],
+    message: dict[str, Any],
     *,
     hide_folders: bool,
 ) -> HttpResponse:
@@ -69,7 +69,7 @@ async def _answered(
         if not (line.folder and hide_folders)
     ]
     token = page.lines[-1].name if page.more else ""
-    uuid = str(wanted.get("uuid") or hashlib.sha256(named.url.encode()).hexdigest()[:9])
+    uuid = str(message.get("uuid") or hashlib.sha256(named.url.encode()).hexdigest()[:9])
     if _MSGPACK in request.headers.get("Accept", "") and (packed := _packed(entries, token, uuid)) is not None:
         return HttpResponse(body=packed, content_type=_MSGPACK)
     shown = [{**entry, "size": str(entry["size"])} for entry in entries]  # a string in AIStore's JSON
@@ -96,21 +96,21 @@ async def check_bucket(context: Context, named: ObjectName) -> None:
 
 def allowed_buckets(context: Context) -> list[tuple[str, str]]:
     """Return ``(provider, bucket)`` of the buckets that the configuration names, sorted, without asking a store."""
-    found = {("ais", name) for name, _ in context.config.buckets}
+    names = {("ais", name) for name, _ in context.config.buckets}
     for prefix in context.config.allow:
         name = usual_scheme(scheme(prefix))
         bucket = prefix.partition("://")[2].partition("/")[0].rpartition("@")[2]
         if name in PROVIDERS and bucket:
-            found.add((PROVIDERS[name], bucket))
-    return sorted(found)
+            names.add((PROVIDERS[name], bucket))
+    return sorted(names)
 
 
 async def answer_buckets(context: Context, exchange: Exchange) -> HttpResponse:
     """Answer ``GET /v1/buckets?provider=``: the buckets that the configuration names."""
     provider = exchange.request.query.get("provider", "")
-    wanted = PROVIDERS.get(provider, provider)
-    found = [{"name": b, "provider": p} for p, b in allowed_buckets(context) if wanted in ("", p)]
-    return json_response(found)
+    only = PROVIDERS.get(provider, provider)
+    rows = [{"name": b, "provider": p} for p, b in allowed_buckets(context) if only in ("", p)]
+    return json_response(rows)
 
 
 async def answer_daemon(context: Context, exchange: Exchange) -> HttpResponse:

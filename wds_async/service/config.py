@@ -30,7 +30,7 @@ DEFAULT_PORT = 51080
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What one tenant may hold of the cache: ``share`` of it, from 0 to 1. A tenant is who a bearer token names."""
+    """The ``share`` of the cache, from 0 to 1, that one tenant (as a bearer token names it) may hold."""
 
     tenant: str
     share: float
@@ -189,14 +189,14 @@ class ServiceConfig:
 
 
 def check_quotas(quotas: Iterable[Quota]) -> None:
-    """ConfigError for shares that cannot be."""
+    """Raise ConfigError for invalid shares."""
     shares = [quota.share for quota in quotas]
     if sum(shares) > 1 or any(not 0 < share <= 1 for share in shares):
         raise ConfigError("quotas: shares are from 0 to 1, and 1 together at most")
 
 
 def _judge(setting: str, prefix: str) -> None:
-    """ConfigError where ``prefix`` cannot say what may be read."""
+    """Raise ConfigError if ``prefix`` cannot describe what may be read."""
     shown = f"{setting}: {redact(prefix)!r}"
     kind = scheme(rewrite(prefix, rules_from_env()) if setting.startswith("buckets") else prefix)
     if kind == "pipe" or scheme(prefix) == "pipe":
@@ -215,17 +215,19 @@ def _judge(setting: str, prefix: str) -> None:
 
 
 def load_config(path: str | os.PathLike[str] | None = None, **overrides: Any) -> ServiceConfig:
-    """Return the configuration of the file at ``path``, and ``overrides`` in its place where they are not None.
+    """Return the configuration of the file at ``path``, with ``overrides`` that are not None.
 
-    ConfigError for a file that cannot be read, a name that does not exist and a value that does not parse.
+    ConfigError for a file that cannot be read, an unknown name and a value that does not parse.
     """
-    given: dict[str, Any] = {} if path is None else _read(Path(path))
-    given |= {name: value for name, value in overrides.items() if value is not None}
-    known = {field.name: str(field.type) for field in dataclasses.fields(ServiceConfig)}
-    strangers = sorted(set(given) - set(known))
+    settings: dict[str, Any] = {} if path is None else _read(Path(path))
+    settings |= {name: value for name, value in overrides.items() if value is not None}
+    fields = {field.name: str(field.type) for field in dataclasses.fields(ServiceConfig)}
+    strangers = sorted(set(settings) - set(fields))
     if strangers:
-        raise ConfigError(f"{strangers[0]!r} is no setting of the service; its settings are {', '.join(sorted(known))}")
-    return ServiceConfig(**{name: _value(name, known[name], value) for name, value in given.items()})
+        raise ConfigError(
+            f"{strangers[0]!r} is no setting of the service; its settings are {', '.join(sorted(fields))}"
+        )
+    return ServiceConfig(**{name: _value(name, fields[name], value) for name, value in settings.items()})
 
 
 _FIXED = (
@@ -235,14 +237,14 @@ _FIXED = (
 
 
 def reloaded(old: ServiceConfig, new: ServiceConfig) -> tuple[ServiceConfig, list[str]]:
-    """Return ``new`` with those settings of ``old`` that cannot change while the service runs, and the names of the
-    settings that differ there. ConfigError where the two do not fit together."""
+    """Return ``new`` with those settings of ``old`` that cannot change while the service runs, and the names of
+    settings that differ there. ConfigError if the two do not fit together."""
     kept = {name: getattr(old, name) for name in _FIXED if getattr(old, name) != getattr(new, name)}
     return dataclasses.replace(new, **kept), list(kept)
 
 
 def cache_limit(config: ServiceConfig) -> int:
-    """Return the cache's size in bytes. ConfigError where it does not parse; OSError where the folder is not there."""
+    """Return the cache's size in bytes. ConfigError if it does not parse; OSError without the folder."""
     return _of_disk("cache_size", config.cache_size, config.folder, least=sys.float_info.min)
 
 
@@ -252,7 +254,7 @@ def kept_free(config: ServiceConfig) -> int:
 
 
 def _of_disk(name: str, value: str, folder: str, *, least: float) -> int:
-    """Bytes: as they are given, or as a share (at least ``least``) of the file system of ``folder``."""
+    """Return bytes: as given, or as a share (at least ``least``) of the file system of ``folder``."""
     text = str(value).strip()
     try:
         if text.endswith("%"):
@@ -269,14 +271,14 @@ def _read(path: Path) -> dict[str, Any]:
     import yaml  # noqa: PLC0415 (only where there is a file)
 
     try:
-        given = yaml.safe_load(path.read_text(encoding="utf-8"))
+        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as exn:
         raise ConfigError(f"the service's configuration {path}: {exn}") from exn
-    if given is None:
+    if settings is None:
         return {}
-    if not isinstance(given, dict):
+    if not isinstance(settings, dict):
         raise ConfigError(f"the service's configuration {path} must be a mapping of settings")
-    return given
+    return settings
 
 
 def _value(name: str, kind: str, value: Any) -> Any:

@@ -31,7 +31,7 @@ from wds_async.service.cache.index import key_of
 from wds_async.service.config import Quota, check_quotas
 from wds_async.service.context import Context
 from wds_async.service.delivery import Delivery
-from wds_async.service.http_messages import Connection, HttpRequest, HttpResponse, json_response
+from wds_async.service.http_messages import HttpRequest, HttpResponse, RequestConnection, json_response
 from wds_async.service.http_server import ClientConnections
 from wds_async.service.metrics import Meters
 from wds_async.service.pages import snapshot
@@ -77,7 +77,7 @@ async def serve_control(folder: Path, context: Callable[[], Context]) -> AsyncIt
                 request.connection.write(response.to(request))
                 await request.connection.drained()
 
-    def malformed(connection: Connection, status: int, why: str) -> HttpResponse:
+    def malformed(connection: RequestConnection, status: int, why: str) -> HttpResponse:
         return json_response({"error": why}, status)
 
     clients = ClientConnections(

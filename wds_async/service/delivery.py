@@ -38,27 +38,27 @@ _FAULTS_AT_MOST = 8
 
 
 class SpillFile:
-    """A file without a name that one client's rest lies in; in ``folder``, or where temporary files are."""
+    """A temporary file for the bytes that one client has not taken; in ``folder``, or where temporary files are."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._file: Any = None
 
     def put(self, view: memoryview) -> DiskPiece:
-        """Write ``view`` in place of what was there before. OSError where there is no room for it. Blocks."""
+        """Overwrite the file with ``view``. OSError without room. Blocks."""
         if self._file is None:
             self._file = tempfile.TemporaryFile(dir=self._folder or None, buffering=0)  # noqa: SIM115 (see `close`)
         write_all(self._file.fileno(), view, 0)
         return DiskPiece(self._file.fileno(), 0, view.nbytes)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the file; idempotent."""
         if self._file is not None:
             self._file.close()
 
 
 class BodyWriter:
-    """Bytes ``[start, stop)`` of an object (to its end where ``stop`` is None) on their way to one client."""
+    """Bytes ``[start, stop)`` of an object (to its end if ``stop`` is None) on their way to one client."""
 
     def __init__(self, held: CachedObject, start: int, stop: int | None, *, call: Call, spill_folder: str) -> None:
         self._held, self._call, self._spill_folder = held, call, spill_folder
@@ -69,14 +69,14 @@ class BodyWriter:
         self._faults = 0
 
     async def begin(self) -> None:
-        """Wait for the first piece. The tree's errors, as long as there is nothing to be broken off."""
+        """Wait for the first piece. Raises the tree's errors while the answer still can have another status."""
         if self._on_disk():
             return
         self._pieces = self._held.pieces(self._at, self._stop)
         self._first = await anext(self._pieces, None)
 
     async def send(self, delivery: Delivery) -> None:
-        """All of it. What `Delivery.send` raises, and the tree's errors."""
+        """Send all of it. Raises what `Delivery.send` raises, and the tree's errors."""
         if self._pieces is None and self._stop is not None:
             before = delivery.sent
             try:
@@ -101,20 +101,20 @@ class BodyWriter:
             piece = await anext(self._pieces, None)
 
     async def aclose(self) -> None:
-        """Let go of everything."""
+        """Release the pieces and the temporary file."""
         if self._pieces is not None:
             await self._pieces.aclose()
         if self._spill is not None:
             self._spill.close()
 
     def _on_disk(self) -> bool:
-        """Return whether all of it lies on the disk, stays there, and was not fetched just now for this body."""
+        """Return whether all of it is on disk, stays there, and was not just fetched for this body."""
         held, stop = self._held, self._stop
         return stop is not None and held.fd >= 0 and not held.discovered and held.ready(self._at, stop) >= stop
 
     async def _from_disk(self, delivery: Delivery, piece: DiskPiece) -> bool:
-        """Send a piece of the cached file. False where its rest cannot be read: then each chunk is compared with its
-        checksum, and what is bad is fetched again. CachedFileFault where that has not helped."""
+        """Send a piece of the cached file. False if its rest cannot be read: then each chunk is verified, and bad ones
+        are fetched again. CachedFileFault if that has not helped."""
         before = delivery.sent
         try:
             await delivery.send(piece)
@@ -131,7 +131,7 @@ class BodyWriter:
         return True
 
     async def _passed(self, delivery: Delivery, piece: Piece) -> DiskPiece | None:
-        """Send a piece; what the client did not take of it, in a file."""
+        """Send a piece, and return what the client did not take of it, as a temporary file."""
         if not isinstance(piece, memoryview):
             return None if await self._from_disk(delivery, piece) else _NOTHING
         if self._stop is None or not self._held.facts.ranged:  # it cannot be asked for again from the middle
@@ -154,7 +154,7 @@ class BodyWriter:
             return _NOTHING
 
     async def _emptied(self, delivery: Delivery, rest: DiskPiece) -> bool:
-        """Send what was put aside, while nothing more is asked for; whether the client was quick about it."""
+        """Send the temporary file while nothing more is fetched, and return whether the client was quick."""
         await self._pieces.aclose()
         began = asyncio.get_running_loop().time()
         await delivery.copy(rest)
@@ -177,11 +177,11 @@ _PATIENCE_S = 0.5
 
 
 class CachedFileFault(ConnectionAbortedError):
-    """The file of a piece is too short, or cannot be read. `Delivery.sent` tells what was sent before."""
+    """A piece's file is too short or cannot be read. `Delivery.sent` counts what was sent before."""
 
 
 class FileSlice(Protocol):
-    """Bytes of a file that is open: ``count`` of them from ``offset`` on."""
+    """Protocol: ``count`` bytes of an open file from ``offset`` on."""
 
     @property
     def fd(self) -> int: ...
@@ -194,9 +194,8 @@ class FileSlice(Protocol):
 
 
 class Delivery:
-    """An answer whose body comes in pieces: `send` them, then `finish` or give up, and `close` it. ``length``: of the
-    body; None if that is not known. ``call`` runs a blocking function on a thread; ``pace`` waits until so many bytes
-    may go."""
+    """An answer whose body comes in pieces: `send` them, `finish`, and `close`. ``length``: of the body; None if
+    unknown. ``call`` runs a blocking function on a thread; ``pace`` waits until so many bytes may be sent."""
 
     def __init__(
         self,
@@ -226,8 +225,8 @@ class Delivery:
             self._head = b""
 
     async def send(self, piece: FileSlice | memoryview) -> None:
-        """Send one piece. ConnectionError where the client has gone, TimeoutError where it takes no more,
-        `CachedFileFault` where the piece's file does not give it."""
+        """Send one piece. ConnectionError if the client has gone, TimeoutError if it takes no more, `CachedFileFault`
+        if the piece's file fails."""
         if isinstance(piece, memoryview):
             await self._in_slices(piece.nbytes, lambda at, stop: self._written(bytes(piece[at:stop])))
         elif self._by_file:
@@ -236,8 +235,8 @@ class Delivery:
             await self.copy(piece)
 
     async def offer(self, view: memoryview) -> int:
-        """Send of ``view`` what the client takes without delay; how many bytes that was. They are sent, or copied: the
-        memory may go. Errors as of `send`."""
+        """Send what the client takes of ``view`` without delay, and return how many bytes. They are sent or copied: the
+        memory may be reused. Errors as of `send`."""
         at = 0
         while at < view.nbytes and await self._drained(_PATIENCE_S):
             stop = min(view.nbytes, at + _SLICE_AT_MOST)
@@ -249,22 +248,21 @@ class Delivery:
         return at
 
     async def copy(self, piece: FileSlice) -> None:
-        """Send a piece by memory: over TLS, in chunks, or where the file's pages are soon to be others."""
+        """Send a piece through memory: over TLS, in chunks, or from a file whose pages are about to change."""
         await self._copy(piece.fd, piece.offset, piece.count)
 
     def finish(self) -> None:
-        """The body is complete: send the rest of its frame."""
+        """End the body: send the rest of its frame."""
         if self._chunked or self._head:
             self._write(b"")
 
     def close(self) -> None:
-        """Nothing more is sent."""
+        """Cancel waiting for the client."""
         if self._draining is not None:
             self._draining.cancel()
 
     async def _drained(self, within_s: float) -> bool:
-        """Return whether the socket has taken all that was written, waiting for so long. ConnectionError where it will
-        not."""
+        """Return whether the socket takes all that was written within that time. ConnectionError if it is closed."""
         if self._draining is None:
             if not self._connection.unsent and not self._connection.closing:
                 return True
@@ -297,7 +295,7 @@ class Delivery:
                 self._slice = max(_SLICE_AT_LEAST, self._slice // 2)
 
     def _write(self, data: bytes) -> None:
-        """The head goes out with the first bytes of the body: for each the kernel would wake the client."""
+        """Write ``data`` together with the head, if that is unsent: the kernel would wake the client for each."""
         if self._chunked:
             data = b"%x\r\n%b\r\n" % (len(data), data) if data else b"0\r\n\r\n"
         head, self._head = self._head, b""
@@ -320,8 +318,7 @@ class Delivery:
         await self._in_slices(count, slice_of)
 
     async def _send_file(self, fd: int, offset: int, count: int) -> None:
-        """By ``sendfile``, past the transport: the loop watches that for reading, so that a client's leaving is noticed
-        meanwhile."""
+        """Send by ``sendfile``, past the transport, which goes on reading: a client's leaving is noticed meanwhile."""
         if not await self._drained(self._timeout_s):
             raise TimeoutError
         own, turn = self._connection.own_socket, 0
@@ -352,7 +349,7 @@ class Delivery:
                 await self._writable(own.fileno())
 
     async def _writable(self, fd: int) -> None:
-        """Wait until the socket has room, and the other clients had their turn. TimeoutError if that takes too long."""
+        """Wait until the socket has room, after other tasks. TimeoutError if that takes too long."""
         loop = asyncio.get_running_loop()
         room = asyncio.Event()
         loop.add_writer(fd, room.set)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from wds_async._version import __version__
 from wds_async.service.refusals import Refusal
 
-__all__ = ["BODY_LIMIT_BYTES", "SERVER", "Connection", "Fields", "HttpRequest", "HttpResponse", "json_response"]
+__all__ = ["BODY_LIMIT_BYTES", "SERVER", "Fields", "HttpRequest", "HttpResponse", "RequestConnection", "json_response"]
 
 SERVER = f"wds-async/{__version__}"
 """The header ``Server`` of every answer, by which our own clients know us."""
@@ -25,7 +25,7 @@ _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-class Connection(Protocol):
+class RequestConnection(Protocol):
     """The connection of a request, as answers use it (`http_server.ClientConnection`)."""
 
     local: bool
@@ -54,7 +54,7 @@ class Connection(Protocol):
 
 
 class Fields(Mapping[str, str]):
-    """Header fields of a request; names in any case. Fields of one name are joined by a comma."""
+    """Header fields of a request, case-insensitive. Fields of one name are joined by a comma."""
 
     __slots__ = ("_fields", "size")
 
@@ -88,8 +88,7 @@ class Fields(Mapping[str, str]):
 
 
 class HttpRequest:
-    """One request. ``target`` and ``headers`` are as they came; ``keep_alive``: whether the client leaves the
-    connection open."""
+    """One request. ``target`` and ``headers`` are as they came; ``keep_alive``: whether the connection stays open."""
 
     __slots__ = (
         "_body",
@@ -107,7 +106,7 @@ class HttpRequest:
     )
 
     def __init__(
-        self, connection: Connection, method: str, target: str, headers: Fields, *, keep_alive: bool = True
+        self, connection: RequestConnection, method: str, target: str, headers: Fields, *, keep_alive: bool = True
     ) -> None:
         self.connection, self.method, self.target, self.headers = connection, method, target, headers
         self.version, self.keep_alive = "1.1", keep_alive
@@ -157,7 +156,7 @@ class HttpRequest:
         return len(self._body or b"")
 
     def feed(self, data: bytes) -> None:
-        """Take bytes of the body."""
+        """Append bytes of the body."""
         if self._body is not None:
             self._body += data
             if len(self._body) > self.connection.body_limit_bytes:
@@ -165,18 +164,18 @@ class HttpRequest:
                 self._wake()
 
     def end(self) -> None:
-        """All of the body has come."""
+        """Mark the body as complete."""
         self.complete = True
         self._wake()
 
     def spoil(self) -> None:
-        """What comes is no body."""
+        """Mark the body as malformed."""
         self._spoiled = True
         self._wake()
 
     def head(self, status: int, fields: Mapping[str, str], length: int | None) -> bytes:
-        """Return the head of an answer with a body of ``length`` bytes; None: in chunks, or to the connection's end
-        for HTTP/1.0. ValueError for a field that would not be one line."""
+        """Return the head of an answer with a body of ``length`` bytes; None: in chunks, or to the connection's end for
+        HTTP/1.0. ValueError for a field with a line break."""
         lines = [f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\nServer: {SERVER}\r\nDate: {_date()}\r\n"]
         lines += [f"{name}: {value}\r\n" for name, value in fields.items()]
         if length is not None and status not in (204, 304):
@@ -203,7 +202,7 @@ class HttpRequest:
 
 
 class HttpResponse:
-    """An answer whose body is at hand. ``text`` is a body in UTF-8. ``sent``: it is on its way already."""
+    """An answer whose body is in memory. ``text`` is a body in UTF-8. ``sent``: it was sent already."""
 
     __slots__ = ("body", "headers", "sent", "status")
 
@@ -225,7 +224,7 @@ class HttpResponse:
             self.headers.setdefault("Content-Type", f"{content_type or 'text/plain'}{charset}")
 
     def to(self, request: HttpRequest) -> bytes:
-        """Return its bytes as the answer to ``request``: a HEAD is answered by the head alone."""
+        """Return the bytes of the answer to ``request``: for a HEAD the head alone."""
         headers = self.headers
         if "Content-Length" in headers:
             length = int(headers["Content-Length"])
@@ -245,7 +244,7 @@ _now = (0, "")
 
 
 def _date() -> str:
-    """Return the header ``Date``, formatted once a second."""
+    """Return the header ``Date``; it is formatted once a second."""
     global _now
     second = int(time.time())
     if second != _now[0]:

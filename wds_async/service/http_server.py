@@ -26,8 +26,8 @@ _PROCESS_LINGER_S = 2.0
 
 
 class PeerProcesses:
-    """Counts the connections of each process. ``gone`` is called with the number of one that has none any more. 0 and
-    less are processes that the kernel does not tell, as those of another container: they are not counted."""
+    """Counts the Unix socket connections of each process. ``gone`` is called with the number of a process that has none
+    any more. Numbers of 0 and less, as the kernel shows processes of other containers, are not counted."""
 
     def __init__(self, gone: Callable[[int], None] | None = None) -> None:
         self._gone = gone
@@ -35,7 +35,7 @@ class PeerProcesses:
         self._leaving: dict[int, asyncio.TimerHandle] = {}
 
     def came(self, process: int) -> None:
-        """One more connection of ``process``."""
+        """Count a new connection of ``process``."""
         if process <= 0 or self._gone is None:
             return
         self._connections[process] += 1
@@ -43,7 +43,7 @@ class PeerProcesses:
             leaving.cancel()
 
     def went(self, process: int) -> None:
-        """One fewer."""
+        """Count a closed connection of ``process``."""
         if process not in self._connections:
             return
         self._connections[process] -= 1
@@ -53,11 +53,11 @@ class PeerProcesses:
             self._leaving[process] = later(_PROCESS_LINGER_S, self._left, process)
 
     def known(self) -> set[int]:
-        """Return those that are connected, or were a moment ago."""
+        """Return the processes that are connected or were a moment ago."""
         return {*self._connections, *self._leaving}
 
     def close(self) -> None:
-        """Forget them all."""
+        """Forget all processes."""
         for leaving in self._leaving.values():
             leaving.cancel()
         self._leaving.clear()
@@ -82,7 +82,7 @@ _HOST = re.compile(r"(?:\[[0-9A-Za-z:.%_~-]+\]|[0-9A-Za-z._~!$&'()*+;=%-]*)(?::[
 
 
 class ConnectionMeters(Protocol):
-    """The counters that connections touch (see `meters`)."""
+    """Protocol: the counters that connections update."""
 
     clients: int
 
@@ -195,7 +195,7 @@ class ClientConnections:
         self._empty.set()
 
     def warn_of_root(self, process: int) -> None:
-        """Warn, once, that a client on the Unix socket runs as root: no mode of a file binds it."""
+        """Warn once that a client on the Unix socket runs as root: no file mode restricts it."""
         if self._warns_of_root:
             self._warns_of_root = False
             logger.warning(
@@ -221,7 +221,7 @@ class ClientConnections:
         return not self._open
 
     def close(self) -> None:
-        """Abort what is left."""
+        """Abort all connections."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -352,7 +352,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """End it now."""
+        """Close it at once and cancel its request."""
         for task in (self._task, self._handshake):
             if task is not None:
                 task.cancel()
@@ -360,12 +360,12 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._transport.abort()
 
     def cut(self) -> None:
-        """Break it off in the middle of an answer, so that no client takes a part for the whole."""
+        """Close it within an answer, so that no client takes a part for the whole."""
         self._over = True
         self._transport.abort()
 
     def look(self, now: float) -> None:
-        """Close it if the client keeps the service waiting for too long."""
+        """Close it if the client exceeds a time limit."""
         limits, unsent = self._connections, self.unsent
         if unsent != self._unsent:
             self._unsent, self._since = unsent, now
@@ -424,7 +424,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def eof_received(self) -> bool | None:
-        """Take the end of what the client sends for its leaving, unless a body is on its way to it: that is sent."""
+        """Treat the end of input as the client's leaving, unless a body is being sent: that is completed."""
         self._half_closed = self.sending and not self.secure
         return self._half_closed
 
@@ -448,21 +448,21 @@ class ClientConnection(asyncio.BufferedProtocol):
     # -- the parser's side
 
     def on_message_begin(self) -> None:
-        """The first byte of a request."""
+        """Begin to collect a head."""
         self._in_head, self._head_bytes = True, 0
         self._target, self._fields = b"", Fields()
 
     def on_url(self, url: bytes) -> None:
-        """A piece of its target."""
+        """Append a piece of the target."""
         self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header field; those behind a body in chunks are dropped."""
+        """Add a header field; trailers are dropped."""
         if self._in_head:
             self._fields.add(name, value)
 
     def on_headers_complete(self) -> None:
-        """Its head is there: it can be answered, while its body comes."""
+        """Queue the request: it can be answered while its body comes."""
         self._in_head, self._head_at = False, None
         fields, parser = self._fields, self._parser
         method, target = parser.get_method().decode("ascii"), self._target.decode("utf-8", "surrogateescape")
@@ -489,12 +489,12 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._queue(request)
 
     def on_body(self, data: bytes) -> None:
-        """A piece of its body."""
+        """Append a piece of the body."""
         if self._made is not None:
             self._made.feed(data)
 
     def on_message_complete(self) -> None:
-        """Its last byte."""
+        """End the body."""
         self._parsed += 1
         if self._made is not None:
             self._made.end()
@@ -537,14 +537,14 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._serve_next()
 
     def _serve_next(self) -> None:
-        """Begin to answer, unless that is under way. What comes with the end of a TLS handshake waits for it."""
+        """Begin to answer, unless an answer or the TLS handshake is in progress."""
         if self._task is None and self._handshake is None and self._waiting:
             for one in self.places:
                 one.idle.pop(self, None)
             self._task = self._loop.create_task(self._serve())
 
     async def _serve(self) -> None:
-        """Answer what has come, in order."""
+        """Answer the queued requests in order."""
         try:
             while self._waiting:
                 item = self._waiting.popleft()
@@ -573,7 +573,7 @@ class ClientConnection(asyncio.BufferedProtocol):
                     self._head_at = self._since
 
     def _refuse(self, why: str, *, status: int) -> None:
-        """Answer what is no request, behind the answers to those before it. One whose body is none has its own."""
+        """Answer a malformed request, after those before it. A request with a malformed body has its own answer."""
         if self._deaf:
             return
         self._deaf, self._head_at = True, None
@@ -583,8 +583,8 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._queue(self._connections.malformed(self, status, why))
 
     def _close(self, *, linger: bool) -> None:
-        """Close it, once all is sent. ``linger``: drop what still comes until then; to close at once would lose the
-        answer with a client that is still sending."""
+        """Close it once all is sent. ``linger``: discard input until then; closing at once would lose the answer for a
+        client that is still sending."""
         self._deaf, self._in_head = True, False
         self._waiting.clear()
         self.receive()

@@ -38,8 +38,7 @@ T = TypeVar("T")
 
 
 class FairQueue(Generic[T]):
-    """A queue for each client; `pop` takes the first item of the client whose turn it is. Then that client goes to the
-    end of its tenant's clients, and its tenant to the end of the tenants."""
+    """A queue for each client, served round-robin: first by tenant, then by client."""
 
     def __init__(self) -> None:
         self._tenants: OrderedDict[str, OrderedDict[Client, deque[T]]] = OrderedDict()
@@ -49,20 +48,20 @@ class FairQueue(Generic[T]):
         return self._count
 
     def push(self, client: Client, item: T) -> None:
-        """Append to the queue of ``client``; a tenant or client without a queue goes to the end."""
+        """Append to the queue of ``client``; a new tenant or client goes to the end."""
         self._tenants.setdefault(client.tenant, OrderedDict()).setdefault(client, deque()).append(item)
         self._count += 1
 
     def pop(self) -> T:
-        """Remove and return the next item. LookupError where nothing waits."""
+        """Remove and return the next item. LookupError if the queue is empty."""
         item = self.pop_if(lambda _: True)
         if item is None:
             raise LookupError("nothing waits")
         return item
 
     def pop_if(self, may: Callable[[T], bool]) -> T | None:
-        """Remove and return the next item that ``may`` go, of those that are first in their client's queue; None where
-        there is none. Those before it keep their places."""
+        """Remove and return the next item that ``may`` go, among the first of each client; None if there is none. Those
+        skipped keep their places."""
         for tenant, queues in self._tenants.items():
             for client, queue in queues.items():
                 if may(queue[0]):
@@ -74,7 +73,7 @@ class FairQueue(Generic[T]):
         return None
 
     def remove(self, client: Client, item: T) -> bool:
-        """Take ``item`` out before its turn; False where it does not wait (any more)."""
+        """Remove ``item`` before its turn; False if it is not queued."""
         queue = self._tenants.get(client.tenant, OrderedDict()).get(client)
         if queue is None or item not in queue:
             return False
@@ -83,7 +82,7 @@ class FairQueue(Generic[T]):
         return True
 
     def _taken(self, client: Client, queue: deque[T]) -> None:
-        """Count an item less, and drop what is empty."""
+        """Count a removed item, and delete empty queues."""
         self._count -= 1
         if not queue:
             queues = self._tenants[client.tenant]
@@ -96,9 +95,9 @@ _SHARE = 7
 
 
 class FairScheduler:
-    """At most ``limit`` fetches at once of one client, or from one store, a seventh more of one tenant, and a seventh
-    more than that of all together. What no reader waits for yet leaves some of the places free, a quarter for plans and
-    an eighth for reading ahead, so that a reader never waits for a whole round of them."""
+    """Limits fetches to ``limit`` at once for one client or store, a seventh more for one tenant, and a seventh more
+    than that for all. Fetches that no reader waits for leave places free, plans a quarter and read-ahead an eighth, so
+    that a reader never waits for a whole round of them."""
 
     def __init__(self, limit: int) -> None:
         if limit < 1:
@@ -116,21 +115,21 @@ class FairScheduler:
 
     @property
     def running(self) -> int:
-        """Fetches under way."""
+        """Fetches in progress."""
         return self._running
 
     @property
     def waiting(self) -> int:
-        """Those that wait for their slot."""
+        """Fetches that wait for a place."""
         return sum(len(line) for line in self._waiting.values())
 
     def slot(self, client: Client, urgency: Urgency, url: str = "") -> FetchSlot:
-        """``async with scheduler.slot(…):`` waits for the slot, and holds a place until its end. ``url``: what will be
-        asked for, where that is known; its bucket or host is the store that may be slow to answer."""
+        """Return a context manager that waits for a place and holds it. ``url``: the object to fetch, if known; its
+        bucket or host is the store that may be slow."""
         return FetchSlot(self, client, urgency, "/".join(url.split("/", 3)[:3]))
 
     def _enter(self, slot: FetchSlot) -> asyncio.Future[None] | None:
-        """None where it is its turn already; what it waits for otherwise."""
+        """Queue a slot. Return the future to wait for; None if it is admitted at once."""
         self._waiting[slot.urgency].push(slot.client, slot)
         begins = slot._begins = asyncio.get_running_loop().create_future()
         self._admit()
@@ -177,7 +176,7 @@ def _by_urgency(places: int) -> dict[Urgency, int]:
 
 
 class FetchSlot:
-    """One fetch's. `hasten` while it waits: somebody needs it sooner."""
+    """The place of one fetch. `hasten` moves it forward while it waits."""
 
     def __init__(self, scheduler: FairScheduler, client: Client, urgency: Urgency, store: str) -> None:
         self.client = client
@@ -205,8 +204,8 @@ class FetchSlot:
         self._scheduler._leave(self)
 
     def hasten(self, urgency: Urgency, client: Client | None = None) -> None:
-        """Wait among the more urgent from now on, as ``client`` where one is named. Nothing where its turn has come,
-        or ``urgency`` is not more than its own. Before it began to wait, it says how it will."""
+        """Queue among the more urgent from now on, for ``client`` if one is given. Does nothing once it is admitted, or
+        if ``urgency`` is not higher than its own."""
         if urgency >= self.urgency:
             return
         waited = self._begins is not None
@@ -238,7 +237,7 @@ def _bucket(rate: float, clock: Clock) -> TokenBucket:
 
 
 class _Gate:
-    """The bucket of one client or tenant, and the answers that wait for it; clients take turns."""
+    """The token bucket of one client or tenant, and the answers that wait for it in a fair queue."""
 
     def __init__(self, bucket: TokenBucket, later: Later | None) -> None:
         self.bucket = bucket
@@ -280,8 +279,8 @@ class _Gate:
 
 
 class RateLimit:
-    """``rate`` is bytes a second of one client, ``tenant_rate`` of one tenant; None for no limit. ``clock`` gives
-    seconds, ``later`` calls back (the running loop's, unless given). ValueError for a rate that is none."""
+    """Limits the bytes a second of one client (``rate``) and of one tenant (``tenant_rate``); None: no limit. ``clock``
+    gives seconds, ``later`` calls back (the running loop's, unless given). ValueError for an invalid rate."""
 
     def __init__(
         self,
@@ -306,7 +305,7 @@ class RateLimit:
         return lambda count: self.take(client, count)
 
     async def take(self, client: Client, count: int) -> None:
-        """Return when ``count`` bytes may be sent to ``client``. Small pieces make an even flow."""
+        """Wait until ``count`` bytes may be sent to ``client``. Small pieces make an even flow."""
         if self._rate is not None:
             await self._gate(client, self._rate).take(client, count)
         if self._tenant_rate is not None:
@@ -321,7 +320,7 @@ class RateLimit:
         return gate
 
     def _forget(self) -> None:
-        """Where there are too many: those of the ones not here for longest that owe nothing."""
+        """Drop idle gates, the least recently used first, when there are too many."""
         if len(self._gates) > _CLIENTS:
             for name in list(itertools.islice(self._gates, _LOOKED_AT)):
                 if self._gates[name].idle:
@@ -332,8 +331,8 @@ logger = logging.getLogger("wds_async")
 
 
 class CostLimitedOrigin:
-    """``origin`` (a `transfer.ranges.RangeFetcher`) while ``spending`` allows it. Behind the limit each method raises
-    CostLimitReached and asks for nothing; what is under way then ends as it would."""
+    """``origin`` with a cost limit: once that is reached, each method raises CostLimitReached and requests nothing;
+    running requests end as usual."""
 
     def __init__(self, origin: RangeFetcher, spending: ServiceCostLimit) -> None:
         self._origin = origin
@@ -345,7 +344,7 @@ class CostLimitedOrigin:
         return self._origin.crowded
 
     async def facts(self, url: str, *, deadline_s: float | None = None) -> Facts:
-        """Return what the origin says of an object."""
+        """Return the facts of an object."""
         self._spending.check()
         return await self._origin.facts(url, deadline_s=deadline_s)
 
@@ -354,17 +353,17 @@ class CostLimitedOrigin:
         return self._origin.reachable(url)
 
     def part(self, url: str, start: int, stop: int, facts: Facts | None = None) -> AbstractAsyncContextManager[Part]:
-        """Return a range of its bytes."""
+        """Return a range of an object."""
         self._spending.check()
         return self._origin.part(url, start, stop, facts)
 
     def stream(self, url: str) -> AbstractAsyncContextManager[tuple[Facts, AsyncIterator[memoryview]]]:
-        """Return all of its bytes, in order."""
+        """Return an object in order."""
         self._spending.check()
         return self._origin.stream(url)
 
     def entries(self, url: str) -> AsyncIterator[Any]:
-        """Yield what is in a folder."""
+        """Return the entries of a folder."""
         self._spending.check()
         return self._origin.entries(url)
 
@@ -374,8 +373,8 @@ class CostLimitedOrigin:
 
 
 class SpentFile:
-    """``costs.json`` in a cache's folder: what was spent until the last look, so that a limit outlives its process. It
-    is that folder until `close`, whatever its path leads to later."""
+    """``costs.json`` in a cache's folder: what was spent so far, so that a limit outlives the process. It holds that
+    folder open until `close`, wherever its path leads later."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "costs.json"
@@ -384,8 +383,8 @@ class SpentFile:
         self._failed = False
 
     def load(self, spending: ServiceCostLimit) -> None:
-        """Count what earlier processes have spent too. ConfigError for a file that cannot be read: a limit that begins
-        at nothing again is none. Blocks."""
+        """Restore what earlier processes have spent. ConfigError for a file that cannot be read: a limit that begins at
+        nothing again is none. Blocks."""
         try:
             spending.restore(json.loads(self._path.read_text(encoding="utf-8")))
         except FileNotFoundError:
@@ -396,7 +395,7 @@ class SpentFile:
             ) from exn
 
     def save(self, state: dict[str, Any]) -> None:
-        """Write it down, where it has changed. A disk that refuses is logged once. Blocks."""
+        """Write ``state`` if it has changed. A failure is logged once. Blocks."""
         if state == self._written:
             return
         name, part, at = self._path.name, "costs.part", self._folder
@@ -413,7 +412,7 @@ class SpentFile:
         self._written, self._failed = dict(state), False
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the folder; idempotent."""
         fd, self._folder = self._folder, -1
         if fd >= 0:
             os.close(fd)

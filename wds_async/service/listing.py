@@ -29,8 +29,8 @@ _DEEPEST = 64
 
 @dataclass(frozen=True, slots=True)
 class ListEntry:
-    """One line: ``name`` within the bucket; that of a folder ends with "/". ``size`` in bytes, ``modified`` in seconds
-    since 1970, None where nobody tells."""
+    """One line of a listing: ``name`` within the bucket; a folder's ends with "/". ``size`` in bytes, ``modified`` in
+    seconds since 1970; None if unknown."""
 
     name: str
     size: int | None = None
@@ -43,22 +43,22 @@ class ListEntry:
 
 @dataclass(frozen=True, slots=True)
 class ListPage:
-    """Some lines in order, and whether there are ``more`` behind them."""
+    """Lines in order, and whether ``more`` follow."""
 
     lines: tuple[ListEntry, ...]
     more: bool
 
 
 class Lists(Protocol):
-    """Who lists one folder of a store."""
+    """Protocol: listing of one folder of a store."""
 
     def entries(self, url: str) -> Any: ...
 
 
 class Listings:
-    """Pages of buckets. A folder that was listed is remembered for ``kept_s``, so that pages that follow each other
-    cost its store one listing; together at most ``most`` names (some 300 bytes each). ``check`` raises Refusal for
-    folders that may not be listed; below others they are left out then (links that lead out of an allowed folder)."""
+    """Pages of buckets. A listed folder is kept for ``kept_s``, so that successive pages cost its store one listing;
+    together at most ``most`` names (some 300 bytes each). ``check`` raises Refusal for folders that may not be listed;
+    within a page they are left out (links that lead out of an allowed folder)."""
 
     def __init__(
         self,
@@ -76,9 +76,9 @@ class Listings:
 
     async def page(self, bucket: str, prefix: str, after: str, most: int, *, one_level: bool) -> ListPage:
         """Return at most ``most`` lines of ``bucket`` (its URL, which ends with "/"): names that begin with ``prefix``
-        and come behind ``after``. ``one_level``: folders are lines, and nobody looks into them.
+        and come behind ``after``. ``one_level``: folders are lines, and are not entered.
 
-        The tree's errors; ShardNotFound where there is no such bucket. What begins with no name is empty.
+        Raises the tree's errors; ShardNotFound without such a bucket. An unused prefix gives an empty page.
         """
         lines: list[ListEntry] = []
         start = prefix[: prefix.rfind("/") + 1]
@@ -113,32 +113,32 @@ class Listings:
         return True
 
     async def _folder(self, bucket: str, folder: str) -> list[ListEntry]:
-        """Return all that is in one folder, by name."""
+        """Return the content of one folder, by name."""
         url = url_of(bucket, folder)
-        known = self._folders.get(url)
-        if known is not None and self._clock() - known[0] < self._kept_s:
+        kept = self._folders.get(url)
+        if kept is not None and self._clock() - kept[0] < self._kept_s:
             self._folders.move_to_end(url)
-            return known[1]
-        found: dict[str, ListEntry] = {}
+            return kept[1]
+        lines_by_name: dict[str, ListEntry] = {}
         try:
             async with aclosing(self._lists.entries(url)) as entries:
                 async for entry in entries:
                     line = _line(url, folder, entry)
                     if line is not None:
-                        found[line.name] = line
-                    if len(found) > self._most:
+                        lines_by_name[line.name] = line
+                    if len(lines_by_name) > self._most:
                         words = f"{folder or 'the bucket'} holds more than {self._most} names, too many to list here"
                         raise Refusal(507, words, "listing")
         except ShardNotFound:
             if not folder:
                 raise
-        lines = sorted(found.values(), key=lambda line: line.name)
+        lines = sorted(lines_by_name.values(), key=lambda line: line.name)
         self._keep(url, lines)
         return lines
 
     def _keep(self, url: str, lines: list[ListEntry]) -> None:
-        known = self._folders.pop(url, None)
-        self._held += len(lines) + 1 - (0 if known is None else len(known[1]) + 1)
+        replaced = self._folders.pop(url, None)
+        self._held += len(lines) + 1 - (0 if replaced is None else len(replaced[1]) + 1)
         self._folders[url] = self._clock(), lines
         while self._held > self._most and len(self._folders) > 1:
             _, (_, gone) = self._folders.popitem(last=False)
@@ -146,7 +146,7 @@ class Listings:
 
 
 def _line(url: str, folder: str, entry: Entry) -> ListEntry | None:
-    """``entry`` of the folder at ``url``, by its name in the bucket; None where it is not below that."""
+    """Return ``entry`` of the folder at ``url`` by its name in the bucket; None if it is not below that."""
     base, at = url.partition("?")[0], entry.url.partition("?")[0] if scheme(url) in ("http", "https") else entry.url
     if not at.startswith(base) or at == base:
         return None

@@ -23,13 +23,12 @@ _FIELDS = frozenset(("time", "level", "logger", "message", "error"))
 
 
 def configure(form: str = "human", stream: TextIO | None = None, *, file: str = "", level: str = "") -> None:
-    """Send the ``wds_async`` loggers to ``stream`` (standard error), or append to
-    ``file``, which is opened anew each time: ``form`` is ``"human"`` or ``"json"``. What
-    asyncio and aiohttp warn of comes there too, and in the same form.
+    """Send the ``wds_async`` loggers, and warnings of asyncio and aiohttp, to ``stream`` (standard error), or append to
+    ``file``, which is opened anew each time: ``form`` is ``"human"`` or ``"json"``.
 
-    The level is ``level``, else that of ``WDS_LOG``, else info. Every handler that these loggers had is replaced: the
-    process is the service's own, and no line is written twice. ConfigError for a form or level that there is not, and a
-    file that cannot be opened; then the log stays as it was.
+    The level is ``level``, else that of ``WDS_LOG``, else info. All earlier handlers of these loggers are replaced: the
+    process is the service's own. ConfigError for an unknown form or level, and a file that cannot be opened; then the
+    log stays as it was.
     """
     with prepared(form, stream, file=file, level=level) as use:
         use()
@@ -39,8 +38,8 @@ def configure(form: str = "human", stream: TextIO | None = None, *, file: str = 
 def prepared(
     form: str = "human", stream: TextIO | None = None, *, file: str = "", level: str = ""
 ) -> Iterator[Callable[[], None]]:
-    """Yield the function that does what `configure` does with these arguments, and cannot fail: what can be wrong is
-    raised before. If it is not called, the log stays as it was."""
+    """Yield the function that does what `configure` does with these arguments, and cannot fail: all errors are raised
+    before. If it is not called, the log stays as it was."""
     forms: dict[str, type[logging.Formatter]] = {"human": HumanLines, "json": JsonLines}
     if form not in forms:
         raise ConfigError(f"log: {form!r}; write human or json")
@@ -72,7 +71,7 @@ def prepared(
 
 
 class _Lines(logging.StreamHandler[TextIO]):
-    """Ends no service where its reader has gone (a closed pipe). ``closes``: whether its stream is its own."""
+    """A stream handler that survives a closed pipe. ``closes``: whether the stream is its own."""
 
     closes = False
 
@@ -91,12 +90,12 @@ class HumanLines(logging.Formatter):
     """``2026-01-31 12:00:00.123 warning audit: message  field=value``. Fields that are mappings are for machines."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record in one line; a traceback follows in lines of its own."""
+        """Return the record in one line, followed by its traceback."""
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
         who = record.name.removeprefix("wds_async").lstrip(".")
         name = f" {who}" if who else ""
-        shown = {key: given for key, given in _extra(record).items() if not isinstance(given, Mapping)}
-        fields = "".join(f"  {key}={redact(str(given))}" for key, given in shown.items())
+        shown = {key: field for key, field in _extra(record).items() if not isinstance(field, Mapping)}
+        fields = "".join(f"  {key}={redact(str(field))}" for key, field in shown.items())
         line = f"{at}.{int(record.msecs):03} {record.levelname.lower()}{name}: {redact(record.getMessage())}{fields}"
         trace = _trace(self, record)
         return line if trace is None else "\n".join([line, *map(redact, trace.splitlines())])
@@ -108,32 +107,32 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as one line of JSON. Times are seconds since 1970, UTC."""
-        said: dict[str, Any] = {
+        document: dict[str, Any] = {
             "time": round(record.created, 3),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": redact(record.getMessage()),
         }
-        for key, given in _extra(record).items():
-            said[f"{key}_" if key in _FIELDS else key] = _plain(given)
+        for key, field in _extra(record).items():
+            document[f"{key}_" if key in _FIELDS else key] = _plain(field)
         trace = _trace(self, record)
         if trace is not None:
-            said["error"] = "\n".join(map(redact, trace.splitlines()))
-        return json.dumps(said, ensure_ascii=False)
+            document["error"] = "\n".join(map(redact, trace.splitlines()))
+        return json.dumps(document, ensure_ascii=False)
 
 
 def _extra(record: logging.LogRecord) -> dict[str, Any]:
     return {key: given for key, given in vars(record).items() if key not in _OF_EVERY_RECORD}
 
 
-def _plain(given: Any) -> Any:
-    if given is None or isinstance(given, bool | int | float):
-        return given
-    if isinstance(given, Mapping):
-        return {str(key): _plain(one) for key, one in given.items()}
-    if isinstance(given, list | tuple):
-        return [_plain(one) for one in given]
-    return redact(str(given))
+def _plain(field: Any) -> Any:
+    if field is None or isinstance(field, bool | int | float):
+        return field
+    if isinstance(field, Mapping):
+        return {str(key): _plain(one) for key, one in field.items()}
+    if isinstance(field, list | tuple):
+        return [_plain(one) for one in field]
+    return redact(str(field))
 
 
 def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str | None:

@@ -27,7 +27,7 @@ _TEXT_AT_MOST = 300
 
 @dataclass(frozen=True, slots=True)
 class SlowRequest:
-    """A request that took long to its first byte; ``url`` without secrets, ``at`` by the meters' clock."""
+    """A request with a late first byte; ``url`` without secrets, ``at`` by the meters' clock."""
 
     seconds: float
     bytes: int
@@ -37,7 +37,7 @@ class SlowRequest:
 
 @dataclass(frozen=True, slots=True)
 class OriginFailure:
-    """What an origin did not give; ``time`` as of ``time.time``."""
+    """A failed request to an origin; ``time`` as of ``time.time``."""
 
     time: float
     url: str
@@ -45,7 +45,7 @@ class OriginFailure:
 
 
 class _Answers:
-    """Those of one API and status."""
+    """Counters of one API and status."""
 
     __slots__ = ("bytes", "count", "seconds", "total_s")
 
@@ -56,7 +56,7 @@ class _Answers:
 
 
 class TenantMeters:
-    """The numbers of one tenant: of what was answered to its clients, and the last that went wrong or took long."""
+    """Counters of one tenant, with its last failures and slowest requests."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.requests = self.bytes = self.refusals = self.failures = 0
@@ -68,9 +68,9 @@ class TenantMeters:
         self._clock = clock
 
     def note_slow(self, seconds: float, count: int, url: str) -> None:
-        """Keep a request if it is among the slowest; "" is no URL."""
-        known = self._slow.get(url)
-        if known is not None and known.seconds >= seconds and self._clock() - known.at < _SLOW_FOR_S:
+        """Keep a request if it is among the slowest. "" is no URL."""
+        kept = self._slow.get(url)
+        if kept is not None and kept.seconds >= seconds and self._clock() - kept.at < _SLOW_FOR_S:
             return
         self._forget()
         if url and seconds > self.slow_from_s:
@@ -108,9 +108,8 @@ class Meters:
     def served(
         self, api: str, code: int, first_byte_s: float, count: int, url: str = "", client: Client = NO_CLIENT
     ) -> None:
-        """Count an answer that is over: what it is of (``"ais"``, ``"s3"``, …), its status, the seconds from the
-        request to its first byte, and the bytes of its body. About a microsecond. Where ``wds_async.access`` logs at
-        debug, it gets a line."""
+        """Count an answer: its API (``"ais"``, ``"s3"``, …), its status, the seconds from the request to its first
+        byte, and the bytes of its body. About a microsecond. ``wds_async.access`` logs a line at debug."""
         try:
             answers = self._answers[api, code]
         except KeyError:
@@ -126,26 +125,26 @@ class Meters:
         if first_byte_s > tenant.slow_from_s or not answers.count % _REFRESH_EVERY:
             tenant.note_slow(first_byte_s, count, url if code < 400 else "")
         if access.isEnabledFor(logging.DEBUG):
-            said = {"api": api, "status": code, "bytes": count, "first_byte_ms": round(1000 * first_byte_s, 3)}
-            said |= {"url": url, "client": str(client)}
-            access.debug("answered", extra={name: value for name, value in said.items() if value != ""})
+            fields = {"api": api, "status": code, "bytes": count, "first_byte_ms": round(1000 * first_byte_s, 3)}
+            fields |= {"url": url, "client": str(client)}
+            access.debug("answered", extra={name: value for name, value in fields.items() if value != ""})
 
     def of_tenant(self, tenant: str) -> TenantMeters:
-        """Return the meters of one tenant, which begin with its first request."""
-        found = self._tenants.get(tenant)
-        if found is None:
-            found = self._tenants[tenant] = TenantMeters(self._clock)
-        return found
+        """Return the meters of one tenant, created on first use."""
+        meters = self._tenants.get(tenant)
+        if meters is None:
+            meters = self._tenants[tenant] = TenantMeters(self._clock)
+        return meters
 
     def refused(self, reason: str, client: Client = NO_CLIENT) -> None:
-        """Count a request that was not answered as asked, by a short word for why, and for the client's tenant."""
+        """Count a refusal by a short reason, and for the client's tenant."""
         if client is not NO_CLIENT:
             self.of_tenant(client.tenant).refusals += 1
         label = self._reasons(reason)
         self._refusals[label] = self._refusals.get(label, 0) + 1
 
     def failed(self, url: str, error: BaseException | str, client: Client = NO_CLIENT) -> None:
-        """Keep what an origin did not give, and the tenant whose request failed."""
+        """Keep a failure of an origin, for the tenant whose request failed."""
         self.failures += 1
         tenant = self.of_tenant(client.tenant)
         tenant.failures += 1
@@ -170,33 +169,33 @@ class Meters:
 
     @property
     def requests(self) -> int:
-        """Answers so far."""
+        """Number of answers."""
         return sum(answers.count for answers in self._answers.values())
 
     @property
     def client_bytes(self) -> int:
-        """Bytes of their bodies."""
+        """Bytes of the bodies of answers."""
         return sum(answers.bytes for answers in self._answers.values())
 
     @property
     def refusals(self) -> int:
-        """Requests that were not answered as asked."""
+        """Number of refusals."""
         return sum(self._refusals.values())
 
     def add_to(self, page: Page) -> None:
         """Add these figures to the page at ``/metrics``."""
         answers = sorted(self._answers.items())
-        by_code = [((api, str(code)), found.count) for (api, code), found in answers]
+        by_code = [((api, str(code)), counts.count) for (api, code), counts in answers]
         page.counter("wds_requests", "Answers to clients.", by_code, ("api", "code"))
         by_api: dict[str, _Answers] = {}
-        for (api, _), found in answers:
+        for (api, _), counts in answers:
             summed = by_api.setdefault(api, _Answers())
-            summed.bytes += found.bytes
-            summed.total_s += found.total_s
-            summed.seconds = [a + b for a, b in zip(summed.seconds, found.seconds, strict=True)]
-        sizes = [((api,), found.bytes) for api, found in by_api.items()]
+            summed.bytes += counts.bytes
+            summed.total_s += counts.total_s
+            summed.seconds = [a + b for a, b in zip(summed.seconds, counts.seconds, strict=True)]
+        sizes = [((api,), counts.bytes) for api, counts in by_api.items()]
         page.counter("wds_client_bytes", "Bytes of answers' bodies.", sizes, ("api",))
-        times = [((api,), found.seconds, found.total_s) for api, found in by_api.items()]
+        times = [((api,), counts.seconds, counts.total_s) for api, counts in by_api.items()]
         page.histogram("wds_request_seconds", "From a request to its first byte.", BOUNDS_S, times, ("api",))
         refusals = [((reason,), count) for reason, count in sorted(self._refusals.items())]
         page.counter("wds_refusals", "Requests that were not answered as asked.", refusals, ("reason",))

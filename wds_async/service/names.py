@@ -54,9 +54,8 @@ _ONCE = ("provider", "namespace", "original_url", "versionId")
 
 @dataclass(frozen=True, slots=True)
 class ObjectName:
-    """What a request asks for: its ``url`` before rewriting, and the parts that it was named by. ``bucket`` and
-    ``object`` are "" for ``api`` "url"; ``object`` is "" for a bucket. ``params``: what AIStore makes of the object
-    (``archpath``, ``etl_name``, …)."""
+    """The object that a request names: its ``url`` before rewriting, and its parts. ``bucket`` and ``object`` are ""
+    for ``api`` "url"; ``object`` is "" for a bucket. ``params``: AIStore's (``archpath``, ``etl_name``, …)."""
 
     url: str
     provider: str
@@ -68,24 +67,24 @@ class ObjectName:
 
 
 def name_of(path: str, query: str, config: ServiceConfig) -> ObjectName:
-    """Return what the object at ``path`` is, both as they came (percent-encoded, without ``?``). Refusal (400) for a
-    name that is none, 404 for a path or bucket that there is not, 414 for one that is too long."""
+    """Return the object at ``path``; path and query as they came (percent-encoded, without ``?``). Refusal (400) for a
+    malformed name, 404 for an unknown path or bucket, 414 for a name that is too long."""
     api, rest = _api(path)
     if api == "url":
         return _by_url(rest, query)
-    given = _parameters(query)
-    provider, rest = _provider(api, rest, given)
+    parameters = _parameters(query)
+    provider, rest = _provider(api, rest, parameters)
     if provider == "ht":
-        return _original(given)
+        return _original(parameters)
     raw_bucket, _, raw_object = rest.partition("/")
     named = _decoded(raw_object)
     if not named:
         raise Refusal(400, f"{path[:200]!r} names no object; write /v1/objects/BUCKET/OBJECT", "name")
-    return _found(api, provider, _bucket(raw_bucket), named, given, config)
+    return _found(api, provider, _bucket(raw_bucket), named, parameters, config)
 
 
 def name_of_url(url: str, config: ServiceConfig) -> ObjectName:
-    """Return what the URL of a plan names, judged as a request for it would be."""
+    """Return the name of a plan's URL, authorized as a request for it would be."""
     name = usual_scheme(scheme(url))
     provider = PROVIDERS.get(name)
     if provider is None:
@@ -98,24 +97,24 @@ def name_of_url(url: str, config: ServiceConfig) -> ObjectName:
 
 
 def bucket_of(path: str, query: str, config: ServiceConfig) -> ObjectName:
-    """Return the bucket at ``path`` (``/v1/buckets/B``, ``/s3/B``, ``/gs/B``), for its listing: ``url`` ends with "/",
-    and what is listed is that and a folder's name. Refusals as of `name_of`."""
+    """Return the bucket at ``path`` (``/v1/buckets/B``, ``/s3/B``, ``/gs/B``) for its listing: ``url`` ends with "/".
+    Refusals as of `name_of`."""
     if path.startswith("/v1/buckets/"):
         api, rest = "ais", path.removeprefix("/v1/buckets/")
     else:
         api, rest = _api(path)
     if api == "url":
         raise Refusal(400, "/url names objects, and has no buckets", "name")
-    given = _parameters(query)
-    provider, rest = _provider(api, rest, given)
+    parameters = _parameters(query)
+    provider, rest = _provider(api, rest, parameters)
     raw_bucket, _, more = rest.partition("/")
     if more or provider == "ht":
         raise Refusal(400, f"{path[:200]!r} names no bucket", "name")
-    return _found(api, provider, _bucket(raw_bucket), "", given, config)
+    return _found(api, provider, _bucket(raw_bucket), "", parameters, config)
 
 
 def url_of(folder: str, name: str) -> str:
-    """Return the URL of ``name`` in ``folder``, a URL that ends with "/": escaped where the folder's kind of URL is."""
+    """Return the URL of ``name`` in ``folder``, a URL that ends with "/", escaped if URLs of that kind are."""
     quoted = scheme(folder) in ("http", "https", "file")
     return folder + (urllib.parse.quote(name, safe="/~") if quoted else name)
 
@@ -133,26 +132,26 @@ def _api(path: str) -> tuple[str, str]:
     raise Refusal(404, "there is nothing at this path; objects are at /v1/objects/BUCKET/OBJECT?provider=", "path")
 
 
-def _provider(api: str, rest: str, given: Mapping[str, str]) -> tuple[str, str]:
-    """Return AIStore's name of the provider, and what is left of the path."""
+def _provider(api: str, rest: str, parameters: Mapping[str, str]) -> tuple[str, str]:
+    """Return AIStore's name of the provider, and the rest of the path."""
     if api == "s3":
         return "aws", rest
     if api == "short":
         name, _, rest = rest.partition("/")
         return _SHORT[name], rest
-    named = given.get("provider") or "ais"
+    named = parameters.get("provider") or "ais"
     if named.lower() not in _PROVIDERS:
         raise Refusal(400, f"provider {named[:40]!r} is none; there are ais, aws, gcp, azure, oci and ht", "provider")
     return _PROVIDERS[named.lower()], rest
 
 
 def _found(
-    api: str, provider: str, bucket: str, name: str, given: Mapping[str, str], config: ServiceConfig
+    api: str, provider: str, bucket: str, name: str, parameters: Mapping[str, str], config: ServiceConfig
 ) -> ObjectName:
-    params = {key: value for key, value in given.items() if key in PARAMETERS}
-    folder = _folder(api, provider, bucket, given.get("namespace", ""), config)
+    params = {key: value for key, value in parameters.items() if key in PARAMETERS}
+    folder = _folder(api, provider, bucket, parameters.get("namespace", ""), config)
     url = url_of(folder, name)
-    if api == "s3" and name and (version := given.get("versionId")) is not None:
+    if api == "s3" and name and (version := parameters.get("versionId")) is not None:
         url = _with_version(url, version)
     return ObjectName(url, provider, bucket, name, api, params)
 
@@ -187,15 +186,15 @@ def _folder(api: str, provider: str, bucket: str, namespace: str, config: Servic
 
 
 def _namespace(text: str) -> str:
-    """``@uuid#name``, "" for the cluster's own."""
-    found = _NAMESPACE.fullmatch(text)
-    if found is None:
+    """Return ``@uuid#name``; "" for the cluster's own."""
+    match = _NAMESPACE.fullmatch(text)
+    if match is None:
         raise Refusal(400, f"namespace {text[:80]!r} is none; write @uuid#name", "name")
-    return f"@{found[1]}#{found[2] or ''}" if found[1] or found[2] else ""
+    return f"@{match[1]}#{match[2] or ''}" if match[1] or match[2] else ""
 
 
 def _by_url(rest: str, query: str) -> ObjectName:
-    """``/url/`` and the URL, escaped as one name is. A query that was not escaped belongs to it too."""
+    """Return the name of ``/url/`` and an escaped URL. A query that was not escaped belongs to it."""
     url = _decoded(rest)
     if query:
         if "?" in url:
@@ -206,16 +205,16 @@ def _by_url(rest: str, query: str) -> ObjectName:
     return _foreign(url)
 
 
-def _original(given: Mapping[str, str]) -> ObjectName:
-    """Return AIStore's provider ``ht``: the object is ``?original_url=``."""
-    url = given.get("original_url", "")
+def _original(parameters: Mapping[str, str]) -> ObjectName:
+    """Return the object of AIStore's provider ``ht``: ``?original_url=``."""
+    url = parameters.get("original_url", "")
     if not url:
         raise Refusal(400, "provider=ht needs original_url=", "name")
     return _foreign(url)
 
 
 def _foreign(url: str) -> ObjectName:
-    """Return a URL that a client wrote. What can only be somebody else's trick is refused whatever is allowed."""
+    """Return the name of a URL from a client. URLs that serve only attacks are refused whatever is allowed."""
     if len(url.encode()) > NAME_LIMIT_BYTES:
         raise Refusal(414, f"a URL of more than {NAME_LIMIT_BYTES} bytes", "name")
     kind = scheme(url)
@@ -227,7 +226,7 @@ def _foreign(url: str) -> ObjectName:
 
 
 def _plain(url: str) -> bool:
-    """Return whether it begins with its scheme, so that no two parsers can differ about that."""
+    """Return whether ``url`` begins with its scheme, so that parsers cannot differ about that."""
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://[^/]", url) is not None
 
 
@@ -257,7 +256,7 @@ def _bucket_name(name: str) -> str:
 
 
 def _decoded(raw: str) -> str:
-    """``raw`` percent-decoded once, as the UTF-8 that it must be."""
+    """Return ``raw`` percent-decoded once, as UTF-8."""
     if _BAD_ESCAPE.search(raw):
         raise Refusal(400, "a % that escapes nothing; write %25 for it", "name")
     try:
@@ -268,7 +267,7 @@ def _decoded(raw: str) -> str:
 
 
 def _checked(text: str) -> str:
-    """``text``, unless no store has such a name."""
+    """Return ``text`` if a store can have such a name."""
     try:
         size = len(text.encode())
     except UnicodeError:
@@ -285,10 +284,10 @@ def _parameters(query: str) -> dict[str, str]:
         pairs = urllib.parse.parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=64)
     except ValueError:
         raise Refusal(400, "a query that does not parse", "name") from None
-    given = dict(pairs)
+    parameters = dict(pairs)
     for name in _ONCE:
         if sum(key == name for key, _ in pairs) > 1:
             raise Refusal(400, f"{name}= is given twice", "name")
     if any(_CONTROL.search(value) for name, value in pairs if name in (*_ONCE, *PARAMETERS)):
         raise Refusal(400, "a query with control characters", "name")
-    return given
+    return parameters

@@ -36,7 +36,7 @@ _NOT_HERE = {"etl_name": "ETLs", "etl_pipeline": "ETLs", "archregx": "matches wi
 
 
 def fields_of(held: CachedObject, api: str) -> dict[str, str]:
-    """Return the head's fields of an object, asked for by ``api``: all but length, range, ``Date`` and ``Server``."""
+    """Return the head's fields of an object for ``api``, without length, range, ``Date`` and ``Server``."""
     facts = held.facts
     has = Validators.of(facts.fields, facts.version)
     fields = {
@@ -61,8 +61,8 @@ def fields_of(held: CachedObject, api: str) -> dict[str, str]:
 
 
 async def answer(context: Context, exchange: Exchange, named: ObjectName) -> HttpResponse:
-    """Return the object, sent. Refusal, or an error of the tree, as long as nothing of it was; after that whatever
-    breaks it breaks the connection, so that no client takes a part for the whole."""
+    """Send the object. Raises Refusal or an error of the tree before its first byte; a later error breaks the
+    connection, so that no client takes a part for the whole."""
     for name, what in _NOT_HERE.items():
         if named.params.get(name):
             raise Refusal(501, f"{what} are AIStore's own; this service reads objects as they are stored", "not-here")
@@ -93,7 +93,7 @@ async def answer(context: Context, exchange: Exchange, named: ObjectName) -> Htt
 
 
 async def _handed(context: Context, exchange: Exchange, named: ObjectName) -> HttpResponse:
-    """Return the object's open file. 204 if not all of the object lies in it, or nothing is known of it yet."""
+    """Hand over the object's open file. 204 if not all of the object lies in it, or it is unknown."""
     held = None if named.params else context.cache.peek(named.url)
     if held is None:
         return HttpResponse(status=204)
@@ -118,10 +118,10 @@ async def _handed(context: Context, exchange: Exchange, named: ObjectName) -> Ht
 
 
 def _spans(request: HttpRequest, held: CachedObject, has: Validators) -> tuple[ByteRange, ...]:
-    wanted = request.headers.get("Range")
-    if wanted is None or held.size is None or request.method == "HEAD":  # a range has a meaning for GET alone
+    header = request.headers.get("Range")
+    if header is None or held.size is None or request.method == "HEAD":  # a range has a meaning for GET alone
         return ()
-    return ranges_of(wanted, held.size) if range_holds(request.headers.get("If-Range"), has) else ()
+    return ranges_of(header, held.size) if range_holds(request.headers.get("If-Range"), has) else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +163,7 @@ async def _several(
 async def _member(
     context: Context, exchange: Exchange, named: ObjectName, held: CachedObject, fields: dict[str, str]
 ) -> HttpResponse:
-    """Return a member of an archive. What its head says is the member's, so the archive's checksum and ETag are not in
-    it."""
+    """Send a member of an archive, without the archive's checksum and ETag."""
     if exchange.request.headers.get("Range"):
         raise Refusal(501, "ranges of archived content are not served; read the archive's own range", "not-here")
     span = await context.archives.member(held, named.params["archpath"], context.call)
@@ -235,7 +234,7 @@ def _length(parts: Sequence[_Part]) -> int | None:
 
 
 def _broken(context: Context, exchange: Exchange, held: CachedObject, at: int, exn: BaseException) -> None:
-    """End the connection in the middle of the body, and say why where it is not the client's own doing."""
+    """End the connection within the body, and log why if it is not the client's doing."""
     exchange.request.connection.cut()
     who = exchange.client
     if isinstance(exn, WdsError):

@@ -50,8 +50,8 @@ class ByteRange:
 
 def first_byte(header: str | None) -> int:
     """Return the first byte of the first range in ``header``; 0 if that depends on the object's size."""
-    found = _FIRST.match(header) if header else None
-    return int(found[1]) if found is not None else 0
+    match = _FIRST.match(header) if header else None
+    return int(match[1]) if match is not None else 0
 
 
 def ranges_of(header: str | None, size: int) -> tuple[ByteRange, ...]:
@@ -62,10 +62,10 @@ def ranges_of(header: str | None, size: int) -> tuple[ByteRange, ...]:
     spans: list[ByteRange] = []
     at = len(_UNIT)
     while True:
-        found = _RANGE.match(header, at)
-        if found is None:
+        match = _RANGE.match(header, at)
+        if match is None:
             raise _refusal(f"the range {header[:100]!r} is malformed; write bytes=FIRST-LAST", size)
-        first, last, count = (_number(text, size) for text in found.groups()[:3])
+        first, last, count = (_number(text, size) for text in match.groups()[:3])
         if first is None:
             start, stop = max(0, size - (count or 0)), size
         else:
@@ -74,9 +74,9 @@ def ranges_of(header: str | None, size: int) -> tuple[ByteRange, ...]:
             spans.append(ByteRange(start, stop))
         elif start == 0:
             return ()  # the object is empty
-        if not found[4]:
+        if not match[4]:
             break
-        at = found.end()
+        at = match.end()
     if not spans:
         raise _refusal(f"the range {header[:100]!r} begins behind the end of an object of {size} bytes", size)
     if len(spans) > RANGES_LIMIT or sum(span.stop - span.start for span in spans) > size:
@@ -102,15 +102,14 @@ _TAG = re.compile(r'(?:W/)?"[\x21\x23-\x7e\x80-\xff]*"')
 
 @dataclass(frozen=True, slots=True)
 class Validators:
-    """What an answer says of its object's version: ``etag`` with its quotes, ``modified`` as HTTP writes a date; "" for
-    none."""
+    """Validators of an object's version: ``etag`` with its quotes, ``modified`` as an HTTP date; "" for none."""
 
     etag: str = ""
     modified: str = ""
 
     @classmethod
     def of(cls, fields: Mapping[str, str], identity: str) -> Validators:
-        """Return the origin's own, exactly; where it gave no ETag, one made from what pins the object."""
+        """Return the origin's own; without an ETag, one made from the version."""
         etag = fields.get("etag", "")
         if not etag and identity:
             etag = f'"wds-{hashlib.sha256(identity.encode()).hexdigest()[:24]}"'
@@ -118,17 +117,17 @@ class Validators:
 
 
 def must_send(headers: Mapping[str, str], has: Validators) -> bool:
-    """Return whether the object is to be sent: False where the client has it already (304). ``headers`` are the
-    request's headers. Refusal (412) where it is not the object that the client means."""
-    if (wanted := headers.get("If-Match")) is not None:
-        if not _listed(wanted, has.etag, strong=True):
+    """Return whether to send the object: False if the client has it already (304). Refusal (412) if it is not the
+    object that the client means."""
+    if (etags := headers.get("If-Match")) is not None:
+        if not _listed(etags, has.etag, strong=True):
             raise Refusal(412, f"the object is another one now: its ETag is {has.etag or 'unknown'}", "precondition")
     elif (since := _date(headers.get("If-Unmodified-Since"))) is not None:
         changed = _date(has.modified)
         if changed is not None and changed > since:
             raise Refusal(412, f"the object has changed since then, on {has.modified}", "precondition")
-    if (known := headers.get("If-None-Match")) is not None:
-        return not _listed(known, has.etag, strong=False)
+    if (etags := headers.get("If-None-Match")) is not None:
+        return not _listed(etags, has.etag, strong=False)
     if (since := _date(headers.get("If-Modified-Since"))) is None:
         return True
     changed = _date(has.modified)
@@ -136,16 +135,15 @@ def must_send(headers: Mapping[str, str], has: Validators) -> bool:
 
 
 def wants_revalidation(headers: Mapping[str, str]) -> bool:
-    """Return whether the client wants the store's own answer, and no copy in its place (RFC 9111 §5.2.1)."""
-    said = headers.get("Cache-Control")
-    if said is None:
-        said = headers.get("Pragma", "")
-    return not {"no-cache", "max-age=0"}.isdisjoint(one.strip().lower() for one in said.split(","))
+    """Return whether the client wants the store's own answer, and no cached copy (RFC 9111 §5.2.1)."""
+    directives = headers.get("Cache-Control")
+    if directives is None:
+        directives = headers.get("Pragma", "")
+    return not {"no-cache", "max-age=0"}.isdisjoint(one.strip().lower() for one in directives.split(","))
 
 
 def names_another(headers: Mapping[str, str], has: Validators) -> bool:
-    """Return whether ``If-Match``, ``If-Unmodified-Since`` or ``If-Range`` means another version than the one at
-    hand."""
+    """Return whether ``If-Match``, ``If-Unmodified-Since`` or ``If-Range`` means another version than this one."""
     try:
         must_send({name: headers[name] for name in ("If-Match", "If-Unmodified-Since") if name in headers}, has)
     except Refusal:
@@ -154,8 +152,8 @@ def names_another(headers: Mapping[str, str], has: Validators) -> bool:
 
 
 def range_holds(condition: str | None, has: Validators) -> bool:
-    """Return whether ``If-Range`` lets the range stand; else the whole object is to be sent. A weak ETag proves
-    nothing, and a date only where it is the very one."""
+    """Return whether ``If-Range`` permits the range; else the whole object is sent. A weak ETag proves nothing, and a
+    date only if it is equal."""
     if condition is None:
         return True
     condition = condition.strip()
@@ -165,7 +163,7 @@ def range_holds(condition: str | None, has: Validators) -> bool:
 
 
 def _listed(header: str, etag: str, *, strong: bool) -> bool:
-    """Return whether ``etag`` is in a list of them. What the origin sends without quotes is compared as it stands."""
+    """Return whether ``etag`` is in a list of ETags; unquoted ones are compared as they are."""
     if header.strip() == "*":
         return True
     if not etag or (strong and etag.startswith("W/")):

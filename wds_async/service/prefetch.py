@@ -27,7 +27,7 @@ _REMEMBERED = 64
 
 @dataclass(slots=True)
 class PrefetchPlan:
-    """One client's. ``position`` is the shard that it reads now, or next."""
+    """The plan of one client. ``position`` is the shard that it reads now, or next."""
 
     client: Client
     job: str
@@ -57,7 +57,7 @@ class PrefetchPlan:
     """Whether the next shard has to wait until others were read."""
 
     def ask(self, url: str) -> bool:
-        """Note that ``url`` was asked for; whether it was not, lately."""
+        """Note a request for ``url``; False if it was noted lately."""
         if url in self.heard:
             return False
         self.heard[url] = None
@@ -66,7 +66,7 @@ class PrefetchPlan:
         return True
 
     def move(self, index: int, now: float) -> bool:
-        """Return the client is at ``index``: how long it took for what is behind it is its pace. Whether it went on."""
+        """Move to ``index`` and measure the client's pace; False if it is not ahead."""
         if index <= self.position:
             return False
         took_s = (now - self.moved_at) / (index - self.position)
@@ -77,7 +77,7 @@ class PrefetchPlan:
         return True
 
     def due(self) -> float:
-        """When the next shard to fetch will be asked for, as far as one can tell."""
+        """Return the estimated time at which the next shard to fetch will be requested."""
         return self.moved_at + (self.following - self.position) * self.pace_s
 
     @property
@@ -90,7 +90,7 @@ class PrefetchPlan:
 
 @dataclass(slots=True)
 class PrefetchedShard:
-    """A shard that plans have, or are getting: ``size`` is 0 until it is known."""
+    """A shard that plans hold or are fetching: ``size`` is 0 until it is known."""
 
     url: str
     clients: set[Client]
@@ -117,7 +117,7 @@ _LOOK_EVERY_S = 2.0
 
 
 class PrefetchPlans:
-    """All of them. ``clock``: seconds, monotonic; ``at_once``: shards being fetched. Everything runs on one loop."""
+    """The plans of all clients, on one loop. ``clock``: seconds, monotonic; ``at_once``: concurrent fetches."""
 
     def __init__(
         self,
@@ -158,39 +158,39 @@ class PrefetchPlans:
         await asyncio.gather(*ending, return_exceptions=True)
 
     def configure(self, config: ServiceConfig) -> None:
-        """Use ``config`` from now on; plans that there are keep their ``ahead_bytes``."""
+        """Use ``config`` from now on; present plans keep their ``ahead_bytes``."""
         self._config = config
         self._names.clear()
 
     # -- what clients say -------------------------------------------------------------------------------
 
-    async def answer(self, said: Any, *, client: Client, bound: Hashable = None) -> dict[str, Any]:
-        """Take the message ``said`` (``shards``, ``ahead``, ``ahead_bytes``, ``position``, ``job``) for the plan of
-        ``client``; without ``shards`` it moves the plan that there is. ``bound``: what the plan lives with, besides
-        its lifetime (`left`). Refusal (400) for a message that is none, 403 for shards that may not be read."""
-        if not isinstance(said, Mapping):
+    async def answer(self, message: Any, *, client: Client, bound: Hashable = None) -> dict[str, Any]:
+        """Apply a message (``shards``, ``ahead``, ``ahead_bytes``, ``position``, ``job``) to the plan of ``client``;
+        without ``shards`` it moves the present plan. ``bound``: the process that the plan ends with (`left`). Refusal
+        (400) for a malformed message, 403 for shards that may not be read."""
+        if not isinstance(message, Mapping):
             raise _wrong("is no JSON object")
-        position = _number(said, "position", 0, SHARDS_AT_MOST)
-        if "shards" not in said:
-            known = self._plans.get(client)
-            if known is None:
+        position = _number(message, "position", 0, SHARDS_AT_MOST)
+        if "shards" not in message:
+            present = self._plans.get(client)
+            if present is None:
                 raise Refusal(404, "no plan of yours is known; announce its shards", "plan")
-            known.heard_at = self._clock()
-            known.ahead = _number(said, "ahead", known.ahead, _AHEAD_AT_MOST)
-            self._move(known, position)
-            return self._told(known)
-        shards = self._checked(said["shards"])
-        known = self._plans.get(client)
-        if known is None and not self._has_place(client.tenant):
+            present.heard_at = self._clock()
+            present.ahead = _number(message, "ahead", present.ahead, _AHEAD_AT_MOST)
+            self._move(present, position)
+            return self._told(present)
+        shards = self._checked(message["shards"])
+        present = self._plans.get(client)
+        if present is None and not self._has_place(client.tenant):
             raise Refusal(429, "too many plans of your tenant, or in all; try again later", "plan", retry_after_s=30)
         most = self._config.ahead_bytes
         now = self._clock()
         plan = PrefetchPlan(
             client,
-            str(said.get("job") or "")[:128],
+            str(message.get("job") or "")[:128],
             shards,
-            ahead=_number(said, "ahead", _AHEAD, _AHEAD_AT_MOST),
-            ahead_bytes=min(most, _number(said, "ahead_bytes", most, 1 << 62)),
+            ahead=_number(message, "ahead", _AHEAD, _AHEAD_AT_MOST),
+            ahead_bytes=min(most, _number(message, "ahead_bytes", most, 1 << 62)),
             position=position,
             heard_at=now,
             moved_at=now,
@@ -198,14 +198,14 @@ class PrefetchPlans:
             following=position,
             names_bytes=_bytes_of(shards),
         )
-        if known is not None:
-            self._take_over(known, plan)
+        if present is not None:
+            self._take_over(present, plan)
         self._plans[client] = plan
         self._pump()
         return self._told(plan)
 
     def heard(self, client: Client, url: str) -> None:
-        """``client`` has asked for ``url``: it lives, and its plan goes on from there."""
+        """Note that ``client`` has requested ``url``, and advance its plan to it."""
         plan = self._plans.get(client)
         if plan is None:
             return
@@ -220,7 +220,7 @@ class PrefetchPlans:
             self._move(plan, index)
 
     def drop(self, client: Client) -> bool:
-        """Return the plan of ``client`` is no more; whether there was one. What others want too is fetched on."""
+        """Remove the plan of ``client`` and return whether there was one. Shards of other plans are fetched on."""
         plan = self._plans.pop(client, None)
         if plan is not None:
             for url in list(plan.taken):
@@ -231,12 +231,12 @@ class PrefetchPlans:
         return plan is not None
 
     def left(self, bound: Hashable) -> None:
-        """What plans were bound to is no more (a connection)."""
+        """Remove the plans that were bound to a process."""
         for client in [name for name, plan in self._plans.items() if plan.bound == bound and bound is not None]:
             self.drop(client)
 
     def sweep(self) -> None:
-        """Drop the plans of clients that have not been heard of for `ServiceConfig.plan_lifetime_s`."""
+        """Drop the plans of clients that were silent for `ServiceConfig.plan_lifetime_s`."""
         oldest = self._clock() - self._config.plan_lifetime_s
         for client in [name for name, plan in self._plans.items() if plan.heard_at < oldest]:
             logger.info("the plan of %s is dropped: nothing was heard of it", redact(str(client)))
@@ -287,8 +287,7 @@ class PrefetchPlans:
         return None
 
     def _named(self, url: str) -> names.ObjectName | None:
-        """Return what a request for ``url`` would name; None where nothing. Remembered: clients say the same plan again
-        and again as they move on."""
+        """Return the object that ``url`` names; None if malformed. Cached: clients repeat their plans."""
         if url not in self._names:
             if len(self._names) >= _NAMES_KEPT:
                 self._names.clear()
@@ -307,7 +306,7 @@ class PrefetchPlans:
             return False
 
     def _take_over(self, old: PrefetchPlan, new: PrefetchPlan) -> None:
-        """``new`` in the place of ``old``, of the same client: what it wants too stays."""
+        """Keep what ``old``, of the same client, has fetched and ``new`` needs too."""
         new.pace_s, new.measured, new.usual_bytes = old.pace_s, old.measured, old.usual_bytes
         for url in list(old.taken):
             index = self._find(new, url)
@@ -324,15 +323,15 @@ class PrefetchPlans:
         }
 
     def _move(self, plan: PrefetchPlan, index: int) -> None:
-        """The client is at ``index``. What it has passed long ago without asking for it, it will not ask for."""
+        """Move a plan to ``index`` and release shards far behind it."""
         plan.move(index, self._clock())
         for url in [url for url, at in plan.taken.items() if at < index - _LEFT_BEHIND]:
             self._let_go(plan, url)
         self._pump()
 
     def _let_go(self, plan: PrefetchPlan, url: str, *, ends: bool = False) -> None:
-        """``plan`` does not wait for ``url`` any more. Where nobody does, it is an entry of the cache like others. What
-        is still on its way comes on, for the reader who has asked for it; ``ends``: it does not."""
+        """Release ``url`` from ``plan``. Without another plan it is an ordinary entry of the cache. A running fetch
+        goes on for the reader that requested it; ``ends``: it is cancelled."""
         if plan.taken.pop(url, None) is None:
             return
         held = self._held[url]
@@ -356,7 +355,7 @@ class PrefetchPlans:
             self.sweep()
 
     def _pump(self) -> None:
-        """Fetch what is needed soonest, some shards at once."""
+        """Fetch the shards that are needed soonest, a few at once."""
         if self._closed or self._clock() < self._paused_until or not self._most_bytes():
             return
         while len(self._running) < self._at_once:
@@ -370,7 +369,7 @@ class PrefetchPlans:
         return list(self._running.values()).count(plan.client.tenant), plan.due()
 
     def _begin(self, plan: PrefetchPlan) -> None:
-        """Get the next shard of ``plan``, or a share in it where it is there for somebody else."""
+        """Fetch the next shard of ``plan``, or share it if another plan has it."""
         index, plan.following = plan.following, plan.following + 1
         named = self._named(plan.shards[index])
         if named is None or named.url in plan.taken or named.url in plan.heard or not self._may_be_read(named):
@@ -400,8 +399,8 @@ class PrefetchPlans:
         try:
             # Where it is known how large they are, there is room for it: its first chunk comes along with its facts.
             start = 0 if plan.usual_bytes else None
-            with await self._cache.open(held.url, client=plan.client, start=start) as found:
-                size = min(found.size or 0, plan.ahead_bytes) if found.facts.ranged else 0
+            with await self._cache.open(held.url, client=plan.client, start=start) as opened:
+                size = min(opened.size or 0, plan.ahead_bytes) if opened.facts.ranged else 0
                 held.size = 0
                 if not size:
                     return  # in order only: that cannot be kept ahead of a reader
@@ -411,8 +410,8 @@ class PrefetchPlans:
                     return
                 held.size = size
                 self._pump()
-                before = 0 if found.discovered else found.ready(0, size)
-                held.size = await found.fetch(0, size, Urgency.PLAN)
+                before = 0 if opened.discovered else opened.ready(0, size)
+                held.size = await opened.fetch(0, size, Urgency.PLAN)
                 self.fetched_bytes += max(0, held.size - before)
         except CostLimitReached as exn:
             held.size = 0
@@ -430,8 +429,8 @@ class PrefetchPlans:
         return of_tenant < _SHARE_OF_PLACES * (PLANS_AT_MOST - len(self._plans))
 
     def _fits(self, plan: PrefetchPlan, size: int) -> bool:
-        """Return whether so many bytes more may be held, of all and of the plan's tenant, which has an equal share of
-        them. A plan, or tenant, that holds nothing may have one shard beyond its own limit."""
+        """Return whether ``size`` more bytes may be held, by all and by the plan's tenant, which has an equal share. A
+        plan or tenant that holds nothing may have one shard beyond its own limit."""
         tenant, most = plan.client.tenant, self._most_bytes()
         together = sum(held.size for held in self._held.values())
         if together + size > most:
@@ -444,7 +443,7 @@ class PrefetchPlans:
         return own == 0 or own + size <= plan.ahead_bytes
 
     def _give_back(self, held: PrefetchedShard) -> None:
-        """Not now: look at it again when something was read."""
+        """Postpone a shard until something was read."""
         if self._held.get(held.url) is held:
             del self._held[held.url]
         for client in held.clients:
@@ -457,11 +456,11 @@ def _bytes_of(shards: list[str]) -> int:
     return sum(map(len, shards)) + _NAME_OVERHEAD_BYTES * len(shards)
 
 
-def _number(said: Mapping[str, Any], name: str, default: int, most: int) -> int:
-    given = said.get(name, default)
-    if not isinstance(given, int) or isinstance(given, bool) or not 0 <= given <= most:
+def _number(message: Mapping[str, Any], name: str, default: int, most: int) -> int:
+    value = message.get(name, default)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
         raise _wrong(f"has a {name} that is no number from 0 to {most}")
-    return given
+    return value
 
 
 def _wrong(why: str) -> Refusal:

@@ -66,8 +66,8 @@ _MESSAGE_AT_MOST = 2000
 
 @dataclass(eq=False)
 class Refusal(Exception):
-    """An answer that is not what was asked for. ``message`` is shown to the client, so it holds no secret; ``reason``
-    is a short label for metrics; ``retry_after_s`` becomes ``Retry-After``; ``code`` is S3's, where not the usual."""
+    """An answer other than the requested one. ``message`` is shown to the client, so it holds no secret; ``reason`` is
+    a short label for metrics; ``retry_after_s`` becomes ``Retry-After``; ``code`` is S3's, if not the usual."""
 
     status: int
     message: str
@@ -87,8 +87,7 @@ class Refusal(Exception):
 
 
 def refusal_of(exn: BaseException) -> Refusal:
-    """Return any exception as a refusal: the tree's say themselves what happened, all others only that something did
-    (500)."""
+    """Return an exception as a refusal: with its message if it is of the tree, else only as 500."""
     if isinstance(exn, Refusal):
         return exn
     for kind, status, reason in _STATUSES:
@@ -104,15 +103,15 @@ def _safe(text: str) -> str:
 
 
 def _shown(path: str) -> str:
-    """``path`` as it came, unless a secret is in it, escaped or not (``/url/…%3Fsig%3D…``)."""
+    """Return ``path`` as it came, unless it holds a secret, escaped or not (``/url/…%3Fsig%3D…``)."""
     plain = urllib.parse.unquote(path, errors="replace").replace(" ", "%20")  # a space would end a password
     shown = redact(plain)
     return path if shown == plain else shown
 
 
 def as_json(refusal: Refusal, method: str, path: str) -> str:
-    """Return AIStore's form, one line: ``{"message", "status", …}``. ``path`` is without the query."""
-    said = {
+    """Return the refusal in AIStore's form, one line: ``{"message", "status", …}``. ``path`` is without the query."""
+    document = {
         "message": refusal.message,
         "method": method,
         "url_path": _shown(path),
@@ -121,11 +120,11 @@ def as_json(refusal: Refusal, method: str, path: str) -> str:
         "node": NODE,
         "status": refusal.status,
     }
-    return json.dumps(said)
+    return json.dumps(document)
 
 
 def as_xml(refusal: Refusal, path: str) -> str:
-    """S3's form."""
+    """Return the refusal in S3's form."""
     code = refusal.code or _S3_CODES.get(refusal.status, "InternalError")
     parts = (("Code", code), ("Message", refusal.message), ("Resource", _shown(path)), ("RequestId", NODE))
     inner = "".join(f"<{name}>{xml_text(text)}</{name}>" for name, text in parts)
@@ -136,5 +135,5 @@ _NO_XML = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
 
 def xml_text(text: str) -> str:
-    """``text`` as XML can hold it: control characters have no form there at all."""
+    """Return ``text`` for XML; control characters, which it cannot hold, are replaced."""
     return escape(_NO_XML.sub("\N{REPLACEMENT CHARACTER}", text))

@@ -165,8 +165,8 @@ class Service:
         )
 
     async def stop(self, at_once: asyncio.Event | None = None) -> bool:
-        """Be not ready, then take no new connections, then let requests end within ``grace_s`` (or until ``at_once`` is
-        set) and cut off the rest. Return whether all of them ended by themselves."""
+        """Stop being ready, then listening; let requests end within ``grace_s`` (or until ``at_once`` is set) and cut
+        off the rest. Return whether all of them ended by themselves."""
         at_once = at_once or asyncio.Event()
         config, in_flight = self.context.config, self.context.in_flight
         self.readiness.draining, self.readiness.why_not = True, "draining"
@@ -233,8 +233,8 @@ class Service:
             await server.start_serving()
 
     def _most_clients(self) -> int:
-        """Return connections that there are descriptors for: two each, and half of all are the cache's and for
-        origins."""
+        """Return the number of connections that there are descriptors for: two each, and half of all are the cache's
+        and the origins'."""
         most, descriptors = self.context.config.clients, raise_descriptor_limit()
         if descriptors and descriptors // 4 < most:
             logger.warning("%d descriptors (ulimit -n) are for %d clients at most", descriptors, descriptors // 4)
@@ -242,8 +242,8 @@ class Service:
         return most
 
     def _most_of_tenant(self, config: ServiceConfig) -> int | None:
-        """Return how many requests of one tenant may be under way. A request keeps a connection busy, and idle ones
-        give way, so this leaves connections to other tenants."""
+        """Return the limit of requests of one tenant. A request keeps a connection busy, and idle ones give way, so
+        this leaves connections to other tenants."""
         if config.tenant_requests is not None:
             return config.tenant_requests
         return max(1, self.clients.limit // 2) if config.tokens or config.client_ca else None
@@ -257,7 +257,7 @@ class Service:
         self._listening = []
 
     async def _tend(self) -> None:
-        """Every few seconds: look whether the disk still answers, and for renewed certificates; tell the manager."""
+        """Check the disk and renewed certificates every few seconds, and notify the service manager."""
         every = min(_TEND_EVERY_S, sockets.watchdog_s() or _TEND_EVERY_S)
         while True:
             await asyncio.sleep(every)
@@ -272,8 +272,8 @@ class Service:
                 self.readiness.why_not = why
 
     def _judge_folder(self, why: str, vanished: bool) -> None:
-        """Write nothing where the folder has vanished: its path may lead to another disk now. End where it does not
-        come back."""
+        """Stop writing while the folder has vanished: its path may lead to another disk now. End the service if it does
+        not come back."""
         now = asyncio.get_running_loop().time()
         self.context.cache.fetching.disk.vanished = vanished
         if not vanished:
@@ -292,19 +292,19 @@ class Service:
                     await self.context.call(self._spent.save, self.context.cost_limit.state())
 
     async def _disk(self) -> tuple[str, bool]:
-        """Why the cache's folder is out of reach, "" where it is not; and whether it is not there any more."""
+        """Return why the cache's folder is unreachable ("" if it is not), and whether it has vanished."""
         if not self.context.config.folder:
             return "", False
         try:
             async with asyncio.timeout(_DISK_ANSWERS_S):
-                found = await self.context.call(os.stat, self.context.config.folder)
+                status = await self.context.call(os.stat, self.context.config.folder)
         except TimeoutError:
             return f"the cache's folder {self.context.config.folder} does not answer", False
         except (FileNotFoundError, NotADirectoryError):
             return f"the cache's folder {self.context.config.folder} has vanished", True
         except OSError as exn:
             return f"the cache's folder {self.context.config.folder} is out of reach: {exn.strerror}", False
-        if self._folder_stat is not None and not os.path.samestat(found, self._folder_stat):
+        if self._folder_stat is not None and not os.path.samestat(status, self._folder_stat):
             return f"the cache's folder {self.context.config.folder} was replaced by another: restart the service", True
         return "", False
 
@@ -312,29 +312,29 @@ class Service:
     def addresses(self) -> list[str]:
         """Where it listens: ``http://127.0.0.1:51080``, ``unix:/run/wds.sock``."""
         scheme = "https" if self.context.config.certificate else "http"
-        found = []
+        addresses = []
         for server in self._listening:
             for one in server.sockets:
                 name = one.getsockname()
                 host = f"[{name[0]}]" if isinstance(name, tuple) and ":" in name[0] else name[0]
-                found.append(f"{scheme}://{host}:{name[1]}" if isinstance(name, tuple) else f"unix:{name}")
-        return found
+                addresses.append(f"{scheme}://{host}:{name[1]}" if isinstance(name, tuple) else f"unix:{name}")
+        return addresses
 
     def summary(self) -> list[str]:
-        """Lines for who starts it: where it listens, what it caches, what may be read."""
-        config, found = self.context.config, [f"listening at {', '.join(self.addresses)}"]
+        """Return lines for the log: where the service listens, what it caches, what may be read."""
+        config, lines = self.context.config, [f"listening at {', '.join(self.addresses)}"]
         if config.folder:
             held = self.context.cache.statistics()
             gib = 1 << 30
             size = f"{held.bytes / gib:.1f} of {held.limit_bytes / gib:.1f} GiB, {held.entries} objects"
-            found.append(f"caching in {config.folder}: {size}")
+            lines.append(f"caching in {config.folder}: {size}")
         else:
-            found.append("no folder: nothing is kept, everything is passed through")
+            lines.append("no folder: nothing is kept, everything is passed through")
         names = [redact(prefix) for prefix in config.allow]
         names += [f"ais://{name}/ ({redact(url)})" for name, url in config.buckets]
         everything = "the clouds' stores, all that this machine's credentials may (no allow: only from this machine)"
-        found.append(f"what may be read: {', '.join(names if config.allow else [everything, *names])}")
-        return found
+        lines.append(f"what may be read: {', '.join(names if config.allow else [everything, *names])}")
+        return lines
 
 
 async def run(load: Callable[[], ServiceConfig]) -> int:
@@ -393,7 +393,7 @@ async def _reload_at(hangup: asyncio.Event, service: Service, load: Callable[[],
 
 
 def _asks_itself(addresses: list[str]) -> bool:
-    """Return whether ``AIS_ENDPOINT``, which this process would read stores by, leads to one of ``addresses``."""
+    """Return whether ``AIS_ENDPOINT``, by which this process would read stores, is one of ``addresses``."""
     endpoint = environment.value("AIS_ENDPOINT").strip().rstrip("/")
     parts = urllib.parse.urlsplit(endpoint)
     here = {"localhost", "127.0.0.1", "::1", "0.0.0.0", socket.gethostname()}
@@ -408,7 +408,7 @@ def _freshness(config: ServiceConfig) -> dict[str, Any]:
 
 
 def _folder(config: ServiceConfig) -> Path | None:
-    """Return the cache's folder, made where it is not there; None where there is none."""
+    """Create and return the cache's folder; None if none is configured."""
     if not config.folder:
         return None
     folder = Path(config.folder)
@@ -420,7 +420,7 @@ def _folder(config: ServiceConfig) -> Path | None:
 
 
 async def _unless(event: asyncio.Event, waiting: Any) -> Any:
-    """Return what ``waiting`` gives; None, and it is cancelled, where ``event`` is set before."""
+    """Return the result of ``waiting``; None, cancelling it, if ``event`` is set first."""
     task, stop = asyncio.ensure_future(waiting), asyncio.ensure_future(event.wait())
     try:
         await asyncio.wait((task, stop), return_when=asyncio.FIRST_COMPLETED)

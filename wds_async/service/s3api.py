@@ -37,16 +37,15 @@ _SIGNATURE = re.compile(r"X-Amz-|AWSAccessKeyId|Signature|Expires", re.IGNORECAS
 
 
 def check_query(names: Iterable[str]) -> None:
-    """Raise Refusal (501) where one of the parameters ``names`` asks for what is not the object itself: an object must
-    not be taken for its tags, nor the whole for a part. Others (signatures, ``x-id``, ``response-…``) are passed over,
-    as S3 does with those that it does not know."""
+    """Raise Refusal (501) if one of the parameters ``names`` selects a sub-resource: an object must not be taken for
+    its tags, nor the whole for a part. Others (signatures, ``x-id``, ``response-…``) are ignored, as S3 does."""
     if unknown := sorted(_SUBRESOURCES.intersection(names)):
         words = f"?{unknown[0]} is not answered here: objects are read whole, in ranges and by version, and listed"
         raise Refusal(501, words, "not-here")
 
 
 async def answer_buckets(context: Context) -> HttpResponse:
-    """``GET /s3``: the buckets that the configuration names."""
+    """Answer ``GET /s3``: the buckets that the configuration names."""
     names = sorted({name for provider, name in allowed_buckets(context) if provider in ("aws", "ais")})
     since = _date(0.0)
     rows = "".join(f"<Bucket><Name>{xml_text(n)}</Name><CreationDate>{since}</CreationDate></Bucket>" for n in names)
@@ -55,23 +54,23 @@ async def answer_buckets(context: Context) -> HttpResponse:
 
 
 async def answer_bucket(context: Context, request: HttpRequest, named: ObjectName) -> HttpResponse:
-    """``HEAD /s3/B``, ``GET /s3/B?location`` and ListObjects, in both of its versions."""
-    asked = {name: value for name, value in request.query.items() if not _SIGNATURE.match(name)}
-    if request.method == "HEAD" or "location" in asked:
+    """Answer ``HEAD /s3/B``, ``GET /s3/B?location`` and ListObjects, in both of its versions."""
+    parameters = {name: value for name, value in request.query.items() if not _SIGNATURE.match(name)}
+    if request.method == "HEAD" or "location" in parameters:
         await check_bucket(context, named)
         region = f"<LocationConstraint xmlns={_NAMESPACE!r}></LocationConstraint>".replace("'", '"')
         return _xml_response(region) if request.method == "GET" else HttpResponse()
-    if unknown := sorted(set(asked) - _LISTING):
+    if unknown := sorted(set(parameters) - _LISTING):
         raise Refusal(501, f"?{unknown[0][:40]} of a bucket is not answered here; objects and listings are", "not-here")
-    prefix, delimiter = asked.get("prefix", ""), asked.get("delimiter", "")
+    prefix, delimiter = parameters.get("prefix", ""), parameters.get("delimiter", "")
     if delimiter not in ("", "/"):
         raise Refusal(501, 'the only delimiter here is "/"', "not-here")
     await context.allowed.check(url_of(named.url, prefix))
-    most, after = _most(asked.get("max-keys", "")), _after(asked)
+    most, after = _most(parameters.get("max-keys", "")), _after(parameters)
     page = ListPage((), False)
     if most:
         page = await context.listings.page(named.url, prefix, after, most, one_level=bool(delimiter))
-    return _listed(named.bucket, asked, page, most)
+    return _listed(named.bucket, parameters, page, most)
 
 
 def _most(text: str) -> int:
@@ -80,40 +79,40 @@ def _most(text: str) -> int:
     return min(_MOST, int(text)) if text else _MOST
 
 
-def _after(asked: Mapping[str, str]) -> str:
-    """Return the name behind which a page begins. A continuation token is that name, so that no state is kept."""
-    if token := asked.get("continuation-token"):
+def _after(parameters: Mapping[str, str]) -> str:
+    """Return the name behind which a page begins. A continuation token is that name, so no state is kept."""
+    if token := parameters.get("continuation-token"):
         try:
             return base64.b64decode(token.encode("ascii"), b"-_", validate=True).decode()
         except ValueError:
             raise Refusal(400, "this continuation token was not given here", "name", code="InvalidArgument") from None
-    return asked.get("start-after" if asked.get("list-type") == "2" else "marker", "")
+    return parameters.get("start-after" if parameters.get("list-type") == "2" else "marker", "")
 
 
-def _listed(bucket: str, asked: Mapping[str, str], page: ListPage, most: int) -> HttpResponse:
-    second, encoded = asked.get("list-type") == "2", asked.get("encoding-type") == "url"
+def _listed(bucket: str, parameters: Mapping[str, str], page: ListPage, most: int) -> HttpResponse:
+    second, encoded = parameters.get("list-type") == "2", parameters.get("encoding-type") == "url"
 
     def name(text: str) -> str:
         return xml_text(urllib.parse.quote(text, safe="/") if encoded else text)
 
-    said = [("Name", xml_text(bucket)), ("Prefix", name(asked.get("prefix", ""))), ("MaxKeys", str(most))]
-    if asked.get("delimiter"):
-        said.append(("Delimiter", name(asked["delimiter"])))
+    tags = [("Name", xml_text(bucket)), ("Prefix", name(parameters.get("prefix", ""))), ("MaxKeys", str(most))]
+    if parameters.get("delimiter"):
+        tags.append(("Delimiter", name(parameters["delimiter"])))
     if encoded:
-        said.append(("EncodingType", "url"))
-    said.append(("IsTruncated", "true" if page.more else "false"))
+        tags.append(("EncodingType", "url"))
+    tags.append(("IsTruncated", "true" if page.more else "false"))
     last = page.lines[-1].name if page.more else ""
     if second:
-        said.append(("KeyCount", str(len(page.lines))))
-        said += [(tag, xml_text(asked[key])) for tag, key in _ECHOED if asked.get(key)]
+        tags.append(("KeyCount", str(len(page.lines))))
+        tags += [(tag, xml_text(parameters[key])) for tag, key in _ECHOED if parameters.get(key)]
         if last:
-            said.append(("NextContinuationToken", base64.urlsafe_b64encode(last.encode()).decode()))
+            tags.append(("NextContinuationToken", base64.urlsafe_b64encode(last.encode()).decode()))
     else:
-        said.append(("Marker", name(asked.get("marker", ""))))
+        tags.append(("Marker", name(parameters.get("marker", ""))))
         if last:
-            said.append(("NextMarker", name(last)))
+            tags.append(("NextMarker", name(last)))
     rows = [_row(line, name(line.name)) for line in page.lines]
-    return _document("ListBucketResult", _tags(said) + "".join(rows))
+    return _document("ListBucketResult", _tags(tags) + "".join(rows))
 
 
 _ECHOED = (("ContinuationToken", "continuation-token"), ("StartAfter", "start-after"))

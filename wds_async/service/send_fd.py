@@ -27,7 +27,7 @@ from wds_async.redact import redact
 
 if TYPE_CHECKING:
     from wds_async.service.cache.cache import CachedObject
-    from wds_async.service.http_messages import Connection, HttpRequest
+    from wds_async.service.http_messages import HttpRequest, RequestConnection
 
 __all__ = ["ReadOnlyFolder", "credentials", "hand", "log_handed", "open_anew", "wants_file"]
 
@@ -40,7 +40,7 @@ _HOW = (
 
 
 def wants_file(request: HttpRequest) -> bool:
-    """Return whether ``request`` asks for a descriptor, or reports one: by the Unix socket alone."""
+    """Return whether ``request`` asks for a descriptor, or reports a bad one; only over the Unix socket."""
     asks = request.method == "HEAD" and request.keep_alive and request.headers.get("Wds-Hand") in ("1", "bad")
     return asks and request.connection.local
 
@@ -86,9 +86,9 @@ def open_anew(held: CachedObject) -> int:
 
 
 def hand(request: HttpRequest, own: int, size: int, fields: Mapping[str, str]) -> bool:
-    """Answer ``request`` by the descriptor ``own``, of a file of ``size`` bytes, and close it. False, and no answer, if
-    its file system has no locks. ConnectionResetError if the client does not read its answers: then there is no room
-    for this one."""
+    """Answer ``request`` with the descriptor ``own`` of a file of ``size`` bytes, and close it. False, without an
+    answer, if the file system has no locks. ConnectionResetError if the client does not read its answers: then there is
+    no room for this one."""
     import fcntl  # noqa: PLC0415 (POSIX only)
 
     connection = request.connection
@@ -112,16 +112,16 @@ def hand(request: HttpRequest, own: int, size: int, fields: Mapping[str, str]) -
 
 
 def credentials(connection: socket.socket) -> tuple[int, int, int]:
-    """Process, user and group of the other side, as the kernel knows them; a process of another namespace is 0. -1
-    where no kernel says so."""
+    """Return process, user and group of the peer, as the kernel knows them; a process of another namespace is 0. -1 if
+    the system does not tell."""
     if not hasattr(socket, "SO_PEERCRED"):
         return -1, -1, -1
     pid, uid, gid = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     return pid, uid, gid
 
 
-def log_handed(connection: Connection, url: str) -> None:
-    """Write to the audit log which process asks for files, once a connection, and (at debug) for which."""
+def log_handed(connection: RequestConnection, url: str) -> None:
+    """Log which process requests files, once a connection, and (at debug) which files."""
     process, user, group = credentials(connection.own_socket)
     if not connection.files_logged:
         connection.files_logged = True

@@ -26,8 +26,8 @@ __all__ = [
 
 
 def notify(state: str) -> bool:
-    """Send ``READY=1``, ``STOPPING=1``, ``WATCHDOG=1`` or ``STATUS=…`` to ``NOTIFY_SOCKET``; whether there was one that
-    took it. Nobody's work fails because its manager does not listen."""
+    """Send ``READY=1``, ``STOPPING=1``, ``WATCHDOG=1`` or ``STATUS=…`` to ``NOTIFY_SOCKET``; return whether a manager
+    took it. Errors are ignored."""
     path = environment.variable("NOTIFY_SOCKET") or ""
     if not path.startswith(("/", "@")):
         return False
@@ -40,8 +40,7 @@ def notify(state: str) -> bool:
 
 
 def watchdog_s() -> float | None:
-    """Return how often the manager wants to hear ``WATCHDOG=1``: half of the time after which it would restart the
-    service."""
+    """Return how often the manager wants ``WATCHDOG=1``: half of the time after which it restarts the service."""
     text = environment.variable("WATCHDOG_USEC") or ""
     return int(text) / 2e6 if text.isascii() and text.isdigit() and int(text) > 0 else None
 
@@ -53,11 +52,11 @@ Factory = Callable[[], asyncio.BaseProtocol]
 
 
 class CannotServe(WdsError):
-    """The service cannot begin: its port is taken, or its folder cannot be used."""
+    """The service cannot start: its port is taken, or its folder cannot be used."""
 
 
 async def listen_at(factory: Factory, host: str, port: int) -> asyncio.Server:
-    """Listen for TCP. CannotServe where that address cannot be had."""
+    """Listen for TCP. CannotServe if the address cannot be bound."""
     try:
         loop = asyncio.get_running_loop()
         return await loop.create_server(factory, host, port, backlog=_BACKLOG, start_serving=False)
@@ -68,8 +67,8 @@ async def listen_at(factory: Factory, host: str, port: int) -> asyncio.Server:
 
 
 async def listen_at_path(factory: Factory, path: str) -> asyncio.Server:
-    """Listen at a Unix socket. What a service that has died left there is replaced; CannotServe where one still
-    listens, where the path is something else, and where it cannot be made."""
+    """Listen at a Unix socket, replacing one that a dead service left. CannotServe if another process listens there,
+    the path is no socket, or it cannot be made."""
     try:
         if _taken(path):
             raise CannotServe(f"cannot listen at {path}: another process does; stop it, or give another --socket")
@@ -82,7 +81,7 @@ async def listen_at_path(factory: Factory, path: str) -> asyncio.Server:
 
 
 def _taken(path: str) -> bool:
-    """Return whether somebody listens at ``path``. What is no socket is an OSError."""
+    """Return whether a process listens at ``path``. OSError if it is no socket."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -99,8 +98,8 @@ def _taken(path: str) -> bool:
 
 
 def bear_exhaustion(loop: asyncio.AbstractEventLoop) -> None:
-    """Say now and then that there are no descriptors for connections. Of itself asyncio writes a traceback as often as
-    the backlog is long, each second, and as many more when the service ends before there are some."""
+    """Log now and then that there are no descriptors for connections. asyncio itself would log a traceback for each
+    place of the backlog, each second."""
     said_at = float("-inf")
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -117,7 +116,7 @@ def bear_exhaustion(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def raise_descriptor_limit() -> int:
-    """Let this process have as many descriptors as it may; how many those are (0 where nobody knows)."""
+    """Raise this process's limit of descriptors to the maximum and return it (0 if unknown)."""
     try:
         import resource  # noqa: PLC0415 (POSIX only)
     except ImportError:

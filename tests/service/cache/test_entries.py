@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tests.service.cache.doubles import CHUNK
-from wds_async.service.cache.entries import BLOCK, CacheEntry, ChunkFetch, ObjectReader, cost, facts_from
+from wds_async.service.cache.entries import BLOCK, ChunkFetch, ObjectEntry, ObjectReader, cost, facts_from
 from wds_async.service.cache.origin import Urgency
 from wds_async.storage.base import Checksum
 from wds_async.transfer.ranges import Facts
@@ -15,8 +15,8 @@ from wds_async.transfer.ranges import Facts
 FACTS = Facts(3 * CHUNK + 5, '"etag"', {"etag": '"etag"'}, Checksum("crc32c", b"abcd", "x-goog-hash"), True)
 
 
-def entry_of(facts: Facts = FACTS) -> CacheEntry:
-    return CacheEntry(7, "key", "s3://bucket/a?signature", facts, "tenant", CHUNK)
+def entry_of(facts: Facts = FACTS) -> ObjectEntry:
+    return ObjectEntry(7, "key", "s3://bucket/a?signature", facts, "tenant", CHUNK)
 
 
 def test_facts_come_back_from_their_row() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from tests.service.cache.doubles import Bytes
-from wds_async.service.cache.origin import FetchScheduler, Origin, UnlimitedScheduler, Urgency
+from wds_async.service.cache.origin import FetchScheduler, ObjectOrigin, UnlimitedScheduler, Urgency
 from wds_async.transfer.ranges import RangeFetcher
 
 
@@ -24,7 +24,7 @@ def test_everybody_at_once() -> None:
 
 def test_what_fits() -> None:
     """The engine's and the tests' origins are what the cache takes (mypy looks at the first, this at the names)."""
-    asked = {name for name in vars(Origin) if not name.startswith("_")}
+    asked = {name for name in vars(ObjectOrigin) if not name.startswith("_")}
     assert asked == {"crowded", "facts", "part", "reachable", "stream"}
     for one in (RangeFetcher, Bytes):
         assert asked <= set(dir(one))

@@ -17,11 +17,11 @@ from pathlib import Path
 from wds_async.errors import ConfigError, CostLimitReached, ShardNotFound, TransferError, WdsError
 from wds_async.redact import redact
 from wds_async.service.cache.disk import OpenFolder, free_bytes, open_folder, take_out_trash
-from wds_async.service.cache.entries import CacheEntry, CacheStats, resident
+from wds_async.service.cache.entries import CacheStats, ObjectEntry, resident
 from wds_async.service.cache.fetching import ChunkFetcher, Piece, fetch, read
 from wds_async.service.cache.index import CHUNK_BYTES, IndexRow, Totals, key_of
 from wds_async.service.cache.open_entries import OpenEntries, Scrub, Verified
-from wds_async.service.cache.origin import NO_CLIENT, Client, FetchScheduler, Origin, UnlimitedScheduler, Urgency
+from wds_async.service.cache.origin import NO_CLIENT, Client, FetchScheduler, ObjectOrigin, UnlimitedScheduler, Urgency
 from wds_async.service.cache.policy import Policy
 from wds_async.service.cache.writeback import Disk, Journal
 from wds_async.storage.base import Call
@@ -47,7 +47,7 @@ class CachedObject:
 
     __slots__ = ("_cache", "_client", "_entry", "_released", "facts", "stale", "url")
 
-    def __init__(self, cache: ChunkCache, entry: CacheEntry, client: Client, *, stale: bool = False) -> None:
+    def __init__(self, cache: ChunkCache, entry: ObjectEntry, client: Client, *, stale: bool = False) -> None:
         self.url = entry.url
         self.facts = entry.facts
         self.stale = stale
@@ -129,7 +129,7 @@ class CachedObject:
 class _Lookup:
     """A running lookup of an object, shared by all that wait for it."""
 
-    task: asyncio.Task[tuple[CacheEntry, bool]] | None = None
+    task: asyncio.Task[tuple[ObjectEntry, bool]] | None = None
     waiting: int = 0
     asking: bool = False
     given_up: bool = False
@@ -180,7 +180,7 @@ class ChunkCache:
         self,
         folder: Path | None,
         limit_bytes: int,
-        origin: Origin,
+        origin: ObjectOrigin,
         *,
         call: Call,
         scheduler: FetchScheduler | None = None,
@@ -228,7 +228,7 @@ class ChunkCache:
         )
         self._equip(origin, scheduler or UnlimitedScheduler(), None)
 
-    def _equip(self, origin: Origin, scheduler: FetchScheduler, opened: OpenFolder | None) -> None:
+    def _equip(self, origin: ObjectOrigin, scheduler: FetchScheduler, opened: OpenFolder | None) -> None:
         totals = Totals(0, {}, 1, {}) if opened is None else opened.totals
         policy = Policy(
             self.limit_bytes,
@@ -477,7 +477,7 @@ class ChunkCache:
 
     async def _look(
         self, key: str, url: str, client: Client, start: int | None, insist: bool
-    ) -> tuple[CacheEntry, bool]:
+    ) -> tuple[ObjectEntry, bool]:
         """Find an object, once for all that wait; cancelled when the last of them has left. Return the entry, and
         whether it is a copy that its origin has not confirmed (``stale``)."""
         look = self._looks.get((key, insist))
@@ -499,7 +499,7 @@ class ChunkCache:
 
     async def _found(
         self, look: _Lookup, key: str, url: str, client: Client, start: int | None, insist: bool
-    ) -> tuple[CacheEntry, bool]:
+    ) -> tuple[ObjectEntry, bool]:
         entry = self._open_entries.get(key) or await self._open_entries.load(key, url)
         if entry is None:
             return await self._discover(look, key, url, client, start), False
@@ -529,17 +529,17 @@ class ChunkCache:
 
     # -- freshness
 
-    def _is_fresh(self, entry: CacheEntry) -> bool:
+    def _is_fresh(self, entry: ObjectEntry) -> bool:
         return self._clock() - entry.checked < self._freshness_s and not entry.closed
 
-    def _stands_in(self, entry: CacheEntry, within_s: float) -> bool:
+    def _stands_in(self, entry: ObjectEntry, within_s: float) -> bool:
         """Return whether a copy may be served without its origin's answer: it is complete, and stale for no longer than
         ``within_s``."""
         if self._freshness_s <= 0 or entry.closed or not entry.chunks.whole:
             return False
         return self._clock() - entry.checked - self._freshness_s <= within_s
 
-    def _usable(self, entry: CacheEntry, url: str) -> bool:
+    def _usable(self, entry: ObjectEntry, url: str) -> bool:
         """Return whether a copy may be served at once; revalidate it in the background if its freshness has lapsed."""
         if self._is_fresh(entry):
             return True
@@ -554,7 +554,7 @@ class ChunkCache:
             self.fetching.start(self._revalidate(entry, url))
         return True
 
-    async def _revalidate(self, entry: CacheEntry, url: str) -> None:
+    async def _revalidate(self, entry: ObjectEntry, url: str) -> None:
         """Ask the origin once about a copy that is served meanwhile."""
         entry.references += 1  # it stays open
         try:
@@ -573,7 +573,7 @@ class ChunkCache:
             entry.references -= 1
             self.fetching.settle(entry)
 
-    def _answered(self, entry: CacheEntry, url: str, facts: Facts, tenant: str) -> CacheEntry:
+    def _answered(self, entry: ObjectEntry, url: str, facts: Facts, tenant: str) -> ObjectEntry:
         """Return the entry for the origin's answer: the same one if it is unchanged, else a new one."""
         entry = self._open_entries.get(entry.key) or entry  # another request may have had its answer before
         self._mark(url, away=False)
@@ -586,12 +586,12 @@ class ChunkCache:
         self._vanished(entry)
         return self._open_entries.put(self._open_entries.new(entry.key, url, facts, tenant))
 
-    def _vanished(self, entry: CacheEntry) -> None:
+    def _vanished(self, entry: ObjectEntry) -> None:
         """Drop a copy whose origin has another version, or none."""
         self._stats.changed += 1
         self._open_entries.discard(entry)
 
-    def _unanswered(self, entry: CacheEntry, url: str, exn: WdsError) -> None:
+    def _unanswered(self, entry: ObjectEntry, url: str, exn: WdsError) -> None:
         """Note that the origin of a copy did not answer, and ask it again only after a while."""
         self._stats.unanswered += 1
         entry.ask_again_at = self._clock() + min(self._freshness_s, _ASK_AGAIN_S)
@@ -608,7 +608,7 @@ class ChunkCache:
             logger.info("cache: %s answers again", redact(store))
         return True
 
-    async def _discover(self, look: _Lookup, key: str, url: str, client: Client, start: int | None) -> CacheEntry:
+    async def _discover(self, look: _Lookup, key: str, url: str, client: Client, start: int | None) -> ObjectEntry:
         """Return a new entry for an object that the cache does not have: its facts, and its first chunk if reading
         begins there."""
         fetching = self.fetching
@@ -630,7 +630,7 @@ class ChunkCache:
 
     # -- what else is asked of it
 
-    def served(self, entry: CacheEntry, count: int, client: Client) -> None:
+    def served(self, entry: ObjectEntry, count: int, client: Client) -> None:
         """Count bytes that were sent of a file (`CachedObject.served`)."""
         self._stats.given(client.tenant, hit=count, ahead=self.fetching.take_ahead(entry, count))
         self._stats.hits += 1

@@ -293,7 +293,7 @@ class DataFolder:
     def sweep(self, first: int, known: Container[int] = (), most: int = 4096) -> int:
         """Remove the files from number ``first`` on that are not ``known``, which a killed process left, and return how
         many. Ends when ``most`` numbers in a row have none."""
-        found = missing = 0
+        removed = missing = 0
         number = first
         while missing < most:
             missing += 1
@@ -302,9 +302,9 @@ class DataFolder:
             else:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(self.path(number), dir_fd=self._fd)
-                    found, missing = found + 1, 0
+                    removed, missing = removed + 1, 0
             number += 1
-        return found
+        return removed
 
 
 def free_bytes(folder: Path) -> int:
@@ -359,8 +359,8 @@ def _libc_fallocate() -> Callable[[int, int, int, int], int] | None:
     except (OSError, AttributeError):
         return None
     function.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
-    found: Callable[[int, int, int, int], int] = function
-    return found
+    typed: Callable[[int, int, int, int], int] = function
+    return typed
 
 
 _punch = _libc_fallocate()

@@ -16,9 +16,9 @@ from wds_async.transfer.ranges import Facts
 
 __all__ = [
     "BLOCK",
-    "CacheEntry",
     "CacheStats",
     "ChunkFetch",
+    "ObjectEntry",
     "ObjectReader",
     "StreamFetch",
     "cost",
@@ -128,7 +128,7 @@ class StreamFetch:
             raise self.error
 
 
-class CacheEntry:
+class ObjectEntry:
     """An object as it is (or was) at its origin. ``gone``: it is no longer in the cache; those that have it open read
     on, and nothing more is written for it."""
 
@@ -213,16 +213,20 @@ class CacheEntry:
 def facts_to(facts: Facts) -> str:
     """Return an object's facts besides version and size as JSON for the index."""
     checksum = facts.checksum
-    said = None if checksum is None else [checksum.algorithm, checksum.digest.hex(), checksum.source]
-    return json.dumps({"fields": dict(facts.fields), "checksum": said}, separators=(",", ":"), sort_keys=True)
+    packed = None if checksum is None else [checksum.algorithm, checksum.digest.hex(), checksum.source]
+    return json.dumps({"fields": dict(facts.fields), "checksum": packed}, separators=(",", ":"), sort_keys=True)
 
 
 def facts_from(row: IndexRow) -> Facts:
     """Return the facts of a row of the index. ValueError (or KeyError, TypeError) if `facts_to` did not write it."""
-    given = json.loads(row.facts)
-    said = given["checksum"]
-    checksum = None if said is None else Checksum(said[0], bytes.fromhex(said[1]), said[2])
-    return Facts(row.size, row.identity, dict(given["fields"]), checksum, row.ranged)
+    packed = json.loads(row.facts)
+    checksum_fields = packed["checksum"]
+    checksum = (
+        None
+        if checksum_fields is None
+        else Checksum(checksum_fields[0], bytes.fromhex(checksum_fields[1]), checksum_fields[2])
+    )
+    return Facts(row.size, row.identity, dict(packed["fields"]), checksum, row.ranged)
 
 
 def resident(row: IndexRow) -> Resident:

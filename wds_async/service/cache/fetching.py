@@ -10,8 +10,8 @@ from typing import Any
 
 from wds_async.errors import ObjectChanged, ReaderClosed, TransferError
 from wds_async.redact import redact
-from wds_async.service.cache.entries import CacheEntry, CacheStats, ChunkFetch, ObjectReader, StreamFetch, cost
-from wds_async.service.cache.origin import Client, FetchScheduler, Origin, Urgency
+from wds_async.service.cache.entries import CacheStats, ChunkFetch, ObjectEntry, ObjectReader, StreamFetch, cost
+from wds_async.service.cache.origin import Client, FetchScheduler, ObjectOrigin, Urgency
 from wds_async.service.cache.policy import ChunkId, Policy
 from wds_async.service.cache.writeback import Disk, Journal
 from wds_async.transfer.ranges import Unranged
@@ -29,14 +29,14 @@ __all__ = [
 ]
 
 
-def begin_stream(entry: CacheEntry, fetching: ChunkFetcher) -> StreamFetch:
+def begin_stream(entry: ObjectEntry, fetching: ChunkFetcher) -> StreamFetch:
     """Begin to read the object into its file."""
     flight = entry.stream = StreamFetch()
     flight.task = fetching.start(_run_stream(entry, fetching, flight))
     return flight
 
 
-async def _run_stream(entry: CacheEntry, fetching: ChunkFetcher, flight: StreamFetch) -> None:
+async def _run_stream(entry: ObjectEntry, fetching: ChunkFetcher, flight: StreamFetch) -> None:
     try:
         await _stream_to_disk(entry, fetching, flight)
     except asyncio.CancelledError:
@@ -52,7 +52,7 @@ async def _run_stream(entry: CacheEntry, fetching: ChunkFetcher, flight: StreamF
         fetching.settle(entry)
 
 
-async def _stream_to_disk(entry: CacheEntry, fetching: ChunkFetcher, flight: StreamFetch) -> None:
+async def _stream_to_disk(entry: ObjectEntry, fetching: ChunkFetcher, flight: StreamFetch) -> None:
     buffer, filled = memoryview(bytearray(entry.chunks.chunk_bytes)), 0
     async with _checked_stream(entry, fetching) as views:
         async for view in views:
@@ -72,7 +72,7 @@ async def _stream_to_disk(entry: CacheEntry, fetching: ChunkFetcher, flight: Str
 
 
 async def _write_next(
-    entry: CacheEntry, fetching: ChunkFetcher, flight: StreamFetch, data: memoryview, size: int | None = None
+    entry: ObjectEntry, fetching: ChunkFetcher, flight: StreamFetch, data: memoryview, size: int | None = None
 ) -> bool:
     """Write the next chunk; without room, wait until readers have moved on. False if it cannot be written at all."""
     if size is not None:
@@ -94,7 +94,7 @@ async def _write_next(
 
 
 async def passed_stream(
-    entry: CacheEntry, fetching: ChunkFetcher, reader: ObjectReader, start: int
+    entry: ObjectEntry, fetching: ChunkFetcher, reader: ObjectReader, start: int
 ) -> AsyncGenerator[memoryview, None]:
     """Yield the object from ``start`` on by a read of its own, without the disk."""
     async with fetching.scheduler.slot(reader.client, Urgency.DEMAND, entry.url):
@@ -108,7 +108,7 @@ async def passed_stream(
 
 
 @contextlib.asynccontextmanager
-async def _checked_stream(entry: CacheEntry, fetching: ChunkFetcher) -> AsyncIterator[AsyncIterator[memoryview]]:
+async def _checked_stream(entry: ObjectEntry, fetching: ChunkFetcher) -> AsyncIterator[AsyncIterator[memoryview]]:
     """Open the object at its origin, in order. ObjectChanged if that has another version now."""
     async with fetching.origin.stream(entry.url) as (facts, views):
         if facts.version != entry.facts.version:
@@ -144,7 +144,7 @@ Piece = DiskPiece | memoryview
 
 
 async def read(
-    entry: CacheEntry, fetching: ChunkFetcher, client: Client, start: int, stop: int | None, urgency: Urgency
+    entry: ObjectEntry, fetching: ChunkFetcher, client: Client, start: int, stop: int | None, urgency: Urgency
 ) -> AsyncGenerator[Piece, None]:
     """Yield bytes ``[start, stop)`` of an object, in order, as they arrive."""
     if entry.chunks.size is not None:
@@ -155,7 +155,7 @@ async def read(
     if entry.discovered:
         entry.discovered = False
         reader.started.add(0)
-    reading = _Reading(entry, fetching, reader)
+    reading = _PieceReader(entry, fetching, reader)
     fetching.enter(entry, reader, start, stop)
     try:
         async with contextlib.aclosing(reading.pieces(start, stop)) as pieces:
@@ -167,7 +167,7 @@ async def read(
 
 
 async def fetch(
-    entry: CacheEntry, fetching: ChunkFetcher, client: Client, start: int, stop: int | None, urgency: Urgency
+    entry: ObjectEntry, fetching: ChunkFetcher, client: Client, start: int, stop: int | None, urgency: Urgency
 ) -> int:
     """Bring bytes ``[start, stop)`` onto the disk and return how many are there. Ends early without room for more."""
     reader = ObjectReader(client, urgency)
@@ -188,7 +188,9 @@ async def fetch(
     return entry.chunks.ready(start, stop or _EVER, on_probation=True) - start
 
 
-async def _fetch_chunks(entry: CacheEntry, fetching: ChunkFetcher, reader: ObjectReader, start: int, stop: int) -> None:
+async def _fetch_chunks(
+    entry: ObjectEntry, fetching: ChunkFetcher, reader: ObjectReader, start: int, stop: int
+) -> None:
     waiting: list[ChunkFetch] = []
     for number in entry.chunks.over(start, stop):
         if not fetching.disk.usable or entry.gone:
@@ -212,14 +214,14 @@ async def _landed(flight: ChunkFetch, reader: ObjectReader) -> bool:
         flight.leave(reader)
 
 
-def _may_stream(entry: CacheEntry, fetching: ChunkFetcher) -> bool:
+def _may_stream(entry: ObjectEntry, fetching: ChunkFetcher) -> bool:
     return fetching.disk.usable and not entry.gone and not entry.chunks.numbers()
 
 
-class _Reading:
+class _PieceReader:
     """One reader's pass over an object."""
 
-    def __init__(self, entry: CacheEntry, fetching: ChunkFetcher, reader: ObjectReader) -> None:
+    def __init__(self, entry: ObjectEntry, fetching: ChunkFetcher, reader: ObjectReader) -> None:
         self._entry = entry
         self._fetching = fetching
         self._reader = reader
@@ -365,7 +367,13 @@ class ChunkFetcher:
     an entry is released, ``remove`` with the numbers of evicted ones."""
 
     def __init__(
-        self, origin: Origin, scheduler: FetchScheduler, policy: Policy, disk: Disk, journal: Journal, stats: CacheStats
+        self,
+        origin: ObjectOrigin,
+        scheduler: FetchScheduler,
+        policy: Policy,
+        disk: Disk,
+        journal: Journal,
+        stats: CacheStats,
     ) -> None:
         self.origin = origin
         self.scheduler = scheduler
@@ -373,8 +381,8 @@ class ChunkFetcher:
         self.disk = disk
         self.journal = journal
         self.stats = stats
-        self.entries: dict[int, CacheEntry] = {}
-        self.settle: Callable[[CacheEntry], None] = lambda entry: None
+        self.entries: dict[int, ObjectEntry] = {}
+        self.settle: Callable[[ObjectEntry], None] = lambda entry: None
         self.remove: Callable[[Iterable[int]], None] = lambda numbers: None
         self._ahead: dict[int, int] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -412,7 +420,7 @@ class ChunkFetcher:
 
     # -- readers
 
-    def enter(self, entry: CacheEntry, reader: ObjectReader, start: int, stop: int | None) -> None:
+    def enter(self, entry: ObjectEntry, reader: ObjectReader, start: int, stop: int | None) -> None:
         """Register ``reader`` of bytes ``[start, stop)`` and make room for the entry."""
         before, entry.before = entry.before, None
         if not entry.gone:
@@ -429,7 +437,7 @@ class ChunkFetcher:
                     self.journal.changed(entry, number)
         entry.readers.append(reader)
 
-    def leave(self, entry: CacheEntry, reader: ObjectReader) -> None:
+    def leave(self, entry: ObjectEntry, reader: ObjectReader) -> None:
         """Unregister a reader that has ended or given up."""
         entry.readers.remove(reader)
         for flight in list(entry.flights.values()):
@@ -445,27 +453,27 @@ class ChunkFetcher:
         self.moved(entry)
         self.settle(entry)
 
-    def _abandon(self, entry: CacheEntry, flight: ChunkFetch) -> None:
+    def _abandon(self, entry: ObjectEntry, flight: ChunkFetch) -> None:
         """Cancel a fetch that had no readers for a while and has not arrived."""
-        wanted = flight.readers or flight.arrived or entry.flights.get(flight.number) is not flight
-        if not wanted and flight.task is not None:
+        needed = flight.readers or flight.arrived or entry.flights.get(flight.number) is not flight
+        if not needed and flight.task is not None:
             del entry.flights[flight.number]
             flight.task.cancel()
 
-    def moved(self, entry: CacheEntry) -> None:
+    def moved(self, entry: ObjectEntry) -> None:
         """Tell a stream that a reader has moved on."""
         if entry.stream is not None:
             entry.stream.moved.set()
 
     # -- chunks
 
-    def fetched_ahead(self, entry: CacheEntry, count: int) -> None:
+    def fetched_ahead(self, entry: ObjectEntry, count: int) -> None:
         """Note that ``count`` bytes of ``entry`` are fetched before a reader wants them."""
         self._ahead[entry.id] = self._ahead.pop(entry.id, 0) + count
         if len(self._ahead) > _AHEAD_ENTRIES:  # most of these were evicted unread
             del self._ahead[next(iter(self._ahead))]
 
-    def take_ahead(self, entry: CacheEntry, count: int) -> int:
+    def take_ahead(self, entry: ObjectEntry, count: int) -> int:
         """Return how many of the ``count`` bytes of ``entry`` that were there for a reader were fetched ahead, and are
         given for the first time."""
         noted = self._ahead.get(entry.id, 0)
@@ -475,7 +483,7 @@ class ChunkFetcher:
             self._ahead.pop(entry.id, None)
         return min(noted, count)
 
-    def flight(self, entry: CacheEntry, number: int, reader: ObjectReader, urgency: Urgency) -> ChunkFetch:
+    def flight(self, entry: ObjectEntry, number: int, reader: ObjectReader, urgency: Urgency) -> ChunkFetch:
         """Return the running fetch of a chunk, or begin one."""
         flight = entry.flights.get(number)
         if flight is None:
@@ -485,7 +493,7 @@ class ChunkFetcher:
         flight.join(reader, urgency)
         return flight
 
-    async def compared(self, entry: CacheEntry, number: int, reader: ObjectReader) -> None:
+    async def compared(self, entry: ObjectEntry, number: int, reader: ObjectReader) -> None:
         """Verify a chunk of an earlier process: trust or drop it."""
         flight = entry.flights.get(number)
         if flight is None:
@@ -498,7 +506,7 @@ class ChunkFetcher:
             flight.leave(reader)
 
     async def _fly(
-        self, entry: CacheEntry, flight: ChunkFetch, do: Callable[[CacheEntry, ChunkFetch], Coroutine[Any, Any, None]]
+        self, entry: ObjectEntry, flight: ChunkFetch, do: Callable[[ObjectEntry, ChunkFetch], Coroutine[Any, Any, None]]
     ) -> None:
         try:
             await do(entry, flight)
@@ -524,7 +532,7 @@ class ChunkFetcher:
             self.moved(entry)
             self.settle(entry)
 
-    async def _fetch(self, entry: CacheEntry, flight: ChunkFetch) -> None:
+    async def _fetch(self, entry: ObjectEntry, flight: ChunkFetch) -> None:
         number = flight.number
         if number in entry.chunks and await self._verified(entry, flight):
             flight.result.set_result(None)
@@ -536,19 +544,19 @@ class ChunkFetcher:
                 flight.begun = True
                 part = await stack.enter_async_context(self.origin.part(entry.url, start, stop, entry.facts))
             if len(part.view) != stop - start:
-                said = (
+                words = (
                     f"{len(part.view)} bytes came of {stop - start} at byte {start}, of an object of {entry.facts.size}"
                 )
-                raise TransferError(f"{redact(entry.url)}: {said}").at(redact(entry.url), start)
+                raise TransferError(f"{redact(entry.url)}: {words}").at(redact(entry.url), start)
             await self._arrived(entry, flight, part.view)
 
     def first_chunk(
-        self, entry: CacheEntry, client: Client, view: memoryview, memory: contextlib.AsyncExitStack
+        self, entry: ObjectEntry, client: Client, view: memoryview, memory: contextlib.AsyncExitStack
     ) -> None:
         """Store the first chunk of ``entry``, which came with its facts, and hand it to the first reader meanwhile.
         ``memory`` is closed when ``view`` is free."""
 
-        async def store(entry: CacheEntry, flight: ChunkFetch) -> None:
+        async def store(entry: ObjectEntry, flight: ChunkFetch) -> None:
             async with memory:
                 self.enter(entry, opener, 0, len(view))
                 try:
@@ -561,7 +569,7 @@ class ChunkFetcher:
         flight.begun = True
         flight.task = self.start(self._fly(entry, flight, store))
 
-    async def _arrived(self, entry: CacheEntry, flight: ChunkFetch, view: memoryview) -> None:
+    async def _arrived(self, entry: ObjectEntry, flight: ChunkFetch, view: memoryview) -> None:
         """Hand the bytes of a chunk to its readers while they are written: no reader waits for the disk. Return when
         ``view`` is free."""
         number = flight.number
@@ -592,11 +600,11 @@ class ChunkFetcher:
             if self.origin.crowded and not flight.holders:
                 return
 
-    async def _compare(self, entry: CacheEntry, flight: ChunkFetch) -> None:
+    async def _compare(self, entry: ObjectEntry, flight: ChunkFetch) -> None:
         await self._verified(entry, flight)
         flight.result.set_result(None)
 
-    async def _verified(self, entry: CacheEntry, flight: ChunkFetch) -> bool:
+    async def _verified(self, entry: ObjectEntry, flight: ChunkFetch) -> bool:
         """Return whether a chunk of an earlier process is good; drop it if not."""
         number = flight.number
         flight.begun = flight.arrived = True
@@ -611,7 +619,7 @@ class ChunkFetcher:
         flight.begun = flight.arrived = False
         return False
 
-    async def keep(self, entry: CacheEntry, number: int, data: memoryview, *, wanted: bool) -> bool:
+    async def keep(self, entry: ObjectEntry, number: int, data: memoryview, *, wanted: bool) -> bool:
         """Write a chunk to disk; False if it may neither stay nor pass."""
         if entry.gone or not self.disk.usable:
             return False
@@ -634,7 +642,7 @@ class ChunkFetcher:
         self.journal.changed(entry, number)
         return True
 
-    def drop(self, entry: CacheEntry, number: int) -> None:
+    def drop(self, entry: ObjectEntry, number: int) -> None:
         """Drop a bad chunk."""
         self.policy.lose(entry.id, number, cost(entry.chunks.length(number)))
         entry.chunks.drop(number)
@@ -646,15 +654,15 @@ class ChunkFetcher:
 
     async def _punch(self, chunks: Iterable[ChunkId]) -> None:
         """Drop chunks that leave the probation segment, then give their blocks back."""
-        found: list[tuple[CacheEntry, int]] = []
+        dropped: list[tuple[ObjectEntry, int]] = []
         for identity, number in chunks:
             entry = self.entries.get(identity)
             if entry is not None and number in entry.chunks:
                 entry.chunks.drop(number)
                 self.journal.changed(entry, number)
                 entry.punching[number] = asyncio.get_running_loop().create_future()
-                found.append((entry, number))
-        for entry, number in found:
+                dropped.append((entry, number))
+        for entry, number in dropped:
             try:
                 await self.disk.punch(entry, number)
             finally:

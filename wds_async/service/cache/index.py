@@ -304,20 +304,20 @@ class Index:
         """Return the object with this key and its pages of checksums (None: its row is damaged); None if there is
         none."""
         with self._lock:
-            found = self._db.execute(f"SELECT {_COLUMNS}, crc FROM entries WHERE key = ?", (key,)).fetchone()
-            if found is None:
+            values = self._db.execute(f"SELECT {_COLUMNS}, crc FROM entries WHERE key = ?", (key,)).fetchone()
+            if values is None:
                 return None
-            pages = self._db.execute("SELECT page, crcs FROM chunks WHERE entry = ?", (found[0],)).fetchall()
-        row = _row(found)
-        return row, (pages if row.crc == found[-1] else None)
+            pages = self._db.execute("SELECT page, crcs FROM chunks WHERE entry = ?", (values[0],)).fetchall()
+        row = _row(values)
+        return row, (pages if row.crc == values[-1] else None)
 
     def oldest(self, after: tuple[int, int], count: int) -> list[IndexRow]:
         """Return the next entries by their last use, behind ``(last, id)``."""
         with self._lock:
-            found = self._db.execute(
+            rows = self._db.execute(
                 f"SELECT {_COLUMNS} FROM entries WHERE (last, id) > (?, ?) ORDER BY last, id LIMIT ?", (*after, count)
             )
-            return [_row(values) for values in found]
+            return [_row(values) for values in rows]
 
     def numbers(self, first: int) -> set[int]:
         """Return the numbers of entries from ``first`` on."""
@@ -339,10 +339,10 @@ class Index:
     def following(self, prefix: str, last: str, count: int) -> list[IndexRow]:
         """Return the next ``count`` objects whose key begins with ``prefix``, by key, behind the key ``last``."""
         with self._lock:
-            found = self._db.execute(
+            rows = self._db.execute(
                 f"SELECT {_COLUMNS} FROM entries WHERE key >= ? AND key > ? ORDER BY key LIMIT ?", (prefix, last, count)
             ).fetchall()
-        return [row for row in map(_row, found) if row.key.startswith(prefix)]
+        return [row for row in map(_row, rows) if row.key.startswith(prefix)]
 
     def write(self, batch: IndexBatch, next_id: int, state: Mapping[str, Any], sweep_from: int | None = None) -> None:
         """Write a batch in one transaction. ``sweep_from``: see `Totals`; ``next_id`` by default."""

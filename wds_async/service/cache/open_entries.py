@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from wds_async.redact import redact
 from wds_async.service.cache.disk import OpenFolder
-from wds_async.service.cache.entries import CacheEntry, facts_from, resident
+from wds_async.service.cache.entries import ObjectEntry, facts_from, resident
 from wds_async.service.cache.fetching import ChunkFetcher
 from wds_async.service.cache.index import Chunks, Index, IndexRow
 from wds_async.transfer.ranges import Facts
@@ -41,7 +41,7 @@ class OpenEntries:
         self._most_idle = most_idle
         self._clock = clock
         self._wall = wall
-        self._entries: OrderedDict[str, CacheEntry] = OrderedDict()
+        self._entries: OrderedDict[str, ObjectEntry] = OrderedDict()
         fetching.settle, fetching.remove = self.settle, self.evict
 
     @property
@@ -49,21 +49,21 @@ class OpenEntries:
         """How many read now."""
         return sum(len(entry.readers) for entry in self._fetching.entries.values())
 
-    def get(self, key: str) -> CacheEntry | None:
+    def get(self, key: str) -> ObjectEntry | None:
         """Return the entry if it is in memory."""
         entry = self._entries.get(key)
         if entry is not None:
             self._entries.move_to_end(key)
         return entry
 
-    def new(self, key: str, url: str, facts: Facts, tenant: str) -> CacheEntry:
+    def new(self, key: str, url: str, facts: Facts, tenant: str) -> ObjectEntry:
         """Return a new entry with facts that have just come from its origin."""
-        entry = CacheEntry(self._fetching.journal.new_id(), key, url, facts, tenant, self._chunk_bytes)
+        entry = ObjectEntry(self._fetching.journal.new_id(), key, url, facts, tenant, self._chunk_bytes)
         entry.checked = self._clock()
         self._fetching.entries[entry.id] = entry
         return entry
 
-    def put(self, entry: CacheEntry) -> CacheEntry:
+    def put(self, entry: ObjectEntry) -> ObjectEntry:
         """Make ``entry`` the one of its key."""
         if entry.gone:
             return entry
@@ -74,7 +74,7 @@ class OpenEntries:
         self._put_away()
         return entry
 
-    async def load(self, key: str, url: str) -> CacheEntry | None:
+    async def load(self, key: str, url: str) -> ObjectEntry | None:
         """Open the entry that the index has; None if it has none, or its file is gone."""
         journal = self._fetching.journal
         if self._opened is None:
@@ -82,17 +82,17 @@ class OpenEntries:
         if journal.pending(key):
             await journal.flush()
         try:
-            found = await self._fetching.disk.call(self._opened.index.load, key)
+            loaded = await self._fetching.disk.call(self._opened.index.load, key)
         except sqlite3.Error as exn:
             self.index_failed(exn)
             return None
-        if found is None or journal.is_removed(found[0].id):
+        if loaded is None or journal.is_removed(loaded[0].id):
             return None
-        row, pages = found
+        row, pages = loaded
         entry = None
         if pages is not None:
             with contextlib.suppress(ValueError, KeyError, TypeError, IndexError):
-                entry = CacheEntry(row.id, key, url, facts_from(row), row.tenant, self._chunk_bytes)
+                entry = ObjectEntry(row.id, key, url, facts_from(row), row.tenant, self._chunk_bytes)
         if entry is None:
             self.evict_rows([row])
             return None
@@ -110,7 +110,7 @@ class OpenEntries:
         self._fetching.entries[entry.id] = entry
         return self.put(entry)
 
-    def discard(self, entry: CacheEntry) -> None:
+    def discard(self, entry: ObjectEntry) -> None:
         """Remove the entry from the cache, with its file; those that have it open read on."""
         if entry.gone:
             return
@@ -141,7 +141,7 @@ class OpenEntries:
         self._fetching.policy.add_older((row.id, resident(row)) for row in rows)
         self.evict(row.id for row in rows)
 
-    def settle(self, entry: CacheEntry) -> None:
+    def settle(self, entry: ObjectEntry) -> None:
         """Close or remove an entry that has become idle, if it should be."""
         if entry.busy or entry.closed:
             return
@@ -178,14 +178,14 @@ class OpenEntries:
                 self._close(entry)
                 over -= 1
 
-    def _close(self, entry: CacheEntry) -> None:
+    def _close(self, entry: ObjectEntry) -> None:
         entry.closed = True
         if entry.file is None:
             self._fetching.journal.unmade(entry.id)
         else:
             entry.file.close()
 
-    def _remove_file(self, entry: CacheEntry) -> None:
+    def _remove_file(self, entry: ObjectEntry) -> None:
         if entry.file is not None and not entry.removed:
             entry.removed = True
             self._begin_removal(entry.id)
@@ -229,12 +229,12 @@ class Scrub:
         while True:
             began, bad = loop.time(), 0
             try:
-                async for found in self.all("", bytes_per_s):
-                    bad += found.bad
-                    if found.bad:
+                async for result in self.all("", bytes_per_s):
+                    bad += result.bad
+                    if result.bad:
                         logger.warning(
                             "cache: %s: %d chunks on disk were not what was written; they are fetched again",
-                            redact(found.key), found.bad,
+                            redact(result.key), result.bad,
                         )  # fmt: skip
             except sqlite3.Error as exn:
                 self._open_entries.index_failed(exn)
@@ -259,12 +259,12 @@ class Scrub:
                 continue  # it has gone meanwhile, or will soon
             crc, (start, stop) = chunks.crc(number), chunks.bounds(number)
             try:
-                found = await self._read(row, start, stop - start)
+                stored = await self._read(row, start, stop - start)
             except FileNotFoundError:
                 self._open_entries.evict_rows([row])
                 return Verified(row.key, good, len(chunks.numbers()))
             self._fetching.stats.scrubbed_bytes += stop - start
-            if found == crc:
+            if stored == crc:
                 good += 1
             else:
                 bad += await self._dropped(row, number, crc)
@@ -277,9 +277,9 @@ class Scrub:
         if entry is not None:
             return entry.chunks
         chunks = Chunks(row.size, self._chunk_bytes)
-        found = await self._fetching.disk.call(self._index.load, row.key)
-        if found is not None and found[0].id == row.id:
-            chunks.load(found[1] or ())
+        loaded = await self._fetching.disk.call(self._index.load, row.key)
+        if loaded is not None and loaded[0].id == row.id:
+            chunks.load(loaded[1] or ())
         return chunks
 
     async def _read(self, row: IndexRow, start: int, count: int) -> int | None:
@@ -287,14 +287,14 @@ class Scrub:
         files = self._fetching.disk.files
         assert files is not None
         try:
-            found: int | None = await self._fetching.disk.call(files.stored_crc, row.id, start, count)
+            stored: int | None = await self._fetching.disk.call(files.stored_crc, row.id, start, count)
         except FileNotFoundError:
             raise
         except OSError as exn:
             logger.warning("cache: %s at byte %d cannot be read from disk: %s", redact(row.key), start, exn)
             self._fetching.stats.disk_errors += 1
             return None
-        return found
+        return stored
 
     async def _dropped(self, row: IndexRow, number: int, crc: int) -> int:
         """Drop a bad chunk and return 1; 0 if it has changed meanwhile."""

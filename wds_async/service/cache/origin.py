@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from wds_async.transfer.ranges import Facts
 
-__all__ = ["NO_CLIENT", "Client", "FetchScheduler", "FetchedRange", "Origin", "UnlimitedScheduler", "Urgency"]
+__all__ = ["NO_CLIENT", "Client", "FetchScheduler", "FetchedRange", "ObjectOrigin", "UnlimitedScheduler", "Urgency"]
 
 
 class Client(NamedTuple):
@@ -54,7 +54,7 @@ class FetchedRange(Protocol):
         ...
 
 
-class Origin(Protocol):
+class ObjectOrigin(Protocol):
     """Protocol: the source of objects. Errors are the tree's; an implementation bounds the memory of its parts."""
 
     @property

@@ -217,48 +217,48 @@ class Policy:
     ) -> Admission:
         """Register a reader of an entry, of which ``size`` bytes are expected. ``resident``: the entry as the index has
         it. ``partly``: whether a part of it is worth keeping without room for all."""
-        known = (
+        resident = (
             self._find(entry) or (resident and self._add_known(entry, resident)) or self._newcomer(entry, key, tenant)
         )
-        known.size = max(size, known.size)
-        self._used(entry, known)
-        known.readers += 1
-        missing = max(size, known.held + self.probation.of(entry)) - known.bytes
+        resident.size = max(size, resident.size)
+        self._used(entry, resident)
+        resident.readers += 1
+        missing = max(size, resident.held + self.probation.of(entry)) - resident.bytes
         evicted: tuple[int, ...] = ()
         if missing > 0:
-            found = self._room_for(missing, known, but=entry)
-            if found is None:
+            room = self._room_for(missing, resident, but=entry)
+            if room is None:
                 if partly:
-                    self._set_aside(entry, known, self._left_over(missing, known.tenant))
+                    self._set_aside(entry, resident, self._left_over(missing, resident.tenant))
                 return Admission(stays=False)
-            evicted = found
-            self._set_aside(entry, known, missing)
-        known.held += self.probation.drop_all(entry)
+            evicted = room
+            self._set_aside(entry, resident, missing)
+        resident.held += self.probation.drop_all(entry)
         return Admission(True, evicted)
 
     def served(self, entry: int, count: int) -> None:
         """Count bytes that went to a reader. The policy's clock advances by each byte of an object once in a use,
         however many readers share it."""
-        known = self._find(entry)
-        if known is None:
+        resident = self._find(entry)
+        if resident is None:
             self.now += count
             return
-        self._used(entry, known)
-        if known.size:
-            count = max(0, min(count, known.size - known.given))
-        known.given += count
+        self._used(entry, resident)
+        if resident.size:
+            count = max(0, min(count, resident.size - resident.given))
+        resident.given += count
         self.now += count
-        known.last = self.now
+        resident.last = self.now
 
     def end(self, entry: int) -> None:
         """Unregister a reader."""
-        known = self._find(entry)
-        if known is None:
+        resident = self._find(entry)
+        if resident is None:
             return
-        known.readers -= 1
-        if known.readers == 0:
-            self._set_aside(entry, known, known.held - known.bytes)
-            self._keep_ghost(known)
+        resident.readers -= 1
+        if resident.readers == 0:
+            self._set_aside(entry, resident, resident.held - resident.bytes)
+            self._keep_ghost(resident)
             self._spill()
 
     # -- chunks
@@ -268,40 +268,40 @@ class Policy:
     ) -> Placement | None:
         """Return the place for a new chunk; None if there is none. ``grows``: the object's size is unknown, so room is
         made chunk by chunk. ``wanted``, ``held``: see `Probation.put`."""
-        known = self._find(entry)
+        resident = self._find(entry)
         evicted: tuple[int, ...] | None = ()
-        if known is not None:
-            missing = count - (known.bytes - known.held)
-            if missing > 0 and grows and (evicted := self._room_for(missing, known, but=entry)) is not None:
-                self._set_aside(entry, known, missing)
+        if resident is not None:
+            missing = count - (resident.bytes - resident.held)
+            if missing > 0 and grows and (evicted := self._room_for(missing, resident, but=entry)) is not None:
+                self._set_aside(entry, resident, missing)
                 missing = 0
             if missing <= 0:
-                known.held += count
+                resident.held += count
                 return Placement(True, evicted or ())
         gone = self.probation.put((entry, number), count, wanted, held)
         return None if gone is None else Placement(False, gone=tuple(gone))
 
     def roomy(self, entry: int) -> bool:
         """Return whether there is room for chunks that are fetched ahead."""
-        known = self._find(entry)
+        resident = self._find(entry)
         free = self.probation.limit_bytes - self.probation.bytes + self.probation.spent_bytes
-        return (known is not None and known.bytes > known.held) or free > self.probation.limit_bytes // 4
+        return (resident is not None and resident.bytes > resident.held) or free > self.probation.limit_bytes // 4
 
     def lose(self, entry: int, number: int, count: int) -> None:
         """Remove a bad chunk."""
-        known = self._find(entry)
-        if not self.probation.drop((entry, number)) and known is not None:
-            known.held -= count
-            if not known.readers:
-                self._set_aside(entry, known, -count)
+        resident = self._find(entry)
+        if not self.probation.drop((entry, number)) and resident is not None:
+            resident.held -= count
+            if not resident.readers:
+                self._set_aside(entry, resident, -count)
 
     def forget(self, entry: int) -> None:
         """Remove an entry."""
-        known = self._find(entry)
+        resident = self._find(entry)
         self.probation.drop_all(entry)
-        if known is not None:
-            self._set_aside(entry, known, -known.bytes)
-            self._keep_ghost(known)
+        if resident is not None:
+            self._set_aside(entry, resident, -resident.bytes)
+            self._keep_ghost(resident)
             for pile in (self._without_room, self._warm, self._cold, self._pinned):
                 pile.pop(entry, None)
 
@@ -313,9 +313,9 @@ class Policy:
         names = tuple(names)
         self._pins = frozenset(names), tuple(name for name in names if name.endswith("/"))
         for pile in (self._cold, self._warm):
-            for entry in [entry for entry, known in pile.items() if self.is_pinned(known.key)]:
+            for entry in [entry for entry, resident in pile.items() if self.is_pinned(resident.key)]:
                 self._pinned[entry] = pile.pop(entry)
-        for entry in [entry for entry, known in self._pinned.items() if not self.is_pinned(known.key)]:
+        for entry in [entry for entry, resident in self._pinned.items() if not self.is_pinned(resident.key)]:
             self._warm[entry] = self._pinned.pop(entry)
             self._warm.move_to_end(entry, last=False)
 
@@ -348,8 +348,8 @@ class Policy:
 
     def last_use(self, entry: int) -> int:
         """Return the time of its last use; now if that is unknown."""
-        known = self._find(entry)
-        return self.now if known is None else known.last
+        resident = self._find(entry)
+        return self.now if resident is None else resident.last
 
     def excess(self, *, shares: bool = True) -> tuple[int, ...]:
         """Evict and return entries above the limit or (with ``shares``) above a tenant's quota, after either was
@@ -362,17 +362,17 @@ class Policy:
             if (more := self._tenants.get(tenant, 0) - self._most_of(tenant)) > 0
         }
         for pile in (self._cold, self._warm):
-            for entry, known in pile.items():
+            for entry, resident in pile.items():
                 if over <= 0 and not too_much:
                     break
-                more = too_much.get(known.tenant, 0)
-                if (over > 0 or more > 0) and not known.readers:
+                more = too_much.get(resident.tenant, 0)
+                if (over > 0 or more > 0) and not resident.readers:
                     gone.append(entry)
-                    over -= known.bytes
-                    if more > known.bytes:
-                        too_much[known.tenant] = more - known.bytes
+                    over -= resident.bytes
+                    if more > resident.bytes:
+                        too_much[resident.tenant] = more - resident.bytes
                     else:
-                        too_much.pop(known.tenant, None)
+                        too_much.pop(resident.tenant, None)
         for entry in gone:
             self.forget(entry)
         return tuple(gone)
@@ -406,8 +406,8 @@ class Policy:
             self._warm.get(entry) or self._without_room.get(entry) or self._cold.get(entry) or self._pinned.get(entry)
         )
 
-    def _pile(self, known: Resident) -> OrderedDict[int, Resident]:
-        return self._pinned if self.is_pinned(known.key) else self._warm
+    def _pile(self, resident: Resident) -> OrderedDict[int, Resident]:
+        return self._pinned if self.is_pinned(resident.key) else self._warm
 
     def _most_of(self, tenant: str) -> int:
         """Return how many bytes a tenant that has a quota may hold."""
@@ -420,17 +420,17 @@ class Policy:
 
     def _newcomer(self, entry: int, key: str, tenant: str) -> Resident:
         last, given = self._ghosts.pop(hash(key), (self.now, 0))
-        known = Resident(key, tenant, last, given=given)
-        self._without_room[entry] = known
-        return known
+        resident = Resident(key, tenant, last, given=given)
+        self._without_room[entry] = resident
+        return resident
 
-    def _used(self, entry: int, known: Resident) -> None:
+    def _used(self, entry: int, resident: Resident) -> None:
         """Note a use. Uses in quick succession, as of several ranges or readers, count as one."""
-        gap = self.now - known.last
-        if gap > self.probation.limit_bytes and not known.readers:
-            self._intervals.observe(gap, known.size, self.now)
-            known.given = 0
-        known.last = self.now
+        gap = self.now - resident.last
+        if gap > self.probation.limit_bytes and not resident.readers:
+            self._intervals.observe(gap, resident.size, self.now)
+            resident.given = 0
+        resident.last = self.now
         if entry in self._cold:
             self._warm[entry] = self._cold.pop(entry)
         elif entry in self._warm:
@@ -450,14 +450,14 @@ class Policy:
         if self.is_pinned(of.key):
             oldest_last = float("inf")
         for pile in (self._cold, self._warm):
-            for looked, (entry, known) in enumerate(pile.items()):
-                if (over <= 0 and over_quota <= 0) or known.last >= oldest_last or looked > _MOST_LOOKED_AT:
+            for looked, (entry, resident) in enumerate(pile.items()):
+                if (over <= 0 and over_quota <= 0) or resident.last >= oldest_last or looked > _MOST_LOOKED_AT:
                     break
-                if known.readers or entry == but or (over <= 0 and known.tenant != tenant):
+                if resident.readers or entry == but or (over <= 0 and resident.tenant != tenant):
                     continue
                 gone.append(entry)
-                over -= known.bytes
-                over_quota -= known.bytes if known.tenant == tenant else 0
+                over -= resident.bytes
+                over_quota -= resident.bytes if resident.tenant == tenant else 0
         if over > 0 or over_quota > 0:
             return None
         for entry in gone:
@@ -471,32 +471,32 @@ class Policy:
             free = min(free, self._most_of(tenant) - self._tenants.get(tenant, 0))
         return max(0, min(free, missing) // self._chunk_bytes * self._chunk_bytes)
 
-    def _set_aside(self, entry: int, known: Resident, more: int) -> None:
+    def _set_aside(self, entry: int, resident: Resident, more: int) -> None:
         """Change the bytes reserved for an entry; with the first it becomes a resident, without any it ceases to be
         one."""
-        known.bytes += more
+        resident.bytes += more
         self.resident_bytes += more
-        self._tenants[known.tenant] = self._tenants.get(known.tenant, 0) + more
-        if known.bytes > 0 and entry in self._without_room:
-            self._pile(known)[entry] = self._without_room.pop(entry)
-        elif known.bytes <= 0:
+        self._tenants[resident.tenant] = self._tenants.get(resident.tenant, 0) + more
+        if resident.bytes > 0 and entry in self._without_room:
+            self._pile(resident)[entry] = self._without_room.pop(entry)
+        elif resident.bytes <= 0:
             for pile in (self._warm, self._cold, self._pinned):
                 pile.pop(entry, None)
-            if known.readers:
-                self._without_room[entry] = known
+            if resident.readers:
+                self._without_room[entry] = resident
             else:
                 self._without_room.pop(entry, None)
 
     def _spill(self) -> None:
         """Forget entries that the index has as well: memory does not grow with the cache."""
         while len(self._warm) > _MOST_REMEMBERED:
-            entry, known = next(iter(self._warm.items()))
-            if known.readers:
+            entry, resident = next(iter(self._warm.items()))
+            if resident.readers:
                 break
             del self._warm[entry]
             self.unseen += 1
 
-    def _keep_ghost(self, known: Resident) -> None:
-        self._ghosts[hash(known.key)] = (known.last, known.given)
+    def _keep_ghost(self, resident: Resident) -> None:
+        self._ghosts[hash(resident.key)] = (resident.last, resident.given)
         if len(self._ghosts) > _GHOSTS:
             self._ghosts.popitem(last=False)

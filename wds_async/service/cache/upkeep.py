@@ -15,7 +15,7 @@ from wds_async.service.cache.disk import DataFile, DataFolder, open_folder, open
 from wds_async.service.cache.entries import cost
 from wds_async.service.cache.index import CHUNK_BYTES, PAGE, Chunks, Index, IndexBatch, IndexRow
 from wds_async.service.cache.open_entries import Verified
-from wds_async.service.cache.origin import Origin, Urgency
+from wds_async.service.cache.origin import ObjectOrigin, Urgency
 from wds_async.storage.base import Call
 from wds_async.transfer.ranges import RangeFetcher
 from wds_async.transfer.threads import BlockingThreads
@@ -66,7 +66,7 @@ async def warm(
     folder: Path,
     limit_bytes: int,
     urls: Sequence[str],
-    origin: Origin,
+    origin: ObjectOrigin,
     call: Call,
     told: Callable[[Warmed], None],
     *,
@@ -91,15 +91,15 @@ async def warm(
 
 async def _one(cache: ChunkCache, url: str) -> Warmed:
     try:
-        with await cache.open(url) as found:
-            await found.fetch(urgency=Urgency.DEMAND)
-            return Warmed(url, _there(found), found.size)
+        with await cache.open(url) as held:
+            await held.fetch(urgency=Urgency.DEMAND)
+            return Warmed(url, _there(held), held.size)
     except WdsError as exn:
         return Warmed(url, error=str(exn))
 
 
-def _there(found: CachedObject) -> int:
-    return found.ready(0, 1 << 62) if found.size else 0
+def _there(held: CachedObject) -> int:
+    return held.ready(0, 1 << 62) if held.size else 0
 
 
 _AT_ONCE = 1000
@@ -143,10 +143,10 @@ def verify(folder: Path, prefix: str = "", *, chunk_bytes: int = CHUNK_BYTES) ->
     folder: that verifies each chunk before it is first served anyway."""
     with contextlib.closing(open_folder(folder)) as opened:
         for row in list(opened.index.rows(prefix)):
-            batch, found = _compared(row, opened.index, opened.files, chunk_bytes)
-            if found.bad:
+            batch, result = _compared(row, opened.index, opened.files, chunk_bytes)
+            if result.bad:
                 opened.index.write(batch, opened.totals.next_id, opened.totals.state)
-            yield found
+            yield result
 
 
 def _compared(row: IndexRow, index: Index, files: DataFolder, chunk_bytes: int) -> tuple[IndexBatch, Verified]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from wds_async.redact import redact
 from wds_async.service.cache.disk import DataFile, DataFolder
-from wds_async.service.cache.entries import CacheEntry, CacheStats
+from wds_async.service.cache.entries import CacheStats, ObjectEntry
 from wds_async.service.cache.index import PAGE, Index, IndexBatch
 from wds_async.service.cache.policy import Policy
 from wds_async.storage.base import Call
@@ -73,7 +73,7 @@ class Disk:
         )  # fmt: skip
 
     async def write(
-        self, entry: CacheEntry, number: int, data: memoryview, memory_wanted: Callable[[], bool] = lambda: False
+        self, entry: ObjectEntry, number: int, data: memoryview, memory_wanted: Callable[[], bool] = lambda: False
     ) -> int | None:
         """Write a chunk and return its CRC-32C; None if the disk refused, or lags while memory is short."""
         if not await self._turn(memory_wanted):
@@ -112,25 +112,25 @@ class Disk:
                 return False
         return await self._writers.acquire()
 
-    async def compare(self, entry: CacheEntry, number: int) -> bool:
+    async def compare(self, entry: ObjectEntry, number: int) -> bool:
         """Return whether a chunk on disk matches its checksum."""
         start, stop = entry.chunks.bounds(number)
         try:
             assert entry.file is not None
-            found: int | None = await self.call(entry.file.crc, start, stop - start)
+            stored: int | None = await self.call(entry.file.crc, start, stop - start)
         except OSError as exn:
             self._stats.disk_errors += 1
             logger.warning("cache: %s at byte %d cannot be read from disk: %s", redact(entry.url), start, exn)
             return False
-        return found == entry.chunks.crc(number)
+        return stored == entry.chunks.crc(number)
 
-    async def punch(self, entry: CacheEntry, number: int) -> None:
+    async def punch(self, entry: ObjectEntry, number: int) -> None:
         """Give back the blocks of a chunk; of the last one as if it were full, so that the hole covers whole pages."""
         size = entry.chunks.chunk_bytes
         if entry.file is not None:
             await self.call(entry.file.punch, number * size, size)
 
-    async def trim(self, entry: CacheEntry) -> None:
+    async def trim(self, entry: ObjectEntry) -> None:
         """Give back blocks that a killed process wrote and the index does not know."""
         if entry.file is not None:
             await self.call(entry.file.trim, [entry.chunks.bounds(number) for number in entry.chunks.numbers()])
@@ -139,13 +139,13 @@ class Disk:
         """Open the file of an entry; None if it is gone or cannot be read."""
         try:
             assert self.files is not None
-            found: DataFile = await self.call(self.files.open, number)
+            file: DataFile = await self.call(self.files.open, number)
         except FileNotFoundError:
             return None
         except OSError as exn:
             self.failed(exn, "opening a file")
             return None
-        return found
+        return file
 
     async def remove(self, number: int) -> bool:
         """Remove the file of an entry; False if that failed."""
@@ -193,8 +193,8 @@ class Journal:
         self._clock = clock
         self._wall = wall
         self._next_id = next_id
-        self._dirty: dict[int, CacheEntry] = {}
-        self._pages: dict[tuple[int, int], CacheEntry] = {}
+        self._dirty: dict[int, ObjectEntry] = {}
+        self._pages: dict[tuple[int, int], ObjectEntry] = {}
         self._made: set[int] = set()
         """Whose files there may be, though the index has no row of them."""
         self._keys: set[str] = set()
@@ -223,13 +223,13 @@ class Journal:
         """Return whether the index may lag for this key."""
         return key in self._keys or key in self._keys_on_their_way
 
-    def used(self, entry: CacheEntry) -> None:
+    def used(self, entry: ObjectEntry) -> None:
         """Note a use or a revalidation."""
         if entry.file is not None and not entry.gone:
             self._dirty[entry.id] = entry
             self._keys.add(entry.key)
 
-    def changed(self, entry: CacheEntry, number: int) -> None:
+    def changed(self, entry: ObjectEntry, number: int) -> None:
         """Note that a chunk was added or dropped."""
         if entry.file is not None and not entry.gone:
             self._dirty[entry.id] = entry
@@ -275,7 +275,7 @@ class Journal:
             return True
 
     def _batch(
-        self, entries: dict[int, CacheEntry], pages: dict[tuple[int, int], CacheEntry], gone: set[int]
+        self, entries: dict[int, ObjectEntry], pages: dict[tuple[int, int], ObjectEntry], gone: set[int]
     ) -> IndexBatch:
         clock, wall = self._clock(), self._wall()
         rows = {
