@@ -83,9 +83,9 @@ def _loader(wds: Any, dataset: Any, workers: int) -> Run:
 
 def _on_asyncio(job: dict[str, Any]) -> Run:
     """Ours on asyncio's own loop, where uvloop's would be taken."""
-    from wds_async.transfer import bridge
+    from wds_async import background
 
-    vars(bridge)["new_event_loop"] = asyncio.new_event_loop
+    vars(background)["new_event_loop"] = asyncio.new_event_loop
     return _dataset("wds_async", job)
 
 

@@ -33,7 +33,7 @@ SPECS = (
 
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("_version", "errors", "packages", "arguments", "logs", "environment", "config", "handlers", *SPECS),
-    ("urls", "world", "redact", "rewrite", "orphans", "tracebacks"),
+    ("urls", "world", "redact", "rewrite", "background", "tracebacks"),
     ("storage", "storage.*"),
     ("transfer", "transfer.*"),
     ("shardcache", "shardcache.*"),
@@ -73,8 +73,8 @@ STORE_ROOMS = (
     *("cli.warm", "service.names", "service.app", "service.buckets", "service.objects", "service.s3api"),  # AIStore's
 )
 """Rooms that may name a store outside its folder."""
-ASYNC_ROOMS = ("storage.*", "transfer.*", "shardcache.*", "service.*", "asyncreader", "cli.cache", "cli.warm",
-               "cli.demo.server")  # fmt: skip
+ASYNC_ROOMS = ("background", "storage.*", "transfer.*", "shardcache.*", "service.*", "asyncreader", "cli.cache",
+               "cli.warm", "cli.demo.server")  # fmt: skip
 SYS_MODULES_ROOMS = ("packages", "gopen", "cli.alias")
 IMPORT_BY_NAME_ROOMS = ("__init__", "packages", "decoding.media", "legacy.names", "samplecache", "service.buckets",
                         "shardlists.spec", "storage.preload", "storage.registry", "cli.*")  # fmt: skip

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.transfer.reading import KIB, MIB, bytes_of, data, open_fds, outcomes, quick
+from wds_async.background import BlockingThreads
 from wds_async.errors import PipeError, StorageError, UnsafeContent, UrlError
 from wds_async.storage.pipe import FdStream
 from wds_async.transfer.reader import open_shards
-from wds_async.transfer.threads import BlockingThreads
 
 PART = 256 * KIB
 

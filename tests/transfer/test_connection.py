@@ -15,7 +15,7 @@ import pytest
 
 from tests.servers import Tls
 from tests.transfer.reading import data
-from wds_async.transfer.bridge import new_event_loop
+from wds_async.background import new_event_loop
 from wds_async.transfer.connection import (
     FIELDS_LIMIT,
     HEAD_LIMIT_BYTES,

@@ -20,10 +20,10 @@ from tests.servers.fakegcs import FakeGcs, clean_google, fake_gcs
 from tests.servers.moto import clean_aws, moto
 from tests.transfer.reading import KIB, MIB, data, quick, spans
 from tests.transfer.test_retry import Leases, Register, lease, register
+from wds_async.background import new_event_loop
 from wds_async.config import RetryPolicy
 from wds_async.errors import AccessDenied, FetchTimeout, ObjectChanged, ReaderClosed, ShardNotFound, TransferError
 from wds_async.storage.options import StorageOptions
-from wds_async.transfer.bridge import new_event_loop
 from wds_async.transfer.ranges import LARGEST_PART_BYTES, Facts, RangeFetcher, Unranged
 from wds_async.transfer.rate_limits import OriginLimits
 from wds_async.transfer.traffic import Traffic

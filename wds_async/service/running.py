@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from wds_async import environment
+from wds_async.background import BlockingThreads
 from wds_async.config import transfer_config
 from wds_async.errors import WdsError
 from wds_async.observe.cost_limit import ServiceCostLimit
@@ -43,7 +44,6 @@ from wds_async.service.sockets import (
 )
 from wds_async.transfer.ranges import RangeFetcher
 from wds_async.transfer.rate_limits import OriginLimits
-from wds_async.transfer.threads import BlockingThreads
 from wds_async.transfer.traffic import Traffic
 
 __all__ = ["Service", "run"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import contextlib
 import math
 import os
 import sys
@@ -17,14 +16,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from wds_async import orphans
+from wds_async.background import LoopThread, end_with_parent, uvloop_or_none
 from wds_async.config import TransferConfig
 from wds_async.transfer.pump import Event, Pump
 from wds_async.transfer.resources import Equipment
 from wds_async.transfer.slabs import SlabPool
 from wds_async.transfer.stats import Counters
 
-__all__ = ["Engine", "new_event_loop", "prepare"]
+__all__ = ["Engine", "prepare"]
 
 _STOP_WITHIN_S = 2.0
 _LOCK_WITHIN_S = 0.05
@@ -37,23 +36,9 @@ _lock = threading.Lock()
 _inherited: list[Engine] = []
 
 
-def new_event_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's where it is installed, asyncio's otherwise (``benchmarks/http.py`` and ``tls.py`` have both)."""
-    uvloop = _uvloop()
-    return asyncio.new_event_loop() if uvloop is None else uvloop.new_event_loop()
-
-
-def _uvloop() -> Any:
-    try:
-        import uvloop  # noqa: PLC0415 (not on Windows, and its import takes 40 ms)
-    except ImportError:
-        return None
-    return uvloop
-
-
 def prepare() -> None:
     """Import what the engine will import, for a process whose children will run it. Starts nothing."""
-    _uvloop()
+    uvloop_or_none()
 
 
 class Engine:
@@ -68,11 +53,12 @@ class Engine:
         self.slabs = SlabPool(config.budget_bytes, config.part_bytes)
         self._pumps: set[Pump] = set()
         self._closing: set[asyncio.Task[None] | None] = set()
-        self._loop = new_event_loop()
+        self._thread = LoopThread("wds-async")
+        self._loop = self._thread.loop
         self._equipment = Equipment(config, self._loop)
         self.backends = self._equipment.backends
         self._switch_interval_s: float | None = None
-        self._thread = threading.Thread(target=self._run, name="wds-async", daemon=True)
+        self._watching: asyncio.Task[None] | None = None
 
     @staticmethod
     def acquire(
@@ -94,19 +80,18 @@ class Engine:
                 hurried=hurried,
             )
             engine._pumps.add(pump)
-        orphans.end_with_parent(_stop_at_exit)
+        end_with_parent(_stop_at_exit)
         engine.submit(pump.open)
         return engine, pump
 
     def submit(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Run ``function`` on the loop soon; nothing happens once the engine has stopped."""
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(lambda: function(*args, **kwargs))
+        self._thread.submit(function, *args, **kwargs)
 
     @property
     def alive(self) -> bool:
         """Whether the loop thread runs."""
-        return self._thread.is_alive()
+        return self._thread.alive
 
     def release(self, pump: Pump) -> None:
         """End a pump; the last one stops the loop thread. Idempotent, and harmless in a forked child."""
@@ -127,8 +112,7 @@ class Engine:
         finally:
             _lock.release()
         self._schedule(pump.close() if not last else self._shut_down(pump))
-        # Nor is it waited for on a thread of its own, which it waits for: there a program's opener closes what it read.
-        if last and not threading.current_thread().name.startswith(self._thread.name):
+        if last:
             self._thread.join(_STOP_WITHIN_S)
 
     def _start(self) -> None:
@@ -138,6 +122,7 @@ class Engine:
             self._switch_interval_s = before_s
             sys.setswitchinterval(self.config.switch_interval_s)
         self._thread.start()
+        self._thread.submit(self._begin_watch)
 
     def _restore_switch_interval(self) -> None:
         # Only who changed it: what an engine found that began while another one ended is not the program's.
@@ -147,27 +132,16 @@ class Engine:
         if math.isclose(sys.getswitchinterval(), self.config.switch_interval_s, rel_tol=0.01):
             sys.setswitchinterval(self._switch_interval_s)
 
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        watch = self._loop.create_task(self._watch())
-        try:
-            self._loop.run_forever()
-        finally:
-            watch.cancel()
-            self._loop.run_until_complete(_end_tasks())
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            asyncio.set_event_loop(None)
-            self._loop.close()
-
     def _schedule(self, coroutine: Any) -> None:
-        try:
-            self._loop.call_soon_threadsafe(lambda: self._keep(self._loop.create_task(coroutine)))
-        except RuntimeError:
+        if not self._thread.submit(lambda: self._keep(self._loop.create_task(coroutine))):
             coroutine.close()
 
     def _keep(self, task: asyncio.Task[None]) -> None:
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+
+    def _begin_watch(self) -> None:
+        self._watching = self._loop.create_task(self._watch())
 
     async def _watch(self) -> None:
         """Look for stalled connections, once a second, and leave what was counted for who asks."""
@@ -190,15 +164,6 @@ class Engine:
             self._restore_switch_interval()
             await self._equipment.close()
             self._loop.stop()
-
-
-async def _end_tasks() -> None:
-    """Cancel what still waits, for instance for a file server that does not answer; nor is that waited for long."""
-    left = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in left:
-        task.cancel()
-    if left:
-        await asyncio.wait(left, timeout=_STOP_WITHIN_S * 0.1)
 
 
 def _stop_at_exit() -> None:

@@ -11,13 +11,13 @@ from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
+from wds_async.background import BlockingThreads
 from wds_async.config import TransferConfig
 from wds_async.errors import AccessDenied
 from wds_async.storage.base import Guard, Tls
 from wds_async.storage.http.backend import tls_context
 from wds_async.transfer.circuit_breaker import CircuitBreakers
 from wds_async.transfer.connection import Connection, Origin, open_connection
-from wds_async.transfer.threads import BlockingThreads
 
 __all__ = ["ConnectionPool"]
 

@@ -11,18 +11,17 @@ import contextlib
 import functools
 import os
 import queue
-import threading
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from wds_async.background import LoopThread
 from wds_async.config import TransferConfig, transfer_config
 from wds_async.errors import FetchTimeout, StorageError, WdsError
 from wds_async.redact import redact
 from wds_async.storage.base import Description, Fault, error_for
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.storage.registry import Location, locate
-from wds_async.transfer.bridge import new_event_loop
 from wds_async.transfer.fetch import Fetcher
 from wds_async.transfer.resources import Equipment, why_unread
 from wds_async.transfer.shard_state import ShardState
@@ -215,13 +214,14 @@ class _Run(Generic[T]):
         self._counters = counters or Counters()
         self._done: queue.SimpleQueue[tuple[int, T] | BaseException] = queue.SimpleQueue()
         self._jobs: asyncio.Task[None] | None = None
+        self._main: asyncio.Task[None] | None = None
         self._left = False
 
     def results(self) -> Generator[T, None, None]:
         """What became of each, in order. The thread ends with it, also when it is closed or by Ctrl-C."""
         pid = os.getpid()
-        loop = new_event_loop()
-        thread = threading.Thread(target=self._run, args=(loop,), name="wds-async-probe", daemon=True)
+        thread = LoopThread("wds-async-probe")
+        thread.submit(self._begin, thread)
         thread.start()
         early: dict[int, T] = {}
         try:
@@ -232,16 +232,15 @@ class _Run(Generic[T]):
                 yield early.pop(number)
         finally:
             if os.getpid() == pid:  # in a forked child loop and thread are the parent's
-                with contextlib.suppress(RuntimeError):  # the loop is closed already
-                    loop.call_soon_threadsafe(self._leave)
+                thread.submit(self._leave)
                 thread.join(_END_WITHIN_S)
 
-    def _next(self, thread: threading.Thread) -> tuple[int, T]:
+    def _next(self, thread: LoopThread) -> tuple[int, T]:
         while True:
             try:
                 found = self._done.get(timeout=_LOOK_EVERY_S)
             except queue.Empty:
-                if thread.is_alive() or not self._done.empty():
+                if thread.alive or not self._done.empty():
                     continue
                 raise StorageError("the look at the shards ended early") from None
             if isinstance(found, BaseException):
@@ -250,16 +249,16 @@ class _Run(Generic[T]):
 
     # On the thread
 
-    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        asyncio.set_event_loop(loop)
+    def _begin(self, thread: LoopThread) -> None:
+        self._main = asyncio.get_running_loop().create_task(self._run(thread))
+
+    async def _run(self, thread: LoopThread) -> None:
         try:
-            loop.run_until_complete(self._all())
+            await self._all()
         except BaseException as exn:
             self._done.put(exn)
         finally:
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            asyncio.set_event_loop(None)
-            loop.close()
+            thread.stop()
 
     def _leave(self) -> None:
         """Nobody wants the rest. What is being closed is closed all the same."""

@@ -7,11 +7,11 @@ import contextlib
 import os
 import stat
 
+from wds_async.background import BlockingThreads
 from wds_async.config import TransferConfig
 from wds_async.storage.base import Guard
 from wds_async.storage.registry import Backends, Location
 from wds_async.transfer.connection_pool import ConnectionPool
-from wds_async.transfer.threads import BlockingThreads
 
 __all__ = ["Equipment", "why_unread"]
 

@@ -21,12 +21,12 @@ import pytest
 from tests.servers import Nginx, Origin, Tls
 from tests.servers.process import free_port
 from tests.transfer.reading import bytes_of, data, outcomes, quick
+from wds_async.background import new_event_loop
 from wds_async.errors import AccessDenied, TransferError, UrlError
 from wds_async.storage.base import Answer, RefusedAnswer, Verdict
 from wds_async.storage.http.backend import HttpBackend, explain_status
 from wds_async.storage.options import Options
 from wds_async.storage.sink import publish_text
-from wds_async.transfer.bridge import new_event_loop
 
 
 @pytest.mark.parametrize(

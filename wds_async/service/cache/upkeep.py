@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from wds_async.background import BlockingThreads
 from wds_async.config import TransferConfig
 from wds_async.errors import WdsError
 from wds_async.service.cache.cache import CachedObject, ChunkCache
@@ -18,7 +19,6 @@ from wds_async.service.cache.open_entries import Verified
 from wds_async.service.cache.origin import ObjectOrigin, Urgency
 from wds_async.storage.base import Call
 from wds_async.transfer.ranges import RangeFetcher
-from wds_async.transfer.threads import BlockingThreads
 from wds_async.transfer.traffic import Traffic
 
 __all__ = ["Warmed", "listed", "pin", "pins", "remove", "verify", "warm", "warm_folder"]

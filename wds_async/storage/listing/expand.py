@@ -14,11 +14,11 @@ import asyncio
 import contextlib
 import os
 import stat
-import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable
+from collections.abc import AsyncIterator, Generator, Iterable
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from wds_async.background import BlockingThreads, LoopThread
 from wds_async.config import transfer_config
 from wds_async.storage.base import Entry
 from wds_async.storage.listing.folders import forget
@@ -127,16 +127,16 @@ class _Loop:
 
     def __init__(self, options: StorageOptions, *, fresh: bool) -> None:
         config = transfer_config()
+        self._thread = LoopThread("wds-async-listing", at_end=self._end)
+        self._blocking = BlockingThreads(self._thread.loop)
         self._backends = Backends(
-            self._call,
+            self._blocking.call,
             direct=config.direct,
             connect_timeout_s=config.connect_timeout_s,
             stall_timeout_s=config.stall_timeout_s,
         )
         self.folders = Folders(self._backends, options, config.retry, fresh=fresh)
-        self._loop = asyncio.new_event_loop()
-        # A daemon, because Ctrl-C must not wait for a file server that does not answer.
-        self._thread = threading.Thread(target=self._run, name="wds-async-listing", daemon=True)
+        self.run = self._thread.run
 
     def __enter__(self) -> _Loop:
         self._thread.start()
@@ -145,51 +145,11 @@ class _Loop:
     def __exit__(
         self, kind: type[BaseException] | None, exn: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.stop()
         self._thread.join(_STOP_WITHIN_S)
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run ``work`` on the loop; Ctrl-C ends the wait."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-    def _run(self) -> None:
-        try:
-            self._loop.run_forever()
-        finally:
-            self._loop.run_until_complete(self._end())
-            self._loop.close()
-
     async def _end(self) -> None:
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in left:
-            task.cancel()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_STOP_WITHIN_S * 0.75):
-                await asyncio.gather(*left, return_exceptions=True)
-                await self._loop.shutdown_asyncgens()
                 await self._backends.close()
-        await asyncio.sleep(0)  # transports that were closed report their end in the next round
-
-    async def _call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Run a blocking function on a daemon thread; a call that is cancelled goes on in its thread."""
-        future: asyncio.Future[Any] = self._loop.create_future()
-
-        def finish(result: Any, error: BaseException | None) -> None:
-            if future.done():
-                return
-            if error is None:
-                future.set_result(result)
-            else:
-                future.set_exception(error)
-
-        def work() -> None:
-            result, error = None, None
-            try:
-                result = function(*args, **kwargs)
-            except Exception as exn:
-                error = exn
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(finish, result, error)
-
-        threading.Thread(target=work, name="wds-async-listing-call", daemon=True).start()
-        return await future
+        self._blocking.stop()

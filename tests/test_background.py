@@ -1,15 +1,24 @@
-"""Calls that block, on threads that nobody has to wait for."""
+"""Blocking calls on daemon threads, loops on threads, and workers that end with their parent.
+
+What the latter looks like in a loader is in ``tests/isolated/test_processes.py``.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from wds_async.transfer.threads import BlockingThreads
+from wds_async import background
+from wds_async.background import BlockingThreads, LoopThread
 
 
 def _run(scenario: Callable[[BlockingThreads], Coroutine[Any, Any, None]], most: int = 4) -> None:
@@ -100,3 +109,62 @@ def test_a_result_after_the_loop_has_closed_is_dropped() -> None:
 
     asyncio.run(run())
     release.set()  # the fixture sees that the thread ends
+
+
+def test_a_loop_thread_cancels_its_tasks_and_ends() -> None:
+    ended: list[str] = []
+
+    async def at_end() -> None:
+        ended.append("end")
+
+    async def wait() -> None:
+        try:
+            await asyncio.sleep(50)
+        finally:
+            ended.append("cancelled")
+
+    async def start() -> int:
+        tasks.append(asyncio.get_running_loop().create_task(wait()))
+        await asyncio.sleep(0)
+        return 7
+
+    tasks: list[asyncio.Task[None]] = []
+    thread = LoopThread("wds-async-test", at_end)
+    thread.start()
+    assert thread.run(start()) == 7
+    thread.stop()
+    thread.join(10)
+    assert (thread.alive, ended) == (False, ["cancelled", "end"])
+    assert not thread.submit(print)
+
+
+def test_no_other_process_is_watched() -> None:
+    background.end_with_parent(pytest.fail)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("wds-async-orphan")]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_process_of_the_programs_own_is_not_ended() -> None:
+    child = multiprocessing.get_context("fork").Process(target=background.end_with_parent, args=(pytest.fail,))
+    child.start()
+    child.join(50)
+    assert child.exitcode == 0
+
+
+@pytest.mark.parametrize("descriptor", [True, False])
+def test_the_end_of_a_process_is_seen(descriptor: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a descriptor of it where the system has that, else by multiprocessing's own way."""
+    if not descriptor:
+        monkeypatch.delattr(os, "pidfd_open", raising=False)
+    elif not hasattr(os, "pidfd_open"):
+        pytest.skip("no pidfd")
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    parent: Any = SimpleNamespace(pid=process.pid, join=process.wait)
+    thread = threading.Thread(target=background._wait_for, args=(parent,), daemon=True)
+    thread.start()
+    thread.join(0.05)
+    assert thread.is_alive()
+    process.communicate(b"\n")
+    thread.join(50)
+    assert not thread.is_alive()
+    background._wait_for(parent)  # of one that has gone: at once
