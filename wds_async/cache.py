@@ -28,10 +28,9 @@ from wds_async.reading.stage import TarStage, tarfile_to_samples
 from wds_async.reading.url_files import gopen
 from wds_async.redact import redact
 from wds_async.shardcache.cache import DiskCache, shard_cache
-from wds_async.shardcache.claims import claim
 from wds_async.shardcache.eviction import files
 from wds_async.shardcache.formats import looks_like_shard
-from wds_async.shardcache.names import cache_name
+from wds_async.shardcache.names import cache_name, claim
 from wds_async.storage.registry import locate
 from wds_async.urls import scheme
 

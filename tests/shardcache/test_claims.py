@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from wds_async.shardcache.claims import claim
+from wds_async.shardcache.names import claim
 
 
 def test_the_first_has_it(tmp_path: Path) -> None:

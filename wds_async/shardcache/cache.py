@@ -41,7 +41,7 @@ class DiskCache:
 
     A shard is read from the first of these that is there: its own file (see `names`; or the one that ``url_to_name``
     names), ``bucket/path`` as a copying tool writes it, and its bare name, where ``expect`` was told of a list of
-    shards in which no other has it. The last two are somebody's copies: they must begin like a shard.
+    shards in which no other has it. The last two are copies of the user's: they must begin like a shard.
 
     ``limit_bytes``: the least recently used files go as soon as those that this cache wrote exceed it (with
     ``url_to_name``, all in the folder: names do not tell then). Copies are neither counted nor removed. None: no limit.
@@ -149,7 +149,7 @@ class DiskCache:
         return PATIENCE_S if time.monotonic() >= self._hasty_until else HASTE_S
 
     def lose_patience(self) -> None:
-        """That was too long: whoever does not write will not write the next shards either, for a while."""
+        """Wait less for other processes for a while: one that does not write will not write the next shards either."""
         self._hasty_until = time.monotonic() + _HASTY_FOR_S
 
     def too_large(self, size: int) -> bool:
@@ -181,7 +181,7 @@ class DiskCache:
         return self._url_to_name is not None or is_own(name)
 
     def _is_good(self, path: Path) -> bool:
-        """Whether somebody's copy begins like a shard; looked at once, and again when it changes."""
+        """Whether a copy begins like a shard; looked at once, and again when it changes."""
         try:
             status = path.stat()
             if not path.is_file():

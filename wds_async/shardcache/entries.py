@@ -32,7 +32,7 @@ Role = Literal["new", "found", "filling", "following", "store"]
 
 
 class Keeper(Protocol):
-    """What an entry asks of its cache. Every method may block, and may be called by any thread."""
+    """Protocol: the cache of an entry. Every method may block, and may be called by any thread."""
 
     folder: Path
     check: bool
@@ -54,7 +54,7 @@ class Keeper(Protocol):
         ...
 
     def lose_patience(self) -> None:
-        """That was too long: wait less for the next ones."""
+        """Wait less for the next bytes: the last wait was too long."""
         ...
 
     def tell(self, what: str, url: str) -> None:
@@ -190,7 +190,7 @@ class ShardEntry:
         return None
 
     def _find(self) -> CopiedFile | None:
-        """The shard's whole copy. One that goes while we look, because the cache is full, is none."""
+        """Return the shard's whole copy; None also for one that is evicted meanwhile."""
         self._path = self._cache.find(self._url, self._name)
         if self._path is not None:
             try:

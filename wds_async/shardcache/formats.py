@@ -1,4 +1,4 @@
-"""Does a file begin like a shard? Asked of files that somebody else put into the cache."""
+"""Recognition of shards by their first bytes, for files that others put into the cache."""
 
 from __future__ import annotations
 

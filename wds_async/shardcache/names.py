@@ -7,31 +7,48 @@ the URL cannot stand in a file name (a query, ``..``, a command), a hash of the 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 import sys
 import urllib.parse
 from collections.abc import Callable
+from pathlib import Path
 
 from wds_async.errors import ConfigError
 from wds_async.redact import redact
+from wds_async.shardcache.partial import PARTIAL
 from wds_async.urls import local_path, scheme
 
-__all__ = ["base_name", "cache_name", "copied_name", "elsewhere", "given_name", "is_own"]
+__all__ = ["base_name", "cache_name", "claim", "copied_name", "elsewhere", "given_name", "is_own"]
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+=,@~-]")
+
+
 _IN_COMMAND = re.compile(r"(?<![\w+.-])(?:https?|ftp|gs|gcs|s3|ais|az|abfss?|hf|hdfs)://[^\s'\"|;<>()]+")
+
+
 # What a signature adds to a URL, and only that: it changes from day to day, and the object does not.
 _SIGNATURE = re.compile(
     r"(?:x-amz-.*|x-goog-.*|awsaccesskeyid|googleaccessid|key-pair-id|policy|expires|signature|si|sig|se|sp|spr|sr|st|sv"
     r"|ske|skoid|sks|skt|sktid|skv)",
     re.IGNORECASE,
 )
+
+
 _COMPONENT_BYTES = 150
+
+
 _NAME_BYTES = 800
+
+
 _HASH_DIGITS = 16
+
+
 _RESERVED = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d)(?:\.|$)", re.IGNORECASE)
+
+
 _IGNORES_CASE = sys.platform in ("win32", "darwin")
 
 
@@ -151,3 +168,20 @@ def _with_hash(name: str, text: str) -> str:
 def _is_relative(name: str) -> bool:
     parts = re.split(r"[/\\]", name)
     return bool(name) and "\0" not in name and ":" not in parts[0][1:2] and all(p not in ("", ".", "..") for p in parts)
+
+
+def claim(folder: Path, name: str, owner: str) -> bool:
+    """Return whether ``name`` in the cache at ``folder`` belongs to ``owner``: the first that claims it has it, for as
+    long as the folder is there. True where nothing can be written: nothing will be kept under the name either.
+    """
+    key = hashlib.sha256(os.fsencode(name)).hexdigest()[:24]
+    path = folder / PARTIAL / f"{key}.claim"
+    text = owner.encode()
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "xb") as file:  # the first wins
+            file.write(text)
+    try:
+        return path.read_bytes() == text
+    except OSError:
+        return True

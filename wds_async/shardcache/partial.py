@@ -35,7 +35,7 @@ __all__ = ["PARTIAL", "Filling", "Following", "lock_file", "sweep"]
 PARTIAL = ".partial"
 """The folder, within the cache's own, of what is not whole."""
 
-CAN_FOLLOW = os.name == "posix"  # elsewhere a file that somebody reads cannot be renamed
+CAN_FOLLOW = os.name == "posix"  # elsewhere an open file cannot be renamed
 
 _OF_A_SHARD = re.compile(r"([0-9a-f]{24})(?:\.lock|-\w+\.part)")
 _FLAGS = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -211,7 +211,7 @@ def sweep(folder: Path) -> int:
 
 
 def _end(paths: _Paths, fd: int, lock: BaseFileLock, pid: int) -> None:
-    """What a writer leaves: nothing. In a forked child only the descriptor, since file and lock are the parent's."""
+    """Remove everything of a writer; in a forked child close the descriptor only, as file and lock are the parent's."""
     if os.getpid() != pid:
         _inherited.append(lock)  # older versions of filelock free the parent's when this one is forgotten
         return

@@ -25,10 +25,10 @@ _TOLD_OF_ALL = ("content-md5", "ais-checksum-", "x-amz-checksum-")
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the first answer told of an object."""
+    """Facts of an object, from its first answer."""
 
     size: int | None
-    """Bytes; None: nobody knows before its end (a pipe, a server without ranges and length)."""
+    """Bytes; None: unknown before its end (a pipe, a server without ranges and length)."""
     version: str
     """What pins it; "" where its origin gives nothing."""
     fields: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -42,7 +42,7 @@ class Facts:
 
 @dataclass(slots=True, eq=False)
 class OpenObject(Shard):
-    """One object as its first answer had it, and who reads it."""
+    """One object as its first answer had it, with the number of its readers."""
 
     users: int = 0
     in_order: bool = False
@@ -52,12 +52,12 @@ class OpenObject(Shard):
     facts: Facts | None = None
     """Once something of it has come."""
     origin: Any = None
-    """Belongs to whoever fetches: what is known of where it is."""
+    """Set by the fetcher: the origin that it is read from."""
     idle_since: float = 0.0
 
 
 def facts_of(obj: OpenObject) -> Facts:
-    """What is known of an object of which something has come."""
+    """Return the facts of an object of which some bytes have come."""
     state: ShardState = obj.state
     fields, size, version = state.fields, obj.size, obj.version
     if obj.streamed:
@@ -71,8 +71,8 @@ def facts_of(obj: OpenObject) -> Facts:
 
 
 class OpenObjects:
-    """The objects that are read now, or were a moment ago: at most a few hundred that nobody reads. ``locate`` is asked
-    for the place of each once."""
+    """Objects that are read now, or were a moment ago: at most a few hundred without readers. ``locate`` is called once
+    for each."""
 
     def __init__(self, locate: Callable[[str], Location]) -> None:
         self._locate = locate
@@ -115,7 +115,7 @@ class OpenObjects:
             self._rest(obj)
 
     def leave(self, obj: OpenObject, *, failed: bool = False) -> None:
-        """One reader less. After a failure nobody is given it any more."""
+        """Count one reader less. After a failure no later reader gets it."""
         obj.users -= 1
         if failed and self._current.get(obj.url) is obj:
             del self._current[obj.url]
@@ -127,12 +127,12 @@ class OpenObjects:
             self._retire(obj)
 
     def look(self, now: float) -> None:
-        """Forget what nobody has read for some seconds."""
+        """Forget objects without a reader for some seconds."""
         while self._idle and (obj := next(iter(self._idle))).idle_since < now - _KEPT_S:
             self._forget(obj)
 
     def close(self) -> None:
-        """Forget everything that nobody reads."""
+        """Forget all objects without readers."""
         while self._idle:
             self._forget(next(iter(self._idle)))
 

@@ -75,7 +75,7 @@ class Successor(Protocol):
 
 
 class RequestObserver(Protocol):
-    """Who is told of the attempts under way (see `hedge`)."""
+    """Protocol: observer of running requests (see `hedging`)."""
 
     def began(self, answer: PartAnswer, connection: Connection, now: float) -> None: ...
 

@@ -59,13 +59,13 @@ class Part:
 
 
 class _Plan:
-    """The parts of one origin that are on their way; each is wanted by who waits for it, and by nobody else."""
+    """Plan of one origin's parts in flight; each has its own waiter."""
 
     def __init__(self, config: TransferConfig) -> None:
         self.concurrency = Concurrency(config.connections, config.processes)
 
     def learn(self, shard: window.Shard, size: int) -> None:
-        """See `Plan`. What lies behind the end is dropped, and told to nobody: its own answer says so too."""
+        """See `Plan`. Parts behind the end are dropped without an error: their own answers say so too."""
         if shard.size is None and not shard.streamed:
             shard.size = size
         for part in shard.parts:
@@ -86,7 +86,7 @@ class _Plan:
 
 
 class _Origin:
-    """One origin, with all that is known of how fast it answers."""
+    """One origin, with its measured speed."""
 
     def __init__(self, traffic: OriginTraffic, equipment: Equipment, config: TransferConfig, all_of: Counters) -> None:
         self.traffic = traffic
@@ -95,7 +95,7 @@ class _Origin:
         self.fetcher = Fetcher(self.plan, equipment=equipment, config=config, counters=all_of, hurried=lambda: True)
 
     def room(self) -> int:
-        """How many parts may be on their way: what pays, and what it bears."""
+        """Number of parts that may be in flight."""
         return self.plan.concurrency.room
 
     async def fetch(self, part: window.Part, *, once: bool = False) -> bool:
@@ -144,7 +144,7 @@ class RangeFetcher:
 
     @property
     def held_bytes(self) -> int:
-        """Memory that parts have now, of ``memory_bytes``."""
+        """Memory that parts hold now, of ``memory_bytes``."""
         return self._memory.held_bytes
 
     @property
@@ -300,7 +300,7 @@ class RangeFetcher:
 
     @contextlib.asynccontextmanager
     async def _at_work(self) -> AsyncIterator[None]:
-        """Whoever is within is sent away by `close`."""
+        """Have `close` cancel what runs within."""
         task = asyncio.current_task()
         assert task is not None
         if self._closed:
@@ -316,7 +316,7 @@ class RangeFetcher:
             self._reading.discard(task)
 
     async def _filled(self, obj: OpenObject, start: int, stop: int) -> tuple[Slab, int]:
-        """The bytes in a slab of their own, and how many they are."""
+        """Return the bytes in a slab of their own, and their number."""
         if obj.facts is not None and obj.size is not None:
             stop = min(stop, obj.size)
         origin = self._origin(obj)
@@ -368,7 +368,7 @@ class RangeFetcher:
         return cast(_Origin, obj.origin)
 
     async def _look(self) -> None:
-        """Once a second: stalled connections, objects that nobody reads, memory that came back late."""
+        """Look, once a second, for stalled connections, objects without readers, and memory that came back late."""
         while True:
             await asyncio.sleep(min(_LOOK_EVERY_S, self._config.stall_timeout_s / 4))
             self._equipment.look()

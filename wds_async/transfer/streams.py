@@ -20,7 +20,7 @@ _SKIP_BYTES = 1 << 20
 
 
 class DirectStream:
-    """The whole of an object with a ``Content-Length``, zero-copy, paused whenever nobody reads."""
+    """The whole of an object with a ``Content-Length``, zero-copy, paused between reads."""
 
     restartable = True
 
@@ -86,7 +86,7 @@ class DirectStream:
 
 
 class _ArchiveEnd:
-    """Whether the bytes of a stream are a tar, and end as one: with two blocks of zeros."""
+    """Detector of a tar's end: two blocks of zeros."""
 
     def __init__(self) -> None:
         self._head = self._tail = b""
