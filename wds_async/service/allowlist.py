@@ -213,7 +213,7 @@ class Addresses:
         """Return why no connection may go to ``address``, one of ``host``'s; "" if it may."""
         kind = kind_of_address(address)
         if kind == "never":
-            return f"{address} is no address of a store (metadata servers are never asked)"
+            return f"{address} is no address of a store (metadata servers are never read)"
         if kind == "public" or self._private or is_literal(host) or host.lower().rstrip(".") not in self._named:
             return ""
         return f"{host} is at {address}, a private address; the service's setting `private` would allow it"
@@ -339,7 +339,7 @@ class Allowed:
         if not set(names) <= _ARCHIVES:
             raise _forbidden("of chains of file systems only zip, tar, gzip and libarchive over a store")
         kind = locate(last, final=True).kind
-        if not spec_of(kind).buckets:  # a client that is not ours connects, and nobody judges where to
+        if not spec_of(kind).buckets:  # a client that is not ours connects, without a check of the address
             raise _forbidden("an archive that is not in a cloud's store")
         if any(dotted(link) for link in inner):
             raise _forbidden("a path with . or .. in it")

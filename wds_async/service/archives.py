@@ -1,4 +1,4 @@
-"""Members of archives (``?archpath=``): where in a tar each lies, remembered for the archives that were asked last."""
+"""Members of archives (``?archpath=``): the place of each in its tar, cached for the archives that were used last."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def _walked(held: CachedObject, call: Call) -> dict[str, ByteRange]:
 
         async def following() -> bytes | tuple[int, int, int] | None:
             piece: Piece | None = await anext(pieces, None)
-            # Memory is good until the next piece is asked for, and the walk may hold two of them.
+            # Memory is valid until the next piece is requested, and the walk may hold two of them.
             if isinstance(piece, memoryview):
                 return bytes(piece)
             return None if piece is None else (piece.fd, piece.offset, piece.count)

@@ -331,7 +331,7 @@ def _digest(token: str) -> bytes:
 
 def token_of(fields: Mapping[str, str], query: Mapping[str, str]) -> str:
     """Return the token that a request brings: as a bearer's; as the password of ``https://user:TOKEN@host``, for
-    clients that know no other way; as the access key's id of an S3 client, whose signature nobody looks at. "" for
+    clients that know no other way; as the access key's id of an S3 client, whose signature is not checked. "" for
     none."""
     header = fields.get("authorization", "").strip()
     kind, _, rest = header.partition(" ")

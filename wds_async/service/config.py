@@ -41,7 +41,7 @@ class ServiceConfig:
     """One service. Sizes are bytes (in a file also ``"64M"``), times seconds."""
 
     host: str = "127.0.0.1"
-    """Where it listens. Anything but loopback needs ``allow``: an open proxy is nobody's friend."""
+    """Where it listens. Anything but loopback needs ``allow``, or it would be an open proxy."""
     port: int = DEFAULT_PORT
     """0: any that is free (printed)."""
     socket: str = ""
@@ -57,7 +57,7 @@ class ServiceConfig:
     """What the folder's file system keeps free, whatever uses it: bytes, or a share of it. Below that nothing is
     written to the cache, and what was not used for longest goes. 0: as much as ``cache_size`` allows."""
     freshness_s: float = 300.0
-    """How long an object's identity is taken for granted before its store is asked again. Shards that never change:
+    """How long an object's version is taken for granted before its store is asked again. Shards that never change:
     ``inf``. 0: with each new reader."""
     stale_while_revalidate_s: float = 3600.0
     """How long after ``freshness_s`` a whole copy is served at once, while its store is asked behind it (RFC 5861). An
@@ -79,7 +79,7 @@ class ServiceConfig:
     buckets: tuple[tuple[str, str], ...] = ()
     """``ais://`` buckets of its own: a name, and the URL that stands for it (``imagenet``, ``https://host/imagenet/``)."""
     tokens: str = ""
-    """File of bearer tokens, a line each: token, then optionally the tenant's name. "": none is asked for."""
+    """File of bearer tokens, a line each: token, then optionally the tenant's name. "": none is required."""
     certificate: str = ""
     """PEM file for TLS; with ``key``."""
     key: str = ""
@@ -90,9 +90,9 @@ class ServiceConfig:
     address_connections: int | None = None
     """Most connections from one address, or of one process on the Unix socket. None: half of ``clients``."""
     client_requests: int = 256
-    """Most requests of one client under way; more are answered with 429."""
+    """Most requests of one client in flight; more are answered with 429."""
     tenant_requests: int | None = None
-    """Most requests of all clients of one tenant under way; more are answered with 429. None: where there are tenants
+    """Most requests of all clients of one tenant in flight; more are answered with 429. None: where there are tenants
     (``tokens`` or ``client_ca``) half of ``clients``, else no limit."""
     client_bytes_per_s: float | None = None
     """Most bytes a second to one client."""
@@ -109,7 +109,7 @@ class ServiceConfig:
     memory_bytes: int = 256 * MIB
     """Most bytes on their way between origins, the disk and clients."""
     ahead_bytes: int = 1024 * MIB
-    """Most bytes that are fetched by plans before anybody has asked for them, per client."""
+    """Most bytes that are fetched by plans before a client requests them, per client."""
     plan_lifetime_s: float = 60.0
     """How long the plan of a client lives that is heard of no more."""
     send_timeout_s: float = 60.0
@@ -209,9 +209,7 @@ def _judge(setting: str, prefix: str) -> None:
             "come from the environment, or from the service's role"
         )
     if kind not in _SCHEMES and not known_protocol(kind):
-        raise ConfigError(
-            f"{shown}: nobody knows the scheme {kind!r}; write gs://bucket/, https://host/path/ or /folder/"
-        )
+        raise ConfigError(f"{shown}: unknown scheme {kind!r}; write gs://bucket/, https://host/path/ or /folder/")
 
 
 def load_config(path: str | os.PathLike[str] | None = None, **overrides: Any) -> ServiceConfig:

@@ -30,7 +30,7 @@ __all__ = ["BodyWriter", "CachedFileFault", "Delivery", "FileSlice", "SpillFile"
 
 logger = logging.getLogger("wds_async")
 _RUN_BYTES = 2 * MIB
-"""What is asked for at once for who is slow: a chunk of the cache, and nothing ahead of it."""
+"""Bytes that are requested at once for a slow client: a chunk of the cache, without read-ahead."""
 _TAKEN_SOON_S = 1.0
 _NOTHING = DiskPiece(-1, 0, 0)
 _FAULTS_AT_MOST = 8
@@ -94,7 +94,7 @@ class BodyWriter:
                 piece = await anext(self._pieces, None) if rest is None else None
             slow = rest is not None and not await self._emptied(delivery, rest)
             if self._stop is None or self._at >= self._stop or (rest is None and self._at < (until or 0)):
-                return  # at its end; or too early, which whoever asked sees by what was sent
+                return  # at its end; or too early, which the caller sees by `Delivery.sent`
             until = min(self._stop, self._at + _RUN_BYTES - self._at % _RUN_BYTES) if slow else self._stop
             await self._pieces.aclose()
             self._pieces = self._held.pieces(self._at, until)
@@ -134,7 +134,7 @@ class BodyWriter:
         """Send a piece, and return what the client did not take of it, as a temporary file."""
         if not isinstance(piece, memoryview):
             return None if await self._from_disk(delivery, piece) else _NOTHING
-        if self._stop is None or not self._held.facts.ranged:  # it cannot be asked for again from the middle
+        if self._stop is None or not self._held.facts.ranged:  # it cannot be requested again from the middle
             await delivery.send(piece)
             self._at += piece.nbytes
             return None

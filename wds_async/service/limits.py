@@ -1,4 +1,4 @@
-"""Fair queueing, rate limits and caps of the service."""
+"""Limits of the service: fair queues, concurrent fetches, rates, requests in flight, cost."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class FairScheduler:
         self._admit()
 
     def _admit(self) -> None:
-        for urgency in Urgency:  # the less urgent have fewer places, so nobody passes who waits for one
+        for urgency in Urgency:  # the less urgent have fewer places, so they overtake no other
             line = self._waiting[urgency]
             while line and self._running < self._most[urgency]:
                 slot = line.pop_if(self._may)

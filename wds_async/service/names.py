@@ -1,7 +1,7 @@
-"""From the path of a request, as it came over the wire, to the URL of what is asked for.
+"""From the path of a request, as it came over the wire, to the URL of the object.
 
 A name is cut into its parts first and percent-decoded after that, exactly once, so that every byte that a store allows
-in a key can be asked for: ``%2F`` and ``/``, ``%25``, ``+``, ``?``, ``#``, leading and double slashes, all of Unicode.
+in a key can be used: ``%2F`` and ``/``, ``%25``, ``+``, ``?``, ``#``, leading and double slashes, all of Unicode.
 Whether it may be read is decided by `allow`, after rewriting.
 """
 
@@ -41,7 +41,7 @@ _PROVIDERS = {
 }
 """What clients write for a provider, and AIStore's name of it."""
 PARAMETERS = ("archpath", "archregx", "archmode", "archmime", "etl_name", "etl_args", "etl_pipeline", "latest-ver")
-"""What AIStore can be told to make of an object; kept for whoever answers."""
+"""AIStore's parameters of an object."""
 SCHEMES = {provider: name for name, provider in PROVIDERS.items()}
 """How the URLs of a provider begin."""
 _SHORT = {"gs": "gcp", "az": "azure", "ais": "ais"}

@@ -44,9 +44,9 @@ class PrefetchPlan:
     """Seconds for one shard; a guess until it was ``measured``."""
     measured: bool = False
     heard: dict[str, None] = field(default_factory=dict)
-    """What was asked for lately."""
+    """URLs that were requested lately."""
     taken: dict[str, int] = field(default_factory=dict)
-    """What is fetched, or being fetched, for it and was not asked for yet: URL and index."""
+    """Shards that are fetched, or being fetched, for it and were not requested yet: URL and index."""
     usual_bytes: int = 0
     """What its shards were found to hold; 0 until one was opened, and only one is opened (``looking``) until then, so
     that a small budget goes to what is needed first."""
@@ -136,7 +136,7 @@ class PrefetchPlans:
         self._held: dict[str, PrefetchedShard] = {}
         self._names: dict[str, names.ObjectName | None] = {}
         self._running: dict[asyncio.Task[None], str] = {}
-        """Fetches under way, and the tenant that each is for."""
+        """Running fetches, and the tenant of each."""
         self._paused_until = 0.0
         self._tending: asyncio.Task[None] | None = None
         self._closed = False
@@ -365,7 +365,7 @@ class PrefetchPlans:
             self._begin(min(wants_more, key=self._precedence))
 
     def _precedence(self, plan: PrefetchPlan) -> tuple[int, float]:
-        """Order plans by how many fetches their tenant has under way, then by which shard is needed soonest."""
+        """Order plans by the running fetches of their tenant, then by which shard is needed soonest."""
         return list(self._running.values()).count(plan.client.tenant), plan.due()
 
     def _begin(self, plan: PrefetchPlan) -> None:

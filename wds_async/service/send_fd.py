@@ -1,6 +1,6 @@
 """Handing a cached file to a reader on the same host: its open descriptor, over the Unix socket (SCM_RIGHTS).
 
-Asked for by a HEAD with ``Wds-Hand: 1``: the object's head comes back with ``Wds-Handed: 1`` and the descriptor, or 204
+A HEAD with ``Wds-Hand: 1`` requests it: the object's head comes back with ``Wds-Handed: 1`` and the descriptor, or 204
 if not all of the object lies on disk (the reader then asks for ranges). ``Wds-Hand: bad`` reports a file that is short,
 unreadable or wrong. Only descriptors cross the socket, so it works from a container that shares nothing else; what is
 evicted meanwhile lives on until the last reader has closed it.

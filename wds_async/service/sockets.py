@@ -1,4 +1,4 @@
-"""What a service manager is told (systemd's ``sd_notify``): ready, stopping, still alive. Without one, nothing."""
+"""Listening sockets, limits of descriptors, and notifications of a service manager (systemd's ``sd_notify``)."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def listen_at_path(factory: Factory, path: str) -> asyncio.Server:
             raise CannotServe(f"cannot listen at {path}: another process does; stop it, or give another --socket")
         loop = asyncio.get_running_loop()
         server = await loop.create_unix_server(factory, path, backlog=_BACKLOG, start_serving=False)
-        os.chmod(path, 0o666)  # who may reach it is said by the folder: pods have users of their own
+        os.chmod(path, 0o666)  # its folder restricts access: pods have users of their own
         return server
     except (OSError, ValueError) as exn:
         raise CannotServe(f"cannot listen at {path}: {exn}; --socket names a path in a folder of its own") from exn

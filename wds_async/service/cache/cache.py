@@ -160,8 +160,8 @@ class _Lookup:
 class ChunkCache:
     """Objects in ``folder``, at most ``limit_bytes`` of them (None: no disk, everything is passed through).
 
-    ``call`` runs what blocks on a thread. ``freshness_s``: how long an object's identity is taken for granted before
-    its origin is asked again. ``quotas``: the share of the cache that a tenant may hold at most. ``writers``: chunks
+    ``call`` runs what blocks on a thread. ``freshness_s``: how long an object's version is taken for granted before
+    it is revalidated. ``quotas``: the share of the cache that a tenant may hold at most. ``writers``: chunks
     that are written to disk at once.
 
     When ``freshness_s`` has lapsed, a whole copy is served on as RFC 5861 has it: for ``stale_while_revalidate_s`` more
@@ -596,7 +596,7 @@ class ChunkCache:
         self._stats.unanswered += 1
         entry.ask_again_at = self._clock() + min(self._freshness_s, _ASK_AGAIN_S)
         if self._mark(url, away=True):
-            logger.warning("cache: %s: its origin cannot be asked, and copies are served: %s", redact(url), exn)
+            logger.warning("cache: %s: its origin does not answer, and copies are served: %s", redact(url), exn)
 
     def _mark(self, url: str, *, away: bool) -> bool:
         """Note whether the store of ``url`` answers; True where that is new."""
@@ -628,7 +628,7 @@ class ChunkCache:
                     facts = await fetching.origin.facts(url)
             return self._open_entries.put(self._open_entries.new(key, url, facts, client.tenant))
 
-    # -- what else is asked of it
+    # -- counters and figures
 
     def served(self, entry: ObjectEntry, count: int, client: Client) -> None:
         """Count bytes that were sent of a file (`CachedObject.served`)."""

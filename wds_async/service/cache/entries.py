@@ -70,7 +70,7 @@ class ChunkFetch:
         self.read_through = False
         """Whether a reader has taken it from memory to its end."""
         self.begun = False
-        """Whether the origin was asked: then it goes on for a while, whoever leaves."""
+        """Whether the request was sent: then it goes on for a while without readers."""
         self.arrived = False
         """Whether its bytes have come."""
         self.slot: Any = None
@@ -141,13 +141,13 @@ class ObjectEntry:
         self.chunks = Chunks(facts.size, chunk_bytes)
         self.file: DataFile | None = None
         self.before: Resident | None = None
-        """What the index says, until the policy was told."""
+        """Its row of the index, until the policy has it."""
         self.checked = 0.0
-        """When its identity was last asked for, by the cache's clock."""
+        """When its version was last confirmed, by the cache's clock."""
         self.ask_again_at = float("-inf")
-        """Until then its origin, which did not answer, is not asked again."""
+        """Until then its origin, which did not answer, is left alone."""
         self.revalidating = False
-        """Whether its origin is being asked while it is served."""
+        """Whether it is revalidated in the background."""
         self.references = 0
         self.readers: list[ObjectReader] = []
         self.flights: dict[int, ChunkFetch] = {}
@@ -269,7 +269,7 @@ class CacheStats:
     changed: int = 0
     """The same, but another version (or one that nothing pins) was there, or none any more."""
     unanswered: int = 0
-    """The same, but the origin did not answer in time, or was not asked because it is down."""
+    """The same, but the origin did not answer in time, or is known to be down."""
     entries: int = 0
     bytes: int = 0
     """On disk, those on probation too."""

@@ -120,7 +120,7 @@ async def _checked_stream(entry: ObjectEntry, fetching: ChunkFetcher) -> AsyncIt
 
 
 AHEAD_CHUNKS = 16
-"""Chunks that are asked for ahead of a reader: 32 MiB."""
+"""Chunks of read-ahead: 32 MiB."""
 _AHEAD_IN_MEMORY = 2
 """The same where they cannot be put on disk."""
 _PIECE_CHUNKS = 8
@@ -131,7 +131,7 @@ _EVER = 1 << 62
 class DiskPiece:
     """``count`` bytes at ``offset`` of the file that is open as ``fd``: to be sent by ``sendfile``, or read.
 
-    Good until the next piece is asked for, or the object is released.
+    Valid until the next piece is requested, or the object is released.
     """
 
     fd: int
@@ -140,7 +140,7 @@ class DiskPiece:
 
 
 Piece = DiskPiece | memoryview
-"""A memoryview is good until the next piece is asked for."""
+"""A memoryview is valid until the next piece is requested."""
 
 
 async def read(
@@ -355,7 +355,7 @@ class _PieceReader:
 
 
 _UNWANTED_S = 2.0
-"""How long a chunk that is under way, and that nobody wants any more, may take: it has cost a request already."""
+"""How long a running fetch without readers may take: it has cost a request already."""
 _LOOK_EVERY_S = 0.2
 _AHEAD_ENTRIES = 100_000
 _LARGE = 8
@@ -523,7 +523,7 @@ class ChunkFetcher:
                 entry.checked = float("-inf")
             if not flight.result.done():
                 flight.result.set_exception(exn)
-                flight.result.exception()  # nobody may be waiting for what was fetched ahead
+                flight.result.exception()  # a fetch ahead may have no waiter
         finally:
             if not flight.stored.done():
                 flight.stored.set_result(False)

@@ -197,7 +197,7 @@ ON CONFLICT (id) DO UPDATE SET size = excluded.size, facts = excluded.facts, che
 
 @dataclass(frozen=True, slots=True)
 class IndexRow:
-    """One object. ``facts``: JSON of what its origin said of it. ``checked``, ``used``: seconds since 1970; ``last``:
+    """One object. ``facts``: the origin's answer about it as JSON. ``checked``, ``used``: seconds since 1970; ``last``:
     the policy's time of the last use. ``held``: bytes of its chunks."""
 
     id: int

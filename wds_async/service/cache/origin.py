@@ -33,11 +33,11 @@ class Urgency(enum.IntEnum):
     """Priority of a fetch; lower values come first."""
 
     DEMAND = 0
-    """A reader, now."""
+    """A reader waits for it."""
     AHEAD = 1
-    """A reader, soon: the rest of an object that it is reading."""
+    """A reader will need it soon: the rest of its object."""
     PLAN = 2
-    """Nobody yet: a plan says that it will be read."""
+    """A plan: it will be read later."""
 
 
 class FetchedRange(Protocol):
@@ -50,7 +50,7 @@ class FetchedRange(Protocol):
 
     @property
     def facts(self) -> Facts:
-        """What its answer told of the object."""
+        """The object's facts from its answer."""
         ...
 
 

@@ -197,7 +197,7 @@ class Policy:
         self.resident_bytes = sum((by_tenant or {}).values())
         self.now = int(state.get("now", 0))
         self.unseen = entries
-        """Entries from before that were not told of yet."""
+        """Entries of the index that the policy does not know."""
         self._tenants: dict[str, int] = dict(by_tenant or {})
         self.quotas: Mapping[str, float] = quotas or {}
         """The share of the cache that a tenant may hold."""
