@@ -12,11 +12,9 @@ import PIL.Image
 import pytest
 import webdataset.filters as reference
 
-from wds_async import filters
 from wds_async.decoding import streamdecode
 from wds_async.decoding.streamdecode import xdecode
 from wds_async.errors import UnsafeContent
-from wds_async.handlers import ignore_and_continue, ignore_and_stop
 
 FRACTION = fractions.Fraction(1, 3)
 
@@ -91,12 +89,6 @@ def test_errors_keep_their_class_and_name_the_sample() -> None:
     assert caught.value.__notes__ == ["while xdecode read the field 'cls' of sample 'k' of u.tar"]
 
 
-def test_handlers() -> None:
-    samples = [{"cls": b"1"}, {"cls": b"?"}, {"other": b""}, {"cls": b"4"}]
-    assert list(xdecode(cls=number, handler=ignore_and_continue)(samples)) == [{"cls": 1}, {"cls": 4}]
-    assert list(xdecode(cls=number, handler=ignore_and_stop)(samples)) == [{"cls": 1}]
-
-
 def test_pickles_obey_the_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     from wds_async import utils
 
@@ -121,9 +113,3 @@ def test_the_defaults_are_a_list_that_programs_extend() -> None:
     assert [pattern for pattern, _ in streamdecode.default_decoders] == ["*.bin", "*.txt", "*.pyd"]
     more = [*streamdecode.default_decoders, ("*.n", number)]
     assert list(xdecode(defaults=more)([{"n": b"5", "txt": b"t"}])) == [{"n": 5, "txt": "t"}]
-
-
-def test_it_is_a_stage() -> None:
-    stage = pickle.loads(pickle.dumps(filters.xdecode(cls=number)))
-    assert list(stage([{"cls": b"1"}])) == [{"cls": 1}]
-    assert repr(stage).startswith("<_xdecode () {'cls':")

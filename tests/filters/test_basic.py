@@ -50,38 +50,6 @@ def test_map_tuple() -> None:
         list(filters._map_tuple([(1,)], "str"))
 
 
-def _odd_fails(x: Any) -> Any:
-    n = x["jpg"] if isinstance(x, dict) else x[0] if isinstance(x, tuple) else x
-    if n % 2:
-        raise ZeroDivisionError(n)
-    return x
-
-
-def _odd_misses(i: int) -> dict[str, Any]:
-    return {"jpg": i} if i % 2 == 0 else {"png": i}
-
-
-HANDLED = [
-    (filters.map, (_odd_fails,), {}, lambda i: i),
-    (filters.select, (lambda x: _odd_fails(x) is not None,), {}, lambda i: i),
-    (filters.map_dict, (), {"jpg": _odd_fails}, lambda i: {"jpg": i}),
-    (filters.map_tuple, (_odd_fails,), {}, lambda i: (i,)),
-    (filters.rename, (), {"image": "jpg"}, _odd_misses),
-    (filters.to_tuple, ("jpg",), {}, _odd_misses),
-]
-
-
-@pytest.mark.parametrize(("stage", "args", "kw", "make"), HANDLED, ids=lambda x: getattr(x, "__name__", None))
-def test_handlers(stage: Any, args: Any, kw: Any, make: Any) -> None:
-    def run(handler: Any) -> list[Any]:
-        return list(stage(*args, handler=handler, **kw)([make(i) for i in range(5)]))
-
-    assert len(run(ignore_and_continue)) == 3
-    assert len(run(ignore_and_stop)) == 1
-    with pytest.raises((ZeroDivisionError, ValueError)):
-        list(stage(*args, **kw)([make(i) for i in range(5)]))
-
-
 def test_slice() -> None:
     assert list(filters.slice(2)(range(5))) == [0, 1]
     assert list(filters.slice(1, None, 2)(range(5))) == [1, 3]

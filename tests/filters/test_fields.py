@@ -10,7 +10,6 @@ import pytest
 from wds_async import filters
 from wds_async.errors import ConfigError
 from wds_async.filters import fields
-from wds_async.handlers import ignore_and_continue, ignore_and_stop
 
 SAMPLE = {"__key__": "a/1", "__url__": "x.tar", "jpg": 1, "seg.png": 2, "cls": 3}
 
@@ -71,14 +70,6 @@ def test_a_missing_field_shows_what_is_there_and_a_likely_cause(name: str, sampl
 def test_secrets_in_urls_are_not_shown() -> None:
     with pytest.raises(ValueError, match=r"https://h/x\.tar\?sig=\*\*\*\)"):
         run(fields.to_tuple("npy"), {"__key__": "k", "__url__": "https://h/x.tar?sig=secret", "a": 1})
-
-
-def test_handlers_of_the_filters_with_patterns() -> None:
-    samples = [{"jpg": 1}, {"png": 2}, {"jpg": 3}]
-    for stage in (fields.extract_keys, fields.rename_keys):
-        args = ("*.jpg",) if stage is fields.extract_keys else (("x", "jpg"),)
-        assert len(list(stage(*args, handler=ignore_and_continue)(samples))) == 2
-        assert len(list(stage(*args, handler=ignore_and_stop)(samples))) == 1
 
 
 @pytest.mark.parametrize("spec", [("png;jpg", "cls"), ("png;jpg cls",), (["png", "jpg"], "cls")])
