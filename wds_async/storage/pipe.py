@@ -75,7 +75,7 @@ class FdStream:
         self._fd = -1
 
 
-class _Reading:
+class _CancellableRead:
     """One read on a thread that can be cancelled: then it no longer writes to the memory, and soon ends.
 
     A thread that is blocked in ``read`` could write at any later time, when the slab has another owner.
@@ -118,7 +118,7 @@ def _readable(fd: int) -> bool:
 
 
 async def _read_fd(call: Call, fd: int, into: memoryview) -> int:
-    reading = _Reading(fd, into)
+    reading = _CancellableRead(fd, into)
     try:
         return int(await call(reading.run))
     except asyncio.CancelledError:
