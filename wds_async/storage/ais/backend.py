@@ -2,7 +2,7 @@
 object, by HTTP alone, or (the service) over a Unix socket, where files that it has whole are read directly (`handed`).
 
 The redirect (301) is never remembered: targets come and go and signatures lapse, so each part and each attempt asks the
-proxy anew. The token goes to the proxy only. What a URL and a setting mean is in `aisurls`; ``storage_options`` are
+proxy anew. The token goes to the proxy only. URLs and settings are in `urls`; ``storage_options`` are
 ``endpoint``, ``token``, ``verify``, ``ca_file``, ``certificate`` and ``key``. Time limits are the engine's own, not
 ``AIS_CONNECT_TIMEOUT`` and ``AIS_READ_TIMEOUT``.
 """

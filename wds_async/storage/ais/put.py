@@ -24,7 +24,7 @@ _HEADERS = (*PLAIN_HEADERS[:1], ("Content-Type", "application/octet-stream"))
 
 class AisSink(HttpSink):
     """One object; it is gathered in a temporary file and sent at ``commit``, tried again like a read. ``options`` are
-    those of reading (`aisurls.OPTIONS`). UrlError for a URL that names no object. Proxies of the environment are not
+    those of reading (`urls.OPTIONS`). UrlError for a URL that names no object. Proxies of the environment are not
     used."""
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
