@@ -20,14 +20,19 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
 BENCHMARKS := importtime first_sample http tls small store busy memory link clouds faults verify service filters decode loader
 
-.PHONY: help test fuzz demo lint format bench clean
+.PHONY: help test test-fast fuzz demo lint format bench clean
 .DEFAULT_GOAL := help
 
 help: ## This list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-test: $(VENV)/.test-ready ## All tests
-	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+# Rooms whose tests need neither torch nor a cloud's client; `make test T=tests/tar` installs a few small packages.
+CORE_ROOMS := tests/tar% tests/test_urls% tests/test_rewrite% tests/test_redact% tests/test_errors% tests/test_handlers%
+test: $(VENV)/.$(if $(and $(T),$(filter $(CORE_ROOMS),$(T))),core,test)-ready ## All tests, or those of a room: make test T=tests/tar
+	$(BIN)/python -m pytest $(if $(T),-q $(T),$(PYTEST_FLAGS))
+
+test-fast: $(VENV)/.test-ready ## The tests that start neither a server nor a process
+	$(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not slow"
 
 fuzz: $(VENV)/.fuzz-ready ## Look for inputs that a reader answers wrongly (two minutes; FUZZ_SECONDS)
 	$(BIN)/python -m tests.fuzz $(FUZZ_FLAGS)
@@ -59,6 +64,10 @@ $(BIN)/python:
 # torch comes first and by its exact version, so that no later package can choose another.
 $(VENV)/.torch-ready: | $(BIN)/python
 	$(PIP) "$(TORCH)"
+	@touch $@
+
+$(VENV)/.core-ready: pyproject.toml | $(BIN)/python
+	$(PIP) -e ".[test-core]"
 	@touch $@
 
 $(VENV)/.%-ready: pyproject.toml $(VENV)/.torch-ready

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import inspect
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -18,9 +21,19 @@ import pytest
 
 from tests.servers import Nginx, NginxMissing, Origin, Tls, make_shards
 
-_LONG = ("tests/isolated/", "tests/test_examples.py", "tests/clouds/", "tests/deploy/", "tests/cli/", "tests/faults/")
+_LONG = (
+    "tests/isolated/",
+    "tests/contract/",
+    "tests/test_examples.py",
+    "tests/clouds/",
+    "tests/deploy/",
+    "tests/cli/",
+    "tests/faults/",
+)
 """Files whose few tests take long. They come first: two processes share the files, and neither should be left with one
 of these when the other has nothing more to do."""
+_SLOW_FIXTURES = {"nginx", "origin", "tls", "gcs", "s3", "azurite", "radosgw", "service", "server"}
+_SLOW_WORDS = re.compile(r"subprocess|num_workers|get_context|Process\(|os\.fork|@given|bundle")
 _THREADS_END_S = 10.0
 
 # An example may take long where others want the processor too.
@@ -33,8 +46,28 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_threa
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def is_slow(item: pytest.Item) -> bool:
+    """Return whether the test starts a server or a process, or tries many examples, so that it is not a fast one."""
+    if item.nodeid.startswith(_LONG) or item.get_closest_marker("slow"):
+        return True
+    if not _SLOW_FIXTURES.isdisjoint(getattr(item, "fixturenames", ())):
+        return True
+    return _source_is_slow(getattr(item, "function", None))
+
+
+@functools.cache
+def _source_is_slow(function: Callable[..., object] | None) -> bool:
+    try:
+        return function is not None and _SLOW_WORDS.search(inspect.getsource(function)) is not None
+    except (OSError, TypeError):
+        return False
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put `_LONG` first, in that order; all else stays in its order."""
+    """Mark slow tests, and put `_LONG` first, in that order; all else stays in its order."""
+    for item in items:
+        if is_slow(item):
+            item.add_marker("slow")
     for name in reversed(_LONG):
         items.sort(key=lambda item, name=name: not item.nodeid.startswith(name))
 
