@@ -1,7 +1,6 @@
-"""What to do with an exception that a stage met: ``handler(exception) -> bool``.
+"""Handlers of a stage's exceptions, ``handler(exception) -> bool``, with WebDataset's names.
 
-``True`` means go on with the next item (a shard, a sample), ``False`` means end this stage's stream here;
-a handler may also raise. The five handlers carry WebDataset's names.
+True goes on with the next item (a shard, a sample), False ends the stage's stream here; a handler may also raise.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ Handler = Callable[[Exception], bool]
 
 
 def check_handler(handler: Any) -> None:
-    """Raise ConfigError for what is no function: called at the first fault, it would hide that fault."""
+    """Raise ConfigError unless ``handler`` is callable: called at the first fault, it would hide that fault."""
     if not callable(handler):
         raise ConfigError(
             f"handler={handler!r}: it is a function from an exception to a bool, as in handler=wds.warn_and_continue"
@@ -36,9 +35,9 @@ def check_handler(handler: Any) -> None:
 
 
 class Recorder:
-    """A handler that tells ``note(exception, sample)`` of what the handler in it let pass, or ended the stream for.
+    """A handler that calls ``note(exception, sample)`` for each exception that the wrapped handler does not raise.
 
-    What that handler raises is not told. What ``note`` raises is raised, whatever the handler said.
+    An exception of ``note`` is raised, whatever the wrapped handler returned.
     """
 
     __slots__ = ("handler", "note")
@@ -54,7 +53,7 @@ class Recorder:
             del exn
 
     def about(self, exn: Exception, sample: Any) -> bool:
-        """The handler's answer about ``exn``, which came of ``sample`` (None: nobody knows)."""
+        """Return the handler's answer to ``exn``, which ``sample`` caused (None: unknown)."""
         try:
             answer = self.handler(exn)
             self.note(exn, sample)
@@ -64,8 +63,8 @@ class Recorder:
 
 
 def passed(handler: Handler, exn: Exception, sample: Any = None) -> bool:
-    """Ask ``handler`` about ``exn``, which came of ``sample``: stages call this, so that what passes can be noted with
-    its place."""
+    """Return the answer of ``handler`` to ``exn``, which ``sample`` caused. Stages call this, so that skipped samples
+    are recorded with their place."""
     try:
         return handler.about(exn, sample) if isinstance(handler, Recorder) else handler(exn)
     finally:
@@ -73,7 +72,7 @@ def passed(handler: Handler, exn: Exception, sample: Any = None) -> bool:
 
 
 def reraise_exception(exn: Exception) -> bool:
-    """Raise it again: the default everywhere, so that nothing is lost unless the user says so."""
+    """Raise ``exn`` again: the default everywhere, so that nothing is lost unless the user allows it."""
     try:
         raise exn
     finally:
@@ -81,7 +80,7 @@ def reraise_exception(exn: Exception) -> bool:
 
 
 def ignore_and_continue(exn: Exception) -> bool:
-    """Pass over the bad item silently and go on with the next one."""
+    """Skip the bad item silently and go on with the next one."""
     return True
 
 

@@ -24,7 +24,7 @@ from wds_async.handlers import Recorder, check_handler, reraise_exception
 from wds_async.tracebacks import Shortened, shortened, warn
 
 if TYPE_CHECKING:
-    from wds_async.observe.ledger import Ledger, Ledgers, Pass
+    from wds_async.observe.ledger import EpochLog, Ledger, Ledgers
 
 __all__ = [
     "DataPipeline",
@@ -507,7 +507,7 @@ class _Recorders:
 
     def __init__(self, pipeline: list[Any]) -> None:
         self._pipeline = pipeline
-        self._pass: Pass | None = None
+        self._pass: EpochLog | None = None
         self._in_one = 1  # samples in an item: more behind `batched`
 
     def noting(self, stage: Any) -> Any:

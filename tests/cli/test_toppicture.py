@@ -10,19 +10,19 @@ import pytest
 from rich.console import Console
 
 from tests.servers.stats import job, service
-from wds_async.cli.toppicture import Line, Reading, draw, sparkline
+from wds_async.cli.toppicture import StatsReading, StatsSource, draw, sparkline
 
 
-def followed(*documents: Any, address: str = "http://node:51080") -> Line:
+def followed(*documents: Any, address: str = "http://node:51080") -> StatsSource:
     """A source that gave these documents a second apart; text stands for an error."""
-    line = Line(address)
+    line = StatsSource(address)
     for second, document in enumerate(documents):
         failed = isinstance(document, str)
-        line.take(Reading(float(second), None if failed else document, document if failed else ""))
+        line.take(StatsReading(float(second), None if failed else document, document if failed else ""))
     return line
 
 
-def drawn(lines: list[Line], width: int) -> list[str]:
+def drawn(lines: list[StatsSource], width: int) -> list[str]:
     console = Console(record=True, width=width, file=io.StringIO(), highlight=False)
     console.print(draw(lines, width, at=1_700_000_000.0))
     return console.export_text().splitlines()
@@ -49,7 +49,7 @@ def test_of_a_job_its_decoders_take() -> None:
 def test_a_source_that_began_anew(again: dict[str, Any]) -> None:
     line = followed(service(1e9), service(3e9), again)
     assert (line.restarts, line.client[-1]) == (1, 0.0)
-    line.take(Reading(3.0, {**again, "counters": {**again["counters"], "client_bytes": 1e10}}))
+    line.take(StatsReading(3.0, {**again, "counters": {**again["counters"], "client_bytes": 1e10}}))
     assert line.restarts == 1
     assert line.client[-1] > 0
 
@@ -111,5 +111,5 @@ def test_what_a_source_says_is_not_obeyed() -> None:
 
 
 def test_a_source_that_says_little() -> None:
-    text = drawn([followed({"kind": "service", "counters": {}}), Line("http://not-asked:1")], 80)
+    text = drawn([followed({"kind": "service", "counters": {}}), StatsSource("http://not-asked:1")], 80)
     assert "not-asked" in "\n".join(text)

@@ -24,7 +24,7 @@ from tests.servers import make_shard, make_tar
 from wds_async.errors import ConfigError, ShardNotFound, TooMuchLost
 from wds_async.handlers import ignore_and_continue, ignore_and_stop
 from wds_async.observe import ledger as ledgers
-from wds_async.observe.ledger import BarrenShards, Entry, Ledger, Ledgers
+from wds_async.observe.ledger import BarrenShards, Ledger, Ledgers, Skipped
 from wds_async.transfer.stats import Board
 
 GOOD = make_shard({f"{i:03}": {"cls": b"%d" % i} for i in range(30)})
@@ -398,7 +398,7 @@ def test_a_long_list_of_failing_shards_is_no_endless_one(tmp_path: Path, urls: l
 def test_barren_shards_by_chance() -> None:
     """Nine of ten shards fail, drawn at random: that is no reason to stop, at any time."""
     rng, barren = random.Random(5), BarrenShards()
-    entry = Entry(stage="read", reason="ShardNotFound: gone")
+    entry = Skipped(stage="read", reason="ShardNotFound: gone")
     assert not any(
         barren.add(str(number), 0 if number else 5, entry if number else None)
         for number in rng.choices(range(10), k=100_000)

@@ -8,21 +8,21 @@ from pathlib import Path
 import pytest
 
 from wds_async.errors import DecodingError
-from wds_async.observe.ledger import SHOWN, Counts, Entry, appended, counts_of, read_back, reason_of
+from wds_async.observe.ledger import SHOWN, SkipCounts, Skipped, append_skipped, counts_of, read_skipped, reason_of
 
 
-def counted(*entries: Entry) -> Counts:
-    counts = Counts()
+def counted(*entries: Skipped) -> SkipCounts:
+    counts = SkipCounts()
     for entry in entries:
         counts.add(entry)
     return counts
 
 
-SAMPLE = Entry(stage="decode", reason="DecodingError: bad", shard="a.tar", offset=512, samples=1, key="k")
-REST = Entry(
+SAMPLE = Skipped(stage="decode", reason="DecodingError: bad", shard="a.tar", offset=512, samples=1, key="k")
+REST = Skipped(
     stage="tar", reason="CorruptShard: a.tar: bad", shard="a.tar", offset=1000, bytes=4000, samples=1, rest=True
 )
-GONE = Entry(stage="read", reason="ShardNotFound: b.tar", shard="b.tar", offset=0, rest=True)
+GONE = Skipped(stage="read", reason="ShardNotFound: b.tar", shard="b.tar", offset=0, rest=True)
 
 
 def test_sums_and_differences() -> None:
@@ -30,23 +30,23 @@ def test_sums_and_differences() -> None:
     assert (both.entries, both.samples, both.shards, both.bytes, both.unread) == (2, 2, 1, 4000, 1)
     assert both.plus(counted(GONE)).plus(both, -1) == counted(GONE)
     assert counts_of(json.loads(json.dumps(both.state()))) == both
-    assert counts_of({}) == Counts()
+    assert counts_of({}) == SkipCounts()
 
 
 def test_the_share_goes_by_samples_where_they_are_known() -> None:
     assert counted(*[SAMPLE] * 3).share(samples=300, size=1e9, shards=7) == pytest.approx(0.01)
-    cut = Entry(stage="tar", reason="TruncatedShard", samples=1)  # was never among those that came
+    cut = Skipped(stage="tar", reason="TruncatedShard", samples=1)  # was never among those that came
     assert counted(cut).share(samples=99, size=1e9, shards=7) == pytest.approx(0.01)
 
 
 def test_the_share_goes_by_bytes_else() -> None:
-    rest = Entry(stage="tar", reason="CorruptShard", offset=600, bytes=100, rest=True)
+    rest = Skipped(stage="tar", reason="CorruptShard", offset=600, bytes=100, rest=True)
     assert counted(rest).share(samples=10, size=900, shards=3) == pytest.approx(0.1)
 
 
 def test_a_rest_of_unknown_size_counts_as_a_mean_shard() -> None:
     assert counted(GONE).share(samples=10, size=900, shards=9) == pytest.approx(100 / 1000)
-    late = Entry(stage="tar", reason="TruncatedShard", offset=90, rest=True)
+    late = Skipped(stage="tar", reason="TruncatedShard", offset=90, rest=True)
     assert counted(late).share(samples=10, size=990, shards=9.9) == pytest.approx(10 / 1000)
     assert counted(GONE).share(samples=0, size=0, shards=0) == 1.0
 
@@ -70,15 +70,15 @@ def test_reasons_are_short_lines_without_secrets() -> None:
 def test_a_line_that_was_cut_short_is_none(tmp_path: Path) -> None:
     path = tmp_path / "x.lines"
     for entry in (SAMPLE, GONE):
-        appended(path, entry)
-    assert read_back(path) == [SAMPLE, GONE]
+        append_skipped(path, entry)
+    assert read_skipped(path) == [SAMPLE, GONE]
     path.write_bytes(path.read_bytes()[:-5])
-    assert read_back(path) == [SAMPLE]
+    assert read_skipped(path) == [SAMPLE]
 
 
 def test_a_line_behind_one_that_was_cut_by_a_full_disk(tmp_path: Path) -> None:
     path = tmp_path / "x.lines"
-    appended(path, GONE)
+    append_skipped(path, GONE)
     path.write_bytes(path.read_bytes()[:-30])
-    appended(path, SAMPLE)
-    assert read_back(path) == [SAMPLE]
+    append_skipped(path, SAMPLE)
+    assert read_skipped(path) == [SAMPLE]

@@ -9,14 +9,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from wds_async.errors import MissingExtra
-from wds_async.observe.metrics import MOST_ORIGINS, Labels, Page, add_origins, origin_rows, version
+from wds_async.observe.metrics import MOST_ORIGINS, Labels, MetricsPage, add_origins, origin_rows, version
 from wds_async.observe.prices import Meter, PriceTable
 from wds_async.transfer.traffic import OTHERS, Traffic
 
 METER = Meter(PriceTable.load(), "us-east-1")
 
 
-def samples(page: Page) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+def samples(page: MetricsPage) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     """Each value of the page, by name and labels."""
     families = text_string_to_metric_families(page.text().decode())
     return {
@@ -27,7 +27,7 @@ def samples(page: Page) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
 
 
 def test_a_page() -> None:
-    page = Page()
+    page = MetricsPage()
     page.counter("wds_a", "Counts.", 3)
     page.gauge("wds_b", 'Has "quotes"\nand lines.', [(('x"\n\\y',), 1.5), (("z",), float("inf"))], ("name",))
     page.histogram("wds_c", "Times.", (0.1, 1.0), [(("k",), (1, 2, 3), 9.5)], ("name",))
@@ -62,7 +62,7 @@ def test_origins_beyond_the_most_are_one() -> None:
         one = traffic.of(f"s3://b{i}")
         one.requests, one.bytes = 1000, 10**9
         one.seconds.add(0.02)
-    page = Page()
+    page = MetricsPage()
     add_origins(page, traffic, labels, METER)
     found = samples(page)
     requests = {labels: value for (name, labels), value in found.items() if name == "wds_origin_requests_total"}
@@ -96,7 +96,7 @@ def test_rows_of_origins() -> None:
 def test_without_the_package(monkeypatch: Any) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(MissingExtra, match=r'pip install "wds-async\[service\]"'):
-        Page()
+        MetricsPage()
 
 
 def test_version() -> None:

@@ -101,7 +101,7 @@ def test_a_terminal_gets_a_bar_that_is_gone_in_the_end() -> None:
 
 def test_the_meter_shows_rates_of_the_last_seconds() -> None:
     board, now = Board(), [0.0]
-    meter = progress._Meter(board, Label("train"), None, 1, clock=lambda: now[0])
+    meter = progress._EpochMeter(board, Label("train"), None, 1, clock=lambda: now[0])
     for _ in range(10):
         now[0] += 1.0
         board.counters().add("samples", 100)
@@ -114,7 +114,7 @@ def test_the_meter_shows_rates_of_the_last_seconds() -> None:
 
 def test_the_meter_shows_the_share_of_the_epoch_and_how_long_it_lasts() -> None:
     board, now = Board(), [0.0]
-    meter = progress._Meter(board, Label("val"), 4000, 7, clock=lambda: now[0])
+    meter = progress._EpochMeter(board, Label("val"), 4000, 7, clock=lambda: now[0])
     now[0] += 90.0
     board.counters().add("samples", 1000)
     assert meter.draw().plain.startswith("val epoch 7  ━━━━──────────── 25%  1,000 of 4,000 samples  4:30 left  11/s ")
@@ -133,7 +133,7 @@ def test_the_meter_shows_the_share_of_the_epoch_and_how_long_it_lasts() -> None:
 )
 def test_the_meter_says_in_words_what_sets_the_pace(waited_s: float, words: str) -> None:
     board, now = Board(), [0.0]
-    meter = progress._Meter(board, Label("val"), None, 1, clock=lambda: now[0])
+    meter = progress._EpochMeter(board, Label("val"), None, 1, clock=lambda: now[0])
     now[0] += 1.0
     for name, amount in (("samples", 10.0), ("bytes", 1e6), ("wait_s", waited_s)):
         board.counters().add(name, amount)

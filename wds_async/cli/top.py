@@ -17,7 +17,7 @@ import click
 from rich.console import Console
 from rich.live import Live
 
-from wds_async.cli.toppicture import Line, Reading, draw
+from wds_async.cli.toppicture import StatsReading, StatsSource, draw
 from wds_async.errors import WdsError
 from wds_async.observe import doctor
 from wds_async.redact import redact
@@ -58,31 +58,31 @@ def command(*, address: tuple[str, ...], interval: float, once: bool, as_json: b
     _live(address, interval, console)
 
 
-def look(addresses: tuple[str, ...], interval_s: float) -> list[Line]:
-    """All sources after two readings of each, ``interval_s`` apart."""
+def look(addresses: tuple[str, ...], interval_s: float) -> list[StatsSource]:
+    """Return all sources after two readings of each, ``interval_s`` apart."""
     with Followed(addresses, interval_s) as followed:
         while any(line.last is None or (line.alive and line.before is None) for line in followed.lines):
             followed.wait(interval_s)
     return followed.lines
 
 
-def rates(line: Line) -> dict[str, Any]:
-    """What is known of a source, for JSON: its document, or the error, and bytes a second."""
-    known: dict[str, Any] = {"address": line.address, "alive": line.alive}
+def rates(line: StatsSource) -> dict[str, Any]:
+    """Return the state of a source, for JSON: its document, or the error, and bytes a second."""
+    state: dict[str, Any] = {"address": line.address, "alive": line.alive}
     if line.last is not None and not line.alive:
-        return {**known, "error": line.last.error}
-    found = {"taken_bytes_per_s": round(line.rate(line.taken)), "origin_bytes_per_s": round(line.rate("origin_bytes"))}
-    return {**known, **found, "restarts": line.restarts, "stats": None if line.last is None else line.last.document}
+        return {**state, "error": line.last.error}
+    per_s = {"taken_bytes_per_s": round(line.rate(line.taken)), "origin_bytes_per_s": round(line.rate("origin_bytes"))}
+    return {**state, **per_s, "restarts": line.restarts, "stats": None if line.last is None else line.last.document}
 
 
 class Followed:
-    """Sources that are read again and again, each by a thread of its own, so that one that says nothing holds up no
-    other; what they read is taken in by the thread that waits. A context manager."""
+    """Sources that are polled, each by a thread of its own, so that one without an answer delays no other. The thread
+    that waits takes in the readings. A context manager."""
 
     def __init__(self, addresses: tuple[str, ...], interval_s: float, timeout_s: float = 3.0) -> None:
-        self.lines = [Line(redact(address)) for address in addresses]
+        self.lines = [StatsSource(redact(address)) for address in addresses]
         self._addresses = addresses
-        self._readings: queue.SimpleQueue[tuple[int, Reading]] = queue.SimpleQueue()
+        self._readings: queue.SimpleQueue[tuple[int, StatsReading]] = queue.SimpleQueue()
         self._interval_s, self._timeout_s = interval_s, timeout_s
         self._over = threading.Event()
 
@@ -96,7 +96,7 @@ class Followed:
         self._over.set()
 
     def wait(self, seconds: float) -> bool:
-        """Take in what comes within that time, and at least what is there; whether there was anything."""
+        """Take in the readings of that time, and at least those that are there. Return whether there were any."""
         deadline, some = time.monotonic() + seconds, False
         while True:
             left_s = deadline - time.monotonic()
@@ -111,9 +111,9 @@ class Followed:
         while not self._over.is_set():
             began = time.monotonic()
             try:
-                reading = Reading(began, doctor.fetch_stats(address, self._timeout_s))
+                reading = StatsReading(began, doctor.fetch_stats(address, self._timeout_s))
             except WdsError as exn:
-                reading = Reading(began, error=str(exn))
+                reading = StatsReading(began, error=str(exn))
             self._readings.put((number, reading))
             self._over.wait(max(0.0, began + self._interval_s - time.monotonic()))
 
@@ -138,7 +138,7 @@ def _width(console: Console) -> int:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Any]:
-    """``pressed(keys)`` says whether one of them was pressed; never, where keys are not to be had one by one."""
+    """Yield ``pressed(keys)``, which returns whether one of them was pressed; False where there is no terminal."""
     fd = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else -1
     try:
         import termios  # noqa: PLC0415 (POSIX only)

@@ -1,4 +1,4 @@
-"""What `wds-async top` shows: rates from the difference of two readings of each source, and a picture of them."""
+"""The picture of `wds-async top`: rates by the difference of two readings of each source."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.text import Text
 from wds_async.cli import terminal
 from wds_async.cli.shards import human
 
-__all__ = ["Line", "Reading", "draw", "sparkline"]
+__all__ = ["StatsReading", "StatsSource", "draw", "sparkline"]
 
 _LEVELS = "▁▂▃▄▅▆▇█"
 _KEPT = 120
@@ -25,7 +25,7 @@ _NARROW, _BROAD, _WIDE = 90, 112, 130
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class StatsReading:
     """One ``/v1/stats`` document, read at ``at_s`` of a monotonic clock; or the ``error`` there was instead."""
 
     at_s: float
@@ -34,21 +34,21 @@ class Reading:
 
 
 @dataclass
-class Line:
-    """What is known of one source: its last two readings and the rates before them."""
+class StatsSource:
+    """One source: its last two readings and the rates before them."""
 
     address: str
-    last: Reading | None = None
-    before: Reading | None = None
+    last: StatsReading | None = None
+    before: StatsReading | None = None
     restarts: int = 0
-    """How often its counters were seen to go down."""
+    """Number of times that its counters were reset."""
     client: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
     """Bytes a second to its clients (of a job: to its decoders), the oldest first."""
     origin: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
     """Bytes a second from origins."""
 
-    def take(self, reading: Reading) -> None:
-        """Take in what was read just now."""
+    def take(self, reading: StatsReading) -> None:
+        """Take in a new reading."""
         if reading.document is None:
             self.last, self.before = reading, None
             self.client.append(0.0)
@@ -63,7 +63,7 @@ class Line:
 
     @property
     def alive(self) -> bool:
-        """Whether the last reading was one."""
+        """Whether the last reading succeeded."""
         return self.last is not None and self.last.document is not None
 
     @property
@@ -73,24 +73,24 @@ class Line:
 
     @property
     def taken(self) -> str:
-        """The counter of what its users take."""
+        """Name of the counter of bytes that its users take."""
         return "bytes" if self.is_job else "client_bytes"
 
     def part(self, name: str) -> Any:
-        """A part of the last document; {} where there is none."""
+        """Return a part of the last document; {} where there is none."""
         document = None if self.last is None else self.last.document
         return {} if document is None else document.get(name, {})
 
     def rate(self, counter: str) -> float:
-        """Of the counter, a second, between the last two readings; 0.0 before there are two."""
+        """Return the counter's change a second between the last two readings; 0.0 before there are two."""
         return self._rate(lambda document: document.get("counters", {}).get(counter, 0))
 
     def origin_rate(self, origin: str) -> float:
-        """Bytes a second from one origin."""
+        """Return bytes a second from one origin."""
         return self._rate(lambda document: document.get("origins", {}).get(origin, {}).get("bytes", 0))
 
     def change(self, counter: str) -> float:
-        """Of the counter, between the last two readings."""
+        """Return the counter's change between the last two readings."""
         if self.before is None or self.last is None:
             return 0.0
         return self.rate(counter) * (self.last.at_s - self.before.at_s)
@@ -102,7 +102,7 @@ class Line:
         span_s = last.at_s - before.at_s
         return max(0.0, float(pick(last.document)) - float(pick(before.document))) / span_s if span_s > 0 else 0.0
 
-    def _began_anew(self, reading: Reading) -> bool:
+    def _began_anew(self, reading: StatsReading) -> bool:
         before: Any = None if self.last is None else self.last.document
         if before is None or reading.document is None:
             return False
@@ -115,14 +115,14 @@ class Line:
 
 
 def sparkline(values: Iterable[float], width: int, most: float = 0.0) -> str:
-    """The last ``width`` values as bars, the largest (or ``most``) a full one; what is not 0 is more than a line."""
+    """Return the last ``width`` values as bars; the largest (or ``most``) is full, and only 0 is an empty one."""
     shown = list(values)[-width:]
     top = max([most, *shown], default=0.0)
     return "".join(_LEVELS[max(1, min(7, int(8 * value / top)))] if value > 0 else _LEVELS[0] for value in shown)
 
 
-def draw(lines: list[Line], width: int, *, at: float | None = None, keys: bool = False) -> RenderableType:
-    """The picture of all sources for a terminal ``width`` columns wide; ``at`` is the time to show (now)."""
+def draw(lines: list[StatsSource], width: int, *, at: float | None = None, keys: bool = False) -> RenderableType:
+    """Return the picture of all sources for a terminal ``width`` columns wide; ``at`` is the time to show (now)."""
     parts: list[RenderableType] = [
         _head(lines, time.time() if at is None else at, keys and width >= _NARROW),
         _sources(lines, width),
@@ -134,7 +134,7 @@ def draw(lines: list[Line], width: int, *, at: float | None = None, keys: bool =
     return Group(*parts)
 
 
-def _head(lines: list[Line], at: float, keys: bool) -> Text:
+def _head(lines: list[StatsSource], at: float, keys: bool) -> Text:
     alive = sum(line.alive for line in lines)
     head = Text("wds-async top", style="bold", no_wrap=True, overflow="ellipsis")
     head.append(time.strftime("  %H:%M:%S", time.localtime(at)), style="dim")
@@ -145,7 +145,7 @@ def _head(lines: list[Line], at: float, keys: bool) -> Text:
     return head.append("  q leaves", style="dim") if keys else head
 
 
-def _sources(lines: list[Line], width: int) -> Table:
+def _sources(lines: list[StatsSource], width: int) -> Table:
     two = width >= _NARROW
     spark = max(8, min(40, (width - 94) // 2 if width >= _BROAD else width - 92))
     sparks = {"taken": two, "fetched": width >= _BROAD}
@@ -172,19 +172,19 @@ def _sources(lines: list[Line], width: int) -> Table:
     return table
 
 
-def _unreachable(line: Line, width: int) -> Text:
+def _unreachable(line: StatsSource, width: int) -> Text:
     error = "" if line.last is None else line.last.error
     return Text(_clean(error, max(20, width - 20)) + "; asked again", style="red", no_wrap=True, overflow="ellipsis")
 
 
-def _title(line: Line) -> str:
+def _title(line: StatsSource) -> str:
     """The host's name; with the port, since a service and some jobs may share a host."""
     port = re.search(r":(\d+)", line.address)
     name = str(line.part("name") or "")
     return _clean(f"{name}:{port[1]}" if name and port else name or line.address, 30)
 
 
-def _name(line: Line) -> Text:
+def _name(line: StatsSource) -> Text:
     if line.last is None:
         return Text(_clean(line.address, 40), style="dim")
     name = Text(_title(line), style="bold")
@@ -197,7 +197,7 @@ def _name(line: Line) -> Text:
     return name
 
 
-def _share(line: Line, name: str, without: str = "") -> Text:
+def _share(line: StatsSource, name: str, without: str = "") -> Text:
     """Return the share of a counter (less another) in what a service gave since the last reading, or ever where that is
     nothing."""
     now: dict[str, float] = line.part("counters")
@@ -207,14 +207,14 @@ def _share(line: Line, name: str, without: str = "") -> Text:
     return Text(f"{max(0, known.get(name, 0) - known.get(without, 0)) / total:.0%}" if total else "–")
 
 
-def _disk(line: Line) -> Text:
+def _disk(line: StatsSource) -> Text:
     """Return how full the cache of a service is."""
     gauges = line.part("gauges")
     limit = gauges.get("cache_limit_bytes")
     return Text(f"{gauges.get('cache_bytes', 0) / limit:.0%}" if limit else "–")
 
 
-def _window(line: Line, cells: int) -> Text:
+def _window(line: StatsSource, cells: int) -> Text:
     gauges, counters = line.part("gauges"), line.part("counters")
     limit = gauges.get("window_limit_bytes") or counters.get("budget_bytes") or 0
     if not limit:
@@ -224,7 +224,7 @@ def _window(line: Line, cells: int) -> Text:
     return bar.append("─" * (cells - round(cells * full)), style="dim").append(f" {full:.0%}", style="default")
 
 
-def _origins(lines: list[Line], width: int) -> Table | None:
+def _origins(lines: list[StatsSource], width: int) -> Table | None:
     rows = [(line, name, row) for line in lines for name, row in line.part("origins").items()]
     if not rows:
         return None
@@ -265,7 +265,7 @@ def _dollars(row: Mapping[str, Any]) -> Text:
     return Text(f"{low:,.2f}" if round(low, 2) == round(high, 2) else f"{low:,.2f}–{high:,.2f}")
 
 
-def _slowest(lines: list[Line], width: int) -> Table | None:
+def _slowest(lines: list[StatsSource], width: int) -> Table | None:
     rows = sorted((row for line in lines for row in line.part("slowest")), key=lambda row: -row.get("seconds", 0))
     if not rows:
         return None
@@ -277,7 +277,7 @@ def _slowest(lines: list[Line], width: int) -> Table | None:
     return table
 
 
-def _plans(lines: list[Line]) -> Table | None:
+def _plans(lines: list[StatsSource]) -> Table | None:
     rows = [row for line in lines for row in line.part("plans")]
     if not rows:
         return None
@@ -301,7 +301,7 @@ def _plans(lines: list[Line]) -> Table | None:
     return table
 
 
-def _errors(lines: list[Line], width: int) -> Table | None:
+def _errors(lines: list[StatsSource], width: int) -> Table | None:
     rows = sorted((row for line in lines for row in line.part("errors")), key=lambda row: -row.get("time", 0))
     if not rows:
         return None
@@ -314,7 +314,7 @@ def _errors(lines: list[Line], width: int) -> Table | None:
 
 
 def _table(first: str) -> Table:
-    """A table whose first column gives way where there is no room."""
+    """Return a table whose first column shrinks where there is no room."""
     table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(first, no_wrap=True, overflow="ellipsis")
     return table
@@ -325,12 +325,12 @@ def _column(table: Table, name: str, least: int, *, justify: Any = "right") -> N
 
 
 def _fit(table: Table, width: int) -> None:
-    """Leave the first column what the others do not need."""
+    """Give the first column the width that the others do not need."""
     table.columns[0].max_width = max(8, width - sum((column.min_width or 0) + 2 for column in table.columns[1:]) - 2)
 
 
 def _url(row: Mapping[str, Any], width: int) -> Text:
-    """The end of a URL says more than its beginning."""
+    """Return the end of a URL, which says more than its beginning."""
     url = terminal.line(str(row.get("url", "")))
     return Text(url if len(url) <= width else "…" + url[-(width - 1) :])
 

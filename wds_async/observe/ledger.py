@@ -1,8 +1,8 @@
-"""The ledger: what handlers let pass, what damage cost, and whether that is too much.
+"""Ledger: a record of everything that was skipped, and the limit on it.
 
-A reading stage keeps one (`Ledger`); ``dataset.ledger`` shows it. Each process notes for itself: the one that made the
-dataset in memory, every other (a DataLoader worker) in a file of lines in the folder of the stage's board, so that a
-worker that is killed leaves what it noted. An iteration notes through a `Pass`, which logs one line when it ends.
+Each reading stage has a `Ledger` (``dataset.ledger``). The process that made the dataset records in memory, every other
+(a DataLoader worker) in a file of lines in the folder of the stage's board, so a killed worker leaves its records. An
+iteration records through an `EpochLog`, which logs one line when it ends.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from wds_async.transfer.stats import Board, Counters, Stats
 __all__ = [
     "SHOWN",
     "BarrenShards",
-    "Counts",
-    "Entry",
+    "EpochLog",
     "Ledger",
     "Ledgers",
-    "Pass",
-    "appended",
+    "SkipCounts",
+    "Skipped",
+    "append_skipped",
     "counts_of",
     "ledger_of",
     "ledgers_of",
-    "read_back",
+    "read_skipped",
     "reason_of",
 ]
 
@@ -49,44 +49,38 @@ logger = logging.getLogger("wds_async")
 
 
 KEPT = 10_000
-
-
-"""Entries that a process keeps; what comes after them is only counted."""
-
-
+"""Entries that a process keeps; later ones are only counted."""
 JUDGED_SAMPLES, JUDGED_BYTES = 10_000, 1 << 30
-
-
-"""What a process reads before the share of what it lost is judged."""
-
-
+"""Amount that a process reads before its share of losses is judged."""
 WARNED_SHARE = 0.01
-
-
+SHOWN = 300
+"""Characters of a reason, or of a key."""
 _FIRST = 3
+_BEGINS = '{"stage": '  # each line; within a text it would stand with its quotes escaped
+_EXAMPLES = 5
+_NUMBERS = ("entries", "samples", "shards", "bytes", "unread", "unsized", "unsized_at", "held")
 
 
-class _Face:
-    """What can be asked of a ledger."""
+class _SkipReport:
+    """Questions to one or several ledgers."""
 
     @abstractmethod
-    def entries(self) -> list[Entry]:
-        """What was noted in this process and its DataLoader workers, by time: at most 10,000 entries of each."""
+    def entries(self) -> list[Skipped]:
+        """Return the entries of this process and its DataLoader workers, by time: at most 10,000 of each."""
 
     @abstractmethod
-    def counts(self) -> Counts:
-        """All that was noted, entries that are not kept included, and what a loaded state brought along."""
+    def counts(self) -> SkipCounts:
+        """Return the sums over all entries, those that are not kept and those of a loaded state included."""
 
     @abstractmethod
     def why_barren(self) -> str:
-        """Why shards that this process read gave no sample: which were empty, and what was passed over first; "" where
-        nothing of that kind was noted."""
+        """Return why shards of this process gave no sample: the empty ones, and the first entry; "" if none."""
 
     @abstractmethod
     def _statistics(self) -> Stats: ...
 
     def summary(self) -> str:
-        """A few lines: how much was passed over, why, and what came first."""
+        """Return a few lines: how much was skipped, why, and the first entry."""
         counts, stats = self.counts(), self._statistics()
         if not counts.entries:
             return "nothing was passed over"
@@ -100,25 +94,25 @@ class _Face:
     def __len__(self) -> int:
         return self.counts().entries
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[Skipped]:
         return iter(self.entries())
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.summary()}>"
 
 
-class _Book:
-    """The notes of one process. ``file`` is where others find them, without its suffix; None: in memory only."""
+class _ProcessLog:
+    """Records of one process. ``file`` holds them for others, without its suffix; None: in memory only."""
 
     def __init__(self, file: Path | None) -> None:
         self.file = file
-        self.first: list[Entry] = []
-        self.kept: list[Entry] = []
-        self.counts, self.beyond = Counts(), Counts()
+        self.first: list[Skipped] = []
+        self.kept: list[Skipped] = []
+        self.counts, self.beyond = SkipCounts(), SkipCounts()
         self.warned: set[str] = set()
         self.empty: dict[str, None] = {}
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: Skipped) -> None:
         self.counts.add(entry)
         if len(self.first) < _FIRST:
             self.first.append(entry)
@@ -129,26 +123,26 @@ class _Book:
         if self.file is not None:
             with contextlib.suppress(OSError):  # the folder went with the process that made it, or its disk is full
                 if self.counts.entries <= KEPT:
-                    appended(self.file.with_suffix(".lines"), entry)
+                    append_skipped(self.file.with_suffix(".lines"), entry)
                 else:
                     aside = self.file.with_suffix(".new")
                     aside.write_text(json.dumps(self.beyond.state()))
                     os.replace(aside, self.file.with_suffix(".beyond"))
 
     def once(self, what: str) -> bool:
-        """True the first time."""
+        """Return True the first time."""
         new = what not in self.warned
         self.warned.add(what)
         return new
 
 
-class Ledger(_Face):
-    """What a reading stage, and the stages behind it, passed over, in this process and its DataLoader workers.
+class Ledger(_SkipReport):
+    """Everything that a reading stage and the stages behind it skipped, in this process and its DataLoader workers.
 
     ``max_bad_fraction`` (default ``WDS_MAX_BAD_FRACTION``, else None): the share of what a process reads that may be
-    lost (see `Counts.share`), judged once it has read 10,000 samples or 1 GiB; beyond it `TooMuchLost` is raised.
-    Above 1 % there is a warning. ``WDS_LEDGER`` names a file that every entry is appended to, a JSON object a line;
-    ``{rank}`` in it is filled in. Raises ConfigError where it cannot be written, and for a fraction out of range.
+    lost (see `SkipCounts.share`), judged once it has read 10,000 samples or 1 GiB; beyond it `TooMuchLost` is raised.
+    Above 1 % a warning is logged. ``WDS_LEDGER`` names a file that every entry is appended to, a JSON object a line;
+    ``{rank}`` in it is replaced. Raise ConfigError where it cannot be written, and for a fraction out of range.
 
     A pickled ledger carries its counts, and goes on from them; one that is pickled for a DataLoader worker shares them.
     """
@@ -164,39 +158,39 @@ class Ledger(_Face):
             _check_writable(Path(_of_rank(self.path)))
         self.board = board
         self.epoch = world.SharedEpoch((known.epoch or 0) - 1)
-        self._before = Counts()
+        self._before = SkipCounts()
         self._begin_anew()
 
     def _begin_anew(self) -> None:
         self._pid, self._tag = os.getpid(), uuid.uuid4().hex[:12]
-        self._books: dict[int, _Book] = {}
-        self._latest: weakref.ref[Pass] | None = None
+        self._books: dict[int, _ProcessLog] = {}
+        self._latest: weakref.ref[EpochLog] | None = None
 
-    def begin(self, counters: Counters | None = None) -> Pass:
-        """A reader's next iteration, which counts in ``counters``. Stages behind it that began before share it."""
+    def begin(self, counters: Counters | None = None) -> EpochLog:
+        """Return the log of a reader's next iteration, which counts in ``counters``. Stages behind it share it."""
         latest = self._latest() if self._latest is not None else None
         if latest is None or latest.reading or not latest.own:
-            latest = Pass(self)
+            latest = EpochLog(self)
             self._latest = weakref.ref(latest)
         latest.reading = True
         latest.epoch = self.epoch.next()
         latest.counters = counters or latest.counters
         return latest
 
-    def current(self) -> Pass:
-        """The iteration that began last, while it lasts; else one whose reader is not there yet, or elsewhere."""
+    def current(self) -> EpochLog:
+        """Return the log of the current iteration; without one, a new log whose reader has yet to begin."""
         latest = self._latest() if self._latest is not None else None
         if latest is None or not latest.own:
-            latest = Pass(self)
+            latest = EpochLog(self)
             self._latest = weakref.ref(latest)
         return latest
 
-    def book(self) -> _Book:
-        """This process's notes."""
+    def book(self) -> _ProcessLog:
+        """Return the records of this process."""
         pid = os.getpid()
-        if pid not in self._books:  # a forked child must not count what its parent noted
+        if pid not in self._books:  # a forked child must not count what its parent recorded
             file = None if pid == self._pid else self.board.folder / f"{self._prefix}-{pid}-{uuid.uuid4().hex[:8]}"
-            self._books = {pid: _Book(file)}
+            self._books = {pid: _ProcessLog(file)}
         return self._books[pid]
 
     def why_barren(self) -> str:
@@ -207,12 +201,12 @@ class Ledger(_Face):
         passed = f"passed over by the handler: {book.first[0]}" if book.first else ""
         return "; ".join(filter(None, (empty, passed)))
 
-    def entries(self) -> list[Entry]:
-        found = [*self.book().kept, *(entry for path in self._files(".lines") for entry in read_back(path))]
+    def entries(self) -> list[Skipped]:
+        found = [*self.book().kept, *(entry for path in self._files(".lines") for entry in read_skipped(path))]
         return sorted(found, key=lambda entry: entry.time)
 
-    def counts(self) -> Counts:
-        total = self._before.plus(self.book().beyond if self.book().file is None else Counts())
+    def counts(self) -> SkipCounts:
+        total = self._before.plus(self.book().beyond if self.book().file is None else SkipCounts())
         for path in self._files(".beyond"):
             total = total.plus(counts_of(json.loads(path.read_text())))
         for entry in self.entries():
@@ -220,21 +214,21 @@ class Ledger(_Face):
         return total
 
     def state(self) -> dict[str, Any]:
-        """`counts` as plain data, for JSON."""
+        """Return `counts` as plain data, for JSON."""
         return self.counts().state()
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` gave, in place of what is here."""
+        """Replace the counts by those of `state`."""
         self._begin_anew()
         self._before = counts_of(state)
 
-    def write(self, entry: Entry) -> None:
-        """Append it to the file of ``WDS_LEDGER``, where there is one."""
+    def write(self, entry: Skipped) -> None:
+        """Append ``entry`` to the file of ``WDS_LEDGER``, if set."""
         if not self.path:
             return
         path = Path(_of_rank(self.path, entry.rank))
         try:
-            appended(path, entry)
+            append_skipped(path, entry)
         except OSError as exn:
             if self.book().once("file"):
                 logger.warning("WDS_LEDGER=%s cannot be written any more, entries are missing there: %s", path, exn)
@@ -262,9 +256,9 @@ class Ledger(_Face):
         self._pid, self._tag = state.get("as", (self._pid, self._tag))
 
 
-class Pass:
-    """One iteration over a dataset in one process, by which its stages note. When the last of them lets go of it, it
-    logs what was passed over meanwhile."""
+class EpochLog:
+    """Log of one iteration over a dataset in one process. When the last stage releases it, it writes a summary of what
+    was skipped."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
@@ -273,15 +267,15 @@ class Pass:
         self.epoch: int | None = None
         self._pid = os.getpid()
         self._book = ledger.book()
-        self._then = self._book.counts.plus(Counts())
+        self._then = self._book.counts.plus(SkipCounts())
         self._read = self._has_read()
-        self._first: Entry | None = None
-        self._failure: Entry | None = None  # of the shard that is being read
+        self._first: Skipped | None = None
+        self._failure: Skipped | None = None  # of the shard that is being read
         self._barren = BarrenShards()
 
     @property
     def own(self) -> bool:
-        """Whether it is of this process, and not inherited by ``fork``."""
+        """Whether it belongs to this process, and is not inherited by ``fork``."""
         return self._pid == os.getpid()
 
     def note(
@@ -296,12 +290,12 @@ class Pass:
         key: Any = None,
         rest: bool = False,
     ) -> None:
-        """Note what ``exn`` cost (see `Entry`; ``size`` in bytes). Raises TooMuchLost where that makes it too much."""
+        """Record what ``exn`` cost (see `Skipped`; ``size`` in bytes). Raise TooMuchLost beyond the limit."""
         here = world.place()
         shard = shard or getattr(exn, "shard", None) or getattr(exn, "url", None)
         key = getattr(exn, "key", None) if key is None else key
         named = getattr(exn, "field", None)
-        entry = Entry(
+        entry = Skipped(
             stage=stage,
             reason=reason_of(exn),
             shard=None if shard is None else redact(str(shard)),
@@ -326,14 +320,14 @@ class Pass:
         self.judge()
 
     def note_sample(self, stage: str, samples: int, exn: Exception, sample: Any) -> None:
-        """Note a sample that a stage behind the reader could not take; ``samples`` are in it, where it is a batch."""
-        said = sample if isinstance(sample, dict) else {}
-        shard = getattr(sample, "shard", None) or said.get("__url__")
+        """Record a sample (or a batch of ``samples``) that a stage behind the reader skipped."""
+        named = sample if isinstance(sample, dict) else {}
+        shard = getattr(sample, "shard", None) or named.get("__url__")
         offset = getattr(sample, "offset", None)
-        self.note(exn, stage, shard=shard, offset=offset, samples=samples, key=said.get("__key__"))
+        self.note(exn, stage, shard=shard, offset=offset, samples=samples, key=named.get("__key__"))
 
     def judge(self) -> None:
-        """TooMuchLost where ``max_bad_fraction`` is passed, a warning at 1 %; nothing before enough was read."""
+        """Raise TooMuchLost beyond ``max_bad_fraction`` and warn at 1 %, once enough was read."""
         lost = self._book.counts
         if not lost.entries:
             return
@@ -371,7 +365,7 @@ class Pass:
             )
 
     def once(self, what: str) -> bool:
-        """True the first time in this process."""
+        """Return True the first time in this process."""
         return self._book.once(what)
 
     def _has_read(self) -> tuple[float, float, float]:
@@ -398,14 +392,14 @@ def _of_rank(path: str, rank: int | None = None) -> str:
 
 
 def _check_writable(path: Path) -> None:
-    """ConfigError now, and not at the first fault. Nothing is made: the rank may be another one later."""
+    """Raise ConfigError now, and not at the first fault. Create nothing: the rank may change later."""
     folder = path.parent
     if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK) or not folder.is_dir():
         raise ConfigError(f"WDS_LEDGER={path}: no file that can be written; its folder must be there")
 
 
-class Ledgers(_Face):
-    """The ledgers of several readers as one, for who asks."""
+class Ledgers(_SkipReport):
+    """Ledgers of several readers as one."""
 
     def __init__(self, ledgers: Iterable[Ledger]) -> None:
         self.ledgers = list(ledgers)
@@ -413,11 +407,11 @@ class Ledgers(_Face):
     def why_barren(self) -> str:
         return "; ".join(filter(None, (ledger.why_barren() for ledger in self.ledgers)))
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[Skipped]:
         return sorted((entry for ledger in self.ledgers for entry in ledger.entries()), key=lambda entry: entry.time)
 
-    def counts(self) -> Counts:
-        total = Counts()
+    def counts(self) -> SkipCounts:
+        total = SkipCounts()
         for ledger in self.ledgers:
             total = total.plus(ledger.counts())
         return total
@@ -427,8 +421,8 @@ class Ledgers(_Face):
 
 
 def ledgers_of(stages: Iterable[Any], depth: int = 8) -> list[Ledger]:
-    """Those of the readers in a pipeline, in the pipelines that it mixes, and in the dataset of a DataLoader; each
-    once. ``depth``: how far to look into what holds a dataset."""
+    """Return the ledgers of the readers in a pipeline, in the pipelines that it mixes, and in the dataset of a
+    DataLoader, each once. ``depth`` limits the search."""
     found: list[Ledger] = []
     for stage in stages:
         own = getattr(stage, "ledger", None)
@@ -442,23 +436,14 @@ def ledgers_of(stages: Iterable[Any], depth: int = 8) -> list[Ledger]:
 
 
 def ledger_of(stages: Iterable[Any]) -> Ledger | Ledgers:
-    """The one ledger of all readers among ``stages``; an empty one where nothing reads shards."""
+    """Return one ledger of all readers among ``stages``; an empty one where nothing reads shards."""
     found = ledgers_of(stages)
     return found[0] if len(found) == 1 else Ledgers(found)
 
 
-SHOWN = 300
-
-
-"""Characters of a reason, or of a key."""
-
-
-_BEGINS = '{"stage": '  # each line; within a text it would stand with its quotes escaped
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One thing that was passed over. None: nobody knows."""
+class Skipped:
+    """Something that was skipped. None is unknown."""
 
     stage: str
     """``read`` (the transfer), ``checksum``, ``tar``, ``records``, or the name of the stage: ``decode``, ``map``, …"""
@@ -469,13 +454,13 @@ class Entry:
     offset: int | None = None
     """In bytes, in the uncompressed tar."""
     bytes: int | None = None
-    """Bytes that were passed over."""
+    """Bytes that were skipped."""
     samples: int | None = None
-    """Samples that were passed over, or lost a member. Those in ``bytes`` are not counted."""
+    """Samples that were skipped, or lost a member. Those in ``bytes`` are not counted."""
     key: str | None = None
     field: str | None = None
     rest: bool = False
-    """Whether the rest of the shard was passed over."""
+    """Whether the rest of the shard was skipped."""
     epoch: int | None = None
     rank: int = 0
     worker: int = 0
@@ -497,7 +482,7 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Counts:
+class SkipCounts:
     """Sums over entries. ``unread`` of the samples never left the reader; ``unsized`` shards have a rest of unknown
     size, behind ``unsized_at`` bytes in all."""
 
@@ -511,7 +496,7 @@ class Counts:
     held: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: Skipped) -> None:
         """Count one more."""
         self.entries += 1
         self.samples += entry.samples or 0
@@ -519,27 +504,27 @@ class Counts:
         self.bytes += entry.bytes or 0
         if entry.stage in ("read", "tar", "records"):
             self.unread += entry.samples or 0
-        if entry.stage == "checksum" and not entry.samples:  # read, and handed on to nobody
+        if entry.stage == "checksum" and not entry.samples:  # read, and never handed on
             self.held += entry.bytes or 0
         if entry.rest and entry.bytes is None:
             self.unsized += 1
             self.unsized_at += entry.offset or 0
         self.reasons[entry.kind] += 1
 
-    def plus(self, other: Counts, sign: int = 1) -> Counts:
-        """The sum, or with -1 what came since ``other``."""
+    def plus(self, other: SkipCounts, sign: int = 1) -> SkipCounts:
+        """Return the sum, or with -1 the difference."""
         numbers = {name: getattr(self, name) + sign * getattr(other, name) for name in _NUMBERS}
         reasons = {kind: self.reasons[kind] + sign * other.reasons[kind] for kind in self.reasons | other.reasons}
-        return Counts(**numbers, reasons=+Counter(reasons))
+        return SkipCounts(**numbers, reasons=+Counter(reasons))
 
     def state(self) -> dict[str, Any]:
-        """The sums as plain data, for JSON and `counts_of`."""
+        """Return the sums as plain data, for JSON and `counts_of`."""
         return {**{name: getattr(self, name) for name in _NUMBERS}, "reasons": dict(self.reasons)}
 
     def share(self, samples: float, size: float, shards: float) -> float:
-        """The part that was lost of a reading that gave ``samples``, ``size`` bytes and ``shards`` that ended well:
-        by samples where they are known, else by bytes. A rest of unknown size counts as if its shard had the mean size
-        of those that ended well."""
+        """Return the share that was lost of a reading that gave ``samples``, ``size`` bytes and ``shards`` that ended
+        well: by samples where they are known, else by bytes. A rest of unknown size counts as if its shard had the mean
+        size of those that ended well."""
         size = max(0.0, size - self.held)
         if self.unsized and not size:
             return 1.0
@@ -557,7 +542,7 @@ class Counts:
 
 
 class BarrenShards:
-    """The shards that gave no sample, since the last one that did: whether an endless list of shards has only such."""
+    """Shards without a sample since the last one with samples, to end an endless list that has only such."""
 
     AT_MOST = 1000
     """Shards that may fail in a row, whichever they are, and shards that are remembered."""
@@ -571,10 +556,10 @@ class BarrenShards:
     def _reset(self) -> None:
         self._barren: set[str] = set()
         self._count = self._repeats = 0
-        self._examples: dict[str, dict[str, Entry]] = {}
+        self._examples: dict[str, dict[str, Skipped]] = {}
         self._kinds: Counter[str] = Counter()
 
-    def add(self, shard: str, samples: int, failure: Entry | None) -> bool:
+    def add(self, shard: str, samples: int, failure: Skipped | None) -> bool:
         """Count a shard that gave ``samples``, and ``failure`` if it could not be read to its end. Return True once
         going on is hopeless: 1,000 failed in a row, or all shards have come again, still without a sample."""
         if len(self._known) < self.AT_MOST:
@@ -602,18 +587,12 @@ class BarrenShards:
         return untried == 0 or untried * self._count >= 40 * known
 
     def __str__(self) -> str:
-        """How many, and why: for each kind of failure their number and at most five shards, a line each."""
+        """Return number and reasons: for each kind of failure the number and at most five shards, a line each."""
         lines = [f"{self._count:,} shards in a row ({len(self._barren):,} different ones) gave no sample"]
         for kind, count in self._kinds.most_common():
             examples = self._examples[kind].values()
             lines.append(f"{count:,} × {kind}" + "".join(f"\n    {entry}" for entry in examples))
         return "\n  ".join(lines)
-
-
-_EXAMPLES = 5
-
-
-_NUMBERS = ("entries", "samples", "shards", "bytes", "unread", "unsized", "unsized_at", "held")
 
 
 def _size(count: int) -> str:
@@ -624,15 +603,15 @@ def _worded(samples: int, shards: int) -> list[tuple[int, str]]:
     return [(samples, "sample"), (shards, "shard")]
 
 
-def counts_of(state: Mapping[str, Any]) -> Counts:
-    """The counts of which this is the `Counts.state`; an empty one is nothing."""
-    return Counts(**{**state, "reasons": Counter(state.get("reasons", {}))})
+def counts_of(state: Mapping[str, Any]) -> SkipCounts:
+    """Return the counts of a `SkipCounts.state`; an empty one is zero."""
+    return SkipCounts(**{**state, "reasons": Counter(state.get("reasons", {}))})
 
 
-def appended(path: Path, entry: Entry) -> None:
-    """Append ``entry`` to a file as one JSON line, by one write: many processes may share the file. Raises OSError."""
-    said = {name: value for name, value in asdict(entry).items() if value is not None}
-    line = json.dumps(said).encode() + b"\n"
+def append_skipped(path: Path, entry: Skipped) -> None:
+    """Append ``entry`` to a file as one JSON line, by one write: many processes may share the file. Raise OSError."""
+    values = {name: value for name, value in asdict(entry).items() if value is not None}
+    line = json.dumps(values).encode() + b"\n"
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         if os.write(handle, line) < len(line):
@@ -641,15 +620,15 @@ def appended(path: Path, entry: Entry) -> None:
         os.close(handle)
 
 
-def read_back(path: Path) -> list[Entry]:
-    """The entries in a file of `appended`; none of a line that was cut short, with the process that wrote it or where
-    the disk was full: what came next stands behind it, on the same line."""
+def read_skipped(path: Path) -> list[Skipped]:
+    """Return the entries in a file of `append_skipped`, without lines that were cut short: by the end of their process,
+    or by a full disk, where the next entry stands behind the piece on the same line."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [Entry(**json.loads(line[max(0, line.rfind(_BEGINS)) :])) for line in lines if line.endswith("\n")]
+    return [Skipped(**json.loads(line[max(0, line.rfind(_BEGINS)) :])) for line in lines if line.endswith("\n")]
 
 
 def reason_of(exn: BaseException) -> str:
-    """The class and message of an exception, on one line of at most 300 characters, without secrets."""
-    said = str(exn).strip().splitlines()
-    text = f"{type(exn).__name__}: {redact(said[0])}" if said else type(exn).__name__
+    """Return class and message of an exception, on one line of at most 300 characters, without secrets."""
+    lines = str(exn).strip().splitlines()
+    text = f"{type(exn).__name__}: {redact(lines[0])}" if lines else type(exn).__name__
     return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"

@@ -1,7 +1,6 @@
-"""What ``/metrics`` and ``/v1/stats`` are made of: a page of figures as Prometheus reads it, and what a service and a
-training job say alike, the figures of origins and what they cost.
+"""Metrics pages for Prometheus, and the figures by origin that services and jobs share.
 
-prometheus_client (extra ``service``) writes the page. It is loaded when the first one is asked for.
+prometheus_client (extra ``service``) writes the page. It is loaded with the first page.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from wds_async.observe.prices import Range, total
 from wds_async.redact import redact
 from wds_async.transfer.traffic import BOUNDS_S, OTHERS, Traffic
 
-__all__ = ["CONTENT_TYPE", "Labels", "Page", "Priced", "add_origins", "origin_rows", "prometheus", "version"]
+__all__ = ["CONTENT_TYPE", "Labels", "MetricsPage", "Priced", "add_origins", "origin_rows", "prometheus", "version"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Of a page's text."""
@@ -26,21 +25,21 @@ Rows = Iterable[tuple[Sequence[str], float]]
 
 
 class Priced(Protocol):
-    """Who knows what traffic costs (`prices.Meter`, `cost_limit.ServiceCostLimit`)."""
+    """Protocol: prices traffic (`prices.Meter`, `cost_limit.ServiceCostLimit`)."""
 
     def by_origin(self, traffic: Traffic) -> dict[str, Range]: ...
 
 
 class Labels:
-    """Which names are told apart: the first ``limit`` that came; the others are `OTHERS`, so that a page stays small
-    whatever clients ask for."""
+    """Labels of names: the first ``limit`` have their own, the others are `OTHERS`, so that a page stays small whatever
+    clients request."""
 
     def __init__(self, limit: int = MOST_ORIGINS) -> None:
         self._limit = limit
         self._known: dict[str, str] = {}
 
     def __call__(self, name: str) -> str:
-        """The label of ``name``: itself, without secrets, or `OTHERS`."""
+        """Return the label of ``name``: itself, without secrets, or `OTHERS`."""
         label = self._known.get(name)
         if label is None:
             if len(self._known) >= self._limit:
@@ -49,14 +48,14 @@ class Labels:
         return label
 
     def grouped(self, traffic: Traffic) -> Traffic:
-        """The same traffic by label."""
+        """Return the same traffic by label."""
         grouped = Traffic()
         for name, counted in list(traffic.origins.items()):
             grouped.of(self(name)).merge(counted)
         return grouped
 
 
-class Page:
+class MetricsPage:
     """Metric families in order, and their text."""
 
     def __init__(self) -> None:
@@ -64,11 +63,11 @@ class Page:
         self._core = prometheus().core
 
     def counter(self, name: str, meaning: str, rows: Rows | float, labels: Sequence[str] = ()) -> None:
-        """One that only grows; ``name`` without ``_total``. ``rows`` are values with those of their labels."""
+        """Add a counter; ``name`` without ``_total``. ``rows`` are values with those of their labels."""
         self._add(self._core.CounterMetricFamily, name, meaning, rows, labels)
 
     def gauge(self, name: str, meaning: str, rows: Rows | float, labels: Sequence[str] = ()) -> None:
-        """One that goes up and down."""
+        """Add a gauge."""
         self._add(self._core.GaugeMetricFamily, name, meaning, rows, labels)
 
     def histogram(
@@ -79,14 +78,14 @@ class Page:
         rows: Iterable[tuple[Sequence[str], Sequence[float], float]],
         labels: Sequence[str],
     ) -> None:
-        """``rows``: labels, how many fell into each class that ``bounds`` part (one more than these), sum."""
+        """Add a histogram. ``rows``: labels, counts of the classes between ``bounds`` (one more than these), sum."""
         family = self._core.HistogramMetricFamily(name, meaning, labels=labels)
         for names, counts, summed in rows:
             family.add_metric(names, _buckets(bounds, counts), summed)
         self._families.append(family)
 
     def text(self) -> bytes:
-        """The page, as Prometheus reads it."""
+        """Return the page, as Prometheus reads it."""
         library = prometheus()
         registry = library.CollectorRegistry(auto_describe=False)
         registry.register(self)
@@ -94,11 +93,11 @@ class Page:
         return written
 
     def collect(self) -> Iterator[Any]:
-        """What the library asks for."""
+        """Return the families (called by prometheus_client)."""
         yield from self._families
 
     def describe(self) -> Iterator[Any]:
-        """No names beforehand: the registry lives for one page."""
+        """Return nothing: the registry lives for one page."""
         return iter(())
 
     def _add(
@@ -118,8 +117,8 @@ def _buckets(bounds: Sequence[float], counts: Sequence[float]) -> list[tuple[str
     return buckets
 
 
-def add_origins(page: Page, traffic: Traffic, labels: Labels, priced: Priced) -> None:
-    """The families of origins: what was asked of them, what came, how fast, and what it cost."""
+def add_origins(page: MetricsPage, traffic: Traffic, labels: Labels, priced: Priced) -> None:
+    """Add the families of origins: requests, bytes, times and cost."""
     shown = labels.grouped(traffic)
 
     def rows(field: str) -> Rows:
@@ -144,7 +143,7 @@ def add_origins(page: Page, traffic: Traffic, labels: Labels, priced: Priced) ->
 
 
 def origin_rows(traffic: Traffic, labels: Labels, priced: Priced) -> dict[str, dict[str, Any]]:
-    """Each origin's figures for ``/v1/stats``."""
+    """Return each origin's figures for ``/v1/stats``."""
     cost: dict[str, list[Range]] = {}
     for name, dollars in priced.by_origin(traffic).items():
         cost.setdefault(labels(name), []).append(dollars)
@@ -167,11 +166,12 @@ def origin_rows(traffic: Traffic, labels: Labels, priced: Priced) -> dict[str, d
 
 
 def prometheus() -> Any:
-    """The package prometheus_client. MissingExtra where it is not installed."""
+    """Return the package prometheus_client. Raise MissingExtra where it is not installed."""
+    library = packages.optional("prometheus_client", "the metrics page", "service")
     packages.optional("prometheus_client.core", "the metrics page", "service")
-    return packages.loaded("prometheus_client")
+    return library
 
 
 def version() -> str:
-    """The package's own."""
+    """Return the package's version."""
     return __version__

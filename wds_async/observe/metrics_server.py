@@ -1,4 +1,4 @@
-"""A few pages of text over HTTP, from a daemon thread that leaves no trace."""
+"""Metrics of a training job: the pages of ``WDS_METRICS_PORT``, served by a daemon thread that ends without a trace."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from wds_async.observe.ledger import Ledger
 from wds_async.observe.metrics import (
     CONTENT_TYPE,
     Labels,
-    Page,
+    MetricsPage,
     add_origins,
     origin_rows,
     prometheus,
@@ -41,23 +41,17 @@ logger = logging.getLogger("wds_async")
 
 
 Answer = Callable[[], tuple[str, bytes]]
-
-
-"""Gives a page: its type, and its text."""
-
+"""Returns a page: its type, and its text."""
 
 _STOP_WITHIN_S = 1.0
-
-
 _CLIENT_TIMEOUT_S = 10.0
-
-
+_ERRORS = 20
 _open: list[PageServer] = []
 
 
 class PageServer(http.server.ThreadingHTTPServer):
     """Listens at ``where`` from the start (port 0: any that is free); answers ``pages``, by path, between `begin` and
-    `end`. OSError where the address cannot be had. A forked child lets go of the port."""
+    `end`. Raise OSError where the address is taken. A forked child closes its copy of the port."""
 
     daemon_threads = True
 
@@ -75,12 +69,12 @@ class PageServer(http.server.ThreadingHTTPServer):
         return self.server_name, self.server_port
 
     def server_bind(self) -> None:
-        """Without a question to the name server, which the base class asks who it is."""
+        """Bind without the look-up of the host's name, which the base class makes."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def begin(self) -> None:
-        """Answer from now on."""
+        """Start to answer."""
         self._thread.start()
 
     def _run(self) -> None:
@@ -88,18 +82,18 @@ class PageServer(http.server.ThreadingHTTPServer):
             self.handle_request()
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """No more once it ends."""
+        """Refuse requests once it ends."""
         return not self._ended
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is no news."""
+        """Log failures, such as clients that went away, for debugging only."""
         logger.debug("metrics: a request failed", exc_info=True)
 
     def end(self) -> None:
         """Stop answering and free the port."""
         self._ended = True
         with contextlib.suppress(OSError), socket.create_connection(self._reach(), timeout=_STOP_WITHIN_S):
-            pass  # it waits for a connection: here is one
+            pass  # wakes the thread, which waits for a connection
         if self._thread.is_alive():
             self._thread.join(_STOP_WITHIN_S)
         self.server_close()
@@ -117,7 +111,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     server: PageServer
 
     def do_GET(self) -> None:
-        """The page of its path."""
+        """Send the page of the path."""
         answer = self.server.pages.get(urlsplit(self.path).path)
         if answer is None:
             self.send_error(404, "there are /metrics, /v1/stats and /healthz")
@@ -135,11 +129,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Not to standard error."""
+        """Log for debugging, and not to standard error."""
         logger.debug("metrics: " + format, *args)
 
 
-def _let_go_in_child() -> None:
+def _close_in_child() -> None:
     # What is closed here is the child's copy; the thread that answers is not there.
     for server in _open:
         server.socket.close()
@@ -147,64 +141,61 @@ def _let_go_in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_let_go_in_child)
+    os.register_at_fork(after_in_child=_close_in_child)
 
 
 _GAUGES = ("connections", "connections_peak", "connections_limit", "connections_most", "slowdown", "window_bytes",
            "window_peak_bytes", "budget_bytes", "processes")  # fmt: skip
 
 
-_ERRORS = 20
-
-
 def join(ledger: Ledger) -> None:
-    """Count a reading stage of this process, by its ledger, which knows its board. MissingExtra where prometheus_client
-    is not installed, ConfigError for a port or a table of prices that is none."""
+    """Include a reading stage of this process, by its ledger. Raise MissingExtra where prometheus_client is not
+    installed, ConfigError for an invalid port or table of prices."""
     prometheus()
     _job.add(ledger)
 
 
 def show() -> None:
-    """Begin to answer, where this process has datasets of its own and does not do so yet."""
+    """Start to answer, if this process has datasets of its own."""
     _job.show()
 
 
 def address() -> tuple[str, int] | None:
-    """Where this process answers; None where it does not."""
+    """Return the address where this process answers; None where it does not."""
     return None if _job.server is None else _job.server.address
 
 
 def stop() -> None:
-    """Answer no more, and forget what was counted."""
+    """Stop to answer, and reset all counters."""
     global _job
-    job, _job = _job, _Job()
+    job, _job = _job, _JobMetrics()
     job.end()
 
 
 @dataclass(frozen=True, slots=True)
-class _Sheet:
-    """What is known of a board for as long as anybody might ask: its own names are read even while it goes."""
+class _BoardRecord:
+    """A board and its attributes, which can be read even while the board is collected."""
 
     board: weakref.ref[Board]
     ledger: weakref.ref[Ledger]
     names: dict[str, Any]
 
     def read(self) -> tuple[Stats, Traffic]:
-        """What was counted there, as of now."""
+        """Return the counts of now."""
         board = Board.__new__(Board)
         board.__dict__.update(self.names)
         return board.total(), board.traffic()
 
 
-class _Job:
-    """All datasets of this process, those that are gone included, so that no counter ever falls."""
+class _JobMetrics:
+    """Counters of all datasets of this process, collected ones included, so that no counter ever falls."""
 
     def __init__(self) -> None:
         self.server: PageServer | None = None
         self._began = time.time()
         self._pid = os.getpid()
         self._lock = threading.RLock()  # a board may go within any of these, by garbage collection
-        self._sheets: dict[int, _Sheet] = {}
+        self._sheets: dict[int, _BoardRecord] = {}
         self._gone = Stats()
         self._traffic_gone = Traffic()
         self._tried = False
@@ -213,14 +204,14 @@ class _Job:
         self._meter: Meter | None = None
 
     def add(self, ledger: Ledger) -> None:
-        """Count its board from now on, and keep what it had counted when it goes."""
+        """Include the ledger's board from now on, and keep its counts when it is collected."""
         board = ledger.board
         with self._lock:
             if self._meter is None:
                 self._where = _where(config.settings().metrics_port)
                 self._meter = meter_of_job()
             if id(board) not in self._sheets:
-                self._sheets[id(board)] = _Sheet(weakref.ref(board), weakref.ref(ledger), vars(board))
+                self._sheets[id(board)] = _BoardRecord(weakref.ref(board), weakref.ref(ledger), vars(board))
                 # After this one comes the board's own, which removes its folder: the last to register is asked first.
                 weakref.finalize(board, self._retire, id(board)).atexit = False
 
@@ -235,7 +226,7 @@ class _Job:
             del self._sheets[key]
 
     def show(self) -> None:
-        """Answer from now on; once."""
+        """Start to answer, once."""
         if self._tried or not self._sheets or world.torch_worker() is not None:
             return
         with self._lock:
@@ -248,18 +239,18 @@ class _Job:
                 self.server = PageServer((host, port), pages)
             except OSError as exn:
                 logger.warning(
-                    "WDS_METRICS_PORT: %s:%d cannot be had (%s); this process shows no metrics", host, port, exn
+                    "WDS_METRICS_PORT: %s:%d is not available (%s); this process shows no metrics", host, port, exn
                 )
                 return
-            told = logging.INFO if port else logging.WARNING  # who asked for any port must be told which
+            level = logging.INFO if port else logging.WARNING  # a free port has to be named
             where, own = self.server.address
             where = f"[{where}]" if ":" in where else where
-            logger.log(told, "metrics of this job: http://%s:%d/metrics", where, own)
+            logger.log(level, "metrics of this job: http://%s:%d/metrics", where, own)
             self.server.begin()
             atexit.register(self.end)
 
     def end(self) -> None:
-        """Answer no more."""
+        """Stop to answer."""
         server, self.server = self.server, None
         if server is not None:
             atexit.unregister(self.end)
@@ -271,7 +262,7 @@ class _Job:
             total = self._gone
             traffic.merge(self._traffic_gone)
             sheets = list(self._sheets.values())
-            held = [sheet.board() for sheet in sheets]  # nobody of them goes while it is read
+            held = [sheet.board() for sheet in sheets]  # none is collected while it is read
         for sheet in sheets:
             stats, more = sheet.read()
             total += stats
@@ -280,12 +271,12 @@ class _Job:
         return total, traffic, [ledger for sheet in sheets if (ledger := sheet.ledger()) is not None]
 
     def page(self) -> tuple[str, bytes]:
-        """``/metrics``."""
+        """Return ``/metrics``."""
         stats, traffic, _ = self._read()
         assert self._meter is not None
-        page = Page()
+        page = MetricsPage()
         page.counter("wds_samples", "Samples that were read.", stats.samples)
-        page.counter("wds_bad_samples", "Samples that were passed over.", stats.bad_samples)
+        page.counter("wds_bad_samples", "Samples that were skipped.", stats.bad_samples)
         page.counter("wds_wait_seconds", "Time in which consumers waited for bytes.", stats.wait_s)
         page.counter("wds_read_seconds", "Time in which readers were open.", stats.read_s)
         page.counter("wds_read_bytes", "Bytes of shards that were decoded.", stats.bytes)
@@ -299,12 +290,12 @@ class _Job:
         return CONTENT_TYPE, page.text()
 
     def stats(self) -> tuple[str, bytes]:
-        """``/v1/stats``."""
+        """Return ``/v1/stats``."""
         stats, traffic, ledgers = self._read()
         assert self._meter is not None
         origins = list(traffic.origins.values())
         here = world.place()
-        said = {
+        document = {
             "kind": "job",
             "name": f"{socket.gethostname()} rank {here.rank}" if here.world_size > 1 else socket.gethostname(),
             "version": version(),
@@ -333,7 +324,7 @@ class _Job:
             "plans": [],
             "cost": {"dollars": self._meter.dollars(traffic).as_list(), "limit": _limit(None)},
         }
-        return "application/json", json.dumps(said).encode()
+        return "application/json", json.dumps(document).encode()
 
 
 def _limit(otherwise: Any) -> Any:
@@ -351,7 +342,7 @@ def _fine() -> tuple[str, bytes]:
 
 
 def _where(given: Any) -> tuple[str, int]:
-    """``9464``, or ``0.0.0.0:9464`` for who is asked from other machines; of each rank its own."""
+    """Return host and port of ``9464`` or ``0.0.0.0:9464``; each local rank has its own port."""
     host, _, port = str(given).rpartition(":")
     local_rank = variable("LOCAL_RANK") or "0"
     try:
@@ -364,13 +355,13 @@ def _where(given: Any) -> tuple[str, int]:
     return host.strip("[]") or "127.0.0.1", number
 
 
-_job = _Job()
+_job = _JobMetrics()
 
 
 def _forget_in_child() -> None:
     global _job
     atexit.unregister(_job.end)
-    _job = _Job()
+    _job = _JobMetrics()
 
 
 if hasattr(os, "register_at_fork"):

@@ -1,9 +1,9 @@
-"""The progress bar and the summary line of an epoch, right with any number of DataLoader workers.
+"""The progress bar and the summary line of an epoch, with any number of DataLoader workers.
 
-One process of a rank shows them: worker 0, or the main process where there are no workers; its figures are totals over
-all of them (`transfer.stats.Board`). The summary is printed by whichever worker ends its pass last: each leaves what it
-read in a small file in the board's folder, and the one that finds all of them there adds them up. On a terminal the
-bar is a line of its `screen`, which other bars and ranks share; elsewhere a plain line comes every ten seconds.
+One process of a rank draws the bar: worker 0, or the main process without workers; its figures are totals over all of
+them (`transfer.stats.Board`). The last worker to end its epoch prints the summary: each leaves its figures in a small
+file in the board's folder, and the one that finds all files adds them up. On a terminal the bar is a line of its
+`screen`, which other bars and ranks share; elsewhere a plain line is printed every ten seconds.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ _passes: weakref.WeakKeyDictionary[Board | Boards, int] = weakref.WeakKeyDiction
 
 @dataclass(frozen=True)
 class Label:
-    """What a bar says besides its figures: the ``name`` of the data, the epoch that its readers count, and the number
-    of samples in an epoch of this rank (``total(num_workers)``), None where that is not known."""
+    """Text of a bar besides its figures: the ``name`` of the data, the epoch that its readers count, and the number of
+    samples in an epoch of this rank (``total(num_workers)``), None where it is unknown."""
 
     name: str = "wds_async"
     epochs: tuple[world.SharedEpoch, ...] = ()
     total: Callable[[int], int | None] | None = None
 
     def text(self, fallback: int) -> str:
-        """``train epoch 3``, with the rank where there are several; epoch ``fallback`` where nothing counts them."""
+        """Return ``train epoch 3``, with the rank if there are several; ``fallback`` where no epochs are counted."""
         epoch = max((counter.get() for counter in self.epochs), default=fallback)
         here = world.place()
         return f"{self.name} epoch {epoch}{f' rank {here.rank}' if here.world_size > 1 else ''}"
 
 
 class Watch:
-    """A pipeline stage that shows what goes through it; ``enabled`` None follows ``WDS_PROGRESS``."""
+    """A pipeline stage that shows progress; ``enabled`` None follows ``WDS_PROGRESS``."""
 
     traits = Traits(one_to_one=True, same_items=True)
 
@@ -65,7 +65,7 @@ class Watch:
         self.label = label
 
     def run(self, source: Iterable[T]) -> Iterator[T]:
-        """``source`` unchanged, watched where that is wanted."""
+        """Return ``source`` unchanged, with a bar if enabled."""
         enabled = config.settings().progress if self.enabled is None else self.enabled
         here = world.place()
         return watch(iter(source), self.board, enabled, here.worker, here.num_workers, label=self.label)
@@ -81,7 +81,7 @@ def watch(
     console: Console | None = None,
     label: Label = Label(),
 ) -> Iterator[T]:
-    """``iterator`` itself, or with a bar and a summary line on stderr (``console``) where ``enabled``.
+    """Return ``iterator`` itself, or with a bar and a summary line on stderr (``console``) where ``enabled``.
 
     ``worker`` of ``num_workers`` is this process's place among those that read the same pass.
     """
@@ -95,10 +95,10 @@ def _watched(
 ) -> Iterator[T]:
     number = _passes[board] = _passes.get(board, 0) + 1
     before, start = board.counters().values(), time.time()
-    meter, asked = meter_of_job(), _asked(board)
+    meter, before_traffic = meter_of_job(), _traffic(board)
     how = " (left early)"
     try:
-        meter_of_pass = _Meter(board, label, label.total(num_workers) if label.total else None, number)
+        meter_of_pass = _EpochMeter(board, label, label.total(num_workers) if label.total else None, number)
         with _bar(meter_of_pass, console) if worker == 0 else contextlib.nullcontext():
             yield from iterator
             how = ""
@@ -109,7 +109,7 @@ def _watched(
         if not sys.is_finalizing():
             change = [now - then for now, then in zip(board.counters().values(), before, strict=True)]
             share: dict[str, Any] = {"stats": change, "start": start, "end": time.time(), "how": how}
-            share["cost"] = _cost(meter, asked, _asked(board))
+            share["cost"] = _cost(meter, before_traffic, _traffic(board))
             share["label"] = label.text(number)
             line = _alone(share) if num_workers == 1 else _last(board, share, worker, num_workers, number)
             if line is not None:
@@ -122,22 +122,22 @@ def _alone(share: dict[str, Any]) -> str:
 
 
 def _last(board: Board | Boards, share: dict[str, Any], worker: int, num_workers: int, number: int) -> str | None:
-    """The summary of all workers where this one is the last to end its pass, else None."""
+    """Return the summary of all workers if this one is the last to end its epoch, else None."""
     folder = board.folder
     pass_id = f"{_generation(worker)}-{number}"
     mine = folder / f"epoch-{pass_id}-{worker}"
-    # Written aside and renamed, so that nobody reads half of it. Never as long as one of the board's rows.
+    # Renamed when complete, so that no process reads half of it. Never as long as one of the board's rows.
     aside = mine.with_name(mine.name + ".new")
     aside.write_text(json.dumps(share).ljust(1024))
     os.replace(aside, mine)
-    everyone = [folder / f"epoch-{pass_id}-{i}" for i in range(num_workers)]
+    all_shares = [folder / f"epoch-{pass_id}-{i}" for i in range(num_workers)]
     try:
-        shares = [json.loads(path.read_text()) for path in everyone]
-        # Two that end at once may both see everyone's file; only one can create this one.
+        shares = [json.loads(path.read_text()) for path in all_shares]
+        # Two that end at once may both see all files; only one can create this one.
         (folder / f"summary-{pass_id}").open("x").close()
     except (FileNotFoundError, FileExistsError):
         return None
-    for path in everyone:
+    for path in all_shares:
         path.unlink(missing_ok=True)
     total = Stats(*map(sum, zip(*(one["stats"] for one in shares), strict=True)))
     wall_s = max(one["end"] for one in shares) - min(one["start"] for one in shares)
@@ -147,14 +147,14 @@ def _last(board: Board | Boards, share: dict[str, Any], worker: int, num_workers
 
 
 def _generation(worker: int) -> int:
-    """A number that the workers of one DataLoader iterator have in common, and another iterator's do not."""
+    """Return a number that only the workers of one DataLoader iterator share."""
     data = packages.loaded("torch.utils.data")
     info = None if data is None else data.get_worker_info()
     return os.getppid() if info is None else int(info.seed) - worker
 
 
-def _asked(board: Board | Boards) -> Traffic:
-    """What this process asked of origins so far, as it stands now."""
+def _traffic(board: Board | Boards) -> Traffic:
+    """Return this process's requests to origins so far."""
     traffic = Traffic()
     for one in board.boards if isinstance(board, Boards) else [board]:
         traffic.merge(one.counters().traffic)
@@ -162,17 +162,17 @@ def _asked(board: Board | Boards) -> Traffic:
 
 
 def _cost(meter: Meter, before: Traffic, after: Traffic) -> list[float]:
-    """US dollars of what was asked for between the two, at least and at most."""
+    """Return US dollars of the traffic between the two, at least and at most."""
     then, now = meter.dollars(before), meter.dollars(after)
     return [max(0.0, now.low - then.low), max(0.0, now.high - then.high)]
 
 
 def summary(stats: Stats, wall_s: float, label: str, how: str = "", cost: Range | None = None) -> str:
-    """The line of an epoch behind its ``label`` (`Label.text`): bytes, MB/s, samples, faults healed, bad samples, what
-    was passed over, what bounds it, and what it cost, unless that is nothing."""
+    """Return the line of an epoch behind its ``label`` (`Label.text`): bytes, MB/s, samples, faults healed, bad
+    samples, what was skipped, the bottleneck, and the cost, unless that is nothing."""
     dollars = f"; {cost} by the table of prices" if cost is not None and cost.high > 0 else ""
     wall_s = max(wall_s, 1e-9)
-    bound = "" if stats.bytes and not stats.read_s else f"; {stats.bound_by()}"  # not told before its reader is closed
+    bound = "" if stats.bytes and not stats.read_s else f"; {stats.bound_by()}"  # unknown before its reader is closed
     shards = f", {stats.bad_shards:.0f} bad shards" if stats.bad_shards else ""
     if stats.passed_shards or stats.bad_bytes:
         shards += f", passed over: {stats.passed_shards:.0f} shards, {_size(stats.bad_bytes)}"
@@ -185,9 +185,9 @@ def summary(stats: Stats, wall_s: float, label: str, how: str = "", cost: Range 
 
 
 @contextlib.contextmanager
-def _bar(meter: _Meter, console: Console) -> Iterator[None]:
+def _bar(meter: _EpochMeter, console: Console) -> Iterator[None]:
     if screen.can_draw(console):
-        with screen.Line(console, meter.draw):
+        with screen.ScreenLine(console, meter.draw):
             yield
         return
     done = threading.Event()
@@ -200,12 +200,12 @@ def _bar(meter: _Meter, console: Console) -> Iterator[None]:
         thread.join()
 
 
-def _lines(meter: _Meter, console: Console, done: threading.Event) -> None:
+def _lines(meter: _EpochMeter, console: Console, done: threading.Event) -> None:
     while not done.wait(_PLAIN_EVERY_S):
         console.print(meter.draw().plain, soft_wrap=True, highlight=False)
 
 
-class _Meter:
+class _EpochMeter:
     """Share of the epoch and rates over the last few seconds, from the board's totals, drawn as one line."""
 
     def __init__(
@@ -223,7 +223,7 @@ class _Meter:
         self._began = clock()
 
     def draw(self) -> Text:
-        """The line as it is now."""
+        """Return the line as it is now."""
         now, stats = self._clock(), self._board.total()
         while len(self._past) > 1 and now - self._past[1][0] > 3.0:
             self._past.pop(0)
@@ -253,7 +253,7 @@ class _Meter:
 
 
 def _pace(before: Stats, stats: Stats, span: float) -> str:
-    """What set the pace between the two, in words: whether the readers waited for bytes (see `Stats.bound_by`)."""
+    """Return what limited the pace between the two: whether the readers waited for bytes (see `Stats.bound_by`)."""
     if stats.bytes == before.bytes and stats.samples == before.samples:
         return "nothing moves"
     waited = (stats.wait_s - before.wait_s) / (span * max(1.0, stats.processes))

@@ -1,8 +1,8 @@
-"""Lines at the bottom of a terminal, drawn together by whichever processes show one there.
+"""Lines at the bottom of a terminal that several processes share.
 
-Ranks and DataLoader workers are processes of one terminal, and each that drew a line for itself would write over the
-others. So each leaves its line in a file of a folder that belongs to the terminal, and the one that holds the lock
-there draws all of them; when it ends, another goes on. Texts that are to stay (summaries) go the same way.
+Ranks and DataLoader workers share one terminal, and would overwrite each other's lines. So each writes its line into a
+file of a folder that belongs to the terminal, and the process that holds the lock there draws all of them; when it
+ends, another takes over. Texts that stay (summaries) go the same way.
 
 The lines stand below the cursor, which stays where it was: what the program prints, from any process, is written above
 them, and moves them down with the next drawing. (rich's Live takes over the output of its own process alone, and erases
@@ -29,18 +29,18 @@ from wds_async.transfer.stats import alive, temporary_folder
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
-__all__ = ["Line", "can_draw", "say"]
+__all__ = ["ScreenLine", "can_draw", "say"]
 
 _REDRAW_EVERY_S = 0.25
 _DOWN, _SAVE, _RESTORE, _ERASE_BELOW = "\x1bD", "\x1b7", "\x1b8", "\x1b[J"  # ECMA-48, and DEC's of a VT100
 
 
 def can_draw(console: Console) -> bool:
-    """Whether ``console`` is a terminal that obeys control sequences; a notebook does not."""
+    """Return whether ``console`` is a terminal that obeys control sequences; a notebook does not."""
     return console.is_terminal and not (console.is_jupyter or console.legacy_windows or console.is_dumb_terminal)
 
 
-class Line:
+class ScreenLine:
     """A line of ``console`` while the context lasts: ``draw`` gives it, four times a second, on a thread of its own."""
 
     def __init__(self, console: Console, draw: Callable[[], Text]) -> None:
@@ -69,7 +69,7 @@ class Line:
 
 
 def say(console: Console, text: str) -> None:
-    """Print ``text`` to stay, above the lines where ``console`` has some."""
+    """Print ``text`` above the lines of ``console``, to stay there."""
     if not can_draw(console):
         console.print(text, soft_wrap=True, highlight=False)
         return
@@ -77,7 +77,7 @@ def say(console: Console, text: str) -> None:
 
 
 class _Screen:
-    """The lines of one terminal, as one line's process sees them."""
+    """The lines of one terminal, as seen by the process of one line."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -89,7 +89,7 @@ class _Screen:
         self._draws = False
 
     def show(self, line: Text) -> None:
-        """Make ``line`` ours, and draw all lines where no other process does."""
+        """Set our line to ``line``, and draw all lines unless another process does."""
         self._leave(self._own, line.markup)
         self._draws = self._draws or self._acquire()
         if self._draws:
@@ -101,13 +101,13 @@ class _Screen:
         self.close()
 
     def close(self) -> None:
-        """Take our line away; the next process draws the others. Texts that came meanwhile are printed."""
+        """Remove our line; the next process draws the others. Print texts that came meanwhile."""
         self._own.unlink(missing_ok=True)
         while self._draws or (any(self._folder.glob("*.text")) and self._acquire()):
             self._draw(self._lines())
             self._draws = False
             if self._lock is not None:
-                self._lock.release()  # a text that comes now finds the lock free, or is found by the next turn
+                self._lock.release()  # a text written now meets a free lock, or the next turn prints it
         if not self._shared and not any(self._folder.glob("*.line")):
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -124,7 +124,7 @@ class _Screen:
         file.flush()
 
     def _acquire(self) -> bool:
-        from filelock import FileLock, Timeout  # noqa: PLC0415 (loaded by those who draw)
+        from filelock import FileLock, Timeout  # noqa: PLC0415 (only where lines are drawn)
 
         if self._lock is None:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -162,7 +162,7 @@ class _Screen:
 
 
 def _device(console: Console) -> str | None:
-    """The number of the terminal's device, which its processes have in common; None for a notebook or a file."""
+    """Return the number of the terminal's device, which its processes share; None for a notebook or a file."""
     try:
         number = console.file.fileno()
         return f"{os.fstat(number).st_rdev:x}" if os.isatty(number) else None

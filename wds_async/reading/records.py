@@ -24,7 +24,7 @@ from wds_async.errors import (
     TruncatedShard,
 )
 from wds_async.handlers import Handler, reraise_exception
-from wds_async.observe.ledger import Ledger, Pass
+from wds_async.observe.ledger import EpochLog, Ledger
 from wds_async.pipeline import stage_maker
 from wds_async.reading.stage import ReadingStage
 from wds_async.redact import redact
@@ -153,7 +153,7 @@ def _samples(
     max_object_bytes: int,
     counters: Counters | None,
     opened: Callable[[ShardReader], Any] | None,
-    ledger: Pass | None,
+    ledger: EpochLog | None,
 ) -> Iterator[Any]:
     setting = config.transfer_config(workers=world.place().num_workers, **(transfer or {}))
     ledger = ledger or Ledger(Board()).begin(counters)
@@ -183,7 +183,7 @@ def _samples(
                 ledger.shard_over(stream.url, n)
             counters.add("epochs")
     finally:
-        del ledger  # which an error's frames would keep, see `damage.Reading`
+        del ledger  # which an error's frames would keep, see `recover.CorruptionPolicy`
 
 
 def cbors_samples(
@@ -194,7 +194,7 @@ def cbors_samples(
     *,
     counters: Counters | None = None,
     opened: Callable[[ShardReader], Any] | None = None,
-    ledger: Pass | None = None,
+    ledger: EpochLog | None = None,
 ) -> Iterator[Any]:
     """The objects of the CBOR files in ``src`` (``{"url": …}`` or URLs), in order, read ahead within the byte budget.
 
@@ -217,7 +217,7 @@ def msgpack_samples(
     *,
     counters: Counters | None = None,
     opened: Callable[[ShardReader], Any] | None = None,
-    ledger: Pass | None = None,
+    ledger: EpochLog | None = None,
 ) -> Iterator[Any]:
     """The objects of MessagePack files, see `cbors_samples`. Binaries come as bytes, strings as str, keys of maps may
     be numbers."""

@@ -1,5 +1,4 @@
-"""What becomes of a shard that is damaged, or cannot be read to its end: who is asked, where reading goes on, and what
-the ledger is told."""
+"""Corruption policy: what follows when a shard is damaged or cannot be read to its end."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from wds_async.errors import (
     WdsError,
 )
 from wds_async.handlers import Handler
-from wds_async.observe.ledger import Pass
+from wds_async.observe.ledger import EpochLog
 from wds_async.reading.parts import Ended, ShardOutcome
 from wds_async.redact import redact
 from wds_async.tar.decompress import plain
@@ -27,20 +26,21 @@ from wds_async.tar.resync import resync
 from wds_async.tar.source import Source
 from wds_async.transfer.reader import ShardStream
 
-__all__ = ["Reading", "Shard"]
+__all__ = ["CorruptionPolicy", "ShardRecovery"]
 
 logger = logging.getLogger("wds_async")
 
 
-class Shard:
-    """One shard on its way to samples. ``on_cut`` and ``on_first_behind`` are what `group.samples` tells of it."""
+class ShardRecovery:
+    """One shard while it is read, and where to resume behind damage. ``on_cut`` and ``on_first_behind`` are callbacks
+    of `group.samples`."""
 
-    def __init__(self, stream: ShardStream, ledger: Pass) -> None:
+    def __init__(self, stream: ShardStream, ledger: EpochLog) -> None:
         self.stream = stream
         self.taken = 0
-        """Bytes that came, as they are stored."""
+        """Bytes received, as they are stored."""
         self.broke: Exception | None = None
-        """What its stream raised: behind that there is nothing to read."""
+        """Error of its stream: nothing can be read behind it."""
         self.failed = False
         self.bad = False
         self._ledger = ledger
@@ -51,7 +51,7 @@ class Shard:
         self._drained = False
 
     def source(self) -> Source:
-        """The bytes of its tar, from where they were read last. Raises what their stream does."""
+        """Return the bytes of its tar, from where they were read last. Raise what their stream raises."""
         if self._source is None:
             try:
                 read = plain(self._stored, self.stream.url)
@@ -76,7 +76,7 @@ class Shard:
 
     @property
     def offset(self) -> int:
-        """Where the next byte stands in the tar."""
+        """Position of the next byte in the tar."""
         return 0 if self._source is None else self._source.offset
 
     def on_cut(self, key: str, exn: Exception) -> bool:
@@ -86,12 +86,12 @@ class Shard:
         return isinstance(exn, Ended)
 
     def cut(self) -> str | None:
-        """The key of the sample that the latest error cut, None where it came between two; once."""
+        """Return, once, the key of the sample that the latest error cut; None where it came between two."""
         key, self._cut = self._cut, None
         return key
 
-    def goes_on(self, exn: Exception) -> int | None:
-        """Go on at the next header behind damage: how many bytes lay between, None where no header follows."""
+    def resync_after(self, exn: Exception) -> int | None:
+        """Move to the next header behind damage. Return the bytes skipped, None where no header follows."""
         if self._source is None or exn is self.broke or not isinstance(exn, CorruptShard | NotATar):
             return None
         self._gap_at, self._cut_by_gap = exn.offset, self._cut
@@ -100,13 +100,13 @@ class Shard:
         return skipped
 
     def on_first_behind(self, key: str, offset: int) -> None:
-        """The sample that comes first behind the gap is dropped: its first members may lie in the gap."""
+        """Drop the sample that comes first behind the gap: its first members may lie in the gap."""
         if key != self._cut_by_gap:
             why = CorruptShard(f"the first sample behind the gap at byte {self._gap_at}: it may begin in it")
             self._ledger.note(why, "tar", shard=self.stream.url, offset=offset, key=key)
 
     def rest(self, offset: int) -> int | None:
-        """How many bytes of it were not read, None where nobody knows; of a compressed shard, those that are stored."""
+        """Return how many bytes of it were not read (of a compressed shard, stored ones); None is unknown."""
         if self._drained:
             return max(0, self.offset - offset)
         size = self._size()
@@ -116,24 +116,24 @@ class Shard:
         return max(0, size - (self.taken if compressed else offset))
 
     def _size(self) -> int | None:
-        known = self.stream.size
-        if known is None and getattr(self.stream.located, "kind", "") == "local" and self.stream.local_path:
+        size = self.stream.size
+        if size is None and getattr(self.stream.located, "kind", "") == "local" and self.stream.local_path:
             try:
                 return os.stat(self.stream.local_path).st_size
             except OSError:
                 return None
-        return known
+        return size
 
     def drop(self) -> None:
-        """Let go of the engine's memory."""
+        """Release the engine's memory."""
         if self._source is not None:
             self._source.drop()
         self._source = self.broke = None
 
     def over(self, delivered: int) -> None:
-        """It is through, after ``delivered`` samples: no copy of what was bad may be kept."""
+        """End the shard after ``delivered`` samples; reject copies of a bad one."""
         if self._source is not None and self._source.doubt and not self.failed:
-            self._tell_doubt(self._source.doubt)
+            self._record_doubt(self._source.doubt)
         if self._source is not None and self._source.empty:
             self._ledger.empty_shard(self.stream.url)
         self.drop()
@@ -141,70 +141,69 @@ class Shard:
             self.stream.reject()
         self._ledger.shard_over(self.stream.url, delivered)
 
-    def _tell_doubt(self, doubt: str) -> None:
-        """Its end is odd: perhaps its rest was lost between two members, which nothing in a tar shows."""
+    def _record_doubt(self, doubt: str) -> None:
+        """Record an odd end: its rest may have been lost between two members, which nothing in a tar shows."""
         why = TruncatedShard(f"{redact(self.stream.url)}: {doubt}: what stood behind it may be lost")
         self._ledger.note(why, "tar", shard=self.stream.url, offset=self.offset, size=0, samples=0)
         if self._ledger.once("doubt"):
             logger.warning("%s, the last sample incomplete. The ledger has all such shards.", why)
 
 
-class Reading(ShardOutcome):
-    """The user's handler, with ``on_corrupt``, the ledger, and the shard that is being read."""
+class CorruptionPolicy(ShardOutcome):
+    """Decide by the user's handler and ``on_corrupt`` what follows an error of a shard, and record what is skipped."""
 
-    def __init__(self, handler: Handler, on_corrupt: str, ledger: Pass) -> None:
+    def __init__(self, handler: Handler, on_corrupt: str, ledger: EpochLog) -> None:
         super().__init__(handler)
         self.on_corrupt = on_corrupt
         # An error of the engine keeps the frames that it came through, and so what these have, until garbage is
         # collected. The pass must end before that: with its reader.
-        self.ledger: Pass = weakref.proxy(ledger)
-        self.shard: Shard | None = None
+        self.ledger: EpochLog = weakref.proxy(ledger)
+        self.shard: ShardRecovery | None = None
 
-    def begin(self, stream: ShardStream) -> Shard:
-        """Go on to this shard."""
-        self.shard = Shard(stream, self.ledger)
+    def begin(self, stream: ShardStream) -> ShardRecovery:
+        """Start the next shard."""
+        self.shard = ShardRecovery(stream, self.ledger)
         return self.shard
 
     def drop(self) -> None:
-        """Let go of the engine's memory."""
+        """Release the engine's memory."""
         if self.shard is not None:
             self.shard.drop()
 
     def of_member(self, exn: Exception) -> bool:
-        """Ask the handler about what costs one member: a field that comes twice, a function of the user's that
-        raised."""
+        """Pass an error that costs one member to the handler: a duplicate field, or a function of the user's."""
         if not isinstance(exn, WdsError):
             exn.add_note(f"select_files, rename_files or keys raised this, for a member of {redact(str(self._url))}")
         answer = self(exn)
         self.ledger.note(exn, "tar", shard=self._url)
         return answer
 
-    def goes_on(self, exn: Exception, delivered: int) -> bool:
-        """Whether the same shard is read on behind ``exn``, which ended the reading of its members after ``delivered``
-        samples. Otherwise the rest of it is passed over, or all ends (``stop``), or ``exn`` is raised."""
+    def resumes_after(self, exn: Exception, delivered: int) -> bool:
+        """Return whether the same shard is read on behind ``exn``, which ended the reading of its members after
+        ``delivered`` samples. Otherwise skip its rest, or end everything (``stop``), or raise ``exn``."""
         shard = self.shard
         assert shard is not None
         if isinstance(exn, TooMuchLost | CostLimitReached):
             raise exn
-        if isinstance(exn, Ended):  # the handler was asked already
+        if isinstance(exn, Ended):  # the handler has decided already
             return False
         if self.stop:  # what the handler itself raised, between two members
             raise exn
         shard.bad = shard.bad or isinstance(exn, NotATar | CorruptShard | TruncatedShard)
         if self.on_corrupt == "resync":
             try:
-                skipped = shard.goes_on(exn)
+                skipped = shard.resync_after(exn)
             except Exception as worse:  # the rest cannot be read at all
-                return self.goes_on(worse, delivered)
+                return self.resumes_after(worse, delivered)
             if skipped is not None:
                 self._note(exn, skipped, rest=False)
-                self._tell(exn, f"{skipped:,} bytes are passed over, and the sample on each side of them")
+                self._warn(exn, f"{skipped:,} bytes are passed over, and the sample on each side of them")
                 return True
-        self._pass_over(exn, delivered)
+        self._skip_rest(exn, delivered)
         return False
 
-    def _pass_over(self, exn: Exception, delivered: int) -> None:
-        """Let the rest of the shard go, where the handler does or ``on_corrupt`` says so."""
+    def _skip_rest(self, exn: Exception, delivered: int) -> None:
+        """Skip the rest of the shard, where the handler or ``on_corrupt`` allows it."""
         shard = self.shard
         assert shard is not None
         shard.failed = True
@@ -218,7 +217,7 @@ class Reading(ShardOutcome):
             self(exn)
         elif self.on_corrupt != "raise" and isinstance(exn, CorruptShard | TruncatedShard):
             self._note(exn, size, offset=at, rest=True)
-            self._tell(exn, "the rest of the shard is passed over")
+            self._warn(exn, "the rest of the shard is passed over")
         else:
             self(exn)
             self._note(exn, size, offset=at, rest=True)
@@ -231,10 +230,10 @@ class Reading(ShardOutcome):
         stage = "checksum" if isinstance(exn, ChecksumMismatch) else stage
         self.ledger.note(exn, stage, shard=self._url, offset=offset, size=size, samples=samples, key=key, rest=rest)
 
-    def _tell(self, exn: Exception, what: str) -> None:
+    def _warn(self, exn: Exception, what: str) -> None:
         if self.ledger.once("corrupt"):
-            told = "on_corrupt=%s: %s (%s). Further damage is only noted in dataset.ledger"
-            logger.warning(told, self.on_corrupt, exn, what)
+            text = "on_corrupt=%s: %s (%s). Further damage is only noted in dataset.ledger"
+            logger.warning(text, self.on_corrupt, exn, what)
 
     @property
     def _url(self) -> Any:

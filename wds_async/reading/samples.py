@@ -11,10 +11,10 @@ from wds_async import config, world
 from wds_async.errors import ReaderClosed
 from wds_async.handlers import Handler, reraise_exception
 from wds_async.observe.cost_limit import enforce
-from wds_async.observe.ledger import Ledger, Pass
+from wds_async.observe.ledger import EpochLog, Ledger
 from wds_async.reading.options import MAX_FIELD_BYTES, field_limit, on_corrupt_policy, transfer_fields
 from wds_async.reading.parts import guarded
-from wds_async.reading.recover import Reading
+from wds_async.reading.recover import CorruptionPolicy
 from wds_async.redact import redact
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.tar.group import Keys, admission, base_plus_ext, expected, samples
@@ -50,7 +50,7 @@ def tarfile_samples(
     expect: Collection[str] | None = None,
     counters: Counters | None = None,
     opened: Callable[[ShardReader], Any] | None = None,
-    ledger: Pass | None = None,
+    ledger: EpochLog | None = None,
 ) -> Iterator[Sample]:
     """The samples of the shards in ``src`` (``{"url": …}`` or URLs), in order, read ahead within the byte budget.
 
@@ -75,7 +75,7 @@ def tarfile_samples(
     shard. ConfigError for choices that there are not.
     """
     ledger = ledger or Ledger(Board(), max_bad_fraction).begin(counters)
-    reading = Reading(handler, on_corrupt_policy(on_corrupt), ledger)
+    reading = CorruptionPolicy(handler, on_corrupt_policy(on_corrupt), ledger)
     admit = guarded(admission(select_files, rename_files), reading.of_member) if select_files or rename_files else None
     parse = functools.partial(members_of, admit=admit, max_field_bytes=field_limit(max_field_bytes))
     grouping: dict[str, Any] = {"keys": keys, "lcase": lcase, "suffixes": suffixes, "rename_files": rename_files}
@@ -90,8 +90,8 @@ def tarfile_samples(
 def _read(
     opening: Callable[[], ShardReader],
     opened: Callable[[ShardReader], Any],
-    reading: Reading,
-    ledger: Pass,
+    reading: CorruptionPolicy,
+    ledger: EpochLog,
     parse: Callable[[Source], Iterator[Member]],
     grouping: dict[str, Any],
 ) -> Iterator[Sample]:
@@ -117,7 +117,7 @@ def _read(
                     except Exception as exn:
                         if reader.closed:  # the parser met memory that was taken from it
                             raise ReaderClosed("the dataset was closed while it was read") from None
-                        if reading.goes_on(exn, total + n - before):
+                        if reading.resumes_after(exn, total + n - before):
                             behind = shard.on_first_behind
                             continue
                     break
@@ -129,7 +129,7 @@ def _read(
             reading.drop()
             if n:
                 counters.add_samples(n)
-            del ledger  # see `Reading`
+            del ledger  # see `CorruptionPolicy`
 
 
 def _teller(stream: ShardStream) -> Callable[[str, int], None] | None:

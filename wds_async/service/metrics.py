@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from wds_async.observe.metrics import CONTENT_TYPE, Labels, Page
+from wds_async.observe.metrics import CONTENT_TYPE, Labels, MetricsPage
 from wds_async.redact import redact
 from wds_async.service.cache.origin import NO_CLIENT, Client
 
@@ -182,7 +182,7 @@ class Meters:
         """Number of refusals."""
         return sum(self._refusals.values())
 
-    def add_to(self, page: Page) -> None:
+    def add_to(self, page: MetricsPage) -> None:
         """Add these figures to the page at ``/metrics``."""
         answers = sorted(self._answers.items())
         by_code = [((api, str(code)), counts.count) for (api, code), counts in answers]
