@@ -9,7 +9,7 @@ import socket
 import time
 from typing import Any
 
-from wds_async.observe.metrics import CONTENT_TYPE, Labels, Page, add_origins, origin_rows, version
+from wds_async.observe.metrics import CONTENT_TYPE, Labels, MetricsPage, add_origins, origin_rows, version
 from wds_async.service.cache.entries import CacheStats
 from wds_async.service.context import Context
 
@@ -101,7 +101,7 @@ def _gauges_of(context: Context, tenant: str) -> dict[str, float]:
 
 def metrics_page(context: Context) -> bytes:
     """Return the page at ``/metrics``, of type `CONTENT_TYPE`. MissingExtra without prometheus_client."""
-    page, limit = Page(), context.cost_limit
+    page, limit = MetricsPage(), context.cost_limit
     context.meters.add_to(page)
     add_origins(page, context.traffic, _origins, limit)
     dollars = float("inf") if limit.limit is None else limit.limit
@@ -119,7 +119,7 @@ def metrics_page(context: Context) -> bytes:
     return page.text()
 
 
-def _add_cache(page: Page, stats: CacheStats) -> None:
+def _add_cache(page: MetricsPage, stats: CacheStats) -> None:
     page.counter("wds_cache_hit_bytes", "Bytes served from the cache.", stats.hit_bytes)
     page.counter("wds_cache_miss_bytes", "Bytes served that had to be fetched.", stats.miss_bytes)
     page.counter("wds_cache_ahead_bytes", "Bytes of the hits that a plan had fetched ahead.", stats.ahead_bytes)
