@@ -36,7 +36,7 @@ from wds_async.logs import Once
 from wds_async.redact import redact
 from wds_async.storage.options import StorageOptions
 from wds_async.storage.sink import Sink, open_sink, publish_text
-from wds_async.tar.index import DaliIndex, Entry, dali_name, shard_list, shard_list_name
+from wds_async.tar.index import DaliIndex, MemberEntry, dali_name, shard_list, shard_list_name
 from wds_async.tar.write import NameRules, compressed, compression
 
 __all__ = [
@@ -160,13 +160,13 @@ class TarWriter:
         names = self.rules.check(key, fields)
         if mtime is None:
             mtime = self.mtime if self.mtime is not None else time.time()
-        total, parts, entries, at = 0, list[Any](), list[Entry](), self._written
+        total, parts, entries, at = 0, list[Any](), list[MemberEntry](), self._written
         for field in sorted(fields):
             data = self._bytes(key, field, sample[field])
             header, size = self._header(key, field, len(data), mtime), len(data)
             parts += (header, data, bytes(-size % tarfile.BLOCKSIZE))
             if self.entries is not None:
-                entries.append(Entry(f"{key}.{field}", at + len(header), size))
+                entries.append(MemberEntry(f"{key}.{field}", at + len(header), size))
             at += len(header) + size + -size % tarfile.BLOCKSIZE
             total += size
         for entry in entries:

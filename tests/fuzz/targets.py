@@ -29,7 +29,7 @@ from wds_async.tar.group import samples
 from wds_async.tar.index import read_dali
 from wds_async.tar.parse import members, members_of
 from wds_async.tar.resync import resync
-from wds_async.tar.source import Source
+from wds_async.tar.source import ByteSource
 from wds_async.tenbin import decode_buffer
 from wds_async.transfer.connection import ConnectionBroken, parse_head
 from wds_async.transfer.part_request import unchunked
@@ -85,7 +85,7 @@ def tar(data: bytes) -> None:
 
 def damaged(data: bytes) -> None:
     """A tar that is read on behind its damage: it always ends, and each gap lies behind the one before."""
-    source = Source(_pieces(data), "x.tar")
+    source = ByteSource(_pieces(data), "x.tar")
     before = -1
     while True:
         try:

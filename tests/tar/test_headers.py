@@ -11,7 +11,7 @@ from tests.servers.shards import make_tar
 from wds_async.errors import CorruptShard, NotATar, TruncatedShard
 from wds_async.tar.headers import BLOCK, Headers, pass_over, shown
 from wds_async.tar.resync import resync
-from wds_async.tar.source import Source
+from wds_async.tar.source import ByteSource
 
 LONG = "d/" + "n" * 200
 
@@ -26,9 +26,9 @@ def archive(format: int = tarfile.GNU_FORMAT) -> bytes:
     return stream.getvalue()
 
 
-def source(data: bytes) -> Source:
+def source(data: bytes) -> ByteSource:
     pieces = iter([memoryview(data)])
-    return Source(lambda: next(pieces, None), "x.tar")
+    return ByteSource(lambda: next(pieces, None), "x.tar")
 
 
 @pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])

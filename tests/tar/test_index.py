@@ -16,7 +16,7 @@ from wds_async.errors import NotATar, ShardFormatError
 from wds_async.redact import redact
 from wds_async.tar.index import (
     DaliIndex,
-    Entry,
+    MemberEntry,
     dali_name,
     read_dali,
     scan,
@@ -26,7 +26,7 @@ from wds_async.tar.index import (
 from wds_async.writer import TarWriter
 
 
-def scanned(data: bytes, piece: int = 1000) -> list[Entry]:
+def scanned(data: bytes, piece: int = 1000) -> list[MemberEntry]:
     pieces = iter([memoryview(data)[at : at + piece] for at in range(0, len(data), piece)])
     return list(scan(lambda: next(pieces, None), "u"))
 
@@ -42,7 +42,7 @@ def test_a_scan_agrees_with_tarfile_and_with_the_writer(tmp_path: object) -> Non
     data = in_memory(*SAMPLES)
     entries = scanned(data)
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-        assert entries == [Entry(m.name, m.offset_data, m.size) for m in tar]
+        assert entries == [MemberEntry(m.name, m.offset_data, m.size) for m in tar]
     with TarWriter(f"{tmp_path}/x.tar", index="dali") as sink:
         assert [sink.write(sample) for sample in SAMPLES] == [701, 1, 4]
     with open(f"{tmp_path}/x.idx", encoding="utf-8") as file:
@@ -57,20 +57,27 @@ def test_dalis_format() -> None:
         "v1.2 2\ncls 512 1 a/1.cls jpg 1536 700 a/1.jpg\njpg 3072 0 a/2.jpg seg.png 3584 1 a/2.seg.png\n"
     )
     assert read_dali(index.text()) == [
-        [Entry("a/1.cls", 512, 1), Entry("a/1.jpg", 1536, 700)],
-        [Entry("a/2.jpg", 3072, 0), Entry("a/2.seg.png", 3584, 1)],
+        [MemberEntry("a/1.cls", 512, 1), MemberEntry("a/1.jpg", 1536, 700)],
+        [MemberEntry("a/2.jpg", 3072, 0), MemberEntry("a/2.seg.png", 3584, 1)],
     ]
 
 
 def test_members_that_belong_to_no_sample_are_left_out() -> None:
-    index = DaliIndex([Entry("__meta__/x.json", 0, 1), Entry("README", 0, 1), Entry("a.x", 9, 1), Entry(".h", 0, 1)])
+    index = DaliIndex(
+        [
+            MemberEntry("__meta__/x.json", 0, 1),
+            MemberEntry("README", 0, 1),
+            MemberEntry("a.x", 9, 1),
+            MemberEntry(".h", 0, 1),
+        ]
+    )
     assert index.text() == "v1.2 1\nx 9 1 a.x\n"
 
 
 @pytest.mark.parametrize("name", ["a b.jpg", "a.j pg", "a\n.jpg", "a."])
 def test_blanks_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="blanks"):
-        DaliIndex([Entry(name, 0, 0)])
+        DaliIndex([MemberEntry(name, 0, 0)])
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from wds_async.tar.decompress import plain
 from wds_async.tar.headers import MAX_EXTENSIONS
 from wds_async.tar.parse import members_of
 from wds_async.tar.resync import resync, seek
-from wds_async.tar.source import Read, Source
+from wds_async.tar.source import ByteSource, Read
 
 Pair = tuple[str, bytes]
 CUTS = ([1 << 22], [513], [511, 7])
@@ -36,7 +36,7 @@ class Outcome:
 
 def read_on(read: Read, admit: Callable[[str], str | None] | None = None) -> Outcome:
     """What a shard gives to who never gives up."""
-    source, got, skipped = Source(read, URL), Outcome(), 0
+    source, got, skipped = ByteSource(read, URL), Outcome(), 0
     while skipped is not None:
         try:
             for name, data, _ in members_of(source, admit=admit, max_field_bytes=1 << 20):
@@ -138,7 +138,7 @@ def test_what_follows_damage_to_the_end_is_the_end() -> None:
 
 def test_the_place_to_go_on_from_is_kept() -> None:
     shard = pack(some(3))
-    source = Source(Feed(hit(shard.data, shard.spans[1][0], b"\xff"), [1 << 22]), URL)
+    source = ByteSource(Feed(hit(shard.data, shard.spans[1][0], b"\xff"), [1 << 22]), URL)
     with pytest.raises(CorruptShard) as info:
         list(members_of(source))
     assert info.value.offset == source.offset == shard.spans[1][0]
@@ -149,7 +149,7 @@ def test_the_place_to_go_on_from_is_kept() -> None:
 
 
 def test_an_admission_that_fails_leaves_the_rest() -> None:
-    source = Source(Feed(pack(some(3)).data, [1 << 22]), URL)
+    source = ByteSource(Feed(pack(some(3)).data, [1 << 22]), URL)
 
     def admit(name: str) -> str:
         raise KeyError(name)
@@ -342,7 +342,7 @@ def test_many_zeros_are_passed_over() -> None:
 )
 def test_what_only_looks_like_a_header_is_passed_over(lure: bytes) -> None:
     shard = pack(some(2))
-    source = Source(Feed(lure + b"." + shard.data, [100]), URL)
+    source = ByteSource(Feed(lure + b"." + shard.data, [100]), URL)
     assert seek(source)
     assert source.offset == len(lure) + 1
     assert [name for name, _, _ in members_of(source)] == ["000.bin", "001.bin"]
@@ -377,7 +377,7 @@ def test_a_damaged_compressed_stream_cannot_be_read_on() -> None:
 def test_looking_for_a_header_takes_little_memory() -> None:
     piece = bytes(range(1, 256)) * 4096
     pieces = iter([memoryview(b"ustar" * 1000), *[memoryview(piece)] * 60])
-    source = Source(lambda: next(pieces, None), URL)
+    source = ByteSource(lambda: next(pieces, None), URL)
     tracemalloc.start()
     try:
         assert not seek(source)
@@ -390,7 +390,7 @@ def test_looking_for_a_header_takes_little_memory() -> None:
 def test_global_headers_take_no_memory() -> None:
     headers = [pax(b"g", b"GNU.sparse.%d=%s" % (n, b"s" * 900), b"k%d=%s" % (n, b"v" * 900)) for n in range(100)]
     read = iter([memoryview(block) for block in [*headers, END]])
-    source = Source(lambda: next(read, None), URL)
+    source = ByteSource(lambda: next(read, None), URL)
     tracemalloc.start()
     try:
         assert list(members_of(source)) == []

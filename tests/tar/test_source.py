@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wds_async.tar.source import Source
+from wds_async.tar.source import ByteSource
 
 
 class Feed:
@@ -48,7 +48,7 @@ def endless(sizes: list[int]) -> Iterator[int]:
 )
 def test_takes_and_skips_like_a_file(data: bytes, sizes: list[int], steps: list[tuple[bool, int]]) -> None:
     feed = Feed(data, endless(sizes))
-    source = Source(feed, "u")
+    source = ByteSource(feed, "u")
     at = 0
     for take, size in steps:
         expected = data[at : at + size]
@@ -69,7 +69,7 @@ def test_takes_and_skips_like_a_file(data: bytes, sizes: list[int], steps: list[
 )
 def test_what_is_put_back_comes_again(data: bytes, sizes: list[int], steps: list[tuple[int, int]]) -> None:
     feed = Feed(data, endless(sizes))
-    source = Source(feed, "u")
+    source = ByteSource(feed, "u")
     at = 0
     for size, back in steps:
         taken = source.take(size)
@@ -87,7 +87,7 @@ def test_what_is_put_back_comes_again(data: bytes, sizes: list[int], steps: list
 
 def test_what_was_put_back_goes_with_the_piece() -> None:
     feed = Feed(b"abcdef", endless([4]))
-    source = Source(feed, "u")
+    source = ByteSource(feed, "u")
     source.put_back(source.take(5))
     source.drop()
     feed.check()
@@ -96,7 +96,7 @@ def test_what_was_put_back_goes_with_the_piece() -> None:
 
 def test_empty_pieces_are_passed_over_and_the_end_is_sticky() -> None:
     pieces = iter([memoryview(b""), memoryview(b"ab"), memoryview(b""), memoryview(b"c")])
-    source = Source(lambda: next(pieces, None), "u")
+    source = ByteSource(lambda: next(pieces, None), "u")
     assert source.take(9) == b"abc"
     assert source.take(1) == b""
     assert source.skip(1) == 0
@@ -104,7 +104,7 @@ def test_empty_pieces_are_passed_over_and_the_end_is_sticky() -> None:
 
 
 def test_a_lying_size_takes_no_memory() -> None:
-    source = Source(Feed(b"abc", endless([2])), "u")
+    source = ByteSource(Feed(b"abc", endless([2])), "u")
     assert source.take(1 << 50) == b"abc"
 
 
@@ -113,8 +113,8 @@ def test_errors_of_the_stream_pass() -> None:
         raise ConnectionError("gone")
 
     with pytest.raises(ConnectionError):
-        Source(read, "u").take(1)
+        ByteSource(read, "u").take(1)
 
 
 def test_shows_no_secret() -> None:
-    assert "hush" not in Source(lambda: None, "https://h/x.tar?X-Amz-Signature=hush").shown
+    assert "hush" not in ByteSource(lambda: None, "https://h/x.tar?X-Amz-Signature=hush").shown

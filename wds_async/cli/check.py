@@ -13,7 +13,7 @@ from wds_async.cli import shards, terminal
 from wds_async.errors import WdsError
 from wds_async.redact import redact
 from wds_async.tar import decompress, group, parse
-from wds_async.tar.source import Source
+from wds_async.tar.source import ByteSource
 from wds_async.transfer import reader
 
 __all__ = ["Finding", "Survey", "command"]
@@ -98,12 +98,12 @@ def _of_shard(stream: reader.ShardStream, survey: Survey) -> Iterator[Finding]:
     nameless: list[str] = []
     repeated: list[str] = []
     container = _Counted(stream)
-    source: Source | None = None
+    source: ByteSource | None = None
     duplicates: list[Exception] = []
 
     def members() -> Iterator[parse.Member]:
         nonlocal source
-        source = Source(decompress.plain(container.read, stream.url), stream.url, stream.is_open_ended)
+        source = ByteSource(decompress.plain(container.read, stream.url), stream.url, stream.is_open_ended)
         for member in parse.members_of(source):
             if group.base_plus_ext(member[0])[0] is None:
                 nameless.append(member[0])

@@ -23,7 +23,7 @@ from wds_async.reading.parts import Ended, ShardOutcome
 from wds_async.redact import redact
 from wds_async.tar.decompress import plain
 from wds_async.tar.resync import resync
-from wds_async.tar.source import Source
+from wds_async.tar.source import ByteSource
 from wds_async.transfer.reader import ShardStream
 
 __all__ = ["CorruptionPolicy", "ShardRecovery"]
@@ -44,13 +44,13 @@ class ShardRecovery:
         self.failed = False
         self.bad = False
         self._ledger = ledger
-        self._source: Source | None = None
+        self._source: ByteSource | None = None
         self._cut: str | None = None
         self._gap_at: int | None = None
         self._cut_by_gap: str | None = None
         self._drained = False
 
-    def source(self) -> Source:
+    def source(self) -> ByteSource:
         """Return the bytes of its tar, from where they were read last. Raise what their stream raises."""
         if self._source is None:
             try:
@@ -66,7 +66,7 @@ class ShardRecovery:
                     self.broke = exn
                     raise
 
-            self._source = Source(unpacked, self.stream.url, self.stream.is_open_ended)
+            self._source = ByteSource(unpacked, self.stream.url, self.stream.is_open_ended)
         return self._source
 
     def _stored(self) -> memoryview | None:

@@ -19,7 +19,7 @@ from wds_async.redact import redact
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.tar.group import Keys, admission, base_plus_ext, expected, samples
 from wds_async.tar.parse import Member, members_of
-from wds_async.tar.source import Source
+from wds_async.tar.source import ByteSource
 from wds_async.transfer.reader import ShardCache, ShardReader, ShardStream, open_shards
 from wds_async.transfer.stats import Board, Counters
 
@@ -92,7 +92,7 @@ def _read(
     opened: Callable[[ShardReader], Any],
     reading: CorruptionPolicy,
     ledger: EpochLog,
-    parse: Callable[[Source], Iterator[Member]],
+    parse: Callable[[ByteSource], Iterator[Member]],
     grouping: dict[str, Any],
 ) -> Iterator[Sample]:
     counters = ledger.counters

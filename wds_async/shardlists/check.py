@@ -22,7 +22,7 @@ from wds_async.redact import redact
 from wds_async.shardcache.cache import DiskCache
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.tar import decompress, parse
-from wds_async.tar.source import Source
+from wds_async.tar.source import ByteSource
 from wds_async.transfer.probe import Probed, probe
 
 __all__ = ["check_shards", "lists_of", "looks_like", "shards_to_check"]
@@ -48,7 +48,7 @@ def looks_like(found: Probed) -> tuple[str, ShardFormatError | None]:
     pieces = iter([memoryview(found.head)] if found.head else [])
     try:
         plain = decompress.plain(lambda: next(pieces, None), found.url)
-        source = Source(plain, found.url)
+        source = ByteSource(plain, found.url)
         for _ in parse.members_of(source, admit=lambda _: None):
             pass
         if source.empty:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from wds_async.errors import CorruptShard, FieldTooLarge, TruncatedShard
-from wds_async.tar.source import Read, Source
+from wds_async.tar.source import ByteSource, Read
 
 __all__ = ["gunzip", "plain"]
 
@@ -51,7 +51,7 @@ def plain(read: Read, url: str) -> Read:
     """
     through = _Through(read)
     head = through.peek(_PEEK_BYTES)
-    source = Source(through, url)
+    source = ByteSource(through, url)
     if head[:3] == b"\x1f\x8b\x08":
         return _Pieces(_unpacked(source, "gzip", _Gunzip))
     if head[:3] == b"BZh" and head[4:10] in _BZ2_BLOCKS:  # "BZh" alone may begin the name of a tar's first member
@@ -130,7 +130,7 @@ def _unxz() -> lzma.LZMADecompressor:
     return lzma.LZMADecompressor(memlimit=_MEMORY_BYTES)
 
 
-def _unpacked(source: Source, what: str, new: Callable[[], _Codec]) -> Iterator[bytes]:
+def _unpacked(source: ByteSource, what: str, new: Callable[[], _Codec]) -> Iterator[bytes]:
     """gzip, bzip2 or xz streams, one after another."""
     try:
         data = _feed(source)
@@ -155,14 +155,14 @@ def _unpacked(source: Source, what: str, new: Callable[[], _Codec]) -> Iterator[
         source.drop()
 
 
-def _feed(source: Source) -> bytes:
+def _feed(source: ByteSource) -> bytes:
     """The next bytes of the current piece, or of the next one; empty at the end."""
     if source.pos == source.end and not source.fill():
         return b""
     return source.take(min(FEED_BYTES, source.end - source.pos))
 
 
-def _unzstd(source: Source) -> Iterator[bytes]:
+def _unzstd(source: ByteSource) -> Iterator[bytes]:
     """zstd frames, one after another, block by block: a block holds at most 128 KiB, so what comes out is
     bounded, and where the frame ends is known (zstandard's own readers end quietly on a cut stream)."""
     import zstandard  # noqa: PLC0415 (few shards are zstd)
@@ -193,7 +193,7 @@ def _unzstd(source: Source) -> Iterator[bytes]:
         source.drop()
 
 
-def _zstd_parts(source: Source) -> Iterator[bytes]:
+def _zstd_parts(source: ByteSource) -> Iterator[bytes]:
     """A frame behind its magic number, cut into its header and blocks (RFC 8878, 3.1.1)."""
     descriptor = _need(source, 1)
     flags = descriptor[0]
@@ -213,21 +213,21 @@ def _is_skippable(magic: bytes) -> bool:
     return magic[1:] == b"\x2a\x4d\x18" and magic[0] >> 4 == 5
 
 
-def _need(source: Source, size: int) -> bytes:
+def _need(source: ByteSource, size: int) -> bytes:
     data = source.take(size)
     if len(data) < size:
         raise _truncated(source, "zstd")
     return data
 
 
-def _truncated(source: Source, what: str) -> TruncatedShard:
+def _truncated(source: ByteSource, what: str) -> TruncatedShard:
     return TruncatedShard(
         f"{source.shown}: the {what} stream ends early, after {source.offset} compressed bytes; write or copy the"
         " shard again"
     ).at(source.shown, source.offset)
 
 
-def _corrupt(source: Source, what: str, why: object) -> CorruptShard:
+def _corrupt(source: ByteSource, what: str, why: object) -> CorruptShard:
     if "memory" in str(why).lower():  # how lzma and zstandard say it
         return CorruptShard(
             f"{source.shown}: the {what} stream wants more than {_MEMORY_BYTES >> 20} MiB of memory: {why};"

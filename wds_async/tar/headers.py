@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from wds_async.errors import CorruptShard, NotATar, TruncatedShard
 from wds_async.tar.blocks import BLOCK, LOW_SUMS, checks, number, padded, records, text
 from wds_async.tar.resync import seek
-from wds_async.tar.source import Source
+from wds_async.tar.source import ByteSource
 from wds_async.tar.sparse import MAX_PIECES, PREFIX, Sparse, SparseRecords, old_sparse
 
 __all__ = ["BLOCK", "LOW_SUMS", "Headers", "pass_over", "shown", "truncated"]
@@ -58,7 +58,7 @@ class Headers:
 
     __slots__ = ("began", "refused", "shared", "source", "sparse", "sparse_at", "zeros", "zeros_end")
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ByteSource) -> None:
         self.source = source
         self.shared: dict[bytes, bytes] = {}
         self.zeros = self.zeros_end = -1  # where the last zero blocks began and ended
@@ -309,7 +309,7 @@ def _pax_size(digits: bytes) -> int:
     return int(digits)
 
 
-def pass_over(source: Source, size: int, offset: int) -> None:
+def pass_over(source: ByteSource, size: int, offset: int) -> None:
     """Skip ``size`` bytes of the member whose header is at ``offset``; TruncatedShard where they are not there."""
     got = source.skip(size)
     if got < size:

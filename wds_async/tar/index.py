@@ -22,9 +22,9 @@ from wds_async.errors import CorruptShard, DuplicateField, ShardFormatError
 from wds_async.redact import redact
 from wds_async.tar.group import SKIP_META, admission, base_plus_ext
 from wds_async.tar.headers import BLOCK, Headers, pass_over
-from wds_async.tar.source import Read, Source
+from wds_async.tar.source import ByteSource, Read
 
-__all__ = ["DaliIndex", "Entry", "SampleTable", "dali_name", "read_dali", "scan", "shard_list", "shard_list_name"]
+__all__ = ["DaliIndex", "MemberEntry", "SampleTable", "dali_name", "read_dali", "scan", "shard_list", "shard_list_name"]
 
 _VERSION = "v1.2"
 
@@ -41,7 +41,7 @@ _META = re.compile(SKIP_META)
 _NUMBER = re.compile(r"%[^%a-zA-Z]*[diuoxX]")
 
 
-class Entry(NamedTuple):
+class MemberEntry(NamedTuple):
     """One field in a plain tar: the member's ``name``, the ``offset`` of its data and its ``size``, in bytes."""
 
     name: str
@@ -52,7 +52,7 @@ class Entry(NamedTuple):
 class DaliIndex:
     """Gathers the entries of one shard, in their order."""
 
-    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+    def __init__(self, entries: Iterable[MemberEntry] = ()) -> None:
         self._lines: list[str] = []
         self._key: str | None = None
         for entry in entries:
@@ -62,7 +62,7 @@ class DaliIndex:
         """The number of samples."""
         return len(self._lines)
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: MemberEntry) -> None:
         """The next member; names without a key or field are passed over, as by a reader.
 
         Raises ValueError for a name with a blank, which the format cannot hold.
@@ -92,7 +92,7 @@ def dali_name(url: str) -> str:
     return f"{folder}{slash}{name[:1]}{name[1:].partition('.')[0]}.idx"
 
 
-def read_dali(text: str) -> list[list[Entry]]:
+def read_dali(text: str) -> list[list[MemberEntry]]:
     """The samples of an index, each a list of its entries. Raises ShardFormatError, with the line, for what is none.
 
     Indexes of versions 1.0 and 1.1, which hold no names, are refused.
@@ -109,26 +109,26 @@ def read_dali(text: str) -> list[list[Entry]]:
     return samples
 
 
-def _sample(line: str, number: int) -> list[Entry]:
+def _sample(line: str, number: int) -> list[MemberEntry]:
     words = line.split()
     try:
         if len(words) % 4:
             raise ValueError
         quads = zip(words[1::4], words[2::4], words[3::4], strict=True)
-        return [Entry(name, int(offset), int(size)) for offset, size, name in quads]
+        return [MemberEntry(name, int(offset), int(size)) for offset, size, name in quads]
     except ValueError:
         raise ShardFormatError(
             f"line {number} of the index is not 'extension offset size name …': {line[:80]!r}"
         ) from None
 
 
-def scan(read: Read, url: str) -> Iterator[Entry]:
+def scan(read: Read, url: str) -> Iterator[MemberEntry]:
     """The entries of an existing plain tar; ``read`` gives its bytes piece by piece, as for `parse.members`.
 
     Raises NotATar, CorruptShard and TruncatedShard with ``url``. Of a compressed shard these would be offsets that
     nobody can seek to: do not unpack it for this.
     """
-    source = Source(read, url)
+    source = ByteSource(read, url)
     headers = Headers(source)
     try:
         while (found := headers.next(-1)) is not None:
@@ -138,7 +138,7 @@ def scan(read: Read, url: str) -> Iterator[Entry]:
                     f"{source.shown}: member {name!r:.200} at byte {offset} is stored sparse, so its bytes stand at no"
                     " one place; pack the shard again without tar's --sparse to index it"
                 ).at(source.shown, offset)
-            yield Entry(name, source.offset, size)
+            yield MemberEntry(name, source.offset, size)
             pass_over(source, (size + BLOCK - 1) & -BLOCK, offset)
     finally:
         source.drop()

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from wds_async.errors import CorruptShard, FieldTooLarge
 from wds_async.tar.blocks import BLOCK, LOW_SUMS, padded
 from wds_async.tar.headers import Headers, pass_over, shown, truncated
-from wds_async.tar.source import NOTHING, Read, Source
+from wds_async.tar.source import NOTHING, ByteSource, Read
 
 __all__ = ["Member", "Read", "members", "members_of"]
 
@@ -73,11 +73,11 @@ def members(
     ``TruncatedShard``, each with ``url`` and the offset, also as attributes; and whatever ``read`` and ``admit``
     raise. No piece is referred to when the next one is asked for, nor when the iterator has ended or was closed.
     """
-    return _walk(Source(read, url, end_required), admit, max_field_bytes, keep=False)
+    return _walk(ByteSource(read, url, end_required), admit, max_field_bytes, keep=False)
 
 
 def members_of(
-    source: Source,
+    source: ByteSource,
     *,
     admit: Callable[[str], str | None] | None = None,
     max_field_bytes: int = 2 << 30,
@@ -92,7 +92,7 @@ def members_of(
     return _walk(source, admit, max_field_bytes, keep=True)
 
 
-def _walk(source: Source, admit: Callable[[str], str | None] | None, limit: int, *, keep: bool) -> Iterator[Member]:
+def _walk(source: ByteSource, admit: Callable[[str], str | None] | None, limit: int, *, keep: bool) -> Iterator[Member]:
     """``members``, spelled for speed: what the loop needs of ``source`` is in locals while it runs here."""
     headers = _headers_behind(source)
     sums, sizes, unpack, adler32 = LOW_SUMS, _sizes, _HEADER.unpack_from, zlib.adler32
@@ -179,14 +179,14 @@ def _data(headers: Headers, size: int, name: str, offset: int, limit: int) -> by
         ) from None
 
 
-def _headers_behind(source: Source) -> Headers:
+def _headers_behind(source: ByteSource) -> Headers:
     """The headers behind what is left of a member that an error told of, if one did."""
     rest, source.rest = source.rest, 0
     pass_over(source, rest, source.offset)
     return Headers(source)
 
 
-def _too_large(source: Source, offset: int, name: str, size: int, limit: int, whole: int = 0) -> FieldTooLarge:
+def _too_large(source: ByteSource, offset: int, name: str, size: int, limit: int, whole: int = 0) -> FieldTooLarge:
     source.rest = padded(size)
     return FieldTooLarge(
         f"{source.shown}: member {shown(name)} at byte {offset} has {whole or size} bytes, above"

@@ -11,7 +11,7 @@ that is itself a plain tar, the headers inside it are found, and its members are
 from __future__ import annotations
 
 from wds_async.tar.blocks import BLOCK, MAGIC, checks, number, padded, records
-from wds_async.tar.source import Source
+from wds_async.tar.source import ByteSource
 
 __all__ = ["resync", "seek"]
 
@@ -24,7 +24,7 @@ _KINDS = b"01234567\0SDMNV" + _EXTENSIONS  # POSIX's, and those of GNU, Solaris 
 _FULL = 99  # bytes: a name field as full as this may hold the beginning of a longer name
 
 
-def resync(source: Source, since: int | None = None) -> int | None:
+def resync(source: ByteSource, since: int | None = None) -> int | None:
     """Go on from where a ``CorruptShard`` left ``source`` to the next valid header: `parse.members_of` reads on there.
 
     Returns how many bytes were passed over since the byte ``since`` (the error's ``offset``; where the source stands
@@ -37,7 +37,7 @@ def resync(source: Source, since: int | None = None) -> int | None:
     return source.offset - since if seek(source) else None
 
 
-def seek(source: Source) -> bool:
+def seek(source: ByteSource) -> bool:
     """Go to the next valid header, perhaps the one where ``source`` stands; False at the end of the stream."""
     left, source.rest = source.rest, 0
     orphan, source.orphan = source.orphan, False

@@ -1,7 +1,7 @@
 """The pieces of one stream, read by count.
 
 A shard arrives as pieces of memory that the engine uses again: a piece is valid only until the next one
-is asked for. ``Source`` holds the one that is being read and gives bytes that may cross pieces. It keeps
+is asked for. ``ByteSource`` holds the one that is being read and gives bytes that may cross pieces. It keeps
 its piece in an attribute (never in a local of a frame that an exception could keep alive), so that
 ``drop`` is enough to let go of the engine's memory.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from wds_async.redact import redact
 
-__all__ = ["NOTHING", "Read", "Source"]
+__all__ = ["NOTHING", "ByteSource", "Read"]
 
 Read = Callable[[], memoryview | None]
 """Gives the next piece of a stream: bytes (format ``B``, one or more of them) that are valid until the
@@ -23,7 +23,7 @@ NOTHING = memoryview(b"")
 """The piece of who has none."""
 
 
-class Source:
+class ByteSource:
     """A stream of pieces with a position.
 
     ``view`` is the current piece (``NOTHING`` before the first and after the last), ``pos`` and ``end`` are

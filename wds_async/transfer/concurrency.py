@@ -52,7 +52,7 @@ class Decision:
     reason: str
 
 
-class _Refusals:
+class _RefusedShare:
     """The share of requests that the store refuses (429, 503), in groups of a second.
 
     A store that refuses as large a share of fewer requests refuses by chance; that share is tolerated for 30 s.
@@ -122,7 +122,7 @@ class Concurrency:
         self._lately: deque[float] = deque([math.inf], maxlen=2)
         """Best seconds a byte of these five seconds and of the five before."""
         self._epoch_began = 0.0
-        self._refusals = _Refusals()
+        self._refusals = _RefusedShare()
         self._begun = self._crowded = False
         self._mean_s = 0.0
         self._changed_at = self._hold_until = self._deaf_until = -math.inf

@@ -103,7 +103,7 @@ class Head:
             return None
 
 
-class _Fields:
+class _HeadFields:
     """Collects what ``httptools`` calls back with."""
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class _Fields:
 
 def parse_head(raw: bytes) -> Head:
     """The head of an answer, ``raw`` ending with its empty line; `ConnectionBroken` where it is not HTTP/1.x."""
-    collected = _Fields()
+    collected = _HeadFields()
     parser = httptools.HttpResponseParser(collected)
     if raw.count(b"\n") > FIELDS_LIMIT + 2:
         raise ConnectionBroken(f"more than {FIELDS_LIMIT} header fields")

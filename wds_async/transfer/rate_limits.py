@@ -1,4 +1,4 @@
-"""How much is asked of origins at once: connections and bytes a second, of all together and of each."""
+"""Limits on the requests to origins: connections and bytes a second, of all together and of each; the token bucket."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-__all__ = ["Clock", "OriginLimits", "Permit", "TokenBucket"]
+__all__ = ["LoopClock", "OriginLimits", "Permit", "TokenBucket"]
 
 _SHARE = 7
 """One origin may have this many times the connections that are free, so that one whose requests all hang leaves some to
@@ -18,8 +18,8 @@ the others (Choudhury and Hahne, "Dynamic queue length thresholds", 1998): of 64
 _BURST_S = 1.0
 
 
-class Clock(Protocol):
-    """What of a loop tells and keeps time."""
+class LoopClock(Protocol):
+    """Protocol: the clock and timers of a loop."""
 
     def time(self) -> float: ...
 
@@ -66,25 +66,25 @@ class TokenBucket:
 
 
 @dataclass(slots=True, eq=False)
-class _Waiter:
+class _PermitWaiter:
     wanted_bytes: int
     woken: asyncio.Future[None]
     connects: bool
-    """Whether it wants a connection too, and not only bytes over the one that it has."""
+    """Whether it wants a connection too, and not only bytes over its own."""
 
 
 @dataclass(slots=True, eq=False)
-class _Line:
-    """Those who wait for one origin; who has a connection and wants more bytes comes first, or none would be free."""
+class _OriginQueue:
+    """Waiters for one origin; those that hold a connection and want more bytes come first, or none would be free."""
 
     bucket: TokenBucket
     room: Callable[[], int]
     flying: int = 0
-    parts: deque[_Waiter] = field(default_factory=deque)
-    pieces: deque[_Waiter] = field(default_factory=deque)
+    parts: deque[_PermitWaiter] = field(default_factory=deque)
+    pieces: deque[_PermitWaiter] = field(default_factory=deque)
 
     @property
-    def first(self) -> _Waiter | None:
+    def first(self) -> _PermitWaiter | None:
         queue = self.pieces or self.parts
         return queue[0] if queue else None
 
@@ -112,22 +112,22 @@ class OriginLimits:
         origin_connections: int = 64,
         bytes_per_s: float | None = None,
         origin_bytes_per_s: float | None = None,
-        clock: Clock | None = None,
+        clock: LoopClock | None = None,
     ) -> None:
         self.connections = connections
         self.origin_connections = origin_connections
         self.flying = 0
         """Requests under way now."""
         self._origin_bytes_per_s = origin_bytes_per_s
-        self._clock: Clock = clock or asyncio.get_running_loop()
+        self._clock: LoopClock = clock or asyncio.get_running_loop()
         self._bucket = TokenBucket(bytes_per_s, self._clock.time)
-        self._lines: dict[str, _Line] = {}
-        self._turns: deque[_Line] = deque()  # those where somebody waits
+        self._lines: dict[str, _OriginQueue] = {}
+        self._turns: deque[_OriginQueue] = deque()  # those where somebody waits
         self._timer: Any = None
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for leave."""
+        """Requests that wait for their permit."""
         return sum(len(line.parts) for line in self._turns)
 
     @contextlib.asynccontextmanager
@@ -150,14 +150,14 @@ class OriginLimits:
         line = self._line(origin)
         await self._wait(line, line.pieces, count)
 
-    def _line(self, origin: str) -> _Line:
+    def _line(self, origin: str) -> _OriginQueue:
         if origin not in self._lines:
             bucket = TokenBucket(self._origin_bytes_per_s, self._clock.time)
-            self._lines[origin] = _Line(bucket, lambda: self.origin_connections)
+            self._lines[origin] = _OriginQueue(bucket, lambda: self.origin_connections)
         return self._lines[origin]
 
-    async def _wait(self, line: _Line, queue: deque[_Waiter], count: int) -> None:
-        waiter = _Waiter(count, asyncio.get_running_loop().create_future(), queue is line.parts)
+    async def _wait(self, line: _OriginQueue, queue: deque[_PermitWaiter], count: int) -> None:
+        waiter = _PermitWaiter(count, asyncio.get_running_loop().create_future(), queue is line.parts)
         if line.first is None:
             self._turns.append(line)
         queue.append(waiter)
@@ -172,7 +172,7 @@ class OriginLimits:
                 self._landed(line, -count, connected=waiter.connects)
             raise
 
-    def _landed(self, line: _Line, more_bytes: int, *, connected: bool = True) -> None:
+    def _landed(self, line: _OriginQueue, more_bytes: int, *, connected: bool = True) -> None:
         self.flying -= connected
         line.flying -= connected
         self._bucket.take(more_bytes)
@@ -199,13 +199,13 @@ class OriginLimits:
                 self._turns.append(line)
         self._look_again(soonest)
 
-    def _has_room(self, line: _Line, waiter: _Waiter) -> bool:
+    def _has_room(self, line: _OriginQueue, waiter: _PermitWaiter) -> bool:
         if not waiter.connects:
             return True
         free = self.connections - self.flying
         return free > 0 and line.flying < min(self.origin_connections, line.room(), _SHARE * free)
 
-    def _let_go(self, line: _Line, waiter: _Waiter) -> None:
+    def _let_go(self, line: _OriginQueue, waiter: _PermitWaiter) -> None:
         (line.parts if waiter.connects else line.pieces).popleft()
         self.flying += waiter.connects
         line.flying += waiter.connects
