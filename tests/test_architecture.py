@@ -536,8 +536,19 @@ def test_no_rooms_import_each_other() -> None:
 
 
 SMALL = 100
-SMALL_ROOMS = ("_version", "*__init__", "__main__", "world", "packages", "storage.local", "cli.*", "legacy.*", "redact")
-"""Doors, commands, and rooms of one side effect: they may be short and have a single importer."""
+SMALL_ROOMS = (
+    "_version",
+    "*__init__",
+    "__main__",
+    "world",
+    "packages",
+    "storage.local",
+    "cli.*",
+    "legacy.*",
+    "redact",
+    "*protocols",
+)
+"""Doors, commands, protocols, and rooms of one side effect: they may be short and have a single importer."""
 
 
 def fragments(modules: list[Module], graph: dict[str, set[str]]) -> list[str]:

@@ -16,7 +16,7 @@ import pytest
 
 from tests.servers.shards import make_shard
 from wds_async.cli.demo import data
-from wds_async.cli.demo.data import Plan, prepare, render
+from wds_async.cli.demo.data import DemoPlan, prepare, render
 from wds_async.cli.demo.server import serving
 from wds_async.cli.demo.train import State, shrink, train
 from wds_async.dataset import WebDataset
@@ -39,7 +39,7 @@ def test_from_nothing_to_a_chart(program: Any, tmp_path: Path) -> None:
 image = pytest.importorskip("PIL.Image")
 
 
-PLAN = Plan(train_bytes=300_000, shard_bytes=100_000, test_images=40, pixels=32)
+PLAN = DemoPlan(train_bytes=300_000, shard_bytes=100_000, test_images=40, pixels=32)
 
 
 def test_shards_are_complete_and_used_again(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def _write(pieces: Iterable[bytes | memoryview]) -> None:
     out.flush()
 
 
-def _field(entries: Iterable[shards.Entry], name: str, given: Sequence[str], key: str | None) -> Iterable[bytes]:
+def _field(entries: Iterable[shards.ListedShard], name: str, given: Sequence[str], key: str | None) -> Iterable[bytes]:
     none = True
     for entry in entries:
         none = False
@@ -74,7 +74,7 @@ def _field(entries: Iterable[shards.Entry], name: str, given: Sequence[str], key
         raise _missing(given, key)
 
 
-def _show(entries: Iterable[shards.Entry], as_json: bool, given: Sequence[str], key: str | None) -> None:
+def _show(entries: Iterable[shards.ListedShard], as_json: bool, given: Sequence[str], key: str | None) -> None:
     none = True
     for entry in entries:
         none = False
@@ -99,7 +99,7 @@ def _text(data: bytes) -> str | None:
     return text if all(c.isprintable() or c.isspace() for c in text) else None
 
 
-def _object(entry: shards.Entry) -> dict[str, Any]:
+def _object(entry: shards.ListedShard) -> dict[str, Any]:
     fields = {}
     for name, data in entry.fields.items():
         text = _text(data)
@@ -107,7 +107,7 @@ def _object(entry: shards.Entry) -> dict[str, Any]:
     return {"key": entry.key, "fields": fields, "shard": redact(entry.url), "offset": entry.offset}
 
 
-def _line(entry: shards.Entry) -> str:
+def _line(entry: shards.ListedShard) -> str:
     parts = [click.style(entry.key, bold=True)]
     for name, data in entry.fields.items():
         text = _text(data)

@@ -15,11 +15,11 @@ from wds_async.storage.listing.expand import expand_listed
 from wds_async.tar import decompress, group, parse
 from wds_async.transfer import reader
 
-__all__ = ["Entry", "entries", "expand", "human", "made", "members", "raw", "samples"]
+__all__ = ["ListedShard", "entries", "expand", "human", "made", "members", "raw", "samples"]
 
 
 @dataclass
-class Entry:
+class ListedShard:
     """One sample: ``key``, shard ``url``, ``offset`` of its first header in the (decompressed) tar, ``fields``.
 
     ``offset`` is None for a sample that a function made without one.
@@ -58,7 +58,7 @@ def members(shards: Iterable[str]) -> Iterator[tuple[str, parse.Member]]:
                 yield stream.url, member
 
 
-def samples(shards: Iterable[str]) -> Iterator[Entry]:
+def samples(shards: Iterable[str]) -> Iterator[ListedShard]:
     """Yield adjacent members of one key as samples, as `WebDataset` groups them; nameless ones are passed over."""
     with reader.open_shards(shards) as opened:
         for stream in opened:
@@ -66,7 +66,7 @@ def samples(shards: Iterable[str]) -> Iterator[Entry]:
             members = parse.members(plain, stream.url, end_required=stream.is_open_ended)
             for found in group.samples(members, stream.url):
                 fields = {name: data for name, data in found.items() if name not in ("__key__", "__url__")}
-                yield Entry(found["__key__"], found.shard, found.offset, fields)
+                yield ListedShard(found["__key__"], found.shard, found.offset, fields)
 
 
 def made(name: str) -> Any:
@@ -76,7 +76,7 @@ def made(name: str) -> Any:
     return spec.call(name)
 
 
-def entries(specs: Iterable[str]) -> Iterator[Entry]:
+def entries(specs: Iterable[str]) -> Iterator[ListedShard]:
     """Yield the samples of everything that the arguments stand for: shards, specifications, ``module:function``."""
     for is_function, alike in itertools.groupby(specs, spec.is_function):
         if is_function:
@@ -86,7 +86,7 @@ def entries(specs: Iterable[str]) -> Iterator[Entry]:
             yield from samples(expand(alike))
 
 
-def _made_entries(name: str) -> Iterator[Entry]:
+def _made_entries(name: str) -> Iterator[ListedShard]:
     for number, sample in enumerate(made(name)):
         if not isinstance(sample, Mapping):
             raise ConfigError(
@@ -95,7 +95,7 @@ def _made_entries(name: str) -> Iterator[Entry]:
             )
         fields = {field: _bytes(value) for field, value in sample.items() if not field.startswith("__")}
         where = str(sample.get("__url__", name))
-        yield Entry(str(sample.get("__key__", number)), where, getattr(sample, "offset", None), fields)
+        yield ListedShard(str(sample.get("__key__", number)), where, getattr(sample, "offset", None), fields)
 
 
 def _bytes(value: Any) -> bytes:

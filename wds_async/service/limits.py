@@ -22,7 +22,7 @@ from wds_async.service.refusals import Refusal
 from wds_async.transfer.rate_limits import TokenBucket
 
 if TYPE_CHECKING:
-    from wds_async.transfer.ranges import Facts, Part, RangeFetcher
+    from wds_async.transfer.ranges import Facts, RangeFetcher, RangePart
 
 __all__ = [
     "CostLimitedOrigin",
@@ -352,7 +352,9 @@ class CostLimitedOrigin:
         """Return whether the origin is not known to be down."""
         return self._origin.reachable(url)
 
-    def part(self, url: str, start: int, stop: int, facts: Facts | None = None) -> AbstractAsyncContextManager[Part]:
+    def part(
+        self, url: str, start: int, stop: int, facts: Facts | None = None
+    ) -> AbstractAsyncContextManager[RangePart]:
         """Return a range of an object."""
         self._spending.check()
         return self._origin.part(url, start, stop, facts)

@@ -39,7 +39,7 @@ from wds_async.transfer.slabs import LARGEST_BYTES, Lender, Slab
 from wds_async.transfer.stats import Counters
 from wds_async.transfer.traffic import OriginTraffic, Traffic, origin_of
 
-__all__ = ["LARGEST_PART_BYTES", "Facts", "Part", "RangeFetcher", "Unranged"]
+__all__ = ["LARGEST_PART_BYTES", "Facts", "RangeFetcher", "RangePart", "Unranged"]
 
 LARGEST_PART_BYTES = LARGEST_BYTES
 """No part may be longer, whatever the memory."""
@@ -51,7 +51,7 @@ _TURN_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RangePart:
     """Bytes of an object, valid within the ``async with``."""
 
     view: memoryview
@@ -218,7 +218,7 @@ class RangeFetcher:
         return obj.facts
 
     @contextlib.asynccontextmanager
-    async def part(self, url: str, start: int, stop: int, facts: Facts | None = None) -> AsyncIterator[Part]:
+    async def part(self, url: str, start: int, stop: int, facts: Facts | None = None) -> AsyncIterator[RangePart]:
         """Bytes ``[start, stop)`` of an object; fewer only at its end. Waits for memory, first come, first served.
 
         With ``facts`` (of `facts`, or of another part) the bytes are of that very object, or `ObjectChanged` is raised;
@@ -242,7 +242,7 @@ class RangeFetcher:
             self._objects.leave(obj, failed=isinstance(exn, WdsError))
             raise
         try:
-            yield Part(view, obj.facts)
+            yield RangePart(view, obj.facts)
         finally:
             if slab is not None:
                 self._memory.give_back(slab, view)

@@ -17,7 +17,7 @@ from wds_async.cli import shards
 from wds_async.cli.bench import chart
 from wds_async.cli.bench import command as bench
 from wds_async.cli.bench.measure import Job, Outcome, measure
-from wds_async.cli.demo.data import Plan, Shards, prepare
+from wds_async.cli.demo.data import DemoPlan, DemoShards, prepare
 from wds_async.cli.demo.server import serving
 from wds_async.cli.demo.train import State, train
 
@@ -62,14 +62,14 @@ def command(*, folder: Path | None, png: Path, epochs: int, workers: int, second
         click.get_current_context().exit(1)
 
 
-def _plan(quick: bool) -> Plan:
+def _plan(quick: bool) -> DemoPlan:
     if quick:
-        return Plan(train_bytes=6 * _MIB, shard_bytes=_MIB, test_images=200, pixels=64)
+        return DemoPlan(train_bytes=6 * _MIB, shard_bytes=_MIB, test_images=200, pixels=64)
     budget = config.transfer_config().budget_bytes
-    return Plan(train_bytes=3 * max(budget, 128 * _MIB), shard_bytes=32 * _MIB, test_images=1000)
+    return DemoPlan(train_bytes=3 * max(budget, 128 * _MIB), shard_bytes=32 * _MIB, test_images=1000)
 
 
-def _make(folder: Path, plan: Plan, console: Console) -> Shards:
+def _make(folder: Path, plan: DemoPlan, console: Console) -> DemoShards:
     with _progress(console) as bar:
         task = bar.add_task("[bold]1 · Images[/]", total=plan.train_bytes, info="")
 
@@ -87,7 +87,7 @@ def _make(folder: Path, plan: Plan, console: Console) -> Shards:
 
 
 def _train(
-    urls: tuple[list[str], list[str]], epochs: int, workers: int, data: Shards, console: Console
+    urls: tuple[list[str], list[str]], epochs: int, workers: int, data: DemoShards, console: Console
 ) -> tuple[chart.Course, Any]:
     began = time.monotonic()
     with _progress(console) as bar:

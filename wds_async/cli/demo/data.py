@@ -25,7 +25,7 @@ import numpy as np
 
 from wds_async.writer import ShardWriter
 
-__all__ = ["Plan", "Shards", "prepare", "render"]
+__all__ = ["DemoPlan", "DemoShards", "prepare", "render"]
 
 _QUALITY = 95
 _NOISE = 96
@@ -36,7 +36,7 @@ _Image = tuple[str, bytes, int]  # key, JPEG, label
 
 
 @dataclass(frozen=True)
-class Plan:
+class DemoPlan:
     """``train_bytes`` of training shards of ``shard_bytes``, ``test_images``, of ``pixels`` squared, at least 32."""
 
     train_bytes: int
@@ -48,7 +48,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Shards:
+class DemoShards:
     """The written shards: file names inside ``folder``, and counts."""
 
     folder: Path
@@ -59,7 +59,7 @@ class Shards:
     bytes: int
 
 
-def prepare(folder: Path, plan: Plan, progress: Callable[[int], None] = lambda written: None) -> Shards:
+def prepare(folder: Path, plan: DemoPlan, progress: Callable[[int], None] = lambda written: None) -> DemoShards:
     """Write the shards of ``plan`` to ``folder``, unless they are there already.
 
     ``progress`` is called with the bytes of training images so far. What an interrupted run left is removed.
@@ -68,7 +68,7 @@ def prepare(folder: Path, plan: Plan, progress: Callable[[int], None] = lambda w
     if done.is_file():
         known = json.loads(done.read_text())
         if known["plan"] == asdict(plan):
-            return Shards(folder, **known["shards"])
+            return DemoShards(folder, **known["shards"])
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     # Leaving it waits for the few batches that were begun for nothing; multiprocessing's Pool would kill its
@@ -92,10 +92,10 @@ def prepare(folder: Path, plan: Plan, progress: Callable[[int], None] = lambda w
         "bytes": sum(path.stat().st_size for path in folder.glob("*.tar")),
     }
     done.write_text(json.dumps({"plan": asdict(plan), "shards": shards}))
-    return Shards(folder, **shards)
+    return DemoShards(folder, **shards)
 
 
-def _write(pattern: Path, plan: Plan, images: Iterable[_Image]) -> int:
+def _write(pattern: Path, plan: DemoPlan, images: Iterable[_Image]) -> int:
     count = 0
     with ShardWriter(str(pattern), maxsize=plan.shard_bytes, verbose=0, mtime=0) as sink:
         for key, jpeg, label in images:
@@ -115,7 +115,7 @@ def _until(images: Iterator[_Image], size: int, progress: Callable[[int], None])
             return
 
 
-def _images(pool: ProcessPoolExecutor, plan: Plan, part: str) -> Iterator[_Image]:
+def _images(pool: ProcessPoolExecutor, plan: DemoPlan, part: str) -> Iterator[_Image]:
     """Endless images in a fixed order, rendered a few batches ahead by ``pool``."""
     ahead = deque(pool.submit(_batch, plan, part, i) for i in range(_AHEAD))
     for next_batch in itertools.count(_AHEAD):
@@ -123,7 +123,7 @@ def _images(pool: ProcessPoolExecutor, plan: Plan, part: str) -> Iterator[_Image
         ahead.append(pool.submit(_batch, plan, part, next_batch))
 
 
-def _batch(plan: Plan, part: str, number: int) -> list[_Image]:
+def _batch(plan: DemoPlan, part: str, number: int) -> list[_Image]:
     pixels, labels = _digits(part)
     made = []
     for index in range(number * _BATCH, (number + 1) * _BATCH):

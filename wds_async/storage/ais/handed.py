@@ -163,7 +163,7 @@ def _received(connection: socket.socket) -> tuple[bytes, list[int]]:
     return raw, list(fds)
 
 
-class _HeadFields:
+class _FileHeadFields:
     """Collects what ``httptools`` calls back with."""
 
     def __init__(self) -> None:
@@ -175,7 +175,7 @@ class _HeadFields:
 
 def _read(raw: bytes) -> tuple[int, Mapping[str, str]]:
     """Return status and fields of an answer; status 0 for what is none."""
-    found = _HeadFields()
+    found = _FileHeadFields()
     parser: Any = httptools.HttpResponseParser(found)
     try:
         parser.feed_data(raw)
