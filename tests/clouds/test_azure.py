@@ -277,7 +277,7 @@ def test_a_signature_that_lapses_mid_shard_is_renewed(
     with caplog.at_level(logging.INFO, "wds_async"):
         assert read(["az://lapses/x.tar"], after=passed, budget_bytes=MIB) == [content]
     assert len(signed) > 1
-    told = [record.getMessage() for record in caplog.records if "asked for another request" in record.getMessage()]
+    told = [record.getMessage() for record in caplog.records if "requesting another" in record.getMessage()]
     assert bool(told) is not in_time
     assert all("account key of devstoreaccount1" in line and "sig=" not in line for line in told)
 
