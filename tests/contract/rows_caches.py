@@ -164,7 +164,7 @@ FIELDS = (
         "there is none",
         "as in the other filters",
         "one bad sample (#142)",
-        "filters/test_fields.py::test_handlers_of_the_filters_with_patterns",
+        "filters/test_conformance.py::test_the_handler_decides",
         SURFACE,
     ),
     Difference(
