@@ -71,6 +71,7 @@ def service_page() -> str:
     from wds_async.service.cache.entries import CacheStats
     from wds_async.service.config import ServiceConfig
     from wds_async.service.metrics import Meters
+    from wds_async.service.pages import metrics_page
     from wds_async.transfer.traffic import Traffic
 
     traffic, meters = Traffic(), Meters()
@@ -80,10 +81,10 @@ def service_page() -> str:
     plans = _NoPlans()
     seen = SimpleNamespace(
         config=ServiceConfig(), cache=SimpleNamespace(statistics=CacheStats), fetcher=SimpleNamespace(held_bytes=0),
-        traffic=traffic, plans=plans, spending=ServiceCostLimit(traffic, PriceTable.load(None)), meters=meters,
-        ready=True,
+        traffic=traffic, plans=plans, cost_limit=ServiceCostLimit(traffic, PriceTable.load(None)), meters=meters,
+        readiness=SimpleNamespace(why_not=""),
     )  # fmt: skip
-    return meters.text(seen).decode()
+    return metrics_page(seen).decode()
 
 
 def job_page() -> str:

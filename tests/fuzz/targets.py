@@ -24,6 +24,7 @@ from wds_async.shardlists import spec
 from wds_async.shardlists.document import Document, _parsed
 from wds_async.storage.base import Answer
 from wds_async.storage.http.errors import explain_status
+from wds_async.storage.listing import expand
 from wds_async.tar.decompress import plain
 from wds_async.tar.group import samples
 from wds_async.tar.index import read_dali
@@ -158,7 +159,7 @@ def specification(data: bytes) -> None:
         return
     name = "https://host/spec.yaml"
     # What names a folder or a pattern would be listed, over the network.
-    with mock.patch.object(spec, "expand_listed", lambda given, *_: expand_urls(given)):
+    with mock.patch.object(expand, "expand_listed", lambda given, *_: expand_urls(given)):
         spec._spec(Document(name, _parsed(text, name), text, "https://host/", trusted=False))
 
 
