@@ -146,7 +146,7 @@ def test_threads_share_one_cell() -> None:
     for thread in threads:
         thread.join()
     assert (limit._board.folder / "spent.cells").stat().st_size == 8
-    assert limit._sum(1.0) == 1.0
+    assert limit.spent() == 1.0
 
 
 def test_where_no_file_can_be_written_each_process_has_its_own_share(

@@ -141,7 +141,7 @@ def test_workers_count_in_their_parent(origin: Origin, method: str, tmp_path: Pa
     del samples, loader
     limit = limit_of_job()
     assert limit is not None
-    assert limit._sum(0) > 0  # what they have spent counts here too
+    assert limit.spent() > 0  # what they have spent counts here too
     assert values()["wds_origin_bytes_total"] == said()["counters"]["origin_bytes"] >= 4 * len(SHARD)
     # What is gone stays counted, read by a collector of cycles or not.
     dataset.itself = dataset

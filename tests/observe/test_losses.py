@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from wds_async.errors import DecodingError
-from wds_async.observe.ledger import SHOWN, SkipCounts, Skipped, append_skipped, counts_of, read_skipped, reason_of
+from wds_async.observe.ledger import SHOWN, SkipCounts, Skipped, append_skipped, read_skipped, reason_of
 
 
 def counted(*entries: Skipped) -> SkipCounts:
@@ -28,9 +28,9 @@ GONE = Skipped(stage="read", reason="ShardNotFound: b.tar", shard="b.tar", offse
 def test_sums_and_differences() -> None:
     both = counted(SAMPLE, REST)
     assert (both.entries, both.samples, both.shards, both.bytes, both.unread) == (2, 2, 1, 4000, 1)
-    assert both.plus(counted(GONE)).plus(both, -1) == counted(GONE)
-    assert counts_of(json.loads(json.dumps(both.state()))) == both
-    assert counts_of({}) == SkipCounts()
+    assert both + counted(GONE) - both == counted(GONE)
+    assert SkipCounts.of(json.loads(json.dumps(both.state()))) == both
+    assert SkipCounts.of({}) == SkipCounts()
 
 
 def test_the_share_goes_by_samples_where_they_are_known() -> None:

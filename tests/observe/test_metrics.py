@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from wds_async.errors import MissingExtra
-from wds_async.observe.metrics import MOST_ORIGINS, Labels, MetricsPage, add_origins, origin_rows, version
+from wds_async.observe.metrics import MOST_ORIGINS, Labels, MetricsPage, add_origins, origin_rows
 from wds_async.observe.prices import Meter, PriceTable
 from wds_async.transfer.traffic import OTHERS, Traffic
 
@@ -97,9 +97,3 @@ def test_without_the_package(monkeypatch: Any) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(MissingExtra, match=r'pip install "wds-async\[service\]"'):
         MetricsPage()
-
-
-def test_version() -> None:
-    import wds_async
-
-    assert version() == wds_async.__version__

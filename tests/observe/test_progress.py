@@ -117,10 +117,12 @@ def test_the_meter_shows_the_share_of_the_epoch_and_how_long_it_lasts() -> None:
     meter = progress._EpochMeter(board, Label("val"), 4000, 7, clock=lambda: now[0])
     now[0] += 90.0
     board.counters().add("samples", 1000)
-    assert meter.draw().plain.startswith("val epoch 7  ━━━━──────────── 25%  1,000 of 4,000 samples  4:30 left  11/s ")
+    assert meter.draw().plain.startswith(
+        "val epoch 7  ━━━━──────────── 25%  1,000 of 4,000 samples  0:04:30 left  11/s "
+    )
     now[0] += 90.0
     board.counters().add("samples", 3100)  # more than was known
-    assert meter.draw().plain.startswith("val epoch 7  ━━━━━━━━━━━━━━━━ 100%  4,100 of 4,000 samples  0:00 left")
+    assert meter.draw().plain.startswith("val epoch 7  ━━━━━━━━━━━━━━━━ 100%  4,100 of 4,000 samples  0:00:00 left")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from wds_async import config, world
 from wds_async.errors import CostLimitReached
-from wds_async.observe.prices import Meter, PriceTable, Range, figures, meter_of_job, region_here
+from wds_async.observe.prices import FREE, Meter, PriceTable, Range, figures, meter_of_job, region_here
 from wds_async.transfer.stats import Board, Counters
 from wds_async.transfer.traffic import Traffic
 
@@ -94,7 +94,7 @@ class CostLimit:
         if now < self._look_at and received < self._look_behind and not self.exhausted:
             return
         self._look_at, self._look_behind = now + _LOOK_EVERY_S, received + _LOOK_EVERY_BYTES
-        spent, share = self._sum(self._own()), self._share()
+        spent, share = self.spent(), self._share()
         self.exhausted = spent >= share
         if self.exhausted:
             raise CostLimitReached(self._message(spent, share))
@@ -102,18 +102,12 @@ class CostLimit:
     def over(self) -> None:
         """Write down what this process has spent: a reader has ended, and the process may end too."""
         if self._pid == os.getpid():
-            self._sum(self._own())
+            self.spent()
 
-    def _own(self) -> float:
-        return sum(self._meter.dollars(counters.traffic).high for counters in self._counted)
-
-    def _share(self) -> float:
-        here = world.place()
-        share = self.limit / here.world_size
-        return share / here.num_workers if self._alone else share
-
-    def _sum(self, own: float) -> float:
-        """Write down ``own`` and return what all processes have spent; ``own`` where no file can be written."""
+    def spent(self) -> float:
+        """Write down what this process has spent, and return the sum of all; this one's where no file can be
+        written."""
+        own = sum(self._meter.dollars(counters.traffic).high for counters in self._counted)
         if self._alone:
             return own
         try:
@@ -129,6 +123,10 @@ class CostLimit:
                 exn, self._share(),
             )  # fmt: skip
             return own
+
+    def _share(self) -> float:
+        here = world.place()
+        return self.limit / here.world_size / (here.num_workers if self._alone else 1)
 
     def _message(self, spent: float, share: float) -> str:
         here, traffic = world.place(), Traffic()
@@ -198,18 +196,18 @@ class ServiceCostLimit:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self.limit = limit
-        self.per_day = per_day
+        self._traffic, self._clock, self._wall = traffic, clock, wall
+        self._before = self._before_today = FREE
+        self._at_midnight = FREE
+        """Cost of this process's traffic when the day began."""
+        self._day = self._today()
+        self._use(table, region, limit, per_day)
+
+    def _use(self, table: PriceTable, region: str, limit: float | None, per_day: bool) -> None:
+        self._meter = Meter(table, region_here(region))
+        self.limit, self.per_day = limit, per_day
         self.exhausted = False
         """Whether the limit was reached; it stays so, or until the end of the day."""
-        self._wall = wall
-        self._before = self._before_today = Range(0.0, 0.0)
-        self._day = self._today()
-        self._at_midnight = Range(0.0, 0.0)
-        """Cost of this process's traffic when the day began."""
-        self._traffic = traffic
-        self._meter = Meter(table, region_here(region))
-        self._clock = clock
         self._looked_at = float("-inf")
 
     @property
@@ -228,10 +226,9 @@ class ServiceCostLimit:
     def configure(self, table: PriceTable, *, region: str = "", limit: float | None = None, per_day: bool) -> None:
         """Use these prices and this limit from now on. This process's traffic is priced anew, except that today's cost
         stays as it is for a limit of a day."""
-        today = self.state()["today"]
-        self._meter = Meter(table, region_here(region))
-        self._before_today, self._at_midnight = Range(*today), self.dollars()
-        self.limit, self.per_day, self.exhausted, self._looked_at = limit, per_day, False, float("-inf")
+        self._before_today = Range(*self.state()["today"])
+        self._use(table, region, limit, per_day)
+        self._at_midnight = self.dollars()
 
     def spent(self) -> Range:
         """Return what counts towards the limit: since the first start, or since midnight where it is for a day."""
@@ -239,18 +236,15 @@ class ServiceCostLimit:
         return self._spent_today(now) if self.per_day else self._before + now
 
     def _spent_today(self, now: Range) -> Range:
-        before, start = self._before_today, self._at_midnight
-        # A bucket whose region becomes known may turn out cheaper than was assumed.
-        return before + Range(max(0.0, now.low - start.low), max(0.0, now.high - start.high))
+        return self._before_today + now.since(self._at_midnight)
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Add what an earlier process has spent, from its `state`. Raise ValueError for an invalid one."""
         try:
-            before, today = _range(state["total"]), _range(state["today"])
-            self._before_today = today if state["day"] == self._day else Range(0.0, 0.0)
+            before, today, day = _range(state["total"]), _range(state["today"]), state["day"]
         except (KeyError, TypeError, ValueError) as exn:
             raise ValueError(f"{type(exn).__name__}: {exn}") from exn
-        self._before = before
+        self._before, self._before_today = before, today if day == self._day else FREE
 
     def state(self) -> dict[str, Any]:
         """Return what was spent, for a later process, as JSON."""
@@ -271,8 +265,8 @@ class ServiceCostLimit:
             raise CostLimitReached(self._message())
 
     def _message(self) -> str:
-        figured = figures(self._meter.by_origin(self._traffic), self._traffic)
-        since = f"; since its start: {figured}" if figured else ""
+        origins = figures(self._meter.by_origin(self._traffic), self._traffic)
+        since = f"; since its start: {origins}" if origins else ""
         day, again = ("a day ", ", wait until 00:00 UTC") if self.per_day else ("", "")
         return (
             f"cost_limit of ${self.limit:g} {day}is reached: {self.spent()} by the table of prices{since}. Nothing "
@@ -284,7 +278,7 @@ class ServiceCostLimit:
         """Return the cost of the traffic so far; begin a new day where midnight has passed."""
         now, today = self.dollars(), self._today()
         if today != self._day:
-            self._day, self._before_today, self._at_midnight = today, Range(0.0, 0.0), now
+            self._day, self._before_today, self._at_midnight = today, FREE, now
             if self.per_day:
                 self.exhausted = False
         return now

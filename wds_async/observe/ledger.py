@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import json
 import logging
+import operator
 import os
 import sys
 import time
@@ -38,7 +38,6 @@ __all__ = [
     "SkipCounts",
     "Skipped",
     "append_skipped",
-    "counts_of",
     "ledger_of",
     "ledgers_of",
     "read_skipped",
@@ -46,7 +45,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger("wds_async")
-
 
 KEPT = 10_000
 """Entries that a process keeps; later ones are only counted."""
@@ -57,388 +55,6 @@ SHOWN = 300
 """Characters of a reason, or of a key."""
 _FIRST = 3
 _BEGINS = '{"stage": '  # each line; within a text it would stand with its quotes escaped
-_EXAMPLES = 5
-_NUMBERS = ("entries", "samples", "shards", "bytes", "unread", "unsized", "unsized_at", "held")
-
-
-class _SkipReport:
-    """Questions to one or several ledgers."""
-
-    @abstractmethod
-    def entries(self) -> list[Skipped]:
-        """Return the entries of this process and its DataLoader workers, by time: at most 10,000 of each."""
-
-    @abstractmethod
-    def counts(self) -> SkipCounts:
-        """Return the sums over all entries, those that are not kept and those of a loaded state included."""
-
-    @abstractmethod
-    def why_barren(self) -> str:
-        """Return why shards of this process gave no sample: the empty ones, and the first entry; "" if none."""
-
-    @abstractmethod
-    def _statistics(self) -> Stats: ...
-
-    def summary(self) -> str:
-        """Return a few lines: how much was skipped, why, and the first entry."""
-        counts, stats = self.counts(), self._statistics()
-        if not counts.entries:
-            return "nothing was passed over"
-        kept = self.entries()
-        lines = [counts.text(counts.share(stats.samples, stats.bytes, stats.shards))]
-        lines += [f"first: {kept[0]}"] if kept else []
-        if counts.entries > len(kept):
-            lines.append(f"{counts.entries - len(kept):,} of {counts.entries:,} are counted but not kept (WDS_LEDGER)")
-        return "\n".join(lines)
-
-    def __len__(self) -> int:
-        return self.counts().entries
-
-    def __iter__(self) -> Iterator[Skipped]:
-        return iter(self.entries())
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__}: {self.summary()}>"
-
-
-class _ProcessLog:
-    """Records of one process. ``file`` holds them for others, without its suffix; None: in memory only."""
-
-    def __init__(self, file: Path | None) -> None:
-        self.file = file
-        self.first: list[Skipped] = []
-        self.kept: list[Skipped] = []
-        self.counts, self.beyond = SkipCounts(), SkipCounts()
-        self.warned: set[str] = set()
-        self.empty: dict[str, None] = {}
-
-    def add(self, entry: Skipped) -> None:
-        self.counts.add(entry)
-        if len(self.first) < _FIRST:
-            self.first.append(entry)
-        if self.counts.entries > KEPT:
-            self.beyond.add(entry)
-        elif self.file is None:
-            self.kept.append(entry)
-        if self.file is not None:
-            with contextlib.suppress(OSError):  # the folder went with the process that made it, or its disk is full
-                if self.counts.entries <= KEPT:
-                    append_skipped(self.file.with_suffix(".lines"), entry)
-                else:
-                    aside = self.file.with_suffix(".new")
-                    aside.write_text(json.dumps(self.beyond.state()))
-                    os.replace(aside, self.file.with_suffix(".beyond"))
-
-    def once(self, what: str) -> bool:
-        """Return True the first time."""
-        new = what not in self.warned
-        self.warned.add(what)
-        return new
-
-
-class Ledger(_SkipReport):
-    """Everything that a reading stage and the stages behind it skipped, in this process and its DataLoader workers.
-
-    ``max_bad_fraction`` (default ``WDS_MAX_BAD_FRACTION``, else None): the share of what a process reads that may be
-    lost (see `SkipCounts.share`), judged once it has read 10,000 samples or 1 GiB; beyond it `TooMuchLost` is raised.
-    Above 1 % a warning is logged. ``WDS_LEDGER`` names a file that every entry is appended to, a JSON object a line;
-    ``{rank}`` in it is replaced. Raise ConfigError where it cannot be written, and for a fraction out of range.
-
-    A pickled ledger carries its counts, and goes on from them; one that is pickled for a DataLoader worker shares them.
-    """
-
-    def __init__(self, board: Board, max_bad_fraction: float | None = None) -> None:
-        known = config.settings()
-        limit = known.max_bad_fraction if max_bad_fraction is None else max_bad_fraction
-        if limit is not None and not (isinstance(limit, int | float) and 0 <= limit <= 1):
-            raise ConfigError(f"max_bad_fraction={limit!r}: a share of samples or bytes, from 0 to 1")
-        self.max_bad_fraction = limit
-        self.path = known.ledger
-        if self.path:
-            _check_writable(Path(_of_rank(self.path)))
-        self.board = board
-        self.epoch = world.SharedEpoch((known.epoch or 0) - 1)
-        self._before = SkipCounts()
-        self._begin_anew()
-
-    def _begin_anew(self) -> None:
-        self._pid, self._tag = os.getpid(), uuid.uuid4().hex[:12]
-        self._books: dict[int, _ProcessLog] = {}
-        self._latest: weakref.ref[EpochLog] | None = None
-
-    def begin(self, counters: Counters | None = None) -> EpochLog:
-        """Return the log of a reader's next iteration, which counts in ``counters``. Stages behind it share it."""
-        latest = self._latest() if self._latest is not None else None
-        if latest is None or latest.reading or not latest.own:
-            latest = EpochLog(self)
-            self._latest = weakref.ref(latest)
-        latest.reading = True
-        latest.epoch = self.epoch.next()
-        latest.counters = counters or latest.counters
-        return latest
-
-    def current(self) -> EpochLog:
-        """Return the log of the current iteration; without one, a new log whose reader has yet to begin."""
-        latest = self._latest() if self._latest is not None else None
-        if latest is None or not latest.own:
-            latest = EpochLog(self)
-            self._latest = weakref.ref(latest)
-        return latest
-
-    def book(self) -> _ProcessLog:
-        """Return the records of this process."""
-        pid = os.getpid()
-        if pid not in self._books:  # a forked child must not count what its parent recorded
-            file = None if pid == self._pid else self.board.folder / f"{self._prefix}-{pid}-{uuid.uuid4().hex[:8]}"
-            self._books = {pid: _ProcessLog(file)}
-        return self._books[pid]
-
-    def why_barren(self) -> str:
-        book = self.book()
-        more = f" and {len(book.empty) - _FIRST} more" if len(book.empty) > _FIRST else ""
-        named = ", ".join(itertools.islice(book.empty, _FIRST)) + more
-        empty = f"these shards are empty archives, without a member: {named}" if named else ""
-        passed = f"passed over by the handler: {book.first[0]}" if book.first else ""
-        return "; ".join(filter(None, (empty, passed)))
-
-    def entries(self) -> list[Skipped]:
-        found = [*self.book().kept, *(entry for path in self._files(".lines") for entry in read_skipped(path))]
-        return sorted(found, key=lambda entry: entry.time)
-
-    def counts(self) -> SkipCounts:
-        total = self._before.plus(self.book().beyond if self.book().file is None else SkipCounts())
-        for path in self._files(".beyond"):
-            total = total.plus(counts_of(json.loads(path.read_text())))
-        for entry in self.entries():
-            total.add(entry)
-        return total
-
-    def state(self) -> dict[str, Any]:
-        """Return `counts` as plain data, for JSON."""
-        return self.counts().state()
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Replace the counts by those of `state`."""
-        self._begin_anew()
-        self._before = counts_of(state)
-
-    def write(self, entry: Skipped) -> None:
-        """Append ``entry`` to the file of ``WDS_LEDGER``, if set."""
-        if not self.path:
-            return
-        path = Path(_of_rank(self.path, entry.rank))
-        try:
-            append_skipped(path, entry)
-        except OSError as exn:
-            if self.book().once("file"):
-                logger.warning("WDS_LEDGER=%s cannot be written any more, entries are missing there: %s", path, exn)
-
-    def _statistics(self) -> Stats:
-        return self.board.total()
-
-    @property
-    def _prefix(self) -> str:
-        return f"ledger-{self._tag}"
-
-    def _files(self, suffix: str) -> list[Path]:
-        return sorted(self.board.folder.glob(f"{self._prefix}-*{suffix}"))
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = {"board": self.board, "epoch": self.epoch, "max_bad_fraction": self.max_bad_fraction, "path": self.path}
-        # A worker notes for its parent, which has counted the rest.
-        return state | ({"as": (self._pid, self._tag)} if world.spawning() else {"before": self.state()})
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.board, self.epoch = state["board"], state["epoch"]
-        self.max_bad_fraction, self.path = state["max_bad_fraction"], state["path"]
-        self._before = counts_of(state.get("before", {}))
-        self._begin_anew()
-        self._pid, self._tag = state.get("as", (self._pid, self._tag))
-
-
-class EpochLog:
-    """Log of one iteration over a dataset in one process. When the last stage releases it, it writes a summary of what
-    was skipped."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self.ledger = ledger
-        self.counters = ledger.board.counters()
-        self.reading = False
-        self.epoch: int | None = None
-        self._pid = os.getpid()
-        self._book = ledger.book()
-        self._then = self._book.counts.plus(SkipCounts())
-        self._read = self._has_read()
-        self._first: Skipped | None = None
-        self._failure: Skipped | None = None  # of the shard that is being read
-        self._barren = BarrenShards()
-
-    @property
-    def own(self) -> bool:
-        """Whether it belongs to this process, and is not inherited by ``fork``."""
-        return self._pid == os.getpid()
-
-    def note(
-        self,
-        exn: BaseException,
-        stage: str,
-        *,
-        shard: str | None = None,
-        offset: int | None = None,
-        size: int | None = None,
-        samples: int | None = 1,
-        key: Any = None,
-        rest: bool = False,
-    ) -> None:
-        """Record what ``exn`` cost (see `Skipped`; ``size`` in bytes). Raise TooMuchLost beyond the limit."""
-        here = world.place()
-        shard = shard or getattr(exn, "shard", None) or getattr(exn, "url", None)
-        key = getattr(exn, "key", None) if key is None else key
-        named = getattr(exn, "field", None)
-        entry = Skipped(
-            stage=stage,
-            reason=reason_of(exn),
-            shard=None if shard is None else redact(str(shard)),
-            offset=getattr(exn, "offset", None) if offset is None else offset,
-            bytes=size,
-            samples=samples,
-            key=None if key is None else str(key)[:SHOWN],
-            field=named[:SHOWN] if isinstance(named, str) else None,
-            rest=rest,
-            epoch=self.epoch,
-            rank=here.rank,
-            worker=here.worker,
-            time=time.time(),
-        )
-        self._first = self._first or entry
-        self._failure = entry if rest else self._failure
-        self._book.add(entry)
-        self.ledger.write(entry)
-        for name, count in (("bad_samples", samples or 0), ("passed_shards", rest), ("bad_bytes", size or 0)):
-            if count:
-                self.counters.add(name, count)
-        self.judge()
-
-    def note_sample(self, stage: str, samples: int, exn: Exception, sample: Any) -> None:
-        """Record a sample (or a batch of ``samples``) that a stage behind the reader skipped."""
-        named = sample if isinstance(sample, dict) else {}
-        shard = getattr(sample, "shard", None) or named.get("__url__")
-        offset = getattr(sample, "offset", None)
-        self.note(exn, stage, shard=shard, offset=offset, samples=samples, key=named.get("__key__"))
-
-    def judge(self) -> None:
-        """Raise TooMuchLost beyond ``max_bad_fraction`` and warn at 1 %, once enough was read."""
-        lost = self._book.counts
-        if not lost.entries:
-            return
-        samples, size, shards = self._has_read()
-        if samples + lost.unread < JUDGED_SAMPLES and size < JUDGED_BYTES:
-            return
-        share, limit = lost.share(samples, size, shards), self.ledger.max_bad_fraction
-        if limit is not None and share > limit:
-            raise TooMuchLost(
-                f"max_bad_fraction={limit:g}: this process {lost.text(share)}, of {samples:,.0f} samples. "
-                f"{self._examples()}Mend the shards, or what reads them, or raise max_bad_fraction "
-                "(WDS_MAX_BAD_FRACTION); dataset.ledger and the file of WDS_LEDGER have every entry"
-            )
-        if share > WARNED_SHARE and self._book.once("share"):
-            logger.warning(
-                "more than %.0f %% is lost: %s. %sdataset.ledger has more; max_bad_fraction=%g would stop here",
-                100 * WARNED_SHARE, lost.text(share), self._examples(), WARNED_SHARE,
-            )  # fmt: skip
-
-    def empty_shard(self, shard: str) -> None:
-        """Count an archive without members, and log the first one of this process."""
-        if len(self._book.empty) < KEPT:
-            self._book.empty[redact(shard)] = None
-        if self._book.once("empty"):
-            logger.warning("%s: the archive is empty: it ends without a member (logged once)", redact(shard))
-
-    def shard_over(self, shard: str, samples: int) -> None:
-        """Count a shard that was read and gave ``samples``. Raise TooMuchLost where no shard gives any more: an endless
-        list of shards would go on for ever."""
-        failure, self._failure = self._failure, None
-        if self._barren.add(shard, samples, failure):
-            raise TooMuchLost(
-                f"{self._barren}\ngoing on would only look like a hang, whatever the handler does. Look at the shards,"
-                " their names and the credentials, and at select_files; dataset.ledger has every entry"
-            )
-
-    def once(self, what: str) -> bool:
-        """Return True the first time in this process."""
-        return self._book.once(what)
-
-    def _has_read(self) -> tuple[float, float, float]:
-        return self.counters.get("samples"), self.counters.get("bytes"), self.counters.get("shards")
-
-    def _examples(self) -> str:
-        return "".join(f"For example: {entry}. " for entry in self._book.first)
-
-    def __del__(self) -> None:
-        if sys.is_finalizing() or not self.own or not hasattr(self, "_first") or self._first is None:
-            return
-        lost = self._book.counts.plus(self._then, -1)
-        read = [now - then for now, then in zip(self._has_read(), self._read, strict=True)]
-        here = world.place()
-        who = f", rank {here.rank}" if here.world_size > 1 else ""
-        who += f", worker {here.worker}" if here.num_workers > 1 else ""
-        text = lost.text(lost.share(*read))
-        epoch = "an iteration" if self.epoch is None else f"epoch {self.epoch}"
-        logger.warning("%s%s: %s; first: %s; dataset.ledger has all", epoch, who, text, self._first)
-
-
-def _of_rank(path: str, rank: int | None = None) -> str:
-    return path.replace("{rank}", str(world.place().rank if rank is None else rank))
-
-
-def _check_writable(path: Path) -> None:
-    """Raise ConfigError now, and not at the first fault. Create nothing: the rank may change later."""
-    folder = path.parent
-    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK) or not folder.is_dir():
-        raise ConfigError(f"WDS_LEDGER={path}: no file that can be written; its folder must be there")
-
-
-class Ledgers(_SkipReport):
-    """Ledgers of several readers as one."""
-
-    def __init__(self, ledgers: Iterable[Ledger]) -> None:
-        self.ledgers = list(ledgers)
-
-    def why_barren(self) -> str:
-        return "; ".join(filter(None, (ledger.why_barren() for ledger in self.ledgers)))
-
-    def entries(self) -> list[Skipped]:
-        return sorted((entry for ledger in self.ledgers for entry in ledger.entries()), key=lambda entry: entry.time)
-
-    def counts(self) -> SkipCounts:
-        total = SkipCounts()
-        for ledger in self.ledgers:
-            total = total.plus(ledger.counts())
-        return total
-
-    def _statistics(self) -> Stats:
-        return sum((ledger.board.total() for ledger in self.ledgers), Stats())
-
-
-def ledgers_of(stages: Iterable[Any], depth: int = 8) -> list[Ledger]:
-    """Return the ledgers of the readers in a pipeline, in the pipelines that it mixes, and in the dataset of a
-    DataLoader, each once. ``depth`` limits the search."""
-    found: list[Ledger] = []
-    for stage in stages:
-        own = getattr(stage, "ledger", None)
-        if isinstance(own, Ledger | Ledgers):
-            found += [own] if isinstance(own, Ledger) else own.ledgers
-        elif depth:
-            datasets = getattr(stage, "datasets", None)
-            below = datasets if isinstance(datasets, list | tuple) else [getattr(stage, "dataset", None)]
-            found += ledgers_of(below, depth - 1)
-    return list({id(ledger): ledger for ledger in found}.values())
-
-
-def ledger_of(stages: Iterable[Any]) -> Ledger | Ledgers:
-    """Return one ledger of all readers among ``stages``; an empty one where nothing reads shards."""
-    found = ledgers_of(stages)
-    return found[0] if len(found) == 1 else Ledgers(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -481,10 +97,10 @@ class Skipped:
         return f"{', '.join(where)}: {self.reason}"
 
 
-@dataclass(slots=True)
+@dataclass
 class SkipCounts:
-    """Sums over entries. ``unread`` of the samples never left the reader; ``unsized`` shards have a rest of unknown
-    size, behind ``unsized_at`` bytes in all."""
+    """Sums over entries. ``unread`` of the samples never left the reader, ``held`` bytes were read and never handed on;
+    ``unsized`` shards have a rest of unknown size, behind ``unsized_at`` bytes in all."""
 
     entries: int = 0
     samples: int = 0
@@ -496,6 +112,15 @@ class SkipCounts:
     held: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
 
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> SkipCounts:
+        """Return the counts of a `state`; an empty one is zero."""
+        return cls(**{**state, "reasons": Counter(state.get("reasons", {}))})
+
+    def state(self) -> dict[str, Any]:
+        """Return the sums as plain data, for JSON."""
+        return {**vars(self), "reasons": dict(self.reasons)}
+
     def add(self, entry: Skipped) -> None:
         """Count one more."""
         self.entries += 1
@@ -504,22 +129,18 @@ class SkipCounts:
         self.bytes += entry.bytes or 0
         if entry.stage in ("read", "tar", "records"):
             self.unread += entry.samples or 0
-        if entry.stage == "checksum" and not entry.samples:  # read, and never handed on
+        if entry.stage == "checksum" and not entry.samples:
             self.held += entry.bytes or 0
         if entry.rest and entry.bytes is None:
             self.unsized += 1
             self.unsized_at += entry.offset or 0
         self.reasons[entry.kind] += 1
 
-    def plus(self, other: SkipCounts, sign: int = 1) -> SkipCounts:
-        """Return the sum, or with -1 the difference."""
-        numbers = {name: getattr(self, name) + sign * getattr(other, name) for name in _NUMBERS}
-        reasons = {kind: self.reasons[kind] + sign * other.reasons[kind] for kind in self.reasons | other.reasons}
-        return SkipCounts(**numbers, reasons=+Counter(reasons))
+    def __add__(self, other: SkipCounts) -> SkipCounts:
+        return SkipCounts(*map(operator.add, vars(self).values(), vars(other).values()))
 
-    def state(self) -> dict[str, Any]:
-        """Return the sums as plain data, for JSON and `counts_of`."""
-        return {**{name: getattr(self, name) for name in _NUMBERS}, "reasons": dict(self.reasons)}
+    def __sub__(self, other: SkipCounts) -> SkipCounts:
+        return SkipCounts(*map(operator.sub, vars(self).values(), vars(other).values()))
 
     def share(self, samples: float, size: float, shards: float) -> float:
         """Return the share that was lost of a reading that gave ``samples``, ``size`` bytes and ``shards`` that ended
@@ -535,10 +156,377 @@ class SkipCounts:
 
     def text(self, share: float) -> str:
         """``passed over 3 samples and 1 shard (12.3 MB, 0.40%): 2 DecodingError, 1 CorruptShard``"""
-        parts = [f"{n:,} {word}{'' if n == 1 else 's'}" for n, word in _worded(self.samples, self.shards) if n]
-        size = f"{_size(self.bytes)}, " if self.bytes else ""
-        reasons = ", ".join(f"{n:,} {kind}" for kind, n in self.reasons.most_common())
-        return f"passed over {' and '.join(parts) or 'bytes'} ({size}{share:.2%}): {reasons}"
+        amounts = {"sample": self.samples, "shard": self.shards}
+        parts = [f"{count:,} {word}{'' if count == 1 else 's'}" for word, count in amounts.items() if count]
+        size = f"{self.bytes / 1e6:,.1f} MB" if self.bytes >= 100_000 else f"{self.bytes:,} bytes"
+        reasons = ", ".join(f"{count:,} {kind}" for kind, count in self.reasons.most_common())
+        return (
+            f"passed over {' and '.join(parts) or 'bytes'} ({size + ', ' if self.bytes else ''}{share:.2%}): {reasons}"
+        )
+
+
+class _SkipReport:
+    """Questions to one or several ledgers."""
+
+    @abstractmethod
+    def entries(self) -> list[Skipped]:
+        """Return the entries of this process and its DataLoader workers, by time: at most 10,000 of each."""
+
+    @abstractmethod
+    def counts(self) -> SkipCounts:
+        """Return the sums over all entries, also those that are not kept."""
+
+    @abstractmethod
+    def why_barren(self) -> str:
+        """Return why shards of this process gave no sample: the empty ones, and the first entry; "" if none."""
+
+    @abstractmethod
+    def _statistics(self) -> Stats: ...
+
+    def summary(self) -> str:
+        """Return a few lines: how much was skipped, why, and the first entry."""
+        counts, stats = self.counts(), self._statistics()
+        if not counts.entries:
+            return "nothing was passed over"
+        kept = self.entries()
+        lines = [counts.text(counts.share(stats.samples, stats.bytes, stats.shards))]
+        lines += [f"first: {kept[0]}"] if kept else []
+        if counts.entries > len(kept):
+            lines.append(f"{counts.entries - len(kept):,} of {counts.entries:,} are counted but not kept (WDS_LEDGER)")
+        return "\n".join(lines)
+
+    def __len__(self) -> int:
+        return self.counts().entries
+
+    def __iter__(self) -> Iterator[Skipped]:
+        return iter(self.entries())
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.summary()}>"
+
+
+class _ProcessLog:
+    """Records of one process. ``file`` holds them for others, without its suffix; None: in memory only."""
+
+    def __init__(self, file: Path | None) -> None:
+        self.file = file
+        self.kept: list[Skipped] = []
+        self.counts, self.beyond = SkipCounts(), SkipCounts()
+        self.warned: set[str] = set()
+        self.empty: list[str] = []
+
+    def add(self, entry: Skipped) -> None:
+        self.counts.add(entry)
+        beyond = self.counts.entries > KEPT
+        if beyond:
+            self.beyond.add(entry)
+        elif self.file is None or len(self.kept) < _FIRST:
+            self.kept.append(entry)
+        if self.file is None:
+            return
+        with contextlib.suppress(OSError):  # the folder went with the process that made it, or its disk is full
+            if beyond:
+                aside = self.file.with_suffix(".new")
+                aside.write_text(json.dumps(self.beyond.state()))
+                os.replace(aside, self.file.with_suffix(".beyond"))
+            else:
+                append_skipped(self.file.with_suffix(".lines"), entry)
+
+    def examples(self) -> str:
+        return "".join(f"For example: {entry}. " for entry in self.kept[:_FIRST])
+
+    def once(self, what: str) -> bool:
+        """Return True the first time."""
+        new = what not in self.warned
+        self.warned.add(what)
+        return new
+
+
+class Ledger(_SkipReport):
+    """Everything that a reading stage and the stages behind it skipped, in this process and its DataLoader workers.
+
+    ``max_bad_fraction`` (default ``WDS_MAX_BAD_FRACTION``, else None): the share of what a process reads that may be
+    lost (see `SkipCounts.share`), judged once it has read 10,000 samples or 1 GiB; beyond it `TooMuchLost` is raised.
+    Above 1 % a warning is logged. ``WDS_LEDGER`` names a file that every entry is appended to, a JSON object a line;
+    ``{rank}`` in it is replaced. Raise ConfigError where it cannot be written, and for a fraction out of range.
+
+    A pickled ledger carries its counts, and goes on from them; one that is pickled for a DataLoader worker shares them.
+    """
+
+    def __init__(self, board: Board, max_bad_fraction: float | None = None) -> None:
+        settings = config.settings()
+        limit = settings.max_bad_fraction if max_bad_fraction is None else max_bad_fraction
+        if limit is not None and not (isinstance(limit, int | float) and 0 <= limit <= 1):
+            raise ConfigError(f"max_bad_fraction={limit!r}: a share of samples or bytes, from 0 to 1")
+        self.max_bad_fraction = limit
+        self.path = settings.ledger
+        if self.path:
+            # Raised now, and not at the first fault. Nothing is created: the rank may change later.
+            path = Path(self._path_of_rank(world.place().rank))
+            writable = os.access(path if path.exists() else path.parent, os.W_OK)
+            if path.is_dir() or not writable or not path.parent.is_dir():
+                raise ConfigError(f"WDS_LEDGER={path}: no file that can be written; its folder must be there")
+        self.board = board
+        self.epoch = world.SharedEpoch((settings.epoch or 0) - 1)
+        self._begin_anew(SkipCounts())
+
+    def _begin_anew(self, before: SkipCounts) -> None:
+        self._before = before
+        self._pid, self._tag = os.getpid(), uuid.uuid4().hex[:12]
+        self._logs: dict[int, _ProcessLog] = {}
+        self._latest: weakref.ref[EpochLog] | None = None
+
+    def begin(self, counters: Counters | None = None) -> EpochLog:
+        """Return the log of a reader's next iteration, which counts in ``counters``. Stages behind it share it."""
+        latest = self.current()
+        if latest.reading:
+            latest = self._new_log()
+        latest.reading = True
+        latest.epoch = self.epoch.next()
+        latest.counters = counters or latest.counters
+        return latest
+
+    def current(self) -> EpochLog:
+        """Return the log of the current iteration; without one, a new log whose reader has yet to begin."""
+        latest = self._latest() if self._latest is not None else None
+        return latest if latest is not None and latest.own else self._new_log()
+
+    def _new_log(self) -> EpochLog:
+        latest = EpochLog(self)
+        self._latest = weakref.ref(latest)
+        return latest
+
+    def process_log(self) -> _ProcessLog:
+        """Return the records of this process."""
+        pid = os.getpid()
+        if pid not in self._logs:  # a forked child must not count what its parent recorded
+            name = f"ledger-{self._tag}-{pid}-{uuid.uuid4().hex[:8]}"
+            self._logs = {pid: _ProcessLog(None if pid == self._pid else self.board.folder / name)}
+        return self._logs[pid]
+
+    def why_barren(self) -> str:
+        log = self.process_log()
+        reasons = []
+        if log.empty:
+            more = f" and {len(log.empty) - _FIRST} more" if len(log.empty) > _FIRST else ""
+            reasons.append(f"these shards are empty archives, without a member: {', '.join(log.empty[:_FIRST])}{more}")
+        if log.kept:
+            reasons.append(f"passed over by the handler: {log.kept[0]}")
+        return "; ".join(reasons)
+
+    def entries(self) -> list[Skipped]:
+        log = self.process_log()
+        own = log.kept if log.file is None else []
+        others = (entry for path in self._files("lines") for entry in read_skipped(path))
+        return sorted([*own, *others], key=lambda entry: entry.time)
+
+    def counts(self) -> SkipCounts:
+        log = self.process_log()
+        total = self._before + (log.beyond if log.file is None else SkipCounts())
+        for path in self._files("beyond"):
+            total += SkipCounts.of(json.loads(path.read_text()))
+        for entry in self.entries():
+            total.add(entry)
+        return total
+
+    def write(self, entry: Skipped) -> None:
+        """Append ``entry`` to the file of ``WDS_LEDGER``, if set."""
+        if not self.path:
+            return
+        path = Path(self._path_of_rank(entry.rank))
+        try:
+            append_skipped(path, entry)
+        except OSError as exn:
+            if self.process_log().once("file"):
+                logger.warning("WDS_LEDGER=%s cannot be written any more, entries are missing there: %s", path, exn)
+
+    def _path_of_rank(self, rank: int) -> str:
+        return self.path.replace("{rank}", str(rank))
+
+    def _statistics(self) -> Stats:
+        return self.board.total()
+
+    def _files(self, suffix: str) -> list[Path]:
+        return sorted(self.board.folder.glob(f"ledger-{self._tag}-*.{suffix}"))
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {"board": self.board, "epoch": self.epoch, "max_bad_fraction": self.max_bad_fraction, "path": self.path}
+        # A worker records for its parent, which has counted the rest.
+        return state | ({"as": (self._pid, self._tag)} if world.spawning() else {"before": self.counts()})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.board, self.epoch = state["board"], state["epoch"]
+        self.max_bad_fraction, self.path = state["max_bad_fraction"], state["path"]
+        self._begin_anew(state.get("before", SkipCounts()))
+        self._pid, self._tag = state.get("as", (self._pid, self._tag))
+
+
+class EpochLog:
+    """Log of one iteration over a dataset in one process. When the last stage releases it, it writes a summary of what
+    was skipped."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.counters = ledger.board.counters()
+        self.reading = False
+        self.epoch: int | None = None
+        self._pid = os.getpid()
+        self._log = ledger.process_log()
+        self._counts_before = self._log.counts + SkipCounts()
+        self._read_before = self._has_read()
+        self._first: Skipped | None = None
+        self._failure: Skipped | None = None  # of the shard that is being read
+        self._barren = BarrenShards()
+
+    @property
+    def own(self) -> bool:
+        """Whether it belongs to this process, and is not inherited by ``fork``."""
+        return self._pid == os.getpid()
+
+    def note(
+        self,
+        exn: BaseException,
+        stage: str,
+        *,
+        shard: str | None = None,
+        offset: int | None = None,
+        size: int | None = None,
+        samples: int | None = 1,
+        key: Any = None,
+        rest: bool = False,
+    ) -> None:
+        """Record what ``exn`` cost (see `Skipped`; ``size`` in bytes). Raise TooMuchLost beyond the limit."""
+        here = world.place()
+        shard = shard or getattr(exn, "shard", None) or getattr(exn, "url", None)
+        key = getattr(exn, "key", None) if key is None else key
+        name = getattr(exn, "field", None)
+        entry = Skipped(
+            stage=stage,
+            reason=reason_of(exn),
+            shard=None if shard is None else redact(str(shard)),
+            offset=getattr(exn, "offset", None) if offset is None else offset,
+            bytes=size,
+            samples=samples,
+            key=None if key is None else str(key)[:SHOWN],
+            field=name[:SHOWN] if isinstance(name, str) else None,
+            rest=rest,
+            epoch=self.epoch,
+            rank=here.rank,
+            worker=here.worker,
+            time=time.time(),
+        )
+        self._first = self._first or entry
+        self._failure = entry if rest else self._failure
+        self._log.add(entry)
+        self.ledger.write(entry)
+        for counter, count in (("bad_samples", samples or 0), ("passed_shards", rest), ("bad_bytes", size or 0)):
+            if count:
+                self.counters.add(counter, count)
+        self.judge()
+
+    def note_sample(self, stage: str, samples: int, exn: Exception, sample: Any) -> None:
+        """Record a sample (or a batch of ``samples``) that a stage behind the reader skipped."""
+        fields = sample if isinstance(sample, dict) else {}
+        shard = getattr(sample, "shard", None) or fields.get("__url__")
+        offset = getattr(sample, "offset", None)
+        self.note(exn, stage, shard=shard, offset=offset, samples=samples, key=fields.get("__key__"))
+
+    def judge(self) -> None:
+        """Raise TooMuchLost beyond ``max_bad_fraction`` and warn at 1 %, once enough was read."""
+        lost = self._log.counts
+        if not lost.entries:
+            return
+        samples, size, shards = self._has_read()
+        if samples + lost.unread < JUDGED_SAMPLES and size < JUDGED_BYTES:
+            return
+        share, limit = lost.share(samples, size, shards), self.ledger.max_bad_fraction
+        if limit is not None and share > limit:
+            raise TooMuchLost(
+                f"max_bad_fraction={limit:g}: this process {lost.text(share)}, of {samples:,.0f} samples. "
+                f"{self._log.examples()}Mend the shards, or what reads them, or raise max_bad_fraction "
+                "(WDS_MAX_BAD_FRACTION); dataset.ledger and the file of WDS_LEDGER have every entry"
+            )
+        if share > WARNED_SHARE and self.once("share"):
+            logger.warning(
+                "more than %.0f %% is lost: %s. %sdataset.ledger has more; max_bad_fraction=%g would stop here",
+                100 * WARNED_SHARE, lost.text(share), self._log.examples(), WARNED_SHARE,
+            )  # fmt: skip
+
+    def empty_shard(self, shard: str) -> None:
+        """Count an archive without members, and log the first one of this process."""
+        shard, empty = redact(shard), self._log.empty
+        if len(empty) < KEPT and shard not in empty:
+            empty.append(shard)
+        if self.once("empty"):
+            logger.warning("%s: the archive is empty: it ends without a member (logged once)", shard)
+
+    def shard_over(self, shard: str, samples: int) -> None:
+        """Count a shard that was read and gave ``samples``. Raise TooMuchLost where no shard gives any more: an endless
+        list of shards would go on for ever."""
+        failure, self._failure = self._failure, None
+        if self._barren.add(shard, samples, failure):
+            raise TooMuchLost(
+                f"{self._barren}\ngoing on would only look like a hang, whatever the handler does. Look at the shards,"
+                " their names and the credentials, and at select_files; dataset.ledger has every entry"
+            )
+
+    def once(self, what: str) -> bool:
+        """Return True the first time in this process."""
+        return self._log.once(what)
+
+    def _has_read(self) -> tuple[float, float, float]:
+        return self.counters.get("samples"), self.counters.get("bytes"), self.counters.get("shards")
+
+    def __del__(self) -> None:
+        if sys.is_finalizing() or not self.own or getattr(self, "_first", None) is None:
+            return
+        lost = self._log.counts - self._counts_before
+        share = lost.share(*map(operator.sub, self._has_read(), self._read_before))
+        here = world.place()
+        who = f", rank {here.rank}" if here.world_size > 1 else ""
+        who += f", worker {here.worker}" if here.num_workers > 1 else ""
+        epoch = "an iteration" if self.epoch is None else f"epoch {self.epoch}"
+        logger.warning("%s%s: %s; first: %s; dataset.ledger has all", epoch, who, lost.text(share), self._first)
+
+
+class Ledgers(_SkipReport):
+    """Ledgers of several readers as one."""
+
+    def __init__(self, ledgers: Iterable[Ledger]) -> None:
+        self.ledgers = list(ledgers)
+
+    def why_barren(self) -> str:
+        return "; ".join(filter(None, (ledger.why_barren() for ledger in self.ledgers)))
+
+    def entries(self) -> list[Skipped]:
+        return sorted((entry for ledger in self.ledgers for entry in ledger.entries()), key=lambda entry: entry.time)
+
+    def counts(self) -> SkipCounts:
+        return sum((ledger.counts() for ledger in self.ledgers), SkipCounts())
+
+    def _statistics(self) -> Stats:
+        return sum((ledger.board.total() for ledger in self.ledgers), Stats())
+
+
+def ledgers_of(stages: Iterable[Any], depth: int = 8) -> list[Ledger]:
+    """Return the ledgers of the readers in a pipeline, in the pipelines that it mixes, and in the dataset of a
+    DataLoader, each once. ``depth`` limits the search."""
+    ledgers: list[Ledger] = []
+    for stage in stages:
+        own = getattr(stage, "ledger", None)
+        if isinstance(own, Ledger | Ledgers):
+            ledgers += [own] if isinstance(own, Ledger) else own.ledgers
+        elif depth:
+            datasets = getattr(stage, "datasets", None)
+            below = datasets if isinstance(datasets, list | tuple) else [getattr(stage, "dataset", None)]
+            ledgers += ledgers_of(below, depth - 1)
+    return list({id(ledger): ledger for ledger in ledgers}.values())
+
+
+def ledger_of(stages: Iterable[Any]) -> Ledger | Ledgers:
+    """Return one ledger of all readers among ``stages``; an empty one where nothing reads shards."""
+    ledgers = ledgers_of(stages)
+    return ledgers[0] if len(ledgers) == 1 else Ledgers(ledgers)
 
 
 class BarrenShards:
@@ -548,64 +536,43 @@ class BarrenShards:
     """Shards that may fail in a row, whichever they are, and shards that are remembered."""
     REPEATS = 64
     """Shards that must come again, so that chance does not decide where few shards are drawn at random."""
+    EXAMPLES = 5
 
     def __init__(self) -> None:
-        self._known: set[str] = set()
-        self._reset()
-
-    def _reset(self) -> None:
-        self._barren: set[str] = set()
+        self._seen: set[str] = set()
+        self._barren: dict[str, Skipped | None] = {}
         self._count = self._repeats = 0
-        self._examples: dict[str, dict[str, Skipped]] = {}
-        self._kinds: Counter[str] = Counter()
 
     def add(self, shard: str, samples: int, failure: Skipped | None) -> bool:
         """Count a shard that gave ``samples``, and ``failure`` if it could not be read to its end. Return True once
         going on is hopeless: 1,000 failed in a row, or all shards have come again, still without a sample."""
-        if len(self._known) < self.AT_MOST:
-            self._known.add(shard)
+        if len(self._seen) < self.AT_MOST:
+            self._seen.add(shard)
         if samples:
-            self._reset()
+            self._barren.clear()
+            self._count = self._repeats = 0
             return False
         self._count += 1
         self._repeats += shard in self._barren
         if len(self._barren) < self.AT_MOST:
-            self._barren.add(shard)
-        kind = "no sample in it" if failure is None else failure.kind
-        self._kinds[kind] += 1
-        examples = self._examples.setdefault(kind, {})
-        if failure is not None and len(examples) < _EXAMPLES:
-            examples[shard] = failure
-        return (failure is not None and self._count >= self.AT_MOST) or self._all_came_again()
-
-    def _all_came_again(self) -> bool:
+            self._barren.setdefault(shard, failure)
+        if failure is not None and self._count >= self.AT_MOST:
+            return True
         if self._repeats < max(self.REPEATS, len(self._barren)):
             return False
         # A shard may be good that gave a sample before and has not come since. If u of n were, that many random draws
         # would have missed them all with a probability of exp(-u * count / n).
-        untried, known = len(self._known - self._barren), len(self._known)
-        return untried == 0 or untried * self._count >= 40 * known
+        untried = len(self._seen - self._barren.keys())
+        return untried == 0 or untried * self._count >= 40 * len(self._seen)
 
     def __str__(self) -> str:
-        """Return number and reasons: for each kind of failure the number and at most five shards, a line each."""
+        """Return number and reasons: for each kind of failure the number of shards and at most five, a line each."""
         lines = [f"{self._count:,} shards in a row ({len(self._barren):,} different ones) gave no sample"]
-        for kind, count in self._kinds.most_common():
-            examples = self._examples[kind].values()
-            lines.append(f"{count:,} × {kind}" + "".join(f"\n    {entry}" for entry in examples))
+        failures = list(self._barren.values())
+        for kind, count in Counter("no sample in it" if each is None else each.kind for each in failures).most_common():
+            examples = [each for each in failures if each is not None and each.kind == kind][: self.EXAMPLES]
+            lines += [f"{count:,} × {kind}", *(f"  {each}" for each in examples)]
         return "\n  ".join(lines)
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e6:,.1f} MB" if count >= 100_000 else f"{count:,} bytes"
-
-
-def _worded(samples: int, shards: int) -> list[tuple[int, str]]:
-    return [(samples, "sample"), (shards, "shard")]
-
-
-def counts_of(state: Mapping[str, Any]) -> SkipCounts:
-    """Return the counts of a `SkipCounts.state`; an empty one is zero."""
-    return SkipCounts(**{**state, "reasons": Counter(state.get("reasons", {}))})
 
 
 def append_skipped(path: Path, entry: Skipped) -> None:

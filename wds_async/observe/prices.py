@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Mapping
+import urllib.parse
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from wds_async.config import settings
 from wds_async.environment import variable
 from wds_async.errors import ConfigError
 from wds_async.transfer.traffic import Traffic
 
-__all__ = ["Meter", "Price", "PriceTable", "Range", "figures", "meter_of_job", "of_pipeline", "region_here", "total"]
+__all__ = ["FREE", "Meter", "Price", "PriceTable", "Range", "figures", "meter_of_job", "of_pipeline", "region_here"]
+
+T = TypeVar("T")
 
 GB = 1e9
 """Bytes of a priced GB. Some providers count 2^30, which is less money for the same bytes."""
@@ -35,9 +38,12 @@ class Range:
     def __add__(self, other: Range) -> Range:
         return Range(self.low + other.low, self.high + other.high)
 
-    def times(self, factor: float) -> Range:
-        """Return the range multiplied by ``factor``."""
+    def __mul__(self, factor: float) -> Range:
         return Range(self.low * factor, self.high * factor)
+
+    def since(self, before: Range) -> Range:
+        """Return the change since ``before``, at least 0: once its region is known, traffic may turn out cheaper."""
+        return Range(max(0.0, self.low - before.low), max(0.0, self.high - before.high))
 
     def as_list(self) -> list[float]:
         """Return both ends, for JSON."""
@@ -48,12 +54,13 @@ class Range:
         return low if low == high else f"{low} to {high}"
 
 
+def _dollars(amount: float) -> str:
+    if amount >= 0.1 or amount == 0:
+        return f"${amount:,.2f}"
+    return f"${amount:.2g}" if amount >= 1e-4 else f"${amount:.1e}"
+
+
 FREE = Range(0.0, 0.0)
-
-
-def total(ranges: Iterable[Range]) -> Range:
-    """Return the sum of ``ranges``."""
-    return sum(ranges, FREE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +73,18 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class _Store:
-    per_1000_requests: Range
-    ways: Mapping[str, Range]
-    """Dollars a GB, by `_WAYS`."""
+    """Prices of a store; ``ways`` has dollars a GB, by `_WAYS`."""
 
-    def changed(self, given: Mapping[str, Any], where: str) -> _Store:
-        """Return a copy with the ``given`` prices in place of its own."""
-        values = {name: _range(value, f"{where}: {name}") for name, value in given.items()}
-        if unknown := set(values) - {"per_1000_requests", *_WAYS}:
+    per_1000_requests: Range = FREE
+    ways: Mapping[str, Range] = field(default_factory=dict)
+
+    def changed(self, prices: Mapping[str, Any], where: str) -> _Store:
+        """Return a copy with ``prices`` in place of its own."""
+        ways = {name: _range(value, f"{where}: {name}") for name, value in prices.items()}
+        requests = ways.pop("per_1000_requests", self.per_1000_requests)
+        if unknown := set(ways) - set(_WAYS):
             raise ConfigError(f"{where}: {min(unknown)!r} is no price; they are per_1000_requests, {', '.join(_WAYS)}")
-        ways = {**self.ways, **{way: values[way] for way in _WAYS if way in values}}
-        return _Store(values.get("per_1000_requests", self.per_1000_requests), ways)
+        return _Store(requests, {**self.ways, **ways})
 
     def gigabyte(self, *ways: str) -> Range:
         """Return the price of a GB that takes one of these ways."""
@@ -107,54 +115,45 @@ class PriceTable:
             raise ConfigError(f"the table of prices {path} cannot be read: {exn} (WDS_PRICES, prices)") from exn
         return table._with(_parsed(text, str(path)), str(path))
 
-    def _with(self, given: Mapping[str, Any], where: str) -> Self:
+    def _with(self, sections: Mapping[str, Any], where: str) -> Self:
+        def section(name: str) -> dict[str, Any]:
+            return _mapping(sections.get(name), f"{where}: {name}")
+
         stores = dict(self.stores)
-        for name, prices in _mapping(given.get("stores"), f"{where}: stores").items():
-            before = stores.get(name, _Store(FREE, {}))
-            stores[name] = before.changed(_mapping(prices, f"{where}: {name}"), f"{where}: {name}")
-        hosts = {**self.hosts, **_mapping(given.get("hosts"), f"{where}: hosts")}
+        for name, prices in section("stores").items():
+            stores[name] = stores.get(name, _Store()).changed(_mapping(prices, f"{where}: {name}"), f"{where}: {name}")
+        hosts = {**self.hosts, **section("hosts")}
         for host, store in hosts.items():
             if store not in stores:
                 raise ConfigError(f"{where}: hosts: {host} is of {store!r}, of which there are no prices")
-        origins = {**self.origins}
-        for name, own in _mapping(given.get("origins"), f"{where}: origins").items():
-            origins[name] = _mapping(own, f"{where}: {name}")
-            prices = {key: value for key, value in origins[name].items() if key != "region"}
-            _Store(FREE, {}).changed(prices, f"{where}: {name}")
-        regions = {**self.regions}
-        for name, places in _mapping(given.get("regions"), f"{where}: regions").items():
-            found = _mapping(places, f"{where}: regions of {name}")
-            regions[name] = {
-                **regions.get(name, {}),
-                **{place: tuple(map(str, heads)) for place, heads in found.items()},
-            }
-        return type(self)(str(given.get("date", self.date)), stores, hosts, origins, regions)
+        own = {name: _mapping(values, f"{where}: {name}") for name, values in section("origins").items()}
+        for name, values in own.items():
+            _Store().changed(_without_region(values), f"{where}: {name}")
+        regions = dict(self.regions)
+        for name, continents in section("regions").items():
+            more = _mapping(continents, f"{where}: regions of {name}")
+            prefixes = {continent: tuple(map(str, heads)) for continent, heads in more.items()}
+            regions[name] = {**regions.get(name, {}), **prefixes}
+        return type(self)(str(sections.get("date", self.date)), stores, hosts, {**self.origins, **own}, regions)
 
     def price(self, origin: str, region: str = "", here: str = "") -> Price:
         """Return what ``origin`` (``s3://bucket``, see `transfer.traffic.origin_of`) charges a machine in ``here``.
         ``region`` is the origin's; "" is unknown, and the price is then the range of all possible ones."""
         name = self.store_of(origin)
-        store = self.stores.get(name, _Store(FREE, {}))
-        own = self._overrides(origin)
-        region = str(own.get("region", "")) or region
-        store = store.changed({key: value for key, value in own.items() if key != "region"}, origin)
-        gigabyte = store.gigabyte(*self._ways(name, _region(region), _region(here)))
-        return Price(store.per_1000_requests.times(1 / 1000), gigabyte.times(1 / GB))
+        own = _longest(self.origins, origin.startswith, {})
+        store = self.stores.get(name, _Store()).changed(_without_region(own), origin)
+        gigabyte = store.gigabyte(*self._ways(name, _region(str(own.get("region", "")) or region), _region(here)))
+        return Price(store.per_1000_requests * (1 / 1000), gigabyte * (1 / GB))
 
     def store_of(self, origin: str) -> str:
         """Return the name in ``stores`` whose prices ``origin`` has."""
         scheme, _, rest = origin.partition("://")
         if scheme in ("http", "https"):
-            host = rest.rpartition(":")[0] if re.search(r":\d+$", rest) else rest
-            ends = [end for end in self.hosts if host == end or host.endswith(f".{end}")]
-            return self.hosts[max(ends, key=len)] if ends else "http"
+            host = re.sub(r":\d+$", "", rest)
+            return _longest(self.hosts, lambda end: host == end or host.endswith(f".{end}"), "http")
         if (scheme == "s3" and not _of_amazon()) or (scheme == "gs" and variable("STORAGE_EMULATOR_HOST")):
             return "own"
         return scheme if scheme in self.stores else "own"
-
-    def _overrides(self, origin: str) -> Mapping[str, Any]:
-        heads = [head for head in self.origins if origin.startswith(head)]
-        return self.origins[max(heads, key=len)] if heads else {}
 
     def _ways(self, store: str, region: str, here: str) -> tuple[str, ...]:
         """Return the possible ways from the store to this machine."""
@@ -173,33 +172,38 @@ class PriceTable:
         return ("same_continent",) if other[1] == continent else ("other_continent",)
 
     def _place(self, region: str) -> tuple[str, str]:
-        """Return provider and continent of a region; the longest matching prefix wins."""
-        found = [
-            (len(head), provider, continent)
-            for provider, places in self.regions.items()
-            for continent, heads in places.items()
+        """Return provider and continent of a region."""
+        places = {
+            head: (provider, continent)
+            for provider, continents in self.regions.items()
+            for continent, heads in continents.items()
             for head in heads
-            if region.startswith(head)
-        ]
-        return max(found)[1:] if found else ("", "")
+        }
+        return _longest(places, region.startswith, ("", ""))
 
 
-def region_here(given: str = "") -> str:
-    """Return the region of this machine: ``given``, else ``WDS_REGION``, else "" (unknown). No network is asked.
+def _longest(rules: Mapping[str, T], matches: Callable[[str], bool], otherwise: T) -> T:
+    """Return the value of the longest name that matches."""
+    name = max(filter(matches, rules), key=len, default=None)
+    return otherwise if name is None else rules[name]
+
+
+def _without_region(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name != "region"}
+
+
+def region_here(region: str = "") -> str:
+    """Return the region of this machine: ``region``, else ``WDS_REGION``, else "" (unknown). No network is asked.
 
     ``AWS_REGION`` counts only where Amazon itself has set it: in Lambda and ECS (``AWS_EXECUTION_ENV``), and in pods of
     EKS with a role of their own. Elsewhere it is the region that a program talks to, from any machine in the world.
     """
-    region = given or variable("WDS_REGION") or ""
-    if not region and _set_by_amazon():
-        region = variable("AWS_REGION") or variable("AWS_DEFAULT_REGION") or ""
-    return region.strip()
-
-
-def _set_by_amazon() -> bool:
+    region = region or variable("WDS_REGION") or ""
     files = (variable("AWS_WEB_IDENTITY_TOKEN_FILE"), variable("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"))
     in_eks = any("eks.amazonaws.com/" in (file or "") for file in files)
-    return in_eks or (variable("AWS_EXECUTION_ENV") or "").startswith("AWS_")
+    if not region and (in_eks or (variable("AWS_EXECUTION_ENV") or "").startswith("AWS_")):
+        region = variable("AWS_REGION") or variable("AWS_DEFAULT_REGION") or ""
+    return region.strip()
 
 
 class Meter:
@@ -214,27 +218,16 @@ class Meter:
         """Return what each origin charges for ``traffic``."""
         dollars = {}
         for name, counted in list(traffic.origins.items()):
-            price = self._price(name, counted.region)
-            dollars[name] = price.request.times(counted.requests) + price.byte.times(counted.bytes)
+            key = (name, counted.region)
+            if key not in self._prices:
+                self._prices[key] = self.table.price(*key, self.region)
+            dollars[name] = self._prices[key].request * counted.requests + self._prices[key].byte * counted.bytes
         return dollars
 
     def dollars(self, traffic: Traffic) -> Range:
         """Return the sum over all origins. Where regions are unknown it spans from no charge for bytes to the highest
         price."""
-        return total(self.by_origin(traffic).values())
-
-    def forecast(self, traffic: Traffic, done: float, whole: float) -> Range:
-        """Return the cost of ``whole`` (samples, bytes, epochs) where ``done`` of them caused ``traffic``. Raise
-        ValueError where nothing is done yet."""
-        if not done > 0:
-            raise ValueError("nothing was read yet, so the cost of the rest cannot be estimated")
-        return self.dollars(traffic).times(whole / done)
-
-    def _price(self, origin: str, region: str) -> Price:
-        key = (origin, region)
-        if key not in self._prices:
-            self._prices[key] = self.table.price(origin, region, self.region)
-        return self._prices[key]
+        return sum(self.by_origin(traffic).values(), FREE)
 
 
 def meter_of_job() -> Meter:
@@ -250,10 +243,13 @@ def of_pipeline(pipeline: Any, samples: float | None = None) -> Range | None:
     traffic = pipeline.traffic()
     if traffic is None:
         return None
-    meter = meter_of_job()
+    dollars = meter_of_job().dollars(traffic)
     if samples is None:
-        return meter.dollars(traffic)
-    return meter.forecast(traffic, pipeline.statistics().samples, samples)
+        return dollars
+    done: float = pipeline.statistics().samples
+    if not done:
+        raise ValueError("nothing was read yet, so the cost of the rest cannot be estimated")
+    return dollars * (samples / done)
 
 
 def figures(dollars: Mapping[str, Range], traffic: Traffic) -> str:
@@ -262,12 +258,11 @@ def figures(dollars: Mapping[str, Range], traffic: Traffic) -> str:
     parts = []
     for name in dearest[:_SHOWN]:
         counted = traffic.origins[name]
-        where = counted.region or "region unknown"
-        parts.append(
-            f"{name} ({where}) {dollars[name]} for {counted.requests:,} requests and {counted.bytes / 1e9:,.2f} GB"
-        )
+        amount = f"{counted.requests:,} requests and {counted.bytes / 1e9:,.2f} GB"
+        parts.append(f"{name} ({counted.region or 'region unknown'}) {dollars[name]} for {amount}")
     if len(dearest) > _SHOWN:
-        parts.append(f"{len(dearest) - _SHOWN} more origins {total(dollars[name] for name in dearest[_SHOWN:])}")
+        rest = sum((dollars[name] for name in dearest[_SHOWN:]), FREE)
+        parts.append(f"{len(dearest) - _SHOWN} more origins {rest}")
     return "; ".join(parts)
 
 
@@ -277,21 +272,13 @@ def _region(name: str) -> str:
 
 def _of_amazon() -> bool:
     endpoint = variable("AWS_ENDPOINT_URL_S3") or variable("AWS_ENDPOINT_URL") or ""
-    host = endpoint.partition("://")[2].partition("/")[0].rpartition("@")[2].partition(":")[0]
+    host = urllib.parse.urlsplit(endpoint).hostname or ""
     return not endpoint or host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
-
-
-def _dollars(amount: float) -> str:
-    return (
-        f"${amount:,.2f}" if amount >= 0.1 or amount == 0 else f"${amount:.2g}" if amount >= 1e-4 else f"${amount:.1e}"
-    )
 
 
 @functools.cache
 def _built_in() -> Mapping[str, Any]:
-    import importlib.resources  # noqa: PLC0415 (only where prices are asked for)
-
-    text = importlib.resources.files("wds_async.observe").joinpath("prices.yaml").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("prices.yaml").read_text(encoding="utf-8")
     return _parsed(text, "prices.yaml")
 
 
@@ -299,29 +286,25 @@ def _parsed(text: str, where: str) -> Mapping[str, Any]:
     import yaml  # noqa: PLC0415 (only where prices are asked for)
 
     try:
-        given = yaml.safe_load(text)
+        sections = _mapping(yaml.safe_load(text), f"the table of prices {where}")
     except yaml.YAMLError as exn:
         raise ConfigError(f"the table of prices {where} is no YAML: {exn}") from exn
-    found = _mapping(given, f"the table of prices {where}")
-    if unknown := set(found) - set(_SECTIONS):
+    if unknown := set(sections) - set(_SECTIONS):
         raise ConfigError(f"the table of prices {where} has {min(unknown)!r}; its sections are {', '.join(_SECTIONS)}")
-    return found
+    return sections
 
 
-def _mapping(given: Any, where: str) -> dict[str, Any]:
-    if given is None:
-        return {}
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"{where}: must be names with values, not {given!r:.60}")
-    return {str(name): value for name, value in given.items()}
+def _mapping(value: Any, where: str) -> dict[str, Any]:
+    if value is not None and not isinstance(value, Mapping):
+        raise ConfigError(f"{where}: must be names with values, not {value!r:.60}")
+    return {str(name): each for name, each in (value or {}).items()}
 
 
-def _range(given: Any, where: str) -> Range:
-    bounds: Iterable[Any] = given if isinstance(given, list) else (given, given)
+def _range(value: Any, where: str) -> Range:
     try:
-        low, high = (float(bound) for bound in bounds)
+        low, high = (float(bound) for bound in (value if isinstance(value, list) else (value, value)))
         if not 0 <= low <= high:
             raise ValueError
     except (TypeError, ValueError):
-        raise ConfigError(f"{where}: {given!r} is no price; write dollars, 0 or more, or [lowest, highest]") from None
+        raise ConfigError(f"{where}: {value!r} is no price; write dollars, 0 or more, or [lowest, highest]") from None
     return Range(low, high)

@@ -15,8 +15,11 @@ import sys
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
@@ -24,7 +27,7 @@ from rich.text import Text
 
 from wds_async import config, packages, world
 from wds_async.observe import screen
-from wds_async.observe.prices import Meter, Range, meter_of_job
+from wds_async.observe.prices import Range, meter_of_job
 from wds_async.pipeline import Traits
 from wds_async.transfer.stats import Board, Boards, Stats
 from wds_async.transfer.traffic import Traffic
@@ -34,6 +37,7 @@ __all__ = ["Label", "Watch", "summary", "watch"]
 T = TypeVar("T")
 
 _PLAIN_EVERY_S = 10.0
+_RATES_S = 3.0
 _CELLS = 16
 _passes: weakref.WeakKeyDictionary[Board | Boards, int] = weakref.WeakKeyDictionary()
 
@@ -95,7 +99,8 @@ def _watched(
 ) -> Iterator[T]:
     number = _passes[board] = _passes.get(board, 0) + 1
     before, start = board.counters().values(), time.time()
-    meter, before_traffic = meter_of_job(), _traffic(board)
+    meter = meter_of_job()
+    cost_before = meter.dollars(_traffic(board))
     how = " (left early)"
     try:
         meter_of_pass = _EpochMeter(board, label, label.total(num_workers) if label.total else None, number)
@@ -107,43 +112,45 @@ def _watched(
         raise
     finally:
         if not sys.is_finalizing():
-            change = [now - then for now, then in zip(board.counters().values(), before, strict=True)]
-            share: dict[str, Any] = {"stats": change, "start": start, "end": time.time(), "how": how}
-            share["cost"] = _cost(meter, before_traffic, _traffic(board))
-            share["label"] = label.text(number)
-            line = _alone(share) if num_workers == 1 else _last(board, share, worker, num_workers, number)
-            if line is not None:
-                screen.say(console, line)
+            shares = [{
+                "stats": [now - then for now, then in zip(board.counters().values(), before, strict=True)],
+                "start": start,
+                "end": time.time(),
+                "how": how,
+                "cost": meter.dollars(_traffic(board)).since(cost_before).as_list(),
+                "label": label.text(number),
+            }]  # fmt: skip
+            if num_workers > 1:
+                shares = _all_shares(board.folder, shares[0], worker, num_workers, number)
+            if shares:
+                screen.say(console, _summary_of(shares))
 
 
-def _alone(share: dict[str, Any]) -> str:
-    cost = Range(*share["cost"])
-    return summary(Stats(*share["stats"]), share["end"] - share["start"], share["label"], share["how"], cost)
-
-
-def _last(board: Board | Boards, share: dict[str, Any], worker: int, num_workers: int, number: int) -> str | None:
-    """Return the summary of all workers if this one is the last to end its epoch, else None."""
-    folder = board.folder
+def _all_shares(folder: Path, share: dict[str, Any], worker: int, num_workers: int, number: int) -> list[Any]:
+    """Return the shares of all workers if this one is the last to end its epoch, else none."""
     pass_id = f"{_generation(worker)}-{number}"
-    mine = folder / f"epoch-{pass_id}-{worker}"
+    paths = [folder / f"epoch-{pass_id}-{i}" for i in range(num_workers)]
     # Renamed when complete, so that no process reads half of it. Never as long as one of the board's rows.
-    aside = mine.with_name(mine.name + ".new")
+    aside = folder / f"epoch-{pass_id}-{worker}.new"
     aside.write_text(json.dumps(share).ljust(1024))
-    os.replace(aside, mine)
-    all_shares = [folder / f"epoch-{pass_id}-{i}" for i in range(num_workers)]
+    os.replace(aside, paths[worker])
     try:
-        shares = [json.loads(path.read_text()) for path in all_shares]
+        shares = [json.loads(path.read_text()) for path in paths]
         # Two that end at once may both see all files; only one can create this one.
         (folder / f"summary-{pass_id}").open("x").close()
     except (FileNotFoundError, FileExistsError):
-        return None
-    for path in all_shares:
+        return []
+    for path in paths:
         path.unlink(missing_ok=True)
-    total = Stats(*map(sum, zip(*(one["stats"] for one in shares), strict=True)))
-    wall_s = max(one["end"] for one in shares) - min(one["start"] for one in shares)
-    how = next((one["how"] for one in shares if one["how"]), "")
-    cost = Range(*(sum(bounds) for bounds in zip(*(one["cost"] for one in shares), strict=True)))
-    return summary(total, wall_s, share["label"], how, cost)
+    return shares
+
+
+def _summary_of(shares: list[Any]) -> str:
+    stats = Stats(*map(sum, zip(*(share["stats"] for share in shares), strict=True)))
+    cost = Range(*map(sum, zip(*(share["cost"] for share in shares), strict=True)))
+    wall_s = max(share["end"] for share in shares) - min(share["start"] for share in shares)
+    how = next((share["how"] for share in shares if share["how"]), "")
+    return summary(stats, wall_s, shares[0]["label"], how, cost)
 
 
 def _generation(worker: int) -> int:
@@ -155,16 +162,8 @@ def _generation(worker: int) -> int:
 
 def _traffic(board: Board | Boards) -> Traffic:
     """Return this process's requests to origins so far."""
-    traffic = Traffic()
-    for one in board.boards if isinstance(board, Boards) else [board]:
-        traffic.merge(one.counters().traffic)
-    return traffic
-
-
-def _cost(meter: Meter, before: Traffic, after: Traffic) -> list[float]:
-    """Return US dollars of the traffic between the two, at least and at most."""
-    then, now = meter.dollars(before), meter.dollars(after)
-    return [max(0.0, now.low - then.low), max(0.0, now.high - then.high)]
+    boards = board.boards if isinstance(board, Boards) else [board]
+    return sum((one.counters().traffic for one in boards), Traffic())
 
 
 def summary(stats: Stats, wall_s: float, label: str, how: str = "", cost: Range | None = None) -> str:
@@ -191,18 +190,18 @@ def _bar(meter: _EpochMeter, console: Console) -> Iterator[None]:
             yield
         return
     done = threading.Event()
-    thread = threading.Thread(target=_lines, args=(meter, console, done), name="wds-async-progress", daemon=True)
+
+    def print_lines() -> None:
+        while not done.wait(_PLAIN_EVERY_S):
+            console.print(meter.draw().plain, soft_wrap=True, highlight=False)
+
+    thread = threading.Thread(target=print_lines, name="wds-async-progress", daemon=True)
     thread.start()
     try:
         yield
     finally:
         done.set()
         thread.join()
-
-
-def _lines(meter: _EpochMeter, console: Console, done: threading.Event) -> None:
-    while not done.wait(_PLAIN_EVERY_S):
-        console.print(meter.draw().plain, soft_wrap=True, highlight=False)
 
 
 class _EpochMeter:
@@ -218,38 +217,32 @@ class _EpochMeter:
     ) -> None:
         self._board, self._label, self._total, self._number = board, label, total, number
         self._clock = clock
-        self._first = board.total()
-        self._past: list[tuple[float, Stats]] = [(clock(), self._first)]
-        self._began = clock()
+        self._began, self._first = clock(), board.total()
+        self._past = deque([(self._began, self._first)])
 
     def draw(self) -> Text:
         """Return the line as it is now."""
         now, stats = self._clock(), self._board.total()
-        while len(self._past) > 1 and now - self._past[1][0] > 3.0:
-            self._past.pop(0)
+        while len(self._past) > 1 and now - self._past[1][0] > _RATES_S:
+            self._past.popleft()
         then, before = self._past[0]
         self._past.append((now, stats))
         span = max(now - then, 1e-9)
         done = stats.samples - self._first.samples
         text = Text(self._label.text(self._number), style="bold")
         if self._total:
-            self._draw_share(text, done, now - self._began)
+            share = min(1.0, done / self._total)
+            filled = round(_CELLS * share)
+            text.append("  ").append("━" * filled, style="green").append("─" * (_CELLS - filled), style="dim")
+            text.append(f" {share:.0%}  {done:,.0f} of {self._total:,} samples", style="cyan")
+            if done:
+                left_s = (now - self._began) * max(0.0, self._total - done) / done
+                text.append(f"  {timedelta(seconds=int(left_s))} left", style="default")
         else:
             text.append(f"  {done:,.0f} samples", style="cyan")
         text.append(f"  {(stats.samples - before.samples) / span:,.0f}/s", style="default")
         text.append(f"  {(stats.bytes - before.bytes) / span / 1e6:,.1f} MB/s", style="green")
-        text.append(f"  {_pace(before, stats, span)}", style="default")
-        return text
-
-    def _draw_share(self, text: Text, done: float, passed_s: float) -> None:
-        assert self._total is not None
-        share = min(1.0, done / self._total)
-        filled = round(_CELLS * share)
-        text.append("  ").append("━" * filled, style="green").append("─" * (_CELLS - filled), style="dim")
-        text.append(f" {share:.0%}  {done:,.0f} of {self._total:,} samples", style="cyan")
-        if done:
-            left_s = passed_s * max(0.0, self._total - done) / done
-            text.append(f"  {_clock_time(left_s)} left", style="default")
+        return text.append(f"  {_pace(before, stats, span)}", style="default")
 
 
 def _pace(before: Stats, stats: Stats, span: float) -> str:
@@ -260,11 +253,6 @@ def _pace(before: Stats, stats: Stats, span: float) -> str:
     if waited > 0.5:
         return "waits for the network or the store"
     return "waits for the program" if waited < 0.1 else "network and program balanced"
-
-
-def _clock_time(seconds: float) -> str:
-    minutes, hours = int(seconds) // 60, int(seconds) // 3600
-    return f"{hours}:{minutes % 60:02}:{int(seconds) % 60:02}" if hours else f"{minutes}:{int(seconds) % 60:02}"
 
 
 def _size(count: float) -> str:

@@ -9,7 +9,8 @@ import socket
 import time
 from typing import Any
 
-from wds_async.observe.metrics import CONTENT_TYPE, Labels, MetricsPage, add_origins, origin_rows, version
+from wds_async._version import __version__
+from wds_async.observe.metrics import CONTENT_TYPE, Labels, MetricsPage, add_origins, origin_rows
 from wds_async.service.cache.entries import CacheStats
 from wds_async.service.context import Context
 
@@ -28,7 +29,7 @@ def snapshot(context: Context, tenant: str | None = None) -> dict[str, Any]:
     document = {
         "kind": "service",
         "name": socket.gethostname(),
-        "version": version(),
+        "version": __version__,
         "time": time.time(),
         "uptime_s": meters.uptime_s,
         "ready": not context.readiness.why_not,
@@ -115,7 +116,7 @@ def metrics_page(context: Context) -> bytes:
     page.gauge("wds_plans", "Plans of clients that are followed.", len(context.plans))
     page.counter("wds_plan_bytes", "Bytes fetched by plans.", context.plans.fetched_bytes)
     page.gauge("wds_ready", "1 while the service takes requests.", int(not context.readiness.why_not))
-    page.gauge("wds_build_info", "The version in its label.", [((version(),), 1)], ("version",))
+    page.gauge("wds_build_info", "The version in its label.", [((__version__,), 1)], ("version",))
     return page.text()
 
 
