@@ -117,7 +117,6 @@ def test_variable_is_the_raw_text(monkeypatch: pytest.MonkeyPatch) -> None:
     assert variable("WDS_ANYTHING") is None
     monkeypatch.setenv("WDS_ANYTHING", " x ")
     assert variable("WDS_ANYTHING") == " x "
-    assert variable("A", {"A": "b"}) == "b"
 
 
 def test_unknown_variables_come_with_the_nearest_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,14 +27,12 @@ __all__ = [
     "configure_logging",
     "default_budget_bytes",
     "inherit_security",
+    "place_from_env",
     "proxy_for",
     "proxy_variable",
-    "rank_from_env",
-    "rank_from_slurm",
     "security_enforced",
     "settings",
     "transfer_config",
-    "worker_from_env",
 ]
 
 
@@ -42,8 +40,8 @@ __all__ = [
 class RetryPolicy:
     """How often and how long a part is tried.
 
-    Attempts are counted *without progress*: an attempt that brought at least one new byte starts the
-    count again, so a long download over a bad line ends only when nothing moves any more.
+    Attempts are counted without progress: one that brought a new byte starts the count again, so a long download over
+    a bad line ends only when nothing moves any more.
     """
 
     max_attempts: int | None = None
@@ -72,10 +70,7 @@ class RetryPolicy:
     def delay_s(self, attempt: int, rng: random.Random, retry_after_s: float | None = None) -> float:
         """Seconds to wait after failed attempt number ``attempt`` (the first is 1)."""
         bound = min(self.cap_s, self.base_s * 2.0 ** min(attempt - 1, 30))
-        jittered = rng.uniform(0.0, bound)
-        if retry_after_s is None:
-            return jittered
-        return max(jittered, min(retry_after_s, self.cap_s))
+        return max(rng.uniform(0.0, bound), min(retry_after_s or 0.0, self.cap_s))
 
     def allowed_s(self, *, origin_known: bool) -> float:
         """Return the seconds without progress before the error is raised."""
@@ -121,7 +116,7 @@ def configure_logging() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the environment says about everything but the transfer (see `TransferConfig`)."""
+    """The environment's settings of everything but the transfer (see `TransferConfig`)."""
 
     seed: int | None
     epoch: int | None
@@ -152,51 +147,37 @@ class Settings:
     ais_fallback: bool
 
 
-def security_enforced() -> bool:
-    """Whether the program has set ``wds.utils.enforce_security``, which says the same as ``WDS_SECURE=1``; or its
-    parent has, which `inherit_security` passes to a spawned worker."""
-    return _inherited_security or bool(
-        getattr(packages.loaded("wds_async.utils"), "__dict__", {}).get("enforce_security", False)
-    )
-
-
-def inherit_security(enforced: bool) -> None:
-    """Tell a spawned worker what its parent's program has set. It is never taken back."""
-    global _inherited_security
-    _inherited_security = _inherited_security or enforced
+_SETTINGS = [f.name for f in dataclasses.fields(Settings)]
+_OTHER_VARIABLES = {
+    "weights_only": "WDS_PYTORCH_WEIGHTS_ONLY",
+    "verbose": "GOPEN_VERBOSE",
+    "gopen_buffer": "GOPEN_BUFFER",
+    "ais_endpoint": "AIS_ENDPOINT",
+    "use_ais_for": "USE_AIS_FOR",
+}
+"""Variables of the settings that are not called ``WDS_`` and the field's name."""
 
 
 def settings() -> Settings:
     """The environment as it is now; read again at each call, so that tests and notebooks can change it."""
-    return Settings(
-        seed=value("WDS_SEED"),
-        epoch=value("WDS_EPOCH"),
-        show_seed=value("WDS_SHOW_SEED"),
-        secure=value("WDS_SECURE") or security_enforced(),
-        allow_pickle=value("WDS_ALLOW_PICKLE"),
-        weights_only=value("WDS_PYTORCH_WEIGHTS_ONLY"),
-        native_pipes=value("WDS_NATIVE_PIPES"),
-        handover=value("WDS_HANDOVER"),
-        progress=value("WDS_PROGRESS"),
-        log=value("WDS_LOG"),
-        verbose=value("GOPEN_VERBOSE"),
-        ledger=value("WDS_LEDGER"),
-        max_bad_fraction=value("WDS_MAX_BAD_FRACTION"),
-        on_corrupt=value("WDS_ON_CORRUPT"),
-        gopen_buffer=value("GOPEN_BUFFER"),
-        metrics_port=value("WDS_METRICS_PORT"),
-        cost_limit=value("WDS_COST_LIMIT"),
-        prices=value("WDS_PRICES"),
-        region=value("WDS_REGION"),
-        cache=value("WDS_CACHE"),
-        cache_size=value("WDS_CACHE_SIZE"),
-        cache_check=value("WDS_CACHE_CHECK"),
-        verbose_cache=value("WDS_VERBOSE_CACHE"),
-        rewrite=value("WDS_REWRITE") or value("GOPEN_REWRITE"),
-        ais_endpoint=value("AIS_ENDPOINT"),
-        use_ais_for=schemes(value("USE_AIS_FOR")),
-        ais_fallback=value("WDS_AIS_FALLBACK"),
-    )
+    values = {name: value(_OTHER_VARIABLES.get(name) or f"WDS_{name.upper()}") for name in _SETTINGS}
+    values["secure"] = values["secure"] or security_enforced()
+    values["rewrite"] = values["rewrite"] or value("GOPEN_REWRITE")
+    values["use_ais_for"] = schemes(values["use_ais_for"])
+    return Settings(**values)
+
+
+def security_enforced() -> bool:
+    """Whether the program has set ``wds.utils.enforce_security``, which means the same as ``WDS_SECURE=1``; or its
+    parent has, which `inherit_security` passes to a spawned worker."""
+    utils = packages.loaded("wds_async.utils")
+    return _inherited_security or bool(getattr(utils, "__dict__", {}).get("enforce_security", False))
+
+
+def inherit_security(enforced: bool) -> None:
+    """Enforce in a spawned worker what its parent's program has set. It is never taken back."""
+    global _inherited_security
+    _inherited_security = _inherited_security or enforced
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,44 +242,38 @@ def transfer_config(workers: int = 1, **overrides: Any) -> TransferConfig:
     that does not exist or a value of the wrong type or range.
     """
     processes = workers * (value("LOCAL_WORLD_SIZE") or 1)
-    budget = value("WDS_BUDGET")
-    if budget is None:
-        budget = default_budget_bytes(processes)
-    attempts = value("WDS_RETRIES")
-    retry = RetryPolicy(
-        max_attempts=None if attempts is None else max(1, attempts),
-        timeout_s=value("WDS_TIMEOUT"),
-        refusal_timeout_s=value("WDS_REFUSAL_TIMEOUT"),
-    )
+    budget, attempts, timeout_s = value("WDS_BUDGET"), value("WDS_RETRIES"), value("WDS_TIMEOUT")
     values: dict[str, Any] = {
-        "budget_bytes": budget,
+        "budget_bytes": default_budget_bytes(processes) if budget is None else budget,
         "processes": processes,
         "part_bytes": value("WDS_PART_SIZE"),
         "connections": value("WDS_CONNECTIONS"),
         "direct": value("WDS_DIRECT"),
-        "retry": retry,
-        "connect_timeout_s": min(5.0, retry.timeout_s),
-        "stall_timeout_s": min(30.0, retry.timeout_s),
+        "retry": RetryPolicy(
+            max_attempts=None if attempts is None else max(1, attempts),
+            timeout_s=timeout_s,
+            refusal_timeout_s=value("WDS_REFUSAL_TIMEOUT"),
+        ),
+        "connect_timeout_s": min(5.0, timeout_s),
+        "stall_timeout_s": min(30.0, timeout_s),
         "verify": value("WDS_VERIFY"),
     }
-    return TransferConfig(**{**values, **{name: _override(name, given) for name, given in overrides.items()}})
+    return TransferConfig(**values | {name: _converted(name, argument) for name, argument in overrides.items()})
 
 
-def _override(name: str, given: Any) -> Any:
+def _converted(name: str, argument: Any) -> Any:
     """Return an argument converted to the field's type."""
-    types = {known.name: str(known.type) for known in dataclasses.fields(TransferConfig)}
+    types = {f.name: str(f.type) for f in dataclasses.fields(TransferConfig)}
     if name not in types:
         raise ConfigError(f"transfer has no {name!r}; its names are {', '.join(sorted(types))}")
     try:
-        if name.endswith("_bytes") and isinstance(given, str):
-            return parse_bytes(given)
+        if name.endswith("_bytes") and isinstance(argument, str):
+            return parse_bytes(argument)
         if types[name] == "int":
-            return operator.index(given)
-        if types[name] == "float":
-            return float(given)
+            return operator.index(argument)
+        return float(argument) if types[name] == "float" else argument
     except (TypeError, ValueError) as exn:
-        raise ConfigError(f"transfer: {name}={given!r}: {exn}") from exn
-    return given
+        raise ConfigError(f"transfer: {name}={argument!r}: {exn}") from exn
 
 
 def default_budget_bytes(processes: int = 1) -> int:
@@ -323,32 +298,15 @@ def memory_bytes() -> int:
     return min(limits)
 
 
-def _pair(index: str, count: str) -> tuple[int, int] | None:
+def place_from_env(index: str, count: str) -> tuple[int, int] | None:
+    """Return the values of two variables, as ``RANK`` of ``WORLD_SIZE``; None unless both are set. ConfigError unless
+    the first is below the second."""
     i, n = value(index), value(count)
     if i is None or n is None:
         return None
-    if n < 1 or i >= n:
+    if i >= n:
         raise ConfigError(f"{index}={i} with {count}={n}: the first must be below the second")
     return i, n
-
-
-def rank_from_env() -> tuple[int, int] | None:
-    """Return ``(RANK, WORLD_SIZE)`` if both are set."""
-    return _pair("RANK", "WORLD_SIZE")
-
-
-def rank_from_slurm() -> tuple[int, int] | None:
-    """Return ``(SLURM_PROCID, SLURM_STEP_NUM_TASKS)`` of a task that ``srun`` started.
-
-    ``SLURM_NTASKS`` will not do: a batch script that starts one program by itself sees the number of the whole
-    job there, with ``SLURM_PROCID=0``, and would leave out all shards but the first rank's.
-    """
-    return _pair("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
-
-
-def worker_from_env() -> tuple[int, int] | None:
-    """Return ``(WORKER, NUM_WORKERS)`` if both are set."""
-    return _pair("WORKER", "NUM_WORKERS")
 
 
 def proxy_for(url: str) -> str | None:
@@ -362,5 +320,4 @@ def proxy_for(url: str) -> str | None:
 def proxy_variable(url: str) -> str:
     """Return the environment variable that names the proxy for ``url`` (`proxy_for`), or words for another source."""
     name = f"{urllib.parse.urlsplit(url).scheme}_proxy"
-    named = (each for each in (name, name.upper()) if variable(each))
-    return next(named, "the system's proxy settings")
+    return next(filter(variable, (name, name.upper())), "the system's proxy settings")

@@ -1,7 +1,6 @@
 """The environment variables, one record each, and the only reader of ``os.environ``.
 
-Parsing, ``wds-async env`` and docs/environment.md come from `VARIABLES`. A value that does not parse is a `ConfigError`
-that names its variable.
+Parsing, ``wds-async env`` and docs/environment.md come from `VARIABLES`.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import difflib
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,61 +40,26 @@ __all__ = [
 logger = logging.getLogger("wds_async")
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+VERIFY = ("auto", "always", "never")
+ON_CORRUPT = ("raise", "skip_shard", "resync")
 
 _SIZE = re.compile(r"(\d{1,18}(?:\.\d*)?(?:e\d{1,2})?) ?([kmgt]?)(?:i?b)?")
 _SUFFIXES = {"": 1, "k": KIB, "m": MIB, "g": GIB, "t": 1 << 40}
+_FLAGS = {**dict.fromkeys(("1", "true", "yes", "on"), True), **dict.fromkeys(("", "0", "false", "no", "off"), False)}
 
 
 def parse_bytes(text: str) -> int:
     """``"128M"``, ``"64MiB"``, ``"1.5g"`` or a number (``"1e12"``); units are powers of 1024. ValueError otherwise."""
-    found = _SIZE.fullmatch(text.strip().lower())
-    if found is None:
+    size = _SIZE.fullmatch(text.strip().lower())
+    if size is None:
         raise ValueError(f"{text!r} is not a size; write 128M or 134217728")
-    return int(float(found[1]) * _SUFFIXES[found[2]])
+    return int(float(size[1]) * _SUFFIXES[size[2]])
 
 
 def shown_bytes(count: int) -> str:
     """``count`` bytes as `parse_bytes` reads them, in the largest unit that gives a whole number: ``"128M"``."""
-    for suffix, unit in reversed(_SUFFIXES.items()):
-        if count and count % unit == 0:
-            return f"{count // unit}{suffix.upper()}"
-    return str(count)
-
-
-def _number(convert: Callable[[str], Any], accepts: Callable[[Any], bool], expected: str) -> Callable[[str], Any]:
-    """Return a parser of numbers that raises ValueError with ``expected`` for one that is out of range."""
-
-    def parse(text: str) -> Any:
-        number = convert(text)
-        if not accepts(number):
-            raise ValueError(expected)
-        return number
-
-    return parse
-
-
-def _dollars(text: str) -> float:
-    return float(text.strip().removeprefix("$"))
-
-
-def _listen_address(text: str) -> str:
-    address, port = text.strip(), text.strip().rpartition(":")[2]
-    if not (port.isdecimal() and int(port) <= 65535):
-        raise ValueError("write a port (9464), or an address with one (0.0.0.0:9464)")
-    return address
-
-
-VERIFY = ("auto", "always", "never")
-ON_CORRUPT = ("raise", "skip_shard", "resync")
-
-
-def _flag(text: str) -> bool:
-    lowered = text.strip().lower()
-    if lowered in ("1", "true", "yes", "on"):
-        return True
-    if lowered in ("", "0", "false", "no", "off"):
-        return False
-    raise ValueError("write 1 or 0")
+    suffix, unit = next((s, u) for s, u in reversed(_SUFFIXES.items()) if u == 1 or (count and count % u == 0))
+    return f"{count // unit}{suffix.upper()}"
 
 
 def schemes(text: str) -> frozenset[str]:
@@ -113,6 +77,20 @@ class ValueType:
     show: Callable[[Any], str] = str
 
 
+def _number(
+    name: str, convert: Callable[[str], Any], accepts: Callable[[Any], bool], expected: str, show: str = "{:g}"
+) -> ValueType:
+    """Return the type of numbers that ``accepts`` takes; its parser raises ValueError with ``expected`` for others."""
+
+    def parse(text: str) -> Any:
+        number = convert(text)
+        if not accepts(number):
+            raise ValueError(expected)
+        return number
+
+    return ValueType(name, parse, show.format)
+
+
 def _choice(*choices: str) -> ValueType:
     def parse(text: str) -> str:
         if text not in choices:
@@ -122,27 +100,35 @@ def _choice(*choices: str) -> ValueType:
     return ValueType("choice", parse)
 
 
+def _parse_flag(text: str) -> bool:
+    try:
+        return _FLAGS[text.strip().lower()]
+    except KeyError:
+        raise ValueError("write 1 or 0") from None
+
+
+def _parse_port(text: str) -> str:
+    address, port = text.strip(), text.strip().rpartition(":")[2]
+    if not (port.isdecimal() and int(port) <= 65535):
+        raise ValueError("write a port (9464), or an address with one (0.0.0.0:9464)")
+    return address
+
+
+def _parse_dollars(text: str) -> float:
+    return float(text.strip().removeprefix("$"))
+
+
 TEXT = ValueType("text", str)
 SECRET = ValueType("secret", str)
 SIZE = ValueType("size", parse_bytes, shown_bytes)
-FLAG = ValueType("0 or 1", _flag, lambda flag: "1" if flag else "0")
+FLAG = ValueType("0 or 1", _parse_flag, lambda flag: "1" if flag else "0")
 INTEGER = ValueType("integer", int)
-COUNT = ValueType("count", _number(int, lambda number: number >= 0, "a count is not negative"))
-SECONDS = ValueType(
-    "seconds", _number(float, lambda number: number > 0, "a time is a positive number of seconds"), "{:g}".format
-)
-SECONDS_OR_ZERO = ValueType(
-    "seconds", _number(float, lambda number: number >= 0, "a time is a number of seconds, 0 or more"), "{:g}".format
-)
-FRACTION = ValueType(
-    "fraction", _number(float, lambda number: 0 <= number <= 1, "a share is a number from 0 to 1"), "{:g}".format
-)
-DOLLARS = ValueType(
-    "dollars",
-    _number(_dollars, lambda number: number >= 0, "a cost is a number of US dollars, 0 or more"),
-    "{:g}".format,
-)
-PORT = ValueType("port", _listen_address)
+COUNT = _number("count", int, lambda n: n >= 0, "a count is not negative", "{}")
+SECONDS = _number("seconds", float, lambda n: n > 0, "a time is a positive number of seconds")
+WAIT = _number("seconds", float, lambda n: n >= 0, "a time is a number of seconds, 0 or more")
+FRACTION = _number("fraction", float, lambda n: 0 <= n <= 1, "a share is a number from 0 to 1")
+DOLLARS = _number("dollars", _parse_dollars, lambda n: n >= 0, "a cost is a number of US dollars, 0 or more")
+PORT = ValueType("port", _parse_port)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,25 +158,10 @@ VARIABLES: tuple[Variable, ...] = (
         ("WDS_PART_SIZE", SIZE, 2 * MIB, "size of one range request; a power of two of at least 64K"),
         ("WDS_CONNECTIONS", COUNT, 64, "most HTTP connections of one process"),
         ("WDS_DIRECT", FLAG, True, "0: read HTTP through aiohttp instead of the zero-copy client"),
-        (
-            "WDS_RETRIES",
-            COUNT,
-            None,
-            "attempts without a new byte before a transfer fails; unset: as many as WDS_TIMEOUT allows",
-        ),
+        ("WDS_RETRIES", COUNT, None, "attempts without a new byte before a transfer fails; unset: until WDS_TIMEOUT"),
         ("WDS_TIMEOUT", SECONDS, 300.0, "seconds without a new byte before a transfer fails"),
-        (
-            "WDS_REFUSAL_TIMEOUT",
-            SECONDS_OR_ZERO,
-            30.0,
-            "how long a 403 or 404 is retried in a bucket that could be read before; 0: not at all",
-        ),
-        (
-            "WDS_VERIFY",
-            _choice(*VERIFY),
-            "auto",
-            "auto: compare CRC-32C where the answer brings it; always: all checksums; never",
-        ),
+        ("WDS_REFUSAL_TIMEOUT", WAIT, 30.0, "how long a 403 or 404 is retried in a bucket read before; 0: not at all"),
+        ("WDS_VERIFY", _choice(*VERIFY), "auto", "auto: CRC-32C where an answer brings it; always: all checksums"),
     ),
     *_group(
         "Damaged shards",
@@ -217,22 +188,12 @@ VARIABLES: tuple[Variable, ...] = (
         "Watching, cost and logs",
         ("WDS_HANDOVER", FLAG, True, "0: batches of WebLoader's workers go through torch's queue"),
         ("WDS_PROGRESS", FLAG, False, "1: show a progress bar and a summary line for every epoch"),
-        (
-            "WDS_METRICS_PORT",
-            PORT,
-            None,
-            "port (of 127.0.0.1; or 0.0.0.0:9464) where a training job shows /metrics; 0: a free one",
-        ),
+        ("WDS_METRICS_PORT", PORT, None, "port (of 127.0.0.1, or 0.0.0.0:9464) of a job's /metrics; 0: a free one"),
         ("WDS_COST_LIMIT", DOLLARS, None, "US dollars of requests and traffic at which a run stops"),
         ("WDS_PRICES", TEXT, "", "YAML file of prices in place of the built-in table"),
         ("WDS_REGION", TEXT, "", "region of this machine, as its provider calls it; for prices"),
         ("WDS_SERVE_CONFIG", TEXT, "", "YAML file of `wds-async serve`, where --config names none"),
-        (
-            "WDS_LOG",
-            TEXT,
-            "",
-            "level of the wds_async logger: debug, info, warning, error; debug shows whole tracebacks",
-        ),
+        ("WDS_LOG", TEXT, "", "level of the wds_async logger: debug (with whole tracebacks), info, warning, error"),
         ("GOPEN_VERBOSE", COUNT, 0, "1: log every shard that is opened"),
         ("GOPEN_BUFFER", INTEGER, -1, "buffer in bytes of the local files that gopen opens; -1: Python's default"),
     ),
@@ -256,13 +217,13 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     *_group(
         "AIStore and the service",
+        ("AIS_ENDPOINT", TEXT, "", "AIStore or a service, http://host:51080 or unix:/path; see USE_AIS_FOR"),
         (
-            "AIS_ENDPOINT",
+            "USE_AIS_FOR",
             TEXT,
             "",
-            "AIStore or a service, http://host:51080 or unix:/path; for ais:// and the schemes of USE_AIS_FOR",
+            "gs:s3:az: schemes that AIS_ENDPOINT reads besides ais://, URLs unchanged",
         ),
-        ("USE_AIS_FOR", TEXT, "", "gs:s3:az: schemes that are read through AIS_ENDPOINT, URLs unchanged"),
         ("WDS_AIS_FALLBACK", FLAG, False, "1: read the bucket itself when AIStore cannot be reached"),
         ("AIS_AUTHN_TOKEN", SECRET, "", "AIStore's token, sent to its proxy only"),
         ("AIS_AUTHN_TOKEN_FILE", TEXT, "", "JSON file with the token; unset: ais/cli/auth.token in ~/.config"),
@@ -294,7 +255,6 @@ VARIABLES: tuple[Variable, ...] = (
 )
 
 _BY_NAME = {v.name: v for v in VARIABLES}
-# Read by the tests alone.
 _OF_THE_TESTS = {"WDS_REQUIRE_SERVERS", "WDS_AZURITE"}
 
 _NEAR = 0.82  # difflib's ratio of the names without WDS_: CONECTIONS, BUGDET; not BATCH_SIZE, CACHE_DIR
@@ -302,10 +262,10 @@ _NEAR = 0.82  # difflib's ratio of the names without WDS_: CONECTIONS, BUGDET; n
 _read: set[str] = set()
 
 
-def variable(name: str, environ: Mapping[str, str] | None = None) -> str | None:
+def variable(name: str) -> str | None:
     """The raw text of environment variable ``name``, None where it is not set."""
     _read.add(name)
-    return (os.environ if environ is None else environ).get(name)
+    return os.environ.get(name)
 
 
 def names(prefix: str) -> list[str]:
@@ -313,10 +273,10 @@ def names(prefix: str) -> list[str]:
     return sorted(name for name in os.environ if name.startswith(prefix))
 
 
-def value(name: str, environ: Mapping[str, str] | None = None) -> Any:
+def value(name: str) -> Any:
     """Environment variable ``name`` of `VARIABLES`, parsed, or its default. ConfigError where it does not parse."""
     record = _BY_NAME[name]
-    text = variable(name, environ)
+    text = variable(name)
     if text is None or (text == "" and record.type.parse is not str):
         return record.default
     try:
@@ -328,14 +288,17 @@ def value(name: str, environ: Mapping[str, str] | None = None) -> Any:
 def unknown_variables(used: frozenset[str] = frozenset()) -> list[tuple[str, str | None]]:
     """Return the ``WDS_*`` names in the environment that have no meaning, each with the nearest known name.
 
-    Names that this process has read are known, and so are those in ``used``, which shard specifications refer to
+    Names that this process has read have one, and so do those in ``used``, which shard specifications refer to
     (``${X}`` reads ``WDS_X``).
     """
-    known = set(_BY_NAME) | _OF_THE_TESTS | _read | used
-    unknown = sorted(n for n in os.environ if n.startswith("WDS_") and n not in known)
+    known = {*_BY_NAME, *_OF_THE_TESTS, *_read, *used}
     ours = [name.removeprefix("WDS_") for name in _BY_NAME if name.startswith("WDS_")]
-    near = {name: difflib.get_close_matches(name.removeprefix("WDS_"), ours, 1, _NEAR) for name in unknown}
-    return [(name, "WDS_" + matches[0] if matches else None) for name, matches in near.items()]
+    unknown = []
+    for name in names("WDS_"):
+        if name not in known:
+            near = difflib.get_close_matches(name.removeprefix("WDS_"), ours, 1, _NEAR)
+            unknown.append((name, "WDS_" + near[0] if near else None))
+    return unknown
 
 
 def warn_of_unknown_variables() -> None:

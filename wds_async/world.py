@@ -61,19 +61,20 @@ def place(group: Any = None) -> Place:
     """Where this process stands.
 
     The rank is that of ``RANK`` and ``WORLD_SIZE``, else of torch.distributed (``group``, default the world)
-    where it is initialised, else of torch_xla where its runtime is, else the one that a spawned worker was told
-    by its parent, else of the task that Slurm's ``srun`` started, else 0 of 1. The worker is that of ``WORKER``
+    where it is initialised, else of torch_xla where its runtime is, else the one that a spawned worker inherits
+    from its parent, else of the task that Slurm's ``srun`` started, else 0 of 1. The worker is that of ``WORKER``
     and ``NUM_WORKERS``, else of the DataLoader worker, else 0 of 1.
     """
     rank = (
-        config.rank_from_env()
+        config.place_from_env("RANK", "WORLD_SIZE")
         or _torch_rank(group)
         or _rank_of_xla()
         or _inherited_rank
-        or config.rank_from_slurm()
+        # Not SLURM_NTASKS: a batch script that starts one program by itself sees that of the whole job, as rank 0.
+        or config.place_from_env("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
         or (0, 1)
     )
-    worker = config.worker_from_env() or torch_worker() or (0, 1)
+    worker = config.place_from_env("WORKER", "NUM_WORKERS") or torch_worker() or (0, 1)
     return Place(*rank, *worker)
 
 
@@ -85,10 +86,7 @@ def worker_seed(group: Any = None) -> int:
 
 def global_draws() -> Callable[[], float]:
     """`random.random`, for stages without a seed whose choices follow ``random.seed(...)`` and the seeds of DataLoader
-    workers as WebDataset's do.
-
-    It is advanced. A copy of it would give stage and program the same numbers: a ``random.random() < 0.5`` for each
-    sample behind a `RandomMix` of two would then be true for all samples of the first, and for none of the second.
+    workers as WebDataset's do. A copy of the generator would give stage and program the same numbers.
     """
     return random.random
 
@@ -102,9 +100,8 @@ class DrawnSeed:
     """
 
     def __init__(self) -> None:
-        here = place()
         drawn = random.randint(0, 1_000_000)
-        self._drawn = drawn if here.num_workers == 1 else 0
+        self._drawn = drawn if place().num_workers == 1 else 0
 
     def number(self) -> int:
         """The seed in this run; the number of ranks is looked up now, since process groups begin after datasets."""
@@ -119,8 +116,7 @@ def seed_number(seed: Any) -> Any:
 def make_seed(*values: Any) -> int:
     """One 31-bit seed from several values, the same in every process.
 
-    Integers and floats count by value. Text counts by its CRC-32: Python's ``hash`` of text changes from
-    process to process, so ranks could not agree on it.
+    Text counts by its CRC-32, since Python's ``hash`` of it changes from process to process.
     """
     seed = 0
     for value in values:
@@ -139,8 +135,8 @@ def _torch_rank(group: Any) -> tuple[int, int] | None:
 
 def _rank_of_xla() -> tuple[int, int] | None:
     """torch_xla's ordinal and world size, once the program has started its runtime: asking would start it, and
-    ``xmp.spawn`` refuses to run after that. A DataLoader worker is told what its parent saw: the device is not its
-    own to talk to."""
+    ``xmp.spawn`` refuses to run after that. A DataLoader worker, which must not talk to the device, has its parent's.
+    """
     global _xla_rank
     runtime = packages.loaded("torch_xla.runtime")
     if runtime is not None and torch_worker() is None:
@@ -171,7 +167,7 @@ def spawning() -> bool:
 
 
 def inherit_rank(rank: tuple[int, int] | None) -> None:
-    """Tell a spawned worker its parent's ``(rank, world_size)``; it has no process group of its own."""
+    """Take a parent's ``(rank, world_size)`` for this spawned worker's; it has no process group of its own."""
     global _inherited_rank
     if rank is not None:
         _inherited_rank = rank
@@ -180,29 +176,29 @@ def inherit_rank(rank: tuple[int, int] | None) -> None:
 class SharedEpoch:
     """The number of the epoch, counted in memory that a dataset's worker processes share.
 
-    A DataLoader without persistent workers makes new ones for every epoch from the parent's object; a plain
-    attribute would start again in each of them, and each epoch would have the same order. Each worker
-    counts in a slot of its own, so no lock is needed, and goes on from the passes that its parent had begun when it
-    was started: workers that looked at the parent's slot later could differ from each other.
-    A copy (``copy.copy``) goes on sharing; ``pickle`` stores the numbers, except for a child process that is being
-    started, which shares them.
+    A DataLoader without persistent workers makes new ones for every epoch from the parent's object, so a plain
+    attribute would start again in each of them. Each worker counts in a slot of its own, without a lock, and goes on
+    from the passes that its parent had begun when it was started: workers that looked at the parent's slot later could
+    differ from each other. A copy (``copy.copy``) goes on sharing; ``pickle`` stores the numbers, except for a child
+    process that is being started, which shares them.
     """
 
     __slots__ = ("__weakref__", "_derived", "_origin", "_parents", "_slots", "_times_set")
 
-    def __init__(self, start: int = -1) -> None:
+    def __init__(self, start: int = -1, slots: Any = None) -> None:
         from multiprocessing.sharedctypes import RawArray  # noqa: PLC0415 (10 ms that readers alone pay)
 
         # The last two: how often it was set, and the flags of `once`.
-        self._slots: Any = RawArray("q", _EPOCH_SLOTS + 2)
+        self._slots: Any = RawArray("q", _EPOCH_SLOTS + 2) if slots is None else slots
         self._parents = self._times_set = 0
         self._derived: weakref.WeakSet[SharedEpoch] = weakref.WeakSet()
         self._origin: SharedEpoch | None = None  # kept: it is the way to this one from what it was made of in turn
-        self.set(start)
+        if slots is None:
+            self.set(start)
 
     @staticmethod
     def _slot() -> int:
-        # By DataLoader worker only: the slot of a WORKER variable's process would be nobody else's.
+        # By DataLoader worker only: the process of a WORKER variable shares nothing with others.
         worker = torch_worker()
         return 0 if worker is None else 1 + worker[0] % (_EPOCH_SLOTS - 1)
 
@@ -239,12 +235,9 @@ class SharedEpoch:
         return new
 
     def __reduce__(self) -> tuple[Any, ...]:
-        counted = (self._parents, self._times_set)
-        if spawning():
-            return _attach, (self._slots, *counted)
-        first = self._slots[0]
-        others = {i: n for i, n in enumerate(self._slots) if n != first or i == _EPOCH_SLOTS}
-        return _restore, (first, others, *counted)
+        kept = (0, _EPOCH_SLOTS, _EPOCH_SLOTS + 1)
+        numbers = {i: n for i, n in enumerate(self._slots) if i in kept or n != self._slots[0]}
+        return _shared_epoch, (self._slots if spawning() else numbers, self._parents, self._times_set)
 
     def __copy__(self) -> SharedEpoch:
         return self
@@ -282,17 +275,12 @@ class CountsEpochs:
         return other
 
 
-def _attach(slots: Any, parents: int, times_set: int) -> SharedEpoch:
-    epoch = SharedEpoch.__new__(SharedEpoch)
-    epoch._slots, epoch._parents, epoch._times_set = slots, parents, times_set
-    epoch._derived, epoch._origin = weakref.WeakSet(), None
-    return epoch
-
-
-def _restore(start: int, others: dict[int, int], parents: int, times_set: int) -> SharedEpoch:
-    epoch = SharedEpoch(start)
-    for slot, number in others.items():
-        epoch._slots[slot] = number
+def _shared_epoch(slots: Any, parents: int, times_set: int) -> SharedEpoch:
+    """Return a `SharedEpoch` over ``slots``, or over new ones where that is a dict: of those unlike the first."""
+    epoch = SharedEpoch(slots[0], None if isinstance(slots, dict) else slots)
+    if isinstance(slots, dict):
+        for number, count in slots.items():
+            epoch._slots[number] = count
     epoch._parents, epoch._times_set = parents, times_set
     return epoch
 
@@ -300,10 +288,9 @@ def _restore(start: int, others: dict[int, int], parents: int, times_set: int) -
 class TorchDataset(_IterableDataset):
     """Base of everything that torch's DataLoader must take for an ``IterableDataset``.
 
-    Importing torch costs two seconds that a writer, the command line and a plain reader should not pay, and
-    a real subclass could not exist before torch is imported. ``isinstance`` of an abstract base class
-    (which ``IterableDataset`` is) reads ``__class__`` of the object before it looks the class up, and by then torch
-    is imported: so reading ``__class__`` registers the class. It holds whatever the order of imports is.
+    Importing torch costs two seconds that a writer, the command line and a plain reader should not pay. ``isinstance``
+    of an abstract base class (which ``IterableDataset`` is) reads ``__class__`` of the object first, and by then torch
+    is imported: so reading ``__class__`` registers the class, whatever the order of imports.
     ``isinstance(x, torch.utils.data.Dataset)`` stays false: that class is not an abstract one.
     """
 
@@ -311,10 +298,10 @@ class TorchDataset(_IterableDataset):
 
         @property
         def __class__(self):
-            cls = type(self)
-            _register(cls)
+            if base := _torch_class("IterableDataset"):
+                _register(type(self), base)
             _rank_of_xla()  # a DataLoader asks here, before it makes the workers that cannot
-            return cls
+            return type(self)
 
     def __add__(self, other: Any) -> Any:
         """Both, one after the other, as a ``torch.utils.data.ChainDataset``. MissingExtra without torch."""
@@ -328,49 +315,45 @@ class TorchDataset(_IterableDataset):
         return ChainDataset(both)
 
 
-_registered: weakref.WeakSet[type] = weakref.WeakSet()
+def _torch_class(name: str) -> Any:
+    """A class of ``torch.utils.data``, None where that is not imported."""
+    return getattr(packages.loaded("torch.utils.data"), name, None)
 
 
 def is_iterable_dataset(x: Any) -> bool:
     """Whether ``x`` is a `TorchDataset` or one of torch's, without importing torch."""
-    base = getattr(packages.loaded("torch.utils.data"), "IterableDataset", None)
+    base = _torch_class("IterableDataset")
     return isinstance(x, TorchDataset) or (base is not None and isinstance(x, base))
 
 
-def _register(cls: type) -> None:
-    if cls in _registered:
-        return
-    data = packages.loaded("torch.utils.data")
-    base = getattr(data, "IterableDataset", None)
-    if base is not None:
-        if not issubclass(cls, base):
-            base.register(cls)
-        _registered.add(cls)
+@functools.cache
+def _register(cls: type, base: Any) -> None:
+    if not issubclass(cls, base):
+        base.register(cls)
 
 
 class TorchMapDataset:
     """Base of what torch must take for a map-style ``torch.utils.data.Dataset``; give it ``len`` and indexing.
 
-    As for `TorchDataset`, but that class is no abstract base class, so nothing can be registered with it.
-    ``isinstance`` also believes ``__class__``: once torch is there, that is a class made of ours and torch's.
-    ``type(self)`` stays what it is.
+    Nothing can be registered with that class, which is not abstract. ``isinstance`` also believes ``__class__``: once
+    torch is there, that is a class made of ours and torch's. ``type(self)`` stays what it is.
     """
 
     if not TYPE_CHECKING:
 
         @property
         def __class__(self):
-            base = getattr(packages.loaded("torch.utils.data"), "Dataset", None)
+            base = _torch_class("Dataset")
             return type(self) if base is None else _both(type(self), base)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The default would refuse: it finds that ``__class__`` is not the type.
-        return _remade, (type(self), dict(self.__dict__))
+        return object.__new__, (type(self),), dict(self.__dict__)
 
     def __add__(self, other: Any) -> Any:
         """Both, one after the other, as torch's datasets are added."""
-        data = packages.loaded("torch.utils.data")
-        return NotImplemented if data is None else data.ConcatDataset([self, other])
+        concat = _torch_class("ConcatDataset")
+        return NotImplemented if concat is None else concat([self, other])
 
 
 @functools.cache
@@ -378,9 +361,3 @@ def _both(cls: type, base: type) -> type:
     if issubclass(cls, base):  # a user's class that names torch's as well
         return cls
     return type(cls.__name__, (cls, base), {"__module__": cls.__module__, "__doc__": cls.__doc__})
-
-
-def _remade(cls: type[TorchMapDataset], state: dict[str, Any]) -> TorchMapDataset:
-    made = cls.__new__(cls)
-    made.__dict__.update(state)
-    return made

@@ -178,13 +178,14 @@ def test_compose_starts_in_order() -> None:
     assert set(SERVICES["serve"]["depends_on"]) == ends
 
 
-def test_the_trainer_has_no_credentials() -> None:
+def test_the_trainer_has_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     given = SERVICES["trainer"]["environment"]
     assert given["AIS_ENDPOINT"] == "http://serve:51080"
     assert not {name for name in given if name.startswith(("AWS_", "AZURE_", "GOOGLE_", "STORAGE_"))}
     for name, text in given.items():
         if name in {variable.name for variable in environment.VARIABLES}:
-            environment.value(name, {name: str(text)})
+            monkeypatch.setenv(name, str(text))
+            environment.value(name)
     serve = load_config(DOCKER / "demo" / "serve.yaml")
     assert {url.split("://")[0] for url in serve.allow} == {"s3", "gs", "az"}
     assert float(SERVICES["serve"]["stop_grace_period"].removesuffix("s")) >= serve.grace_s + serve.drain_s + 5
