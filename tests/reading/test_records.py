@@ -36,7 +36,7 @@ from wds_async.filters import select
 from wds_async.handlers import ignore_and_continue, ignore_and_stop
 from wds_async.pipeline import DataPipeline
 from wds_async.reading import records
-from wds_async.reading.records import cbors2_to_samples, cbors_samples, cbors_to_samples, msgpacks_to_samples
+from wds_async.reading.records import cbors2_to_samples, cbors_to_samples, msgpacks_to_samples, record_samples
 from wds_async.shardlists import SimpleShardList, split_by_worker
 
 SAMPLES: list[Any] = [
@@ -81,7 +81,7 @@ def test_names() -> None:
 
 
 def test_cbors_as_a_function(tmp_path: Path) -> None:
-    assert list(cbors_samples([write(tmp_path / "x", cbor2.dumps)])) == SAMPLES
+    assert list(record_samples([write(tmp_path / "x", cbor2.dumps)], records._cbor_objects)) == SAMPLES
 
 
 def test_cbor_types() -> None:
@@ -139,8 +139,8 @@ def test_any_samples_in_any_pieces_cut_anywhere(cbor: bool, samples: list[Any], 
     if cut == ends[whole]:
         assert list(stream) == []
         return
-    told = f"some.url: ends at byte {cut} inside the object that begins at byte {ends[whole]};"
-    with pytest.raises(TruncatedShard, match=re.escape(told)):
+    cut_at = f"some.url: the object at byte {ends[whole]} is cut by the end of the file at byte {cut};"
+    with pytest.raises(TruncatedShard, match=re.escape(cut_at)):
         next(stream)
 
 
@@ -153,7 +153,7 @@ def test_errors_go_to_the_handler(tmp_path: Path, stage: Any, dumps: Any) -> Non
     bad.write_bytes(dumps(1) + (b"\x1c" if stage is cbors_to_samples else b"\xc1"))
     missing = str(tmp_path / "missing")
     for path, error, match in (
-        (cut, TruncatedShard, f"{cut}.*ends at byte 4 .*begins at byte 1"),
+        (cut, TruncatedShard, f"{cut}.*byte 1 is cut by the end of the file at byte 4"),
         (bad, CorruptShard, f"{bad}.*byte 1 cannot be decoded"),
         (missing, ShardNotFound, missing),
     ):

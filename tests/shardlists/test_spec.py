@@ -260,7 +260,7 @@ BAD: dict[str, tuple[str, str]] = {
     "both": ("datasets:\n- {shards: x.tar, choose: 1, resample: 1}\n", r"line 2, column 19 .*not both"),
     "resample": ("datasets:\n- shards: x.tar\n  resample: often\n", r"line 3, column 3 .*'often' is not a count"),
     "nsamples": ("dataset:\n- shards: x.tar\n  nsamples: 1.5\n", r"line 3, column 3 .*1.5 is not a count"),
-    "buckets": ("datasets:\n- shards: x.tar\n  buckets: [a, b]\n", r"line 2, column 3 .*is not one bucket"),
+    "buckets": ("datasets:\n- shards: x.tar\n  buckets: [a, b]\n", r"line 3, column 3 .*is not one bucket"),
     "merged": ("a: &a {weight: -1}\n", r"no specification"),
     "name": ("dataset:\n- shards: x.tar\n  name: [a]\n", r"line 3, column 3 .* is not text"),
     "url": ('[\n {"url": "x.tar"},\n {"nsamples": 3}\n]', r"line 3, column 2 \(\[1\]\): a shard without `url`"),

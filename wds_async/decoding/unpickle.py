@@ -1,7 +1,7 @@
-"""What a few bytes of a pickle could ask gigabytes for: the table of what it has put aside, and bytes by their number.
+"""An unpickler for harmless values only, whose memory is bounded by the size of the pickle.
 
-``PUT 1000000000`` takes ten bytes of a pickle, and makes Python's unpickler clear a table of sixteen gigabytes. No
-pickle that was written by ``pickle`` numbers more things than it has bytes.
+A pickle that names numpy or torch is loaded twice: first with stand-ins that check every call and state (`_Trial`),
+then with the real functions, which receive the same calls.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import datetime
 import decimal
 import functools
 import io
+import itertools
 import math
 import pickle
 import pickletools
@@ -26,23 +27,23 @@ from wds_async.errors import UnsafeContent
 __all__ = ["TRUST_HINT", "check_memo", "of_content", "safe_loads"]
 
 _PUT = re.compile(rb"p(\d{5,})")
-
-
-# LONG_BINPUT with its index, BYTEARRAY8 with its length.
+# LONG_BINPUT with its index, BYTEARRAY8 with its length
 _BINARY = (re.compile(rb"r(?=(.{4}))", re.DOTALL), re.compile(rb"\x96(?=(.{8}))", re.DOTALL))
+TRUST_HINT = "if you trust the data: decode(..., allow_pickle=True) or WDS_ALLOW_PICKLE=1"
 
 
 def check_memo(data: bytes) -> None:
-    """Raise `pickle.UnpicklingError` where ``data`` puts something at an index beyond its own length, or has a
-    bytearray that is longer: Python makes room for all of it before it looks for the bytes.
+    """Raise `pickle.UnpicklingError` where ``data`` puts something at an index beyond its own length, or claims a
+    longer bytearray: ``PUT 1000000000`` takes ten bytes, and Python's unpickler a table of sixteen gigabytes.
 
-    What looks like such an instruction may be part of a text or an array, so the instructions are read one by one, but
-    only where something looks like one. What cannot be read so is refused: Python's unpickler may read on in another
-    way where frames lie within frames, and come to such an instruction.
+    The same bytes may be part of a text or an array, so where some look like such an instruction, the instructions are
+    read one by one. Frames within frames are refused: Python's unpickler reads them in another way.
     """
     size = len(data)
-    numbers = (int.from_bytes(found[1], "little") for sign in _BINARY for found in sign.finditer(data))
-    if not (any(number > size for number in numbers) or any(int(found[1]) > size for found in _PUT.finditer(data))):
+    matches = itertools.chain.from_iterable(sign.finditer(data) for sign in _BINARY)
+    if not any(int.from_bytes(match[1], "little") > size for match in matches) and not any(
+        int(match[1]) > size for match in _PUT.finditer(data)
+    ):
         return
     frame_end = 0
     try:
@@ -60,7 +61,7 @@ def check_memo(data: bytes) -> None:
 
 
 def of_content(kind: Callable[..., Any]) -> Callable[..., Any]:
-    """``kind`` (bytes, bytearray), which is made of its content and not, as it could be, of a number of bytes."""
+    """Return ``kind`` (bytes, bytearray), refusing to make it of a number of bytes."""
 
     def made(*given: Any) -> Any:
         if given and isinstance(given[0], int):
@@ -70,11 +71,8 @@ def of_content(kind: Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
-TRUST_HINT = "if you trust the data: decode(..., allow_pickle=True) or WDS_ALLOW_PICKLE=1"
-
-
 def safe_loads(data: bytes) -> Any:
-    """The object in the pickle ``data``, built without running code from it.
+    """Return the object in the pickle ``data``, built without running code from it.
 
     Known are None, bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, slice, range,
     ``collections``' OrderedDict, defaultdict, deque and Counter, ``datetime``'s classes, Decimal, numpy arrays,
@@ -99,8 +97,8 @@ def _refuse(what: str) -> UnsafeContent:
 
 
 class _Function:
-    """A function in a pickle's hands: it can be called but not changed. (The pickle instruction BUILD sets
-    attributes of any object, such as the defaults of a function or the methods of a class.)"""
+    """A function that a pickle can call but not change: its instruction BUILD sets attributes of any object, such as
+    the defaults of a function or the methods of a class."""
 
     __slots__ = ("_call",)
 
@@ -115,7 +113,7 @@ class _Function:
 
 
 def _encode(text: str, encoding: str) -> bytes:
-    """How pickles of protocols 0 to 2 hold bytes; other codecs would import modules by name."""
+    """Encode as pickles of protocols 0 to 2 hold bytes. Other codecs would import modules by name."""
     if encoding != "latin1":
         raise _refuse(f"uses the codec {encoding!r}")
     return text.encode("latin1")
@@ -169,7 +167,7 @@ class _Plain(pickle.Unpickler):
 
 
 class _Blank:
-    """Stands for a value of numpy or torch: it can be stored, and nothing can be done with it."""
+    """Stand-in for a value of numpy or torch: it can be stored, and nothing can be done with it."""
 
     __slots__ = ()
 
@@ -193,13 +191,11 @@ class _Type(_Blank):
 
 
 _NDARRAY = _Type()
-
-
 _CODE = re.compile(r"[|<>=]?[biufcmMOSUV]\d{0,10}|\?")
 
 
 class _DType:
-    """Stands for a dtype; ``real`` is the one that is meant."""
+    """Stand-in for a dtype; ``real`` is the one that is meant."""
 
     __slots__ = ("_code", "_used", "real")
 
@@ -212,7 +208,7 @@ class _DType:
         self.real: np.dtype[Any] = np.dtype(code)
 
     def take(self) -> np.dtype[Any]:
-        """The dtype, for use; from now on it cannot change, because an array would be read as something else."""
+        """Return the dtype, which can change no more: an array would be read as something else."""
         self._used = True
         return self.real
 
@@ -223,7 +219,7 @@ class _DType:
         self.real, self._used = real, True
 
     def _meant(self, state: tuple[Any, ...]) -> np.dtype[Any] | None:
-        """The dtype that numpy itself describes by ``state``, None where there is none."""
+        """Return the dtype that numpy itself describes by ``state``, None where there is none."""
         _, order, base, names, fields, size, _, _, *metadata = state
         # Exact types: an attribute of a subclass could show us something else than numpy's C code sees.
         if order not in ("<", ">", "|") or any(
@@ -247,7 +243,7 @@ class _DType:
 
 
 def _records(names: list[str], fields: dict[str, Any], size: int) -> list[np.dtype[Any]]:
-    """The record dtypes of this layout: without and, where the offsets allow it, with C's alignment."""
+    """Return the record dtypes of this layout: without and, where the offsets allow it, with C's alignment."""
     formats, offsets = [fields[name][0] for name in names], [fields[name][1] for name in names]
     layout: Any = {"names": names, "formats": formats, "offsets": offsets, "itemsize": size}
     try:
@@ -269,7 +265,7 @@ def _is_shape(shape: object) -> bool:
 
 
 class _Array:
-    """Stands for an array between its creation and its state, and afterwards."""
+    """Stand-in for an array between its creation and its state, and afterwards."""
 
     __slots__ = ("_done",)
 
@@ -291,86 +287,66 @@ class _Array:
             raise _refuse(f"gives an array of {shape} {real} the wrong number of bytes")
 
 
-def _as_written(what: str, honest: bool) -> None:
-    if not honest:
-        raise _refuse(f"makes {what} as numpy and torch do not write them")
+def _bytes_of(dtype: object) -> bool:
+    return type(dtype) is _DType and not dtype.take().hasobject
 
 
-def _try_buffer(buffer: object, dtype: object, shape: object, order: object, axes: object = None) -> _Blank:
-    honest = type(buffer) in (bytes, bytearray) and type(dtype) is _DType and not dtype.take().hasobject
-    honest = honest and _is_shape(shape) and order in ("C", "F", "A", "K") and (axes is None or _is_shape(axes))
-    _as_written("an array", honest)
-    return _Blank()
+def _is_buffer(buffer: object, dtype: object, shape: object, order: object, axes: object = None) -> bool:
+    described = type(buffer) in (bytes, bytearray) and _bytes_of(dtype) and _is_shape(shape)
+    return described and order in ("C", "F", "A", "K") and (axes is None or _is_shape(axes))
 
 
-def _try_scalar(dtype: object, raw: object = b"") -> _Blank:
-    _as_written("a scalar", type(dtype) is _DType and not dtype.take().hasobject and type(raw) is bytes)
-    return _Blank()
+def _is_tensor(storage: object, offset: int, size: object, stride: object, *rest: Any) -> bool:
+    grad, hooks, *metadata = rest
+    described = type(storage) is _Storage and _is_shape((offset,)) and _is_shape(size) and _is_shape(stride)
+    return described and type(grad) is bool and hooks == collections.OrderedDict() and not any(metadata)
 
 
-def _try_storage(raw: object) -> _Storage:
-    _as_written("a storage", type(raw) is bytes)
-    return _Storage()
+def _is_parameter(tensor: object, grad: object, hooks: object) -> bool:
+    return type(tensor) is _Tensor and type(grad) is bool and hooks == collections.OrderedDict()
 
 
-def _try_tensor(*args: Any) -> _Tensor:
-    storage, offset, size, stride, grad, hooks, *metadata = args
-    honest = type(storage) is _Storage and _is_shape((offset,)) and _is_shape(size) and _is_shape(stride)
-    honest = honest and type(grad) is bool and hooks == collections.OrderedDict() and not any(metadata)
-    _as_written("a tensor", honest)
-    return _Tensor()
+def _trial(what: str, as_written: Callable[..., bool], stand_in: type[_Blank] = _Blank) -> _Function:
+    def call(*args: Any) -> _Blank:
+        if not as_written(*args):
+            raise _refuse(f"makes {what} as numpy and torch do not write them")
+        return stand_in()
 
-
-def _try_parameter(tensor: object, grad: object, hooks: object) -> _Tensor:
-    honest = type(tensor) is _Tensor and type(grad) is bool and hooks == collections.OrderedDict()
-    _as_written("a parameter", honest)
-    return _Tensor()
-
-
-def _try_size(sizes: object) -> _Blank:
-    _as_written("a size", _is_shape(sizes))
-    return _Blank()
-
-
-def _try_device(kind: object, index: object = 0) -> _Blank:
-    _as_written("a device", type(kind) is str and type(index) is int)
-    return _Blank()
+    return _Function(call)
 
 
 _TRIAL: dict[str, Any] = {
     "numpy.ndarray": _NDARRAY,
     "numpy.dtype": _Function(_DType),
     "numpy.multiarray._reconstruct": _Function(_Array),
-    "numpy.multiarray.scalar": _Function(_try_scalar),
-    "numpy.numeric._frombuffer": _Function(_try_buffer),
-    "torch._utils._rebuild_tensor_v2": _Function(_try_tensor),
-    "torch._utils._rebuild_parameter": _Function(_try_parameter),
-    "torch.storage._load_from_bytes": _Function(_try_storage),
-    "torch.Size": _Function(_try_size),
-    "torch.device": _Function(_try_device),
+    "numpy.multiarray.scalar": _trial("a scalar", lambda dtype, raw=b"": _bytes_of(dtype) and type(raw) is bytes),
+    "numpy.numeric._frombuffer": _trial("an array", _is_buffer),
+    "torch._utils._rebuild_tensor_v2": _trial("a tensor", _is_tensor, _Tensor),
+    "torch._utils._rebuild_parameter": _trial("a parameter", _is_parameter, _Tensor),
+    "torch.storage._load_from_bytes": _trial("a storage", lambda raw: type(raw) is bytes, _Storage),
+    "torch.Size": _trial("a size", _is_shape),
+    "torch.device": _trial("a device", lambda kind, index=0: type(kind) is str and type(index) is int),
 }
 
 
 def _key(module: str, name: str) -> str:
-    """One name for what numpy 1 (``numpy.core``) and numpy 2 (``numpy._core``) call differently."""
+    """Return one name for what numpy 1 (``numpy.core``) and numpy 2 (``numpy._core``) name differently."""
     return f"{re.sub(r'^numpy[.]_?core[.]', 'numpy.', module)}.{name}"
 
 
 class _Trial(_Plain):
     def other(self, module: str, name: str) -> Any:
-        found = _TRIAL.get(_key(module, name))
-        if found is not None:
-            return found
-        if _constant(module, name) is not None:
-            return _Type()
-        raise _refuse(f"asks for {module}.{name}")
+        stand_in = _TRIAL.get(_key(module, name))
+        if stand_in is None and _constant(module, name) is None:
+            raise _refuse(f"asks for {module}.{name}")
+        return _Type() if stand_in is None else stand_in
 
 
 # ------------------------------------------------------------------ the real things
 
 
 def _constant(module: str, name: str) -> Any:
-    """A scalar type of numpy (``numpy.float32``) or a dtype of torch, which pickles hold by name."""
+    """Return a scalar type of numpy (``numpy.float32``) or a dtype of torch, which pickles hold by name."""
     if module == "numpy":
         return _numpy_types().get(name)
     if module == "torch":
@@ -388,14 +364,14 @@ def _numpy_types() -> dict[str, type]:
 
 
 def _storage_from_bytes(raw: bytes) -> Any:
-    """torch's own function for this unpickles ``raw`` without any restriction."""
+    """Load a storage, which torch's own function would unpickle without any restriction."""
     import torch  # noqa: PLC0415 (the data asks for it)
 
     return torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
 
 
 def _tensor_of(storage: Any, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *rest: Any) -> Any:
-    """torch's own function for this lets a storage grow to what the tensor claims, over memory that was never set."""
+    """Make a tensor within its storage, which torch's own function would let grow over memory that was never set."""
     import torch  # noqa: PLC0415 (the data asks for it)
 
     last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
@@ -407,7 +383,7 @@ def _tensor_of(storage: Any, offset: int, size: tuple[int, ...], stride: tuple[i
 
 @functools.cache
 def _real_numpy() -> dict[str, Any]:
-    """numpy's functions as its own objects name them, wherever this version keeps them."""
+    """Return numpy's functions as its own objects name them, wherever this version keeps them."""
     array = np.empty(0)
     return {
         "numpy.ndarray": np.ndarray,

@@ -1,8 +1,8 @@
-"""The way from shards to samples in parts, for programs that put their own between them.
+"""From shards to samples in steps, for programs that put their own between them.
 
-``group_by_keys(tar_file_expander(url_opener(shards)))`` is what `tariterators.tarfile_samples` does at once, and
-faster. The parts hand on dicts as WebDataset's do: ``{"url": …, "stream": file}`` for a shard, and ``{"fname": …,
-"data": bytes, "__url__": …}`` for a member.
+``group_by_keys(tar_file_expander(url_opener(shards)))`` is what `samples.tarfile_samples` does at once, and faster.
+The items are WebDataset's: ``{"url": …, "stream": file}`` for a shard, and ``{"fname": …, "data": bytes, "__url__":
+…}`` for a member.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ _PIECE_BYTES = 256 << 10
 
 
 def valid_sample(sample: Any) -> bool:
-    """True for a dict that has something in it and no true ``__bad__``."""
+    """Return True for a dict with something in it and no true ``__bad__``."""
     return isinstance(sample, dict) and bool(sample) and not sample.get("__bad__", False)
 
 
 class EndOfShard(Item):
-    """What stands behind the members of a shard: an empty dict that says, when asked, a member without a name.
+    """The item behind the members of a shard: an empty dict whose items read like a member without a name.
 
     WebDataset 1.0.2 puts ``{}`` there, so that a loop that knows of it (``if item == {}``) can end the sample; older
     loops, which read ``item["fname"]`` of everything, broke on it (webdataset#384). Here these find a name that has
@@ -67,22 +67,18 @@ class EndOfShard(Item):
         self.last_member = last_member
 
     def __missing__(self, key: str) -> Any:
-        said = {"fname": "", "data": b"", "__url__": self.url}
-        if key not in said:
-            raise KeyError(key)
-        return said[key]
+        return {"fname": "", "data": b"", "__url__": self.url}[key]
 
 
 _END = EndOfShard()
 
 
 def url_opener(data: Iterable[Item], handler: Handler = reraise_exception, **kw: Any) -> Iterator[Item]:
-    """Each dict of ``data``, which has a ``url``, with the opened file as its ``stream``.
+    """Yield each dict of ``data``, which has a ``url``, with the opened file as its ``stream``.
 
-    The files are read ahead by the engine, many shards at once, within the byte budget; one that is left
-    before its end is fetched again if it is read later. ``kw`` are those of `opening.gopen`, which opens the
-    shards one by one then. An error of a shard's beginning goes to ``handler``: True passes over the shard, False
-    ends here.
+    The files are read ahead by the engine, many shards at once, within the byte budget; one that is left before its
+    end is fetched again if it is read later. With ``kw``, which are those of `gopen`, shards are opened one by one. An
+    error of a shard's beginning goes to ``handler``: True passes over the shard, False ends here.
     """
     if kw:
         yield from _opened_singly(data, handler, kw)
@@ -132,11 +128,11 @@ def tar_file_iterator(
     select_files: Callable[[str], Any] | dict[str, Any] | None = None,
     rename_files: Callable[[str], str] | None = None,
 ) -> Iterator[Item]:
-    """``{"fname": …, "data": bytes}`` for every regular file of a tar (plain or compressed) in ``fileobj``.
+    """Yield ``{"fname": …, "data": bytes}`` for every regular file of a tar (plain or compressed) in ``fileobj``.
 
     ``fileobj`` has a ``read`` or ``readinto``. Names that match ``skip_meta`` are passed over, the others renamed, then
-    selected. What these functions raise goes to ``handler``: True goes on with the next member, False
-    ends here. Damage goes there too, and ends here either way.
+    selected. What these functions raise goes to ``handler``: True goes on with the next member, False ends here. Damage
+    goes there too, and ends here either way.
     """
     extra: Item = {}
     if isinstance(select_files, dict):
@@ -157,8 +153,8 @@ def tar_file_expander(
     rename_files: Callable[[str], str] | None = None,
     eof_value: Any = _END,
 ) -> Iterator[Item]:
-    """The members of the shards in ``data`` (from `url_opener`): ``{"fname": …, "data": bytes, "__url__": …}``, with
-    ``__local_path__`` where the shard's dict has a ``local_path``.
+    """Yield the members of the shards in ``data`` (from `url_opener`): ``{"fname": …, "data": bytes, "__url__": …}``,
+    with ``__local_path__`` where the shard's dict has a ``local_path``.
 
     ``eof_value`` follows each shard, or nothing where it is None. The default, an `EndOfShard`, tells loops of any age
     that a shard is over, and whether it broke. Streams are closed when they are through. An error goes to ``handler``:
@@ -200,8 +196,8 @@ def group_by_keys(
     *,
     expect: Collection[str] | None = None,
 ) -> Iterator[Item]:
-    """The samples that the members in ``data`` (from `tar_file_expander`) make: those of one key that stand together
-    in one shard.
+    """Yield the samples that the members in ``data`` (from `tar_file_expander`) make: those of one key that stand
+    together in one shard.
 
     ``keys`` splits a name into key and field; ``lcase`` lower-cases fields; with ``suffixes`` only these are kept. A
     duplicate field (`DuplicateField`) and what ``keys`` raises go to ``handler``: True drops the member, False yields
@@ -210,8 +206,9 @@ def group_by_keys(
     True drops it, False ends here. ConfigError for names in ``expect`` that no sample can have.
     """
     handler = handler or reraise_exception
-    found = _grouped(data, keys, lcase, suffixes, handler)
-    return complete(found, wanted, handler) if (wanted := expected(expect, lcase, suffixes)) else found
+    wanted = expected(expect, lcase, suffixes)
+    samples = _grouped(data, keys, lcase, suffixes, handler)
+    return complete(samples, wanted, handler) if wanted else samples
 
 
 def _grouped(
@@ -221,7 +218,10 @@ def _grouped(
     for item in data:
         try:
             if not item:
-                if sample is not None and valid_sample(sample) and not _cut_by(item, sample["__key__"], keys):
+                if sample is not None and getattr(item, "broken", False):
+                    whole = key_behind(getattr(item, "last_member", None), keys) not in (None, sample["__key__"])
+                    sample = sample if whole else None
+                if sample is not None and valid_sample(sample):
                     yield sample
                 sample = None
                 continue
@@ -248,14 +248,9 @@ def _grouped(
         yield sample
 
 
-def _cut_by(end: Any, key: str, keys: Keys) -> bool:
-    """Whether the shard that ended with ``end`` broke where the sample ``key`` may lack members."""
-    return getattr(end, "broken", False) and key_behind(getattr(end, "last_member", None), keys) in (None, key)
-
-
 class ShardOutcome:
-    """The user's handler, and what came of asking it: whether it ended everything (``stop``), by False or by raising.
-    ``broke``: why the shard could not be read to its end."""
+    """The user's handler, and its outcome: ``stop`` after False or an exception of its own; ``broke`` is the error
+    that ended the reading of the shard."""
 
     def __init__(self, handler: Handler) -> None:
         self.handler = handler
@@ -269,11 +264,11 @@ class ShardOutcome:
 
 
 class Ended(Exception):
-    """The handler said False between two members; it was asked already."""
+    """The handler answered False about a member; it is not to be called again."""
 
 
 def guarded(admit: Callable[[str], str | None], handler: Handler) -> Callable[[str], str | None]:
-    """``admit`` (of ``parse.members``) that asks ``handler`` about what it raises: True passes over the member, False
+    """Return ``admit`` (of ``parse.members``) with its errors given to ``handler``: True passes over the member, False
     raises `Ended`."""
 
     def guard(name: str) -> str | None:
@@ -319,14 +314,14 @@ def _items(
 
 
 def _named(exn: Exception, url: str) -> Exception:
-    """``exn`` with the shard among its arguments, as WebDataset has it; errors of ours name it already."""
+    """Return ``exn`` with the shard among its arguments, as in WebDataset; errors of ours name it already."""
     if not isinstance(exn, WdsError):
         exn.args = (*exn.args, redact(url))
     return exn
 
 
 def _pieces(fileobj: Any) -> Read:
-    """What ``fileobj`` gives, piece by piece, in one buffer where it can."""
+    """Return the reader of ``fileobj``'s pieces, in one buffer where it can fill one."""
     if not hasattr(fileobj, "readinto"):
         return lambda: memoryview(fileobj.read(_PIECE_BYTES) or b"") or None
     buffer = memoryview(bytearray(_PIECE_BYTES))

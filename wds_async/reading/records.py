@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from wds_async import config, packages, world
 from wds_async.errors import (
@@ -37,16 +37,17 @@ __all__ = [
     "MAX_OBJECT_BYTES",
     "RecordStage",
     "cbors2_to_samples",
-    "cbors_samples",
     "cbors_to_samples",
-    "msgpack_samples",
     "msgpacks_to_samples",
+    "record_samples",
 ]
 
 MAX_OBJECT_BYTES = 256 << 20
 """The largest object that is taken, in bytes as it is encoded, unless ``max_object_bytes`` says otherwise."""
 
-_SOURCE = "write or copy the file again"
+_ADVICE = "write or copy the file again"
+
+E = TypeVar("E", bound=ShardFormatError)
 
 Objects = Callable[[Read, str, int], Iterator[Any]]
 
@@ -67,11 +68,13 @@ def _cbor_objects(read: Read, url: str, limit: int) -> Iterator[Any]:
                 if good - start > limit:
                     raise _too_large(url, base + start, limit)
                 yield sample
-            rest = b""
         except cbor2.CBORDecodeError as exn:
-            if not _ran_out(exn, cbor2.CBORDecodeEOF):
+            cause: BaseException | None = exn  # inside a tag, the end of the data is the cause of another error
+            while cause is not None and not isinstance(cause, cbor2.CBORDecodeEOF):
+                cause = cause.__cause__
+            if cause is None:
                 raise _corrupt(url, base + good, exn) from exn
-            rest = data[good:]
+        rest = data[good:]
         base += good
         if len(rest) > limit:
             raise _too_large(url, base, limit)
@@ -81,15 +84,8 @@ def _cbor_objects(read: Read, url: str, limit: int) -> Iterator[Any]:
         data = rest + more
 
 
-def _ran_out(exn: BaseException | None, eof: type[BaseException]) -> bool:
-    """Whether the end of the data is behind ``exn``: inside a tag it comes as the cause of another error."""
-    while exn is not None and not isinstance(exn, eof):
-        exn = exn.__cause__
-    return exn is not None
-
-
 def _gather(read: Read, size: int) -> bytes:
-    """The next pieces, ``size`` bytes or more, fewer only at the end."""
+    """Return the next pieces, ``size`` bytes or more, fewer only at the end."""
     gathered = io.BytesIO()
     while gathered.tell() < size and (piece := read()) is not None:
         gathered.write(piece)
@@ -127,34 +123,41 @@ def _installed(module: str) -> Any:
 
 
 def _corrupt(url: str, offset: int, why: BaseException) -> CorruptShard:
-    what = f"{type(why).__name__}: {why}"
-    return CorruptShard(f"{redact(url)}: the object at byte {offset} cannot be decoded: {what}; {_SOURCE}").at(
-        redact(url), offset
-    )
+    return _error(CorruptShard, url, offset, f"cannot be decoded: {type(why).__name__}: {why}; {_ADVICE}")
 
 
 def _truncated(url: str, offset: int, end: int) -> TruncatedShard:
-    return TruncatedShard(
-        f"{redact(url)}: ends at byte {end} inside the object that begins at byte {offset}; {_SOURCE}"
-    ).at(redact(url), offset)
+    return _error(TruncatedShard, url, offset, f"is cut by the end of the file at byte {end}; {_ADVICE}")
 
 
 def _too_large(url: str, offset: int, limit: int) -> FieldTooLarge:
-    return FieldTooLarge(
-        f"{redact(url)}: the object at byte {offset} is damaged, or larger than max_object_bytes={limit}"
-    ).at(redact(url), offset)
+    return _error(FieldTooLarge, url, offset, f"is damaged, or larger than max_object_bytes={limit}")
 
 
-def _samples(
-    objects: Objects,
+def _error(kind: type[E], url: str, offset: int, what: str) -> E:
+    return kind(f"{redact(url)}: the object at byte {offset} {what}").at(redact(url), offset)
+
+
+def record_samples(
     src: Iterable[Any],
-    handler: Handler,
-    transfer: Mapping[str, Any] | None,
-    max_object_bytes: int,
-    counters: Counters | None,
-    opened: Callable[[ShardReader], Any] | None,
-    ledger: EpochLog | None,
+    objects: Objects,
+    handler: Handler = reraise_exception,
+    transfer: Mapping[str, Any] | None = None,
+    max_object_bytes: int = MAX_OBJECT_BYTES,
+    *,
+    counters: Counters | None = None,
+    opened: Callable[[ShardReader], Any] | None = None,
+    ledger: EpochLog | None = None,
 ) -> Iterator[Any]:
+    """The objects of the files in ``src`` (``{"url": …}`` or URLs), in order, read ahead within the byte budget.
+
+    ``objects`` decodes a file. ``transfer`` sets fields of `config.TransferConfig` over the environment. An object
+    takes up to twice its size in memory while it arrives; ``max_object_bytes`` is the most that it may have.
+
+    An error of a file goes to ``handler``: True goes on with the next file, False ends the stream; what passes is noted
+    in the `ledger`. Beside those of the engine these are CorruptShard, TruncatedShard and FieldTooLarge, with the byte
+    where the object begins (after decompression), and MissingExtra without the package cbor2 or msgpack.
+    """
     setting = config.transfer_config(workers=world.place().num_workers, **(transfer or {}))
     ledger = ledger or Ledger(Board()).begin(counters)
     counters = ledger.counters
@@ -186,46 +189,8 @@ def _samples(
         del ledger  # which an error's frames would keep, see `recover.CorruptionPolicy`
 
 
-def cbors_samples(
-    src: Iterable[Any],
-    handler: Handler = reraise_exception,
-    transfer: Mapping[str, Any] | None = None,
-    max_object_bytes: int = MAX_OBJECT_BYTES,
-    *,
-    counters: Counters | None = None,
-    opened: Callable[[ShardReader], Any] | None = None,
-    ledger: EpochLog | None = None,
-) -> Iterator[Any]:
-    """The objects of the CBOR files in ``src`` (``{"url": …}`` or URLs), in order, read ahead within the byte budget.
-
-    ``transfer`` sets fields of `config.TransferConfig` over the environment. An object takes up to twice its size in
-    memory while it arrives, and ``max_object_bytes`` is the most that it may have.
-
-    An error of a file goes to ``handler``: True goes on with the next file, False ends the stream; what passes is noted
-    in the `ledger`. Beside those of the
-    engine these are CorruptShard, TruncatedShard and FieldTooLarge, with the byte where the object begins (after
-    decompression), and MissingExtra without the package cbor2.
-    """
-    return _samples(_cbor_objects, src, handler, transfer, max_object_bytes, counters, opened, ledger)
-
-
-def msgpack_samples(
-    src: Iterable[Any],
-    handler: Handler = reraise_exception,
-    transfer: Mapping[str, Any] | None = None,
-    max_object_bytes: int = MAX_OBJECT_BYTES,
-    *,
-    counters: Counters | None = None,
-    opened: Callable[[ShardReader], Any] | None = None,
-    ledger: EpochLog | None = None,
-) -> Iterator[Any]:
-    """The objects of MessagePack files, see `cbors_samples`. Binaries come as bytes, strings as str, keys of maps may
-    be numbers."""
-    return _samples(_msgpack_objects, src, handler, transfer, max_object_bytes, counters, opened, ledger)
-
-
 class RecordStage(ReadingStage):
-    """The stage from files to the objects in them, see `cbors_samples`."""
+    """The stage from files to the objects in them, see `record_samples`."""
 
 
 @stage_maker
@@ -234,9 +199,9 @@ def cbors_to_samples(
     transfer: Mapping[str, Any] | None = None,
     max_object_bytes: int = MAX_OBJECT_BYTES,
 ) -> RecordStage:
-    """The stage from CBOR files to their objects, see `cbors_samples`. ConfigError at once for a wrong ``transfer``."""
+    """The stage from CBOR files to their objects, see `record_samples`. ConfigError for a wrong ``transfer``."""
     config.transfer_config(**(transfer or {}))
-    return RecordStage(cbors_samples, handler=handler, transfer=transfer, max_object_bytes=max_object_bytes)
+    return RecordStage(record_samples, _cbor_objects, handler, transfer, max_object_bytes)
 
 
 cbors2_to_samples = cbors_to_samples
@@ -248,6 +213,6 @@ def msgpacks_to_samples(
     transfer: Mapping[str, Any] | None = None,
     max_object_bytes: int = MAX_OBJECT_BYTES,
 ) -> RecordStage:
-    """The stage from MessagePack files to their objects, see `msgpack_samples`."""
+    """`cbors_to_samples` for MessagePack. Binaries come as bytes, strings as str, keys of maps may be numbers."""
     config.transfer_config(**(transfer or {}))
-    return RecordStage(msgpack_samples, handler=handler, transfer=transfer, max_object_bytes=max_object_bytes)
+    return RecordStage(record_samples, _msgpack_objects, handler, transfer, max_object_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import weakref
@@ -23,7 +24,7 @@ from wds_async.reading.parts import Ended, ShardOutcome
 from wds_async.redact import redact
 from wds_async.tar.decompress import plain
 from wds_async.tar.resync import resync
-from wds_async.tar.source import ByteSource
+from wds_async.tar.source import ByteSource, Read
 from wds_async.transfer.reader import ShardStream
 
 __all__ = ["CorruptionPolicy", "ShardRecovery"]
@@ -37,13 +38,12 @@ class ShardRecovery:
 
     def __init__(self, stream: ShardStream, ledger: EpochLog) -> None:
         self.stream = stream
-        self.taken = 0
-        """Bytes received, as they are stored."""
         self.broke: Exception | None = None
         """Error of its stream: nothing can be read behind it."""
         self.failed = False
         self.bad = False
         self._ledger = ledger
+        self._stored_bytes = 0
         self._source: ByteSource | None = None
         self._cut: str | None = None
         self._gap_at: int | None = None
@@ -51,27 +51,25 @@ class ShardRecovery:
         self._drained = False
 
     def source(self) -> ByteSource:
-        """Return the bytes of its tar, from where they were read last. Raise what their stream raises."""
+        """Return the bytes of its tar, from where they were read last."""
         if self._source is None:
-            try:
-                read = plain(self._stored, self.stream.url)
-            except Exception as exn:
-                self.broke = exn
-                raise
+            unpack: Read | None = None
 
-            def unpacked() -> memoryview | None:
+            def read() -> memoryview | None:
+                nonlocal unpack
                 try:
-                    return read()
+                    unpack = unpack or plain(self._stored, self.stream.url)
+                    return unpack()
                 except Exception as exn:
                     self.broke = exn
                     raise
 
-            self._source = ByteSource(unpacked, self.stream.url, self.stream.is_open_ended)
+            self._source = ByteSource(read, self.stream.url, self.stream.is_open_ended)
         return self._source
 
     def _stored(self) -> memoryview | None:
         piece = self.stream.read()
-        self.taken += 0 if piece is None else len(piece)
+        self._stored_bytes += 0 if piece is None else len(piece)
         return piece
 
     @property
@@ -109,20 +107,14 @@ class ShardRecovery:
         """Return how many bytes of it were not read (of a compressed shard, stored ones); None is unknown."""
         if self._drained:
             return max(0, self.offset - offset)
-        size = self._size()
-        if size is None or self._source is None:
-            return size
-        compressed = self.taken != self._source.arrived
-        return max(0, size - (self.taken if compressed else offset))
-
-    def _size(self) -> int | None:
         size = self.stream.size
         if size is None and getattr(self.stream.located, "kind", "") == "local" and self.stream.local_path:
-            try:
-                return os.stat(self.stream.local_path).st_size
-            except OSError:
-                return None
-        return size
+            with contextlib.suppress(OSError):
+                size = os.stat(self.stream.local_path).st_size
+        if size is None or self._source is None:
+            return size
+        compressed = self._stored_bytes != self._source.arrived
+        return max(0, size - (self._stored_bytes if compressed else offset))
 
     def drop(self) -> None:
         """Release the engine's memory."""
@@ -132,21 +124,19 @@ class ShardRecovery:
 
     def over(self, delivered: int) -> None:
         """End the shard after ``delivered`` samples; reject copies of a bad one."""
-        if self._source is not None and self._source.doubt and not self.failed:
-            self._record_doubt(self._source.doubt)
-        if self._source is not None and self._source.empty:
-            self._ledger.empty_shard(self.stream.url)
+        source, url = self._source, self.stream.url
+        if source is not None and source.doubt and not self.failed:
+            # Its rest may have been lost between two members, which nothing in a tar shows.
+            why = TruncatedShard(f"{redact(url)}: {source.doubt}: what stood behind it may be lost")
+            self._ledger.note(why, "tar", shard=url, offset=source.offset, size=0, samples=0)
+            if self._ledger.once("doubt"):
+                logger.warning("%s, the last sample incomplete. The ledger has all such shards.", why)
+        if source is not None and source.empty:
+            self._ledger.empty_shard(url)
         self.drop()
         if self.bad:
             self.stream.reject()
-        self._ledger.shard_over(self.stream.url, delivered)
-
-    def _record_doubt(self, doubt: str) -> None:
-        """Record an odd end: its rest may have been lost between two members, which nothing in a tar shows."""
-        why = TruncatedShard(f"{redact(self.stream.url)}: {doubt}: what stood behind it may be lost")
-        self._ledger.note(why, "tar", shard=self.stream.url, offset=self.offset, size=0, samples=0)
-        if self._ledger.once("doubt"):
-            logger.warning("%s, the last sample incomplete. The ledger has all such shards.", why)
+        self._ledger.shard_over(url, delivered)
 
 
 class CorruptionPolicy(ShardOutcome):
@@ -199,19 +189,12 @@ class CorruptionPolicy(ShardOutcome):
                 self._note(exn, skipped, rest=False)
                 self._warn(exn, f"{skipped:,} bytes are passed over, and the sample on each side of them")
                 return True
-        self._skip_rest(exn, delivered)
-        return False
-
-    def _skip_rest(self, exn: Exception, delivered: int) -> None:
-        """Skip the rest of the shard, where the handler or ``on_corrupt`` allows it."""
-        shard = self.shard
-        assert shard is not None
         shard.failed = True
         offset = getattr(exn, "offset", None)
         at = shard.offset if offset is None or exn is shard.broke else offset
         size = None if isinstance(exn, TruncatedShard) else shard.rest(at)
         if isinstance(exn, ChecksumMismatch) and delivered:
-            # Whatever the handler says: what was delivered is not what the store holds.
+            # Whatever the handler answers: what was delivered is not what the store holds.
             cut = shard.cut() is not None
             self.ledger.note(exn, "checksum", shard=self._url, samples=delivered + cut, rest=True, size=0)
             self(exn)
@@ -221,13 +204,14 @@ class CorruptionPolicy(ShardOutcome):
         else:
             self(exn)
             self._note(exn, size, offset=at, rest=True)
+        return False
 
     def _note(self, exn: Exception, size: int | None, *, rest: bool, offset: int | None = None) -> None:
         assert self.shard is not None
         key = self.shard.cut()
-        samples = None if key is None else 1
         stage = "tar" if isinstance(exn, ShardFormatError) else "read"
         stage = "checksum" if isinstance(exn, ChecksumMismatch) else stage
+        samples = None if key is None else 1
         self.ledger.note(exn, stage, shard=self._url, offset=offset, size=size, samples=samples, key=key, rest=rest)
 
     def _warn(self, exn: Exception, what: str) -> None:

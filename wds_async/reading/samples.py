@@ -133,7 +133,7 @@ def _read(
 
 
 def _teller(stream: ShardStream) -> Callable[[str, int], None] | None:
-    """Who warns, once, of a key that returns in this shard; None where nobody looks."""
+    """Return a callback that warns, once, of a key that returns in this shard; None for shards that are not watched."""
     if stream.number % _WATCH_EVERY:
         return None
     told: set[str] = set()

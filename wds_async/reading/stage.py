@@ -24,7 +24,7 @@ __all__ = ["ReadingStage", "TarStage", "tarfile_to_samples"]
 
 
 class ReadingStage(FilterFunction):
-    """A stage of ``f(source, *args, counters=…, opened=…, ledger=…, **kw)``, which reads shards by the engine: it
+    """A stage of ``f(source, *args, counters=…, opened=…, ledger=…, **kw)``, which reads shards by the engine. It
     counts what it reads, and notes what is passed over (``ledger``), in this process and its workers."""
 
     def __init__(
@@ -46,7 +46,7 @@ class ReadingStage(FilterFunction):
         self._open: weakref.WeakSet[ShardReader] = weakref.WeakSet()
 
     def run(self, source: Iterable[Any]) -> Iterator[Any]:
-        """What is in the shards of ``source``."""
+        """Yield the contents of the shards of ``source``."""
         if (metrics := _metrics()) is not None:
             metrics.show()
         counters = self.board.counters()
@@ -65,11 +65,11 @@ class ReadingStage(FilterFunction):
         enforce(reader, self.cost_limit)
 
     def statistics(self) -> Stats:
-        """What every run of this stage read so far, in this process and its DataLoader workers together."""
+        """Totals of every run of this stage, in this process and its DataLoader workers together."""
         return self.board.total()
 
     def traffic(self) -> Traffic:
-        """What they asked of each origin, likewise; of workers as of a second ago."""
+        """Requests by origin, likewise; of workers as of a second ago."""
         return self.board.traffic()
 
     def set_epoch(self, epoch: int) -> None:
@@ -95,10 +95,10 @@ class ReadingStage(FilterFunction):
 
 
 def _metrics() -> Any:
-    """The module that shows a job's figures, where ``WDS_METRICS_PORT`` asks for it."""
+    """Return the module that serves a job's figures where ``WDS_METRICS_PORT`` is set, else None."""
     if value("WDS_METRICS_PORT") is None:
         return None
-    from wds_async.observe import metrics_server  # noqa: PLC0415 (who shows nothing pays nothing)
+    from wds_async.observe import metrics_server  # noqa: PLC0415 (the engine)
 
     return metrics_server
 
@@ -141,12 +141,16 @@ def tarfile_to_samples(
     on_corrupt_policy(on_corrupt)
     field_limit(max_field_bytes)
     expected(expect, lcase, suffixes)
-    given: dict[str, Any] = {"cache": cache, "keys": keys, "lcase": lcase, "suffixes": suffixes}
-    usual: dict[str, Any] = {"cache": None, "keys": base_plus_ext, "lcase": True, "suffixes": None}
-    given |= {"on_corrupt": on_corrupt, "max_bad_fraction": max_bad_fraction, "max_field_bytes": max_field_bytes}
-    given["expect"], usual["expect"] = expect, None
-    usual |= {"on_corrupt": None, "max_bad_fraction": None, "max_field_bytes": MAX_FIELD_BYTES}
-    options = StorageOptions(storage_options)
-    kept = {name: value for name, value in given.items() if value is not usual[name]}
-    kept |= {"storage_options": options} if options else {}
-    return TarStage(handler=handler, select_files=select_files, rename_files=rename_files, transfer=transfer, **kept)
+    options: dict[str, Any] = {
+        "cache": cache,
+        "keys": None if keys is base_plus_ext else keys,
+        "lcase": None if lcase else False,
+        "suffixes": suffixes,
+        "storage_options": StorageOptions(storage_options) or None,
+        "on_corrupt": on_corrupt,
+        "max_bad_fraction": max_bad_fraction,
+        "max_field_bytes": None if max_field_bytes == MAX_FIELD_BYTES else max_field_bytes,
+        "expect": expect,
+    }
+    options = {name: value for name, value in options.items() if value is not None}  # so that repr is short
+    return TarStage(handler=handler, select_files=select_files, rename_files=rename_files, transfer=transfer, **options)

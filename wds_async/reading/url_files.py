@@ -1,17 +1,13 @@
-"""``gopen``: any URL as a file, and the openers that WebDataset's table ``gopen_schemes`` names.
-
-Reading goes through the engine, as shards do: with its retries and its memory, and without a process for each file.
-Leaving early stops the transfer at once.
-"""
+"""``gopen``: any URL as a file, read by the engine like a shard, and the openers of WebDataset's ``gopen_schemes``."""
 
 from __future__ import annotations
 
+import functools
 import io
 import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, BinaryIO, NoReturn
 
 from wds_async.config import settings
@@ -21,7 +17,7 @@ from wds_async.storage.command import Pipe
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.storage.registry import Location, locate
 from wds_async.storage.sink import Sink, open_sink
-from wds_async.storage.user_openers import DEFAULT, GOPEN_BUFSIZE, gopen_schemes, install, named_opener
+from wds_async.storage.user_openers import DEFAULT, GOPEN_BUFSIZE, Opener, gopen_schemes, install, named_opener
 from wds_async.transfer.reader import ShardReader, ShardStream, open_shards
 from wds_async.urls import rewrite, rules_from_env
 
@@ -54,6 +50,8 @@ class ShardFile(io.RawIOBase):
     says that the reader goes on, and what is read after that is fetched anew. ``final``: see `registry.locate`.
     """
 
+    mode = "rb"
+
     def __init__(
         self,
         url: str,
@@ -64,10 +62,7 @@ class ShardFile(io.RawIOBase):
     ) -> None:
         super().__init__()
         self.name = redact(url)
-        self.mode = "rb"
-        self._url = url
-        self._final = final
-        self._options = options
+        self._open = functools.partial(open_shards, [url], final=final, options=options)
         self._stream = stream
         self._reader: ShardReader | None = None
         self._piece: memoryview | None = None
@@ -126,7 +121,7 @@ class ShardFile(io.RawIOBase):
         self._piece, self._used = None, 0
 
     def _fill(self) -> bool:
-        """Whether there is a byte to read; gets the next piece if need be."""
+        """Get the next piece where the last is used up; False at the end."""
         if self.closed:
             raise ValueError(f"{self.name}: read of a closed file")
         if self._error is not None:  # an end after an error would look like a whole file
@@ -146,7 +141,7 @@ class ShardFile(io.RawIOBase):
 
     def _source(self) -> ShardStream:
         if self._stream is None:
-            self._reader = open_shards([self._url], final=self._final, options=self._options)
+            self._reader = self._open()
             self._stream = next(self._reader)
             self._behind = self._position
         return self._stream
@@ -156,10 +151,11 @@ class SinkFile(io.RawIOBase):
     """One URL as a file to write. It appears when the file is closed, whole; it does not if the ``with`` block raises,
     or the file is dropped without `close`."""
 
+    mode = "wb"
+
     def __init__(self, url: str, sink: Sink) -> None:
         super().__init__()
         self.name = redact(url)
-        self.mode = "wb"
         self._sink: Sink | None = sink
         self._position = 0
 
@@ -196,9 +192,7 @@ class SinkFile(io.RawIOBase):
             sink.abort()
         super().close()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.close()
         else:
@@ -234,12 +228,14 @@ def gopen(
     if url == "-":
         return _standard(mode)
     options = StorageOptions(storage_options)
-    place = locate(url, options=options)
+    location = locate(url, options=options)
     if settings().verbose:
         logger.warning("gopen %s %s", redact(url), mode)
-    if place.kind == "opener":
-        return named_opener(place.target)(place.target, mode, bufsize, **kw)
-    return _open(place, mode, bufsize, kw, options=options)
+    if location.kind == "opener":
+        return named_opener(location.target)(location.target, mode, bufsize, **kw)
+    if kw:
+        raise TypeError(f"gopen of {redact(url)} takes no {', '.join(sorted(kw))}: only openers of gopen_schemes do")
+    return _open(location, mode, bufsize, options=options)
 
 
 def reader(url: str, **kw: Any) -> Any:
@@ -265,10 +261,8 @@ def set_options(
     """Set those options of a `Pipe` that are not None; False, and nothing happens, for any other object."""
     if not isinstance(obj, Pipe):
         return False
-    given = {"timeout": timeout, "ignore_errors": ignore_errors, "ignore_status": ignore_status, "handler": handler}
-    for name, value in given.items():
-        if value is not None:
-            setattr(obj, name, value)
+    options = {"timeout": timeout, "ignore_errors": ignore_errors, "ignore_status": ignore_status, "handler": handler}
+    vars(obj).update({name: value for name, value in options.items() if value is not None})
     return True
 
 
@@ -282,78 +276,46 @@ def _standard(mode: str) -> BinaryIO:
 
 
 def _open(
-    place: Location,
+    location: Location,
     mode: str,
     bufsize: int,
-    kw: dict[str, Any],
     *,
     final: bool = False,
     options: StorageOptions = NOTHING_GIVEN,
 ) -> Any:
-    """The file at ``place`` by our own means."""
-    if kw:
-        raise TypeError(
-            f"gopen of {redact(place.url)} takes no {', '.join(sorted(kw))}: only openers of gopen_schemes do"
-        )
-    if place.kind == "stdin":
+    if location.kind == "stdin":
         return _standard(mode)
-    if place.path is not None:
-        return open(place.path, mode, buffering=settings().gopen_buffer)
+    if location.path is not None:
+        return open(location.path, mode, buffering=settings().gopen_buffer)
     if mode == "wb":
-        return SinkFile(place.url, open_sink(place.url, final=final, options=options))
-    return io.BufferedReader(
-        ShardFile(place.url, final=final, options=options), bufsize if bufsize > 0 else GOPEN_BUFSIZE
-    )
+        return SinkFile(location.url, open_sink(location.url, final=final, options=options))
+    file = ShardFile(location.url, final=final, options=options)
+    return io.BufferedReader(file, bufsize if bufsize > 0 else GOPEN_BUFSIZE)
 
 
-def _client(url: str, mode: str, bufsize: int) -> Any:
-    _check(mode)
-    return _open(locate(url, final=True), mode, bufsize, {}, final=True)
+def _opener(name: str, what: str, *, writes: bool = True) -> Opener:
+    def opener(url: str, mode: str = "rb", bufsize: int = GOPEN_BUFSIZE) -> Any:
+        _check(mode)
+        if mode == "wb" and not writes:
+            raise ValueError(f"{mode}: cannot write")
+        return _open(locate(url, final=True), mode, bufsize, final=True)
+
+    opener.__name__ = opener.__qualname__ = name
+    opener.__doc__ = f"Open {what}, whatever ``gopen_schemes`` says."
+    return opener
 
 
-def gopen_file(url: str, mode: str = "rb", bufsize: int = GOPEN_BUFSIZE) -> Any:
-    """A path or ``file:`` URL."""
-    return _client(url, mode, bufsize)
-
-
-def gopen_pipe(url: str, mode: str = "rb", bufsize: int = GOPEN_BUFSIZE) -> Any:
-    """``pipe:command``, given to the shell as it stands."""
-    return _client(url, mode, bufsize)
-
-
-def gopen_curl(url: str, mode: str = "rb", bufsize: int = GOPEN_BUFSIZE) -> Any:
-    """``http:``, ``https:`` and what else curl reads in WebDataset; written by PUT."""
-    return _client(url, mode, bufsize)
-
-
-def gopen_gsutil(url: str, mode: str = "rb", bufsize: int = GOPEN_BUFSIZE) -> Any:
-    """``gs:``, Google Cloud Storage."""
-    return _client(url, mode, bufsize)
-
-
-def gopen_ais(url: str, mode: str = "rb", bufsize: int = GOPEN_BUFSIZE) -> Any:
-    """``ais:``, AIStore."""
-    return _client(url, mode, bufsize)
-
-
-def gopen_htgs(url: str, mode: str = "rb", bufsize: int = GOPEN_BUFSIZE) -> Any:
-    """``htgs:``, an older name of ``gs:``, to read."""
-    return _client(url, _to_read(mode), bufsize)
-
-
-def gopen_hf(url: str, mode: str = "rb", bufsize: int = GOPEN_BUFSIZE) -> Any:
-    """``hf:``, Hugging Face, to read."""
-    return _client(url, _to_read(mode), bufsize)
-
-
-def _to_read(mode: str) -> str:
-    if mode == "wb":
-        raise ValueError(f"{mode}: cannot write")
-    return mode
+gopen_file = _opener("gopen_file", "a path or ``file:`` URL")
+gopen_pipe = _opener("gopen_pipe", "``pipe:command``, given to the shell as it stands")
+gopen_curl = _opener("gopen_curl", "``http:``, ``https:`` and what else curl reads in WebDataset (written by PUT)")
+gopen_gsutil = _opener("gopen_gsutil", "``gs:``, Google Cloud Storage")
+gopen_ais = _opener("gopen_ais", "``ais:``, AIStore")
+gopen_htgs = _opener("gopen_htgs", "``htgs:``, an older name of ``gs:``, to read", writes=False)
+gopen_hf = _opener("gopen_hf", "``hf:``, Hugging Face, to read", writes=False)
 
 
 def gopen_error(url: str, *args: Any, **kw: Any) -> NoReturn:
-    """ValueError: nothing opens this scheme."""
+    """Raise UrlError (a ValueError): nothing opens this scheme."""
     raise UrlError(f"{redact(url)}: no gopen handler defined")
 
 

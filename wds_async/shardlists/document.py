@@ -1,4 +1,4 @@
-"""A YAML or JSON document that was read from anywhere, and can name the line of each of its values."""
+"""A YAML or JSON document from a file, a URL or a program, which names the line of each of its values in errors."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from wds_async.redact import redact
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.urls import local_path, scheme
 
-__all__ = ["MAX_BYTES", "Document", "read"]
+__all__ = ["MAX_BYTES", "Document", "Path", "read"]
 
 logger = logging.getLogger("wds_async")
 
 MAX_BYTES = 64 << 20
 """The largest document that is read, in bytes."""
+
+Path = tuple[str | int, ...]
+"""From the top of a document to a value: keys, and numbers in lists."""
 
 
 @dataclass(frozen=True)
@@ -42,37 +45,31 @@ class Document:
     trusted: bool = True
     options: StorageOptions = NOTHING_GIVEN
 
-    def error(self, path: tuple[str | int, ...], message: str, kind: type[WdsError] = ConfigError) -> WdsError:
+    def error(self, path: Path, message: str, kind: type[WdsError] = ConfigError) -> WdsError:
         """An error about the value at ``path``, naming its line and column."""
         steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
         return kind(f"{self.name}{self._place(path)}{f' ({steps})' if steps else ''}: {message}")
 
-    def refuse_local(self, path: tuple[str | int, ...], url: str) -> None:
-        """UnsafeContent where ``url`` is a command or a file of this machine and the document is from elsewhere: these
-        are run and read only where the machine's user wrote their names."""
+    def refuse_local(self, path: Path, url: str) -> None:
+        """Raise UnsafeContent where a document from elsewhere names a command or a file of this machine."""
         from wds_async.storage.generic import reads_local_files  # noqa: PLC0415 (the engine)
 
         if not self.trusted and (scheme(url) in ("", "file", "-", "pipe") or reads_local_files(url)):
             raise self.unsafe(path, url)
 
-    def unsafe(self, path: tuple[str | int, ...], url: str) -> WdsError:
-        """The error of `refuse_local`."""
-        why = (
-            "what was fetched may not name commands or files of this machine; if you trust it, save it to a file and "
-            "name that"
-        )
-        return self.error(path, f"{redact(url)!r}: {why}", UnsafeContent)
+    def unsafe(self, path: Path, url: str) -> WdsError:
+        """Return the error of `refuse_local`."""
+        why = "what was fetched may not name commands or files of this machine"
+        return self.error(path, f"{redact(url)!r}: {why}; if you trust it, save it to a file", UnsafeContent)
 
-    def tell_of_misspelt(self, path: tuple[str | int, ...], given: Iterable[Any], known: Iterable[str]) -> None:
-        """Warn of keys at ``path`` that are nearly one of ``known``, where any others are allowed: ``wieght`` would
-        have no effect, silently."""
-        known = frozenset(known)
-        for key in given:
-            near = [] if key in known else difflib.get_close_matches(str(key), known, 1, 0.8)
+    def warn_of_misspelt(self, path: Path, keys: Iterable[Any], valid: frozenset[str]) -> None:
+        """Warn of ``keys`` at ``path`` that are nearly ``valid``: ``wieght`` would silently be a metadata key."""
+        for key in keys:
+            near = [] if key in valid else difflib.get_close_matches(str(key), valid, 1, 0.8)
             if near:
                 logger.warning("%s", self.error((*path, key), f"{key!r} means nothing; did you mean {near[0]!r}?"))
 
-    def _place(self, path: tuple[str | int, ...]) -> str:
+    def _place(self, path: Path) -> str:
         if self.text is None:
             return ""
         # JSON is YAML; composing is slow, but only an error asks for it.
@@ -86,17 +83,16 @@ class Document:
             return ""
         mark = node.start_mark
         for step in path:
-            found = _part(node, step)
-            if found is None:  # merged in from elsewhere ('<<'), or not there at all
+            if (part := _part(node, step)) is None:  # merged in from elsewhere ('<<'), or not there at all
                 break
-            mark, node = found
+            mark, node = part
         return f", line {mark.line + 1}, column {mark.column + 1}"
 
 
 def read(url: str, options: StorageOptions = NOTHING_GIVEN) -> Document:
-    """The YAML or JSON document at ``url``, or in the file of that name; read by the engine, like a shard.
+    """Return the YAML or JSON document at ``url`` or in the file of that name, read by the engine.
 
-    Raises ConfigError, with line and column, where it is none, and a StorageError where it cannot be read.
+    Raises ConfigError, with line and column, for what is none, and a StorageError where it cannot be read.
     """
     from wds_async.storage.registry import locate  # noqa: PLC0415 (the engine)
     from wds_async.transfer.reader import open_shards  # noqa: PLC0415 (the engine)
@@ -177,13 +173,11 @@ def _refuse_doubled_keys(root: Any, name: str) -> None:
         seen_nodes.add(id(node))  # an alias may point at what holds it
         keys: set[str] = set()
         for child in node.value:
-            if not isinstance(child, tuple):
-                left.append(child)
-                continue
-            key, value = child
+            key, value = child if isinstance(child, tuple) else (None, child)
             left.append(value)
-            if isinstance(key.value, str) and key.value in keys:
+            if key is None or not isinstance(key.value, str):
+                continue
+            if key.value in keys:
                 mark = key.start_mark
                 raise ConfigError(f"{name}, line {mark.line + 1}, column {mark.column + 1}: a second {key.value!r}")
-            if isinstance(key.value, str):
-                keys.add(key.value)
+            keys.add(key.value)

@@ -42,6 +42,8 @@ __all__ = [
 
 logger = logging.getLogger("wds_async")
 
+Options = Mapping[str, Any] | StorageOptions | None
+
 
 def __getattr__(name: str) -> Any:
     if name == "IterableDataset":  # programs import it from here, as webdataset's room happens to allow
@@ -52,7 +54,7 @@ def __getattr__(name: str) -> Any:
 
 
 def split_by_node(src: Iterable[Any], group: Any = None) -> Iterator[Any]:
-    """The share of this rank: every ``world_size``-th item, from the ``rank``-th on.
+    """Return this rank's share: every ``world_size``-th item, from the ``rank``-th on.
 
     ``group`` is a torch.distributed group; without one, the rank is that of `world.place`.
     """
@@ -61,13 +63,13 @@ def split_by_node(src: Iterable[Any], group: Any = None) -> Iterator[Any]:
 
 
 def split_by_worker(src: Iterable[Any]) -> Iterator[Any]:
-    """The share of this DataLoader worker: every ``num_workers``-th item, from the ``worker``-th on."""
+    """Return this DataLoader worker's share: every ``num_workers``-th item, from the ``worker``-th on."""
     here = world.place()
     return itertools.islice(src, here.worker, None, here.num_workers)
 
 
 def single_node_only(src: Iterable[Any], group: Any = None) -> Iterator[Any]:
-    """Everything, where there is one rank; raises ConfigError (a ValueError) where there are more."""
+    """Return everything. Raise ConfigError (a ValueError) where there is more than one rank."""
     if (n := world.place(group).world_size) > 1:
         raise ConfigError(
             f"single_node_only: this run has {n} ranks; pass nodesplitter=split_by_node, so that each reads its share"
@@ -76,42 +78,36 @@ def single_node_only(src: Iterable[Any], group: Any = None) -> Iterator[Any]:
 
 
 class Expanded(list[str]):
-    """URLs that stand for themselves: what a pattern has found may hold braces, and is not expanded again."""
+    """URLs that are not expanded again: what a pattern matched may hold braces."""
 
 
-def expand_urls(urls: Any, *, storage_options: Mapping[str, Any] | StorageOptions | None = None) -> list[str]:
+def expand_urls(urls: Any, *, storage_options: Options = None) -> list[str]:
     """Every shard that ``urls`` names, in order: braces, ``::``, ``${X}`` for ``WDS_X``, and patterns and folders in
     files and stores (see `storage.listing.expand`). ``storage_options`` are for the stores that are listed.
     """
     from wds_async.storage.listing.expand import expand_listed  # noqa: PLC0415 (asyncio)
 
-    return expand_listed(urls, _options(storage_options))
+    return expand_listed(urls, StorageOptions(storage_options))
 
 
-def _options(given: Mapping[str, Any] | StorageOptions | None) -> StorageOptions:
-    return given if isinstance(given, StorageOptions) else StorageOptions(given)
-
-
-def expand_source(
-    source: Any, max_urls: int = 10**9, *, storage_options: Mapping[str, Any] | StorageOptions | None = None
-) -> list[str]:
-    """The URLs of a string, path, list or other iterable (of which at most ``max_urls`` items are taken); those of an
-    `Expanded` as they are. An item may be ``{"url": …}``. ``storage_options`` are for the stores that are listed.
+def expand_source(source: Any, max_urls: int = 10**9, *, storage_options: Options = None) -> list[str]:
+    """Return the URLs of a string, path, list or other iterable (of which at most ``max_urls`` items are taken); those
+    of an `Expanded` as they are. An item may be ``{"url": …}``. ``storage_options`` are for the stores that are listed.
 
     Raises UrlError where it is none of these or gives no URL, and what `storage.listing.expand.expand_listed` raises.
     """
     if isinstance(source, Expanded):
-        found = list(itertools.islice(source, max_urls))
+        urls = list(itertools.islice(source, max_urls))
     elif isinstance(source, (str, os.PathLike)):
-        found = expand_urls(source, storage_options=storage_options)
+        urls = expand_urls(source, storage_options=storage_options)
     elif isinstance(source, Iterable) and not isinstance(source, (bytes, dict)):
         items = [item["url"] if isinstance(item, Mapping) else item for item in itertools.islice(source, max_urls)]
-        found = expand_urls(items, storage_options=storage_options)
+        urls = expand_urls(items, storage_options=storage_options)
     else:
         raise UrlError(f"cannot take shards from a {type(source).__name__}: give a URL, a path or a list of them")
-    if not found:
+    if not urls:
         raise UrlError(f"no shards: {source!r} is empty; give at least one URL")
-    return found
+    return urls
 
 
 def _prepare(urls: list[str]) -> None:
@@ -138,7 +134,7 @@ class SimpleShardList(world.TorchDataset):
         seed: Any = None,
         *,
         counts: Mapping[str, int] | None = None,
-        storage_options: Mapping[str, Any] | StorageOptions | None = None,
+        storage_options: Options = None,
     ) -> None:
         self.urls = expand_source(urls, storage_options=storage_options)
         _prepare(self.urls)
@@ -176,7 +172,7 @@ class ResampledShards(world.CountsEpochs, world.TorchDataset):
         max_urls: int | None = 10**6,
         empty_check: bool = True,
         *,
-        storage_options: Mapping[str, Any] | StorageOptions | None = None,
+        storage_options: Options = None,
     ) -> None:
         most = sys.maxsize if max_urls is None else check_size("ResampledShards", "max_urls", max_urls, at_least=1)
         self.nshards = check_size("ResampledShards", "nshards", nshards)
@@ -222,8 +218,8 @@ class MultiShardSample(world.CountsEpochs, world.TorchDataset):
         """Every shard of every source."""
         return [url for source in self.sources for url in source.urls]
 
-    def set_epoch(self, seed: int) -> None:
-        """Make the next iteration that of epoch ``seed``, which is WebDataset's name for it."""
+    def set_epoch(self, seed: int) -> None:  # WebDataset's name of the argument
+        """Make the next iteration that of epoch ``seed``."""
         super().set_epoch(seed)
 
     def get_shards_for_epoch(self) -> list[str]:
