@@ -582,6 +582,57 @@ def test_a_class_has_a_name_of_its_own() -> None:
     assert repeated_classes([Module("a", "class X: pass"), Module("b", "class X: pass")]) == {"X": ["a", "b"]}
 
 
+FOREIGN = {"exn", "error", "filesystem", "_stream", "bearer"}
+"""Names of values that are not ours: exceptions, fsspec's filesystems and their files, Google's credentials."""
+
+
+def _declared(tree: ast.Module) -> Iterator[str]:
+    """The attributes that the classes of a module declare."""
+    for node in (node for cls in ast.walk(tree) if isinstance(cls, ast.ClassDef) for node in ast.walk(cls)):
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from (target.id for target in targets if isinstance(target, ast.Name))
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self" and isinstance(node.ctx, ast.Store):
+            yield node.attr
+
+
+def _made_here(function: ast.AST) -> set[str]:
+    """Local names that a call's result is assigned to: who makes an object may fill it in."""
+    made = (node for node in ast.walk(function) if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call))
+    return {target.id for node in made for target in node.targets if isinstance(target, ast.Name)}
+
+
+def assignments_into_other_rooms(modules: list[Module]) -> list[str]:
+    """Assignments to an attribute of an object whose class lives in another room."""
+    declared: dict[str, set[str]] = {}
+    for module in modules:
+        declared.setdefault(module.room.rpartition(".")[0] or module.room, set()).update(_declared(module.tree))
+    everywhere = set().union(*declared.values())
+    complaints = []
+    for module in modules:
+        foreign = everywhere - declared[module.room.rpartition(".")[0] or module.room]
+        functions = (node for node in ast.walk(module.tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+        for scope in functions:
+            spared = _made_here(scope) | FOREIGN | {"self", "cls"}
+            complaints += [
+                f"{module.room}, line {node.lineno}: {ast.unparse(node)} = …: call a method of its class"
+                for node in ast.walk(scope)
+                if isinstance(node, ast.Attribute)
+                and isinstance(node.ctx, ast.Store | ast.Del)
+                and node.attr in foreign
+                and ast.unparse(node.value).rpartition(".")[2] not in spared
+            ]
+    return complaints
+
+
+def test_no_room_assigns_into_objects_of_another() -> None:
+    assert assignments_into_other_rooms(MODULES) == []
+    owner = Module("tar.parse", "class Parser:\n    def __init__(self):\n        self.depth = 0")
+    for base, complains in (("parser", True), ("self", False)):
+        user = Module("cli.ls", f"def f(self, parser):\n    {base}.depth = 1")
+        assert bool(assignments_into_other_rooms([owner, user])) == complains
+
+
 _IMPORT_ALL = """\
 import importlib, sys
 for name in sys.argv[1:]:

@@ -275,7 +275,7 @@ class Service:
         """Stop writing while the folder has vanished: its path may lead to another disk now. End the service if it does
         not come back."""
         now = asyncio.get_running_loop().time()
-        self.context.cache.fetching.disk.vanished = vanished
+        self.context.cache.fetching.disk.set_vanished(vanished)
         if not vanished:
             self._vanished_at = None
             return

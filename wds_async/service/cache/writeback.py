@@ -44,17 +44,20 @@ class Disk:
         self._clock = clock
         self.crowded = False
         """Whether its file system has too little space left: then nothing is written."""
-        self.vanished = False
-        """Whether its folder is not there any more: then nothing is written."""
+        self._vanished = False
         self._paused_until = 0.0
         self._said = self._said_slow = False
         self._writers = asyncio.Semaphore(writers)
         self._writing: dict[object, float] = {}
 
+    def set_vanished(self, vanished: bool) -> None:
+        """Write nothing while the folder is gone: its path may lead to another disk."""
+        self._vanished = vanished
+
     @property
     def usable(self) -> bool:
         """Whether a write is worth trying."""
-        if self.files is None or self.crowded or self.vanished:
+        if self.files is None or self.crowded or self._vanished:
             return False
         now = self._clock()
         stuck = any(now - began >= _STUCK_S for began in self._writing.values())
