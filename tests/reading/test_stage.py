@@ -208,19 +208,6 @@ def test_an_endless_shard_list(put: Any) -> None:
     assert keys(itertools.islice(tarfile_samples(source), 1000)) == (["a0", "a1", "a2"] * 334)[:1000]
 
 
-def test_nothing_is_opened_before_the_first_sample() -> None:
-    asked = []
-
-    def shards() -> Iterator[str]:
-        asked.append(True)
-        yield "/nowhere/x.tar"
-
-    samples = tarfile_samples(shards())
-    assert not asked
-    with pytest.raises(ShardNotFound):
-        next(samples)
-
-
 def test_counters_and_statistics(put: Any) -> None:
     stage = tarfile_to_samples(ignore_and_continue)
     pipeline = DataPipeline(tuple(put(GOOD_A, GOOD_B, b"x" * 2000, None)), stage)
