@@ -370,8 +370,8 @@ def test_without_credentials_it_is_anonymous_and_said_once(
 def test_a_metadata_service_that_does_not_answer_is_not_waited_for(
     azurite_tls: Azurite, machine: AzureMetadata, azure_environment: pytest.MonkeyPatch
 ) -> None:
-    assert azureauthority._LOOKED_FOR_S <= 3
-    azure_environment.setattr(azureauthority, "_LOOKED_FOR_S", 0.3)
+    assert azureauthority._SEARCH_S <= 3
+    azure_environment.setattr(azureauthority, "_SEARCH_S", 0.3)
     azure_environment.setattr(azureauthority, "_TOOLS", ())
     machine.silent = True
     azurite_tls.put("silent", {"x.tar": data(SIZE)}, public=True)

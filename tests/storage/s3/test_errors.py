@@ -72,7 +72,7 @@ def test_a_clock_that_is_wrong_and_a_request_that_grew_old() -> None:
 
 def test_anonymous_because_nothing_was_found() -> None:
     said = refusal_of_answer(answer(403, "AccessDenied", "Access Denied"))
-    fault = explain_refusal(said, "anonymous", anonymous=True, asked=False)
+    fault = explain_refusal(said, "anonymous", anonymous=True, missed=True)
     assert "no credentials were found" in fault.reason
     assert "anonymous reads are refused" in fault.reason
     assert "AWS_ACCESS_KEY_ID" in fault.advice

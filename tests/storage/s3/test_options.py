@@ -11,7 +11,7 @@ from tests.servers import Origin
 from tests.servers.moto import clean_aws as clean_aws_fixture
 from wds_async.storage.filesystems import Filesystems
 from wds_async.storage.options import Options
-from wds_async.storage.s3.options import s3fs_options, tried_once, with_patience, with_region
+from wds_async.storage.s3.options import s3fs_options, with_limits, with_region
 
 clean_aws = clean_aws_fixture
 
@@ -53,13 +53,8 @@ def test_no_redirect_takes_the_token_along(origin: Origin, clean_aws: pytest.Mon
         assert other.requests == []
 
 
-def test_requests_are_tried_once_unless_the_program_says_otherwise() -> None:
-    assert tried_once({})["config_kwargs"]["retries"]["total_max_attempts"] == 1
-    given = {"key": "k", "config_kwargs": {"retries": {"max_attempts": 7}, "signature_version": "s3v4"}}
-    assert tried_once(given) == given
-
-
-def test_patience_is_the_engines_unless_the_program_says_otherwise() -> None:
-    assert with_patience({"key": "k"}, 1.0, 2.0)["config_kwargs"] == {"connect_timeout": 1.0, "read_timeout": 2.0}
-    given = with_patience({"config_kwargs": {"read_timeout": 90, "signature_version": "s3v4"}}, 1.0, 2.0)
-    assert given["config_kwargs"] == {"connect_timeout": 1.0, "read_timeout": 90, "signature_version": "s3v4"}
+def test_limits_are_the_engines_unless_the_program_sets_them() -> None:
+    config = with_limits({"key": "k"}, 1.0, 2.0)["config_kwargs"]
+    assert (config["retries"]["total_max_attempts"], config["connect_timeout"], config["read_timeout"]) == (1, 1.0, 2.0)
+    own = {"retries": {"max_attempts": 7}, "read_timeout": 90, "signature_version": "s3v4"}
+    assert with_limits({"config_kwargs": own}, 1.0, 2.0)["config_kwargs"] == {**own, "connect_timeout": 1.0}

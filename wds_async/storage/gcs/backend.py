@@ -46,6 +46,7 @@ from wds_async.storage.http.errors import with_place, with_proxy
 from wds_async.storage.http.messages import PLAIN_HEADERS, answer_of, version_of
 from wds_async.storage.options import NO_OPTIONS, Options
 from wds_async.storage.preload import extra_needed
+from wds_async.storage.secrets import Secrets
 
 __all__ = ["GcsBackend", "MediaGet", "check_options", "pinned_by"]
 
@@ -94,10 +95,11 @@ class GcsBackend(Store):
         self._options = options
         self._direct = direct
         self._http = HttpBackend(connect_timeout_s=connect_timeout_s, stall_timeout_s=stall_timeout_s)
+        self._secrets = Secrets()
         self._identity = GoogleIdentity("")
         self._identified = False
         self._renewed_at = -math.inf
-        self._tokens = GoogleTokens(call, None)
+        self._tokens = GoogleTokens(call, None, secrets=self._secrets)
         self._filesystems: Filesystems | None = None
         self._ready = asyncio.Lock()
 
@@ -158,14 +160,14 @@ class GcsBackend(Store):
         if isinstance(outcome, RefusedAnswer):
             outcome = outcome.answer
         if isinstance(outcome, Answer):
-            outcome = self._tokens.secrets.of_answer(outcome)
+            outcome = self._secrets.of_answer(outcome)
         fault = explain(outcome, self._identity, generation=self._split(url)[2], renewable=self._tokens.refreshable)
         if fault.verdict is Verdict.EXPIRED:
             self._tokens.refuse()
         if isinstance(outcome, OSError) and "Google" not in fault.reason:  # nobody has answered
             fault = with_proxy(fault, outcome, self._endpoint())
             fault = with_place(fault, f"Google Cloud Storage at {redact(self._endpoint())}", _PLACE)
-        return self._tokens.secrets.of_fault(fault)
+        return self._secrets.of_fault(fault)
 
     def renew(self, url: str) -> None:
         now = time.monotonic()
@@ -224,7 +226,7 @@ class GcsBackend(Store):
                 check_options(self._options)
                 with extra_needed("gs:// with credentials", "gcs"):
                     self._identity = await self._call(find_identity, self._options)
-                self._tokens = GoogleTokens(self._call, self._identity.credentials, self._tokens)
+                self._tokens = GoogleTokens(self._call, self._identity.credentials, self._tokens, self._secrets)
                 self._identified = True
 
     async def _payer(self) -> dict[str, str]:

@@ -1,8 +1,7 @@
-"""Credentials of Google: as whom a store is read, and access tokens that are renewed before they expire.
+"""Credentials of Google: the identity that reads a store, and access tokens that are renewed before they expire.
 
 The order is that of "Application Default Credentials": ``GOOGLE_APPLICATION_CREDENTIALS``, gcloud's file, the metadata
-server of the machine; then anonymous, with one warning a process. A search that finds nothing takes 3 s at most. What
-google-auth raises may hold the answer of a token endpoint, so only its words are passed on (`AuthFailed`).
+server of the machine; then anonymous, with one warning a process. A search that finds nothing takes 3 s at most.
 """
 
 # google-auth says that it is typed, and is in parts.
@@ -18,6 +17,7 @@ import json
 import logging
 import math
 import os
+import pkgutil
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -28,7 +28,7 @@ from wds_async.environment import variable
 from wds_async.logs import warn_once
 from wds_async.redact import redact
 from wds_async.storage.base import Call
-from wds_async.storage.http.service_client import ask_service
+from wds_async.storage.http.service_client import Reply, ask_service
 from wds_async.storage.preload import client_imports
 from wds_async.storage.secrets import Secrets, Writer, hide_in_logs
 
@@ -45,11 +45,15 @@ __all__ = [
     "writer",
 ]
 
+logger = logging.getLogger("wds_async")
+
 _TOKEN_REQUEST_S = 10.0
 _RENEW_BEFORE_S = 240.0
 _RENEW_NO_SOONER_S = 0.5  # a metadata server hands out the same token almost to its end
 _KEEP_OLD_S = 5.0
-_TOKEN_SAID = re.compile(r"(_token['\"]?\s*[:=]\s*['\"]?)[\w.~+/\-]+=*")
+_TOKEN_FIELD = re.compile(r"(_token['\"]?\s*[:=]\s*['\"]?)[\w.~+/\-]+=*")
+
+Headers = tuple[tuple[str, str], ...]
 
 
 class AuthFailed(Exception):
@@ -62,15 +66,15 @@ class AuthFailed(Exception):
 
 @contextlib.contextmanager
 def translated(what: str) -> Iterator[None]:
-    """Whatever google-auth raises, as `AuthFailed` with its words and without its cause."""
+    """Raise `AuthFailed` for what google-auth raises in this block, with its words and without its cause, which may
+    hold the answer of a token endpoint."""
     try:
         yield
     except (AuthFailed, ImportError):
         raise
     except Exception as exn:
         first = exn.args[0] if exn.args else ""
-        words = _TOKEN_SAID.sub(r"\1***", re.sub(r"\s+", " ", redact(str(first))))[:300].strip()
-        kind = type(exn).__name__
+        words = _TOKEN_FIELD.sub(r"\1***", re.sub(r"\s+", " ", redact(str(first))))[:300].strip()
         if isinstance(exn, KeyError):
             words = f"{words} is missing"
         elif isinstance(exn, AttributeError | TypeError):
@@ -78,41 +82,36 @@ def translated(what: str) -> Iterator[None]:
         retryable = bool(getattr(exn, "retryable", False)) or any(
             "TransportError" in type(one).__name__ for one in (exn, exn.__cause__, first)
         )
-        raise AuthFailed(f"{what}: {kind}: {words}", retryable=retryable) from None
+        raise AuthFailed(f"{what}: {type(exn).__name__}: {words}", retryable=retryable) from None
 
 
 class GoogleTokens:
-    """The headers that prove an identity (google-auth's ``credentials``, None for nobody), kept fresh: asked for again
-    four minutes before the token expires, or after three quarters of what it has left where that is less. ``call``
-    refreshes on a thread, once for all who wait for it. ``former``: what these replace; gcsfs may hold its bearer."""
+    """Headers that prove an identity (google-auth's ``credentials``, None for anonymous), kept fresh: renewed four
+    minutes before the token expires, or after three quarters of its remaining life where that is less. ``call``
+    refreshes on a thread, once for all who wait for it. ``former``: the tokens that these replace; gcsfs may hold
+    their bearer."""
 
-    def __init__(self, call: Call, credentials: Any, former: GoogleTokens | None = None) -> None:
+    def __init__(
+        self, call: Call, credentials: Any, former: GoogleTokens | None = None, secrets: Secrets | None = None
+    ) -> None:
         self._call = call
         self._credentials = credentials
         self._lock = asyncio.Lock()
-        self._headers: tuple[tuple[str, str], ...] = ()
+        self._headers: Headers = ()
         self._renew_after = math.inf if credentials is None else -math.inf
-        self._refused_at = self._got_at = -math.inf
-        self.secrets: Secrets = Secrets() if former is None else former.secrets
-        hide_in_logs(self.secrets, "google.auth", "google.oauth2", "gcsfs")
-        """What was sent as proof."""
+        self._refused_at = self._renewed_at = -math.inf
+        self._secrets = secrets or Secrets()
+        hide_in_logs(self._secrets, "google.auth", "google.oauth2", "gcsfs")
         self.bearer: Any = "anon" if former is None else former.bearer
-        """For gcsfs, as ``token=``: always what was fetched last, so that gcsfs never refreshes on the loop."""
-
-    @property
-    def refreshable(self) -> bool:
-        """Whether another token can be requested."""
-        credentials = self._credentials
-        if credentials is None:
-            return False
+        """gcsfs's ``token=``: always the newest, so that gcsfs never refreshes on the loop."""
         # A bare access token is all there is of some (google.oauth2's, without a refresh token).
-        return getattr(credentials, "refresh_token", "") is not None
+        self.refreshable = credentials is not None and getattr(credentials, "refresh_token", "") is not None
 
     def refuse(self) -> None:
-        """Request another token before the next request: the store has refused this one."""
+        """Renew the token before the next request: the store has refused this one."""
         self._refused_at = time.monotonic()
 
-    async def headers(self) -> tuple[tuple[tuple[str, str], ...], float]:
+    async def headers(self) -> tuple[Headers, float]:
         """Return the headers to send, and when to ask again (time.monotonic). `AuthFailed` where there is no token."""
         if self._stale():
             async with self._lock:
@@ -120,13 +119,14 @@ class GoogleTokens:
                     await self._renew()
         return self._headers, self._renew_after
 
+    def _refused(self) -> bool:
+        return self.refreshable and self._refused_at > -math.inf and self._refused_at >= self._renewed_at
+
     def _stale(self) -> bool:
-        if self._credentials is None:
-            return False
-        return time.monotonic() >= self._renew_after or (self.refreshable and self._refused_at >= self._got_at)
+        return self._credentials is not None and (time.monotonic() >= self._renew_after or self._refused())
 
     async def _renew(self) -> None:
-        refused = self.refreshable and self._refused_at > -math.inf and self._refused_at >= self._got_at
+        refused = self._refused()
         try:
             headers, left_s, bearer = await self._call(self._fetch, refused)
         except AuthFailed as exn:
@@ -135,17 +135,16 @@ class GoogleTokens:
                 raise
             self._renew_after = time.monotonic() + left_s / 4  # the old one still holds
             return
-        now = time.monotonic()
-        self._headers, self._got_at = headers, now
-        self.secrets.add_headers(headers)
-        self._renew_after = now + max(left_s - min(_RENEW_BEFORE_S, left_s / 4), _RENEW_NO_SOONER_S)
+        self._headers, self._renewed_at = headers, time.monotonic()
+        self._secrets.add_headers(headers)
+        self._renew_after = self._renewed_at + max(left_s - min(_RENEW_BEFORE_S, left_s / 4), _RENEW_NO_SOONER_S)
         if self.bearer == "anon":
             self.bearer = bearer
         else:
             self.bearer.token = bearer.token
 
-    def _fetch(self, refused: bool) -> tuple[tuple[tuple[str, str], ...], float, Any]:
-        """Refresh where that is needed, and return the headers. Blocks."""
+    def _fetch(self, refused: bool) -> tuple[Headers, float, Any]:
+        """Refresh where that is needed, and return the headers, the remaining life and the bearer. Blocks."""
         with client_imports():
             import requests  # noqa: PLC0415
             from google.auth.transport.requests import Request  # noqa: PLC0415
@@ -167,7 +166,7 @@ class GoogleTokens:
 
 
 def _left_s(credentials: Any) -> float:
-    """Return seconds until the token expires; google-auth's ``expiry`` is UTC without saying so."""
+    """Return seconds until the token expires; google-auth's ``expiry`` is UTC without a time zone."""
     expiry = credentials.expiry
     if expiry is None:
         return math.inf
@@ -175,25 +174,32 @@ def _left_s(credentials: Any) -> float:
     return float((utc - datetime.datetime.now(datetime.UTC)).total_seconds())
 
 
-logger = logging.getLogger("wds_async")
+# -- identities --------------------------------------------------------------------------------------------------------
+
 HOW_TO_GIVE = (
     "Set GOOGLE_APPLICATION_CREDENTIALS to a key or workload identity file, run `gcloud auth application-default "
     "login`, give the machine a service account, or pass storage_options={'token': …}."
 )
-_METADATA_ADDRESS = "169.254.169.254"
-_METADATA_TRIES, _METADATA_TRY_S = 2, 1.0
-_ABSENT_FOR_S = 600.0
-_MACHINE = "/sys/class/dmi/id/product_name"
-_answering: set[str] = set()
-"""Metadata addresses that have answered this process."""
-_silent_until: dict[str, float] = {}
-"""Those that have not, and until when (time.monotonic) they are not asked again."""
+# By the ``type`` of a file of credentials: the maker of google-auth, and the identity in words.
+_KINDS = {
+    "service_account": ("google.oauth2.service_account:Credentials.from_service_account_info", "service account"),
+    "authorized_user": ("google.oauth2.credentials:Credentials.from_authorized_user_info", "user account"),
+    "external_account": ("google.auth.identity_pool:Credentials.from_info", "workload identity"),
+    "external_account_authorized_user": (
+        "google.auth.external_account_authorized_user:Credentials.from_info",
+        "workforce identity",
+    ),
+    "impersonated_service_account": (
+        "google.auth.impersonated_credentials:Credentials.from_impersonated_service_account_info",
+        "impersonated service account",
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class GoogleIdentity:
-    """Who reads. ``name`` is for people; ``credentials`` are google-auth's, None for anonymous; ``missed`` says that
-    credentials were looked for and not found."""
+    """The identity that reads. ``name`` is for people; ``credentials`` are google-auth's, None for anonymous;
+    ``missed``: credentials were looked for and not found."""
 
     name: str
     credentials: Any = field(default=None, repr=False)
@@ -204,8 +210,8 @@ class GoogleIdentity:
     def who(self) -> str:
         """``name``, and the machine's account where its metadata server has named it."""
         email = getattr(self.credentials, "service_account_email", None)
-        known = isinstance(email, str) and email not in ("", "default") and email not in self.name
-        return f"{self.name}, service account {email}" if known else self.name
+        named = isinstance(email, str) and email not in ("", "default") and email not in self.name
+        return f"{self.name}, service account {email}" if named else self.name
 
     @property
     def account(self) -> str:
@@ -222,46 +228,32 @@ def emulator() -> str:
 
 
 def find_identity(options: Mapping[str, Any]) -> GoogleIdentity:
-    """Who reads, by gcsfs's ``token=`` of ``options`` or by what the environment has. Blocks, 3 s at most where there
-    is nothing. `AuthFailed` where credentials are named and cannot be used.
+    """Return the identity of gcsfs's ``token=`` among ``options``, else of the environment. Blocks, 3 s at most where
+    there is none. `AuthFailed` where credentials are named and cannot be used.
 
-    An emulator gets no credentials but those of ``token=``: a real token is none of its business.
+    An emulator gets no credentials but those of ``token=``: a real token is not for it.
     """
     scopes = [f"https://www.googleapis.com/auth/devstorage.{options.get('access') or 'read_only'}"]
-    token = options.get("token")
+    token, project = options.get("token"), _project(options, {})
     with translated("credentials"):
         if token == "anon":
             return GoogleIdentity("anonymous (token='anon')")
         if token is None and emulator() and not options.get("endpoint_url"):
-            return GoogleIdentity("anonymous (STORAGE_EMULATOR_HOST)", project=_project(options, {}))
-        if token in (None, "google_default"):
-            return _default(options, scopes)
-        if token == "cloud":
-            return _metadata(options, scopes)
-        return _given(token, options, scopes)
+            return GoogleIdentity("anonymous (STORAGE_EMULATOR_HOST)", project=project)
+        if token not in (None, "google_default", "cloud"):
+            return _of_token(token, options, scopes)
+        if token != "cloud":
+            file = os.path.join(_gcloud_folder(), "application_default_credentials.json")
+            if named := variable("GOOGLE_APPLICATION_CREDENTIALS"):
+                return _from_file(named, "GOOGLE_APPLICATION_CREDENTIALS", options, scopes)
+            if os.path.isfile(file):
+                return _from_file(file, "gcloud's application default credentials", options, scopes)
+        if token == "cloud" or _has_metadata():
+            with client_imports():
+                from google.auth import compute_engine  # noqa: PLC0415
 
-
-def gcsfs_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``options`` with a ``token``, for which gcsfs would search for 15 s. Blocks like `find_identity`."""
-    return {**options, "token": find_identity({"access": "full_control", **options}).credentials or "anon"}
-
-
-def metadata_project() -> str:
-    """Return the machine's project, "" without a metadata server. Blocks."""
-    status, _, body = _ask_metadata("/computeMetadata/v1/project/project-id")
-    return body.decode("ascii", "replace").strip() if status == 200 else ""
-
-
-def _default(options: Mapping[str, Any], scopes: list[str]) -> GoogleIdentity:
-    named = variable("GOOGLE_APPLICATION_CREDENTIALS")
-    if named:
-        return _from_file(named, "GOOGLE_APPLICATION_CREDENTIALS", options, scopes)
-    known = _gcloud_file()
-    if os.path.isfile(known):
-        return _from_file(known, "gcloud's application default credentials", options, scopes)
-    if _has_metadata():
-        return _metadata(options, scopes)
-    if options.get("token") == "google_default":
+            return GoogleIdentity("metadata server", compute_engine.Credentials(scopes=scopes), project)
+    if token == "google_default":
         raise AuthFailed("token='google_default': there are no application default credentials")
     warn_once(
         logger,
@@ -270,166 +262,12 @@ def _default(options: Mapping[str, Any], scopes: list[str]) -> GoogleIdentity:
         "none of gcloud's, no metadata server); storage_options={'token': 'anon'} says that this is meant "
         "(logged once a process)",
     )
-    return GoogleIdentity("anonymous (no credentials were found)", project=_project(options, {}), missed=True)
+    return GoogleIdentity("anonymous (no credentials were found)", project=project, missed=True)
 
 
-def _gcloud_file() -> str:
-    folder = variable("CLOUDSDK_CONFIG")
-    if not folder and os.name == "nt":
-        folder = os.path.join(variable("APPDATA") or "", "gcloud")
-    folder = folder or os.path.join(os.path.expanduser("~"), ".config", "gcloud")
-    return os.path.join(folder, "application_default_credentials.json")
-
-
-@client_imports()
-def _given(token: Any, options: Mapping[str, Any], scopes: list[str]) -> GoogleIdentity:
-    """Return the identity of ``token=``: a file, its content, an access token, or credentials."""
-    from google.auth.credentials import Credentials as AnyCredentials  # noqa: PLC0415
-    from google.oauth2.credentials import Credentials  # noqa: PLC0415
-
-    if token == "browser":
-        raise AuthFailed("token='browser' cannot log in from here; run `gcloud auth application-default login` before")
-    if token == "cache":
-        from gcsfs.credentials import GoogleCredentials  # noqa: PLC0415
-
-        made = GoogleCredentials(options.get("project"), options.get("access", "full_control"), token)
-        return GoogleIdentity("gcsfs's token='cache'", made.credentials, _project(options, {}))
-    if isinstance(token, str) and os.path.exists(token):
-        return _from_file(token, "storage_options", options, scopes)
-    if isinstance(token, str):
-        return GoogleIdentity("access token (storage_options)", Credentials(token), _project(options, {}))
-    if isinstance(token, Mapping):
-        return _from_info(dict(token), "storage_options", options, scopes)
-    if isinstance(token, AnyCredentials):
-        email = getattr(token, "service_account_email", "")
-        name = f"service account {email}" if email else type(token).__name__
-        return GoogleIdentity(f"{name} (storage_options)", token, _project(options, {}))
-    raise AuthFailed(f"token= is a file, a dict, an access token or credentials, not {type(token).__name__}")
-
-
-def _from_file(path: str, where: str, options: Mapping[str, Any], scopes: list[str]) -> GoogleIdentity:
-    try:
-        with open(path, encoding="utf-8") as file:
-            info = json.load(file)
-    except OSError as exn:
-        raise AuthFailed(f"the file that {where} names cannot be read: {exn.strerror or exn}: {path!r}") from None
-    except ValueError:
-        raise AuthFailed(f"the file that {where} names is not JSON: {path!r}") from None
-    if not isinstance(info, dict):
-        raise AuthFailed(f"the file that {where} names holds no credentials: {path!r}")
-    return _from_info(info, where, options, scopes)
-
-
-@client_imports()
-def _from_info(info: dict[str, Any], where: str, options: Mapping[str, Any], scopes: list[str]) -> GoogleIdentity:
-    """Credentials by the ``type`` of their file. User credentials are not given scopes: theirs are set at login."""
-    from google.auth.credentials import with_scopes_if_required  # noqa: PLC0415
-
-    kind = info.get("type") or ("authorized_user" if "refresh_token" in info else None)
-    credentials, name = _of_kind(kind, info, where)
-    credentials = with_scopes_if_required(credentials, scopes)
-    if hasattr(credentials, "with_quota_project_from_environment"):
-        credentials = credentials.with_quota_project_from_environment()
-    return GoogleIdentity(f"{name} ({where})", credentials, _project(options, info))
-
-
-def _of_kind(kind: Any, info: dict[str, Any], where: str) -> tuple[Any, str]:
-    if kind == "service_account":
-        from google.oauth2 import service_account  # noqa: PLC0415
-
-        found = service_account.Credentials.from_service_account_info(info)
-        return found, f"service account {found.service_account_email}"
-    if kind == "authorized_user":
-        from google.oauth2.credentials import Credentials  # noqa: PLC0415
-
-        info = {"client_id": "", "client_secret": "", **info}
-        return Credentials.from_authorized_user_info(info), f"user account {info.get('account') or ''}".rstrip()
-    if kind == "external_account":
-        found = _external(info)
-        email = found.service_account_email
-        return found, "workload identity" + (f" as service account {email}" if email else "")
-    if kind == "external_account_authorized_user":
-        from google.auth import external_account_authorized_user as users  # noqa: PLC0415
-
-        return users.Credentials.from_info(info), "workforce identity"
-    if kind == "impersonated_service_account":
-        from google.auth import impersonated_credentials as others  # noqa: PLC0415
-
-        found = others.Credentials.from_impersonated_service_account_info(info)
-        return found, f"impersonated service account {found.service_account_email}"
-    raise AuthFailed(f"{where}: credentials of a type that is not known here: {kind!r:.60}")
-
-
-def _external(info: dict[str, Any]) -> Any:
-    """Workload identity federation: AWS, a program (which Google's library runs only where it is allowed to by
-    ``GOOGLE_EXTERNAL_ACCOUNT_ALLOW_EXECUTABLES=1``), a file or a URL."""
-    if info.get("subject_token_type") == "urn:ietf:params:aws:token-type:aws4_request":
-        from google.auth import aws  # noqa: PLC0415
-
-        return aws.Credentials.from_info(info)
-    if (info.get("credential_source") or {}).get("executable") is not None:
-        from google.auth import pluggable  # noqa: PLC0415
-
-        return pluggable.Credentials.from_info(info)
-    from google.auth import identity_pool  # noqa: PLC0415
-
-    return identity_pool.Credentials.from_info(info)
-
-
-def _project(options: Mapping[str, Any], info: Mapping[str, Any]) -> str:
-    named = options.get("project") or variable("GOOGLE_CLOUD_PROJECT") or variable("GCLOUD_PROJECT")
-    return str(named or info.get("project_id") or info.get("quota_project_id") or "")
-
-
-@client_imports()
-def _metadata(options: Mapping[str, Any], scopes: list[str]) -> GoogleIdentity:
-    from google.auth import compute_engine  # noqa: PLC0415
-
-    return GoogleIdentity("metadata server", compute_engine.Credentials(scopes=scopes), _project(options, {}))
-
-
-def _metadata_address() -> str:
-    named = (variable(name) for name in ("GCE_METADATA_HOST", "GCE_METADATA_ROOT", "GCE_METADATA_IP"))
-    return next((address for address in named if address), _METADATA_ADDRESS)
-
-
-def _has_metadata() -> bool:
-    """Return whether this machine has a metadata server. One that has ever answered is believed to be there, also when
-    it is slow; one that has not is asked again only after ten minutes."""
-    if variable("NO_GCE_CHECK") == "true":
-        return False
-    with contextlib.suppress(OSError), open(_MACHINE, encoding="utf-8") as file:
-        if file.read().strip().startswith("Google"):
-            return True
-    address = _metadata_address()
-    if address in _answering:
-        return True
-    if _silent_until.get(address, 0.0) > time.monotonic():
-        return False
-    _, flavor, _ = _ask_metadata("/")
-    if flavor == "Google":
-        _answering.add(address)
-    else:
-        _silent_until[address] = time.monotonic() + _ABSENT_FOR_S
-    return address in _answering
-
-
-def _ask_metadata(path: str) -> tuple[int, str, bytes]:
-    """Return status, ``Metadata-Flavor`` and body of a quick GET; status 0 without an answer. Never by a proxy."""
-    try:
-        timeout_s = float(variable("GCE_METADATA_TIMEOUT") or _METADATA_TRY_S)
-    except ValueError:
-        timeout_s = _METADATA_TRY_S
-    address, headers = f"http://{_metadata_address()}", {"Metadata-Flavor": "Google"}
-    for _ in range(_METADATA_TRIES):
-        try:
-            answer = ask_service(address, "GET", path, timeout_s=timeout_s, limit_bytes=4096, headers=headers)
-        except TimeoutError:
-            continue
-        except OSError:
-            break
-        return answer.status, answer.fields.get("metadata-flavor", ""), answer.body
-    return 0, "", b""
+def gcsfs_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``options`` with a ``token``, for which gcsfs would search for 15 s. Blocks like `find_identity`."""
+    return {**options, "token": find_identity({"access": "full_control", **options}).credentials or "anon"}
 
 
 def writer(url: str, options: Mapping[str, Any], filesystem: Any) -> Writer:
@@ -437,3 +275,141 @@ def writer(url: str, options: Mapping[str, Any], filesystem: Any) -> Writer:
     used = getattr(getattr(filesystem, "credentials", None), "credentials", None)
     secrets = Secrets(getattr(used, "token", None), options.get("token"))
     return Writer(find_identity({"access": "full_control", **options}).who, secrets)
+
+
+def _gcloud_folder() -> str:
+    if folder := variable("CLOUDSDK_CONFIG"):
+        return folder
+    if os.name == "nt":
+        return os.path.join(variable("APPDATA") or "", "gcloud")
+    return os.path.join(os.path.expanduser("~"), ".config", "gcloud")
+
+
+@client_imports()
+def _of_token(token: Any, options: Mapping[str, Any], scopes: list[str]) -> GoogleIdentity:
+    """Return the identity of ``token=``: a file, its content, an access token, or credentials."""
+    from google.auth.credentials import Credentials as AnyCredentials  # noqa: PLC0415
+    from google.oauth2.credentials import Credentials  # noqa: PLC0415
+
+    project = _project(options, {})
+    if token == "browser":
+        raise AuthFailed("token='browser' cannot log in from here; run `gcloud auth application-default login` before")
+    if token == "cache":
+        from gcsfs.credentials import GoogleCredentials  # noqa: PLC0415
+
+        cached = GoogleCredentials(options.get("project"), options.get("access", "full_control"), token)
+        return GoogleIdentity("gcsfs's token='cache'", cached.credentials, project)
+    if isinstance(token, Mapping):
+        return _from_info(dict(token), "storage_options", options, scopes)
+    if isinstance(token, str):
+        if os.path.exists(token):
+            return _from_file(token, "storage_options", options, scopes)
+        return GoogleIdentity("access token (storage_options)", Credentials(token), project)
+    if isinstance(token, AnyCredentials):
+        email = getattr(token, "service_account_email", "")
+        name = f"service account {email}" if email else type(token).__name__
+        return GoogleIdentity(f"{name} (storage_options)", token, project)
+    raise AuthFailed(f"token= is a file, a dict, an access token or credentials, not {type(token).__name__}")
+
+
+def _from_file(path: str, source: str, options: Mapping[str, Any], scopes: list[str]) -> GoogleIdentity:
+    try:
+        with open(path, encoding="utf-8") as file:
+            info = json.load(file)
+    except OSError as exn:
+        raise AuthFailed(f"the file that {source} names cannot be read: {exn.strerror or exn}: {path!r}") from None
+    except ValueError:
+        raise AuthFailed(f"the file that {source} names is not JSON: {path!r}") from None
+    if not isinstance(info, dict):
+        raise AuthFailed(f"the file that {source} names holds no credentials: {path!r}")
+    return _from_info(info, source, options, scopes)
+
+
+@client_imports()
+def _from_info(info: dict[str, Any], source: str, options: Mapping[str, Any], scopes: list[str]) -> GoogleIdentity:
+    """Return the identity of a file of credentials. User credentials get no scopes: theirs are set at login."""
+    from google.auth.credentials import with_scopes_if_required  # noqa: PLC0415
+
+    kind = info.get("type") or ("authorized_user" if "refresh_token" in info else None)
+    if kind not in _KINDS:
+        raise AuthFailed(f"{source}: credentials of a type that is not known here: {kind!r:.60}")
+    maker, name = _KINDS[kind]
+    if kind == "authorized_user":
+        info = {"client_id": "", "client_secret": "", **info}
+    elif kind == "external_account" and info.get("subject_token_type") == _AWS_TOKEN:
+        maker = "google.auth.aws:Credentials.from_info"
+    elif kind == "external_account" and (info.get("credential_source") or {}).get("executable") is not None:
+        # Google's library runs it only where GOOGLE_EXTERNAL_ACCOUNT_ALLOW_EXECUTABLES=1 allows that.
+        maker = "google.auth.pluggable:Credentials.from_info"
+    credentials = with_scopes_if_required(pkgutil.resolve_name(maker)(info), scopes)
+    if hasattr(credentials, "with_quota_project_from_environment"):
+        credentials = credentials.with_quota_project_from_environment()
+    account = info.get("account") if kind == "authorized_user" else getattr(credentials, "service_account_email", None)
+    if account and kind == "external_account":
+        name += " as service account"
+    return GoogleIdentity(f"{name} {account or ''}".rstrip() + f" ({source})", credentials, _project(options, info))
+
+
+_AWS_TOKEN = "urn:ietf:params:aws:token-type:aws4_request"
+
+
+def _project(options: Mapping[str, Any], info: Mapping[str, Any]) -> str:
+    named = options.get("project") or variable("GOOGLE_CLOUD_PROJECT") or variable("GCLOUD_PROJECT")
+    return str(named or info.get("project_id") or info.get("quota_project_id") or "")
+
+
+# -- the machine's metadata server -------------------------------------------------------------------------------------
+
+_METADATA_TRIES, _METADATA_TRY_S = 2, 1.0
+_ABSENT_FOR_S = 600.0
+_MACHINE = "/sys/class/dmi/id/product_name"
+_answering: set[str] = set()
+"""Metadata addresses that have answered this process."""
+_silent_until: dict[str, float] = {}
+"""Those that have not, and until when (time.monotonic) they are not asked again."""
+
+
+def metadata_project() -> str:
+    """Return the machine's project, "" without a metadata server. Blocks."""
+    reply = _metadata("/computeMetadata/v1/project/project-id")
+    return reply.body.decode("ascii", "replace").strip() if reply is not None and reply.status == 200 else ""
+
+
+def _has_metadata() -> bool:
+    """Return whether this machine has a metadata server. One that has ever answered counts also when it is slow; one
+    that has not is tried again only after ten minutes."""
+    if variable("NO_GCE_CHECK") == "true":
+        return False
+    with contextlib.suppress(OSError), open(_MACHINE, encoding="utf-8") as file:
+        if file.read().strip().startswith("Google"):
+            return True
+    address = _metadata_address()
+    if address not in _answering and _silent_until.get(address, 0.0) <= time.monotonic():
+        reply = _metadata("/")
+        if reply is not None and reply.fields.get("metadata-flavor") == "Google":
+            _answering.add(address)
+        else:
+            _silent_until[address] = time.monotonic() + _ABSENT_FOR_S
+    return address in _answering
+
+
+def _metadata_address() -> str:
+    names = ("GCE_METADATA_HOST", "GCE_METADATA_ROOT", "GCE_METADATA_IP")
+    return next(filter(None, map(variable, names)), "169.254.169.254")
+
+
+def _metadata(path: str) -> Reply | None:
+    """Return the answer to a quick GET, None without one. Never by a proxy."""
+    try:
+        timeout_s = float(variable("GCE_METADATA_TIMEOUT") or _METADATA_TRY_S)
+    except ValueError:
+        timeout_s = _METADATA_TRY_S
+    address, headers = f"http://{_metadata_address()}", {"Metadata-Flavor": "Google"}
+    for _ in range(_METADATA_TRIES):
+        try:
+            return ask_service(address, "GET", path, timeout_s=timeout_s, limit_bytes=4096, headers=headers)
+        except TimeoutError:
+            continue
+        except OSError:
+            break
+    return None

@@ -1,4 +1,4 @@
-"""The S3 client of one backend, and what it would send.
+"""The S3 client of one backend, and the requests that it signs.
 
 The client is s3fs's own, so all that s3fs and botocore read counts (profiles, roles, endpoints, ``storage_options``).
 Signed requests are had from its `before-send` event: botocore resolves the endpoint, refreshes credentials and signs,
@@ -21,6 +21,7 @@ from wds_async.errors import ConfigError
 from wds_async.redact import redact
 from wds_async.storage.base import Tls
 from wds_async.storage.filesystems import Filesystems
+from wds_async.storage.http.messages import PLAIN_HEADERS
 from wds_async.storage.s3.options import S3Name
 from wds_async.storage.secrets import Secrets, Writer
 
@@ -43,8 +44,8 @@ _SOURCES = {
 
 _INTERNAL = re.compile(r"\b\w+\.\w+\(\) ")
 
-_locating: contextvars.ContextVar[int] = contextvars.ContextVar("wds_async_s3_locating", default=0)
-_asked: contextvars.ContextVar[bool] = contextvars.ContextVar("wds_async_s3_asked", default=False)
+_locating: contextvars.ContextVar[bool] = contextvars.ContextVar("wds_async_s3_locating", default=False)
+_signing: contextvars.ContextVar[bool] = contextvars.ContextVar("wds_async_s3_signing", default=False)
 
 
 class _SignedRequest(BaseException):
@@ -66,16 +67,16 @@ class Signed:
 
 
 class S3Client:
-    """``filesystem`` is s3fs's, connected; ``found`` is False where it is anonymous for want of credentials."""
+    """``filesystem`` is s3fs's, connected. ``missed``: it is anonymous because no credentials were found."""
 
-    def __init__(self, filesystem: Any, client: Any, *, found: bool, secrets: Secrets | None = None) -> None:
+    def __init__(self, filesystem: Any, client: Any, secrets: Secrets) -> None:
         self.client = client
-        self._secrets = Secrets() if secrets is None else secrets
+        self._secrets = secrets
         self.anonymous = bool(filesystem.anon)
-        self.found = found
-        self.identity = "anonymous" if self.anonymous else "credentials that were not asked for yet"
-        self.given: Mapping[str, Any] = {**filesystem.s3_additional_kwargs, **filesystem.req_kw}
-        """Arguments for every call, as s3fs adds them."""
+        self.missed = False
+        self.identity = "anonymous" if self.anonymous else "credentials that were not used yet"
+        # Arguments of every call, as s3fs adds them.
+        self._extra: Mapping[str, Any] = {**filesystem.s3_additional_kwargs, **filesystem.req_kw}
         self.tls = _tls(filesystem, client)
         self.proof = 0
         """Differs where another key or session signs."""
@@ -83,22 +84,23 @@ class S3Client:
         """botocore's, None where ``storage_options`` gave them or there are none."""
         self._authorization = ""
         self._get_arguments = self.arguments("GetObject")
-        client.meta.events.register("before-send.s3.GetObject", _instead_of_sending)
-        client.meta.events.register("before-send.s3", self._note)
-        client.meta.events.register("before-call.s3.HeadBucket", _ask_once_where_it_is)
-        for over in ("after-call", "after-call-error"):
-            client.meta.events.register(f"{over}.s3.HeadBucket", _told_where_it_is)
+        register = client.meta.events.register
+        register("before-send.s3.GetObject", _instead_of_sending)
+        register("before-send.s3", self._note)
+        register("before-call.s3.HeadBucket", _locate_once)
+        register("after-call.s3.HeadBucket", _located)
+        register("after-call-error.s3.HeadBucket", _located)
 
     def by_itself(self) -> str:
         """Return why only the client itself can read; "" where the engine can."""
         if self.client.meta.config.proxies:
             return "config_kwargs name a proxy"
-        return "SSE-C" if any(name.startswith("SSECustomer") for name in self.given) else ""
+        return "SSE-C" if any(name.startswith("SSECustomer") for name in self._extra) else ""
 
     def arguments(self, operation: str) -> dict[str, Any]:
-        """Return those of ``given`` that ``operation`` takes."""
+        """Return the arguments of every call that ``operation`` takes."""
         taken = self.client.meta.service_model.operation_model(operation).input_shape.members
-        return {name: value for name, value in self.given.items() if name in taken and value is not None}
+        return {name: value for name, value in self._extra.items() if name in taken and value is not None}
 
     def use_regions(self, regions: Mapping[str, str]) -> None:
         """Send requests for a bucket of ``regions`` to its region, whatever the environment names."""
@@ -109,65 +111,59 @@ class S3Client:
 
         self.client.meta.events.register("before-endpoint-resolution.s3", correct)
 
+    def use_credentials(self, credentials: Any) -> None:
+        """Name the source of the ``credentials`` that sign."""
+        self.credentials = credentials
+        self.identity = self._identify(S3Name("s3", "bucket", ""))
+
+    async def get(self, name: S3Name, **more: str) -> Any:
+        """Return botocore's answer to the GET of an object, with ``more`` arguments; its body is to be closed."""
+        extra = {**self._get_arguments, **_version(name), **more}
+        return await self.client.get_object(Bucket=name.bucket, Key=name.key or "-", **extra)
+
+    async def head(self, name: S3Name, **more: str) -> Any:
+        """Return botocore's answer to the HEAD of an object."""
+        extra = {**more, **self.arguments("HeadObject"), **_version(name)}
+        return await self.client.head_object(Bucket=name.bucket, Key=name.key, **extra)
+
     async def sign(self, name: S3Name) -> Signed:
         """Return the signed GET of an object. Raise what botocore raises where there is nothing to sign with."""
-        extra = dict(self._get_arguments)
-        if name.version:
-            extra["VersionId"] = name.version
-        token = _asked.set(True)
+        token = _signing.set(True)
         try:
-            await self.client.get_object(Bucket=name.bucket, Key=name.key or "-", **extra)
+            await self.get(name)
         except _SignedRequest as caught:
             return self._signed(caught.request, name)
         finally:
-            _asked.reset(token)
-        raise RuntimeError("the S3 client sent a request that it was asked for only")
-
-    async def get(self, name: S3Name, **more: str) -> Any:
-        """botocore's answer to the GET of an object, with ``more`` arguments; its body is to be closed."""
-        extra = {**self._get_arguments, **({"VersionId": name.version} if name.version else {}), **more}
-        return await self.client.get_object(Bucket=name.bucket, Key=name.key, **extra)
-
-    async def size(self, name: S3Name) -> int:
-        """Return bytes of an object."""
-        extra = {**self.arguments("HeadObject"), **({"VersionId": name.version} if name.version else {})}
-        return int((await self.client.head_object(Bucket=name.bucket, Key=name.key, **extra))["ContentLength"])
+            _signing.reset(token)
+        raise RuntimeError("the S3 client sent a request that was only to be signed")
 
     def _note(self, request: Any, **_: Any) -> None:
         """Remember botocore's proofs as secrets: a store may repeat them."""
         self._secrets.add_headers([(name, _text(value)) for name, value in request.headers.items()])
 
-    def use_credentials(self, credentials: Any) -> None:
-        """Say whose ``credentials`` those are that sign."""
-        self.credentials = credentials
-        self.identity = self._identify(self._authorization, S3Name("s3", "bucket", ""))
-
     def _signed(self, request: Any, name: S3Name) -> Signed:
-        headers = [("User-Agent", "wds-async"), ("Accept", "*/*"), ("Accept-Encoding", "identity")]
-        for key, value in request.headers.items():
-            if key.lower() not in _LEFT_OUT:
-                headers.append((key, _text(value)))
-        self._secrets.add_headers(headers)
-        self._authorization = dict(headers).get("Authorization", "")
-        self.identity = self._identify(self._authorization, name)
+        own = [(key, _text(value)) for key, value in request.headers.items() if key.lower() not in _LEFT_OUT]
+        self._secrets.add_headers(own)
+        self._authorization = dict(own).get("Authorization", "")
+        self.identity = self._identify(name)
         self.proof = hash((_key_of(self._authorization), request.headers.get("X-Amz-Security-Token")))
-        return Signed(request.url, tuple(headers), self._renew_after(name), self.identity)
-
-    def _renew_after(self, name: S3Name) -> float:
-        left_s = _SESSION_VALID_FOR_S if name.bucket.endswith("--x-s3") else _VALID_FOR_S
+        left_s = _SESSION_VALID_FOR_S if name.is_directory else _VALID_FOR_S
         expires = getattr(self.credentials, "_expiry_time", None)
         if isinstance(expires, datetime.datetime):
             left_s = min(left_s, expires.timestamp() - time.time())
-        return time.monotonic() + max(left_s, _AT_LEAST_S)
+        renew_after = time.monotonic() + max(left_s, _AT_LEAST_S)
+        return Signed(request.url, (*PLAIN_HEADERS, *own), renew_after, self.identity)
 
-    def _identify(self, authorization: str, name: S3Name) -> str:
-        """Return the access key of the signature, shortened, and where it came from."""
-        if not authorization:
+    def _identify(self, name: S3Name) -> str:
+        """Return the access key of the signature, shortened, and its source."""
+        key = _key_of(self._authorization)
+        if not self._authorization:
             return "anonymous"
-        key = _key_of(authorization)
-        if name.bucket.endswith("--x-s3"):
-            return f"S3 Express session {_shortened(key)}"
-        return key_in_words(key, self.credentials)
+        return f"S3 Express session {_shortened(key)}" if name.is_directory else key_in_words(key, self.credentials)
+
+
+def _version(name: S3Name) -> dict[str, str]:
+    return {"VersionId": name.version} if name.version else {}
 
 
 def key_in_words(key: str, credentials: Any) -> str:
@@ -184,24 +180,24 @@ def key_in_words(key: str, credentials: Any) -> str:
 async def connect(filesystems: Filesystems, scheme: str, secrets: Secrets | None = None) -> S3Client | None:
     """Return a client for reading on this loop; None where there are no credentials and anonymous access was not
     requested. Its proofs are added to ``secrets``."""
-    with _options_named(secrets or Secrets()):
+    secrets = secrets or Secrets()
+    with _options_named(secrets):
         filesystem, _ = await filesystems.find(f"{scheme}://")
-        filesystem.retries = 1  # the engine tries again itself
-        client = await filesystem.get_s3()
-    made = S3Client(filesystem, client, found=True, secrets=secrets)
-    if filesystem.anon:
-        return made
+        filesystem.retries = 1  # the engine retries itself
+        client = S3Client(filesystem, await filesystem.get_s3(), secrets)
+    if client.anonymous:
+        return client
     try:
-        # Signing tells whether the client found credentials. To ask its session would be to search once more, where
-        # nothing was found: seconds, on a machine whose metadata service does not answer.
-        await made.sign(S3Name(scheme, "bucket", ""))
+        # Signing shows whether the client found credentials. Its session would search once more, where nothing was
+        # found: seconds, on a machine whose metadata service does not answer.
+        await client.sign(S3Name(scheme, "bucket", ""))
     except Exception as exn:
         if type(exn).__name__ == "NoCredentialsError":
             return None
         raise
     if not (filesystem.key or filesystem.client_kwargs.get("aws_access_key_id")):
-        made.use_credentials(await filesystem.session.get_credentials())
-    return made
+        client.use_credentials(await filesystem.session.get_credentials())
+    return client
 
 
 @contextlib.contextmanager
@@ -212,30 +208,30 @@ def _options_named(secrets: Secrets) -> Iterator[None]:
     except (AttributeError, TypeError, ValueError) as exn:
         if type(exn).__module__.startswith(("botocore", "aiobotocore", "wds_async")):
             raise
-        said = _INTERNAL.sub("", redact(secrets.hidden(" ".join(str(exn).split()))))[:200].rstrip(".")
+        words = _INTERNAL.sub("", redact(secrets.hidden(" ".join(str(exn).split()))))[:200].rstrip(".")
         raise ConfigError(
-            f"S3's client cannot be made: {said or type(exn).__name__}. Check storage_options={{'s3': …}} (the options "
-            "are s3fs's: key, secret, token, profile, anon, endpoint_url, client_kwargs, config_kwargs, …) and "
+            f"S3's client cannot be made: {words or type(exn).__name__}. Check storage_options={{'s3': …}} (the "
+            "options are s3fs's: key, secret, token, profile, anon, endpoint_url, client_kwargs, config_kwargs, …) and "
             "AWS_ENDPOINT_URL_S3."
         ) from None
 
 
 def _instead_of_sending(request: Any, **_: Any) -> None:
-    if _asked.get():
+    if _signing.get():
         raise _SignedRequest(request)
 
 
-def _ask_once_where_it_is(**_: Any) -> None:
-    """botocore asks a bucket where it is when it is redirected, and again when that is redirected, without end."""
+def _locate_once(**_: Any) -> None:
+    """Stop botocore from looking for a bucket's region again when that request is redirected, without end."""
     if _locating.get():
         from botocore.exceptions import ClientError  # noqa: PLC0415 (loaded by now)
 
         raise ClientError({"Error": {}, "ResponseMetadata": {"HTTPHeaders": {}}}, "HeadBucket")
-    _locating.set(1)
+    _locating.set(True)
 
 
-def _told_where_it_is(**_: Any) -> None:
-    _locating.set(0)
+def _located(**_: Any) -> None:
+    _locating.set(False)
 
 
 def _text(value: Any) -> str:
@@ -266,11 +262,10 @@ def writer(url: str, options: Mapping[str, Any], filesystem: Any) -> Writer:
     """Return the identity and secrets that an s3fs writes with."""
     if filesystem.anon:
         return Writer("anonymous")
-    given = filesystem.client_kwargs
-    key = filesystem.key or given.get("aws_access_key_id")
-    if key:
-        tokens = filesystem.token, given.get("aws_session_token")
-        secrets = Secrets(filesystem.secret, given.get("aws_secret_access_key"), *tokens)
+    own = filesystem.client_kwargs
+    if key := filesystem.key or own.get("aws_access_key_id"):
+        tokens = filesystem.token, own.get("aws_session_token")
+        secrets = Secrets(filesystem.secret, own.get("aws_secret_access_key"), *tokens)
         return Writer(key_in_words(str(key), None), secrets)
     credentials = filesystem.session._credentials
     frozen = getattr(credentials, "_frozen_credentials", None) or credentials

@@ -1,4 +1,4 @@
-"""What S3 says when it does not give the bytes, what that means, and what to set.
+"""Errors of S3: the answer, its meaning, and what to set.
 
 The codes are those of "Error responses" in Amazon's S3 API reference; MinIO, Ceph and R2 use the same.
 """
@@ -30,15 +30,8 @@ __all__ = [
     "refusal_of_exception",
 ]
 
-REGION_CODES = frozenset(
-    {
-        "PermanentRedirect",
-        "AuthorizationHeaderMalformed",
-        "IllegalLocationConstraintException",
-        "TemporaryRedirect",
-        "301",
-    }
-)
+REGION_CODES = frozenset({"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException",
+                          "TemporaryRedirect", "301"})  # fmt: skip
 SESSION_OVER = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"})
 KEY_REFUSED = frozenset({"InvalidAccessKeyId", "InvalidToken"})
 _EXPIRED = SESSION_OVER | {"RequestExpired"}
@@ -57,31 +50,22 @@ _GIVE = (
     "`aws sso login`, a role of the machine), or storage_options={'s3': {'key': …, 'secret': …}}."
 )
 _ADVICE: Mapping[str, tuple[Verdict, str]] = {
-    "NoSuchBucket": (
-        Verdict.MISSING,
-        "Check the bucket's name and, for another store than Amazon's, AWS_ENDPOINT_URL_S3.",
-    ),
+    "NoSuchBucket": (Verdict.MISSING, "Check the bucket's name, and AWS_ENDPOINT_URL_S3 where it is not Amazon's."),
     "NoSuchKey": (Verdict.MISSING, "Check the key."),
     "NoSuchVersion": (Verdict.MISSING, "Check the versionId."),
     "MethodNotAllowed": (Verdict.MISSING, "That version is a delete marker: name one that holds the object."),
-    "InvalidAccessKeyId": (
-        Verdict.DENIED,
-        "Check AWS_ACCESS_KEY_ID or the profile, and that AWS_ENDPOINT_URL_S3 names the store that the key is of.",
-    ),
-    "SignatureDoesNotMatch": (
-        Verdict.DENIED,
-        "Check AWS_SECRET_ACCESS_KEY: it does not fit the access key; or a proxy changed the request.",
-    ),
+    "InvalidAccessKeyId": (Verdict.DENIED, "Check AWS_ACCESS_KEY_ID or the profile, and that AWS_ENDPOINT_URL_S3 names "
+                           "the store that the key is of."),
+    "SignatureDoesNotMatch": (Verdict.DENIED, "Check AWS_SECRET_ACCESS_KEY: it does not fit the access key; or a proxy "
+                              "changed the request."),
     "InvalidToken": (Verdict.DENIED, "Check AWS_SESSION_TOKEN: it does not belong to the access key."),
-    "InvalidObjectState": (
-        Verdict.DENIED,
-        "It is archived (Glacier): restore it (`aws s3api restore-object`) and wait, or copy it to another class.",
-    ),
+    "InvalidObjectState": (Verdict.DENIED, "It is archived (Glacier): restore it (`aws s3api restore-object`) and "
+                           "wait, or copy it to another class."),
     "AllAccessDisabled": (Verdict.DENIED, "The bucket was closed by its store."),
     "KeyTooLongError": (Verdict.MISSING, "Keys have at most 1024 bytes."),
     "InvalidBucketName": (Verdict.MISSING, "Check the bucket's name."),
     "InvalidURI": (Verdict.MISSING, "Check the key; S3 takes none that leaves the bucket by `..`."),
-}
+}  # fmt: skip
 _DENIED_ADVICE = (
     "Allow s3:GetObject on it (and kms:Decrypt where the bucket encrypts with SSE-KMS). Without s3:ListBucket a key "
     "that does not exist looks like this. Where the reader pays: storage_options={'s3': {'requester_pays': True}}."
@@ -90,6 +74,8 @@ _LIST_ADVICE = (
     "Allow s3:ListBucket on the bucket. Where the reader pays: storage_options={'s3': {'requester_pays': True}}."
 )
 _LOGIN = "Log in again (`aws sso login`), or renew what AWS_PROFILE or the environment names."
+_NETWORK = "Check the network, AWS_REGION and AWS_ENDPOINT_URL_S3."
+# By the names of botocore's exceptions, which are not imported for them; the first of a class's line counts.
 _CLIENT: Mapping[str, tuple[Verdict, str]] = {
     "NoCredentialsError": (Verdict.DENIED, _GIVE),
     "PartialCredentialsError": (Verdict.DENIED, "Set both AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."),
@@ -99,30 +85,29 @@ _CLIENT: Mapping[str, tuple[Verdict, str]] = {
     "InvalidConfigError": (Verdict.DENIED, "Mend the profile that AWS_PROFILE names."),
     "CredentialRetrievalError": (Verdict.DENIED, "Check the source of the credentials: a role, a command, a file."),
     "RefreshWithMFAUnsupportedError": (Verdict.DENIED, "Take a session of your own first; MFA cannot be asked here."),
-    "SSOError": (Verdict.DENIED, _LOGIN),
-    "SSOTokenLoadError": (Verdict.DENIED, _LOGIN),
-    "UnauthorizedSSOTokenError": (Verdict.DENIED, _LOGIN),
-    "TokenRetrievalError": (Verdict.DENIED, _LOGIN),
+    **dict.fromkeys(
+        ("SSOError", "SSOTokenLoadError", "UnauthorizedSSOTokenError", "TokenRetrievalError"), (Verdict.DENIED, _LOGIN)
+    ),
     "MetadataRetrievalError": (Verdict.TRANSIENT, "Check the machine's or container's role."),
     "NoRegionError": (Verdict.FATAL, "Set AWS_REGION."),
     "InvalidRegionError": (Verdict.FATAL, "Set AWS_REGION to a region's name."),
     "MissingDependencyException": (Verdict.FATAL, 'Run: pip install "botocore[crt]".'),
-    "EndpointConnectionError": (Verdict.TRANSIENT, "Check the network, AWS_REGION and AWS_ENDPOINT_URL_S3."),
-    "ReadTimeoutError": (Verdict.STALLED, "Check the network, AWS_REGION and AWS_ENDPOINT_URL_S3."),
+    "EndpointConnectionError": (Verdict.TRANSIENT, _NETWORK),
+    "ReadTimeoutError": (Verdict.STALLED, _NETWORK),
+    "ConnectTimeoutError": (Verdict.STALLED, _NETWORK),
     "ProxyConnectionError": (Verdict.TRANSIENT, "Check the proxy: HTTPS_PROXY, or proxies in config_kwargs."),
     "IncompleteReadError": (Verdict.TRANSIENT, "Check the network."),
     "ResponseParserError": (Verdict.TRANSIENT, "The store, or what is before it, sent no whole answer."),
-    "ConnectTimeoutError": (Verdict.STALLED, "Check the network, AWS_REGION and AWS_ENDPOINT_URL_S3."),
-    "HTTPClientError": (Verdict.TRANSIENT, "Check the network, AWS_REGION and AWS_ENDPOINT_URL_S3."),
+    "HTTPClientError": (Verdict.TRANSIENT, _NETWORK),
     "BotoCoreError": (Verdict.FATAL, "Check the URL, the profile and storage_options."),
 }
-"""By the names of botocore's exceptions, which are not imported for them; the first of a class's line that is here."""
 
 
 @dataclass(frozen=True, slots=True)
 class S3Refusal:
-    """What a store answered: HTTP ``status`` (0 where unknown), its ``code`` and ``message``, the ``region`` that it
-    names, ``operation`` where a client of its own asked, and the other elements of its error."""
+    """Error answer of a store: HTTP ``status`` (0 where unknown), ``code`` and ``message``, the ``region`` that it
+    names, ``operation`` where botocore sent the request, the other elements of the error, and the seconds of
+    ``Retry-After``."""
 
     status: int
     code: str
@@ -131,13 +116,12 @@ class S3Refusal:
     operation: str = ""
     more: Mapping[str, str] | None = None
     wait_s: float | None = None
-    """What ``Retry-After`` asks for."""
 
     def __str__(self) -> str:
         message = redact(" ".join(self.message.split()))[:_TEXT_AT_MOST].rstrip(".")
-        told = message.isprintable() and message not in ("", "None", self.code)  # "None" is botocore's for nothing
+        shown = message.isprintable() and message not in ("", "None", self.code)  # "None" is botocore's for nothing
         code = "" if self.code == str(self.status) else code_shown(self.code)
-        return f"{self.status or ''} {code}".strip() + (f" ({message})" if told else "")
+        return f"{self.status or ''} {code}".strip() + (f" ({message})" if shown else "")
 
 
 _ELEMENT = re.compile(r"<(\w+)>([^<]{0,500})</\1>")
@@ -145,7 +129,7 @@ _IN_ENDPOINT = re.compile(r"\bs3[.-](?:dualstack\.)?([a-z]{2}(?:-[a-z]+)+-\d+)\.
 
 
 def refusal_of_answer(answer: Answer) -> S3Refusal:
-    """Return the XML of an error (its beginning will do) and the headers that go with it."""
+    """Return the refusal of an answer, also where its XML is cut off."""
     text = answer.excerpt.decode("utf-8", "replace")
     more = {name: html.unescape(value) for name, value in _ELEMENT.findall(text)} if "<Code>" in text else {}
     region = answer.fields.get("x-amz-bucket-region", "") or more.get("Region", "") or _in_endpoint(more)
@@ -154,7 +138,7 @@ def refusal_of_answer(answer: Answer) -> S3Refusal:
 
 
 def refusal_of_exception(exn: BaseException) -> S3Refusal | None:
-    """Return the same, from botocore's ``ClientError`` among the causes of ``exn``."""
+    """Return the refusal of botocore's ``ClientError`` among the causes of ``exn``; None without one."""
     for each in _causes(exn):
         response = getattr(each, "response", None)
         if isinstance(response, Mapping) and isinstance(response.get("Error"), Mapping):
@@ -169,52 +153,48 @@ def refusal_of_exception(exn: BaseException) -> S3Refusal | None:
     return None
 
 
-def explain_refusal(said: S3Refusal, identity: str, *, anonymous: bool = False, asked: bool = True) -> Fault:
-    """``said`` as a `Fault`, for who asked as ``identity``. ``anonymous``: because no credentials were found, unless
-    ``asked`` for that."""
-    words = f"S3 answered {said} to {identity}"
-    if "AssumeRole" in said.operation or said.operation.startswith("GetRole"):
-        again = Verdict.TRANSIENT if said.code in _TRANSIENT or said.status >= 500 else Verdict.DENIED
-        return Fault(again, f"no credentials: {said.operation} was answered {said}", "Check the role and its trust.")
-    if said.code == "PreconditionFailed" or said.status == 412:
+def explain_refusal(refusal: S3Refusal, identity: str, *, anonymous: bool = False, missed: bool = False) -> Fault:
+    """Return ``refusal`` of a request by ``identity`` as a `Fault`. ``anonymous``: without credentials; ``missed``:
+    because none were found."""
+    code, operation = refusal.code, refusal.operation
+    words = f"S3 answered {refusal} to {identity}"
+    if "AssumeRole" in operation or operation.startswith("GetRole"):
+        verdict = Verdict.TRANSIENT if code in _TRANSIENT or refusal.status >= 500 else Verdict.DENIED
+        return Fault(verdict, f"no credentials: {operation} was answered {refusal}", "Check the role and its trust.")
+    if code == "PreconditionFailed" or refusal.status == 412:
         return Fault(Verdict.CHANGED, f"the object was replaced while it was being read: {words}", "Read it again.")
-    if said.code in _EXPIRED or (said.code == "AccessDenied" and "request has expired" in said.message.lower()):
+    if code in _EXPIRED or (code == "AccessDenied" and "request has expired" in refusal.message.lower()):
         return Fault(Verdict.EXPIRED, words, f"The session is over. {_LOGIN}")
-    if said.code == "RequestTimeTooSkewed":
-        return _skewed(said, words)
-    if said.code in _TRANSIENT:
+    if code == "RequestTimeTooSkewed":
+        return _skewed(refusal, words)
+    if code in _TRANSIENT:
         advice = "The store is overloaded: use fewer connections (WDS_CONNECTIONS)."
-        throttled = said.code in _THROTTLED or said.status in (429, 503)
-        return Fault(Verdict.TRANSIENT, words, advice, said.wait_s, throttled=throttled)
-    if said.code in _ADVICE:
-        verdict, advice = _ADVICE[said.code]
+        throttled = code in _THROTTLED or refusal.status in (429, 503)
+        return Fault(Verdict.TRANSIENT, words, advice, refusal.wait_s, throttled=throttled)
+    if code in _ADVICE:
+        verdict, advice = _ADVICE[code]
         return Fault(verdict, words, advice)
-    if said.code == "InvalidRequest" and "erver Side Encryption" in said.message:
-        return Fault(
-            Verdict.DENIED,
-            words,
-            "Give its key: storage_options={'s3': {'s3_additional_kwargs': {'SSECustomerKey': …}}}.",
-        )
-    if said.status in (401, 403) or said.code in ("AccessDenied", "403"):
-        lists = said.operation.startswith("List")
-        refused = f"anonymous {'listing is' if lists else 'reads are'} refused"
-        if anonymous and not asked:
-            return Fault(Verdict.DENIED, f"no credentials were found, and {refused} (S3 answered {said})", _GIVE)
-        if said.operation in _WRITING:
-            return Fault(Verdict.DENIED, words, "Allow s3:PutObject and s3:AbortMultipartUpload on it.")
-        if anonymous:
-            return Fault(Verdict.DENIED, words, f"{refused.capitalize()}. {_GIVE}")
-        return Fault(Verdict.DENIED, words, _LIST_ADVICE if lists else _DENIED_ADVICE)
-    plain = explain_status(Answer(said.status or 400, {}))
-    return replace(plain, reason=words, retry_after_s=said.wait_s if plain.verdict.retryable else None)
+    if code == "InvalidRequest" and "erver Side Encryption" in refusal.message:
+        advice = "Give its key: storage_options={'s3': {'s3_additional_kwargs': {'SSECustomerKey': …}}}."
+        return Fault(Verdict.DENIED, words, advice)
+    if refusal.status not in (401, 403) and code not in ("AccessDenied", "403"):
+        plain = explain_status(Answer(refusal.status or 400, {}))
+        return replace(plain, reason=words, retry_after_s=refusal.wait_s if plain.verdict.retryable else None)
+    lists = operation.startswith("List")
+    anonymously = f"anonymous {'listing is' if lists else 'reads are'} refused"
+    if missed:
+        return Fault(Verdict.DENIED, f"no credentials were found, and {anonymously} (S3 answered {refusal})", _GIVE)
+    if operation in _WRITING:
+        return Fault(Verdict.DENIED, words, "Allow s3:PutObject and s3:AbortMultipartUpload on it.")
+    if anonymous:
+        return Fault(Verdict.DENIED, words, f"{anonymously.capitalize()}. {_GIVE}")
+    return Fault(Verdict.DENIED, words, _LIST_ADVICE if lists else _DENIED_ADVICE)
 
 
 def explain_client(exn: BaseException) -> Fault | None:
     """Explain an exception of botocore's own, for which nothing was answered; None for others."""
     if isinstance(exn, RecursionError):  # botocore follows its redirects by asking again, within the answer
-        return Fault(
-            Verdict.FATAL, "S3's client was redirected in a circle", "Check AWS_ENDPOINT_URL_S3 and AWS_REGION."
-        )
+        return Fault(Verdict.FATAL, "S3's client was redirected in a circle", _NETWORK)
     for each in _causes(exn):
         names = [cls.__name__ for cls in type(each).__mro__ if cls.__module__.startswith(("botocore", "aiobotocore"))]
         if "SSLError" in names:
@@ -230,15 +210,14 @@ def explain_client(exn: BaseException) -> Fault | None:
 
 
 def explain_foreign_s3(exn: BaseException, identity: str = "the credentials in use") -> Fault | None:
-    """Return what an exception of s3fs or botocore means to ``identity`` outside the backend; None where it is another
-    library's."""
-    said = refusal_of_exception(exn)
-    return explain_client(exn) if said is None else explain_refusal(said, identity)
+    """Explain an exception of s3fs or botocore outside the backend, as ``identity``; None for another library's."""
+    refusal = refusal_of_exception(exn)
+    return explain_client(exn) if refusal is None else explain_refusal(refusal, identity)
 
 
-def _skewed(said: S3Refusal, words: str) -> Fault:
-    """Either our clock is wrong, or the request is old: a machine that slept does not notice in ``time.monotonic``."""
-    more = said.more or {}
+def _skewed(refusal: S3Refusal, words: str) -> Fault:
+    """Explain a request of another time: our clock is wrong, or the machine slept, unseen by ``time.monotonic``."""
+    more = refusal.more or {}
     asked_at, now_there = more.get("RequestTime", ""), more.get("ServerTime", "")
     with contextlib.suppress(ValueError):
         if time.time() - calendar.timegm(time.strptime(asked_at, "%Y%m%dT%H%M%SZ")) > _SIGNED_FOR_S:
@@ -250,8 +229,8 @@ def _skewed(said: S3Refusal, words: str) -> Fault:
 
 
 def _in_endpoint(more: Mapping[str, str]) -> str:
-    found = _IN_ENDPOINT.search(more.get("Endpoint", ""))
-    return found[1] if found else ""
+    region = _IN_ENDPOINT.search(more.get("Endpoint", ""))
+    return region[1] if region else ""
 
 
 def _causes(exn: BaseException) -> Iterator[BaseException]:

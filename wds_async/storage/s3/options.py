@@ -4,60 +4,52 @@ from __future__ import annotations
 
 import functools
 import re
+import types
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from wds_async.environment import variable
 
-__all__ = ["S3Name", "s3fs_options", "tried_once", "with_patience", "with_region"]
+__all__ = ["S3Name", "s3fs_options", "with_limits", "with_region"]
 
 
 def s3fs_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """``options`` as s3fs gets them: with the region of ``AWS_REGION`` where they name none, and a client that follows
-    no redirects, because it would take the session token along to wherever they lead."""
+    """Return ``options`` for s3fs: with the region of ``AWS_REGION`` where they name none, and a client that follows no
+    redirects, because it would send the session token wherever they lead."""
     options = with_region(options)
     return {**options, "config_kwargs": {"http_session_cls": _session_class(), **(options.get("config_kwargs") or {})}}
 
 
-def tried_once(options: Mapping[str, Any]) -> dict[str, Any]:
-    """``options`` with a client that tries each request once: the engine tries again itself, and attempts of both would
-    multiply. Says ``options`` otherwise, they hold."""
-    config = {"retries": {"total_max_attempts": 1, "mode": "standard"}, **(options.get("config_kwargs") or {})}
+def with_limits(options: Mapping[str, Any], connect_timeout_s: float, stall_timeout_s: float) -> dict[str, Any]:
+    """Return ``options`` with a client that tries each request once, because the engine retries itself, and waits as
+    long as the engine for a connection and for bytes. Settings of ``options`` themselves prevail."""
+    config = {
+        "retries": {"total_max_attempts": 1, "mode": "standard"},
+        "connect_timeout": connect_timeout_s,
+        "read_timeout": stall_timeout_s,
+        **(options.get("config_kwargs") or {}),
+    }
     return {**options, "config_kwargs": config}
-
-
-def with_patience(options: Mapping[str, Any], connect_timeout_s: float, stall_timeout_s: float) -> dict[str, Any]:
-    """``options`` with a client that waits so long for a connection, and for the next bytes: s3fs's own gives up after
-    5 and 15 s. Where ``options`` say otherwise, they hold."""
-    times = {"connect_timeout": connect_timeout_s, "read_timeout": stall_timeout_s}
-    return {**options, "config_kwargs": {**times, **(options.get("config_kwargs") or {})}}
 
 
 @functools.cache
 def _session_class() -> Any:
     from aiobotocore.httpsession import AIOHTTPSession  # noqa: PLC0415 (slow)
 
-    class Stays(AIOHTTPSession):  # type: ignore[misc]
-        """Answers 3xx are answers: botocore knows what S3 means by them."""
+    class SessionWithoutRedirects(AIOHTTPSession):  # type: ignore[misc]
+        """Session that returns answers 3xx: botocore explains them."""
 
         async def _get_session(self, proxy_url: Any) -> Any:
-            return _Stays(await super()._get_session(proxy_url))
+            session = await super()._get_session(proxy_url)
+            return types.SimpleNamespace(request=functools.partial(session.request, allow_redirects=False))
 
-    return Stays
-
-
-class _Stays:
-    def __init__(self, session: Any) -> None:
-        self._session = session
-
-    def request(self, *args: Any, **kw: Any) -> Any:
-        return self._session.request(*args, **{**kw, "allow_redirects": False})
+    return SessionWithoutRedirects
 
 
 def with_region(options: Mapping[str, Any]) -> dict[str, Any]:
-    """``options`` with the region of ``AWS_REGION`` where they name none. Amazon's other tools read it; botocore reads
-    ``AWS_DEFAULT_REGION`` only, which therefore comes before it here."""
+    """Return ``options`` with the region of ``AWS_REGION`` where they name none. Amazon's other tools read it; botocore
+    reads ``AWS_DEFAULT_REGION`` only, which therefore comes before it here."""
     region = variable("AWS_REGION")
     places = (options, options.get("client_kwargs") or {}, options.get("config_kwargs") or {})
     if not region or variable("AWS_DEFAULT_REGION") or any("region_name" in place for place in places):
@@ -98,3 +90,8 @@ class S3Name:
     def folder(self) -> str:
         """The URL that keys of the bucket are appended to; without a bucket, the one that buckets are appended to."""
         return f"{self.scheme}://{self.bucket}/" if self.bucket else f"{self.scheme}://"
+
+    @property
+    def is_directory(self) -> bool:
+        """Whether the bucket is one of S3 Express, with sessions of its own and ETags that are made up."""
+        return self.bucket.endswith("--x-s3")
