@@ -34,7 +34,7 @@ def test_good_shards(call: Any, shards: Any) -> None:
     assert [finding["kind"] for finding in findings] in ([], ["overhead"])  # these samples are small
     assert (summary["shards"], summary["samples"], summary["errors"]) == (3, 12, 0)
     assert summary["bytes"] == sum(path.stat().st_size for path in paths)
-    assert "no errors" in call("check", *paths).stderr
+    assert "0 errors" in call("check", *paths).stderr
 
 
 def test_a_truncated_shard_does_not_hide_the_next(call: Any, write: Any) -> None:
@@ -77,7 +77,7 @@ def test_lines_for_people(call: Any, write: Any) -> None:
     result = call("check", write("a.tar", b"no tar" * 1000))
     assert result.exit_code == 1
     assert result.stdout.startswith("broken  ")
-    assert "1 shard, no samples, 6.0 kB: 1 error\n" in result.stderr
+    assert "1 shard, 0 samples, 6.0 kB: 1 error\n" in result.stderr
 
 
 def test_an_empty_archive_is_named(call: Any, write: Any) -> None:

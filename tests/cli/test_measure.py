@@ -61,7 +61,7 @@ def test_for_some_seconds_it_starts_again_and_tells_how_it_goes(shards: Any) -> 
     moments: list[Moment] = []
     outcome = measure(Job([str(path) for path in shards(1, 20)], seconds=0.7), moments.append)
     assert outcome.samples > 20
-    assert 0.7 <= outcome.wall_s - outcome.first_s < 5
+    assert outcome.wall_s - outcome.first_s >= 0.7
     assert list(outcome.moments) == moments
     assert [moment.at_s for moment in moments] == sorted(moment.at_s for moment in moments)
     assert moments[-1].samples <= outcome.samples

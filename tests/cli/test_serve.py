@@ -25,7 +25,10 @@ def refused(*arguments: str) -> tuple[int, str]:
         (["--host", "0.0.0.0"], "allow must say what may be read"),
         (["--bucket", "nonsense"], "name=URL"),
         (["--bucket", "=x"], "name=URL"),
-        (["--config", "/nowhere.yaml"], "/nowhere.yaml"),
+        (
+            ["--config", "/nowhere.yaml"],
+            "/nowhere.yaml cannot be read: No such file or directory. --config (or WDS_SERVE_",
+        ),
         (["--port", "70000"], "70000"),
         (["--log", "loud"], "loud"),
         (["--allow", "nonsense"], "no URL's beginning"),

@@ -74,7 +74,7 @@ def test_nobody_answers(call: Any) -> None:
 def test_a_source_that_comes_back_is_seen() -> None:
     server = StatsServer(grows)
     with Followed((server.address,), 0.02) as followed:
-        (line,) = followed.lines
+        (line,) = followed.sources
         with server:
             while not line.alive:
                 followed.wait(0.05)

@@ -60,7 +60,7 @@ def test_objects_are_removed(serve: Callable[..., Inside], origin: Origin, tmp_p
     assert held(service) == ["0.tar", "1.tar", "2.tar"]
     result = cache(tmp_path / "cache", "rm", f"{origin.base}/d/1.tar", f"{origin.base}/none/")
     assert result.exit_code == 0, result.output
-    assert "1 objects removed, 2.1 MB" in result.output
+    assert "1 object removed, 2.1 MB" in result.output
     assert held(service) == ["0.tar", "2.tar"]
     assert len([path for path in (tmp_path / "cache" / "data").rglob("*") if path.is_file()]) == 2
     origin.forget()

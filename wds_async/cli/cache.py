@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
+import functools
 import json
 import socket
-from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from wds_async.config import transfer_config
 from wds_async.errors import ConfigError, TransferError, WdsError
 from wds_async.redact import redact
 from wds_async.service.cache import upkeep
+from wds_async.service.cache.disk import INDEX
 from wds_async.service.cache.open_entries import Verified
 from wds_async.service.cache.upkeep import Warmed, warm_folder
 from wds_async.service.config import ServiceConfig, cache_limit, load_config
@@ -47,7 +48,7 @@ def command() -> None:
     """Look after the cache of `wds-async serve`: list it, sum it up, remove from it, fill it, verify it, pin parts.
     If a service runs on the folder, it does the work.
 
-    Example: wds-async cache du --folder /nvme/wds-cache
+    Example: wds-async cache du /nvme/wds-cache
     """
 
 
@@ -57,11 +58,11 @@ def command() -> None:
 @_JSON
 def _ls(*, prefix: str, folder: Path | None, as_json: bool) -> None:
     """List the objects whose URL begins with PREFIX: how much is there, of how much, last use, tenant. Also while a
-    service runs on the folder.
+    service runs on the folder. Instead of --folder, PREFIX may be the folder.
 
     Example: wds-async cache ls s3://bucket/train/ --folder /nvme/wds-cache
     """
-    where = _folder(folder)
+    where, prefix = _place(folder, prefix)
     pinned = chooser(upkeep.pins(where))
     for row in upkeep.listed(where, prefix):
         used = datetime.datetime.fromtimestamp(row.used).astimezone().isoformat(" ", "seconds")
@@ -80,19 +81,24 @@ def _ls(*, prefix: str, folder: Path | None, as_json: bool) -> None:
 @_FOLDER
 @_JSON
 def _du(*, prefix: str, depth: int, folder: Path | None, as_json: bool) -> None:
-    """Sum up what is in the cache, by bucket and folder. Also while a service runs on the folder.
+    """Sum up what is in the cache, by bucket and folder. Also while a service runs on the folder. Instead of --folder,
+    PREFIX may be the folder.
 
-    Example: wds-async cache du --depth 2 --folder /nvme/wds-cache
+    Example: wds-async cache du --depth 2 /nvme/wds-cache
     """
-    sums: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for row in upkeep.listed(_folder(folder), prefix):
-        for name in (_above(row.key, depth), ""):
-            sums[name][0] += 1
-            sums[name][1] += row.held
-    total = sums.pop("", [0, 0])
-    for name, (count, held) in sorted(sums.items()):
-        _sum(name, count, held, as_json)
-    _sum("total", total[0], total[1], as_json)
+    sums: dict[str, tuple[int, int]] = {}
+    total = (0, 0)
+    for row in upkeep.listed(*_place(folder, prefix)):
+        # The bucket (or host) of the URL, and so many folders below it.
+        kind, separator, rest = redact(row.key).rpartition("://")
+        folders = rest.split("/")[:-1] or [rest]
+        name = f"{kind}{separator}{'/'.join(folders[: depth + 1])}/"
+        count, held = sums.get(name, (0, 0))
+        sums[name] = (count + 1, held + row.held)
+        total = (total[0] + 1, total[1] + row.held)
+    for name, (count, held) in [*sorted(sums.items()), ("total", total)]:
+        record = {"prefix": name, "objects": count, "bytes": held}
+        terminal.say(json.dumps(record) if as_json else f"{_bytes(held):>11} {count:>9}  {name}")
 
 
 @command.command("rm")
@@ -106,15 +112,14 @@ def _rm(*, url: tuple[str, ...], everything: bool, folder: Path | None) -> None:
     """
     if bool(url) == everything:
         raise click.UsageError("name URLs or prefixes, or give --all")
-    where = _existing(folder)
-    with _service(where) as service:
-        if service is not None:
-            found = service.ask("/rm", urls=url, all=everything)
-            count, held = found["objects"], found["bytes"]
+    with _service(where := _existing(folder)) as ask:
+        if ask is not None:
+            (answer,) = ask("/rm", urls=url, all=everything)
+            count, held = answer["objects"], answer["bytes"]
         else:
             gone = upkeep.remove(where, chooser(url, everything=everything))
             count, held = len(gone), sum(row.held for row in gone)
-    click.echo(f"{count} objects removed, {_bytes(held)}", err=True)
+    click.echo(f"{shards.counted(count, 'object')} removed, {_bytes(held)}", err=True)
 
 
 @command.command("pin")
@@ -140,6 +145,19 @@ def _unpin(*, url: tuple[str, ...], folder: Path | None) -> None:
     _change_pins(url, folder, pinned=False)
 
 
+def _change_pins(urls: tuple[str, ...], folder: Path | None, *, pinned: bool) -> None:
+    with _service(where := _existing(folder)) as ask:
+        if not urls:
+            pins = upkeep.pins(where)
+        elif ask is not None:
+            (answer,) = ask("/pin", urls=urls, pinned=pinned)
+            pins = answer["pins"]
+        else:
+            pins = upkeep.pin(where, keys_of(urls), pinned=pinned)
+    for name in pins:
+        terminal.say(redact(name))
+
+
 @command.command("quota")
 @click.argument("share", nargs=-1, metavar="[TENANT=SHARE]...")
 @_FOLDER
@@ -150,21 +168,21 @@ def _quota(*, share: tuple[str, ...], folder: Path | None, as_json: bool) -> Non
 
     Example: wds-async cache quota vision=0.5 speech=0.3 --folder /nvme/wds-cache
     """
-    where = _existing(folder)
-    with _service(where) as service:
-        if service is None:
+    try:
+        shares = {tenant: float(part) for tenant, _, part in (each.rpartition("=") for each in share)}
+    except ValueError:
+        raise click.UsageError(f"{' '.join(share)}: write TENANT=SHARE, as vision=0.5") from None
+    with _service(where := _existing(folder)) as ask:
+        if ask is None:
             raise ConfigError(
                 f"{where}: no service runs on this cache; its setting quotas says what a start begins with"
             )
-        found = service.ask("/quotas", **({"quotas": _shares(share)} if share else {}))
-    for tenant in sorted({*found["quotas"], *found["held"]}):
-        held, most = found["held"].get(tenant, 0), found["quotas"].get(tenant)
-        if as_json:
-            terminal.say(json.dumps({"tenant": tenant, "bytes": held, "quota": most}))
-        else:
-            terminal.say(
-                f"{_bytes(held):>11} {'' if most is None else f'{100 * most:.3g}%':>5}  {tenant or '(no tenant)'}"
-            )
+        (answer,) = ask("/quotas", **({"quotas": shares} if shares else {}))
+    for tenant in sorted({*answer["quotas"], *answer["held"]}):
+        held, most = answer["held"].get(tenant, 0), answer["quotas"].get(tenant)
+        quota = "" if most is None else f"{100 * most:.3g}%"
+        record = {"tenant": tenant, "bytes": held, "quota": most}
+        terminal.say(json.dumps(record) if as_json else f"{_bytes(held):>11} {quota:>5}  {tenant or '(no tenant)'}")
 
 
 @command.command("warm")
@@ -185,18 +203,24 @@ def _warm(*, url: tuple[str, ...], service: str, token_file: Path | None, size: 
     urls = shards.expand(url)
     failed: list[str] = []
 
-    def told(one: Warmed) -> None:
+    def report(one: Warmed) -> None:
         if one.error or not one.whole:
             failed.append(one.url)
-        _show_warmed(one, as_json)
+        if as_json:
+            terminal.say(json.dumps({**asdict(one), "url": redact(one.url)}))
+        elif one.error:
+            click.secho(terminal.line(f"not there: {one.error}"), fg="red", err=True)
+        else:
+            terminal.say(f"{_bytes(one.there):>11} of {_bytes(one.size)}  {redact(one.url)}")
 
     if service:
-        through_service(service, _token(token_file), urls, told, at_once=jobs)
+        token = "" if token_file is None else next(iter(token_file.read_text(encoding="utf-8").split()), "")
+        through_service(service, token, urls, report, at_once=jobs)
     else:
         where = _folder(folder)
         where.mkdir(parents=True, exist_ok=True)
         limit = cache_limit(ServiceConfig(folder=str(where), cache_size=size))
-        asyncio.run(warm_folder(where, limit, urls, transfer_config(), told, at_once=jobs))
+        asyncio.run(warm_folder(where, limit, urls, transfer_config(), report, at_once=jobs))
     click.echo(f"{len(urls) - len(failed)} of {len(urls)} are there", err=True)
     click.get_current_context().exit(1 if failed else 0)
 
@@ -207,152 +231,98 @@ def _warm(*, url: tuple[str, ...], service: str, token_file: Path | None, size: 
 @_JSON
 def _verify(*, prefix: str, folder: Path | None, as_json: bool) -> None:
     """Compare every chunk with its checksum, and drop what is bad; it is fetched again when it is read. Also while a
-    service runs on the folder. The status is 1 where something was bad.
+    service runs on the folder. The status is 1 where something was bad. Instead of --folder, PREFIX may be the folder.
 
-    Example: wds-async cache verify --folder /nvme/wds-cache
+    Example: wds-async cache verify /nvme/wds-cache
     """
     good = bad = 0
-    where = _existing(folder)
-    with _service(where) as service:
-        compared = upkeep.verify(where, prefix) if service is None else service.verified(prefix)
-        for found in compared:
-            good, bad = good + found.good, bad + found.bad
+    where, prefix = _place(folder, prefix)
+    with _service(_existing(where)) as ask:
+        if ask is None:
+            results = upkeep.verify(where, prefix)
+        else:
+            results = (Verified(**answer) for answer in ask("/verify", prefix=prefix))
+        for result in results:
+            good, bad = good + result.good, bad + result.bad
             if as_json:
-                terminal.say(json.dumps({**asdict(found), "key": redact(found.key)}))
-            elif found.bad:
-                terminal.say(f"{found.bad} bad chunks dropped, {found.good} good: {redact(found.key)}")
+                terminal.say(json.dumps({**asdict(result), "key": redact(result.key)}))
+            elif result.bad:
+                terminal.say(f"{result.bad} bad chunks dropped, {result.good} good: {redact(result.key)}")
     click.echo(f"{good} chunks are good, {bad} were bad", err=True)
     click.get_current_context().exit(1 if bad else 0)
 
 
-class _Service:
-    """The service that has a cache's ``folder`` open, by its control socket at ``address``."""
-
-    def __init__(self, folder: Path, address: str) -> None:
-        self._folder, self._address = folder, address
-
-    def ask(self, path: str, **body: Any) -> dict[str, Any]:
-        """Return its answer. Raise ConfigError for what it refuses, TransferError where it does not answer."""
-        with asyncio.Runner() as runner:
-            answer: dict[str, Any] = json.loads(runner.run(self._all(path, body)))
-            return answer
-
-    def verified(self, prefix: str) -> Iterator[Verified]:
-        """Yield each comparison when the service has made it. Errors as of `ask`."""
-        lines = self._lines("/verify", {"prefix": prefix})
-
-        async def following() -> bytes | None:
-            return await anext(lines, None)
-
-        with asyncio.Runner() as runner:
-            while (line := runner.run(following())) is not None:
-                yield Verified(**json.loads(line))
-
-    async def _all(self, path: str, body: dict[str, Any]) -> bytes:
-        return b"".join([line async for line in self._lines(path, body)])
-
-    async def _lines(self, path: str, body: dict[str, Any]) -> AsyncIterator[bytes]:
-        try:
-            async with (
-                service_session(self._address, _TIMEOUT_S) as session,
-                session.post(path, json=body) as answer,
-            ):
-                if answer.status == 400:
-                    raise ConfigError((await answer.json())["error"])
-                if answer.status != 200:
-                    raise TransferError(f"{self._folder}: the service answered {answer.status} {answer.reason}")
-                async for line in answer.content:
-                    yield line
-        except OSError as exn:
-            if isinstance(exn, WdsError):
-                raise
-            why = f"{type(exn).__name__}: {exn}"
-            raise TransferError(f"{self._folder}: the service that has this cache broke off: {why}") from exn
-
-
 @contextlib.contextmanager
-def _service(folder: Path) -> Iterator[_Service | None]:
-    """Yield the service that runs on the folder, None without one. Raise ConfigError where it is another user's."""
+def _service(folder: Path) -> Iterator[Callable[..., Iterator[dict[str, Any]]] | None]:
+    """Yield the function that sends a command to the service that runs on the folder (`_answers`), None without one.
+    Raise ConfigError where it is another user's."""
     with contextlib.ExitStack() as stack:
-        service: _Service | None = None
+        ask = None
         try:
             path = stack.enter_context(socket_path(folder))
             with socket.socket(socket.AF_UNIX) as probe:
                 probe.connect(path)
-            service = _Service(folder, f"unix:{path}")
+            ask = functools.partial(_answers, folder, f"unix:{path}")
         except PermissionError as exn:
             words = f"{folder}: the service on this cache runs as another user ({exn}). Run this command as that user"
             raise ConfigError(words) from exn
         except OSError:  # there is none, or its socket was left behind by one that was killed
             pass
-        yield service
+        yield ask
 
 
-def _change_pins(urls: tuple[str, ...], folder: Path | None, *, pinned: bool) -> None:
-    where = _existing(folder)
-    if not urls:
-        pins = upkeep.pins(where)
-    else:
-        with _service(where) as service:
-            if service is not None:
-                pins = service.ask("/pin", urls=urls, pinned=pinned)["pins"]
-            else:
-                pins = upkeep.pin(where, keys_of(urls), pinned=pinned)
-    for name in pins:
-        terminal.say(redact(name))
+def _answers(folder: Path, address: str, path: str, **body: Any) -> Iterator[dict[str, Any]]:
+    """Yield each line of the service's answer to a command when it comes. Raise ConfigError for what it refuses,
+    TransferError where it does not answer."""
 
+    async def lines() -> AsyncIterator[bytes]:
+        async with service_session(address, _TIMEOUT_S) as session, session.post(path, json=body) as answer:
+            if answer.status == 400:
+                raise ConfigError((await answer.json())["error"])
+            if answer.status != 200:
+                raise TransferError(f"{folder}: the service answered {answer.status} {answer.reason}")
+            async for line in answer.content:
+                yield line
 
-def _shares(given: tuple[str, ...]) -> dict[str, float]:
+    answers = lines()
+
+    async def next_line() -> bytes | None:
+        return await anext(answers, None)
+
     try:
-        return {tenant: float(share) for tenant, _, share in (one.rpartition("=") for one in given)}
-    except ValueError:
-        raise click.UsageError(f"{' '.join(given)}: write TENANT=SHARE, as vision=0.5") from None
+        with asyncio.Runner() as runner:
+            while (line := runner.run(next_line())) is not None:
+                yield json.loads(line)
+    except OSError as exn:
+        if isinstance(exn, WdsError):
+            raise
+        why = f"{type(exn).__name__}: {exn}"
+        raise TransferError(f"{folder}: the service that has this cache broke off: {why}") from exn
 
 
 def _bytes(count: int | None) -> str:
     return "?" if count is None else shards.human(count)
 
 
-def _folder(given: Path | None) -> Path:
-    if given is not None:
-        return given
+def _folder(folder: Path | None) -> Path:
+    if folder is not None:
+        return folder
     path = environment.variable("WDS_SERVE_CONFIG")
-    folder = load_config(path).folder if path else ""
-    if not folder:
+    configured = load_config(path).folder if path else ""
+    if not configured:
         raise ConfigError("which cache? Give --folder, or set WDS_SERVE_CONFIG to the service's configuration")
-    return Path(folder)
+    return Path(configured)
 
 
-def _existing(given: Path | None) -> Path:
-    """A folder that is one already: nothing is made by removing and verifying."""
-    folder = _folder(given)
-    next(upkeep.listed(folder), None)
-    return folder
+def _place(folder: Path | None, prefix: str) -> tuple[Path, str]:
+    """Return the cache's folder and the prefix of URLs; a prefix that is itself a cache's folder is the folder."""
+    if folder is None and prefix and (Path(prefix) / INDEX).is_file():
+        return Path(prefix), ""
+    return _folder(folder), prefix
 
 
-def _token(path: Path | None) -> str:
-    return "" if path is None else (path.read_text(encoding="utf-8").split() or [""])[0]
-
-
-def _above(key: str, depth: int) -> str:
-    """The bucket (or host) of a URL, and ``depth`` folders below it."""
-    kind, separator, rest = redact(key).partition("://")
-    if not separator:
-        kind, rest = "", key
-    parts = rest.split("/")
-    kept = parts[: min(depth + 1, max(1, len(parts) - 1))]
-    return f"{kind}{separator}{'/'.join(kept)}/"
-
-
-def _sum(name: str, count: int, held: int, as_json: bool) -> None:
-    shown: dict[str, Any] = {"prefix": name, "objects": count, "bytes": held}
-    terminal.say(json.dumps(shown) if as_json else f"{_bytes(held):>11} {count:>9}  {name}")
-
-
-def _show_warmed(one: Warmed, as_json: bool) -> None:
-    if as_json:
-        terminal.say(json.dumps({**asdict(one), "url": redact(one.url)}))
-    elif one.error:
-        click.secho(terminal.line(f"not there: {one.error}"), fg="red", err=True)
-    else:
-        terminal.say(f"{_bytes(one.there):>11} of {_bytes(one.size)}  {redact(one.url)}")
+def _existing(folder: Path | None) -> Path:
+    """Return a folder that is a cache already: removing and verifying create none."""
+    where = _folder(folder)
+    next(upkeep.listed(where), None)
+    return where

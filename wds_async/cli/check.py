@@ -16,7 +16,7 @@ from wds_async.tar import decompress, group, parse
 from wds_async.tar.source import ByteSource
 from wds_async.transfer import reader
 
-__all__ = ["Finding", "Survey", "command"]
+__all__ = ["Finding", "command"]
 
 _KEYS_AT_MOST = 2_000_000
 _NAMED_AT_MOST = 3
@@ -39,20 +39,6 @@ class Finding:
         return self.kind in ("broken", "key", "name")
 
 
-@dataclass
-class Survey:
-    """What was read so far."""
-
-    shards: int = 0
-    samples: int = 0
-    payload_bytes: int = 0
-    container_bytes: int = 0
-    kinds: Counter[tuple[str, ...]] = field(default_factory=Counter)
-    """Samples by their fields, sorted."""
-    seen: dict[int, int] = field(default_factory=dict)
-    """Hash of a key to the number of its shard."""
-
-
 @click.command("check")
 @click.argument("url", nargs=-1, required=True)
 @click.option("--verbose", is_flag=True, help="Show every error, and not only the first of equal ones.")
@@ -66,121 +52,110 @@ def command(*, url: tuple[str, ...], verbose: bool, as_json: bool) -> None:
 
     Example: wds-async check 'train-{000..099}.tar'
     """
-    survey, errors, repeats = Survey(), 0, terminal.Repeats()
-    for finding in _findings(shards.expand(url), survey):
+    survey, errors, repeats = _Survey(), 0, terminal.Repeats()
+    for finding in survey.findings(shards.expand(url)):
         errors += finding.error
         if as_json:
             terminal.say(json.dumps(asdict(finding)))
         elif verbose or not repeats.seen(f"{finding.kind} {finding.text}", finding.shard):
-            terminal.say(_line(finding))
+            kind = click.style(finding.kind, fg="red" if finding.error else "yellow", bold=True)
+            terminal.say(f"{kind}  {finding.shard}  {finding.text}")
     for line in repeats.lines():
         terminal.say(line)
-    summary = {"shards": survey.shards, "samples": survey.samples, "bytes": survey.container_bytes, "errors": errors}
     if as_json:
-        click.echo(json.dumps(summary))
+        summary = {"shards": survey.shards, "samples": survey.samples, "bytes": survey.container_bytes}
+        click.echo(json.dumps({**summary, "errors": errors}))
     else:
+        read = f"{shards.counted(survey.shards, 'shard')}, {shards.counted(survey.samples, 'sample')}"
         size = shards.human(survey.container_bytes)
-        counts = [_counted(survey.shards, "shard"), _counted(survey.samples, "sample"), size]
-        click.echo(f"{', '.join(counts)}: {_counted(errors, 'error')}", err=True)
+        click.echo(f"{read}, {size}: {shards.counted(errors, 'error')}", err=True)
     click.get_current_context().exit(1 if errors else 0)
 
 
-def _findings(urls: Iterable[str], survey: Survey) -> Iterator[Finding]:
-    with reader.open_shards(urls) as opened:
-        for stream in opened:
-            yield from _of_shard(stream, survey)
-            survey.shards += 1
-    yield from _of_all(survey)
+@dataclass
+class _Survey:
+    """The shards that were read so far."""
 
+    shards: int = 0
+    samples: int = 0
+    payload_bytes: int = 0
+    container_bytes: int = 0
+    kinds: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    """Samples by their fields, sorted."""
+    seen: dict[int, int] = field(default_factory=dict)
+    """Hash of a key to the number of its shard."""
 
-def _of_shard(stream: reader.ShardStream, survey: Survey) -> Iterator[Finding]:
-    where, before = redact(stream.url), survey.samples
-    nameless: list[str] = []
-    repeated: list[str] = []
-    container = _Counted(stream)
-    source: ByteSource | None = None
-    duplicates: list[Exception] = []
+    def findings(self, urls: Iterable[str]) -> Iterator[Finding]:
+        """Yield what is wrong in each shard, then what only the whole shows."""
+        with reader.open_shards(urls) as opened:
+            for stream in opened:
+                yield from self._of_shard(stream)
+                self.shards += 1
+        if len(self.kinds) > 1:
+            (usual, _), *others = self.kinds.most_common()
+            text = "; ".join(f"{count} have {', '.join(names) or 'none'}" for names, count in others[:_NAMED_AT_MOST])
+            more = f"; and {len(others) - _NAMED_AT_MOST} more kinds" if len(others) > _NAMED_AT_MOST else ""
+            yield Finding("fields", "all shards", f"most samples have {', '.join(usual)}; {text}{more}")
+        if self.samples and self.payload_bytes < _SMALL_SHARE * self.container_bytes:
+            share = 1 - self.payload_bytes / self.container_bytes
+            cure = "fewer fields a sample, or .tar.zst, would cure that"
+            yield Finding("overhead", "all shards", f"{share:.0%} of the bytes are headers and padding: {cure}")
 
-    def members() -> Iterator[parse.Member]:
-        nonlocal source
-        source = ByteSource(decompress.plain(container.read, stream.url), stream.url, stream.is_open_ended)
-        for member in parse.members_of(source):
-            if group.base_plus_ext(member[0])[0] is None:
-                nameless.append(member[0])
-            yield member
+    def _of_shard(self, stream: reader.ShardStream) -> Iterator[Finding]:
+        where, before = redact(stream.url), self.samples
+        nameless: list[str] = []
+        repeated: list[str] = []
+        duplicates: list[Exception] = []
+        source: ByteSource | None = None
 
-    def pass_over(exn: Exception) -> bool:
-        duplicates.append(exn)
-        return True
+        def read() -> memoryview | None:
+            piece = stream.read()
+            self.container_bytes += 0 if piece is None else len(piece)
+            return piece
 
-    try:
-        for sample in group.samples(members(), stream.url, on_error=pass_over):
-            survey.samples += 1
-            names = tuple(sorted(name for name in sample if not name.startswith("__")))
-            survey.kinds[names] += 1
-            survey.payload_bytes += sum(len(sample[name]) for name in names)
-            if _again(sample["__key__"], survey):
-                repeated.append(sample["__key__"])
-    except WdsError as exn:
-        yield Finding("broken", where, f"{exn} ({survey.samples - before} good samples before)")
-    if source is not None:
-        source.drop()
-        if source.empty:
-            yield Finding("empty", where, "the archive is empty: it ends without a member")
-    survey.container_bytes += container.size
-    yield from (Finding("key", where, str(exn)) for exn in duplicates)
-    if repeated:
-        text = f"{_some(repeated)} came before: files of one sample do not stand together, or it is there twice"
-        yield Finding("key", where, text)
-    if nameless:
-        yield Finding("name", where, f"{_some(nameless)} without a field name (key.field): readers pass over them")
+        def members() -> Iterator[parse.Member]:
+            nonlocal source
+            source = ByteSource(decompress.plain(read, stream.url), stream.url, stream.is_open_ended)
+            for member in parse.members_of(source):
+                if group.base_plus_ext(member[0])[0] is None:
+                    nameless.append(member[0])
+                yield member
 
+        def skip(exn: Exception) -> bool:
+            duplicates.append(exn)
+            return True
 
-class _Counted:
-    """A shard's bytes, counted as they pass."""
+        try:
+            for sample in group.samples(members(), stream.url, on_error=skip):
+                self.samples += 1
+                names = tuple(sorted(name for name in sample if not name.startswith("__")))
+                self.kinds[names] += 1
+                self.payload_bytes += sum(len(sample[name]) for name in names)
+                if self._again(sample["__key__"]):
+                    repeated.append(sample["__key__"])
+        except WdsError as exn:
+            yield Finding("broken", where, f"{exn} ({self.samples - before} good samples before)")
+        if source is not None:
+            source.drop()
+            if source.empty:
+                yield Finding("empty", where, "the archive is empty: it ends without a member")
+        yield from (Finding("key", where, str(exn)) for exn in duplicates)
+        if repeated:
+            text = f"{_some(repeated)} came before: files of one sample do not stand together, or it is there twice"
+            yield Finding("key", where, text)
+        if nameless:
+            yield Finding("name", where, f"{_some(nameless)} without a field name (key.field): readers pass over them")
 
-    def __init__(self, stream: reader.ShardStream) -> None:
-        self._stream = stream
-        self.size = 0
-
-    def read(self) -> memoryview | None:
-        piece = self._stream.read()
-        self.size += 0 if piece is None else len(piece)
-        return piece
-
-
-def _again(key: str, survey: Survey) -> bool:
-    number = hash(key)
-    if number in survey.seen:
-        return True
-    if len(survey.seen) >= _KEYS_AT_MOST:  # then only keys that come again within a shard can be found
-        survey.seen = {known: shard for known, shard in survey.seen.items() if shard == survey.shards}
-    survey.seen[number] = survey.shards
-    return False
-
-
-def _of_all(survey: Survey) -> Iterator[Finding]:
-    """What only the whole shows."""
-    if len(survey.kinds) > 1:
-        (usual, _), *others = survey.kinds.most_common()
-        text = "; ".join(f"{count} have {', '.join(names) or 'none'}" for names, count in others[:_NAMED_AT_MOST])
-        more = f"; and {len(others) - _NAMED_AT_MOST} more kinds" if len(others) > _NAMED_AT_MOST else ""
-        yield Finding("fields", "all shards", f"most samples have {', '.join(usual)}; {text}{more}")
-    if survey.samples and survey.payload_bytes < _SMALL_SHARE * survey.container_bytes:
-        share = 1 - survey.payload_bytes / survey.container_bytes
-        text = f"{share:.0%} of the bytes are headers and padding: fewer fields a sample, or .tar.zst, would cure that"
-        yield Finding("overhead", "all shards", text)
+    def _again(self, key: str) -> bool:
+        number = hash(key)
+        if number in self.seen:
+            return True
+        if len(self.seen) >= _KEYS_AT_MOST:  # then only keys that come again within a shard can be found
+            self.seen = {number: shard for number, shard in self.seen.items() if shard == self.shards}
+        self.seen[number] = self.shards
+        return False
 
 
 def _some(names: list[str]) -> str:
     shown = ", ".join(repr(name) for name in names[:_NAMED_AT_MOST])
     return shown if len(names) <= _NAMED_AT_MOST else f"{shown} and {len(names) - _NAMED_AT_MOST} more"
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{f'{count:,}' if count else 'no'} {what}{'' if count == 1 else 's'}"
-
-
-def _line(finding: Finding) -> str:
-    colour = "red" if finding.error else "yellow"
-    return f"{click.style(finding.kind, fg=colour, bold=True)}  {finding.shard}  {finding.text}"

@@ -14,6 +14,7 @@ from rich.table import Table
 from wds_async.cli import shards, terminal
 from wds_async.observe import doctor
 from wds_async.observe.doctor import Examination
+from wds_async.observe.screen import bar
 from wds_async.shardlists import spec
 
 __all__ = ["command", "figures", "pipeline_of"]
@@ -101,39 +102,23 @@ def figures(examination: Examination) -> dict[str, Any]:
 def _print(examination: Examination) -> None:
     console = Console(highlight=False)
     console.print(f"[bold]{escape(terminal.line(examination.diagnosis.sentence))}[/]", soft_wrap=True)
-    console.print(f"Next: [bold green]{escape(terminal.line(examination.diagnosis.knob))}[/]", soft_wrap=True)
-    console.print(_table(examination))
-
-
-def _table(examination: Examination) -> Table:
-    drawn = Table.grid(padding=(0, 2))
-    drawn.add_column(style="dim", justify="right")
-    drawn.add_column()
+    console.print(f"Next: [bold green]{escape(terminal.line(examination.diagnosis.knob))}[/]\n", soft_wrap=True)
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", justify="right")
     read = f"{shards.human(examination.bytes_per_s)}/s"
     if examination.figures.samples:
         read += f", {examination.samples_per_s:,.0f} samples/s"
-    drawn.add_row("", "")
-    drawn.add_row("read", f"{read} over {examination.seconds:.1f} s")
+    grid.add_row("read", f"{read} over {examination.seconds:.1f} s")
     for name, share in sorted(examination.diagnosis.shares.items(), key=lambda one: -one[1]):
         if share >= 0.005:
-            bar = "━" * max(1, round(_BAR * share))
-            drawn.add_row(_WORDS.get(name, name), f"[green]{bar}[/][dim]{'─' * (_BAR - len(bar))}[/] {share:.0%}")
-    for name, text in _requests(examination):
-        drawn.add_row(name, text)
-    return drawn
-
-
-def _requests(examination: Examination) -> list[tuple[str, str]]:
-    """Return the rows about requests, where there were any."""
-    figured = examination.figures
-    if not figured.requests:
-        return []
-    rows = [("requests", f"{figured.requests:,.0f}, {figured.retries:,.0f} failed, {figured.throttled:,.0f} throttled")]
-    good = max(1.0, figured.requests - figured.retries)
-    if figured.head_s:
-        rows.append(
-            ("each", f"{1e3 * figured.head_s / good:,.0f} ms to its head, {1e3 * figured.body_s / good:,.0f} ms more")
-        )
-    if figured.connections_limit:
-        rows.append(("connections", f"{figured.connections_limit:,.0f}"))
-    return rows
+            grid.add_row(_WORDS.get(name, name), bar(max(share, 1 / _BAR), _BAR).append(f" {share:.0%}"))
+    counts = examination.figures
+    if counts.requests:
+        failed = f"{counts.retries:,.0f} failed, {counts.throttled:,.0f} throttled"
+        grid.add_row("requests", f"{counts.requests:,.0f}, {failed}")
+        if counts.head_s:
+            ms = 1e3 / max(1.0, counts.requests - counts.retries)
+            grid.add_row("each", f"{ms * counts.head_s:,.0f} ms to its head, {ms * counts.body_s:,.0f} ms more")
+        if counts.connections_limit:
+            grid.add_row("connections", f"{counts.connections_limit:,.0f}")
+    console.print(grid)

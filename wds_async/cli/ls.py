@@ -48,25 +48,25 @@ def command(
     """
     if as_members and (as_shards or recursive):
         raise click.UsageError("--members lists what is in shards: it takes no --shards and no --recursive")
-    folders = [None if as_members else _folder_of(given) for given in url]
+    if as_shards and recursive:
+        raise click.UsageError("--shards takes no --recursive; a pattern looks into folders with **/")
+    folders = [None if as_members else _folder_of(name) for name in url]
     if as_shards:
-        if recursive:
-            raise click.UsageError("--shards takes no --recursive; a pattern looks into folders with **/")
         _show(_matching(url), below="", limit=limit, as_json=as_json)
     elif any(folders) or recursive:
         if not all(folders):
-            others = ", ".join(repr(redact(given)) for given, name in zip(url, folders, strict=True) if not name)
+            others = ", ".join(repr(redact(name)) for name, folder in zip(url, folders, strict=True) if not folder)
             raise click.UsageError(f"{others}: no folder (a directory, or a URL that ends with /)")
         entries = itertools.chain.from_iterable(_within(name, recursive) for name in folders if name)
         _show(entries, below=(folders[0] or "") if len(folders) == 1 else "", limit=limit, as_json=as_json)
     else:
-        rows = _members(shards.expand(url)) if as_members else _samples(url)
+        rows = _members(url) if as_members else _samples(url)
         for row in itertools.islice(rows, limit):
             terminal.say(json.dumps(row) if as_json else _line(row))
 
 
-def _members(found: list[str]) -> Iterator[dict[str, Any]]:
-    for url, (name, data, offset) in shards.members(found):
+def _members(specs: Iterable[str]) -> Iterator[dict[str, Any]]:
+    for url, (name, data, offset) in shards.members(shards.expand(specs)):
         yield {"name": name, "bytes": len(data), "shard": redact(url), "offset": offset}
 
 
@@ -79,25 +79,24 @@ def _samples(specs: Iterable[str]) -> Iterator[dict[str, Any]]:
 def _line(row: dict[str, Any]) -> str:
     if "key" in row:
         what = "  ".join(f"{click.style(name, fg='cyan')} {shards.human(size)}" for name, size in row["fields"].items())
-        name = row["key"]
     else:
-        what, name = shards.human(row["bytes"]), row["name"]
+        what = shards.human(row["bytes"])
     offset = "" if row["offset"] is None else f" @{row['offset']}"
     where = click.style(f"{row['shard']}{offset}", dim=True)
-    return f"{click.style(name, bold=True)}  {what}  {where}"
+    return f"{click.style(row.get('key', row.get('name')), bold=True)}  {what}  {where}"
 
 
 # Folders: nothing of the data is read.
 
 
-def _folder_of(given: str) -> str | None:
-    """Return ``given`` with a final "/" if it is a directory or a URL that ends with "/", else None."""
-    path = local_path(given)
+def _folder_of(name: str) -> str | None:
+    """Return ``name`` with a final "/" if it is a directory or a URL that ends with "/", else None."""
+    path = local_path(name)
     if path is not None:
         path = os.path.join(os.path.expanduser(path), "")
         return path if os.path.isdir(path) else None
-    single = scheme(given) not in ("-", "pipe") and "{" not in given and "*" not in given
-    return given if single and given.endswith("/") and "?" not in given else None
+    single = scheme(name) not in ("-", "pipe") and not set(name) & set("{*?")
+    return name if single and name.endswith("/") else None
 
 
 def _within(folder: str, recursive: bool) -> Iterator[Entry]:
@@ -112,11 +111,11 @@ def _within(folder: str, recursive: bool) -> Iterator[Entry]:
 
 def _matching(specs: Iterable[str]) -> Iterator[Entry]:
     """Yield the shards of URLs, patterns and specifications, with the size and time that a listing gives."""
-    for given in specs:
-        if spec.is_specification(given) or spec.is_function(given):
-            yield from (Entry(url, None) for url in shards.expand([given]))
+    for name in specs:
+        if spec.is_specification(name) or spec.is_function(name):
+            yield from (Entry(url, None) for url in shards.expand([name]))
         else:
-            yield from matches(given)
+            yield from matches(name)
 
 
 def _show(entries: Iterable[Entry], *, below: str, limit: int | None, as_json: bool) -> None:
@@ -125,29 +124,17 @@ def _show(entries: Iterable[Entry], *, below: str, limit: int | None, as_json: b
     for entry in itertools.islice(entries, limit):
         folder = entry.url.endswith("/")
         objects, folders, total = objects + (not folder), folders + folder, total + (entry.size or 0)
-        terminal.say(json.dumps(_entry_row(entry)) if as_json else _entry_line(entry, below))
+        when = None if entry.modified is None else datetime.datetime.fromtimestamp(entry.modified, datetime.UTC)
+        if as_json:
+            modified = when and when.isoformat(timespec="seconds")
+            terminal.say(json.dumps({"url": redact(entry.url), "bytes": entry.size, "modified": modified}))
+            continue
+        size = "" if entry.size is None else shards.human(entry.size)
+        name = redact(entry.url.removeprefix(below))
+        name = click.style(name, fg="cyan", bold=True) if folder else name
+        terminal.say(f"{size:>9}  {f'{when:%Y-%m-%d %H:%M}' if when else '':16}  {name}")
     if not as_json and sys.stdout.isatty():
+        counts = [shards.counted(folders, "folder")] if folders else []
         cut = ", and perhaps more" if objects + folders == limit else ""
-        counted = f"{_count(folders, 'folder')}, {_count(objects, 'object')}" if folders else _count(objects, "object")
-        click.echo(click.style(f"{counted}, {shards.human(total)}{cut}", dim=True))
-
-
-def _entry_row(entry: Entry) -> dict[str, Any]:
-    when = None if entry.modified is None else _when(entry.modified).isoformat(timespec="seconds")
-    return {"url": redact(entry.url), "bytes": entry.size, "modified": when}
-
-
-def _entry_line(entry: Entry, below: str) -> str:
-    name = redact(entry.url.removeprefix(below))
-    size = "" if entry.size is None else shards.human(entry.size)
-    when = "" if entry.modified is None else f"{_when(entry.modified):%Y-%m-%d %H:%M}"
-    name = click.style(name, fg="cyan", bold=True) if name.endswith("/") else name
-    return f"{size:>9}  {when:16}  {name}"
-
-
-def _when(seconds: float) -> datetime.datetime:
-    return datetime.datetime.fromtimestamp(seconds, datetime.UTC)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+        text = f"{', '.join([*counts, shards.counted(objects, 'object')])}, {shards.human(total)}{cut}"
+        click.echo(click.style(text, dim=True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +14,7 @@ from wds_async.storage.listing.expand import expand_listed
 from wds_async.tar import decompress, group, parse
 from wds_async.transfer import reader
 
-__all__ = ["ListedShard", "entries", "expand", "human", "made", "members", "raw", "samples"]
+__all__ = ["ListedShard", "counted", "entries", "expand", "human", "made", "members", "raw", "samples"]
 
 
 @dataclass
@@ -36,37 +35,39 @@ def expand(specs: Iterable[str]) -> list[str]:
 
     Raises UrlError for ``module:function``, which stands for samples and not for shards.
     """
-    found: list[str] = []
-    for given in specs:
-        if spec.is_function(given):
-            raise UrlError(f"{given} makes samples, and this takes shards: give a URL, a path or a specification")
-        if spec.is_specification(given):
-            found += (url for source in spec.load(given).sources for url in source.urls)
+    urls: list[str] = []
+    for name in specs:
+        if spec.is_function(name):
+            raise UrlError(f"{name} makes samples, and this takes shards: give a URL, a path or a specification")
+        if spec.is_specification(name):
+            urls += (url for source in spec.load(name).sources for url in source.urls)
         else:
-            found += expand_listed(given)
-    if not found:
+            urls += expand_listed(name)
+    if not urls:
         raise UrlError("no URL given: name at least one shard, for example 'train-{000..009}.tar'")
-    return found
+    return urls
 
 
 def members(shards: Iterable[str]) -> Iterator[tuple[str, parse.Member]]:
     """Yield every regular file of every shard, with the shard's URL."""
     with reader.open_shards(shards) as opened:
         for stream in opened:
-            plain = decompress.plain(stream.read, stream.url)
-            for member in parse.members(plain, stream.url, end_required=stream.is_open_ended):
+            for member in _members(stream):
                 yield stream.url, member
+
+
+def _members(stream: reader.ShardStream) -> Iterator[parse.Member]:
+    plain = decompress.plain(stream.read, stream.url)
+    return parse.members(plain, stream.url, end_required=stream.is_open_ended)
 
 
 def samples(shards: Iterable[str]) -> Iterator[ListedShard]:
     """Yield adjacent members of one key as samples, as `WebDataset` groups them; nameless ones are passed over."""
     with reader.open_shards(shards) as opened:
         for stream in opened:
-            plain = decompress.plain(stream.read, stream.url)
-            members = parse.members(plain, stream.url, end_required=stream.is_open_ended)
-            for found in group.samples(members, stream.url):
-                fields = {name: data for name, data in found.items() if name not in ("__key__", "__url__")}
-                yield ListedShard(found["__key__"], found.shard, found.offset, fields)
+            for sample in group.samples(_members(stream), stream.url):
+                fields = {name: data for name, data in sample.items() if name not in ("__key__", "__url__")}
+                yield ListedShard(sample["__key__"], sample.shard, sample.offset, fields)
 
 
 def made(name: str) -> Any:
@@ -78,12 +79,8 @@ def made(name: str) -> Any:
 
 def entries(specs: Iterable[str]) -> Iterator[ListedShard]:
     """Yield the samples of everything that the arguments stand for: shards, specifications, ``module:function``."""
-    for is_function, alike in itertools.groupby(specs, spec.is_function):
-        if is_function:
-            for name in alike:
-                yield from _made_entries(name)
-        else:
-            yield from samples(expand(alike))
+    for name in specs:
+        yield from _made_entries(name) if spec.is_function(name) else samples(expand([name]))
 
 
 def _made_entries(name: str) -> Iterator[ListedShard]:
@@ -105,12 +102,18 @@ def _bytes(value: Any) -> bytes:
     return (value if isinstance(value, str) else repr(value)).encode()
 
 
-def raw(shards: Iterable[str]) -> Iterator[memoryview]:
-    """Yield the bytes of every shard as the store holds them, one after another; each view is valid until the next."""
-    with reader.open_shards(shards) as opened:
+def raw(shards: Iterable[str], **how: Any) -> Iterator[memoryview]:
+    """Yield the bytes of every shard as the store holds them, one after another; each view is valid until the next.
+    ``how``: as of `reader.open_shards`."""
+    with reader.open_shards(shards, **how) as opened:
         for stream in opened:
             while (view := stream.read()) is not None:
                 yield view
+
+
+def counted(count: int, what: str) -> str:
+    """``1 shard``, ``1,200 shards``."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def human(count: float) -> str:

@@ -10,17 +10,23 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
 from rich.console import Console
 from rich.live import Live
 
-from wds_async.cli.toppicture import StatsReading, StatsSource, draw
+from wds_async.cli.toppicture import StatsSource, draw
 from wds_async.errors import WdsError
 from wds_async.observe import doctor
 from wds_async.redact import redact
+
+try:
+    import termios
+    import tty
+except ImportError:  # not on POSIX
+    termios = None  # type: ignore[assignment]
 
 __all__ = ["Followed", "command", "look", "rates"]
 
@@ -46,33 +52,34 @@ def command(*, address: tuple[str, ...], interval: float, once: bool, as_json: b
     Example: wds-async top --once unix:/run/wds-async.sock
     """
     console = Console(highlight=False, width=width)
-    if once or as_json or not console.is_terminal:
-        lines = look(address, interval)
-        if as_json:
-            click.echo(json.dumps({"sources": [rates(line) for line in lines]}, indent=2))
-        else:
-            console.print(draw(lines, _width(console)))
-        if not any(line.alive for line in lines):
-            raise click.exceptions.Exit(1)
+    if not once and not as_json and console.is_terminal:
+        _live(address, interval, console)
         return
-    _live(address, interval, console)
+    sources = look(address, interval)
+    if as_json:
+        click.echo(json.dumps({"sources": [rates(source) for source in sources]}, indent=2))
+    else:
+        console.print(draw(sources, _width(console)))
+    if not any(source.alive for source in sources):
+        raise click.exceptions.Exit(1)
 
 
 def look(addresses: tuple[str, ...], interval_s: float) -> list[StatsSource]:
     """Return all sources after two readings of each, ``interval_s`` apart."""
     with Followed(addresses, interval_s) as followed:
-        while any(line.last is None or (line.alive and line.before is None) for line in followed.lines):
+        while not all(source.settled for source in followed.sources):
             followed.wait(interval_s)
-    return followed.lines
+    return followed.sources
 
 
-def rates(line: StatsSource) -> dict[str, Any]:
+def rates(source: StatsSource) -> dict[str, Any]:
     """Return the state of a source, for JSON: its document, or the error, and bytes a second."""
-    state: dict[str, Any] = {"address": line.address, "alive": line.alive}
-    if line.last is not None and not line.alive:
-        return {**state, "error": line.last.error}
-    per_s = {"taken_bytes_per_s": round(line.rate(line.taken)), "origin_bytes_per_s": round(line.rate("origin_bytes"))}
-    return {**state, **per_s, "restarts": line.restarts, "stats": None if line.last is None else line.last.document}
+    state: dict[str, Any] = {"address": source.address, "alive": source.alive}
+    if source.error:
+        return {**state, "error": source.error}
+    names = {"taken_bytes_per_s": source.taken, "origin_bytes_per_s": "origin_bytes"}
+    per_s = {name: round(source.rate(counter)) for name, counter in names.items()}
+    return {**state, **per_s, "restarts": source.restarts, "stats": source.document}
 
 
 class Followed:
@@ -80,41 +87,37 @@ class Followed:
     that waits takes in the readings. A context manager."""
 
     def __init__(self, addresses: tuple[str, ...], interval_s: float, timeout_s: float = 3.0) -> None:
-        self.lines = [StatsSource(redact(address)) for address in addresses]
+        self.sources = [StatsSource(redact(address)) for address in addresses]
         self._addresses = addresses
-        self._readings: queue.SimpleQueue[tuple[int, StatsReading]] = queue.SimpleQueue()
+        self._readings: queue.SimpleQueue[tuple[StatsSource, float, dict[str, Any], str]] = queue.SimpleQueue()
         self._interval_s, self._timeout_s = interval_s, timeout_s
         self._over = threading.Event()
 
     def __enter__(self) -> Followed:
-        for number, address in enumerate(self._addresses):
-            name = f"top-{number}"
-            threading.Thread(target=self._follow, args=(number, address), name=name, daemon=True).start()
+        for source in zip(self.sources, self._addresses, strict=True):
+            threading.Thread(target=self._follow, args=source, name="top", daemon=True).start()
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._over.set()
 
     def wait(self, seconds: float) -> bool:
-        """Take in the readings of that time, and at least those that are there. Return whether there were any."""
-        deadline, some = time.monotonic() + seconds, False
-        while True:
-            left_s = deadline - time.monotonic()
-            try:
-                number, reading = self._readings.get(timeout=max(left_s, 0.001) if not some else 0.001)
-            except queue.Empty:
-                return some
-            self.lines[number].take(reading)
-            some = True
+        """Wait so long for a reading, and take in all that are there. Return whether there were any."""
+        some = False
+        with contextlib.suppress(queue.Empty):
+            while True:
+                source, at_s, document, error = self._readings.get(timeout=0.001 if some else seconds)
+                source.take(at_s, document, error)
+                some = True
+        return some
 
-    def _follow(self, number: int, address: str) -> None:
+    def _follow(self, source: StatsSource, address: str) -> None:
         while not self._over.is_set():
             began = time.monotonic()
             try:
-                reading = StatsReading(began, doctor.fetch_stats(address, self._timeout_s))
+                self._readings.put((source, began, doctor.fetch_stats(address, self._timeout_s), ""))
             except WdsError as exn:
-                reading = StatsReading(began, error=str(exn))
-            self._readings.put((number, reading))
+                self._readings.put((source, began, {}, str(exn)))
             self._over.wait(max(0.0, began + self._interval_s - time.monotonic()))
 
 
@@ -129,7 +132,7 @@ def _live(addresses: tuple[str, ...], interval_s: float, console: Console) -> No
         while not pressed(b"q\x1b"):
             if followed.wait(_LOOK_AT_KEYS_S) or console.size != drawn_for:
                 drawn_for = console.size
-                live.update(draw(followed.lines, _width(console), keys=True), refresh=True)
+                live.update(draw(followed.sources, _width(console), keys=True), refresh=True)
 
 
 def _width(console: Console) -> int:
@@ -137,24 +140,15 @@ def _width(console: Console) -> int:
 
 
 @contextlib.contextmanager
-def _keys() -> Iterator[Any]:
+def _keys() -> Iterator[Callable[[bytes], bool]]:
     """Yield ``pressed(keys)``, which returns whether one of them was pressed; False where there is no terminal."""
-    fd = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else -1
-    try:
-        import termios  # noqa: PLC0415 (POSIX only)
-        import tty  # noqa: PLC0415
-    except ImportError:
-        fd = -1
-    if fd < 0:
+    if termios is None or sys.stdin is None or not sys.stdin.isatty():
         yield lambda keys: False
         return
-
-    def pressed(keys: bytes) -> bool:
-        return bool(select.select([fd], [], [], 0)[0]) and any(key in keys for key in os.read(fd, 64))
-
+    fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
     try:
         tty.setcbreak(fd)
-        yield pressed
+        yield lambda keys: bool(select.select([fd], [], [], 0)[0]) and any(key in keys for key in os.read(fd, 64))
     finally:
         termios.tcsetattr(fd, termios.TCSADRAIN, before)

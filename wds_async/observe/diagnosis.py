@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 __all__ = ["Bound", "Diagnosis", "Figures", "diagnose", "diagnose_service"]
@@ -76,6 +76,17 @@ class Figures:
     handover: bool = True
     """Whether batches come through shared memory (``WDS_HANDOVER``)."""
 
+    @property
+    def shares(self) -> dict[str, float]:
+        """Shares of the reading threads' time: ``waiting`` for bytes, ``working``, ``idle``."""
+        busy = self.wait_s + self.cpu_s
+        whole = max(self.thread_s, busy) or 1.0
+        return {
+            "waiting": self.wait_s / whole,
+            "working": self.cpu_s / whole,
+            "idle": max(0.0, self.thread_s - busy) / whole,
+        }
+
     @classmethod
     def of(cls, counters: Mapping[str, float], **more: Any) -> Figures:
         """Return the ``counters`` that have a name here, together with ``more``."""
@@ -99,12 +110,18 @@ class Diagnosis:
     """The bottleneck of a pipeline. ``str`` of it is the sentence and the knob."""
 
     bound: Bound
-    sentence: str
-    """One sentence, with the figures behind it."""
+    why: str
+    """The figures behind it, which end the sentence."""
     knob: str
     """The one thing to change next."""
     shares: Mapping[str, float] = field(default_factory=dict)
     """Shares of the reading threads' time, from 0 to 1: ``waiting`` for bytes, ``working``, ``idle``."""
+
+    @property
+    def sentence(self) -> str:
+        """One sentence, with the figures behind it."""
+        opening = "Nothing was read" if self.bound is Bound.NOTHING_READ else f"Bound by {self.bound.value}"
+        return f"{opening}: {self.why}."
 
     def __str__(self) -> str:
         return f"{self.sentence} Next: {self.knob}."
@@ -116,23 +133,10 @@ class Diagnosis:
 
 def diagnose(figures: Figures) -> Diagnosis:
     """Return the diagnosis of these figures, whatever they are."""
-    clean = Figures(**{name: _finite(value) for name, value in asdict(figures).items()})
-    shares = _shares(clean)
-    for rule in (_nothing, _few_shards, _consumer, _handover, _waiting):
-        result = rule(clean, shares)
-        if result is not None:
-            return _diagnosis(result, shares)
-    return _diagnosis(_cpu(clean, shares), shares)
-
-
-_Shares = Mapping[str, float]
-_Result = tuple[Bound, str, str]  # a bound, the reason that ends its sentence, and the knob
-
-
-def _diagnosis(result: _Result, shares: _Shares) -> Diagnosis:
-    bound, why, knob = result
-    opening = "Bound by " + bound.value if bound is not Bound.NOTHING_READ else "Nothing was read"
-    return Diagnosis(bound, f"{opening}: {why}.", knob, {name: round(share, 4) for name, share in shares.items()})
+    figures = Figures(**{name: _finite(value) for name, value in asdict(figures).items()})
+    rules = (_nothing, _few_shards, _consumer, _handover, _waiting)
+    result = next(filter(None, (rule(figures) for rule in rules)), None) or _cpu(figures)
+    return replace(result, shares={name: round(share, 4) for name, share in figures.shares.items()})
 
 
 def _finite(value: Any) -> Any:
@@ -142,195 +146,168 @@ def _finite(value: Any) -> Any:
     return max(value, 0) if math.isfinite(value) else 0
 
 
-def _shares(figures: Figures) -> dict[str, float]:
-    whole = max(figures.thread_s, figures.wait_s + figures.cpu_s)
-    if not whole:
-        return {"waiting": 0.0, "working": 0.0, "idle": 0.0}
-    waiting, working = figures.wait_s / whole, figures.cpu_s / whole
-    return {"waiting": waiting, "working": working, "idle": max(0.0, 1.0 - waiting - working)}
-
-
-def _nothing(figures: Figures, shares: _Shares) -> _Result | None:
+def _nothing(figures: Figures) -> Diagnosis | None:
     if figures.bytes > 0 or figures.samples > 0:
         return None
-    if figures.retries >= _LEAST_FAULTS:
-        return _faulty(figures) or _refused(figures)
-    return Bound.NOTHING_READ, "no byte has come so far", "let it run, or look at the shards: wds-async resolve --check"
+    why, knob = "no byte has come so far", "let it run, or look at the shards: wds-async resolve --check"
+    return _store_fault(figures) or Diagnosis(Bound.NOTHING_READ, why, knob)
 
 
-def _few_shards(figures: Figures, shares: _Shares) -> _Result | None:
+def _few_shards(figures: Figures) -> Diagnosis | None:
     if not 0 < figures.shards < figures.workers:
         return None
     why = f"{figures.shards} of them for {figures.workers} workers, and each is read by one"
-    return Bound.SHARDS, why, f"num_workers={figures.shards}, or more and smaller shards"
+    return Diagnosis(Bound.SHARDS, why, f"num_workers={figures.shards}, or more and smaller shards")
 
 
-def _consumer(figures: Figures, shares: _Shares) -> _Result | None:
-    nothing = "nothing: it is the GPU, or the program that takes the batches"
-    taken_s = figures.starved_s + figures.consumer_s
+def _consumer(figures: Figures) -> Diagnosis | None:
+    knob = "nothing: it is the GPU, or the program that takes the batches"
+    taken_s, idle = figures.starved_s + figures.consumer_s, figures.shares["idle"]
     if taken_s > 0:
         starved = figures.starved_s / taken_s
         if starved >= _CONSUMED:
             return None
-        return Bound.CONSUMER, f"it waits for batches {starved:.0%} of its time, and the workers wait for it", nothing
-    idle = shares["idle"]
-    if idle < _MOST:
+        why = f"it waits for batches {starved:.0%} of its time, and the workers wait for it"
+    elif idle < _MOST:
         return None
-    if figures.workers:
+    elif figures.workers:
         why = f"the workers neither waited for bytes nor computed {idle:.0%} of the time: what was ready was not taken"
-        return Bound.CONSUMER, why, nothing
-    why = f"the thread that reads neither waited for bytes nor computed {idle:.0%} of the time"
-    aside = "num_workers=1, which reads beside the program and not between its steps"
-    return Bound.CONSUMER, why, nothing if idle > 1 - _CONSUMED else aside
+    else:
+        why = f"the thread that reads neither waited for bytes nor computed {idle:.0%} of the time"
+        if idle <= 1 - _CONSUMED:
+            knob = "num_workers=1, which reads beside the program and not between its steps"
+    return Diagnosis(Bound.CONSUMER, why, knob)
 
 
-def _handover(figures: Figures, shares: _Shares) -> _Result | None:
-    taken_s = figures.starved_s + figures.consumer_s
+def _handover(figures: Figures) -> Diagnosis | None:
+    taken_s, shares = figures.starved_s + figures.consumer_s, figures.shares
     if not figures.workers or not taken_s:
         return None
     waits = f"the program waits {figures.starved_s / taken_s:.0%} of its time"
     one_by_one = figures.batches and figures.samples / figures.batches < _ONE_BY_ONE
     if one_by_one and shares["waiting"] < _MOST and figures.cpu_s / figures.batches < _CHEAP_S:
-        why = f"{waits} for samples that cross one by one"
-        return Bound.HANDOVER, why, ".batched(64) in the dataset, so that samples cross 64 at a time"
+        knob = ".batched(64) in the dataset, so that samples cross 64 at a time"
+        return Diagnosis(Bound.HANDOVER, f"{waits} for samples that cross one by one", knob)
     if shares["idle"] < max(shares.values()) or not shares["idle"]:
         return None  # else the loader waits as well, or it would be the consumer
     why = f"{waits}, and the workers neither wait for bytes nor compute {shares['idle']:.0%} of theirs"
+    knob = "less to hand over: crop, resize or convert in the workers (uint8 and not float), and drop unused fields"
     if not figures.handover:
-        return Bound.HANDOVER, why, "WDS_HANDOVER=1, which hands large values over through shared memory"
-    return (
-        Bound.HANDOVER,
-        why,
-        "less to hand over: crop, resize or convert in the workers (uint8 and not float), and drop unused fields",
-    )
+        knob = "WDS_HANDOVER=1, which hands large values over through shared memory"
+    return Diagnosis(Bound.HANDOVER, why, knob)
 
 
-# ------------------------------------------------------------------ waiting for bytes
-
-
-def _waiting(figures: Figures, shares: _Shares) -> _Result | None:
+def _waiting(figures: Figures) -> Diagnosis | None:
+    """Return what the reading threads wait for, where they wait more than they work."""
+    shares = figures.shares
     if shares["waiting"] <= shares["working"]:
         return None
-    result = _refused(figures) or _faulty(figures)
-    if result is not None:
-        return result
+    if (fault := _store_fault(figures)) is not None:
+        return fault
     busy = shares["waiting"] + shares["working"]
     whose = "of the workers' working time" if figures.workers else "of the time inside the pipeline"
     waits = f"waiting for bytes is {shares['waiting'] / busy:.0%} {whose}"
     if not figures.requests:
         faster = "a faster disk or command, or WDS_CACHE on a local disk"
-        return Bound.NETWORK, f"{waits}, and it reads files or commands", faster
+        return Diagnosis(Bound.NETWORK, f"{waits}, and it reads files or commands", faster)
+    processes = max(1.0, figures.processes)
+    limit, most = figures.connections_limit / processes, round(figures.connections_most / processes)
+    more_connections = f"WDS_CONNECTIONS={2 * (most or round(limit))}" if most or limit else "twice the WDS_CONNECTIONS"
     taken_s = figures.head_s + figures.body_s
     if not taken_s:
-        return Bound.NETWORK, f"{waits}, and no request was answered yet", _more_connections(figures)
-    head, slowdown = figures.head_s / taken_s, _of_one(figures, figures.slowdown)
+        return Diagnosis(Bound.NETWORK, f"{waits}, and no request was answered yet", more_connections)
+    head, slowdown = figures.head_s / taken_s, figures.slowdown / processes
     if slowdown >= _SLOWED:
         why = f"{waits}, and parts take {slowdown:.1f} times their best time: more connections bring no more"
-        return Bound.NETWORK, why, _FASTER
+        return Diagnosis(Bound.NETWORK, why, _FASTER)
     if head < _MOST:
-        return _link(figures, f"{waits}, and {1 - head:.0%} of a request is its body")
+        why = f"{waits}, and {1 - head:.0%} of a request is its body"
+        if most and limit >= most:
+            return Diagnosis(Bound.NETWORK, f"{why}, over all {most} connections", more_connections)
+        why += f"; more than {limit:.0f} connections bring no more" if limit else ""
+        return Diagnosis(Bound.NETWORK, why, _FASTER)
     each = figures.head_s / max(1.0, figures.requests - figures.retries)
     why = f"{waits}, and {head:.0%} of a request ({1e3 * each:,.0f} ms) passes before its first byte"
     full = min(1.0, figures.full_s / figures.thread_s) if figures.thread_s else 0.0
     if full >= _FULL:
-        budget = round(2 * _of_one(figures, figures.budget_bytes) / 2**20)
+        budget = round(2 * figures.budget_bytes / processes / 2**20)
         knob = f"WDS_BUDGET={budget}M" if budget else "twice the WDS_BUDGET"
-        return Bound.BUDGET, f"{why}, with {full:.0%} of the budget taken by parts in flight", knob
-    if 0 < figures.connections_limit < figures.connections_most:
-        return Bound.LATENCY, why, "larger shards, which make fewer requests, or a store that is nearer, or WDS_CACHE"
-    return Bound.LATENCY, why, _more_connections(figures)
+        return Diagnosis(Bound.BUDGET, f"{why}, with {full:.0%} of the budget taken by parts in flight", knob)
+    larger = "larger shards, which make fewer requests, or a store that is nearer, or WDS_CACHE"
+    return Diagnosis(
+        Bound.LATENCY, why, larger if 0 < limit < figures.connections_most / processes else more_connections
+    )
 
 
-def _link(figures: Figures, why: str) -> _Result:
-    limit, most = _of_one(figures, figures.connections_limit), round(_of_one(figures, figures.connections_most))
-    if most and limit >= most:
-        return Bound.NETWORK, f"{why}, over all {most} connections", f"WDS_CONNECTIONS={2 * most}"
-    more = f"; more than {limit:.0f} connections bring no more" if limit else ""
-    return Bound.NETWORK, why + more, _FASTER
-
-
-def _more_connections(figures: Figures) -> str:
-    most = round(_of_one(figures, figures.connections_most or figures.connections_limit))
-    return f"WDS_CONNECTIONS={2 * most}" if most else "twice the WDS_CONNECTIONS"
-
-
-def _refused(figures: Figures) -> _Result | None:
+def _store_fault(figures: Figures) -> Diagnosis | None:
+    """Return that the store refuses or fails requests, where it does so often."""
     sent = max(figures.requests, figures.retries)
-    if figures.throttled < _LEAST_FAULTS or figures.throttled < _REFUSED * sent:
-        return None
-    why = f"it refused {figures.throttled:,.0f} of {sent:,.0f} requests (429 or 503)"
-    if figures.processes > 1:
-        workers = max(1, int(figures.processes) // 2)
-        return Bound.THROTTLING, why, f"num_workers={workers}, or ask for a higher quota"
-    return Bound.THROTTLING, why, "WDS_PART_SIZE=8M, which makes fewer requests, or ask for a higher quota"
+    if figures.throttled >= max(_LEAST_FAULTS, _REFUSED * sent):
+        why = f"it refused {figures.throttled:,.0f} of {sent:,.0f} requests (429 or 503)"
+        fewer = "WDS_PART_SIZE=8M, which makes fewer requests"
+        if figures.processes > 1:
+            fewer = f"num_workers={max(1, int(figures.processes) // 2)}"
+        return Diagnosis(Bound.THROTTLING, why, f"{fewer}, or ask for a higher quota")
+    faults = figures.retries - figures.throttled
+    if faults >= max(_LEAST_FAULTS, _FAULTY * sent):
+        why = f"{faults:,.0f} of {sent:,.0f} requests failed and were tried again"
+        return Diagnosis(Bound.FAULTS, why, "look what fails: WDS_LOG=info names each fault")
+    return None
 
 
-def _faulty(figures: Figures) -> _Result | None:
-    faults, sent = figures.retries - figures.throttled, max(figures.requests, figures.retries)
-    if faults < _LEAST_FAULTS or faults < _FAULTY * sent:
-        return None
-    why = f"{faults:,.0f} of {sent:,.0f} requests failed and were tried again"
-    return Bound.FAULTS, why, "look what fails: WDS_LOG=info names each fault"
-
-
-def _of_one(figures: Figures, total: float) -> float:
-    return total / max(1.0, figures.processes)
-
-
-# ------------------------------------------------------------------ computing
-
-
-def _cpu(figures: Figures, shares: _Shares) -> _Result:
+def _cpu(figures: Figures) -> Diagnosis:
     whose = "of the workers' time" if figures.workers else "of the time of the one thread that reads"
-    why = f"parsing, decoding and functions of the program are {shares['working']:.0%} {whose}"
+    why = f"parsing, decoding and functions of the program are {figures.shares['working']:.0%} {whose}"
     if figures.samples and figures.bytes:
         why += f" ({figures.bytes / figures.samples:,.0f} bytes a sample)"
     most = min(figures.cores or 2 * figures.workers + 2, figures.shards or 1 << 30)
     workers = min(most, max(2, 2 * figures.workers))
-    profile = "the functions that `py-spy top --pid PID` names"
+    profile = "make cheaper the functions that `py-spy top --pid PID` names"
     if workers > figures.workers:
-        return Bound.CPU, why, f"num_workers={workers}, or make cheaper {profile}"
-    return Bound.CPU, why, f"make cheaper {profile}, or do their work once, when shards are written; or more cores"
-
-
-# ------------------------------------------------------------------ a service
+        return Diagnosis(Bound.CPU, why, f"num_workers={workers}, or {profile}")
+    return Diagnosis(Bound.CPU, why, f"{profile}, or do their work once, when shards are written; or more cores")
 
 
 def diagnose_service(now: Mapping[str, Any], before: Mapping[str, Any]) -> Diagnosis:
     """Return the bottleneck of a service between two of its ``/v1/stats`` documents, whatever they hold."""
     moved = _moved(now.get("counters", {}), before.get("counters", {}))
     gauges = {name: _finite(value) for name, value in now.get("gauges", {}).items()}
-    then = before.get("origins", {})
-    origins = {name: _moved(row, then.get(name, {})) for name, row in now.get("origins", {}).items()}
-    hits = moved.get("hit_bytes", 0) / max(1, moved.get("hit_bytes", 0) + moved.get("miss_bytes", 0))
-    return _diagnosis(_service(moved, gauges, origins, hits), {"from_disk": hits})
+    given = moved.get("hit_bytes", 0) + moved.get("miss_bytes", 0)
+    hits = moved.get("hit_bytes", 0) / max(1, given)
+    result: Diagnosis | None = None
+    for name, row in now.get("origins", {}).items():
+        fault = _store_fault(Figures.of(_moved(row, before.get("origins", {}).get(name, {}))))
+        if fault is not None and result is None:
+            result = replace(fault, why=f"{name}: {fault.why}")
+    if result is None:
+        result = _given(given, hits, gauges.get("window_bytes", 0) / (gauges.get("window_limit_bytes", 0) or math.inf))
+    return replace(result, shares={"from_disk": round(hits, 4)})
 
 
-def _service(
-    moved: Mapping[str, float], gauges: Mapping[str, float], origins: Mapping[str, Mapping[str, float]], hits: float
-) -> _Result:
-    for name, row in origins.items():
-        figures = Figures.of(row)
-        result = _refused(figures) or _faulty(figures)
-        if result is not None:
-            return result[0], f"{name}: {result[1]}", result[2]
-    if not moved.get("hit_bytes", 0) + moved.get("miss_bytes", 0):
+def _given(given: float, hits: float, full: float) -> Diagnosis:
+    """Return the bottleneck of a service that gave so many bytes, ``hits`` of them from its disk, with its window
+    ``full``."""
+    if not given:
         job = "look at a job instead: wds-async doctor http://job:port"
-        return Bound.NOTHING_READ, "no client took a shard's byte", job
+        return Diagnosis(Bound.NOTHING_READ, "no client took a shard's byte", job)
     if hits >= _MOST:
         why = f"{hits:.0%} of the bytes came from the disk: the clients set the pace, or this node's network"
-        return Bound.CONSUMER, why, "nothing here: look at a job that reads, by wds-async doctor http://job:port"
-    full = gauges.get("window_bytes", 0) / (gauges.get("window_limit_bytes", 0) or math.inf)
+        job = "nothing here: look at a job that reads, by wds-async doctor http://job:port"
+        return Diagnosis(Bound.CONSUMER, why, job)
     why = f"{1 - hits:.0%} of the bytes had to be fetched"
     if full >= _FULL:
-        return Bound.BUDGET, f"{why}, and {full:.0%} of the memory for them is taken", "memory_bytes, twice as much"
-    return Bound.NETWORK, why, "plans of the clients further ahead, or a larger cache_size if they read it before"
+        why = f"{why}, and {full:.0%} of the memory for them is taken"
+        return Diagnosis(Bound.BUDGET, why, "memory_bytes, twice as much")
+    knob = "plans of the clients further ahead, or a larger cache_size if they read it before"
+    return Diagnosis(Bound.NETWORK, why, knob)
 
 
 def _moved(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, float]:
     """Return the counters since ``before``; all of them where one has been reset."""
-    numbers = {name: _finite(value) for name, value in now.items() if isinstance(value, (int, float))}
-    then = {name: _finite(value) for name, value in before.items() if isinstance(value, (int, float))}
+    numbers, then = (
+        {name: _finite(value) for name, value in each.items() if isinstance(value, (int, float))}
+        for each in (now, before)
+    )
     if any(numbers[name] < then.get(name, 0) for name in ("bytes", "requests", "client_bytes") if name in numbers):
         return numbers
     return {name: max(0.0, value - then.get(name, 0)) for name, value in numbers.items()}

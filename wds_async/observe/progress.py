@@ -232,8 +232,7 @@ class _EpochMeter:
         text = Text(self._label.text(self._number), style="bold")
         if self._total:
             share = min(1.0, done / self._total)
-            filled = round(_CELLS * share)
-            text.append("  ").append("━" * filled, style="green").append("─" * (_CELLS - filled), style="dim")
+            text.append("  ").append_text(screen.bar(share, _CELLS))
             text.append(f" {share:.0%}  {done:,.0f} of {self._total:,} samples", style="cyan")
             if done:
                 left_s = (now - self._began) * max(0.0, self._total - done) / done

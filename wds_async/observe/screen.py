@@ -29,7 +29,7 @@ from wds_async.transfer.stats import alive, temporary_folder
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
-__all__ = ["ScreenLine", "can_draw", "say"]
+__all__ = ["ScreenLine", "bar", "can_draw", "say"]
 
 _REDRAW_EVERY_S = 0.25
 _DOWN, _SAVE, _RESTORE, _ERASE_BELOW = "\x1bD", "\x1b7", "\x1b8", "\x1b[J"  # ECMA-48, and DEC's of a VT100
@@ -38,6 +38,12 @@ _DOWN, _SAVE, _RESTORE, _ERASE_BELOW = "\x1bD", "\x1b7", "\x1b8", "\x1b[J"  # EC
 def can_draw(console: Console) -> bool:
     """Return whether ``console`` is a terminal that obeys control sequences; a notebook does not."""
     return console.is_terminal and not (console.is_jupyter or console.legacy_windows or console.is_dumb_terminal)
+
+
+def bar(share: float, cells: int, style: str = "green") -> Text:
+    """Return a bar of so many cells, of which ``share`` (0 to 1) is filled."""
+    filled = round(cells * min(1.0, share))
+    return Text("━" * filled, style=style).append("─" * (cells - filled), style="dim")
 
 
 class ScreenLine:

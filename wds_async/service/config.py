@@ -270,8 +270,13 @@ def _read(path: Path) -> dict[str, Any]:
 
     try:
         settings = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as exn:
-        raise ConfigError(f"the service's configuration {path}: {exn}") from exn
+    except OSError as exn:
+        raise ConfigError(
+            f"the service's configuration {path} cannot be read: {exn.strerror or exn}. --config (or WDS_SERVE_CONFIG) "
+            "names a YAML file with settings; without one, those of the options and the defaults hold"
+        ) from exn
+    except (ValueError, yaml.YAMLError) as exn:
+        raise ConfigError(f"the service's configuration {path} (--config, WDS_SERVE_CONFIG) is no YAML: {exn}") from exn
     if settings is None:
         return {}
     if not isinstance(settings, dict):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from wds_async import packages
 from wds_async.cli.bench.measure import Outcome
-from wds_async.errors import MissingExtra
 
 __all__ = ["Course", "bench", "demo"]
 
@@ -45,23 +46,24 @@ class Course:
     tests: Sequence[tuple[int, float]]
 
 
-def _pyplot() -> Any:
-    try:
-        import matplotlib  # noqa: PLC0415 (in the extras "demo" and "bench")
-    except ModuleNotFoundError as exn:
-        raise MissingExtra('charts need matplotlib: pip install "wds-async[bench]"') from exn
-    matplotlib.use("Agg")
-    from matplotlib import pyplot  # noqa: PLC0415
-
-    return pyplot
+@contextlib.contextmanager
+def _figure(path: Path, rows: int, columns: int, size: tuple[float, float]) -> Iterator[Any]:
+    """Yield the axes of a figure, which is written to ``path`` at the end."""
+    packages.optional("matplotlib", "a chart", "bench").use("Agg")
+    pyplot = packages.optional("matplotlib.pyplot", "a chart", "bench")
+    with pyplot.rc_context(_STYLE):
+        figure, axes = pyplot.subplots(rows, columns, figsize=size)
+        yield axes
+        figure.tight_layout(pad=2.0, h_pad=3.0, w_pad=3.0)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=110, facecolor="white")
+        pyplot.close(figure)
 
 
 def bench(outcomes: Sequence[Outcome], path: Path) -> None:
     """Throughput and cost by number of workers, one bar a library."""
-    pyplot = _pyplot()
     libraries = list(dict.fromkeys(outcome.job.library for outcome in outcomes))
-    with pyplot.rc_context(_STYLE):
-        figure, axes = pyplot.subplots(1, 2, figsize=(12, 5))
+    with _figure(path, 1, 2, (12, 5)) as axes:
         _bars(axes[0], outcomes, libraries, [outcome.rate / 1e6 for outcome in outcomes], "{:,.0f}")
         axes[0].set(title="Throughput", ylabel="MB/s")
         _bars(axes[1], outcomes, libraries, [outcome.cpu_s_per_gb for outcome in outcomes], "{:.2f}")
@@ -71,7 +73,6 @@ def bench(outcomes: Sequence[Outcome], path: Path) -> None:
             ax.margins(y=0.15)
         if len(libraries) > 1:
             axes[0].legend()
-        _save(figure, path)
 
 
 def _bars(ax: Any, outcomes: Sequence[Outcome], libraries: list[str], heights: list[float], form: str) -> None:
@@ -80,14 +81,8 @@ def _bars(ax: Any, outcomes: Sequence[Outcome], libraries: list[str], heights: l
     for outcome, height in zip(outcomes, heights, strict=True):
         place = libraries.index(outcome.job.library)
         left = counts.index(outcome.job.workers) + (place - (len(libraries) - 1) / 2) * width
-        first = outcome.job.workers == counts[0]
-        bar = ax.bar(
-            left,
-            height,
-            width * 0.94,
-            color=_colour(outcome.job.library),
-            label=outcome.job.library if first else None,
-        )
+        label = outcome.job.library if outcome.job.workers == counts[0] else None
+        bar = ax.bar(left, height, width * 0.94, color=_colour(outcome.job.library), label=label)
         ax.bar_label(bar, [form.format(height)], padding=4, color=_GREY, fontsize=12)
     ax.set_xticks(range(len(counts)), [str(count) for count in counts])
 
@@ -98,20 +93,16 @@ def _colour(library: str) -> str:
 
 def demo(course: Course, outcomes: Sequence[Outcome], path: Path) -> None:
     """Training (throughput, learning curve) above, the raw read beside webdataset's below."""
-    pyplot = _pyplot()
-    with pyplot.rc_context(_STYLE):
-        figure, axes = pyplot.subplots(2, 2, figsize=(14, 9.5))
+    with _figure(path, 2, 2, (14, 9.5)) as axes:
         _training_rate(axes[0][0], course.rates)
         _learning(axes[0][1], course)
         _race(axes[1][0], outcomes)
         _costs(axes[1][1], outcomes)
-        _save(figure, path)
 
 
 def _training_rate(ax: Any, rates: Sequence[tuple[float, float, float]]) -> None:
     seconds = [at for at, _, _ in rates]
-    read = [rate / 1e6 for _, rate, _ in rates]
-    used = [used / 1e6 for _, _, used in rates]
+    read, used = [rate / 1e6 for _, rate, _ in rates], [rate / 1e6 for _, _, rate in rates]
     ax.fill_between(seconds, read, color=_OURS, alpha=0.12, linewidth=0)
     ax.plot(seconds, read, color=_OURS, label="read over HTTP, ahead into the window")
     ax.plot(seconds, used, color=_LOSS, label="trained on")
@@ -136,16 +127,13 @@ def _learning(ax: Any, course: Course) -> None:
     other.set(ylabel="test accuracy, %", ylim=(0, 104))
     other.yaxis.label.set_color(_OURS)
     at, best = course.tests[-1]
-    other.annotate(
-        f"{100 * best:.1f} %",
-        (at, 100 * best),
-        xytext=(-6, -12),
-        textcoords="offset points",
-        ha="right",
-        va="top",
-        color=_OURS,
-        weight="bold",
-    )
+    _label(other, f"{100 * best:.1f} %", (at, 100 * best), -12, _OURS, va="top")
+
+
+def _label(ax: Any, text: str, place: tuple[float, float], above: int, colour: str, va: str = "bottom") -> None:
+    """Write ``text`` to the left of a point of the plot, so many printer's points above it."""
+    style = {"ha": "right", "va": va, "color": colour, "weight": "bold"}
+    ax.annotate(text, place, xytext=(-6, above), textcoords="offset points", **style)
 
 
 def _smooth(points: Sequence[tuple[int, float]], keep: float = 0.9) -> Iterable[tuple[int, float]]:
@@ -162,16 +150,9 @@ def _race(ax: Any, outcomes: Sequence[Outcome]) -> None:
         at = [0.0, *(moment.at_s for moment in outcome.moments), outcome.wall_s]
         read = [0.0, *(moment.bytes / 1e9 for moment in outcome.moments), outcome.bytes / 1e9]
         ax.plot(at, read, color=_colour(outcome.job.library))
-        ax.annotate(
-            f"{outcome.job.library}\n{outcome.rate / 1e6:,.0f} MB/s",
-            (at[-1], read[-1]),
-            xytext=(-6, 10 if outcome.bytes < longest else 0),
-            textcoords="offset points",
-            ha="right",
-            va="bottom",
-            color=_OURS if outcome.job.library == "wds_async" else _GREY,
-            weight="bold",
-        )
+        text = f"{outcome.job.library}\n{outcome.rate / 1e6:,.0f} MB/s"
+        colour = _OURS if outcome.job.library == "wds_async" else _GREY
+        _label(ax, text, (at[-1], read[-1]), 10 if outcome.bytes < longest else 0, colour)
     ax.set(title="Reading alone, the same shards", xlabel="seconds", ylabel="GB read")
     ax.set_ylim(0, longest / 1e9 * 1.18)
     ax.margins(x=0.01)
@@ -188,10 +169,3 @@ def _costs(ax: Any, outcomes: Sequence[Outcome]) -> None:
     ax.grid(False)
     ax.set(title="What it costs: CPU and peak memory", xlabel="CPU seconds per GB")
     ax.set_xlim(0, max(values) * 1.45)
-
-
-def _save(figure: Any, path: Path) -> None:
-    figure.tight_layout(pad=2.0, h_pad=3.0, w_pad=3.0)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110, facecolor="white")
-    _pyplot().close(figure)

@@ -18,9 +18,10 @@ from wds_async import config, environment
 from wds_async.cli import shards
 from wds_async.cli.bench import chart
 from wds_async.cli.bench.measure import Job, Moment, Outcome, measure
+from wds_async.observe.screen import bar
 from wds_async.shardlists import spec
 
-__all__ = ["Advice", "command", "decided", "figures", "named", "recommend", "table", "watched"]
+__all__ = ["Advice", "command", "decided", "figures", "recommend", "table", "watched"]
 
 _DECISIONS_SHOWN = 10
 _NEAR = 0.95  # within the noise of such measurements
@@ -63,30 +64,35 @@ def command(*, url: tuple[str, ...], **options: Any) -> None:
         budget = environment.parse_bytes(options["budget"]) if options["budget"] else None
     except ValueError as exn:
         raise click.BadParameter(str(exn), param_hint="--budget") from exn
-    sources = _sources(url, options)
-    libraries = ["wds_async", *([options["against"]] if options["against"] else [])]
-    jobs = [
-        Job(
-            sources,
-            library=library,
-            pipeline=options["pipeline"],
-            workers=count,
-            batch=options["batch"],
-            seconds=options["seconds"],
-            budget_bytes=budget,
+    function = any(spec.is_function(one) for one in url)
+    if function and (len(url) > 1 or options["pipeline"] != "raw" or options["against"]):
+        raise click.UsageError(
+            "module:function is measured alone and as it is: it takes no further URL, --pipeline or --against"
         )
+    sources = list(url) if function else shards.expand(url)
+    same = {name: options[name] for name in ("pipeline", "batch", "seconds")}
+    jobs = [
+        Job(sources, library, workers=count, budget_bytes=budget, **same)
         for count in counts
-        for library in libraries
+        for library in ("wds_async", options["against"])
+        if library
     ]
     outcomes = [_watched(job) for job in jobs]
     hint = recommend(outcomes, _watched) if len(counts) > 1 else None
-    _report(outcomes, hint, options)
+    if options["as_json"]:
+        answer: dict[str, Any] = {"rows": [figures(outcome) for outcome in outcomes]}
+        click.echo(json.dumps(answer if hint is None else {**answer, "recommendation": asdict(hint)}, indent=2))
+    else:
+        _print(outcomes, hint)
+    if options["png"]:
+        chart.bench(outcomes, options["png"])
+        click.echo(f"chart: {options['png']}", err=True)
 
 
 def _check(pipeline: str, counts: list[int]) -> None:
-    if pipeline.partition(":")[0] not in ("bytes", "raw", "decode"):
+    kind, _, image = pipeline.partition(":")
+    if kind not in ("bytes", "raw", "decode"):
         raise click.BadParameter(f"{pipeline!r} is not bytes, raw, decode or decode:SPEC", param_hint="--pipeline")
-    image = pipeline.partition(":")[2]
     if image:
         from wds_async.decoding.images import imagehandler  # noqa: PLC0415 (numpy, which bench of bytes does without)
 
@@ -94,26 +100,12 @@ def _check(pipeline: str, counts: list[int]) -> None:
             imagehandler(image)
         except ValueError as exn:
             raise click.BadParameter(str(exn), param_hint="--pipeline") from exn
-    if pipeline == "bytes" and any(counts):
+    if kind == "bytes" and any(counts):
         raise click.UsageError("--pipeline bytes measures the engine of one process: it takes --workers 0 only")
 
 
-def _sources(specs: tuple[str, ...], options: dict[str, Any]) -> list[str]:
-    """Return the URLs to read, or the one function to call."""
-    if not any(spec.is_function(one) for one in specs):
-        return shards.expand(specs)
-    if len(specs) > 1 or options["pipeline"] != "raw" or options["against"]:
-        raise click.UsageError(
-            "module:function is measured alone and as it is: it takes no further URL, --pipeline or --against"
-        )
-    return list(specs)
-
-
 def _counts(text: str) -> list[int]:
-    try:
-        counts = [int(part) for part in text.split(",")]
-    except ValueError:
-        counts = [-1]
+    counts = [int(part) if part.strip().isdecimal() else -1 for part in text.split(",")]
     if min(counts) < 0:
         raise click.BadParameter(f"{text!r} is not a number or a list like 0,1,2,4", param_hint="--workers")
     return counts
@@ -125,86 +117,71 @@ def _watched(job: Job) -> Outcome:
 
 
 @contextmanager
-def watched(job: Job) -> Iterator[Any]:
-    """A live view of ``job`` on stderr where that is a terminal; gives the function that takes each moment."""
+def watched(job: Job) -> Iterator[Callable[[Moment], None]]:
+    """A live view of ``job`` on stderr where that is a terminal; yields the function that takes each moment."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda moment: None
         return
+    before: Moment | None = None
     with Live(_view(job, None, None), console=console, transient=True, refresh_per_second=8) as live:
-        last: list[Moment | None] = [None]
 
         def watch(moment: Moment) -> None:
-            live.update(_view(job, moment, last[0]))
-            last[0] = moment
+            nonlocal before
+            live.update(_view(job, moment, before))
+            before = moment
 
         yield watch
 
 
 def _view(job: Job, now: Moment | None, before: Moment | None) -> Table:
-    workers = f"{job.workers} workers" if job.workers != 1 else "1 worker"
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", justify="right")
-    grid.add_column()
-    grid.add_row("", f"[bold]{job.library}[/] · {job.pipeline} · {workers}")
+    grid.add_row("", f"[bold]{job.library}[/] · {job.pipeline} · {shards.counted(job.workers, 'worker')}")
     if now is None:
         grid.add_row("", "starting …")
         return grid
-    span = now.at_s - before.at_s if before else now.at_s
-    fresh = now.bytes - (before.bytes if before else 0)
-    grid.add_row("now", f"[bold green]{shards.human(fresh / span)}/s[/]")
+    before = before or Moment(0.0, 0, 0, 0.0, 0)
+    rate = (now.bytes - before.bytes) / (now.at_s - before.at_s)
+    grid.add_row("now", f"[bold green]{shards.human(rate)}/s[/]")
     grid.add_row("mean", f"{shards.human(now.bytes / now.at_s)}/s · {now.samples / now.at_s:,.0f} samples/s")
     if now.bytes:
         grid.add_row("cost", f"{now.cpu_s / now.bytes * 1e9:.2f} CPU s/GB · {shards.human(now.resident_bytes)}")
     if now.budget_bytes:
-        full = min(1.0, now.window_bytes / now.budget_bytes)
-        bar = "━" * round(24 * full) + "[dim]" + "─" * (24 - round(24 * full)) + "[/]"
-        grid.add_row("window", f"{bar} {shards.human(now.window_bytes)} of {shards.human(now.budget_bytes)}")
+        amounts = f" {shards.human(now.window_bytes)} of {shards.human(now.budget_bytes)}"
+        grid.add_row("window", bar(now.window_bytes / now.budget_bytes, 24).append(amounts))
     if now.connections:
         grid.add_row("connections", f"{now.connections:.0f}")
     grid.add_row("time", f"{now.at_s:.1f} s" + (f" of {job.seconds:.0f} s" if job.seconds else ""))
     return grid
 
 
-def _report(outcomes: list[Outcome], hint: Advice | None, options: dict[str, Any]) -> None:
-    if options["as_json"]:
-        answer: dict[str, Any] = {"rows": [figures(outcome) for outcome in outcomes]}
-        if hint is not None:
-            answer["recommendation"] = asdict(hint)
-        click.echo(json.dumps(answer, indent=2))
-    else:
-        console = Console()
-        console.print(table(outcomes))
-        for outcome in outcomes:
-            if outcome.bound_by:
-                console.print(
-                    f"[dim]{named(outcome.job.workers)}:[/] {outcome.bound_by}", highlight=False, soft_wrap=True
-                )
-            for line in decided(outcome):
-                console.print(f"[dim]{line}[/]", highlight=False, soft_wrap=True)
-        if hint is not None:
-            console.print(f"[bold green]Recommended:[/] {hint.text}", highlight=False, soft_wrap=True)
-    if options["png"]:
-        chart.bench(outcomes, options["png"])
-        click.echo(f"chart: {options['png']}", err=True)
+def _print(outcomes: list[Outcome], hint: Advice | None) -> None:
+    console = Console(highlight=False)
+    console.print(table(outcomes))
+    for outcome in outcomes:
+        if outcome.bound_by:
+            workers = shards.counted(outcome.job.workers, "worker")
+            console.print(f"[dim]{workers}:[/] {outcome.bound_by}", soft_wrap=True)
+        for line in decided(outcome):
+            console.print(f"[dim]{line}[/]", soft_wrap=True)
+    if hint is not None:
+        console.print(f"[bold green]Recommended:[/] {hint.text}", soft_wrap=True)
 
 
 def decided(outcome: Outcome) -> list[str]:
     """Return the engine's decisions on its connections, a line each; of many only the first and the last."""
     lines = [f"  {at_s:6.2f} s  {text}" for at_s, text in outcome.decisions]
-    left_out = len(lines) - _DECISIONS_SHOWN
-    if left_out > 0:
+    if len(lines) > _DECISIONS_SHOWN:
         half = _DECISIONS_SHOWN // 2
-        lines[half:-half] = [f"      …     {left_out} more (--json has them)"]
+        lines[half:-half] = [f"      …     {len(lines) - 2 * half} more (--json has them)"]
     return lines
 
 
 def figures(outcome: Outcome) -> dict[str, Any]:
-    """The measured figures of one outcome, in units that their names tell, for JSON."""
+    """Return the measured figures of one outcome, in units that their names tell, for JSON."""
     return {
-        "library": outcome.job.library,
-        "pipeline": outcome.job.pipeline,
-        "workers": outcome.job.workers,
+        **{name: getattr(outcome.job, name) for name in ("library", "pipeline", "workers")},
         "bytes": outcome.bytes,
         "samples": outcome.samples,
         "wall_s": round(outcome.wall_s, 3),
@@ -222,7 +199,7 @@ def figures(outcome: Outcome) -> dict[str, Any]:
 
 
 def table(outcomes: list[Outcome]) -> Table:
-    """The summary; where webdataset was measured beside ours, a row of ratios follows each pair."""
+    """Return the summary; where webdataset was measured beside ours, a row of ratios follows each pair."""
     drawn = Table(box=None, header_style="bold", pad_edge=False)
     drawn.add_column("reader")
     for name in ("workers", "MB/s", "samples/s", "CPU s/GB", "peak memory", "first sample", "conns"):
@@ -242,24 +219,11 @@ def table(outcomes: list[Outcome]) -> Table:
         if outcome.job.library == "wds_async":
             ours = outcome
         elif ours is not None:
-            drawn.add_row(*_ratios(ours, outcome), style="green")
+            more = [(getattr(ours, name), getattr(outcome, name)) for name in ("rate", "samples_rate")]
+            less = [(getattr(outcome, name), getattr(ours, name)) for name in ("cpu_s_per_gb", "peak_bytes", "first_s")]
+            ratios = [f"{high / low:.1f} ×" if low else "–" for high, low in (*more, *less)]
+            drawn.add_row("  better by", "", *ratios, style="green")
     return drawn
-
-
-def _ratios(ours: Outcome, theirs: Outcome) -> list[str]:
-    def ratio(high: float, low: float) -> str:
-        return f"{high / low:.1f} ×" if low else "–"
-
-    return [
-        "  better by",
-        "",
-        ratio(ours.rate, theirs.rate),
-        ratio(ours.samples_rate, theirs.samples_rate),
-        ratio(theirs.cpu_s_per_gb, ours.cpu_s_per_gb),
-        ratio(theirs.peak_bytes, ours.peak_bytes),
-        ratio(theirs.first_s, ours.first_s),
-        "",
-    ]
 
 
 @dataclass(frozen=True)
@@ -269,11 +233,6 @@ class Advice:
     workers: int
     budget_bytes: int
     text: str
-
-
-def named(workers: int) -> str:
-    """``1 worker``, ``2 workers``."""
-    return "1 worker" if workers == 1 else f"{workers} workers"
 
 
 def recommend(outcomes: list[Outcome], measure: Callable[[Job], Outcome]) -> Advice:
@@ -286,22 +245,21 @@ def recommend(outcomes: list[Outcome], measure: Callable[[Job], Outcome]) -> Adv
     fastest = max(ours, key=lambda outcome: outcome.rate)
     good = [outcome for outcome in ours if outcome.rate >= _NEAR * fastest.rate]
     chosen = min(good, key=lambda outcome: outcome.job.workers)
-    why = f"{named(chosen.job.workers)} read {shards.human(chosen.rate)}/s"
+    workers = shards.counted(chosen.job.workers, "worker")
+    why = "the fastest of those tried"
     if chosen is not fastest:
-        why += f", within 5 % of the {shards.human(fastest.rate)}/s of {named(fastest.job.workers)}, for less memory"
+        best = f"{shards.human(fastest.rate)}/s of {shards.counted(fastest.job.workers, 'worker')}"
+        why = f"within 5 % of the {best}, for less memory"
     elif chosen.job.workers == max(outcome.job.workers for outcome in ours):
-        why += ", the most that was tried: more may be faster still"
-    else:
-        why += ", the fastest of those tried"
+        why = "the most that was tried: more may be faster still"
     budget, reason = _budget(chosen, measure)
-    text = f"{named(chosen.job.workers)}, WDS_BUDGET={budget // environment.MIB}M. {why}. {reason}"
-    return Advice(chosen.job.workers, budget, text)
+    text = f"{workers}, WDS_BUDGET={budget // environment.MIB}M. {workers} read {shards.human(chosen.rate)}/s, {why}."
+    return Advice(chosen.job.workers, budget, f"{text} {reason}")
 
 
 def _budget(chosen: Outcome, measure: Callable[[Job], Outcome]) -> tuple[int, str]:
     processes = max(1, chosen.job.workers)
-    budget = int(chosen.stats.get("budget_bytes", 0)) or config.DEFAULT_BUDGET_BYTES * processes
-    budget //= processes
+    budget = int(chosen.stats.get("budget_bytes", 0)) // processes or config.DEFAULT_BUDGET_BYTES
     peak = int(chosen.stats.get("window_peak_bytes", 0)) // processes
     held = f"the window held at most {shards.human(peak)} of {shards.human(budget)} a process"
     if peak < budget // 2:

@@ -17,28 +17,22 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from wds_async import config
+from wds_async import config, packages
 from wds_async.cli import shards
-from wds_async.errors import MissingExtra, WdsError
+from wds_async.errors import WdsError
 from wds_async.shardlists import spec
 
 __all__ = ["Job", "Moment", "Outcome", "ProcessTree", "measure", "peak_bytes"]
 
 _TICK_S = 0.2
-
-
 _GRACE_S = 5.0
-
-
 _DECISIONS_KEPT = 200
-
-
-WEIGHT = "__weight__"
+_WEIGHT = "__weight__"
 
 
 @dataclass(frozen=True)
@@ -125,7 +119,7 @@ class Outcome:
 def measure(job: Job, watch: Callable[[Moment], None] = lambda moment: None) -> Outcome:
     """Run ``job`` in a new interpreter; ``watch`` is called with each `Moment`.
 
-    Raises what the reading process met, as a `WdsError` where it was not one already.
+    Raise what the reading process met, as a `WdsError` where it was not one already.
     """
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe(duplex=False)
@@ -133,36 +127,24 @@ def measure(job: Job, watch: Callable[[Moment], None] = lambda moment: None) -> 
     process.start()
     there.close()
     moments: list[Moment] = []
-    ended = False
+    message: Any = None
     try:
-        while True:
-            message = here.recv()
-            if isinstance(message, Moment):
-                moments.append(message)
-                watch(message)
-                continue
-            ended = True
-            if isinstance(message, Outcome):
-                return Outcome(**{**message.__dict__, "moments": tuple(moments)})
-            raise message
+        while isinstance(message := here.recv(), Moment):
+            moments.append(message)
+            watch(message)
+        if isinstance(message, Outcome):
+            return replace(message, moments=tuple(moments))
+        raise message
     except EOFError:
         process.join()
         raise WdsError(f"the process that read with {job.library} died (status {process.exitcode})") from None
     finally:
-        if not ended:
+        if message is None or isinstance(message, Moment):
             process.terminate()
         process.join(_GRACE_S)
         process.kill()
         process.join()
         here.close()
-
-
-class _Tally:
-    """Counts of what has been read; written by the reading thread, read by any."""
-
-    def __init__(self) -> None:
-        self.bytes = self.samples = self.first_bytes = self.first_samples = 0
-        self.first_s = 0.0
 
 
 class _Decisions(logging.Handler):
@@ -193,19 +175,32 @@ def _main(job: Job, report: Connection) -> None:
     report.close()
 
 
+@dataclass
+class _Tally:
+    """Counts of what has been read; written by the reading thread, read by any."""
+
+    bytes: int = 0
+    samples: int = 0
+    first_s: float = 0.0
+    first_bytes: int = 0
+    first_samples: int = 0
+
+
 def _read(job: Job, report: Connection) -> Outcome:
     source, total = _SOURCES[job.library](job)
     base, processes = peak_bytes(), ProcessTree()
     cpu, start = processes.cpu_s(), time.monotonic()
     tally, decisions = _Tally(), _Decisions()
-    peak = [base]
+    peak = base
     done = threading.Event()
 
     def watch() -> None:
+        nonlocal peak
         while not done.wait(_TICK_S):
-            moment = _moment(time.monotonic() - start, tally, processes, cpu, total)
-            peak[0] = max(peak[0], moment.resident_bytes)
-            report.send(moment)
+            at_s, resident, stats = time.monotonic() - start, processes.resident_bytes(), total()
+            peak = max(peak, resident)
+            gauges = () if stats is None else (stats.connections, stats.window_bytes, stats.budget_bytes)
+            report.send(Moment(at_s, tally.bytes, tally.samples, processes.cpu_s() - cpu, resident, *gauges))
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
@@ -221,29 +216,13 @@ def _read(job: Job, report: Connection) -> Outcome:
     return Outcome(
         job=job,
         wall_s=wall,
-        first_s=tally.first_s,
-        bytes=tally.bytes,
-        samples=tally.samples,
-        first_bytes=tally.first_bytes,
-        first_samples=tally.first_samples,
+        **vars(tally),
         cpu_s=processes.cpu_s() - cpu,
         base_bytes=base,
-        peak_bytes=max(peak[0], peak_bytes()),
+        peak_bytes=max(peak, peak_bytes()),
         stats={} if stats is None else stats.as_dict(),
         bound_by="" if stats is None else stats.bound_by(),
         decisions=tuple(decisions.taken),
-    )
-
-
-def _moment(at_s: float, tally: _Tally, processes: ProcessTree, cpu: float, total: Callable[[], Any]) -> Moment:
-    stats = total()
-    return Moment(
-        at_s,
-        tally.bytes,
-        tally.samples,
-        processes.cpu_s() - cpu,
-        processes.resident_bytes(),
-        *((stats.connections, stats.window_bytes, stats.budget_bytes) if stats is not None else ()),
     )
 
 
@@ -259,7 +238,7 @@ def _drain(source: Iterable[Any], job: Job, tally: _Tally, start: float) -> None
                     continue
                 tally.samples += 1
                 if isinstance(sample, dict):
-                    tally.bytes += sample.get(WEIGHT) or _weight(sample)
+                    tally.bytes += sample.get(_WEIGHT) or _weight(sample)
             if not tally.first_s:
                 tally.first_s = time.monotonic() - start
                 tally.first_bytes, tally.first_samples = tally.bytes, tally.samples
@@ -280,7 +259,7 @@ def _weight(sample: dict[str, Any]) -> int:
 
 def _weigh(sample: dict[str, Any]) -> dict[str, Any]:
     """Add the stored size of the sample's fields; a stage before decoding."""
-    return {**sample, WEIGHT: _weight(sample)}
+    return {**sample, _WEIGHT: _weight(sample)}
 
 
 def _stages(library: Any, dataset: Any, job: Job) -> Any:
@@ -299,34 +278,27 @@ _Source = tuple[Iterable[Any], Callable[[], Any]]  # what to iterate, and how to
 def _ours(job: Job) -> _Source:
     import wds_async  # noqa: PLC0415 (each process imports what it measures, and no more)
 
+    transfer = {} if job.budget_bytes is None else {"budget_bytes": job.budget_bytes}
     if job.pipeline == "bytes":
-        return _engine(job)
+        from wds_async.transfer.stats import Board  # noqa: PLC0415
+
+        board, settings = Board(), config.transfer_config(**transfer)
+        return _Views(lambda: shards.raw(job.urls, config=settings, stats=board.counters())), board.total
     if spec.is_function(job.urls[0]):
-        whole = wds_async.FluidWrapper(shards.made(job.urls[0]))
-        return _stages(wds_async, whole, job), whole.statistics
-    dataset = wds_async.WebDataset(job.urls, shardshuffle=False, empty_check=False, transfer=_transfer(job))
+        dataset: Any = wds_async.FluidWrapper(shards.made(job.urls[0]))
+    else:
+        dataset = wds_async.WebDataset(job.urls, shardshuffle=False, empty_check=False, transfer=transfer)
     return _stages(wds_async, dataset, job), dataset.statistics
 
 
-def _transfer(job: Job) -> dict[str, Any]:
-    return {} if job.budget_bytes is None else {"budget_bytes": job.budget_bytes}
+@dataclass
+class _Views:
+    """What ``begin`` returns, anew for each pass."""
 
+    begin: Callable[[], Iterator[memoryview]]
 
-def _engine(job: Job) -> _Source:
-    from wds_async.transfer import reader, stats  # noqa: PLC0415
-
-    board = stats.Board()
-
-    class Shards:
-        def __iter__(self) -> Iterator[memoryview]:
-            with reader.open_shards(
-                job.urls, config=config.transfer_config(**_transfer(job)), stats=board.counters()
-            ) as opened:
-                for stream in opened:
-                    while (view := stream.read()) is not None:
-                        yield view
-
-    return Shards(), board.total
+    def __iter__(self) -> Iterator[memoryview]:
+        return self.begin()
 
 
 def _theirs(job: Job) -> _Source:
@@ -340,40 +312,28 @@ _SOURCES = {"wds_async": _ours, "webdataset": _theirs}
 
 
 class ProcessTree:
-    """CPU time and memory of this process and its living children.
-
-    Raises MissingExtra where psutil is not installed.
-    """
+    """CPU time and memory of this process and its living children. Raise MissingExtra where psutil is not installed."""
 
     def __init__(self) -> None:
-        try:
-            import psutil  # noqa: PLC0415 (in the extras "bench" and "demo")
-        except ModuleNotFoundError as exn:
-            raise MissingExtra("measuring needs psutil: pip install psutil") from exn
-        self._ended = psutil.NoSuchProcess
-        self._process = psutil.Process()
+        self._psutil = packages.optional("psutil", "measuring", "bench")
+        self._process = self._psutil.Process()
 
     def cpu_s(self) -> float:
         """Return user and system seconds, children that have ended and were waited for included."""
-        total = time.process_time()
-        for process in (self._process, *self._children()):
-            with contextlib.suppress(self._ended):
-                times = process.cpu_times()
-                total += times.children_user + times.children_system
-                if process is not self._process:  # whose own time process_time() gives, and finer
-                    total += times.user + times.system
+        times = self._process.cpu_times()
+        total = time.process_time() + times.children_user + times.children_system  # finer than times.user
+        for child in self._process.children(recursive=True):
+            with contextlib.suppress(self._psutil.NoSuchProcess):
+                total += sum(child.cpu_times()[:4])
         return float(total)
 
     def resident_bytes(self) -> int:
         """Return the resident memory, pages that processes share counted for each."""
         total = 0
-        for process in (self._process, *self._children()):
-            with contextlib.suppress(self._ended):
+        for process in (self._process, *self._process.children(recursive=True)):
+            with contextlib.suppress(self._psutil.NoSuchProcess):
                 total += process.memory_info().rss
         return total
-
-    def _children(self) -> list[Any]:
-        return list(self._process.children(recursive=True))
 
 
 def peak_bytes() -> int:
