@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.servers import Origin
-from tests.service.cache.doubles import Bytes, content, get, running, threaded
+from tests.service.cache.doubles import Bytes, content, get, running
 from wds_async.service.cache.disk import open_folder
 from wds_async.service.cache.index import CHUNK_BYTES
 from wds_async.service.cache.origin import Client
@@ -141,5 +141,5 @@ def test_warming_stops_at_the_size_of_the_cache(tmp_path: Path) -> None:
     origin, told = Bytes(), list[Warmed]()
     for url in URLS:
         origin.put(url, content(2 * CHUNK_BYTES))
-    asyncio.run(warm(tmp_path, 6 * CHUNK_BYTES, URLS, origin, threaded, told.append, at_once=1))
+    asyncio.run(warm(tmp_path, 6 * CHUNK_BYTES, URLS, origin, told.append, at_once=1))
     assert sum(one.whole for one in told) == 2  # a transit share is kept free

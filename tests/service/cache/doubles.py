@@ -174,7 +174,7 @@ async def stored(cache: ChunkCache) -> None:
     """Wait until each chunk that has arrived lies on disk, or has found no place there."""
 
     def pending() -> bool:
-        flights = [flight for entry in cache.fetching.entries.values() for flight in entry.flights.values()]
+        flights = [flight for entry in cache.fetching.entries.values() for flight in entry.fetches.values()]
         return any(flight.arrived and not flight.stored.done() for flight in flights)
 
     await until(lambda: not pending())

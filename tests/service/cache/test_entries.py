@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from tests.service.cache.doubles import CHUNK
-from wds_async.service.cache.entries import BLOCK, ChunkFetch, ObjectEntry, ObjectReader, cost, facts_from
+from wds_async.service.cache.entries import BLOCK, ChunkFetch, ObjectEntry, ObjectReader, cost, facts_of_row
+from wds_async.service.cache.index import Chunks
 from wds_async.service.cache.origin import Urgency
 from wds_async.storage.base import Checksum
 from wds_async.transfer.ranges import Facts
@@ -16,27 +17,27 @@ FACTS = Facts(3 * CHUNK + 5, '"etag"', {"etag": '"etag"'}, Checksum("crc32c", b"
 
 
 def entry_of(facts: Facts = FACTS) -> ObjectEntry:
-    return ObjectEntry(7, "key", "s3://bucket/a?signature", facts, "tenant", CHUNK)
+    return ObjectEntry(7, "key", "s3://bucket/a?signature", facts, "tenant", Chunks(facts.size, CHUNK))
 
 
 def test_facts_come_back_from_their_row() -> None:
     row = entry_of().row(1.0, 2.0, 3)
-    assert facts_from(row) == FACTS
+    assert facts_of_row(row) == FACTS
     assert (row.key, row.held, row.last) == ("key", 0, 3)
     assert "signature" not in repr(row)  # the URL may hold one, and is not kept
-    assert facts_from(entry_of(Facts(None, "", {}, None, False)).row(0, 0, 0)) == Facts(None, "", {}, None, False)
+    assert facts_of_row(entry_of(Facts(None, "", {}, None, False)).row(0, 0, 0)) == Facts(None, "", {}, None, False)
 
 
 def test_what_it_takes_of_the_disk() -> None:
     entry = entry_of()
     assert cost(1) == BLOCK
-    assert entry.worth == 3 * CHUNK + BLOCK
-    assert entry.worth_of(CHUNK + 1, CHUNK + 2) == CHUNK
+    assert entry.disk_bytes == 3 * CHUNK + BLOCK
+    assert entry.disk_bytes_with(CHUNK + 1, CHUNK + 2) == CHUNK
     entry.chunks.add(3, 0)
     entry.chunks.add(0, 0, on_probation=True)
     assert entry.held == BLOCK
-    assert entry.worth_of(0, 1) == CHUNK + BLOCK
-    assert entry_of(Facts(None, "v", {}, None)).worth == 0
+    assert entry.disk_bytes_with(0, 1) == CHUNK + BLOCK
+    assert entry_of(Facts(None, "v", {}, None)).disk_bytes == 0
 
 
 @pytest.mark.parametrize(

@@ -196,7 +196,7 @@ def test_nothing_is_written_where_blocks_are_just_given_back(tmp_path: Path) -> 
         async with running(tmp_path, origin) as cache:
             await get(cache, URL, 0, 1)
             (entry,) = cache.fetching.entries.values()
-            cache.fetching.drop(entry, 0)
+            cache.fetching.drop_bad(entry, 0)
             entry.punching[0] = punching = asyncio.get_running_loop().create_future()
             reading = asyncio.create_task(get(cache, URL, 0, 1))
             await until(lambda: origin.bytes == 2 * CHUNK)

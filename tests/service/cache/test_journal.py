@@ -64,7 +64,7 @@ def test_files_that_are_being_made_are_swept_after_a_crash(tmp_path: Path) -> No
         entry = entry_of()
         entry.file = DataFile(tmp_path / "file", create=True)
         assert [journal.new_id() for _ in range(5)] == [5, 6, 7, 8, 9]
-        journal.unmade(5)
+        journal.without_file(5)
         journal.used(entry)  # number 7
         await journal.flush()
         assert journal.index is not None
@@ -73,7 +73,7 @@ def test_files_that_are_being_made_are_swept_after_a_crash(tmp_path: Path) -> No
             journal.removed(number)
         await journal.flush()
         assert journal.index.totals().sweep_from == 9
-        journal.unmade(9)
+        journal.without_file(9)
         journal.used(entry)
         await journal.flush()
         assert journal.index.totals().sweep_from == 10  # the next number: nothing is uncertain

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.cachepolicy import CHUNK, Simulation, epochs, lru, random_eviction
+from wds_async.service.cache.index import Totals
 from wds_async.service.cache.policy import Policy, Resident
 
 SIZE = 16 * CHUNK
@@ -130,7 +131,7 @@ def test_a_quota_is_kept_and_only_its_own_go_for_it() -> None:
 
 
 def test_what_was_there_before_a_restart() -> None:
-    policy = Policy(1000 * CHUNK, CHUNK, by_tenant={"": 900 * CHUNK}, entries=900)
+    policy = Policy(1000 * CHUNK, CHUNK, totals=Totals(900, {"": 900 * CHUNK}))
     assert policy.needs_older_entries
     policy.add_older((number, Resident(f"o{number}", "", number, CHUNK, CHUNK, CHUNK)) for number in range(500))
     assert (policy.entries, policy.unseen, policy.needs_older_entries) == (900, 400, False)
@@ -141,12 +142,12 @@ def test_what_was_there_before_a_restart() -> None:
     assert admitted.stays
     assert admitted.evicted == tuple(range(20))  # the longest unused, as many as it takes
     assert policy.resident_bytes == 960 * CHUNK
-    state = Policy(10, 1, state=policy.state())
+    state = Policy(10, 1, totals=Totals(state=policy.state()))
     assert state.now == policy.now
 
 
 def test_a_smaller_cache() -> None:
-    policy = Policy(100 * CHUNK, CHUNK, by_tenant={"": 200 * CHUNK}, entries=200)
+    policy = Policy(100 * CHUNK, CHUNK, totals=Totals(200, {"": 200 * CHUNK}))
     policy.add_older((number, Resident(f"o{number}", "", number, CHUNK, CHUNK, CHUNK)) for number in range(200))
     assert policy.excess() == tuple(range(104))
     assert policy.resident_bytes == policy.room_bytes
@@ -170,7 +171,7 @@ def test_what_is_pinned_outlives_what_is_not() -> None:
 
 
 def test_what_is_pinned_never_goes_for_want_of_room() -> None:
-    policy = Policy(100 * CHUNK, CHUNK, by_tenant={"": 90 * CHUNK}, entries=90, pins=["a/"])
+    policy = Policy(100 * CHUNK, CHUNK, totals=Totals(90, {"": 90 * CHUNK}, pins=("a/",)))
     policy.add_older(
         (number, Resident(f"{'a' if number < 30 else 'b'}/{number}", "", number, CHUNK, CHUNK, CHUNK))
         for number in range(90)

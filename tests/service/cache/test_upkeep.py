@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,7 @@ def test_bad_chunks_are_dropped_and_fetched_again(folder: Path) -> None:
             assert origin.bytes == CHUNK
             assert cache.statistics().bad_chunks == 0
             with pytest.raises(ConfigError, match="another process"):
-                list(upkeep.verify(folder))
+                await asyncio.to_thread(list, upkeep.verify(folder))
 
     run(main())
 

@@ -1,4 +1,4 @@
-"""A cache's folder: the lock that makes it one process's own, the index, the files. All blocks.
+"""A cache's folder: the lock that makes it one process's own, the index, the files. Everything here blocks.
 
 ::
 
@@ -29,25 +29,18 @@ from wds_async.errors import ConfigError
 from wds_async.service.cache.index import Index, IndexBatch, Totals
 from wds_async.storage.filewriting import write_all
 
-__all__ = [
-    "INDEX",
-    "DataFile",
-    "DataFolder",
-    "OpenFolder",
-    "crc_of",
-    "free_bytes",
-    "open_folder",
-    "open_index",
-    "stored_crc",
-    "take_out_trash",
-]
-
+__all__ = ["INDEX", "DataFile", "DataFolder", "OpenFolder", "crc_of", "free_bytes", "open_folder", "open_index",
+           "stored_crc", "take_out_trash"]  # fmt: skip
 
 logger = logging.getLogger("wds_async")
 INDEX = "index.sqlite"
 _DATA = "data"
 _TRASH = "trash-"
 _BROKEN = "index.broken"
+_FOLDERS = 256
+_BLOCK = 4096
+_READ_BYTES = 256 << 10
+_KEEP_SIZE_PUNCH_HOLE = 0x01 | 0x02  # linux/falloc.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +54,7 @@ class OpenFolder:
     lock: FileLock
 
     def mark_broken(self) -> None:
-        """Have the next start replace the index, because it cannot be read everywhere."""
+        """Have the next start replace the index, because parts of it cannot be read."""
         with contextlib.suppress(OSError):
             self.files.touch(_BROKEN)
 
@@ -97,7 +90,7 @@ def open_folder(path: Path) -> OpenFolder:
 
 
 def open_index(path: Path) -> Index:
-    """Open the index of a folder for reading, also while a service runs on it. ConfigError if there is none."""
+    """Open the index of a folder for reading, also while a service runs on it. ConfigError without one."""
     try:
         return Index(path / INDEX, read_only=True)
     except sqlite3.Error as exn:
@@ -112,28 +105,30 @@ def take_out_trash(path: Path) -> None:
 
 def _open_or_replace(files: DataFolder) -> tuple[Index, Totals]:
     path = files.root
-    index, broken = path / INDEX, path / _BROKEN
-    if broken.exists():
-        _begin_anew(path, "it could not be read everywhere")
-    elif not index.exists():
-        _put_aside(path)  # files that no index tells of
+    if (path / _BROKEN).exists():
+        _begin_anew(path, "parts of it could not be read")
+    elif not (path / INDEX).exists():
+        _put_aside(path)  # files without an index
     try:
-        return _opened(files)
-    except sqlite3.OperationalError as exn:
-        if "no such" not in str(exn):
+        return _open_tidy(files)
+    except sqlite3.DatabaseError as exn:
+        if isinstance(exn, sqlite3.OperationalError) and "no such" not in str(exn):
             raise
         _begin_anew(path, str(exn))
-    except sqlite3.DatabaseError as exn:
-        _begin_anew(path, str(exn))
-    return _opened(files)
+    return _open_tidy(files)
 
 
-def _opened(files: DataFolder) -> tuple[Index, Totals]:
-    """Open the index and read all that a start needs of it."""
+def _open_tidy(files: DataFolder) -> tuple[Index, Totals]:
+    """Open the index, and remove files that a killed process left: on probation, or unknown to the index."""
     index = Index(files.root / INDEX)
     try:
         totals = index.totals()
-        _tidy(files, index, totals)
+        empty = index.empty()
+        for number in empty:
+            files.remove(number)
+        if empty:
+            index.write(IndexBatch(gone=empty), totals.next_id, totals.state)
+        files.sweep(totals.sweep_from, index.numbers(totals.sweep_from))
     except BaseException:
         index.close()
         raise
@@ -141,8 +136,7 @@ def _opened(files: DataFolder) -> tuple[Index, Totals]:
 
 
 def _begin_anew(path: Path, why: str) -> None:
-    index = path / INDEX
-    bad = path / f"{INDEX}.bad"
+    index, bad = path / INDEX, path / f"{INDEX}.bad"
     logger.warning("cache: %s is no good index: %s; it was moved to %s, and the cache begins empty", index, why, bad)
     if index.exists():
         os.replace(index, bad)
@@ -152,41 +146,24 @@ def _begin_anew(path: Path, why: str) -> None:
 
 
 def _put_aside(path: Path) -> None:
-    data = path / _DATA
-    if data.exists():
+    if (path / _DATA).exists():
         number = 0
         while (trash := path / f"{_TRASH}{number}").exists():
             number += 1
-        data.rename(trash)
-
-
-def _tidy(files: DataFolder, index: Index, totals: Totals) -> None:
-    """Remove files that a killed process left: on probation, or unknown to the index."""
-    empty = index.empty()
-    for number in empty:
-        files.remove(number)
-    if empty:
-        index.write(IndexBatch(gone=set(empty)), totals.next_id, totals.state)
-    files.sweep(totals.sweep_from, index.numbers(totals.sweep_from))
-
-
-_FOLDERS = 256
-_BLOCK = 4096
-_READ_BYTES = 256 << 10
-_KEEP_SIZE_PUNCH_HOLE = 0x01 | 0x02  # linux/falloc.h
+        (path / _DATA).rename(trash)
 
 
 class DataFile:
-    """One object's file, open. OSError from every method where the disk fails."""
+    """One object's file, open. ``broken``: a write failed for a reason that lies in this file, or its place on the
+    disk. OSError from every method where the disk fails."""
 
     def __init__(self, path: Path, *, create: bool = False, dir_fd: int | None = None) -> None:
         """Open ``path``, relative to the folder that ``dir_fd`` is. ``create``: a new file, also where there is one."""
         self.path = path
         self.broken = False
-        """Whether a write has failed for what is wrong with this file, or its place on the disk."""
         flags = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
         if create:
-            # Never over another's bytes, which may be served from there; and what a link leads to is none of ours.
+            # Never over the bytes of another file, which may be served from there; and never through a link.
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path, dir_fd=dir_fd)
             flags |= os.O_CREAT | os.O_EXCL
@@ -203,33 +180,28 @@ class DataFile:
         return crc_of(self.fd, offset, count)
 
     def punch(self, offset: int, count: int) -> bool:
-        """Give the disk's blocks of a range back, up to the end of its last page. False if this system cannot, or a
-        reader has the file open that was handed over (its lock is shared, see `service.send_fd.hand`): also one that an
-        earlier process has handed over, of chunks that the index does not know.
+        """Free the disk's blocks of a range, up to the end of its last page. False if this system cannot, or a client
+        has the file open (with a shared lock, see `service.send_fd.hand`), which may be of an earlier service.
 
         ``sendfile`` leaves the file's own pages in a socket's queue. A page that a hole covers is dropped, and lives on
         there; one that it covers in part is written to, and would arrive as zeros."""
-        stop = -(-(offset + count) // mmap.PAGESIZE) * mmap.PAGESIZE
-        if _punch is None:
+        if _fallocate is None:
             return False
         import fcntl  # noqa: PLC0415 (POSIX only)
 
-        locked = False
-        try:
-            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            locked = True
-        except BlockingIOError:
-            return False
-        except OSError:  # a file system without locks: no file of it was handed over
-            pass
-        try:
-            return _punch(self.fd, _KEEP_SIZE_PUNCH_HOLE, offset, stop - offset) == 0
-        finally:
-            if locked:
-                fcntl.flock(self.fd, fcntl.LOCK_UN)
+        stop = -(-(offset + count) // mmap.PAGESIZE) * mmap.PAGESIZE
+        with contextlib.ExitStack() as unlock:
+            try:
+                fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                unlock.callback(fcntl.flock, self.fd, fcntl.LOCK_UN)
+            except BlockingIOError:
+                return False
+            except OSError:  # a file system without locks: no client was given a file of it
+                pass
+            return _fallocate(self.fd, _KEEP_SIZE_PUNCH_HOLE, offset, stop - offset) == 0
 
     def trim(self, kept: Iterable[tuple[int, int]]) -> None:
-        """Give back the blocks outside of the ranges ``kept``, which are in order."""
+        """Free the blocks outside of the ranges ``kept``, which are in order."""
         status = os.fstat(self.fd)
         kept = list(kept)
         if status.st_blocks * 512 <= sum(-(-(stop - start) // _BLOCK) * _BLOCK for start, stop in kept):
@@ -248,8 +220,8 @@ class DataFile:
 
 
 class DataFolder:
-    """The files of a cache's folder: by number, in 256 folders below ``data``. It is that folder until `close`, also
-    where its path leads to another disk, or to another service's folder, meanwhile."""
+    """The files of a cache's folder: by number, in 256 folders below ``data``. It stays that folder until `close`, also
+    if its path leads to another disk, or to another service's folder, meanwhile."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -262,27 +234,30 @@ class DataFolder:
     def create(self, number: int) -> DataFile:
         """Return a new, empty file."""
         path = self.path(number)
-        for one in (path.parent.parent, path.parent):
+        for folder in (path.parent.parent, path.parent):
             with contextlib.suppress(FileExistsError):
-                os.mkdir(one, dir_fd=self._fd)
+                os.mkdir(folder, dir_fd=self._fd)
         return DataFile(path, create=True, dir_fd=self._fd)
 
     def open(self, number: int) -> DataFile:
-        """Open the file of an entry. FileNotFoundError if it is gone."""
+        """Open the file of an entry. FileNotFoundError without one."""
         return DataFile(self.path(number), dir_fd=self._fd)
 
     def stored_crc(self, number: int, offset: int, count: int) -> int | None:
-        """Return `stored_crc` of an entry's file. FileNotFoundError if it is gone."""
+        """Return `stored_crc` of an entry's file. FileNotFoundError without one."""
         return stored_crc(self.path(number), offset, count, dir_fd=self._fd)
 
     def touch(self, name: str) -> None:
         """Make an empty file ``name`` in `root`."""
         os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=self._fd))
 
-    def remove(self, number: int) -> None:
-        """Remove the file of an entry, if there is one."""
-        with contextlib.suppress(FileNotFoundError):
+    def remove(self, number: int) -> bool:
+        """Remove the file of an entry, and return whether there was one."""
+        try:
             os.unlink(self.path(number), dir_fd=self._fd)
+        except FileNotFoundError:
+            return False
+        return True
 
     def close(self) -> None:
         """Close the folder; idempotent."""
@@ -291,18 +266,14 @@ class DataFolder:
             os.close(fd)
 
     def sweep(self, first: int, known: Container[int] = (), most: int = 4096) -> int:
-        """Remove the files from number ``first`` on that are not ``known``, which a killed process left, and return how
-        many. Ends when ``most`` numbers in a row have none."""
+        """Remove the files from number ``first`` on that are not ``known``, and return how many. Ends when ``most``
+        numbers in a row have none."""
         removed = missing = 0
         number = first
         while missing < most:
-            missing += 1
-            if number in known:
-                missing = 0
-            else:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(self.path(number), dir_fd=self._fd)
-                    removed, missing = removed + 1, 0
+            gone = number not in known and self.remove(number)
+            removed += gone
+            missing = 0 if gone or number in known else missing + 1
             number += 1
         return removed
 
@@ -313,8 +284,7 @@ def free_bytes(folder: Path) -> int:
 
 
 def crc_of(fd: int, offset: int, count: int, buffer: memoryview | None = None) -> int | None:
-    """Return the CRC-32C of ``count`` bytes at ``offset``; None where there are fewer. ``buffer``: where to read
-    them."""
+    """Return the CRC-32C of ``count`` bytes at ``offset``, read into ``buffer``; None if there are fewer."""
     if buffer is None:
         buffer = memoryview(bytearray(min(_READ_BYTES, max(count, 1))))
     crc, stop = 0, offset + count
@@ -328,20 +298,18 @@ def crc_of(fd: int, offset: int, count: int, buffer: memoryview | None = None) -
 
 
 def stored_crc(path: Path, offset: int, count: int, *, dir_fd: int | None = None) -> int | None:
-    """Return the CRC-32C of ``count`` bytes as the disk has them; None where there are fewer. ``offset`` is that of a
+    """Return the CRC-32C of ``count`` bytes as the disk has them; None if there are fewer. ``offset`` is that of a
     block.
 
-    They are read past the page cache (O_DIRECT) where the file system allows that: what lies in memory proves nothing
-    about the disk, and what is in use there is not pushed out."""
+    They are read past the page cache (O_DIRECT) if the file system allows that: pages in memory prove nothing about the
+    disk, and those in use are not pushed out."""
+    room = -(-min(_READ_BYTES, max(count, 1)) // _BLOCK) * _BLOCK
     direct = getattr(os, "O_DIRECT", 0)
     for flags in (direct, 0) if direct else (0,):
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags, dir_fd=dir_fd)
             try:
-                with (
-                    mmap.mmap(-1, -(-min(_READ_BYTES, max(count, 1)) // _BLOCK) * _BLOCK) as pages,
-                    memoryview(pages) as buffer,
-                ):
+                with mmap.mmap(-1, room) as pages, memoryview(pages) as buffer:
                     return crc_of(fd, offset, count, buffer)
             finally:
                 os.close(fd)
@@ -355,12 +323,11 @@ def _libc_fallocate() -> Callable[[int, int, int, int], int] | None:
     if not sys.platform.startswith("linux"):
         return None
     try:
-        function = ctypes.CDLL(None, use_errno=True).fallocate
+        function: Callable[[int, int, int, int], int] = ctypes.CDLL(None, use_errno=True).fallocate
     except (OSError, AttributeError):
         return None
-    function.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
-    typed: Callable[[int, int, int, int], int] = function
-    return typed
+    function.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]  # type: ignore[attr-defined]
+    return function
 
 
-_punch = _libc_fallocate()
+_fallocate = _libc_fallocate()

@@ -1,4 +1,4 @@
-"""One object of the cache, its readers and its running fetches, and the counters of the cache."""
+"""One object of the cache, its readers and running fetches, and the counters of the cache."""
 
 from __future__ import annotations
 
@@ -14,22 +14,11 @@ from wds_async.service.cache.policy import Resident
 from wds_async.storage.base import Checksum
 from wds_async.transfer.ranges import Facts
 
-__all__ = [
-    "BLOCK",
-    "CacheStats",
-    "ChunkFetch",
-    "ObjectEntry",
-    "ObjectReader",
-    "StreamFetch",
-    "cost",
-    "facts_from",
-    "facts_to",
-    "resident",
-]
-
+__all__ = ["BLOCK", "CacheStats", "ChunkFetch", "ObjectEntry", "ObjectReader", "StreamFetch", "cost", "facts_of_row",
+           "resident"]  # fmt: skip
 
 BLOCK = 4096
-"""What a file takes of a disk is a multiple of this."""
+"""Disks allocate files in multiples of this."""
 
 
 def cost(count: int) -> int:
@@ -39,55 +28,53 @@ def cost(count: int) -> int:
 
 @dataclass(eq=False, slots=True)
 class ObjectReader:
-    """A reader or prefetcher of a range. Chunks ``[first, until)`` are needed soon."""
+    """A reader or prefetcher of a range, which needs chunks ``[first, until)`` soon and has ``started`` to fetch
+    some."""
 
     client: Client
     urgency: Urgency
     first: int = 0
     until: int = 0
     started: set[int] = field(default_factory=set)
-    """Chunks whose fetch it began."""
 
 
+@dataclass(eq=False, slots=True)
 class ChunkFetch:
-    """One chunk that is being fetched and stored, or compared.
+    """One chunk that is being fetched and stored, or verified.
 
-    ``readers`` want it, now or soon; ``holders`` wait for its bytes, or have them in hand. ``result`` is None if it
-    lies on disk, else its bytes in memory, which are valid for a holder until `release`.
+    ``readers`` want it now or soon; ``holders`` wait for its bytes or use them. ``result``: None if the chunk is on
+    disk, else its bytes in memory, valid for a holder until `release`. ``stored``: whether it is on disk in the end.
     """
 
-    def __init__(self, number: int, urgency: Urgency, client: Client) -> None:
-        self.number = number
-        self.urgency = urgency
-        self.client = client
-        self.result: asyncio.Future[memoryview | None] = asyncio.get_running_loop().create_future()
-        self.stored: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        """Whether it lies on disk, once that is decided."""
-        self.readers: set[ObjectReader] = set()
-        self.holders: set[ObjectReader] = set()
-        self.given_bytes = 0
-        """Bytes of it that readers took from memory."""
-        self.read_through = False
-        """Whether a reader has taken it from memory to its end."""
-        self.begun = False
-        """Whether the request was sent: then it goes on for a while without readers."""
-        self.arrived = False
-        """Whether its bytes have come."""
-        self.slot: Any = None
-        self.task: asyncio.Task[None] | None = None
-        self.left = asyncio.Event()
-        """Set when the last reader, or the last holder, has left."""
+    number: int
+    urgency: Urgency
+    client: Client
+    result: asyncio.Future[memoryview | None] = field(default_factory=asyncio.Future)
+    stored: asyncio.Future[bool] = field(default_factory=asyncio.Future)
+    readers: set[ObjectReader] = field(default_factory=set)
+    holders: set[ObjectReader] = field(default_factory=set)
+    served_bytes: int = 0
+    """Bytes of it that readers took from memory."""
+    read_through: bool = False
+    """Whether a reader took it from memory to its end."""
+    begun: bool = False
+    """Whether the request was sent: then it goes on for a while without readers."""
+    arrived: bool = False
+    slot: Any = None
+    task: asyncio.Task[None] | None = None
+    left: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the last reader or the last holder has left."""
 
     def join(self, reader: ObjectReader, urgency: Urgency) -> None:
-        """Add a reader of this chunk; a more urgent one makes it come sooner."""
+        """Add a reader; a more urgent one hastens the fetch."""
         self.readers.add(reader)
         if urgency < self.urgency:
             self.urgency = urgency
-            if self.slot is not None and hasattr(self.slot, "hasten"):
+            if hasattr(self.slot, "hasten"):
                 self.slot.hasten(urgency, reader.client)
 
     def release(self, reader: ObjectReader) -> None:
-        """Note that ``reader`` does not use its bytes in memory any more."""
+        """Note that ``reader`` does not use the bytes in memory any more."""
         self.holders.discard(reader)
         if not self.holders:
             self.left.set()
@@ -99,81 +86,79 @@ class ChunkFetch:
         if self.readers:
             return False
         self.left.set()
-        if self.begun or self.task is None:
-            return False
-        self.task.cancel()
-        return True
+        return not self.begun and self.task is not None and self.task.cancel()
+
+    def fail(self, exn: Exception) -> None:
+        """End without a result, unless there is one already."""
+        if not self.result.done():
+            self.result.set_exception(exn)
+            self.result.exception()  # read-ahead may have no waiter
 
 
+@dataclass(eq=False, slots=True)
 class StreamFetch:
-    """The state of one object that is read from its start to its end into its file."""
+    """An object that is being read from start to end into its file; chunk ``next`` is written next."""
 
-    def __init__(self) -> None:
-        self.next = 0
-        """Number of the chunk that is written next."""
-        self.moved = asyncio.Event()
-        """Set when a reader has moved on: there may be room for the next chunk."""
-        self.progress = asyncio.Condition()
-        self.ended = False
-        self.lost = False
-        """Whether it was given up because the disk has no room: readers read on by themselves."""
-        self.error: Exception | None = None
-        self.task: asyncio.Task[None] | None = None
+    next: int = 0
+    moved: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a reader has moved on: there may be room for the next chunk."""
+    progress: asyncio.Condition = field(default_factory=asyncio.Condition)
+    ended: bool = False
+    error: Exception | None = None
+    task: asyncio.Task[None] | None = None
 
     async def past(self, number: int) -> None:
-        """Wait until chunk ``number`` was written, or the object has ended. Raises what the origin raised."""
+        """Wait until chunk ``number`` was written or the object has ended. Raise the origin's error."""
         async with self.progress:
             await self.progress.wait_for(lambda: self.next > number or self.ended)
         if self.error is not None and self.next <= number:
             raise self.error
 
 
+@dataclass(eq=False, slots=True)
 class ObjectEntry:
-    """An object as it is (or was) at its origin. ``gone``: it is no longer in the cache; those that have it open read
-    on, and nothing more is written for it."""
+    """An object as it is (or was) at its origin. ``gone``: it is no longer in the cache; its readers read on, and
+    nothing more is written."""
 
-    def __init__(self, number: int, key: str, url: str, facts: Facts, tenant: str, chunk_bytes: int) -> None:
-        self.id = number
-        self.key = key
-        self.url = url
-        self.facts = facts
-        self.tenant = tenant
-        self.chunks = Chunks(facts.size, chunk_bytes)
-        self.file: DataFile | None = None
-        self.before: Resident | None = None
-        """Its row of the index, until the policy has it."""
-        self.checked = 0.0
-        """When its version was last confirmed, by the cache's clock."""
-        self.ask_again_at = float("-inf")
-        """Until then its origin, which did not answer, is left alone."""
-        self.revalidating = False
-        """Whether it is revalidated in the background."""
-        self.references = 0
-        self.readers: list[ObjectReader] = []
-        self.flights: dict[int, ChunkFetch] = {}
-        self.punching: dict[int, asyncio.Future[None]] = {}
-        self.stream: StreamFetch | None = None
-        self.creating = asyncio.Lock()
-        self.discovered = False
-        """Whether its first chunk came with its facts, and no reader has been charged for it yet."""
-        self.gone = False
-        self.closed = False
-        self.removed = False
-        """Whether its file was, or is being, removed."""
+    id: int
+    key: str
+    url: str
+    facts: Facts
+    tenant: str
+    chunks: Chunks
+    file: DataFile | None = None
+    indexed: Resident | None = None
+    """Its row of the index, until the policy has it."""
+    checked: float = 0.0
+    """When its version was last confirmed, by the cache's clock."""
+    ask_again_at: float = float("-inf")
+    """When its origin, which did not answer, is asked again."""
+    revalidating: bool = False
+    references: int = 0
+    readers: list[ObjectReader] = field(default_factory=list)
+    fetches: dict[int, ChunkFetch] = field(default_factory=dict)
+    punching: dict[int, asyncio.Future[None]] = field(default_factory=dict)
+    stream: StreamFetch | None = None
+    creating: asyncio.Lock = field(default_factory=asyncio.Lock)
+    discovered: bool = False
+    """Whether its first chunk came with its facts and is not charged to a reader yet."""
+    gone: bool = False
+    closed: bool = False
+    removed: bool = False
+    """Whether its file was, or is being, removed."""
 
     @property
     def in_order(self) -> bool:
-        """Whether it is read from its beginning, once: it has no ranges, or nothing tells whether they belong to the
-        same version."""
+        """Whether it can only be read from its beginning: it has no ranges, or nothing pins their version."""
         return not self.facts.ranged or self.facts.size is None or not self.facts.version
 
     @property
     def busy(self) -> bool:
         """Whether its file is being read or written."""
-        return bool(self.references or self.flights or self.readers or self.punching or self.stream)
+        return bool(self.references or self.fetches or self.readers or self.punching or self.stream)
 
     @property
-    def worth(self) -> int:
+    def disk_bytes(self) -> int:
         """Bytes of disk that all of it takes; 0 if its size is unknown."""
         chunks = self.chunks
         if not chunks.size:
@@ -181,20 +166,20 @@ class ObjectEntry:
         last = -(-chunks.size // chunks.chunk_bytes) - 1
         return last * cost(chunks.chunk_bytes) + cost(chunks.length(last))
 
-    def worth_of(self, start: int, stop: int) -> int:
+    def disk_bytes_with(self, start: int, stop: int) -> int:
         """Return the bytes of disk of its present chunks and of bytes ``[start, stop)``."""
         numbers = {*self.chunks.numbers(), *self.chunks.over(start, stop)}
         return sum(cost(self.chunks.length(number)) for number in numbers)
 
     @property
     def held(self) -> int:
-        """Bytes of disk that its chunks take which stay."""
+        """Bytes of disk of its chunks that stay."""
         chunks = self.chunks
         return sum(cost(chunks.length(n)) for n in chunks.numbers() if n not in chunks.on_probation)
 
     def needed(self, number: int) -> bool:
         """Return whether a reader needs this chunk soon, or holds its bytes."""
-        return number in self.flights or any(reader.first <= number < reader.until for reader in self.readers)
+        return number in self.fetches or any(reader.first <= number < reader.until for reader in self.readers)
 
     def ended(self, size: int) -> None:
         """Set the size of an object that was read in order to its end."""
@@ -203,30 +188,22 @@ class ObjectEntry:
 
     def row(self, checked: float, used: float, last: int) -> IndexRow:
         """Return its row of the index; ``checked`` and ``used`` in seconds since 1970."""
-        facts = self.facts
+        facts, checksum = self.facts, self.facts.checksum
+        packed = None if checksum is None else [checksum.algorithm, checksum.digest.hex(), checksum.source]
+        text = json.dumps({"fields": dict(facts.fields), "checksum": packed}, separators=(",", ":"), sort_keys=True)
         return IndexRow(
-            self.id, self.key, self.tenant, facts.version, facts.size, facts.ranged, facts_to(facts), checked, used,
-            last, self.held,
+            self.id, self.key, self.tenant, facts.version, facts.size, facts.ranged, text, checked, used, last,
+            self.held,
         )  # fmt: skip
 
 
-def facts_to(facts: Facts) -> str:
-    """Return an object's facts besides version and size as JSON for the index."""
-    checksum = facts.checksum
-    packed = None if checksum is None else [checksum.algorithm, checksum.digest.hex(), checksum.source]
-    return json.dumps({"fields": dict(facts.fields), "checksum": packed}, separators=(",", ":"), sort_keys=True)
-
-
-def facts_from(row: IndexRow) -> Facts:
-    """Return the facts of a row of the index. ValueError (or KeyError, TypeError) if `facts_to` did not write it."""
+def facts_of_row(row: IndexRow) -> Facts:
+    """Return the facts of a row of the index. ValueError (or KeyError, TypeError) if it is damaged."""
     packed = json.loads(row.facts)
-    checksum_fields = packed["checksum"]
-    checksum = (
-        None
-        if checksum_fields is None
-        else Checksum(checksum_fields[0], bytes.fromhex(checksum_fields[1]), checksum_fields[2])
-    )
-    return Facts(row.size, row.identity, dict(packed["fields"]), checksum, row.ranged)
+    checksum = packed["checksum"]
+    if checksum is not None:
+        checksum = Checksum(checksum[0], bytes.fromhex(checksum[1]), checksum[2])
+    return Facts(row.size, row.identity, dict(packed["fields"]), checksum, bool(row.ranged))
 
 
 def resident(row: IndexRow) -> Resident:
@@ -236,43 +213,43 @@ def resident(row: IndexRow) -> Resident:
 
 @dataclass(slots=True)
 class CacheStats:
-    """Counters since the start, but for those from ``entries`` on, which are as it is now."""
+    """Counters since the start; from ``entries`` on, present values."""
 
     hit_bytes: int = 0
-    """Given to readers that did not make the cache fetch them: they were there, or another's fetch was shared."""
+    """Served without a fetch of the reader's own: from the cache, or by sharing another's fetch."""
     miss_bytes: int = 0
-    """Given to the reader for which they were fetched."""
+    """Served to the reader for which they were fetched."""
     ahead_bytes: int = 0
-    """Of ``hit_bytes``: fetched for a plan, and given for the first time. The rest was in the cache, or shared."""
+    """Of ``hit_bytes``: prefetched by a plan, and served for the first time."""
     hits: int = 0
     """Reads of which nothing had to be fetched."""
     misses: int = 0
     coalesced: int = 0
-    """Chunks that a reader waited for and another's fetch brought."""
+    """Chunks that one reader waited for and another's fetch brought."""
     evictions: int = 0
     evicted_bytes: int = 0
     verified: int = 0
-    """Chunks from before that were compared with their checksum, and were good."""
+    """Chunks of an earlier process that matched their checksum."""
     bad_chunks: int = 0
-    """Chunks on disk that were not what was written; they were dropped, to be fetched again."""
+    """Chunks on disk that did not match their checksum; they were dropped, to be fetched again."""
     distrusted: int = 0
-    """Copies of which a read came short or failed, here or at a client that had been handed the file."""
+    """Copies of which a read came short or failed, here or at a client that has the file."""
     scrubbed_bytes: int = 0
     """Read in the background and compared with their checksums."""
     disk_errors: int = 0
     passed_bytes: int = 0
-    """Given to readers from memory: not through the disk."""
+    """Served from memory, not through the disk."""
     stale: int = 0
-    """Opened from a whole copy whose freshness had lapsed, before or without an answer of its origin."""
+    """Served from a whole copy whose freshness had lapsed, without its origin's answer."""
     unchanged: int = 0
-    """Copies whose freshness had lapsed, and which their origin still had."""
+    """Revalidations that confirmed the copy."""
     changed: int = 0
-    """The same, but another version (or one that nothing pins) was there, or none any more."""
+    """Revalidations that found another version, one that nothing pins, or none."""
     unanswered: int = 0
-    """The same, but the origin did not answer in time, or is known to be down."""
+    """Revalidations that the origin did not answer in time."""
     entries: int = 0
     bytes: int = 0
-    """On disk, those on probation too."""
+    """On disk, probation included."""
     limit_bytes: int = 0
     keep_free_bytes: int = 0
     free_bytes: int = 0
@@ -282,8 +259,8 @@ class CacheStats:
     by_tenant: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     """``hit_bytes``, ``miss_bytes`` and ``ahead_bytes`` of each tenant."""
 
-    def given(self, tenant: str, *, hit: int = 0, miss: int = 0, ahead: int = 0) -> None:
-        """Count bytes that were given to a reader of ``tenant``; those ``ahead`` are among the hits."""
+    def count_served(self, tenant: str, *, hit: int = 0, miss: int = 0, ahead: int = 0) -> None:
+        """Count bytes served to a reader of ``tenant``; those ``ahead`` are among the hits."""
         self.hit_bytes += hit
         self.miss_bytes += miss
         self.ahead_bytes += ahead

@@ -1,7 +1,7 @@
 """The index of the cache: its objects and the checksums of their chunks, in one SQLite file (WAL).
 
-It may lag some writes behind the files, or be wrong about them after a crash: a chunk is compared with its checksum
-before it is served, and a row has a checksum of its own. All methods of `Index` block; one thread at a time is let in.
+It may lag behind the files, or be wrong about them after a crash: a chunk of an earlier process is compared with its
+checksum before it is served, and a row has a checksum of its own.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from crc32c import crc32c
 
 from wds_async.redact import redact
 
 __all__ = ["CHUNK_BYTES", "PAGE", "Chunks", "Index", "IndexBatch", "IndexRow", "Totals", "key_of"]
-
 
 CHUNK_BYTES = 2 << 20
 """As large as the engine's parts, so that a chunk is one request."""
@@ -33,18 +32,25 @@ PAGE = 512
 _RECORD = struct.Struct("<HI")
 
 
+@functools.lru_cache(maxsize=4096)
+def key_of(url: str) -> str:
+    """Return the key of ``url`` in the index, which is on disk: signatures and passwords are replaced by a digest. A
+    URL with another signature is another object, so that no client uses the rights of another."""
+    shown = redact(url)
+    return url if shown == url else f"{shown} {hashlib.sha256(url.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
+
+
 class Chunks:
     """The chunks of one object of ``size`` bytes (None: unknown).
 
     A chunk is present with its CRC-32C. It is trusted once this process has written or verified it. It stays unless it
-    is on probation, from where it may be evicted at any time.
+    is in the probation segment, from where it may be evicted at any time.
     """
 
     def __init__(self, size: int | None, chunk_bytes: int = CHUNK_BYTES) -> None:
         self.size = size
         self.chunk_bytes = chunk_bytes
         self.on_probation: set[int] = set()
-        """Those of the probation segment."""
         self._crcs: dict[int, int] = {}
         self._trusted: set[int] = set()
 
@@ -58,12 +64,12 @@ class Chunks:
 
     @property
     def whole(self) -> bool:
-        """Whether all of them are there."""
+        """Whether all chunks are present."""
         return len(self._crcs) == self.count
 
     @property
     def settled(self) -> bool:
-        """Whether all of them are there, trusted, and stay."""
+        """Whether all chunks are present, trusted, and stay."""
         return not self.on_probation and len(self._trusted) == self.count
 
     def trusted(self, number: int) -> bool:
@@ -71,7 +77,7 @@ class Chunks:
         return number in self._trusted
 
     def crc(self, number: int) -> int:
-        """Return the CRC-32C of a chunk that is there."""
+        """Return the CRC-32C of a present chunk."""
         return self._crcs[number]
 
     def add(self, number: int, crc: int, *, on_probation: bool = False) -> None:
@@ -85,12 +91,9 @@ class Chunks:
         """Mark a chunk as verified."""
         self._trusted.add(number)
 
-    def distrust(self, number: int | None = None) -> None:
-        """Require a chunk (None: every one) to be verified again before it is served."""
-        if number is None:
-            self._trusted.clear()
-        else:
-            self._trusted.discard(number)
+    def distrust(self) -> None:
+        """Require every chunk to be verified again before it is served."""
+        self._trusted.clear()
 
     def drop(self, number: int) -> None:
         """Remove a chunk."""
@@ -118,8 +121,8 @@ class Chunks:
         return range(start // self.chunk_bytes, -(-stop // self.chunk_bytes)) if stop > start else range(0)
 
     def ready(self, start: int, stop: int, *, on_probation: bool = False) -> int:
-        """Return the end of what is there from ``start`` on, trusted and staying (with ``on_probation``: or on
-        probation)."""
+        """Return the end of the trusted bytes from ``start`` on that stay (with ``on_probation``: of those too that may
+        be evicted)."""
         if self.size is not None:
             stop = min(stop, self.size)
             if self.settled:
@@ -128,8 +131,6 @@ class Chunks:
         while number * chunk < stop and number in self._trusted and (on_probation or number not in self.on_probation):
             number += 1
         return max(start, min(stop, number * chunk))
-
-    # -- rows of the index
 
     def page(self, page: int) -> bytes:
         """Return the checksums of the page's chunks that stay, for the index."""
@@ -143,28 +144,16 @@ class Chunks:
     def load(self, pages: Iterable[tuple[int, bytes]]) -> None:
         """Add the chunks of index pages, untrusted. Malformed records are skipped."""
         for page, packed in pages:
-            for number, crc in _unpack(page, packed):
+            whole = len(packed) - len(packed) % _RECORD.size
+            for place, crc in _RECORD.iter_unpack(packed[:whole]):
+                number = page * PAGE + place
                 if self.count is None or number < self.count:
                     self._crcs[number] = crc
 
 
-def _unpack(page: int, packed: bytes) -> Iterator[tuple[int, int]]:
-    whole = len(packed) - len(packed) % _RECORD.size
-    for place, crc in _RECORD.iter_unpack(packed[:whole]):
-        yield page * PAGE + place, crc
-
-
-@functools.lru_cache(maxsize=4096)
-def key_of(url: str) -> str:
-    """Return the name of ``url`` in the index, which lies on a disk: signatures and passwords are replaced by a digest.
-    A URL with another signature is another object, so that no client uses the rights of another."""
-    shown = redact(url)
-    return url if shown == url else f"{shown} {hashlib.sha256(url.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
-
-
 _VERSION = 1
 _LOCKED_S = 2.0
-"""How long another program may keep it locked: what could not be written is noted, and the service's end waits."""
+"""How long to wait for another program that keeps the file locked: unwritten changes are kept in memory."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS entries (
@@ -188,15 +177,9 @@ CREATE TRIGGER IF NOT EXISTS removed AFTER DELETE ON entries BEGIN
 """
 _PINS = "CREATE TABLE IF NOT EXISTS pins (name TEXT PRIMARY KEY) WITHOUT ROWID"
 """Younger than the schema's version: an index without this table has no pins."""
-_COLUMNS = "id, key, tenant, identity, size, ranged, facts, checked, used, last, held"
-_UPSERT = f"""
-INSERT INTO entries ({_COLUMNS}, crc) VALUES ({", ".join("?" * 12)})
-ON CONFLICT (id) DO UPDATE SET size = excluded.size, facts = excluded.facts, checked = excluded.checked,
-    used = excluded.used, last = excluded.last, held = excluded.held, crc = excluded.crc"""
 
 
-@dataclass(frozen=True, slots=True)
-class IndexRow:
+class IndexRow(NamedTuple):
     """One object. ``facts``: the origin's answer about it as JSON. ``checked``, ``used``: seconds since 1970; ``last``:
     the policy's time of the last use. ``held``: bytes of its chunks."""
 
@@ -214,15 +197,15 @@ class IndexRow:
 
     @property
     def crc(self) -> int:
-        """Of what must not be wrong unnoticed."""
-        return crc32c(repr((self.id, self.key, self.identity, self.size, self.ranged, self.facts)).encode())
+        """The checksum of what must not be wrong unnoticed."""
+        return crc32c(repr((self.id, self.key, self.identity, self.size, bool(self.ranged), self.facts)).encode())
 
-    @property
-    def values(self) -> tuple[Any, ...]:
-        return (
-            self.id, self.key, self.tenant, self.identity, self.size, int(self.ranged), self.facts, self.checked,
-            self.used, self.last, self.held,
-        )  # fmt: skip
+
+_COLUMNS = ", ".join(IndexRow._fields)
+_UPSERT = f"""
+INSERT INTO entries ({_COLUMNS}, crc) VALUES ({", ".join("?" * 12)})
+ON CONFLICT (id) DO UPDATE SET size = excluded.size, facts = excluded.facts, checked = excluded.checked,
+    used = excluded.used, last = excluded.last, held = excluded.held, crc = excluded.crc"""
 
 
 @dataclass(slots=True)
@@ -236,20 +219,21 @@ class IndexBatch:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What is there: entries, and bytes by tenant; the next entry's number; what the policy had learned."""
+    """What an index holds: entries, bytes by tenant, the next entry's number, and the policy's learned state."""
 
-    entries: int
-    by_tenant: Mapping[str, int]
-    next_id: int
-    state: Mapping[str, Any]
+    entries: int = 0
+    by_tenant: Mapping[str, int] = field(default_factory=dict)
+    next_id: int = 1
+    state: Mapping[str, Any] = field(default_factory=dict)
     sweep_from: int = 1
-    """Files with this number or a higher one may be there though no entry tells of them."""
+    """Files with this number or a higher one may exist without an entry."""
     pins: tuple[str, ...] = ()
     """Keys, and prefixes of keys that end with "/", of what is never evicted."""
 
 
 class Index:
-    """The SQLite file at ``path``. sqlite3.DatabaseError where it is none, or of another version."""
+    """The SQLite file at ``path``. All methods block; one thread at a time is let in. sqlite3.DatabaseError if it is no
+    index, or of another version."""
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self.path = path
@@ -260,10 +244,12 @@ class Index:
             _make(path)
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=_LOCKED_S)
         try:
-            if read_only:
-                self._check()
-            else:
+            if not read_only:
                 self._prepare()
+            version = self._db.execute("PRAGMA user_version").fetchone()[0]
+            if version != _VERSION:
+                raise sqlite3.DatabaseError(f"version {version} of an index, not {_VERSION}")
+            self._db.execute("SELECT 1 FROM entries LIMIT 1").fetchall()
         except BaseException:
             self._db.close()
             raise
@@ -273,19 +259,13 @@ class Index:
         with self._lock:
             rows = self._db.execute("SELECT tenant, entries, bytes FROM totals WHERE entries > 0").fetchall()
             meta = dict(self._db.execute("SELECT name, value FROM meta"))
-        entries = sum(row[1] for row in rows)
         try:
             state = json.loads(meta.get("state", "{}"))
         except ValueError:
             state = {}
-        return Totals(
-            entries,
-            {row[0]: row[2] for row in rows},
-            int(meta.get("next_id", 1)),
-            state,
-            int(meta.get("sweep_from", 1)),
-            tuple(self.pins()),
-        )
+        next_id, sweep_from = (int(meta.get(name, 1)) for name in ("next_id", "sweep_from"))
+        by_tenant = {tenant: held for tenant, _, held in rows}
+        return Totals(sum(row[1] for row in rows), by_tenant, next_id, state, sweep_from, tuple(self.pins()))
 
     def pins(self) -> list[str]:
         """Return what is pinned (see `Totals.pins`)."""
@@ -296,38 +276,28 @@ class Index:
     def pin(self, names: Iterable[str], *, pinned: bool) -> list[str]:
         """Add or remove pins, and return all of them."""
         change = "INSERT OR IGNORE INTO pins VALUES (?)" if pinned else "DELETE FROM pins WHERE name = ?"
-        with self._lock, self._transaction():
+        with self._transaction():
             self._db.executemany(change, [(name,) for name in names])
         return self.pins()
 
     def load(self, key: str) -> tuple[IndexRow, list[tuple[int, bytes]] | None] | None:
-        """Return the object with this key and its pages of checksums (None: its row is damaged); None if there is
-        none."""
+        """Return the object with this key and its pages of checksums (None: its row is damaged); None without one."""
         with self._lock:
             values = self._db.execute(f"SELECT {_COLUMNS}, crc FROM entries WHERE key = ?", (key,)).fetchone()
             if values is None:
                 return None
             pages = self._db.execute("SELECT page, crcs FROM chunks WHERE entry = ?", (values[0],)).fetchall()
-        row = _row(values)
+        row = IndexRow(*values[:-1])
         return row, (pages if row.crc == values[-1] else None)
 
     def oldest(self, after: tuple[int, int], count: int) -> list[IndexRow]:
         """Return the next entries by their last use, behind ``(last, id)``."""
-        with self._lock:
-            rows = self._db.execute(
-                f"SELECT {_COLUMNS} FROM entries WHERE (last, id) > (?, ?) ORDER BY last, id LIMIT ?", (*after, count)
-            )
-            return [_row(values) for values in rows]
+        return self._rows("WHERE (last, id) > (?, ?) ORDER BY last, id LIMIT ?", *after, count)
 
-    def numbers(self, first: int) -> set[int]:
-        """Return the numbers of entries from ``first`` on."""
-        with self._lock:
-            return {number for (number,) in self._db.execute("SELECT id FROM entries WHERE id >= ?", (first,))}
-
-    def empty(self) -> list[int]:
-        """Return the entries without chunks that stay."""
-        with self._lock:
-            return [number for (number,) in self._db.execute("SELECT id FROM entries WHERE held = 0")]
+    def following(self, prefix: str, last: str, count: int) -> list[IndexRow]:
+        """Return the next ``count`` objects whose key begins with ``prefix``, by key, behind the key ``last``."""
+        rows = self._rows("WHERE key >= ? AND key > ? ORDER BY key LIMIT ?", prefix, last, count)
+        return [row for row in rows if row.key.startswith(prefix)]
 
     def rows(self, prefix: str = "") -> Iterator[IndexRow]:
         """Yield the objects whose key begins with ``prefix``, by key. This object must not write meanwhile."""
@@ -336,49 +306,50 @@ class Index:
             yield from rows
             last = rows[-1].key
 
-    def following(self, prefix: str, last: str, count: int) -> list[IndexRow]:
-        """Return the next ``count`` objects whose key begins with ``prefix``, by key, behind the key ``last``."""
+    def numbers(self, first: int) -> set[int]:
+        """Return the numbers of entries from ``first`` on."""
         with self._lock:
-            rows = self._db.execute(
-                f"SELECT {_COLUMNS} FROM entries WHERE key >= ? AND key > ? ORDER BY key LIMIT ?", (prefix, last, count)
-            ).fetchall()
-        return [row for row in map(_row, rows) if row.key.startswith(prefix)]
+            return {number for (number,) in self._db.execute("SELECT id FROM entries WHERE id >= ?", (first,))}
+
+    def empty(self) -> set[int]:
+        """Return the entries without chunks that stay."""
+        with self._lock:
+            return {number for (number,) in self._db.execute("SELECT id FROM entries WHERE held = 0")}
 
     def write(self, batch: IndexBatch, next_id: int, state: Mapping[str, Any], sweep_from: int | None = None) -> None:
         """Write a batch in one transaction. ``sweep_from``: see `Totals`; ``next_id`` by default."""
-        meta = (
-            ("next_id", str(next_id)),
-            ("state", json.dumps(state)),
-            ("sweep_from", str(next_id if sweep_from is None else sweep_from)),
-        )
-        with self._lock, self._transaction():
+        sweep_from = next_id if sweep_from is None else sweep_from
+        meta = {"next_id": str(next_id), "state": json.dumps(state), "sweep_from": str(sweep_from)}
+        rows = [row for number, row in batch.rows.items() if number not in batch.gone]
+        pages = [(entry, page, crcs) for (entry, page), crcs in batch.pages.items() if entry not in batch.gone]
+        with self._transaction():
             self._db.executemany("DELETE FROM entries WHERE id = ?", [(number,) for number in batch.gone])
-            rows = [row for number, row in batch.rows.items() if number not in batch.gone]
-            self._displace(rows)
-            self._db.executemany(_UPSERT, [(*row.values, row.crc) for row in rows])
-            pages = [(entry, page, crcs) for (entry, page), crcs in batch.pages.items() if entry not in batch.gone]
+            # Older entries with the same keys: REPLACE would not fire the triggers.
+            self._db.executemany("DELETE FROM entries WHERE key = ? AND id != ?", [(row.key, row.id) for row in rows])
+            self._db.executemany(_UPSERT, [(*row, row.crc) for row in rows])
             self._db.executemany("INSERT OR REPLACE INTO chunks VALUES (?, ?, ?)", pages)
-            self._db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", meta)
+            self._db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", meta.items())
 
     def close(self) -> None:
         """Close the database; idempotent."""
         with self._lock:
             self._db.close()
 
-    def _displace(self, rows: Iterable[IndexRow]) -> None:
-        """Delete older entries with the keys of ``rows``: REPLACE would not fire the triggers."""
-        self._db.executemany("DELETE FROM entries WHERE key = ? AND id != ?", [(row.key, row.id) for row in rows])
+    def _rows(self, where: str, *values: Any) -> list[IndexRow]:
+        with self._lock:
+            return [IndexRow(*row) for row in self._db.execute(f"SELECT {_COLUMNS} FROM entries {where}", values)]
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._db.execute("COMMIT")
-        except BaseException:
-            with contextlib.suppress(sqlite3.Error):
-                self._db.execute("ROLLBACK")
-            raise
+        with self._lock:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):
+                    self._db.execute("ROLLBACK")
+                raise
 
     def _prepare(self) -> None:
         self._db.execute("PRAGMA journal_mode = WAL")
@@ -386,13 +357,6 @@ class Index:
         if self._db.execute("PRAGMA user_version").fetchone()[0] == 0:
             self._db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {_VERSION}; COMMIT;")
         self._db.execute(_PINS)
-        self._check()
-
-    def _check(self) -> None:
-        version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if version != _VERSION:
-            raise sqlite3.DatabaseError(f"version {version} of an index, not {_VERSION}")
-        self._db.execute("SELECT 1 FROM entries LIMIT 1").fetchall()
 
 
 def _make(path: Path) -> None:
@@ -401,8 +365,3 @@ def _make(path: Path) -> None:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     except OSError as exn:
         raise sqlite3.OperationalError(f"unable to open database file: {exn}") from exn
-
-
-def _row(values: tuple[Any, ...]) -> IndexRow:
-    number, key, tenant, identity, size, ranged, *rest = values[:11]
-    return IndexRow(number, key, tenant, identity, size, bool(ranged), *rest)

@@ -1,4 +1,4 @@
-"""What the cache asks of the world: bytes of an origin, and permission to ask for them."""
+"""Protocols of the cache: the origin of its objects, and the scheduler of fetches."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ __all__ = ["NO_CLIENT", "Client", "FetchScheduler", "FetchedRange", "ObjectOrigi
 
 
 class Client(NamedTuple):
-    """A client of the cache: its tenant ("" for none) and its name within that tenant. Two clients are the same only if
-    both are equal."""
+    """A client of the cache: its tenant ("" for none) and its name within that tenant."""
 
     tenant: str = ""
     name: str = ""
@@ -26,7 +25,6 @@ class Client(NamedTuple):
 
 
 NO_CLIENT = Client()
-"""Without a tenant or a name."""
 
 
 class Urgency(enum.IntEnum):
@@ -37,15 +35,15 @@ class Urgency(enum.IntEnum):
     AHEAD = 1
     """A reader will need it soon: the rest of its object."""
     PLAN = 2
-    """A plan: it will be read later."""
+    """It will be read later, as a plan says."""
 
 
 class FetchedRange(Protocol):
-    """A byte range that has arrived."""
+    """Protocol: a byte range that has arrived."""
 
     @property
     def view(self) -> memoryview:
-        """Exactly the bytes asked for (fewer only at the end of the object)."""
+        """Exactly the requested bytes (fewer only at the end of the object)."""
         ...
 
     @property
@@ -55,7 +53,8 @@ class FetchedRange(Protocol):
 
 
 class ObjectOrigin(Protocol):
-    """Protocol: the source of objects. Errors are the tree's; an implementation bounds the memory of its parts."""
+    """Protocol: the source of objects. Errors are those of `wds_async.errors`; an implementation bounds the memory of
+    its parts."""
 
     @property
     def crowded(self) -> bool:
@@ -87,7 +86,7 @@ class FetchScheduler(Protocol):
     """Protocol: order and limit of fetches from origins."""
 
     def slot(self, client: Client, urgency: Urgency, url: str = "") -> AbstractAsyncContextManager[None]:
-        """Return a context manager that is held while the chunk of ``url`` is fetched."""
+        """Return a context manager that is held while a chunk of ``url`` is fetched."""
         ...
 
 

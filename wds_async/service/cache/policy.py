@@ -1,4 +1,4 @@
-"""Which chunks stay: the cache policy with its learned intervals and its probation segment."""
+"""The cache policy: which chunks stay, by learned intervals of reuse, and a probation segment for the others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Admission", "ChunkId", "Intervals", "Placement", "Policy", "Probation", "Resident"]
+from wds_async.service.cache.index import Totals
+
+__all__ = ["ChunkId", "Intervals", "Placement", "Policy", "Probation", "Resident"]
 
 _STEPS = 4  # to each doubling
 _TAIL = 0.02  # of the weight may lie above what is called usual
@@ -20,13 +22,11 @@ class Intervals:
     """The intervals between two uses of one object, in bytes served meanwhile, weighted by the object's bytes; older
     observations fade by half with each ``half_life_bytes``."""
 
-    def __init__(self, half_life_bytes: float, state: Mapping[str, object] | None = None) -> None:
+    def __init__(self, half_life_bytes: float, state: Mapping[str, Any] | None = None) -> None:
+        state = state or {}
         self._half_life = max(1.0, half_life_bytes)
-        self._weights: dict[int, float] = {}
-        self._count = 0
-        self._at = 0
-        if state:
-            self._restore(state)
+        self._weights = {int(step): float(weight) for step, weight in state.get("weights", {}).items()}
+        self._count, self._at = int(state.get("count", 0)), int(state.get("at", 0))
 
     def observe(self, interval: int, weight: int, now: int) -> None:
         """Add an observation: an object of ``weight`` bytes was used again after ``interval``."""
@@ -50,15 +50,9 @@ class Intervals:
                 return int(_MARGIN * 2 ** ((step + 1) / _STEPS))
         raise AssertionError("weights add up to their sum")
 
-    def state(self) -> dict[str, object]:
+    def state(self) -> dict[str, Any]:
         """Return the state for JSON, as `__init__` takes it."""
         return {"weights": {str(k): v for k, v in self._weights.items()}, "count": self._count, "at": self._at}
-
-    def _restore(self, state: Mapping[str, object]) -> None:
-        weights = state.get("weights")
-        if isinstance(weights, Mapping):
-            self._weights = {int(step): float(weight) for step, weight in weights.items()}
-        self._count, self._at = int(str(state.get("count", 0))), int(str(state.get("at", 0)))
 
 
 ChunkId = tuple[int, int]
@@ -79,11 +73,12 @@ class Probation:
         self._of: dict[int, set[int]] = {}
 
     def put(self, chunk: ChunkId, count: int, wanted: bool, held: Callable[[ChunkId], bool]) -> list[ChunkId] | None:
-        """Add a chunk and return those that it evicts; None without room. ``held`` tells which must not go."""
+        """Add a chunk and return those that it evicts; None without room. ``wanted``: a reader waits for it; ``held``
+        returns whether a chunk must not go."""
         gone: list[ChunkId] = []
+        free = self.limit_bytes - self.bytes
         if count > self.limit_bytes:
             return None
-        free = self.limit_bytes - self.bytes
         for pile in (self._spent, self._unread) if wanted else (self._spent,):
             for number, (other, size) in enumerate(pile.items()):
                 if free >= count or number >= _MOST_EXAMINED:
@@ -132,7 +127,6 @@ class Probation:
 
 PROBATION_SHARE = 0.04
 _LEAST_PROBATION_CHUNKS = 2
-_GHOSTS = 1 << 17
 _UNLEARNED = 4  # times the cache's size
 _MOST_LOOKED_AT = 4096
 _MOST_REMEMBERED = 1 << 17
@@ -140,33 +134,23 @@ _MOST_REMEMBERED = 1 << 17
 
 @dataclass(slots=True)
 class Resident:
-    """An entry of the policy. ``bytes`` are reserved for it, ``held`` of them are present."""
+    """An entry of the policy. ``last``: when it was last used. ``bytes`` are reserved for it, ``held`` of them are
+    present; ``size`` is that of all of it, as far as known, and ``served`` of it went to readers in this use."""
 
     key: str
     tenant: str
     last: int
-    """When it was last used."""
     bytes: int = 0
     held: int = 0
     size: int = 0
-    """Of all of it, as far as that is known."""
-    given: int = 0
-    """How much of it was given to readers in this use."""
+    served: int = 0
     readers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
-    """Result of a use. ``stays``: there is room for all of the object. ``evicted``: entries that are evicted for it."""
-
-    stays: bool
-    evicted: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Placement:
-    """The place of a chunk. ``stays``: among the residents, with ``evicted`` entries removed for it; else on probation,
-    with the chunks ``gone`` removed from there."""
+    """The place of an object or chunk. ``stays``: among the residents, with ``evicted`` entries removed for it; else on
+    probation, with the chunks ``gone`` removed from there."""
 
     stays: bool
     evicted: tuple[int, ...] = ()
@@ -174,67 +158,65 @@ class Placement:
 
 
 class Policy:
-    """Entries are numbers; sizes are bytes of disk. ``bytes`` and ``by_tenant`` are what is there from before, whose
-    entries come later, the longest unused first (`add_older`), or when they are used."""
+    """Entries are numbers; sizes are bytes of disk. ``totals`` are of an earlier process: its entries come later, the
+    longest unused first (`add_older`), or when they are used. ``quotas``: the share of the cache that a tenant may
+    hold."""
 
     def __init__(
         self,
         limit_bytes: int,
         chunk_bytes: int,
-        *,
         quotas: Mapping[str, float] | None = None,
-        by_tenant: Mapping[str, int] | None = None,
-        entries: int = 0,
-        state: Mapping[str, Any] | None = None,
-        pins: Iterable[str] = (),
+        totals: Totals | None = None,
     ) -> None:
-        state = state or {}
+        totals = totals or Totals()
         least = min(limit_bytes // 4, _LEAST_PROBATION_CHUNKS * chunk_bytes)
         self.probation = Probation(max(int(limit_bytes * PROBATION_SHARE), least))
         self.limit_bytes = limit_bytes
-        self._chunk_bytes = chunk_bytes
         self.room_bytes = self._most_room_bytes = limit_bytes - self.probation.limit_bytes
-        self.resident_bytes = sum((by_tenant or {}).values())
-        self.now = int(state.get("now", 0))
-        self.unseen = entries
+        self.resident_bytes = sum(totals.by_tenant.values())
+        self.now = int(totals.state.get("now", 0))
+        self.unseen = totals.entries
         """Entries of the index that the policy does not know."""
-        self._tenants: dict[str, int] = dict(by_tenant or {})
         self.quotas: Mapping[str, float] = quotas or {}
-        """The share of the cache that a tenant may hold."""
-        self._pins: tuple[frozenset[str], tuple[str, ...]] = (frozenset(), ())
+        self.evictions = self.evicted_bytes = 0
+        self._chunk_bytes = chunk_bytes
+        self._tenants: dict[str, int] = dict(totals.by_tenant)
         self._pinned: OrderedDict[int, Resident] = OrderedDict()
         self._cold: OrderedDict[int, Resident] = OrderedDict()
         self._warm: OrderedDict[int, Resident] = OrderedDict()
         self._without_room: dict[int, Resident] = {}
         self._ghosts: OrderedDict[int, tuple[int, int]] = OrderedDict()
-        self._intervals = Intervals(limit_bytes / 2, state.get("intervals"))
-        self.pin(pins)
+        self._intervals = Intervals(limit_bytes / 2, totals.state.get("intervals"))
+        self.pin(totals.pins)
 
     # -- uses
 
     def begin(
         self, entry: int, resident: Resident | None, key: str, tenant: str, size: int, *, partly: bool = True
-    ) -> Admission:
+    ) -> Placement:
         """Register a reader of an entry, of which ``size`` bytes are expected. ``resident``: the entry as the index has
         it. ``partly``: whether a part of it is worth keeping without room for all."""
-        resident = (
-            self._find(entry) or (resident and self._add_known(entry, resident)) or self._newcomer(entry, key, tenant)
-        )
-        resident.size = max(size, resident.size)
-        self._used(entry, resident)
-        resident.readers += 1
-        missing = max(size, resident.held + self.probation.of(entry)) - resident.bytes
-        evicted: tuple[int, ...] = ()
+        known = self._find(entry)
+        if known is None and resident is not None:
+            self._pile(resident)[entry] = known = resident
+            self.unseen = max(0, self.unseen - 1)
+        elif known is None:
+            last, served = self._ghosts.pop(hash(key), (self.now, 0))
+            self._without_room[entry] = known = Resident(key, tenant, last, served=served)
+        known.size = max(size, known.size)
+        self._used(entry, known)
+        known.readers += 1
+        missing = max(size, known.held + self.probation.of(entry)) - known.bytes
+        evicted = self._room_for(missing, known, but=entry) if missing > 0 else ()
+        if evicted is None:
+            if partly:
+                self._reserve(entry, known, self._free_chunks(missing, known.tenant))
+            return Placement(stays=False)
         if missing > 0:
-            room = self._room_for(missing, resident, but=entry)
-            if room is None:
-                if partly:
-                    self._set_aside(entry, resident, self._left_over(missing, resident.tenant))
-                return Admission(stays=False)
-            evicted = room
-            self._set_aside(entry, resident, missing)
-        resident.held += self.probation.drop_all(entry)
-        return Admission(True, evicted)
+            self._reserve(entry, known, missing)
+        known.held += self.probation.drop_all(entry)
+        return Placement(True, evicted)
 
     def served(self, entry: int, count: int) -> None:
         """Count bytes that went to a reader. The policy's clock advances by each byte of an object once in a use,
@@ -245,8 +227,8 @@ class Policy:
             return
         self._used(entry, resident)
         if resident.size:
-            count = max(0, min(count, resident.size - resident.given))
-        resident.given += count
+            count = max(0, min(count, resident.size - resident.served))
+        resident.served += count
         self.now += count
         resident.last = self.now
 
@@ -257,7 +239,7 @@ class Policy:
             return
         resident.readers -= 1
         if resident.readers == 0:
-            self._set_aside(entry, resident, resident.held - resident.bytes)
+            self._reserve(entry, resident, resident.held - resident.bytes)
             self._keep_ghost(resident)
             self._spill()
 
@@ -266,18 +248,19 @@ class Policy:
     def place(
         self, entry: int, number: int, count: int, *, wanted: bool, grows: bool, held: Callable[[ChunkId], bool]
     ) -> Placement | None:
-        """Return the place for a new chunk; None if there is none. ``grows``: the object's size is unknown, so room is
-        made chunk by chunk. ``wanted``, ``held``: see `Probation.put`."""
+        """Return the place for a new chunk; None without one. ``grows``: the object's size is unknown, so room is made
+        chunk by chunk. ``wanted``, ``held``: see `Probation.put`."""
         resident = self._find(entry)
-        evicted: tuple[int, ...] | None = ()
         if resident is not None:
             missing = count - (resident.bytes - resident.held)
-            if missing > 0 and grows and (evicted := self._room_for(missing, resident, but=entry)) is not None:
-                self._set_aside(entry, resident, missing)
-                missing = 0
-            if missing <= 0:
+            evicted: tuple[int, ...] | None = ()
+            if missing > 0:
+                evicted = self._room_for(missing, resident, but=entry) if grows else None
+                if evicted is not None:
+                    self._reserve(entry, resident, missing)
+            if evicted is not None:
                 resident.held += count
-                return Placement(True, evicted or ())
+                return Placement(True, evicted)
         gone = self.probation.put((entry, number), count, wanted, held)
         return None if gone is None else Placement(False, gone=tuple(gone))
 
@@ -293,25 +276,25 @@ class Policy:
         if not self.probation.drop((entry, number)) and resident is not None:
             resident.held -= count
             if not resident.readers:
-                self._set_aside(entry, resident, -count)
+                self._reserve(entry, resident, -count)
 
     def forget(self, entry: int) -> None:
         """Remove an entry."""
         resident = self._find(entry)
         self.probation.drop_all(entry)
         if resident is not None:
-            self._set_aside(entry, resident, -resident.bytes)
+            self._reserve(entry, resident, -resident.bytes)
             self._keep_ghost(resident)
             for pile in (self._without_room, self._warm, self._cold, self._pinned):
                 pile.pop(entry, None)
 
-    # -- what may not go
+    # -- pins
 
     def pin(self, names: Iterable[str]) -> None:
         """Never evict objects whose key is one of ``names`` or begins with one that ends with "/"; all others may
         be."""
-        names = tuple(names)
-        self._pins = frozenset(names), tuple(name for name in names if name.endswith("/"))
+        self._pins = frozenset(names)
+        self._pinned_prefixes = tuple(name for name in self._pins if name.endswith("/"))
         for pile in (self._cold, self._warm):
             for entry in [entry for entry, resident in pile.items() if self.is_pinned(resident.key)]:
                 self._pinned[entry] = pile.pop(entry)
@@ -321,10 +304,9 @@ class Policy:
 
     def is_pinned(self, key: str) -> bool:
         """Return whether the object with this key is never evicted."""
-        names, prefixes = self._pins
-        return key in names or key.startswith(prefixes)
+        return key in self._pins or key.startswith(self._pinned_prefixes)
 
-    # -- what was there before
+    # -- entries of an earlier process, and limits
 
     @property
     def needs_older_entries(self) -> bool:
@@ -351,14 +333,14 @@ class Policy:
         resident = self._find(entry)
         return self.now if resident is None else resident.last
 
-    def excess(self, *, shares: bool = True) -> tuple[int, ...]:
-        """Evict and return entries above the limit or (with ``shares``) above a tenant's quota, after either was
+    def excess(self, *, quotas: bool = True) -> tuple[int, ...]:
+        """Evict and return entries above the limit or (with ``quotas``) above a tenant's quota, after either was
         lowered."""
         gone: list[int] = []
         over = self.resident_bytes - self.room_bytes
         too_much = {
             tenant: more
-            for tenant in (self.quotas if shares else ())
+            for tenant in (self.quotas if quotas else ())
             if (more := self._tenants.get(tenant, 0) - self._most_of(tenant)) > 0
         }
         for pile in (self._cold, self._warm):
@@ -373,9 +355,7 @@ class Policy:
                         too_much[resident.tenant] = more - resident.bytes
                     else:
                         too_much.pop(resident.tenant, None)
-        for entry in gone:
-            self.forget(entry)
-        return tuple(gone)
+        return self._evict(gone)
 
     def make_room(self, spare_bytes: int) -> None:
         """Limit residents so that, with the probation segment full, at most ``spare_bytes`` more than now are used.
@@ -385,7 +365,7 @@ class Policy:
 
     @property
     def by_tenant(self) -> dict[str, int]:
-        """Bytes that are set aside for the objects of each tenant."""
+        """Bytes that are reserved for the objects of each tenant."""
         return {tenant: held for tenant, held in self._tenants.items() if held > 0}
 
     @property
@@ -413,23 +393,12 @@ class Policy:
         """Return how many bytes a tenant that has a quota may hold."""
         return int(self.quotas[tenant] * self._most_room_bytes)
 
-    def _add_known(self, entry: int, resident: Resident) -> Resident:
-        self._pile(resident)[entry] = resident
-        self.unseen = max(0, self.unseen - 1)
-        return resident
-
-    def _newcomer(self, entry: int, key: str, tenant: str) -> Resident:
-        last, given = self._ghosts.pop(hash(key), (self.now, 0))
-        resident = Resident(key, tenant, last, given=given)
-        self._without_room[entry] = resident
-        return resident
-
     def _used(self, entry: int, resident: Resident) -> None:
         """Note a use. Uses in quick succession, as of several ranges or readers, count as one."""
         gap = self.now - resident.last
         if gap > self.probation.limit_bytes and not resident.readers:
             self._intervals.observe(gap, resident.size, self.now)
-            resident.given = 0
+            resident.served = 0
         resident.last = self.now
         if entry in self._cold:
             self._warm[entry] = self._cold.pop(entry)
@@ -437,18 +406,19 @@ class Policy:
             self._warm.move_to_end(entry)
 
     def _room_for(self, missing: int, of: Resident, but: int) -> tuple[int, ...] | None:
-        """Make room for ``missing`` bytes of an entry: return the stale entries to evict (for a pinned one others too),
-        or None."""
+        """Make room for ``missing`` bytes of an entry: evict stale entries (for a pinned one others too) and return
+        them, or None if that is not enough."""
         tenant = of.tenant
-        quota = self._most_of(tenant) if tenant in self.quotas else None
-        over_quota = 0 if quota is None else self._tenants.get(tenant, 0) + missing - quota
         over = self.resident_bytes + missing - self.room_bytes
-        if missing > self.room_bytes or (quota is not None and missing > quota):
+        over_quota = 0
+        if tenant in self.quotas:
+            over_quota = self._tenants.get(tenant, 0) + missing - self._most_of(tenant)
+        if missing > self.room_bytes or (tenant in self.quotas and missing > self._most_of(tenant)):
             return None
         gone: list[int] = []
         oldest_last: float = self.now - self.patience_bytes if over > 0 or over_quota > 0 else 0
         if self.is_pinned(of.key):
-            oldest_last = float("inf")
+            oldest_last = math.inf
         for pile in (self._cold, self._warm):
             for looked, (entry, resident) in enumerate(pile.items()):
                 if (over <= 0 and over_quota <= 0) or resident.last >= oldest_last or looked > _MOST_LOOKED_AT:
@@ -458,20 +428,24 @@ class Policy:
                 gone.append(entry)
                 over -= resident.bytes
                 over_quota -= resident.bytes if resident.tenant == tenant else 0
-        if over > 0 or over_quota > 0:
-            return None
-        for entry in gone:
-            self.forget(entry)
-        return tuple(gone)
+        return None if over > 0 or over_quota > 0 else self._evict(gone)
 
-    def _left_over(self, missing: int, tenant: str) -> int:
+    def _evict(self, entries: list[int]) -> tuple[int, ...]:
+        for entry in entries:
+            resident = self._find(entry)
+            self.evictions += 1
+            self.evicted_bytes += 0 if resident is None else resident.held
+            self.forget(entry)
+        return tuple(entries)
+
+    def _free_chunks(self, missing: int, tenant: str) -> int:
         """Return how many of ``missing`` bytes there is room for, in whole chunks."""
         free = self.room_bytes - self.resident_bytes
         if tenant in self.quotas:
             free = min(free, self._most_of(tenant) - self._tenants.get(tenant, 0))
         return max(0, min(free, missing) // self._chunk_bytes * self._chunk_bytes)
 
-    def _set_aside(self, entry: int, resident: Resident, more: int) -> None:
+    def _reserve(self, entry: int, resident: Resident, more: int) -> None:
         """Change the bytes reserved for an entry; with the first it becomes a resident, without any it ceases to be
         one."""
         resident.bytes += more
@@ -497,6 +471,6 @@ class Policy:
             self.unseen += 1
 
     def _keep_ghost(self, resident: Resident) -> None:
-        self._ghosts[hash(resident.key)] = (resident.last, resident.given)
-        if len(self._ghosts) > _GHOSTS:
+        self._ghosts[hash(resident.key)] = (resident.last, resident.served)
+        if len(self._ghosts) > _MOST_REMEMBERED:
             self._ghosts.popitem(last=False)

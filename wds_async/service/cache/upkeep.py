@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 from wds_async.background import BlockingThreads
 from wds_async.config import TransferConfig
 from wds_async.errors import WdsError
-from wds_async.service.cache.cache import CachedObject, ChunkCache
-from wds_async.service.cache.disk import DataFile, DataFolder, open_folder, open_index, take_out_trash
-from wds_async.service.cache.entries import cost
-from wds_async.service.cache.index import CHUNK_BYTES, PAGE, Chunks, Index, IndexBatch, IndexRow
+from wds_async.service.cache.cache import ChunkCache
+from wds_async.service.cache.disk import open_index
+from wds_async.service.cache.index import IndexRow
 from wds_async.service.cache.open_entries import Verified
 from wds_async.service.cache.origin import ObjectOrigin, Urgency
-from wds_async.storage.base import Call
 from wds_async.transfer.ranges import RangeFetcher
 from wds_async.transfer.traffic import Traffic
 
 __all__ = ["Warmed", "listed", "pin", "pins", "remove", "verify", "warm", "warm_folder"]
 
-
 _MEMORY_BYTES = 128 << 20
+_NO_LIMIT = 1 << 62
+_TO_THE_END = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Warmed:
 
     @property
     def whole(self) -> bool:
-        """Whether all of it is there."""
+        """Whether all of it is in the cache."""
         return not self.error and self.there == self.size
 
 
@@ -47,19 +47,17 @@ async def warm_folder(
     limit_bytes: int,
     urls: Sequence[str],
     config: TransferConfig,
-    told: Callable[[Warmed], None],
+    report: Callable[[Warmed], None],
     *,
     at_once: int = 8,
 ) -> None:
-    """Fetch missing objects into the cache in ``folder``, calling ``told`` with each result. ConfigError if a service
+    """Fetch missing objects into the cache in ``folder``, calling ``report`` with each result. ConfigError if a service
     runs on the folder."""
-    threads = BlockingThreads(asyncio.get_running_loop())
     fetcher = RangeFetcher(config, memory_bytes=_MEMORY_BYTES, traffic=Traffic())
     try:
-        await warm(folder, limit_bytes, urls, fetcher, threads.call, told, at_once=at_once)
+        await warm(folder, limit_bytes, urls, fetcher, report, at_once=at_once)
     finally:
         await fetcher.close()
-        threads.stop()
 
 
 async def warm(
@@ -67,42 +65,25 @@ async def warm(
     limit_bytes: int,
     urls: Sequence[str],
     origin: ObjectOrigin,
-    call: Call,
-    told: Callable[[Warmed], None],
+    report: Callable[[Warmed], None],
     *,
     at_once: int = 8,
 ) -> None:
     """Fetch the objects from ``origin``; see `warm_folder`."""
-    cache = ChunkCache(folder, limit_bytes, origin, call=call)
-    await cache.start()
     waiting = iter(urls)
 
-    async def work() -> None:
+    async def work(cache: ChunkCache) -> None:
         for url in waiting:
-            told(await _one(cache, url))
+            try:
+                with await cache.open(url) as found:
+                    await found.fetch(urgency=Urgency.DEMAND)
+                    report(Warmed(url, found.ready(0, _TO_THE_END) if found.size else 0, found.size))
+            except WdsError as exn:
+                report(Warmed(url, error=str(exn)))
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(at_once):
-                group.create_task(work())
-    finally:
-        await cache.close()
-
-
-async def _one(cache: ChunkCache, url: str) -> Warmed:
-    try:
-        with await cache.open(url) as held:
-            await held.fetch(urgency=Urgency.DEMAND)
-            return Warmed(url, _there(held), held.size)
-    except WdsError as exn:
-        return Warmed(url, error=str(exn))
-
-
-def _there(held: CachedObject) -> int:
-    return held.ready(0, 1 << 62) if held.size else 0
-
-
-_AT_ONCE = 1000
+    async with _cache(folder, limit_bytes, origin) as cache, asyncio.TaskGroup() as group:
+        for _ in range(at_once):
+            group.create_task(work(cache))
 
 
 def listed(folder: Path, prefix: str = "") -> Iterator[IndexRow]:
@@ -121,68 +102,51 @@ def pins(folder: Path) -> list[str]:
 def pin(folder: Path, names: Iterable[str], *, pinned: bool) -> list[str]:
     """Pin objects by their keys, or by prefixes that end with "/", or (``pinned`` False) no longer; return all pins.
     ConfigError while a service runs on the folder."""
-    with contextlib.closing(open_folder(folder)) as opened:
-        return opened.index.pin(names, pinned=pinned)
+
+    async def change() -> list[str]:
+        async with _cache(folder) as cache:
+            return await cache.pin(names, pinned=pinned)
+
+    return asyncio.run(change())
 
 
 def remove(folder: Path, chosen: Callable[[str], bool]) -> list[IndexRow]:
     """Remove the objects whose key is ``chosen`` and return them. ConfigError while a service runs on the folder."""
-    with contextlib.closing(open_folder(folder)) as opened:
-        take_out_trash(folder)
-        gone = [row for row in opened.index.rows() if chosen(row.key)]
-        for start in range(0, len(gone), _AT_ONCE):
-            some = gone[start : start + _AT_ONCE]
-            for row in some:
-                opened.files.remove(row.id)
-            opened.index.write(IndexBatch(gone={row.id for row in some}), opened.totals.next_id, opened.totals.state)
-    return gone
+
+    async def evict() -> list[IndexRow]:
+        async with _cache(folder) as cache:
+            return await cache.evict(chosen)
+
+    return asyncio.run(evict())
 
 
-def verify(folder: Path, prefix: str = "", *, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Verified]:
-    """Compare every chunk of every object with its checksum and drop bad ones. ConfigError while a service runs on the
-    folder: that verifies each chunk before it is first served anyway."""
-    with contextlib.closing(open_folder(folder)) as opened:
-        for row in list(opened.index.rows(prefix)):
-            batch, result = _compared(row, opened.index, opened.files, chunk_bytes)
-            if result.bad:
-                opened.index.write(batch, opened.totals.next_id, opened.totals.state)
+def verify(folder: Path, prefix: str = "", **options: Any) -> Iterator[Verified]:
+    """Compare every chunk of every object with its checksum and drop bad ones. ``options``: see `ChunkCache`.
+    ConfigError while a service runs on the folder: that verifies each chunk before it is first served anyway."""
+
+    async def results() -> AsyncIterator[Verified]:
+        async with _cache(folder, **options) as cache:
+            async for result in cache.verify(prefix):
+                yield result
+
+    async def following() -> Verified | None:
+        return await anext(comparing, None)
+
+    comparing = results()
+    with asyncio.Runner() as runner:
+        while (result := runner.run(following())) is not None:
             yield result
 
 
-def _compared(row: IndexRow, index: Index, files: DataFolder, chunk_bytes: int) -> tuple[IndexBatch, Verified]:
-    loaded = index.load(row.key)
-    pages = loaded[1] if loaded is not None else None
-    chunks = Chunks(row.size, chunk_bytes)
-    chunks.load(pages or ())
-    numbers = chunks.numbers()
-    bad = _bad(row, chunks, files)
-    for number in bad:
-        chunks.drop(number)
-    batch = IndexBatch()
-    left = chunks.numbers()
-    if pages is None or not left:
-        files.remove(row.id)
-        batch.gone.add(row.id)
-        bad = bad or [-1]  # a damaged row, or one of nothing
-    else:
-        held = sum(cost(chunks.length(number)) for number in left)
-        batch.rows[row.id] = replace(row, held=held)
-        batch.pages = {(row.id, number // PAGE): chunks.page(number // PAGE) for number in bad}
-    return batch, Verified(row.key, len(numbers) - len(bad) if pages is not None else 0, len(bad))
-
-
-def _bad(row: IndexRow, chunks: Chunks, files: DataFolder) -> list[int]:
+@contextlib.asynccontextmanager
+async def _cache(
+    folder: Path, limit_bytes: int = _NO_LIMIT, origin: ObjectOrigin | None = None, **options: Any
+) -> AsyncIterator[ChunkCache]:
+    threads = BlockingThreads(asyncio.get_running_loop())
+    cache = ChunkCache(folder, limit_bytes, cast("ObjectOrigin", origin), call=threads.call, **options)
     try:
-        file = files.open(row.id)
-    except OSError:
-        return chunks.numbers()
-    with contextlib.closing(file):
-        return [number for number in chunks.numbers() if not _good(file, chunks, number)]
-
-
-def _good(file: DataFile, chunks: Chunks, number: int) -> bool:
-    start, stop = chunks.bounds(number)
-    try:
-        return file.crc(start, stop - start) == chunks.crc(number)
-    except OSError:
-        return False
+        await cache.start()
+        yield cache
+    finally:
+        await cache.close()
+        threads.stop()

@@ -1,4 +1,4 @@
-"""Writes of the cache: chunks to their files (`Disk`), and what has changed to the index (`Journal`)."""
+"""Writes of the cache: chunks to their files (`Disk`), and changes to the index (`Journal`)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import errno
 import logging
 import sqlite3
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from wds_async.redact import redact
@@ -19,9 +20,9 @@ from wds_async.storage.base import Call
 
 __all__ = ["Disk", "Journal"]
 
-
+logger = logging.getLogger("wds_async")
 _FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS))
-"""Refusals that say nothing of the file itself."""
+"""Refusals for a reason outside of the file."""
 _PAUSE_S = 10.0
 """How long nothing is written after the disk refused."""
 _STUCK_S = 5.0
@@ -33,20 +34,19 @@ _LOOK_EVERY_S = 0.1
 
 class Disk:
     """The cache's ``files`` (None: no disk). Blocking calls run on a thread, at most ``writers`` writes at once: more
-    would wait for each other in the file system, each holding its chunk's memory."""
+    would wait for each other in the file system, each holding its chunk's memory. Nothing is written while its file
+    system is ``crowded`` (has too little space left)."""
 
     def __init__(
         self, files: DataFolder | None, call: Call, stats: CacheStats, clock: Callable[[], float], writers: int = 4
     ) -> None:
         self.files = files
+        self.crowded = self._vanished = False
         self._call = call
         self._stats = stats
         self._clock = clock
-        self.crowded = False
-        """Whether its file system has too little space left: then nothing is written."""
-        self._vanished = False
         self._paused_until = 0.0
-        self._said = self._said_slow = False
+        self._warned = self._warned_slow = False
         self._writers = asyncio.Semaphore(writers)
         self._writing: dict[object, float] = {}
 
@@ -60,20 +60,19 @@ class Disk:
         if self.files is None or self.crowded or self._vanished:
             return False
         now = self._clock()
-        stuck = any(now - began >= _STUCK_S for began in self._writing.values())
-        return now >= self._paused_until and not stuck
+        return now >= self._paused_until and not any(now - began >= _STUCK_S for began in self._writing.values())
 
     def failed(self, exn: BaseException, doing: str) -> None:
-        """Count an error, log it once, and pause writing."""
+        """Count an error, warn once, and pause writing."""
         self._stats.disk_errors += 1
         self._paused_until = self._clock() + _PAUSE_S
         where = "" if self.files is None else f" in {self.files.root}"
-        level = logging.DEBUG if self._said else logging.WARNING
-        self._said = True
         logger.log(
-            level, "cache: %s failed%s: %s; objects are passed through from their origins, and the disk is tried again "
+            logging.DEBUG if self._warned else logging.WARNING,
+            "cache: %s failed%s: %s; objects are passed through from their origins, and the disk is tried again "
             "after %g s", doing, where, exn, _PAUSE_S,
         )  # fmt: skip
+        self._warned = True
 
     async def write(
         self, entry: ObjectEntry, number: int, data: memoryview, memory_wanted: Callable[[], bool] = lambda: False
@@ -97,11 +96,11 @@ class Disk:
         finally:
             del self._writing[write]
             self._writers.release()
-        self._said = False
+        self._warned = False
         return crc
 
     async def _turn(self, memory_wanted: Callable[[], bool]) -> bool:
-        """Wait until another write may begin; False where the chunk's memory is wanted first, or the disk is stuck."""
+        """Wait until another write may begin; False if the chunk's memory is wanted first, or the disk is stuck."""
         clock = asyncio.get_running_loop().time
         began = clock()
         while self._writers.locked():
@@ -109,8 +108,8 @@ class Disk:
                 async with asyncio.timeout(_LOOK_EVERY_S):
                     return await self._writers.acquire()
             if not self.usable or (memory_wanted() and clock() - began >= _PATIENCE_S):
-                level = logging.DEBUG if self._said_slow else logging.WARNING
-                self._said_slow = True
+                level = logging.DEBUG if self._warned_slow else logging.WARNING
+                self._warned_slow = True
                 logger.log(level, "cache: the disk is slower than what is read; what it cannot take is passed through")
                 return False
         return await self._writers.acquire()
@@ -122,32 +121,34 @@ class Disk:
             assert entry.file is not None
             stored: int | None = await self.call(entry.file.crc, start, stop - start)
         except OSError as exn:
-            self._stats.disk_errors += 1
-            logger.warning("cache: %s at byte %d cannot be read from disk: %s", redact(entry.url), start, exn)
+            self.unreadable(exn, entry.url, start)
             return False
         return stored == entry.chunks.crc(number)
 
+    def unreadable(self, exn: OSError, url: str, start: int) -> None:
+        """Count and log a read that failed."""
+        self._stats.disk_errors += 1
+        logger.warning("cache: %s at byte %d cannot be read from disk: %s", redact(url), start, exn)
+
     async def punch(self, entry: ObjectEntry, number: int) -> None:
-        """Give back the blocks of a chunk; of the last one as if it were full, so that the hole covers whole pages."""
+        """Free the blocks of a chunk; of the last one as if it were full, so that the hole covers whole pages."""
         size = entry.chunks.chunk_bytes
         if entry.file is not None:
             await self.call(entry.file.punch, number * size, size)
 
-    async def trim(self, entry: ObjectEntry) -> None:
-        """Give back blocks that a killed process wrote and the index does not know."""
-        if entry.file is not None:
-            await self.call(entry.file.trim, [entry.chunks.bounds(number) for number in entry.chunks.numbers()])
-
-    async def open(self, number: int) -> DataFile | None:
-        """Open the file of an entry; None if it is gone or cannot be read."""
+    async def open(self, entry: ObjectEntry) -> DataFile | None:
+        """Open the file of an entry; None if it is gone or cannot be read. Blocks that a killed process wrote and the
+        index does not know are freed."""
         try:
             assert self.files is not None
-            file: DataFile = await self.call(self.files.open, number)
+            file: DataFile = await self.call(self.files.open, entry.id)
         except FileNotFoundError:
             return None
         except OSError as exn:
             self.failed(exn, "opening a file")
             return None
+        with contextlib.suppress(OSError):
+            await self.call(file.trim, [entry.chunks.bounds(number) for number in entry.chunks.numbers()])
         return file
 
     async def remove(self, number: int) -> bool:
@@ -171,51 +172,38 @@ class Disk:
             raise
 
 
-logger = logging.getLogger("wds_async")
-
-
+@dataclass
 class Journal:
-    """Notes changes and writes them to ``index`` on `flush`. None: nothing is written. ``broken`` is called if its
-    content prevents writing."""
+    """Notes changes and writes them to ``index`` on `flush` (None: nowhere). ``broken`` is called if its content
+    prevents writing."""
 
-    def __init__(
-        self,
-        index: Index | None,
-        call: Call,
-        policy: Policy,
-        *,
-        clock: Callable[[], float],
-        wall: Callable[[], float],
-        next_id: int,
-        broken: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.index = index
-        self._broken = broken
-        self._call = call
-        self._policy = policy
-        self._clock = clock
-        self._wall = wall
-        self._next_id = next_id
-        self._dirty: dict[int, ObjectEntry] = {}
-        self._pages: dict[tuple[int, int], ObjectEntry] = {}
-        self._made: set[int] = set()
-        """Whose files there may be, though the index has no row of them."""
-        self._keys: set[str] = set()
-        self._keys_on_their_way: set[str] = set()
-        self._going: set[int] = set()
-        self._gone: set[int] = set()
-        self._writing = asyncio.Lock()
-        self._said = False
+    index: Index | None
+    call: Call
+    policy: Policy
+    clock: Callable[[], float]
+    wall: Callable[[], float]
+    next_id: int
+    broken: Callable[[], None] = lambda: None
+    _dirty: dict[int, ObjectEntry] = field(default_factory=dict)
+    _pages: dict[tuple[int, int], ObjectEntry] = field(default_factory=dict)
+    _new: set[int] = field(default_factory=set)
+    """Entries that may have a file, but no row yet."""
+    _lagging: set[str] = field(default_factory=set)
+    """Keys whose row may lag, the batch that is being written included."""
+    _going: set[int] = field(default_factory=set)
+    _gone: set[int] = field(default_factory=set)
+    _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _warned: bool = False
 
     def new_id(self) -> int:
         """Return an unused number."""
-        number, self._next_id = self._next_id, self._next_id + 1
-        self._made.add(number)
+        number, self.next_id = self.next_id, self.next_id + 1
+        self._new.add(number)
         return number
 
-    def unmade(self, number: int) -> None:
-        """Note that a number has no file."""
-        self._made.discard(number)
+    def without_file(self, number: int) -> None:
+        """Note that an entry has no file."""
+        self._new.discard(number)
 
     @property
     def behind(self) -> bool:
@@ -224,19 +212,18 @@ class Journal:
 
     def pending(self, key: str) -> bool:
         """Return whether the index may lag for this key."""
-        return key in self._keys or key in self._keys_on_their_way
+        return key in self._lagging
 
     def used(self, entry: ObjectEntry) -> None:
         """Note a use or a revalidation."""
         if entry.file is not None and not entry.gone:
             self._dirty[entry.id] = entry
-            self._keys.add(entry.key)
+            self._lagging.add(entry.key)
 
     def changed(self, entry: ObjectEntry, number: int) -> None:
         """Note that a chunk was added or dropped."""
-        if entry.file is not None and not entry.gone:
-            self._dirty[entry.id] = entry
-            self._keys.add(entry.key)
+        self.used(entry)
+        if entry.id in self._dirty:
             self._pages[entry.id, number // PAGE] = entry
 
     def removing(self, number: int) -> None:
@@ -247,7 +234,7 @@ class Journal:
     def removed(self, number: int) -> None:
         """Note that an entry's file was removed."""
         self._gone.add(number)
-        self._made.discard(number)
+        self._new.discard(number)
 
     def is_removed(self, number: int) -> bool:
         """Return whether an entry's file was or is being removed, though the index may still have it."""
@@ -260,41 +247,39 @@ class Journal:
                 return True
             entries, pages, gone = self._dirty, self._pages, set(self._gone)
             self._dirty, self._pages = {}, {}
-            self._keys_on_their_way, self._keys = self._keys, set()
             batch = self._batch(entries, pages, gone)
-            sweep_from = min(self._made - batch.rows.keys(), default=self._next_id)
+            sweep_from = min(self._new - batch.rows.keys(), default=self.next_id)
             try:
-                await self._call(self.index.write, batch, self._next_id, self._policy.state(), sweep_from)
+                await self.call(self.index.write, batch, self.next_id, self.policy.state(), sweep_from)
             except sqlite3.Error as exn:
                 self._dirty, self._pages = {**entries, **self._dirty}, {**pages, **self._pages}
-                self._keys |= self._keys_on_their_way
-                self._complain(exn)
+                self._failed(exn)
                 return False
-            self._keys_on_their_way = set()
-            self._made -= batch.rows.keys()
+            self._lagging = {entry.key for entry in self._dirty.values()}
+            self._new -= batch.rows.keys()
             self._gone -= gone
             self._going -= gone
-            self._said = False
+            self._warned = False
             return True
 
     def _batch(
         self, entries: dict[int, ObjectEntry], pages: dict[tuple[int, int], ObjectEntry], gone: set[int]
     ) -> IndexBatch:
-        clock, wall = self._clock(), self._wall()
+        clock, wall = self.clock(), self.wall()
         rows = {
-            number: entry.row(wall - (clock - entry.checked), wall, self._policy.last_use(number))
+            number: entry.row(wall - (clock - entry.checked), wall, self.policy.last_use(number))
             for number, entry in entries.items()
             if not entry.gone
         }
         packed = {key: entry.chunks.page(key[1]) for key, entry in pages.items() if not entry.gone}
         return IndexBatch(rows, packed, gone)
 
-    def _complain(self, exn: sqlite3.Error) -> None:
+    def _failed(self, exn: sqlite3.Error) -> None:
         if not isinstance(exn, sqlite3.OperationalError):
-            self._broken()
-        if not self._said:
+            self.broken()
+        if not self._warned:
             logger.warning(
                 "cache: the index cannot be written: %s; what is cached from now on is forgotten at a restart until it "
                 "can", exn,
             )  # fmt: skip
-        self._said = True
+        self._warned = True
