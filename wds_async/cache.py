@@ -1,4 +1,4 @@
-"""WebDataset's names for keeping shards on disk. What they do is done by `shardcache`, and by the engine.
+"""WebDataset's names for keeping shards on disk, by means of `shardcache`.
 
 The usual way is ``WebDataset(urls, cache_dir=…)`` or ``WDS_CACHE``, and in a `DataPipeline` the stage
 `cached_tarfile_to_samples`: they stream while they fill the cache. `FileCache` and `StreamingOpen` give files instead
@@ -7,7 +7,6 @@ of samples.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import re
@@ -16,7 +15,7 @@ import urllib.parse
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from wds_async.config import settings
 from wds_async.errors import CostLimitReached, NotATar, StorageError
@@ -28,7 +27,7 @@ from wds_async.reading.stage import TarStage, tarfile_to_samples
 from wds_async.reading.url_files import gopen
 from wds_async.redact import redact
 from wds_async.shardcache.cache import DiskCache, shard_cache
-from wds_async.shardcache.eviction import files
+from wds_async.shardcache.eviction import files, remove_until
 from wds_async.shardcache.formats import looks_like_shard
 from wds_async.shardcache.names import cache_name, claim
 from wds_async.storage.registry import locate
@@ -64,12 +63,12 @@ _FILETYPES = (
 
 
 def islocal(url: str) -> bool:
-    """Whether ``url`` is a path or a ``file:`` URL."""
+    """Return whether ``url`` is a path or a ``file:`` URL."""
     return scheme(url) in ("", "file")
 
 
 def get_filetype(fname: str | os.PathLike[str]) -> str:
-    """What a file is by its first bytes, as ``name: description`` (like the command ``file``, which is not needed)."""
+    """Return what a file is by its first bytes, as ``name: description``, like the command ``file``."""
     with open(fname, "rb") as file:
         head = file.read(512)
     for magic, description in _FILETYPES:
@@ -83,27 +82,25 @@ def get_filetype(fname: str | os.PathLike[str]) -> str:
 
 
 def check_tar_format(fname: str | os.PathLike[str]) -> bool:
-    """Whether a file begins like a tar (POSIX, GNU, V7) or like one that gzip, bzip2, xz or zstd compressed."""
+    """Return whether a file begins like a tar (POSIX, GNU, V7) or like one that gzip, bzip2, xz or zstd compressed."""
     return looks_like_shard(fname)
 
 
 def pipe_cleaner(spec: str) -> str:
-    """The URL that a ``pipe:`` command seems to read, or ``spec`` itself. Deprecated: the cache does it by itself."""
+    """Return the URL that a ``pipe:`` command seems to read, or ``spec`` itself. Deprecated: the cache does it."""
     warnings.warn(
         "pipe_cleaner is deprecated; the cache names pipe: commands by itself (leave url_to_name out)",
         DeprecationWarning,
         stacklevel=2,
     )
     command = spec.removeprefix("pipe:")
-    found = re.search(r"(?:^|(?<= ))(?:https?|hdfs|gs|ais|s3):[^ ]*", command) if command is not spec else None
-    return found[0] if found else command
+    match = re.search(r"(?:^|(?<= ))(?:https?|hdfs|gs|ais|s3):[^ ]*", command) if command is not spec else None
+    return match[0] if match else command
 
 
 def url_to_cache_name(url: str, ndir: int = 0) -> str:
-    """The last ``ndir + 1`` components of the path in ``url``; the quoted URL's end for schemes that have no path.
-
-    Two buckets can give the same name, which is why the cache itself names files otherwise (`shardcache.names`).
-    """
+    """Return the last ``ndir + 1`` components of the path in ``url``; the quoted URL's end for schemes without a path.
+    Two buckets can give the same name, so the cache itself names files otherwise (`shardcache.names`)."""
     assert isinstance(url, str), f"a URL is a str, not {type(url).__name__}"
     parsed = urllib.parse.urlparse(url)
     if parsed.scheme not in _HIERARCHICAL:
@@ -112,7 +109,7 @@ def url_to_cache_name(url: str, ndir: int = 0) -> str:
 
 
 def create_cache_dir(cache_dir: str | os.PathLike[str] = DEFAULT_FOLDER) -> str:
-    """Make the folder, with its parents, where it is not there; its name."""
+    """Create the folder, with its parents, if necessary, and return its name."""
     os.makedirs(cache_dir, exist_ok=True)
     return os.fspath(cache_dir)
 
@@ -122,7 +119,7 @@ class LRUCleanup:
 
     ``cache_size`` is in bytes; ``keyfn(path)`` is a time, by default that of creation (or of the last change of name or
     access rights). ``interval``: `cleanup` does nothing within so many seconds of the last time; None: it always looks.
-    All files below the folder count, whoever put them there.
+    All files below the folder count, those of other programs too.
     """
 
     def __init__(
@@ -150,20 +147,28 @@ class LRUCleanup:
             return
         if self.interval is not None and time.time() - self.last_run < self.interval:
             return
-        found: list[tuple[float, str, int]] = []
-        for entry in files(Path(self.cache_dir)):
-            with contextlib.suppress(OSError):
-                found.append((self.keyfn(entry.path), entry.path, entry.stat().st_size))
-        total = sum(size for _, _, size in found)
-        for _, path, size in sorted(found):
-            if total <= self.cache_size:
-                break
-            with contextlib.suppress(OSError):
-                os.remove(path)
-                total -= size
-                if self.verbose:
-                    logger.warning("cache %s: removed %s", self.cache_dir, path)
+        removed = remove_until(files(Path(self.cache_dir)), self.cache_size, lambda entry: self.keyfn(entry.path))
+        for path in removed if self.verbose else ():
+            logger.warning("cache %s: removed %s", self.cache_dir, path)
         self.last_run = time.time()
+
+
+def _opened(
+    items: Iterable[str | Mapping[str, Any]], handler: Handler, open_url: Callable[[str], dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """Yield each URL (or that of a dict) with what ``open_url`` returns. Its errors go to ``handler``: True passes over
+    the URL."""
+    for item in items:
+        url = item if isinstance(item, str) else item["url"]
+        try:
+            opened = open_url(url)
+        except CostLimitReached:
+            raise
+        except Exception as exn:
+            if handler(exn):
+                continue
+            return
+        yield {"url": url} | opened
 
 
 class StreamingOpen:
@@ -178,28 +183,25 @@ class StreamingOpen:
 
     def __call__(self, urls: Iterable[str | Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         """Open each; the streams are the caller's to close."""
-        for item in urls:
-            url = item if isinstance(item, str) else item["url"]
-            try:
-                path = locate(url).path
-                if self.verbose:
-                    logger.warning("opening %s", redact(url))
-                stream: IO[bytes] = gopen(url) if path is None else open(path, "rb")  # noqa: SIM115 - the caller closes
-            except Exception as exn:
-                if self.handler(exn):
-                    continue
-                return
-            yield {"url": url, "stream": stream} | ({} if path is None else {"local_path": path})
+        return _opened(urls, self.handler, self._open)
+
+    def _open(self, url: str) -> dict[str, Any]:
+        path = locate(url).path
+        if self.verbose:
+            logger.warning("opening %s", redact(url))
+        if path is None:
+            return {"stream": gopen(url)}
+        return {"stream": open(path, "rb"), "local_path": path}
 
 
 class FileCache:
-    """Shards as whole local files: each is fetched into ``cache_dir`` unless it is there, then opened.
+    """Shards as whole local files: each is fetched into ``cache_dir`` if necessary, then opened.
 
-    ``url_to_name`` gives a file's relative path. By default it is the last component of the URL's path, or where
-    another URL has that name in this folder, our own name for it (with its bucket).
-    ``validator(path)`` says whether a fetched file is a shard; None asks nothing. ``cache_size`` in bytes: the least
-    recently used go, looked at every ``cache_cleanup_interval`` seconds; not positive: no limit.
-    Without ``cache_dir`` it is ``WDS_CACHE``, else ``./_cache``. Local files are given as they are.
+    ``url_to_name`` returns a file's relative path. By default it is the last component of the URL's path or, if another
+    URL has that name in this folder, our own name for it (with its bucket). ``validator(path)`` returns whether a
+    fetched file is a shard; None: all are. ``cache_size`` in bytes: the least recently used go, every
+    ``cache_cleanup_interval`` seconds; not positive: no limit. Without ``cache_dir`` it is ``WDS_CACHE``, else
+    ``./_cache``. Local files are opened where they are.
     """
 
     def __init__(
@@ -228,42 +230,34 @@ class FileCache:
         self._cache = DiskCache(self.cache_dir, url_to_name=self._name if default else url_to_name, verbose=verbose)
 
     def get_file(self, url: str) -> str:
-        """The path of the shard's file, which is fetched now unless it is there.
+        """Return the path of the shard's file, after fetching it if necessary.
 
-        Raises what the engine raises (see `errors`), NotATar (a ValueError) where the validator refuses the file, and
-        StorageError where the folder cannot be written.
+        Raises the errors of `wds_async.errors`, NotATar (a ValueError) if the validator refuses the file, and
+        StorageError if the folder cannot be written.
         """
         assert isinstance(url, str), f"a URL is a str, not {type(url).__name__}"
         if (path := locate(url).path) is not None:
             return path
-        found = self._cache.find(url)
-        if found is not None:
-            return str(found)
+        cached = self._cache.find(url)
+        if cached is not None:
+            return str(cached)
         create_cache_dir(self.cache_dir)
         if self.cleaner is not None:
             self.cleaner.cleanup()
         for _ in range(_FETCHES):  # more than one where this followed a process that then died
-            found = self._cache.fetch(url, enforce)
-            if found is not None:
-                return self._validated(found, url)
+            cached = self._cache.fetch(url, enforce)
+            if cached is not None:
+                return self._validated(cached, url)
         raise StorageError(f"{redact(url)}: it cannot be kept in {self.cache_dir!r}; look at its space and permissions")
 
     def __call__(self, urls: Iterable[str | Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-        """For each URL (or dict with a ``url``) a dict: ``url``, ``local_path`` and an open ``stream``, which is the
-        caller's to close. One that fails goes to the handler: True passes over it. The engine has tried again by then.
-        """
-        for item in urls:
-            url = item if isinstance(item, str) else item["url"]
-            try:
-                path = self.get_file(url)
-                stream = open(path, "rb")  # noqa: SIM115 - the caller closes
-            except CostLimitReached:
-                raise
-            except Exception as exn:
-                if self.handler(exn):
-                    continue
-                return
-            yield {"url": url, "stream": stream, "local_path": path}
+        """Yield a dict for each URL (or dict with a ``url``): ``url``, ``local_path`` and an open ``stream``, which is
+        the caller's to close. A URL that fails goes to the handler, after the engine's retries: True passes over it."""
+        return _opened(urls, self.handler, self._open)
+
+    def _open(self, url: str) -> dict[str, Any]:
+        path = self.get_file(url)
+        return {"stream": open(path, "rb"), "local_path": path}
 
     def _validated(self, path: Path, url: str) -> str:
         if self.validator is not None and not self.validator(str(path)):
@@ -289,13 +283,14 @@ def cached_tarfile_samples(
     select_files: Callable[[str], Any] | None = None,
     rename_files: Callable[[str], str] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """`tariterators.tarfile_samples` through a cache on disk: what is there is read there, the rest streams, and is
-    kept as it passes.
+    """Read samples as `tariterators.tarfile_samples`, through a cache on disk: copies are read there, other shards
+    stream, and are kept as they pass.
 
     ``cache_size``: bytes, beyond which the least recently used go; negative: ``WDS_CACHE_SIZE``, else no limit; 0: no
-    cache. ``cache_dir``: made if need be; by default ``WDS_CACHE``, else ``./_cache``. ``url_to_name``: the relative
-    path of a shard in there; by default our own (`shardcache.names`). ``always``: keep local files too. ``verbose``:
-    log what happens to each shard. Where ``src`` is a list, copies under bare names are used (see `DiskCache.expect`).
+    cache. ``cache_dir``: created if necessary; by default ``WDS_CACHE``, else ``./_cache``. ``url_to_name``: the
+    relative path of a shard in it; by default our own (`shardcache.names`). ``always``: keep local files too.
+    ``verbose``: log what happens to each shard. If ``src`` is a list, copies under bare names are used (see
+    `DiskCache.expect`).
     """
     cache = _cache_of(cache_size, cache_dir, verbose, url_to_name, always)
     if isinstance(cache, DiskCache) and isinstance(src, list | tuple):
@@ -315,7 +310,7 @@ def cached_tarfile_to_samples(
     rename_files: Callable[[str], str] | None = None,
     transfer: Mapping[str, Any] | None = None,
 ) -> TarStage:
-    """The stage of `cached_tarfile_samples`, for a `DataPipeline`. ``transfer`` as in `tarfile_to_samples`."""
+    """Return the stage of `cached_tarfile_samples`, for a `DataPipeline`. ``transfer`` as in `tarfile_to_samples`."""
     cache = _cache_of(cache_size, cache_dir, verbose, url_to_name, always)
     return tarfile_to_samples(handler, select_files, rename_files, transfer, cache=cache)
 
@@ -327,10 +322,6 @@ def _cache_of(
     url_to_name: Callable[[str], str] | None,
     always: bool,
 ) -> DiskCache | None:
-    return shard_cache(
-        cache_dir if cache_dir is not None else settings().cache or DEFAULT_FOLDER,
-        cache_size,
-        url_to_name=None if url_to_name is pipe_cleaner else url_to_name,
-        verbose=verbose,
-        local=always,
-    )
+    folder = cache_dir if cache_dir is not None else settings().cache or DEFAULT_FOLDER
+    url_to_name = None if url_to_name is pipe_cleaner else url_to_name
+    return shard_cache(folder, cache_size, url_to_name=url_to_name, verbose=verbose, local=always)

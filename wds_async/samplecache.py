@@ -1,7 +1,7 @@
 """Samples kept on disk, to be yielded from there in later epochs: `LMDBCached` and `SQLiteCache`.
 
-Both hold pickles and read them by the rules of `autodecode.unpickle_loads`: a database that somebody else wrote
-runs no code here. A sample that could not be read back by these rules is refused when it is written.
+Both hold pickles and read them by the rules of `autodecode.unpickle_loads`: a database of another user's runs no code
+here. A sample that could not be read back by these rules is refused when it is written.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import pickle
 import random
 import sqlite3
 import threading
+import types
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -36,7 +37,7 @@ __all__ = ["LMDBCached", "SQLiteCache"]
 logger = logging.getLogger("wds_async")
 
 _COMPLETE = b"_"  # WebDataset's mark of a database that holds the whole stream
-_FILLER = b"\0filler"  # whose the unfinished database is; goes when it is finished
+_WRITER = b"\0filler"  # the writer of an unfinished database; removed when it is finished
 _CHUNK_BYTES = 16 << 20  # a transaction's most, whatever the number of its samples
 _MAX_KEY_BYTES = 480  # LMDB allows 511, and a number may be added
 _BUSY_S = 60.0
@@ -47,7 +48,7 @@ _opening = threading.Lock()
 
 
 def _replace_lock() -> None:
-    """A thread of the parent may have held it when this process was forked."""
+    """Make a new lock: a thread of the parent may have held it when this process was forked."""
     global _opening
     _opening = threading.Lock()
 
@@ -64,35 +65,34 @@ class _SamplePickler(pickle.Pickler):
 
 
 def _dumps(sample: Any, loads: Callable[[bytes], Any]) -> bytes:
-    """The pickle of ``sample``, once it is known that ``loads`` will take it."""
+    """Return the pickle of ``sample``. UnsafeContent if ``loads`` would refuse it."""
     stream = io.BytesIO()
     _SamplePickler(stream, pickle.HIGHEST_PROTOCOL).dump(sample)
     data = stream.getvalue()
     try:
         loads(data)
     except UnsafeContent as exn:
-        what = "this sample is not cached, because it could not be read back"
-        raise UnsafeContent(f"{what}: {exn}; the cache takes allow_pickle=True, too") from exn
+        words = "this sample is not cached, because it could not be read back"
+        raise UnsafeContent(f"{words}: {exn}; the cache takes allow_pickle=True, too") from exn
     return data
 
 
 class LMDBCached(PipelineStage):
     """Store what passes in an LMDB database, and yield it from there once the whole stream is in it.
 
-    ``fname``: the database's folder; it is made when the first sample comes. Where there are several ranks or
-        workers each has a database of its own in it, because each sees its own share of the stream: a cache is used
-        by runs of the same numbers of ranks and workers. One that a single process filled is used by all, each
-        taking every n-th sample of it.
+    ``fname``: the database's folder; it is made when the first sample comes. With several ranks or workers each has a
+        database of its own in it, because each sees its own share of the stream: a cache is used by runs of the same
+        numbers of ranks and workers. One that a single process filled is used by all, each taking every n-th sample.
     ``map_size``: the most bytes that a database may hold (address space, not disk).
     ``pickler``: a module with ``dumps`` and ``loads``. With Python's `pickle`, reading follows the rules for pickled
         fields (plain classes, numpy, torch; ``allow_pickle`` or ``WDS_ALLOW_PICKLE=1`` for others, for data that you
         trust); another one is used as it is.
-    ``chunksize``: samples of one transaction; fewer where they pass 16 MiB.
+    ``chunksize``: samples of one transaction; fewer if they exceed 16 MiB.
 
     A stream that is not read to its end leaves a database that is not used, and filled anew by the next iteration.
-    Samples come back in the order of their ``__key__`` (the order of the stream where they have none). The file format
-    is WebDataset's. Raises MissingExtra without the package lmdb, UnsafeContent for a sample that reading would
-    refuse, and ConfigError where ``map_size`` is too small.
+    Samples come back in the order of their ``__key__`` (the order of the stream if they have none). The file format is
+    WebDataset's. Raises MissingExtra without the package lmdb, UnsafeContent for a sample that reading would refuse,
+    and ConfigError if ``map_size`` is too small.
     """
 
     def __init__(
@@ -112,25 +112,26 @@ class LMDBCached(PipelineStage):
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        if (name := getattr(self.pickler, "__name__", None)) and type(self.pickler) is type(os):
-            state["pickler"] = _Module(name)
+        if isinstance(self.pickler, types.ModuleType):  # which does not pickle
+            state["pickler"] = f"module:{self.pickler.__name__}"
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        pickler = state["pickler"]
-        self.__dict__.update(state, pickler=pickler.load() if isinstance(pickler, _Module) else pickler)
+        self.__dict__.update(state)
+        if isinstance(self.pickler, str):
+            self.pickler = importlib.import_module(self.pickler.removeprefix("module:"))
 
     def is_complete(self) -> bool:
-        """Whether this process would read from its database rather than from the source."""
+        """Return whether this process would read from its database rather than from the source."""
         return self._find() is not None
 
     def run(self, source: Iterable[Any]) -> Iterator[Any]:
-        """The samples of the database where it is complete, else of ``source``, stored on their way."""
-        found = self._find()
-        return self._fill(source) if found is None else self._replay(*found)
+        """Yield the samples of the database if it is complete, else those of ``source``, storing them."""
+        database = self._find()
+        return self._fill(source) if database is None else self._replay(*database)
 
     def _folder(self) -> str:
-        """Where this worker's own database is."""
+        """Return the folder of this worker's own database."""
         here = world.place()
         if here.world_size * here.num_workers == 1:
             return self.fname
@@ -138,18 +139,18 @@ class LMDBCached(PipelineStage):
         return os.path.join(self.fname, name)
 
     def _find(self) -> tuple[str, int, int] | None:
-        """The complete database to read from, the first of its samples to read, and the step to the next."""
+        """Return the complete database to read from, the first of its samples to read, and the step to the next."""
         here = world.place()
         common = self.fname, here.rank * here.num_workers + here.worker, here.world_size * here.num_workers
-        for found in ((self._folder(), 0, 1), common):
-            if os.path.exists(os.path.join(found[0], "data.mdb")):
-                with self._open(found[0]).begin() as transaction:
+        for database in ((self._folder(), 0, 1), common):
+            if os.path.exists(os.path.join(database[0], "data.mdb")):
+                with self._open(database[0]).begin() as transaction:
                     if transaction.get(_COMPLETE) is not None:
-                        return found
+                        return database
         return None
 
     def _open(self, folder: str) -> Any:
-        """The environment, one for all iterators of this process: LMDB must not open a file twice in one. It is
+        """Return the environment, one for all iterators of this process: LMDB must not open a file twice in one. It is
         closed with the last iterator; a forked child opens its own."""
         lmdb = packages.optional("lmdb", "LMDBCached", "lmdb")
         key = os.getpid(), os.path.realpath(folder)
@@ -175,7 +176,7 @@ class LMDBCached(PipelineStage):
                 yield self._loads(value)
 
     def _fill(self, source: Iterable[Any]) -> Iterator[Any]:
-        filling = _Filling(self._open(self._folder()), self.fname)
+        writer = _StreamWriter(self._open(self._folder()), self.fname)
         chunk: list[tuple[bytes, bytes]] = []
         size = 0
         for i, sample in enumerate(source):
@@ -185,26 +186,16 @@ class LMDBCached(PipelineStage):
             chunk.append((str(key).encode(), data))
             size += len(data)
             if len(chunk) >= self.chunksize or size >= _CHUNK_BYTES:
-                filling.add(chunk)
+                writer.add(chunk)
                 chunk, size = [], 0
             yield sample
-        filling.add(chunk)
-        filling.finish()
+        writer.add(chunk)
+        writer.finish()
 
 
-class _Module:
-    """A module's name, which pickles where a module does not."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def load(self) -> Any:
-        return importlib.import_module(self.name)
-
-
-class _Filling:
+class _StreamWriter:
     """One attempt to write a whole stream. It begins with an empty database, and writes nothing more once another
-    attempt has begun: what two of them wrote would be neither's stream."""
+    attempt has begun: the two together would be neither's stream."""
 
     def __init__(self, environment: Any, shown: str) -> None:
         self.environment = environment
@@ -213,14 +204,14 @@ class _Filling:
         self.number = 0
         with environment.begin(write=True) as transaction:
             transaction.drop(environment.open_db(None, transaction), delete=False)
-            transaction.put(_FILLER, self.token)
+            transaction.put(_WRITER, self.token)
 
     def add(self, chunk: list[tuple[bytes, bytes]]) -> None:
-        """Store pickled samples; a key that is there already, or that LMDB could not hold, gets a number."""
+        """Store pickled samples; a key that exists already, or that LMDB could not hold, gets a number."""
         with self._transaction() as transaction:
             for key, value in chunk if transaction else ():
                 self.number += 1
-                plain = key not in (b"", _COMPLETE, _FILLER) and len(key) <= _MAX_KEY_BYTES
+                plain = key not in (b"", _COMPLETE, _WRITER) and len(key) <= _MAX_KEY_BYTES
                 if not plain or not transaction.put(key, value, overwrite=False):
                     transaction.put(key[:_MAX_KEY_BYTES] + b"\0%012d" % self.number, value)
 
@@ -228,7 +219,7 @@ class _Filling:
         """Mark the database as complete."""
         with self._transaction() as transaction:
             if transaction:
-                transaction.delete(_FILLER)
+                transaction.delete(_WRITER)
                 transaction.put(_COMPLETE, b"1")
 
     @contextlib.contextmanager
@@ -236,7 +227,7 @@ class _Filling:
         lmdb = packages.optional("lmdb", "LMDBCached", "lmdb")
         try:
             with self.environment.begin(write=True) as transaction:
-                yield transaction if transaction.get(_FILLER) == self.token else None
+                yield transaction if transaction.get(_WRITER) == self.token else None
         except lmdb.MapFullError as exn:
             size = self.environment.info()["map_size"]
             raise ConfigError(f"{self.shown}: more samples than map_size={size} bytes hold; give a larger one") from exn
@@ -246,11 +237,11 @@ class SQLiteCache(world.TorchDataset):
     """The first ``size`` samples of a source, kept in an SQLite file and yielded from there once it holds them.
 
     ``dbname``: the file; None passes the source through. With several ranks each has its own, named
-        ``dbname.<rank>-of-<ranks>``; the workers of a rank share one, and share out what is in it.
+        ``dbname.<rank>-of-<ranks>``; the workers of a rank share one, and share out its samples.
     ``size``: samples to keep. The iteration that fills the cache ends with the last of them, as later ones do. A source
         that has fewer (counting each ``__key__`` once) is read again every time.
-    ``source``: anything iterable; also given by `source_`, or by a pipeline whose stage this is.
-    ``shuffle``: yield what is stored in another random order each time.
+    ``source``: anything iterable; also set by `source_`, or by a pipeline whose stage this is.
+    ``shuffle``: yield the stored samples in another random order each time.
     ``verbose``: log (level info) what is done.
 
     Samples are stored under their ``__key__``, or under a digest. They are read by the rules for pickled fields;
@@ -281,29 +272,33 @@ class SQLiteCache(world.TorchDataset):
         return self
 
     def __iter__(self) -> Iterator[Any]:
-        return self._iterate(self.source)
+        return self.run(self.source)
 
-    def run(self, source: Iterable[Any]) -> Iterator[Any]:
-        """What iterating gives with ``source`` in place of one's own; so this is a stage, too."""
-        return self._iterate(source)
+    def run(self, source: Iterable[Any] | None) -> Iterator[Any]:
+        """Iterate with ``source`` in place of one's own; so this is a stage, too."""
+        if self.dbname is not None and self.total >= self.size:
+            return self.dbiter()
+        if source is None:
+            raise ConfigError("this DBCache has no source: pass source=, call source_, or make it a stage")
+        return iter(source) if self.dbname is None else self._fill(source)
 
     @property
     def total(self) -> int:
-        """How many samples are stored."""
+        """The number of stored samples."""
         with self._connection() as db:
-            return self._count(db)
+            return _count(db)
 
     def cachesize(self) -> int:
-        """How many samples are kept at most."""
+        """Return how many samples are kept at most."""
         return self.size
 
     def key_exists(self, key: str) -> bool:
-        """Whether there is a sample stored under ``key``."""
+        """Return whether there is a sample stored under ``key``."""
         with self._connection() as db:
             return _has(db, key)
 
     def getmeta(self, key: str) -> str | None:
-        """The text that `setmeta` stored, None where there is none."""
+        """Return the text that `setmeta` stored; None without one."""
         with self._connection() as db:
             row = db.execute("SELECT value FROM meta WHERE key = ?", (str(key),)).fetchone()
             return None if row is None else str(row[0])
@@ -315,58 +310,45 @@ class SQLiteCache(world.TorchDataset):
             db.execute("INSERT INTO meta (key, value) VALUES (?, ?)", (str(key), str(value)))
 
     def dbiter(self) -> Iterator[Any]:
-        """The stored samples; this worker's share of them where there are several workers."""
+        """Yield the stored samples; with several workers this worker's share of them."""
         here = world.place()
         with self._connection() as db:
             rows = [row for (row,) in db.execute("SELECT rowid FROM cache ORDER BY rowid")]
             rows = rows[here.worker :: here.num_workers]
             if self.shuffled:
                 random.Random().shuffle(rows)
-            self._tell("yields %d samples of the cache", len(rows))
+            self._log("yields %d samples of the cache", len(rows))
             for row in rows:
                 (data,) = db.execute("SELECT data FROM cache WHERE rowid = ?", (row,)).fetchone()
-                yield self._loads(bytes(data))
-
-    def _iterate(self, source: Iterable[Any] | None) -> Iterator[Any]:
-        if self.dbname is not None and self.total >= self.size:
-            return self.dbiter()
-        if source is None:
-            raise ConfigError("this DBCache has no source: pass source=, call source_, or make it a stage")
-        return iter(source) if self.dbname is None else self._fill(source)
+                loads = torch_loads if data.startswith(_ZIP) else unpickle_loads
+                yield loads(bytes(data), self.allow_pickle)
 
     def _fill(self, source: Iterable[Any]) -> Iterator[Any]:
         loads = functools.partial(unpickle_loads, allow_pickle=self.allow_pickle)
         with self._connection() as db:
-            self._tell("fills the cache: %d samples of %d are there", self._count(db), self.size)
-            known_left = self.size  # for an endless source, whose samples come again and again
+            self._log("fills the cache: %d samples of %d are there", _count(db), self.size)
+            stored_left = self.size  # for an endless source, whose samples come again and again
             for sample in source:
                 data = _dumps(sample, loads)
                 key = sample.get("__key__") if isinstance(sample, dict) else None
                 with db:  # a transaction: no worker stores more than the size, or a key twice
                     db.execute("BEGIN IMMEDIATE")
-                    total = self._count(db)
+                    total = _count(db)
                     key = hashlib.sha256(data).hexdigest() if key is None else str(key)
-                    known = _has(db, key)
-                    if total >= self.size:  # another filled it: what it holds of this source still comes
-                        known_left -= 1
-                        if not known or known_left < 0:
+                    stored = _has(db, key)
+                    if total >= self.size:  # another filled it: the samples of this source that it has still come
+                        stored_left -= 1
+                        if not stored or stored_left < 0:
                             return
-                    elif not known:
+                    elif not stored:
                         db.execute("INSERT INTO cache (key, data) VALUES (?, ?)", (key, data))
                 yield sample
-                if not known and total + 1 >= self.size:
+                if not stored and total + 1 >= self.size:
                     return
-
-    def _loads(self, data: bytes) -> Any:
-        return (torch_loads if data.startswith(_ZIP) else unpickle_loads)(data, self.allow_pickle)
-
-    @staticmethod
-    def _count(db: sqlite3.Connection) -> int:
-        return int(db.execute("SELECT count(*) FROM cache").fetchone()[0])
 
     @contextlib.contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
-        """A connection of its own for each use: SQLite's must not cross a fork."""
+        """Open a connection of its own for each use: SQLite's must not cross a fork."""
         if self.dbname is None:
             raise ConfigError("this DBCache is off: it has no dbname")
         here = world.place()
@@ -386,9 +368,13 @@ class SQLiteCache(world.TorchDataset):
                 raise ConfigError(f"{name}: {exn}; if this is not a sample cache, name another file") from exn
             yield db
 
-    def _tell(self, what: str, *args: Any) -> None:
+    def _log(self, words: str, *args: Any) -> None:
         if self.verbose:
-            logger.info("DBCache %s " + what, self.dbname, *args)
+            logger.info("DBCache %s " + words, self.dbname, *args)
+
+
+def _count(db: sqlite3.Connection) -> int:
+    return int(db.execute("SELECT count(*) FROM cache").fetchone()[0])
 
 
 def _has(db: sqlite3.Connection, key: str) -> bool:

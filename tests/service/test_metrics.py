@@ -151,8 +151,9 @@ def test_the_cache(service: Inside, origin: Origin) -> None:
     assert warm["wds_cache_limit_bytes"] == 64 << 20
     assert warm["wds_origin_bytes_total"] == cold["wds_origin_bytes_total"]
     # What no test here can bring about is read from where it is counted.
-    stats = service.context.cache._stats
-    stats.evictions, stats.evicted_bytes, stats.disk_errors, stats.bad_chunks = 1, 2, 3, 4
+    fetching = service.context.cache.fetching
+    fetching.policy.evictions, fetching.policy.evicted_bytes = 1, 2
+    fetching.stats.disk_errors, fetching.stats.bad_chunks = 3, 4
     service.context.traffic.of(origin.base).hedges = 5
     seen = sums(service)
     names = ("cache_evictions", "cache_evicted_bytes", "cache_disk_errors", "cache_bad_chunks", "origin_hedges")

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.shardcache.processes import leftovers
-from wds_async.shardcache.cache import DiskCache
-from wds_async.shardcache.entries import ShardEntry
-from wds_async.shardcache.partial import Following
+from wds_async.shardcache.cache import DiskCache, ShardEntry
+from wds_async.shardcache.partial import PartialReader
 from wds_async.storage.growing import CopiedFile
 
 URL = "s3://bucket/a/x.tar"
@@ -50,7 +49,7 @@ def test_fill_then_find(tmp_path: Path) -> None:
 def test_follow_then_leave(tmp_path: Path) -> None:
     one, two = entry(tmp_path), entry(tmp_path)
     one.begin()
-    assert isinstance(two.begin(), Following)
+    assert isinstance(two.begin(), PartialReader)
     assert (two.role, two.hit) == ("following", False)
     assert two.begin() is None  # it stood still: the store, this time
     assert two.local_path is None
@@ -64,12 +63,12 @@ def test_patience(tmp_path: Path) -> None:
     two.want()
     three.want()
     second = two.begin()
-    assert isinstance(second, Following)
+    assert isinstance(second, PartialReader)
     assert (second.awaited, second.patience_s) == (True, 3.0)
     second.patience_lost = True
     two.begin()
     third = three.begin()
-    assert isinstance(third, Following)
+    assert isinstance(third, PartialReader)
     assert third.patience_s == 0.1
     one.over()
 
@@ -78,7 +77,7 @@ def test_wanted_after_it_began(tmp_path: Path) -> None:
     one, two = entry(tmp_path), entry(tmp_path)
     one.begin()
     following = two.begin()
-    assert isinstance(following, Following)
+    assert isinstance(following, PartialReader)
     assert not following.awaited
     two.want()
     assert following.awaited
@@ -88,7 +87,7 @@ def test_wanted_after_it_began(tmp_path: Path) -> None:
 def test_follow_then_find(tmp_path: Path) -> None:
     one, two = entry(tmp_path), entry(tmp_path)
     one.begin()
-    assert isinstance(two.begin(), Following)
+    assert isinstance(two.begin(), PartialReader)
     one.write(memoryview(b"hello"))
     one.over(whole=True)
     assert isinstance(two.begin(), CopiedFile)

@@ -13,20 +13,20 @@ from pathlib import Path
 import pytest
 
 from tests.shardcache.processes import held, leftovers
-from wds_async.shardcache.partial import Filling, Following, lock_file, sweep
+from wds_async.shardcache.partial import PartialReader, PartialWriter, lock_file, sweep
 
 _DIE_HOLDING = """
 import sys, os
 from pathlib import Path
-from wds_async.shardcache.partial import Filling
-filling = Filling.begin(Path(sys.argv[1]), sys.argv[2])
+from wds_async.shardcache.partial import PartialWriter
+filling = PartialWriter.begin(Path(sys.argv[1]), sys.argv[2])
 filling.write(memoryview(b"half"))
 os._exit(0)
 """
 
 
-def begun(folder: Path, name: str = "a/x.tar") -> Filling:
-    filling = Filling.begin(folder, name)
+def begun(folder: Path, name: str = "a/x.tar") -> PartialWriter:
+    filling = PartialWriter.begin(folder, name)
     assert filling is not None
     return filling
 
@@ -69,8 +69,8 @@ def test_a_shard_appears_with_its_time_of_change(tmp_path: Path) -> None:
 
 def test_one_writer(tmp_path: Path) -> None:
     filling = begun(tmp_path)
-    assert Filling.begin(tmp_path, "a/x.tar") is None
-    assert Filling.begin(tmp_path, "a/x.tar", 0.05) is None
+    assert PartialWriter.begin(tmp_path, "a/x.tar") is None
+    assert PartialWriter.begin(tmp_path, "a/x.tar", 0.05) is None
     begun(tmp_path, "a/y.tar").drop()
     filling.drop()
     filling.drop()
@@ -115,7 +115,7 @@ def test_a_name_that_cannot_be(tmp_path: Path) -> None:
 
 
 def test_following(tmp_path: Path) -> None:
-    following, into = Following(tmp_path, "a/x.tar"), memoryview(bytearray(4))
+    following, into = PartialReader(tmp_path, "a/x.tar"), memoryview(bytearray(4))
     assert not following.exists()
     with pytest.raises(FileNotFoundError):
         following.open()
@@ -137,7 +137,7 @@ def test_following(tmp_path: Path) -> None:
 
 
 def test_following_one_that_leaves(tmp_path: Path) -> None:
-    filling, following = begun(tmp_path), Following(tmp_path, "a/x.tar")
+    filling, following = begun(tmp_path), PartialReader(tmp_path, "a/x.tar")
     filling.write(memoryview(b"hello"))
     following.open()
     filling.drop()
@@ -153,7 +153,7 @@ def test_following_one_that_leaves(tmp_path: Path) -> None:
 
 def test_asking_after_a_writer_leaves_no_lock(tmp_path: Path) -> None:
     die_holding(tmp_path)
-    following = Following(tmp_path, "a/x.tar")
+    following = PartialReader(tmp_path, "a/x.tar")
     following.open()
     assert any(name.endswith(".lock") for name in leftovers(tmp_path))
     assert following.ended(4) is False
@@ -178,7 +178,7 @@ def test_sweeping_spares_the_living(tmp_path: Path) -> None:
 
 def test_a_new_writer_clears_up_after_a_dead_one(tmp_path: Path) -> None:
     die_holding(tmp_path)
-    following = Following(tmp_path, "a/x.tar")
+    following = PartialReader(tmp_path, "a/x.tar")
     following.open()
     assert following.ended(4) is False
     filling = begun(tmp_path)
@@ -206,7 +206,7 @@ def test_a_forked_child_holds_nothing(tmp_path: Path) -> None:
         finally:
             os._exit(status)
     assert os.waitpid(pid, 0)[1] == 0
-    assert Filling.begin(tmp_path, "a/x.tar") is None
+    assert PartialWriter.begin(tmp_path, "a/x.tar") is None
     assert filling.publish().read_bytes() == b"hello"
 
 

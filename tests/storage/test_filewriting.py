@@ -9,7 +9,7 @@ import pytest
 
 from wds_async.service.cache.disk import DataFile
 from wds_async.service.delivery import SpillFile
-from wds_async.shardcache.partial import Filling
+from wds_async.shardcache.partial import PartialWriter
 from wds_async.storage.filewriting import WRITE_BYTES, write_all
 from wds_async.storage.sink import LocalSink
 from wds_async.transfer.checksums import Spool
@@ -27,7 +27,7 @@ def _sink(folder: Path) -> Path:
 
 
 def _shard(folder: Path) -> Path:
-    filling = Filling.begin(folder, "shard.tar")
+    filling = PartialWriter.begin(folder, "shard.tar")
     assert filling is not None
     filling.write(memoryview(b"a head, "))
     filling.write(memoryview(DATA))

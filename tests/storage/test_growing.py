@@ -1,4 +1,4 @@
-"""Following a file that another process is writing."""
+"""PartialReader a file that another process is writing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from tests.servers import Origin
 from tests.transfer.reading import data, quick
 from wds_async.shardcache.cache import DiskCache
-from wds_async.shardcache.partial import Filling, Following
+from wds_async.shardcache.partial import PartialReader, PartialWriter
 from wds_async.storage.base import Answer, Verdict
 from wds_async.storage.growing import CachedBackend, CopiedFile, GrowingStream, StoodStill
 from wds_async.storage.http.backend import HttpBackend
@@ -46,14 +46,14 @@ async def _all(stream: GrowingStream) -> bytes:
     return bytes(got)
 
 
-def _begun(folder: Path) -> Filling:
-    filling = Filling.begin(folder, "x.tar")
+def _begun(folder: Path) -> PartialWriter:
+    filling = PartialWriter.begin(folder, "x.tar")
     assert filling is not None
     return filling
 
 
-def _awaited(folder: Path, patience_s: float) -> Following:
-    following = Following(folder, "x.tar", patience_s)
+def _awaited(folder: Path, patience_s: float) -> PartialReader:
+    following = PartialReader(folder, "x.tar", patience_s)
     following.awaited = True
     return following
 
@@ -67,7 +67,7 @@ def test_up_to_the_end(tmp_path: Path) -> None:
         filling.publish()
 
     with threads() as call:
-        stream = GrowingStream(call, Following(tmp_path, "x.tar"))
+        stream = GrowingStream(call, PartialReader(tmp_path, "x.tar"))
         writer = threading.Timer(0.02, write)
         writer.start()
         assert asyncio.run(_all(stream)) == content
@@ -84,7 +84,7 @@ def test_patience_ends(tmp_path: Path) -> None:
 
 def test_nobody_is_impatient_with_what_nobody_awaits(tmp_path: Path) -> None:
     filling = _begun(tmp_path)
-    following = Following(tmp_path, "x.tar", patience_s=0.01)
+    following = PartialReader(tmp_path, "x.tar", patience_s=0.01)
 
     def late() -> None:
         filling.write(memoryview(b"late"))
@@ -107,7 +107,7 @@ def test_a_writer_that_left_is_noticed_at_once(tmp_path: Path) -> None:
 
 def test_a_file_that_is_gone(tmp_path: Path) -> None:
     with threads() as call, pytest.raises(StoodStill):
-        asyncio.run(_all(GrowingStream(call, Following(tmp_path, "x.tar"))))
+        asyncio.run(_all(GrowingStream(call, PartialReader(tmp_path, "x.tar"))))
 
 
 def test_cancelled_while_it_waits(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_the_backend_asks_the_cache_first(tmp_path: Path) -> None:
     copy = CopiedFile("x", 1, "")
     with threads() as call:
         assert asyncio.run(access(call, copy)) is copy
-        assert isinstance(asyncio.run(access(call, Following(cache.folder, "x"))), GrowingStream)
+        assert isinstance(asyncio.run(access(call, PartialReader(cache.folder, "x"))), GrowingStream)
         assert asyncio.run(access(call, None)).url == "http://h/x.tar"
 
 
@@ -166,7 +166,7 @@ def test_the_engine_goes_on_from_the_byte(
     if not ranges:
         origin.behave(chunked=True, ignore_range=True)
     cache = DiskCache(tmp_path)
-    filling = Filling.begin(tmp_path, cache.name(url))
+    filling = PartialWriter.begin(tmp_path, cache.name(url))
     assert filling is not None
     filling.write(memoryview(content)[:1_234_567])
     found = []
@@ -192,7 +192,7 @@ def test_a_file_that_ended_unnoticed(origin: Origin, tmp_path: Path, monkeypatch
         content = data(size)
         url = origin.add(f"{size}.tar", content)
         cache = DiskCache(tmp_path)
-        filling = Filling.begin(tmp_path, cache.name(url))
+        filling = PartialWriter.begin(tmp_path, cache.name(url))
         assert filling is not None
         filling.write(memoryview(content))
         with open_shards([url], config=quick(), cache=cache) as shards:

@@ -25,7 +25,7 @@ from wds_async.observe.cost_limit import enforce
 from wds_async.redact import redact
 from wds_async.shardcache.cache import DiskCache
 from wds_async.shardcache.eviction import touch
-from wds_async.shardcache.partial import Filling
+from wds_async.shardcache.partial import PartialWriter
 from wds_async.storage.registry import locate
 from wds_async.tar.decompress import plain
 from wds_async.tar.index import SampleTable
@@ -143,7 +143,7 @@ class ShardFiles:
         self._make_folder(kept.parent, url)
         root = kept.parent if self.localname is not None else self.folder
         try:
-            filling = Filling.begin(root, kept.relative_to(root).as_posix(), _FOR_EVER_S)
+            filling = PartialWriter.begin(root, kept.relative_to(root).as_posix(), _FOR_EVER_S)
             assert filling is not None, "the lock is waited for"
             try:
                 if not kept.exists():

@@ -1,7 +1,7 @@
-"""Keep a cache within its size: the least recently used shards go first.
+"""Eviction of a cache's least recently used shards.
 
 When a file was used is its access time, which the cache sets itself at every use: many file systems are mounted so
-that reading does not set it. Its time of change stays, because a reader tells by it that a file was replaced.
+that reading does not set it. Its time of change stays, because a reader recognises by it that a file was replaced.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from pathlib import Path
 
 from wds_async.shardcache.partial import PARTIAL, lock_file
 
-__all__ = ["evict", "files", "touch"]
+__all__ = ["evict", "files", "remove_until", "touch"]
 
 _WAIT_S = 5.0
 
 
 def touch(path: Path) -> None:
     """Set the time of access to now, and leave the time of change."""
-    with contextlib.suppress(OSError):  # somebody else's: its time of change will have to do
+    with contextlib.suppress(OSError):  # another user's: its time of change will have to do
         os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
 
 
 def files(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """The files below ``folder``, without what is not whole yet; what vanishes meanwhile is passed over."""
+    """Yield the files below ``folder``, without unfinished ones; what vanishes meanwhile is passed over."""
     folders = [os.fspath(folder)]
     while folders:
         with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
@@ -38,31 +38,45 @@ def files(folder: Path) -> Iterator[os.DirEntry[str]]:
                     yield entry
 
 
-def evict(folder: Path, limit_bytes: float, is_ours: Callable[[str], bool]) -> list[str]:
-    """Remove files until what is left of ours has at most ``limit_bytes``; the names of those that went.
+def evict(folder: Path, limit_bytes: float, is_own: Callable[[str], bool]) -> list[str]:
+    """Remove files until the cache's own have at most ``limit_bytes``; return the names of the removed ones.
 
-    ``is_ours`` is asked with a file's name relative to ``folder``, with ``/``. One process at a time does this. A file
-    that is being read goes on being readable where it is open, and stays where the system forbids its removal.
+    ``is_own`` takes a file's name relative to ``folder``, with ``/``. One process at a time does this. A file that is
+    being read remains readable where it is open, and stays where the system forbids its removal.
     """
+
+    def last_use(entry: os.DirEntry[str]) -> float:
+        status = entry.stat()
+        return max(status.st_atime_ns, status.st_mtime_ns)
+
+    def name(path: str) -> str:
+        return Path(os.path.relpath(path, folder)).as_posix()
+
     lock = lock_file(folder / PARTIAL / "eviction.lock", _WAIT_S)
     if lock is None:
         return []
     try:
-        found: list[tuple[int, int, str, str]] = []
-        for entry in files(folder):
-            name = Path(os.path.relpath(entry.path, folder)).as_posix()
-            if is_ours(name):
-                with contextlib.suppress(OSError):
-                    status = entry.stat()
-                    found.append((max(status.st_atime_ns, status.st_mtime_ns), status.st_size, entry.path, name))
-        total, gone = sum(size for _, size, _, _ in found), []
-        for _, size, path, name in sorted(found):
-            if total <= limit_bytes:
-                break
-            with contextlib.suppress(OSError):
-                os.remove(path)
-                gone.append(name)
-                total -= size
-        return gone
+        own = (entry for entry in files(folder) if is_own(name(entry.path)))
+        return [name(path) for path in remove_until(own, limit_bytes, last_use)]
     finally:
         lock.release()
+
+
+def remove_until(
+    entries: Iterator[os.DirEntry[str]], limit_bytes: float, order: Callable[[os.DirEntry[str]], float]
+) -> list[str]:
+    """Remove the files with the smallest ``order`` until the rest has at most ``limit_bytes``; return the removed
+    paths. What cannot be removed, or has gone meanwhile, is passed over."""
+    ordered: list[tuple[float, int, str]] = []
+    for entry in entries:
+        with contextlib.suppress(OSError):
+            ordered.append((order(entry), entry.stat().st_size, entry.path))
+    total, removed = sum(size for _, size, _ in ordered), []
+    for _, size, path in sorted(ordered):
+        if total <= limit_bytes:
+            break
+        with contextlib.suppress(OSError):
+            os.remove(path)
+            removed.append(path)
+            total -= size
+    return removed

@@ -18,23 +18,19 @@ _CHECKSUM = slice(148, 156)
 
 
 def looks_like_shard(path: str | os.PathLike[str]) -> bool:
-    """Whether the file begins with a tar header or like gzip, bzip2, xz, lzma or zstd.
+    """Return whether the file begins with a tar header or like gzip, bzip2, xz, lzma or zstd.
 
-    A header is told by its checksum, which every kind of tar has (POSIX ustar, GNU, and V7, which has no magic). Zeros
-    are no shard: an archive without members is, but so begins a file whose data a crash took. OSError where the file
-    cannot be read.
+    A header is recognised by its checksum, which every kind of tar has (POSIX ustar, GNU, and V7, which has no magic):
+    the sum of all bytes, with its own field as blanks; old tars added them as signed numbers. Zeros are no shard: an
+    archive without members is, but so begins a file whose data a crash took. OSError if the file cannot be read.
     """
     with open(path, "rb") as file:
         head = file.read(_BLOCK)
-    return head.startswith(_COMPRESSED) or (len(head) == _BLOCK and _checks(head))
-
-
-def _checks(header: bytes) -> bool:
-    """The header's checksum: all bytes, with its own field as blanks; old tars added them as signed numbers."""
+    if head.startswith(_COMPRESSED) or len(head) < _BLOCK:
+        return head.startswith(_COMPRESSED)
     try:
-        said = int(header[_CHECKSUM].strip(b" \0") or b"-1", 8)
+        checksum = int(head[_CHECKSUM].strip(b" \0") or b"-1", 8)
     except ValueError:
         return False
-    blank = header[: _CHECKSUM.start] + b" " * 8 + header[_CHECKSUM.stop :]
-    signed = sum(byte - 256 if byte > 127 else byte for byte in blank)
-    return said in (sum(blank), signed)
+    blank = head[: _CHECKSUM.start] + b" " * 8 + head[_CHECKSUM.stop :]
+    return checksum in (sum(blank), sum(byte - 256 if byte > 127 else byte for byte in blank))

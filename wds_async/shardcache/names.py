@@ -1,8 +1,8 @@
 """The name of a shard in the cache, and the names under which a user may have copied it there.
 
 Our own name is ``scheme@host/path`` as in ``s3@bucket/train/000001.tar``: readable, and different for different URLs.
-No bucket and no host can be called ``s3@bucket``, so it never meets a folder that the user copied. Where something of
-the URL cannot stand in a file name (a query, ``..``, a command), a hash of the whole URL tells the names apart.
+No bucket and no host can be called ``s3@bucket``, so it never meets a folder that the user copied. If a part of the URL
+cannot stand in a file name (a query, ``..``, a command), a hash of the whole URL keeps the names apart.
 """
 
 from __future__ import annotations
@@ -24,39 +24,25 @@ from wds_async.urls import local_path, scheme
 __all__ = ["base_name", "cache_name", "claim", "copied_name", "elsewhere", "given_name", "is_own"]
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+=,@~-]")
-
-
 _IN_COMMAND = re.compile(r"(?<![\w+.-])(?:https?|ftp|gs|gcs|s3|ais|az|abfss?|hf|hdfs)://[^\s'\"|;<>()]+")
-
-
-# What a signature adds to a URL, and only that: it changes from day to day, and the object does not.
+# The parameters of signatures: they change from day to day, and the object does not.
 _SIGNATURE = re.compile(
     r"(?:x-amz-.*|x-goog-.*|awsaccesskeyid|googleaccessid|key-pair-id|policy|expires|signature|si|sig|se|sp|spr|sr|st|sv"
     r"|ske|skoid|sks|skt|sktid|skv)",
     re.IGNORECASE,
 )
-
-
-_COMPONENT_BYTES = 150
-
-
-_NAME_BYTES = 800
-
-
-_HASH_DIGITS = 16
-
-
 _RESERVED = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d)(?:\.|$)", re.IGNORECASE)
-
-
+_COMPONENT_BYTES = 150
+_NAME_BYTES = 800
+_HASH_DIGITS = 16
 _IGNORES_CASE = sys.platform in ("win32", "darwin")
 
 
 def cache_name(url: str) -> str:
-    """The relative path, with ``/``, under which the shard of ``url`` is kept.
+    """Return the relative path, with ``/``, under which the shard of ``url`` is kept.
 
-    Credentials (``user:password@``, the parameters of a signature) are no part of it. A ``pipe:`` command goes by
-    the URL in it, where there is one, and by the hash of the whole command.
+    Credentials (``user:password@``, the parameters of a signature) are no part of it. A ``pipe:`` command is named by
+    the URL in it, if there is one, and by the hash of the whole command.
     """
     command = scheme(url) == "pipe"
     kind, host, path, query = _parts(_address(url))
@@ -77,7 +63,7 @@ def cache_name(url: str) -> str:
 
 
 def elsewhere(name: str, place: str) -> str:
-    """The name of a shard of the same URL at another endpoint; ``place`` is a digest of that ("" for the usual one)."""
+    """Return the name of a shard of the same URL at another endpoint, with the digest ``place`` ("": the usual one)."""
     if not place:
         return name
     first, slash, rest = name.partition("/")
@@ -85,7 +71,7 @@ def elsewhere(name: str, place: str) -> str:
 
 
 def copied_name(url: str) -> str | None:
-    """``bucket/path``, as a tool that copies a bucket's folders would write it; None where a URL says no such thing."""
+    """Return ``bucket/path``, as a tool that copies a bucket's folders writes it; None if the URL has no bucket."""
     kind, host, path, query = _parts(_address(url))
     if kind in ("", "file", "pipe") or query or not host:
         return None
@@ -94,16 +80,16 @@ def copied_name(url: str) -> str | None:
 
 
 def base_name(url: str) -> str | None:
-    """The last component of the path in ``url``, None where it has none."""
+    """Return the last component of the path in ``url``; None without one."""
     _, _, path, _ = _parts(_address(url))
     name = urllib.parse.unquote(path.rpartition("/")[2])
     return name if name and _is_relative(name) else None
 
 
 def given_name(url: str, url_to_name: Callable[[str], str]) -> str:
-    """The name that the user's function gives; where that is itself a URL, the name of that URL.
+    """Return the name that the user's function gives; if that is itself a URL, the name of that URL.
 
-    ConfigError where the function fails, and for what is no relative path within the cache.
+    ConfigError if the function fails, or returns no relative path within the cache.
     """
     try:
         name = url_to_name(url)
@@ -119,20 +105,20 @@ def given_name(url: str, url_to_name: Callable[[str], str]) -> str:
 
 
 def is_own(name: str) -> bool:
-    """Whether ``name`` (relative, with ``/``) is of the kind that `cache_name` makes."""
+    """Return whether ``name`` (relative, with ``/``) is of the kind that `cache_name` makes."""
     return "@" in name.partition("/")[0] and "/" in name
 
 
 def _address(url: str) -> str:
-    """``url``, or the URL within a command."""
+    """Return ``url``, or the URL within a command."""
     if scheme(url) != "pipe":
         return url
-    found = _IN_COMMAND.search(url)
-    return found[0] if found else url
+    match = _IN_COMMAND.search(url)
+    return match[0] if match else url
 
 
 def _parts(address: str) -> tuple[str, str, str, str]:
-    """Scheme, host or bucket, path (from its ``/`` on) and query; what only signs the URL is left out."""
+    """Return scheme, host or bucket, path (from its ``/`` on) and query, without the parameters of a signature."""
     kind = scheme(address)
     if kind == "pipe":
         words = [word for word in re.split(r"[^\w.+-]+", address.removeprefix("pipe:")) if word]
@@ -172,8 +158,7 @@ def _is_relative(name: str) -> bool:
 
 def claim(folder: Path, name: str, owner: str) -> bool:
     """Return whether ``name`` in the cache at ``folder`` belongs to ``owner``: the first that claims it has it, for as
-    long as the folder is there. True where nothing can be written: nothing will be kept under the name either.
-    """
+    long as the folder exists. True if nothing can be written: nothing will be kept under the name either."""
     key = hashlib.sha256(os.fsencode(name)).hexdigest()[:24]
     path = folder / PARTIAL / f"{key}.claim"
     text = owner.encode()

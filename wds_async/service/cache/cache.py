@@ -73,12 +73,12 @@ class CachedObject:
 
     @property
     def whole(self) -> bool:
-        """Whether all of it is in the file, verified, and stays as long as the file is open."""
+        """True if all of it is in the file, verified, and stays as long as the file is open."""
         return self._entry.chunks.settled and self._entry.file is not None
 
     @property
     def discovered(self) -> bool:
-        """Whether the cache has only its first chunk, which came when it was opened and is charged to no reader yet."""
+        """True if the cache has only its first chunk, which came when it was opened and is charged to no reader yet."""
         return self._entry.discovered
 
     def ready(self, start: int, stop: int) -> int:
@@ -280,7 +280,7 @@ class ChunkCache:
 
     @property
     def opened(self) -> bool:
-        """Whether this process has the folder now."""
+        """True if this process has the folder now."""
         return self._opened is not None
 
     async def flush(self) -> None:

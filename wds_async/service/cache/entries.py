@@ -56,9 +56,9 @@ class ChunkFetch:
     served_bytes: int = 0
     """Bytes of it that readers took from memory."""
     read_through: bool = False
-    """Whether a reader took it from memory to its end."""
+    """True if a reader took it from memory to its end."""
     begun: bool = False
-    """Whether the request was sent: then it goes on for a while without readers."""
+    """True if the request was sent: then it goes on for a while without readers."""
     arrived: bool = False
     slot: Any = None
     task: asyncio.Task[None] | None = None
@@ -141,20 +141,20 @@ class ObjectEntry:
     stream: StreamFetch | None = None
     creating: asyncio.Lock = field(default_factory=asyncio.Lock)
     discovered: bool = False
-    """Whether its first chunk came with its facts and is not charged to a reader yet."""
+    """True if its first chunk came with its facts and is not charged to a reader yet."""
     gone: bool = False
     closed: bool = False
     removed: bool = False
-    """Whether its file was, or is being, removed."""
+    """True if its file was, or is being, removed."""
 
     @property
     def in_order(self) -> bool:
-        """Whether it can only be read from its beginning: it has no ranges, or nothing pins their version."""
+        """True if it can only be read from its beginning: it has no ranges, or nothing pins their version."""
         return not self.facts.ranged or self.facts.size is None or not self.facts.version
 
     @property
     def busy(self) -> bool:
-        """Whether its file is being read or written."""
+        """True if its file is being read or written."""
         return bool(self.references or self.fetches or self.readers or self.punching or self.stream)
 
     @property

@@ -64,12 +64,12 @@ class Chunks:
 
     @property
     def whole(self) -> bool:
-        """Whether all chunks are present."""
+        """True if all chunks are present."""
         return len(self._crcs) == self.count
 
     @property
     def settled(self) -> bool:
-        """Whether all chunks are present, trusted, and stay."""
+        """True if all chunks are present, trusted, and stay."""
         return not self.on_probation and len(self._trusted) == self.count
 
     def trusted(self, number: int) -> bool:

@@ -58,7 +58,7 @@ class ObjectOrigin(Protocol):
 
     @property
     def crowded(self) -> bool:
-        """Whether parts wait for the memory of others."""
+        """True if parts wait for the memory of others."""
         ...
 
     async def facts(self, url: str, *, deadline_s: float | None = None) -> Facts:

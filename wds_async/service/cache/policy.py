@@ -310,7 +310,7 @@ class Policy:
 
     @property
     def needs_older_entries(self) -> bool:
-        """Whether older entries (`add_older`) have to be loaded to know the least recently used one."""
+        """True if older entries (`add_older`) have to be loaded to know the least recently used one."""
         return not self._cold and self.unseen > 0
 
     def add_older(self, rows: Iterable[tuple[int, Resident]]) -> None:

@@ -38,7 +38,7 @@ class Warmed:
 
     @property
     def whole(self) -> bool:
-        """Whether all of it is in the cache."""
+        """True if all of it is in the cache."""
         return not self.error and self.there == self.size
 
 

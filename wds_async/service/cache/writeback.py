@@ -56,7 +56,7 @@ class Disk:
 
     @property
     def usable(self) -> bool:
-        """Whether a write is worth trying."""
+        """True if a write is worth trying."""
         if self.files is None or self.crowded or self._vanished:
             return False
         now = self._clock()
@@ -207,7 +207,7 @@ class Journal:
 
     @property
     def behind(self) -> bool:
-        """Whether there are changes to write."""
+        """True if there are changes to write."""
         return bool(self._dirty or self._gone)
 
     def pending(self, key: str) -> bool:
