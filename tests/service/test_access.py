@@ -208,10 +208,3 @@ def test_a_renewed_certificate_is_shown_from_then_on(tmp_path: Path, caplog: pyt
     assert access.renew()
     assert name_served(context) != before
     assert not access.renew()
-
-
-def test_refusals_are_written_down(caplog: pytest.LogCaptureFixture) -> None:
-    access = Access(ServiceConfig())
-    access.refused(Refusal(403, "no", "forbidden"), peer="p", client="c", method="GET", path="/x")
-    access.left_out()
-    assert [record.name for record in caplog.records] == ["wds_async.audit"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import socket
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.servers import Origin, Tls
+from tests.servers import Origin
 from tests.service.serving import Inside, ask
 from tests.transfer.reading import data
 from wds_async.observe import doctor
@@ -191,42 +190,8 @@ def test_plans(service: Inside, origin: Origin) -> None:
     assert ask(url)[0] in (404, 405)
 
 
-def test_requests_on_one_connection_are_answered_in_order(service: Inside) -> None:
-    paths = ["/ais/b/x.tar", "/healthz", "/ais/b/nope", "/ais/b/x.tar"]
-    sent = b"".join(get(path, close=path is paths[-1] and n == 3) for n, path in enumerate(paths))
-    got = raw(service.port, sent)
-    assert re.findall(rb"HTTP/1\.1 (\d+)", got) == [b"200", b"200", b"404", b"200"]
-    assert got.count(BODY) == 2
-
-
-def test_a_client_that_has_closed_its_side_counts_as_gone_and_gets_all_or_nothing(service: Inside) -> None:
-    got = raw(service.port, get("/ais/b/x.tar", close=False), end=True)
-    assert got == b"" or got.endswith(BODY)
-    service.quiet()
-
-
-def test_a_request_that_comes_byte_by_byte(service: Inside) -> None:
-    assert raw(service.port, *[bytes([one]) for one in get("/ais/b/x.tar")]).endswith(BODY)
-
-
 def test_a_whole_url_as_a_target_is_its_path(service: Inside) -> None:
     assert raw(service.port, get("http://elsewhere:99/ais/b/x.tar")).endswith(BODY)
-
-
-@pytest.mark.parametrize(
-    "sent",
-    [
-        b"nonsense\r\n\r\n",
-        b"GET / HTTP/9.9\r\n\r\n",
-        b"GET /ais/b/x.tar HTTP/1.1\r\nHost: x\r\nBad Header: 1\r\n\r\n",
-        b"GET /ais/b/x.tar HTTP/1.1\r\nContent-Length: -1\r\nHost: x\r\n\r\n",
-        b"GET /ais/b/x.tar HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 40_000 + b"\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 40,  # TLS, at a port without
-    ],
-)
-def test_broken_requests_are_refused_and_harm_nobody(service: Inside, sent: bytes) -> None:
-    assert not raw(service.port, sent).startswith(b"HTTP/1.1 200")
-    assert ask(f"{service.base}/ais/b/x.tar")[2] == BODY
 
 
 def test_what_was_sent_is_not_written_down(service: Inside, caplog: pytest.LogCaptureFixture) -> None:
@@ -236,10 +201,6 @@ def test_what_was_sent_is_not_written_down(service: Inside, caplog: pytest.LogCa
     assert "hush" not in caplog.text
     assert "Traceback" not in caplog.text
     assert service.context.meters.refusals == 1
-
-
-def test_a_head_that_never_ends_is_not_waited_for(service: Inside) -> None:
-    assert BODY not in raw(service.port, b"GET /ais/b/x.tar HTTP/1.1\r\nHost: x\r\n")
 
 
 def test_a_body_that_never_comes_is_not_waited_for(service: Inside) -> None:
@@ -253,41 +214,6 @@ def test_older_clients(service: Inside, origin: Origin) -> None:
     origin.behave(path="/d/y.tar", ignore_range=True, chunked=True)
     got = raw(service.port, b"GET /ais/b/y.tar HTTP/1.0\r\n\r\n")
     assert got.endswith(BODY)  # and no chunks, which HTTP/1.0 has not
-
-
-def test_tls(origin: Origin, tls: Tls) -> None:
-    import urllib.request
-
-    origin.add("/d/x.tar", BODY * 20)
-    given = {"allow": (origin.base,), "buckets": {"b": f"{origin.base}/d/"}, "private": True}
-    with Inside(**given, certificate=tls.cert, key=tls.key) as running:
-        assert running.base.startswith("https://")
-        trusted = urllib.request.HTTPSHandler(context=tls.client_context())
-        opener = urllib.request.build_opener(trusted, urllib.request.ProxyHandler({}))
-        for _ in range(2):
-            with opener.open(f"{running.base}/ais/b/x.tar", timeout=20) as answer:
-                assert answer.read() == BODY * 20
-
-
-def test_money_that_is_spent(origin: Origin) -> None:
-    origin.add("/d/x.tar", BODY)
-    given = {"allow": (origin.base,), "buckets": {"b": f"{origin.base}/d/"}, "private": True}
-    with Inside(**given, cost_limit=0.0) as running:
-        running.context.cost_limit.exhausted = True
-        status, _, body = ask(f"{running.base}/ais/b/x.tar")
-        assert status == 402
-        assert b"cost" in body
-
-
-def test_the_unix_socket(service: Inside, tmp_path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(20)
-        client.connect(str(tmp_path / "socket"))
-        client.sendall(get("/ais/b/x.tar"))
-        got = b""
-        while part := client.recv(1 << 20):
-            got += part
-    assert got.endswith(BODY)
 
 
 def test_tokens(origin: Origin, tmp_path: Path) -> None:

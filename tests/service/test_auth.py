@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from wds_async.service.auth import LINES_AT_ONCE, Audit, shown
-from wds_async.service.refusals import Refusal
+from wds_async.service.auth import LINES_AT_ONCE, Audit
+from wds_async.service.refusals import Refusal, shown_path
 
 REFUSAL = Refusal(403, "not allowed: gs://bucket/x", "forbidden")
 
@@ -72,11 +72,11 @@ def test_nobody_writes_lines_of_their_own(lines: pytest.LogCaptureFixture) -> No
     ],
 )
 def test_paths_are_shown_without_their_secrets(path: str) -> None:
-    assert "SECRET" not in shown(path)
-    assert "host" in shown(path) or "/s3/b/o" in shown(path)
+    assert "SECRET" not in shown_path(path)
+    assert "host" in shown_path(path) or "/s3/b/o" in shown_path(path)
 
 
 def test_paths_are_shown_as_they_came_and_not_whole() -> None:
-    assert shown("/gs/b/a%20b%252F") == "/gs/b/a%20b%252F"
-    assert len(shown("/gs/b/" + "a" * 100_000)) <= 401
-    assert shown("/gs/b/" + "%0a" * 100_000).isprintable()
+    assert shown_path("/gs/b/a%20b%252F") == "/gs/b/a%20b%252F"
+    assert len(shown_path("/gs/b/" + "a" * 100_000)) <= 401
+    assert shown_path("/gs/b/" + "%0a" * 100_000).isprintable()

@@ -18,7 +18,6 @@ from tests.transfer.reading import data, quick
 from wds_async.errors import ConfigError, CostLimitReached
 from wds_async.observe.cost_limit import ServiceCostLimit
 from wds_async.observe.prices import PriceTable
-from wds_async.service.limits import CostLimitedOrigin
 from wds_async.transfer.ranges import RangeFetcher
 from wds_async.transfer.traffic import Traffic
 
@@ -26,20 +25,20 @@ CONTENT = data(300_000)
 
 
 @asynccontextmanager
-async def capped(tmp_path: Path, limit: float | None) -> AsyncIterator[tuple[CostLimitedOrigin, ServiceCostLimit]]:
+async def capped(tmp_path: Path, limit: float | None) -> AsyncIterator[tuple[RangeFetcher, ServiceCostLimit]]:
     prices = tmp_path / "prices.yaml"
     prices.write_text("origins: {'http://127.0.0.1': {internet: 1}}")  # a dollar a GB
     traffic = Traffic()
     now = iter(range(10**6))  # each look is a second later
     spending = ServiceCostLimit(traffic, PriceTable.load(prices), limit=limit, clock=lambda: float(next(now)))
-    origin = CostLimitedOrigin(RangeFetcher(quick(), memory_bytes=8 << 20, traffic=traffic), spending)
+    origin = RangeFetcher(quick(), memory_bytes=8 << 20, traffic=traffic, before_request=spending.check)
     try:
         yield origin, spending
     finally:
         await origin.close()
 
 
-async def whole(origin: CostLimitedOrigin, url: str) -> bytes:
+async def whole(origin: RangeFetcher, url: str) -> bytes:
     async with origin.part(url, 0, len(CONTENT)) as part:
         return bytes(part.view)
 
@@ -70,7 +69,7 @@ def test_behind_the_limit_nothing_is_asked(origin: Origin, tmp_path: Path) -> No
                 with pytest.raises(CostLimitReached, match=r"cost_limit of \$0.0002 is reached"):
                     await call(url)
             with pytest.raises(CostLimitReached):
-                found.entries(f"{origin.base}/a/")
+                await anext(found.entries(f"{origin.base}/a/"))
             assert len(origin.requests) == asked
             assert spending.exhausted
 
@@ -107,6 +106,6 @@ def test_a_limit_outlives_the_process(origin: Origin, tmp_path: Path) -> None:
         Inside(**settings).__enter__()
 
 
-async def _stream(origin: CostLimitedOrigin, url: str) -> Any:
+async def _stream(origin: RangeFetcher, url: str) -> Any:
     async with origin.stream(url) as (facts, _):
         return facts

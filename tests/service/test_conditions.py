@@ -29,22 +29,22 @@ def test_an_etag_is_made_of_the_identity() -> None:
     ("asked", "has", "wanted"),
     [
         ({}, HAS, True),
-        ({"If-None-Match": '"a"'}, HAS, False),
-        ({"If-None-Match": 'W/"a"'}, HAS, False),
-        ({"If-None-Match": '"b", "a"'}, HAS, False),
-        ({"If-None-Match": "*"}, HAS, False),
-        ({"If-None-Match": '"b"'}, HAS, True),
-        ({"If-None-Match": '"b"', "If-Modified-Since": NEW}, HAS, True),  # the date is not looked at
-        ({"If-Modified-Since": NOW}, HAS, False),
-        ({"If-Modified-Since": OLD}, HAS, True),
-        ({"If-Modified-Since": "yesterday"}, HAS, True),
-        ({"If-Modified-Since": NOW}, Validators('"a"'), True),
-        ({"If-Match": '"a"'}, HAS, True),
-        ({"If-Match": '"b", "a"'}, HAS, True),
-        ({"If-Match": "*"}, WEAK, True),
-        ({"If-Match": "a"}, Validators("a"), True),  # some servers send them without quotes
-        ({"If-Unmodified-Since": NOW}, HAS, True),
-        ({"If-Match": '"a"', "If-Unmodified-Since": OLD}, HAS, True),
+        ({"if-none-match": '"a"'}, HAS, False),
+        ({"if-none-match": 'W/"a"'}, HAS, False),
+        ({"if-none-match": '"b", "a"'}, HAS, False),
+        ({"if-none-match": "*"}, HAS, False),
+        ({"if-none-match": '"b"'}, HAS, True),
+        ({"if-none-match": '"b"', "if-modified-since": NEW}, HAS, True),  # the date is not looked at
+        ({"if-modified-since": NOW}, HAS, False),
+        ({"if-modified-since": OLD}, HAS, True),
+        ({"if-modified-since": "yesterday"}, HAS, True),
+        ({"if-modified-since": NOW}, Validators('"a"'), True),
+        ({"if-match": '"a"'}, HAS, True),
+        ({"if-match": '"b", "a"'}, HAS, True),
+        ({"if-match": "*"}, WEAK, True),
+        ({"if-match": "a"}, Validators("a"), True),  # some servers send them without quotes
+        ({"if-unmodified-since": NOW}, HAS, True),
+        ({"if-match": '"a"', "if-unmodified-since": OLD}, HAS, True),
     ],
 )
 def test_whether_it_is_sent(asked: dict[str, str], has: Validators, wanted: bool) -> None:
@@ -54,10 +54,10 @@ def test_whether_it_is_sent(asked: dict[str, str], has: Validators, wanted: bool
 @pytest.mark.parametrize(
     ("asked", "has"),
     [
-        ({"If-Match": '"b"'}, HAS),
-        ({"If-Match": 'W/"a"'}, WEAK),  # RFC 9110: only strong ones match here
-        ({"If-Match": '"a"'}, Validators()),
-        ({"If-Unmodified-Since": OLD}, HAS),
+        ({"if-match": '"b"'}, HAS),
+        ({"if-match": 'W/"a"'}, WEAK),  # RFC 9110: only strong ones match here
+        ({"if-match": '"a"'}, Validators()),
+        ({"if-unmodified-since": OLD}, HAS),
     ],
 )
 def test_another_object_is_refused(asked: dict[str, str], has: Validators) -> None:

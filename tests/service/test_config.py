@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from wds_async.errors import ConfigError
-from wds_async.service.config import Quota, ServiceConfig, cache_limit, kept_free, load_config
+from wds_async.service.config import ServiceConfig, cache_limit, kept_free, load_config
 
 _FILE = """
 host: 0.0.0.0
@@ -30,7 +30,7 @@ def test_a_file_and_options_that_win(tmp_path: Path) -> None:
     assert (config.host, config.port, config.allow) == ("0.0.0.0", 8080, ("gs://bucket/", "s3://other/prefix/"))
     assert (config.memory_bytes, config.client_bytes_per_s) == (64 << 20, 1 << 30)
     assert config.buckets == (("imagenet", "https://host/imagenet/"),)
-    assert config.quotas == (Quota("text", 0.25), Quota("vision", 0.5))
+    assert config.quotas == (("text", 0.25), ("vision", 0.5))
     assert config.freshness_s == float("inf")
     assert cache_limit(config) == 500 << 30
 

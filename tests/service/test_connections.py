@@ -21,7 +21,7 @@ from tests.servers import Tls
 from tests.service.serving import Inside, answers, ask, asked, dial, until
 from tests.transfer.reading import MIB, data, open_fds
 from wds_async.service import http_server
-from wds_async.service.http_messages import SERVER, Fields, HttpRequest
+from wds_async.service.http_messages import SERVER, HttpRequest
 from wds_async.service.http_server import HEAD_LIMIT_BYTES
 
 BIG = data(5 * MIB + 17)
@@ -443,7 +443,7 @@ def test_a_field_of_an_answer_is_one_line(service: Inside) -> None:
         one.sendall(asked("/healthz"))
         answers(one, "GET")
         [connection] = service.service.clients._open
-        request = HttpRequest(connection, "GET", "/", Fields())
+        request = HttpRequest(connection, "GET", "/", {})
         for value in ("a\r\nSet-Cookie: b", "a\nb", "a\rb"):
             with pytest.raises(ValueError, match="line break"):
                 request.head(200, {"ETag": value}, 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import os
 import re
@@ -123,17 +122,9 @@ def test_those_of_a_job_too(origin: Origin, monkeypatch: Any) -> None:
 
 def refused() -> set[int]:
     """Every status that the service's modules refuse with."""
-    found = {status for _, status, _ in _STATUSES}
-    for path in (ROOT / "wds_async" / "service").glob("*.py"):
-        source = path.read_text(encoding="utf-8")
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Refusal":
-                first = node.args[0] if node.args else None
-                if isinstance(first, ast.Constant) and isinstance(first.value, int):
-                    found.add(first.value)
-        found |= {int(code) for code in re.findall(r"HTTP/1\.1 ([45]\d\d)", source)}
-        found |= {int(code) for code in re.findall(r"status=(304|[45]\d\d)", source)}
-    return found
+    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "wds_async" / "service").glob("*.py"))
+    codes = re.findall(r"(?:Refusal|_refuse|HttpResponse)\(\s*(304|[45]\d\d)\b|HttpResponse\((\d+) if", sources)
+    return {status for _, status, _ in _STATUSES} | {int(code or other) for code, other in codes}
 
 
 def test_the_statuses_are_those_that_are_given() -> None:

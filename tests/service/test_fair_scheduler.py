@@ -392,7 +392,7 @@ class Machine(RuleBasedStateMachine):
         """As long as one client has all the others."""
         if len({self.client[name] for name in self.running}) <= 1:
             assert self.hall.scheduler.running <= 8
-            assert self.hall.scheduler._may(self.hall.scheduler.slot(client("z"), DEMAND, "s3://z/x"))
+            assert self.hall.scheduler.may(self.hall.scheduler.slot(client("z"), DEMAND, "s3://z/x"))
 
 
 TestMachine = Machine.TestCase

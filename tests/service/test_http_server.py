@@ -1,8 +1,7 @@
-"""Processes on this host: who is connected, and who has gone; and that a plan goes with who announced it."""
+"""Processes on this host: a plan that came by the Unix socket ends with its process."""
 
 from __future__ import annotations
 
-import asyncio
 import http.client
 import json
 import subprocess
@@ -14,47 +13,14 @@ from pathlib import Path
 import pytest
 
 from tests.servers import Origin
-from tests.service.serving import Inside
+from tests.service.serving import Inside, until
 from wds_async.service import http_server
-from wds_async.service.http_server import PeerProcesses
 
 
 @pytest.fixture(autouse=True)
 def linger(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "_PROCESS_LINGER_S", 0.02)
-
-
-def test_a_process_has_gone_with_its_last_connection() -> None:
-    async def run() -> None:
-        gone: asyncio.Queue[int] = asyncio.Queue()
-        here = PeerProcesses(gone.put_nowait)
-        for process in (7, 7, 8, 0, -1):
-            here.came(process)
-        for process in (7, 0, -1, 9):
-            here.went(process)
-        assert here.known() == {7, 8}
-        here.went(7)
-        assert await gone.get() == 7
-        assert (here.known(), gone.empty()) == ({8}, True)
-
-    asyncio.run(run())
-
-
-def test_who_comes_back_at_once_was_never_gone() -> None:
-    gone: list[int] = []
-
-    async def run() -> None:
-        here = PeerProcesses(gone.append)
-        here.came(7)
-        here.went(7)
-        here.came(7)
-        await asyncio.sleep(0.05)
-        here.went(7)
-        here.close()
-        await asyncio.sleep(0.05)
-        assert gone == []
-
-    asyncio.run(run())
+    monkeypatch.setattr(http_server, "_LOOK_EVERY_S", 0.02)
 
 
 _ANNOUNCE = """
@@ -88,10 +54,8 @@ def test_a_plan_by_the_unix_socket_ends_with_its_process(origin: Origin, tmp_pat
             stays.close()
             assert _planning(service, 3) == {"first", "second", "by-tcp"}
             others[0].kill()
-            known, deadline = service.service.clients.peer_processes.known, time.monotonic() + 20
-            while others[0].pid in known():
-                assert time.monotonic() < deadline
-                time.sleep(0.005)
+            until(lambda: others[0].pid not in service.service.clients._processes)
+            time.sleep(0.2)
             assert _planning(service, 3) == {"first", "second", "by-tcp"}
             others[1].kill()
             assert _planning(service, 1) == {"by-tcp"}
@@ -111,9 +75,5 @@ def _announcing(path: Path, target: str) -> subprocess.Popen[bytes]:
 
 def _planning(service: Inside, count: int) -> set[str]:
     """The clients that have a plan, once they are ``count``."""
-    deadline = time.monotonic() + 20
-    while True:
-        found = {one["client"] for one in service.context.plans.as_list()}
-        if len(found) == count or time.monotonic() > deadline:
-            return found
-        time.sleep(0.01)
+    until(lambda: len(service.context.plans) == count)
+    return {one["client"] for one in service.context.plans.as_list()}

@@ -36,7 +36,7 @@ class Store:
 def names_of(
     store: Store, prefix: str = "", after: str = "", most: int = 1000, one_level: bool = False
 ) -> tuple[list[str], bool]:
-    page = asyncio.run(Listings(store).page(BUCKET, prefix, after, most, one_level=one_level))
+    page = asyncio.run(Listings(store.entries).page(BUCKET, prefix, after, most, one_level=one_level))
     return [line.name for line in page.lines], page.more
 
 
@@ -68,7 +68,7 @@ def test_folders_that_have_passed_are_not_listed() -> None:
 
 
 def test_sizes_and_times() -> None:
-    page = asyncio.run(Listings(Store(["a/b"])).page(BUCKET, "a/", "", 9, one_level=False))
+    page = asyncio.run(Listings(Store(["a/b"]).entries).page(BUCKET, "a/", "", 9, one_level=False))
     assert page.lines == (ListEntry("a/b", 3, 7.0),)
 
 
@@ -98,7 +98,7 @@ def test_pages_together_are_the_whole(names: list[str], most: int, prefix: str) 
 
 def test_pages_that_follow_each_other_cost_one_listing() -> None:
     store, now = Store([f"{n:03}" for n in range(100)]), [0.0]
-    listings = Listings(store, kept_s=30, clock=lambda: now[0])
+    listings = Listings(store.entries, kept_s=30, clock=lambda: now[0])
 
     async def pages() -> None:
         for after in ("", "009", "019"):
@@ -114,7 +114,7 @@ def test_pages_that_follow_each_other_cost_one_listing() -> None:
 
 def test_memory_is_bounded() -> None:
     store = Store([f"{folder}/{n}" for folder in "abcdef" for n in range(10)])
-    listings = Listings(store, most=25)
+    listings = Listings(store.entries, most=25)
 
     async def look() -> None:
         for folder in "abcdef":
@@ -126,7 +126,7 @@ def test_memory_is_bounded() -> None:
     assert store.asked.count(BUCKET + "f/") == 1
     assert store.asked.count(BUCKET + "a/") == 2
     with pytest.raises(Refusal, match="more than 5 names"):
-        asyncio.run(Listings(store, most=5).page(BUCKET, "a/", "", 9, one_level=False))
+        asyncio.run(Listings(store.entries, most=5).page(BUCKET, "a/", "", 9, one_level=False))
 
 
 def test_a_bucket_that_is_not_there() -> None:
@@ -136,8 +136,8 @@ def test_a_bucket_that_is_not_there() -> None:
             yield
 
     with pytest.raises(ShardNotFound):
-        asyncio.run(Listings(Nothing()).page(BUCKET, "", "", 9, one_level=False))
-    page = asyncio.run(Listings(Nothing()).page(BUCKET, "no/", "", 9, one_level=False))
+        asyncio.run(Listings(Nothing().entries).page(BUCKET, "", "", 9, one_level=False))
+    page = asyncio.run(Listings(Nothing().entries).page(BUCKET, "no/", "", 9, one_level=False))
     assert page.lines == ()
 
 
@@ -147,7 +147,7 @@ def test_folders_without_end_are_refused() -> None:
             yield Entry(f"{url}d/", None)
 
     with pytest.raises(Refusal, match="deep"):
-        asyncio.run(Listings(Deep()).page(BUCKET, "", "", 9, one_level=False))
+        asyncio.run(Listings(Deep().entries).page(BUCKET, "", "", 9, one_level=False))
 
 
 def test_names_of_the_web_are_unescaped() -> None:
@@ -156,5 +156,5 @@ def test_names_of_the_web_are_unescaped() -> None:
             yield Entry(f"{url}a%20b.tar?v=1", None)
             yield Entry(f"{url}c/", None)
 
-    page = asyncio.run(Listings(Web()).page("https://h/d/", "", "", 9, one_level=True))
+    page = asyncio.run(Listings(Web().entries).page("https://h/d/", "", "", 9, one_level=True))
     assert [line.name for line in page.lines] == ["a b.tar", "c/"]

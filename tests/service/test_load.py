@@ -7,14 +7,14 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.servers import BEFORE_HEAD, Origin
-from tests.service.serving import Inside, Process, ask
+from tests.service.serving import Inside, Process, ask, until
 from tests.transfer.reading import KIB, MIB, data
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="measured by /proc")
@@ -73,13 +73,6 @@ def cpu_s(process: Process) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("kept", [True, False], ids=["with a folder", "without"])
 def test_idle_and_slow_connections_cost_little(kept: bool, origin: Origin, tmp_path: Path) -> None:
     body = data(6 * MIB)
@@ -101,30 +94,6 @@ def test_idle_and_slow_connections_cost_little(kept: bool, origin: Origin, tmp_p
             grown = rss_bytes(it) - before
             assert grown < 360 * 64 * KIB + (0 if kept else 32 * MIB), "what is on its way is memory_bytes, and no more"
         assert ask(f"{it.base}/ais/b/cold.tar")[2] == body
-
-
-@pytest.mark.parametrize("kept", [True, False], ids=["with a folder", "without"])
-def test_slow_clients_do_not_hold_the_memory_of_others(kept: bool, origin: Origin, tmp_path: Path) -> None:
-    """Twenty take nothing of twenty objects, where memory is for four of them: everybody else is served on."""
-    names = [f"s{number}.tar" for number in range(20)]
-    bodies = {name: data(5 * MIB, seed) for seed, name in enumerate([*names, "x.tar", "y.tar"])}
-    for name, body in bodies.items():
-        origin.add(f"d/{name}", body)
-    settings: dict[str, Any] = {"allow": (origin.base,), "buckets": {"b": f"{origin.base}/d/"}, "private": True}
-    folder = tmp_path / "cache" if kept else ""
-    with Inside(folder=folder, memory_bytes=8 * MIB, send_timeout_s=600, **settings) as service:
-        with Crowd(service.base) as crowd:
-            slow = [crowd.come(f"/ais/b/{name}", take=1000, client=name) for name in names]
-            for name in ("x.tar", "y.tar"):
-                assert ask(f"{service.base}/ais/b/{name}")[2] == bodies[name]
-            until(lambda: service.context.fetcher.held_bytes <= 4 * MIB)
-            until(lambda: len(service.context.in_flight) == len(slow))
-            got = bytearray()  # and who has been slow gets the rest of it, when it comes back to it
-            while len(got) < 5 * MIB - 1000 and (piece := slow[7].recv(MIB)):
-                got += piece
-            assert bytes(got[-4 * MIB :]) in bodies["s7.tar"]
-        until(lambda: len(service.context.in_flight) == 0)
-        until(lambda: service.context.fetcher.held_bytes == 0)
 
 
 def test_a_tenant_of_many_clients_leaves_connections_and_requests_to_others(origin: Origin, tmp_path: Path) -> None:

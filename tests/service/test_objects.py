@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.servers import Origin
-from tests.service.serving import Inside, ask
+from tests.service.serving import Inside, ask, until
 from tests.transfer.reading import KIB, MIB, data
 from wds_async.service.http_messages import SERVER
 
@@ -44,13 +44,6 @@ def serve(origin: Origin) -> Iterator[Callable[..., Inside]]:
         one.stop()
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-
-
 def test_an_object_and_its_head(service: Inside, origin: Origin) -> None:
     url = f"{service.base}/ais/b/x.tar"
     for _ in range(2):  # cold and warm
@@ -71,26 +64,6 @@ def test_an_object_and_its_head(service: Inside, origin: Origin) -> None:
 
 def origin_etag(origin: Origin) -> str:
     return ask(f"{origin.base}/d/x.tar", "HEAD")[1]["etag"]
-
-
-@pytest.mark.parametrize(
-    ("wanted", "start", "stop"),
-    [
-        ("bytes=0-0", 0, 1),
-        ("bytes=1000-2999", 1000, 3000),
-        (f"bytes={2 * MIB - 5}-{4 * MIB + 5}", 2 * MIB - 5, 4 * MIB + 6),
-        ("bytes=-100", len(BODY) - 100, len(BODY)),
-        (f"bytes={len(BODY) - 7}-", len(BODY) - 7, len(BODY)),
-        (f"bytes=5-{10**12}", 5, len(BODY)),
-    ],
-)
-def test_ranges(service: Inside, wanted: str, start: int, stop: int) -> None:
-    for _ in range(2):
-        status, fields, body = ask(f"{service.base}/v1/objects/b/x.tar", Range=wanted)
-        assert status == 206
-        assert fields["content-range"] == f"bytes {start}-{stop - 1}/{len(BODY)}"
-        assert fields["content-length"] == str(stop - start)
-        assert body == BODY[start:stop]
 
 
 def test_conditions(service: Inside) -> None:
@@ -211,18 +184,6 @@ def test_who_leaves_gives_up_what_only_it_wanted(
         assert len(running.context.in_flight) == 1
     until(lambda: not len(running.context.in_flight))
     origin.wait_until(lambda o: o.in_flight == 0)
-
-
-def test_who_takes_nothing_is_let_go(serve: Callable[..., Inside], origin: Origin) -> None:
-    origin.add("/d/big", data(40 * MIB))
-    running = serve(send_timeout_s=0.3)
-    with socket.socket() as client:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.connect(("127.0.0.1", running.port))
-        client.sendall(b"GET /ais/b/big HTTP/1.1\r\nHost: x\r\n\r\n")
-        until(lambda: len(running.context.in_flight) == 1)
-        until(lambda: not len(running.context.in_flight))
-        assert running.context.meters.refusals == 1
 
 
 def test_a_paced_client(serve: Callable[..., Inside], origin: Origin) -> None:

@@ -22,7 +22,6 @@ from tests.servers import Origin
 from tests.service.serving import Inside, Process, ask, until
 from tests.transfer.reading import MIB, data
 from wds_async.errors import ConfigError
-from wds_async.service.config import Quota
 from wds_async.service.sockets import CannotServe
 
 pytestmark = pytest.mark.usefixtures("no_settings")
@@ -233,7 +232,7 @@ def test_sighup_reloads_certificates_and_prices(tmp_path: Path) -> None:
 
         async def reload() -> None:
             prices.write_text("stores: {s3: {internet: 0.05}}")
-            config = replace(it.config, prices=str(prices), cost_limit=3.0, quotas=(Quota("vision", 0.5),))
+            config = replace(it.config, prices=str(prices), cost_limit=3.0, quotas=(("vision", 0.5),))
             it.service.reload(config)
 
         before = ssl.get_server_certificate(("127.0.0.1", it.port))

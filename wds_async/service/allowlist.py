@@ -1,4 +1,4 @@
-"""Where URLs lie, in a form in which one place has one spelling, so that prefixes can be compared part by part."""
+"""What may be read: prefixes of URLs, compared part by part in one spelling, and addresses of connections."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import posixpath
 import re
 import urllib.parse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,8 @@ __all__ = ["Addresses", "Allowed", "UrlPrefix", "dotted", "is_literal", "kind_of
 
 _PORTS = {"http": 80, "https": 443}
 _DECODINGS = 4
+_ARCHIVES = frozenset({"zip", "tar", "gzip", "libarchive"})
+_KNOWN_AT_MOST = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +47,16 @@ class UrlPrefix:
         below."""
         if self.kind != other.kind or self.host != other.host:
             return False
-        if not self.parts or self.parts == ("",):
+        own, parts = self.parts, other.parts
+        if own in ((), ("",)):
             return True
         if other.slashes:
             return False
-        if self.parts[-1] == "":
-            return len(other.parts) >= len(self.parts) and other.parts[: len(self.parts) - 1] == self.parts[:-1]
-        return _unrevised(self, other)[: len(self.parts)] == self.parts
-
-
-def _unrevised(entry: UrlPrefix, other: UrlPrefix) -> tuple[str, ...]:
-    """Return the parts of ``other``, without a revision where ``entry`` names a whole repository."""
-    if _spec(entry.kind).repositories and len(entry.parts) == 2 and len(other.parts) >= 2 and "@" not in entry.parts[1]:
-        return (other.parts[0], other.parts[1].partition("@")[0], *other.parts[2:])
-    return other.parts
+        if own[-1] == "":
+            return len(parts) >= len(own) and parts[: len(own) - 1] == own[:-1]
+        if _spec(self.kind).repositories and len(own) == 2 and len(parts) >= 2 and "@" not in own[1]:
+            parts = (parts[0], parts[1].partition("@")[0])  # a whole repository, whatever its revision
+        return parts[: len(own)] == own
 
 
 def _spec(kind: str) -> StoreSpec:
@@ -67,8 +65,7 @@ def _spec(kind: str) -> StoreSpec:
 
 def url_prefix(url: str) -> UrlPrefix:
     """Return the prefix of ``url`` (rewritten, of one store). UrlError for a URL that cannot be parsed safely."""
-    kind = scheme(url)
-    kind = usual_scheme(kind)
+    kind = usual_scheme(scheme(url))
     if kind in _PORTS:
         return _web(kind, url)
     if "://" not in url or len(links(url)) > 1:
@@ -96,22 +93,15 @@ def _web(kind: str, url: str) -> UrlPrefix:
     host = host.rstrip(".")
     raw = parsed.path[1:].split("/") if parsed.path.startswith("/") else []
     parts = tuple(urllib.parse.unquote(part, errors="surrogateescape") for part in raw)
-    return UrlPrefix(kind, f"{host}:{port or _PORTS[kind]}", parts, any(_holds_slash(part) for part in parts))
+    slashes = any("/" in one or "\\" in one for part in parts for one in _spellings(part))
+    return UrlPrefix(kind, f"{host}:{port or _PORTS[kind]}", parts, slashes)
 
 
-def _holds_slash(part: str) -> bool:
-    return any(slash in spelling for spelling in _spellings(part) for slash in "/\\")
-
-
-def _spellings(part: str) -> list[str]:
-    """Return ``part`` and its repeated decodings, as careless servers make them."""
-    spellings = [part]
-    while (
-        len(spellings) <= _DECODINGS
-        and (after := urllib.parse.unquote(spellings[-1], errors="surrogateescape")) != spellings[-1]
-    ):
-        spellings.append(after)
-    return spellings
+def _spellings(part: str) -> Iterator[str]:
+    """Yield ``part`` and its repeated decodings, as careless servers make them."""
+    for _ in range(_DECODINGS + 1):
+        yield part
+        part = urllib.parse.unquote(part, errors="surrogateescape")
 
 
 def dotted(url: str) -> bool:
@@ -129,21 +119,12 @@ def dotted(url: str) -> bool:
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _METADATA = frozenset(
-    ipaddress.ip_address(text)
-    for text in (
-        "169.254.169.254",  # Amazon, Google, Microsoft, Oracle and others
-        "169.254.169.253",  # Amazon's name service
-        "169.254.169.123",  # Amazon's clock
-        "169.254.170.2",  # credentials of Amazon's containers
-        "169.254.170.23",  # and of its Kubernetes pods
-        "100.100.100.200",  # Alibaba
-        "168.63.129.16",  # Azure's wire server
-        "192.0.0.192",  # Oracle
-        "fd00:ec2::254",
-        "fd00:ec2::253",
-        "fd00:ec2::23",
-        "fd20:ce::254",  # Google
-        "fe80::a9fe:a9fe",
+    ipaddress.ip_address(address)
+    for address in (
+        *("169.254.169.254", "fd00:ec2::254", "fe80::a9fe:a9fe"),  # Amazon, Google, Microsoft, Oracle and others
+        *("169.254.169.253", "fd00:ec2::253", "169.254.169.123"),  # Amazon's name service and clock
+        *("169.254.170.2", "169.254.170.23", "fd00:ec2::23"),  # credentials of Amazon's containers and Kubernetes pods
+        *("100.100.100.200", "168.63.129.16", "192.0.0.192", "fd20:ce::254"),  # Alibaba, Azure, Oracle, Google
     )
 )
 _NAT64 = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("64:ff9b:1::/48"))
@@ -180,9 +161,8 @@ def _kind(address: _Address) -> str:
         return "private"
     if address.version == 4 and address.is_reserved:  # broadcast among it
         return "never"
-    if address.is_private or (address.version == 4 and address in _SHARED):
-        return "private"
-    if address.version == 6 and address.is_site_local:
+    own = address in _SHARED if address.version == 4 else address.is_site_local
+    if address.is_private or own:
         return "private"
     return "never" if address.is_reserved else "public"
 
@@ -219,10 +199,6 @@ class Addresses:
         return f"{host} is at {address}, a private address; the service's setting `private` would allow it"
 
 
-_ARCHIVES = frozenset({"zip", "tar", "gzip", "libarchive"})
-_KNOWN_AT_MOST = 65536
-
-
 async def _here(function: Callable[..., Any], *args: Any) -> Any:
     return function(*args)
 
@@ -233,8 +209,7 @@ class Allowed:
 
     def __init__(self, config: ServiceConfig, call: Call = _here) -> None:
         self._call = call
-        self._open = not config.allow
-        self._urls = config.urls and bool(config.allow)
+        self._open, self._urls = not config.allow, config.urls and bool(config.allow)
         own = [url if url.endswith("/") else url + "/" for _, url in config.buckets]
         entries = [*config.allow, *own]
         self._folders = [_folder(entry) for entry in entries if scheme(entry) in ("", "file")]
@@ -245,9 +220,7 @@ class Allowed:
 
     def take_over(self, new: Allowed) -> None:
         """Use the rules of ``new`` from now on."""
-        self._open, self._urls = new._open, new._urls
-        self._folders, self._places, self.addresses = new._folders, new._places, new.addresses
-        self._known = {}
+        vars(self).update(vars(new), _call=self._call)
 
     def locate(self, named: ObjectName) -> Location:
         """Return the location that ``named`` is read from, rewritten and authorized. Refusal (403, or 400 for a
@@ -269,18 +242,17 @@ class Allowed:
         return place
 
     async def admit(self, named: ObjectName) -> Location:
-        """Run `locate` with its file system checks on a thread."""
-        if scheme(named.url) in ("", "file"):
-            location: Location = await self._call(self.locate, named)
-            return location
-        return self.locate(named)
+        """Run `locate`, on a thread where it reads the disk."""
+        if scheme(named.url) not in ("", "file"):
+            return self.locate(named)
+        location: Location = await self._call(self.locate, named)
+        return location
 
     async def check(self, url: str) -> None:
         """Raise Refusal unless every URL (before rewriting) that begins with ``url`` may be read: a folder ("/" at the
         end) or a prefix of a listing."""
         folder = url[: url.rindex("/") + 1] if "/" in url.partition("://")[2] or "://" not in url else url + "/"
-        named = ObjectName(folder, "", "", "", "short")
-        await self._call(self.locate, named) if scheme(url) in ("", "file") else self.locate(named)
+        await self.admit(ObjectName(folder, "", "", "", "short"))
 
     def known(self, named: ObjectName) -> bool:
         """Return whether `locate` has admitted ``named`` before, so that it need not be called again."""

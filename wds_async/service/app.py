@@ -26,7 +26,8 @@ from wds_async.errors import StorageError
 from wds_async.redact import redact
 from wds_async.service import buckets, objects, s3api
 from wds_async.service.context import Context, Exchange
-from wds_async.service.http_messages import HttpRequest, HttpResponse, RequestConnection, json_response
+from wds_async.service.http_messages import HttpRequest, HttpResponse, json_response
+from wds_async.service.http_server import ClientConnection
 from wds_async.service.names import SCHEMES, ObjectName, bucket_of, name_of
 from wds_async.service.pages import CONTENT_TYPE, metrics_page, snapshot
 from wds_async.service.refusals import Refusal, as_json, as_xml, refusal_of
@@ -35,7 +36,6 @@ __all__ = ["malformed", "serve"]
 
 logger = logging.getLogger("wds_async")
 
-_READING = frozenset({"GET", "HEAD"})
 _OPEN = frozenset({"/healthz", "/readyz", "/v1/health", "/metrics"})
 """Answered without a token, and by any name: kubelets and Prometheus have none, and ask by an address."""
 _APIS = {"s3": "s3", "url": "url", "gs": "short", "az": "short", "ais": "short"}
@@ -54,7 +54,6 @@ async def serve(context: Context, request: HttpRequest) -> None:
     request.keep_alive = request.keep_alive and not context.readiness.draining
     host, path, query = _target(request)
     exchange, began, status = Exchange(request, _api(path)), loop.time(), _CLIENT_CLOSED
-    response: HttpResponse | None = None
     try:
         try:
             response = await _answer(context, exchange, host, path, query)
@@ -62,63 +61,53 @@ async def serve(context: Context, request: HttpRequest) -> None:
             raise
         except Exception as exn:
             response = _refused(context, exchange, path, exn)
-        if not response.sent:
-            request.keep_alive = request.keep_alive and request.complete
-            request.connection.write(response.to(request))
-            await request.connection.drained()
-        status = response.status
+        await request.send(response)
+        status, exchange.sent = response.status, exchange.sent or len(response.body)
     except (ConnectionResetError, BrokenPipeError):  # the client has gone
         pass
     finally:
-        first, count = exchange.first_byte_at or loop.time(), exchange.sent
-        if response is not None and not response.sent and status != _CLIENT_CLOSED:
-            count = len(response.body)
-        context.meters.served(exchange.api, status, first - began, count, exchange.url, exchange.client)
+        first_byte_s = (exchange.first_byte_at or loop.time()) - began
+        context.meters.served(exchange.api, status, first_byte_s, exchange.sent, exchange.url, exchange.client)
 
 
-def malformed(context: Context, connection: RequestConnection, status: int, why: str) -> HttpResponse:
+def malformed(context: Context, connection: ClientConnection, status: int, why: str) -> HttpResponse:
     """Return the answer to bytes that are no request. Only its kind is logged: the bytes may hold a secret."""
     reason = "head" if status == 431 else "malformed"
     context.meters.refused(reason)
     refusal = Refusal(status, f"a malformed request: {why}", reason)
-    context.access.refused(refusal, peer="" if connection.local else connection.address)
-    return HttpResponse(status, text=as_json(refusal, "", ""), content_type="application/json")
+    context.access.audit.refused(refusal, peer="" if connection.local else connection.address)
+    return HttpResponse(status, as_json(refusal, "", ""), content_type="application/json")
 
 
 async def _answer(context: Context, exchange: Exchange, host: str, path: str, query: str) -> HttpResponse:
-    request, api = exchange.request, exchange.api
+    request, api, connection = exchange.request, exchange.api, exchange.request.connection
+    page = _PAGES.get(path)
     if path not in _OPEN:
-        context.access.check_site(request.headers, host, local=request.connection.local)
-    if request.connection.reserved and path not in _OPEN:
-        words = "all connections are taken (clients; address_connections for those of one address)"
-        raise Refusal(503, words, "clients", retry_after_s=1)
+        context.access.check_site(request.headers, host, local=connection.local)
+        if connection.reserved:
+            words = "all connections are taken (clients; address_connections for those of one address)"
+            raise Refusal(503, words, "clients", retry_after_s=1)
     if api == "s3" and query:
         s3api.check_query(request.query)
     planning = api == "plan" and request.method in ("POST", "DELETE")
-    if request.method not in _READING and not planning:
+    if request.method not in ("GET", "HEAD") and not planning:
         words = f"{request.method}: this service reads; write to the store itself"
         raise Refusal(405, words, "method", headers={"Allow": "GET, HEAD"})
-    if path in _OPEN:
-        return await _PAGES[path](context, exchange)
-    _authenticate(context, exchange)
-    with context.in_flight.one(exchange.client):
-        if planning:
-            return await _plan(context, exchange)
-        if (page := _PAGES.get(path)) is not None:
-            return await page(context, exchange)
-        return await _read(context, exchange, path, query)
-
-
-def _authenticate(context: Context, exchange: Exchange) -> None:
-    """Name the client and its tenant. Refusal (401) without a valid token."""
-    request, connection = exchange.request, exchange.request.connection
+    if page is not None and path in _OPEN:
+        return await page(context, exchange)
     exchange.client = context.access.client(
         request.headers,
-        "" if connection.local else connection.address,
+        exchange.peer,
         local=connection.local,
         query=request.query if context.config.tokens else {},
         certificate=connection.certificate,
     )
+    with context.in_flight.one(exchange.client):
+        if planning:
+            return await _plan(context, exchange)
+        if page is not None:
+            return await page(context, exchange)
+        return await _read(context, exchange, path, query)
 
 
 async def _read(context: Context, exchange: Exchange, path: str, query: str) -> HttpResponse:
@@ -168,12 +157,12 @@ async def _plan(context: Context, exchange: Exchange) -> HttpResponse:
 
 
 async def _alive(context: Context, exchange: Exchange) -> HttpResponse:
-    return HttpResponse(text="alive\n")
+    return HttpResponse(200, "alive\n")
 
 
 async def _ready(context: Context, exchange: Exchange) -> HttpResponse:
     why = context.readiness.why_not
-    return HttpResponse(text=f"{why or 'ready'}\n", status=503 if why else 200)
+    return HttpResponse(503 if why else 200, f"{why or 'ready'}\n")
 
 
 async def _health(context: Context, exchange: Exchange) -> HttpResponse:
@@ -207,41 +196,34 @@ _PAGES: dict[str, Callable[[Context, Exchange], Awaitable[HttpResponse]]] = {
 
 def _refused(context: Context, exchange: Exchange, path: str, exn: Exception) -> HttpResponse:
     """Return the answer that tells why there is no other; count and log it."""
-    request, connection, refusal = exchange.request, exchange.request.connection, refusal_of(exn)
+    method, refusal = exchange.request.method, refusal_of(exn)
     context.meters.refused(refusal.reason, exchange.client)
     if refusal.status == 500:
-        logger.error("%s %s failed", request.method, redact(path), exc_info=exn)
+        logger.error("%s %s failed", method, redact(path), exc_info=exn)
     elif isinstance(exn, StorageError) and refusal.status != 404:
         context.meters.failed(exchange.url, exn, exchange.client)
         logger.warning("%s", refusal.message)
     if refusal.status in _AUDITED:
-        peer = "" if connection.local else connection.address
-        context.access.refused(refusal, peer=peer, client=str(exchange.client), method=request.method, path=path)
+        client = str(exchange.client)
+        context.access.audit.refused(refusal, peer=exchange.peer, client=client, method=method, path=path)
     named = exchange.named
     if named is not None and refusal.status == 404 and named.bucket:  # AIStore's clients look for this name
         scheme = SCHEMES.get(named.provider, named.provider)
         words = f"{scheme}://{named.bucket}/{named.object} does not exist: {refusal.message}"
         refusal = replace(refusal, message=words)
-    return _shown(request, exchange.api, path, refusal)
-
-
-def _shown(request: HttpRequest, api: str, path: str, refusal: Refusal) -> HttpResponse:
-    fields = refusal.fields
-    if request.method == "HEAD":
-        if api != "s3":
-            fields["Hdr-Error"] = as_json(refusal, request.method, path)
-        return HttpResponse(status=refusal.status, headers=fields)
-    if api == "s3":
-        text, content_type = as_xml(refusal, path), "application/xml"
-    else:
-        text, content_type = as_json(refusal, request.method, path), "application/json"
-    return HttpResponse(status=refusal.status, text=text, headers=fields, content_type=content_type)
+    fields, of_s3 = refusal.fields, exchange.api == "s3"
+    if method != "HEAD" and of_s3:
+        return HttpResponse(refusal.status, as_xml(refusal, path), fields, content_type="application/xml")
+    text = as_json(refusal, method, path)
+    if method != "HEAD":
+        return HttpResponse(refusal.status, text, fields, content_type="application/json")
+    return HttpResponse(refusal.status, headers=fields if of_s3 else {**fields, "Hdr-Error": text})
 
 
 def _target(request: HttpRequest) -> tuple[str, str, str]:
     """Return the host that a request names, its path and its query as they came. For a whole URL as target the path
     counts, because this is no proxy, and its host precedes ``Host`` (RFC 9112 §3.2.2)."""
-    target, host = request.target, request.headers.get("Host", "")
+    target, host = request.target, request.headers.get("host", "")
     if not target.startswith("/") and (absolute := _ABSOLUTE.match(target)):
         target, host = target[absolute.end() :] or "/", absolute[1]
     path, _, query = target.partition("?")

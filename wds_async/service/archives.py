@@ -13,7 +13,7 @@ from typing import Any
 from wds_async.environment import MIB
 from wds_async.redact import redact
 from wds_async.service.cache.cache import CachedObject
-from wds_async.service.cache.fetching import Piece
+from wds_async.service.cache.fetching import DiskPiece, Piece
 from wds_async.service.delivery import CachedFileFault
 from wds_async.service.preconditions import ByteRange
 from wds_async.service.refusals import Refusal
@@ -33,7 +33,7 @@ class Archives:
     archives are scanned at once: a scan costs a core's time, which other answers need."""
 
     def __init__(self, most: int = _MOST_MEMBERS) -> None:
-        self._most, self._held = most, 0
+        self._most = most
         self._tables: OrderedDict[tuple[str, str], dict[str, ByteRange]] = OrderedDict()
         self._being_made: dict[tuple[str, str], asyncio.Lock] = {}
         self._scans = asyncio.Semaphore(_SCANS_AT_ONCE)
@@ -43,10 +43,8 @@ class Archives:
         archive; `NotATar` and its kin for what is no tar."""
         path = held.url.partition("?")[0].lower()
         if path.endswith(_PACKED):
-            words = (
-                f"{redact(held.url)} is compressed: its members have no place of their own; store it as a plain .tar"
-            )
-            raise Refusal(501, words, "not-here")
+            words = "is compressed: its members have no place of their own; store it as a plain .tar"
+            raise Refusal(501, f"{redact(held.url)} {words}", "not-here")
         place = (await self.table(held, call)).get(name)
         if place is None:
             raise Refusal(404, f"{redact(held.url)}: archived file {name[:200]!r} does not exist", "missing")
@@ -64,18 +62,13 @@ class Archives:
                 async with self._scans:
                     made = await _scanned(held, call)
                 if held.facts.version and len(made) <= self._most:
-                    self._keep(key, made)
+                    self._tables[key] = made
+                    while sum(map(len, self._tables.values())) > self._most:
+                        self._tables.popitem(last=False)
                 return made
         finally:
             if not lock.locked():
                 self._being_made.pop(key, None)
-
-    def _keep(self, key: tuple[str, str], made: dict[str, ByteRange]) -> None:
-        self._tables[key] = made
-        self._held += len(made)
-        while self._held > self._most:
-            _, gone = self._tables.popitem(last=False)
-            self._held -= len(gone)
 
 
 async def _scanned(held: CachedObject, call: Call) -> dict[str, ByteRange]:
@@ -95,21 +88,21 @@ async def _walked(held: CachedObject, call: Call) -> dict[str, ByteRange]:
     source: Any = held.pieces(0, None)
     async with aclosing(source) as pieces:
 
-        async def following() -> bytes | tuple[int, int, int] | None:
+        async def following() -> bytes | DiskPiece | None:
             piece: Piece | None = await anext(pieces, None)
             # Memory is valid until the next piece is requested, and the walk may hold two of them.
             if isinstance(piece, memoryview):
                 return bytes(piece)
-            return None if piece is None else (piece.fd, piece.offset, piece.count)
+            return piece
 
-        waiting: list[concurrent.futures.Future[bytes | tuple[int, int, int] | None]] = []
+        waiting: list[concurrent.futures.Future[bytes | DiskPiece | None]] = []
 
         def read() -> memoryview | None:
             if left:
                 return None
             waiting[:] = [asyncio.run_coroutine_threadsafe(following(), loop)]
-            found = waiting[0].result()
-            data = _file_bytes(*found) if isinstance(found, tuple) else found
+            piece = waiting[0].result()
+            data = _file_bytes(piece) if isinstance(piece, DiskPiece) else piece
             return None if data is None else memoryview(data)
 
         def walk() -> dict[str, ByteRange]:
@@ -124,16 +117,15 @@ async def _walked(held: CachedObject, call: Call) -> dict[str, ByteRange]:
                 one.cancel()
 
 
-def _file_bytes(fd: int, offset: int, count: int) -> bytes:
+def _file_bytes(piece: DiskPiece) -> bytes:
     data = bytearray()
-    try:
-        while len(data) < count:
-            part = os.pread(fd, min(count - len(data), 8 * MIB), offset + len(data))
-            if not part:
-                raise CachedFileFault(f"it ended at byte {offset + len(data)}")
-            data += part
-    except OSError as exn:
-        if isinstance(exn, CachedFileFault):
-            raise
-        raise CachedFileFault(f"at byte {offset + len(data)}: {exn.strerror}") from exn
+    while len(data) < piece.count:
+        at = piece.offset + len(data)
+        try:
+            part = os.pread(piece.fd, min(piece.count - len(data), 8 * MIB), at)
+        except OSError as exn:
+            raise CachedFileFault(f"at byte {at}: {exn.strerror}") from exn
+        if not part:
+            raise CachedFileFault(f"it ended at byte {at}")
+        data += part
     return bytes(data)

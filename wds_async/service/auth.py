@@ -1,4 +1,4 @@
-"""One line for each request that was refused; not so many that a flood of them fills a disk."""
+"""Who asks: bearer tokens, TLS and client certificates, names of clients, requests of web pages; and the audit log."""
 
 from __future__ import annotations
 
@@ -22,51 +22,51 @@ from wds_async.errors import ConfigError
 from wds_async.redact import redact
 from wds_async.service.cache.origin import Client
 from wds_async.service.config import ServiceConfig
-from wds_async.service.refusals import Refusal
+from wds_async.service.refusals import Refusal, shown_path
+from wds_async.transfer.rate_limits import TokenBucket
 
-__all__ = ["Access", "Audit", "BearerTokens", "shown"]
+__all__ = ["Access", "Audit", "BearerTokens"]
 
+logger = logging.getLogger("wds_async")
 audit_logger = logging.getLogger("wds_async.audit")
-LINES_AT_ONCE = 100
-LINES_PER_S = 10.0
+LINES_AT_ONCE, LINES_PER_S = 100, 10.0
 """More are counted, and the next line says how many were left out: 10 lines of 1 KB a second are 0.9 GB a day."""
-_PATH_AT_MOST = 400
-_DECODINGS = 2  # /url/ escapes a URL whose own path and query are escaped
+_LOOK_EVERY_S = 1.0
+_NAMES_OF_A_PEER, _NAME_LIVES_S, _PEERS = 512, 60.0, 4096
+_NAME = re.compile(r"[\w.:@/+-]{1,128}", re.ASCII)
+_OWN_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"})
+_SIGNED = re.compile(r"(?:AWS4-HMAC-SHA256\s+Credential=([^/,\s]+)/|AWS ([^:\s]+):)")
 
 
 class Audit:
-    """Writes refusals to the logger ``wds_async.audit``, at a limited rate. ``clock``: seconds, monotonic."""
+    """Writes refusals to the logger ``wds_async.audit``, at a limited rate, so that a flood of them fills no disk.
+    ``clock``: seconds, monotonic."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._left = float(LINES_AT_ONCE)
-        self._at = clock()
+        self._bucket = TokenBucket(LINES_PER_S, clock, burst=LINES_AT_ONCE - 1.0)
         self.left_out = 0
         """Refusals without a line since the last one."""
 
     def refused(self, refusal: Refusal, *, peer: str, client: str = "", method: str = "", path: str = "") -> None:
-        """Log ``refusal`` in one line, up to the rate limit. The record has its fields as the mapping ``audit``, for
-        logs in JSON."""
-        now = self._clock()
-        self._left = min(LINES_AT_ONCE, self._left + (now - self._at) * LINES_PER_S)
-        self._at = now
-        if self._left < 1:
+        """Log ``refusal`` in one line, up to the rate limit; secrets in ``path`` are hidden. The record has its fields
+        as the mapping ``audit``, for logs in JSON."""
+        if self._bucket.wait_s() > 0:
             self.left_out += 1
             return
-        self._left -= 1
+        self._bucket.take(1)
         fields = {
             "peer": _plain(peer),
             "client": _plain(client),
             "method": _plain(method)[:16],
-            "path": shown(path),
+            "path": shown_path(path),
             "status": refusal.status,
             "reason": refusal.reason,
-            "left_out": self.left_out,
         }
+        words = " ".join(f"{name}={value}" for name, value in fields.items() if value != "")
+        more = f" ({self.left_out} refusals before it were left out)" if self.left_out else ""
+        extra = {"audit": {**fields, "left_out": self.left_out}}
         self.left_out = 0
-        words = " ".join(f"{name}={value}" for name, value in fields.items() if value != "" and name != "left_out")
-        more = f" ({fields['left_out']} refusals before it were left out)" if fields["left_out"] else ""
-        audit_logger.warning("refused %s: %s%s", words, redact(refusal.message), more, extra={"audit": fields})
+        audit_logger.warning("refused %s: %s%s", words, redact(refusal.message), more, extra=extra)
 
     def close(self) -> None:
         """Log how many refusals were left out since the last line."""
@@ -76,32 +76,9 @@ class Audit:
             self.left_out = 0
 
 
-def shown(path: str) -> str:
-    """Return a request's path (and query) for people: as it came, or where it holds a secret or a control character,
-    escaped or not, decoded and with that hidden. Cut where it is long."""
-    spellings = [path[: 4 * _PATH_AT_MOST]]
-    for _ in range(_DECODINGS):
-        spellings.append(urllib.parse.unquote(spellings[-1]).replace(" ", "%20"))  # a space would end a password
-    secret = any(redact(text) != text for text in spellings)
-    text = _plain(redact(spellings[-1]) if secret else spellings[0])
-    return text[:_PATH_AT_MOST] + ("…" if len(text) > _PATH_AT_MOST else "")
-
-
 def _plain(text: str) -> str:
     """Return ``text`` as one word without secrets."""
     return redact(text).replace(" ", "%20")
-
-
-logger = logging.getLogger("wds_async")
-LOCAL = "local"
-"""The client on the Unix socket that gives no name."""
-_LOOK_EVERY_S = 1.0
-_NAMES_OF_A_PEER = 512
-_NAME_LIVES_S = 60.0
-_PEERS = 4096
-_NAME = re.compile(r"[\w.:@/+-]{1,128}", re.ASCII)
-_OWN_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"})
-_SIGNED = re.compile(r"(?:AWS4-HMAC-SHA256\s+Credential=([^/,\s]+)/|AWS ([^:\s]+):)")
 
 
 class Access:
@@ -109,28 +86,24 @@ class Access:
     used."""
 
     def __init__(self, config: ServiceConfig, clock: Callable[[], float] = time.monotonic) -> None:
-        self._config = config
+        self._config, self._clock = config, clock
         self._tokens = BearerTokens(config.tokens, clock) if config.tokens else None
-        self._clock = clock
         self._peers: OrderedDict[Client, OrderedDict[str, float]] = OrderedDict()
-        self._context: ssl.SSLContext | None = None
-        self._files = ""
-        self._audit = Audit(clock)
-        self.tls()
+        self._context = self._made() if config.certificate else None
+        self._files = self._stamp()
+        self.audit = Audit(clock)
 
     def check_site(self, fields: Mapping[str, str], host: str, *, local: bool = False) -> None:
         """Raise Refusal (403) for a request that a browser sends for a page of another site: by its ``Origin`` or
         ``Sec-Fetch-Site``; and, where neither ``allow`` nor tokens protect the service, by a ``host`` that is no name
         of this machine (DNS rebinding). ``host`` is the authority that the request names, "" for none; ``local``:
         it came by the Unix socket, which no browser reaches."""
-        origin = fields.get("Origin")
-        foreign = origin is not None and _authority(origin.partition("://")[2]) != _authority(host)
-        if foreign or fields.get("Sec-Fetch-Site", "") in ("cross-site", "same-site"):
+        origin = fields.get("origin")
+        foreign = origin is not None and _host_and_port(origin.partition("://")[2]) != _host_and_port(host)
+        if foreign or fields.get("sec-fetch-site", "") in ("cross-site", "same-site"):
             page = (origin or "unknown")[:100]
-            words = (
-                f"a web page of another site ({page!r}) sent this request, and none is answered. Open the URL itself"
-            )
-            raise Refusal(403, f"{words}, or use a client that is no browser", "cross-site")
+            words = f"a web page of another site ({page!r}) sent this request, and none is answered. Open the URL"
+            raise Refusal(403, f"{words} itself, or use a client that is no browser", "cross-site")
         guarded = not (self._config.allow or self._config.tokens or local)
         if guarded and host and not _names_this_machine(host):
             words = f"{host[:100]!r} is no name of this machine. Without `allow` and `tokens` the service answers to "
@@ -160,21 +133,12 @@ class Access:
                 words = "this service asks for a token, and this is none that it knows (clients: AIS_AUTHN_TOKEN)"
                 raise Refusal(401, words, "token", headers=challenge)
             tenant = named_tenant or tenant
-        own = Client(tenant, LOCAL if local else peer)
-        return self._named(fields.get("wds-client", ""), own)
+        return self._named(fields.get("wds-client", ""), Client(tenant, "local" if local else peer))
 
     def sees(self, client: Client) -> str | None:
         """Return the tenant whose figures ``client`` may see; None for those of all, where there are no tenants."""
         named = self._tokens is not None and self._tokens.name_tenants
         return client.tenant if named or self._config.client_ca else None
-
-    def refused(self, refusal: Refusal, *, peer: str, client: str = "", method: str = "", path: str = "") -> None:
-        """Write a line to the audit log. ``path`` as it came: secrets in it are hidden."""
-        self._audit.refused(refusal, peer=peer, client=client, method=method, path=path)
-
-    def left_out(self) -> None:
-        """Log, at the end, how many refusals had no line of their own."""
-        self._audit.close()
 
     def _named(self, name: str, own: Client) -> Client:
         """Return ``own`` under ``name``; ``own`` itself for an invalid name, or one too many."""
@@ -194,9 +158,6 @@ class Access:
 
     def tls(self) -> ssl.SSLContext | None:
         """Return the SSLContext of connections, the same object each time; None without a certificate."""
-        if self._config.certificate and self._context is None:
-            self._context = self._made()
-            self._files = self._stamp()
         return self._context
 
     def take_over(self, new: Access) -> None:
@@ -206,7 +167,7 @@ class Access:
     def renew(self) -> bool:
         """Read the certificate again if its files have changed, for new connections; return whether it was. A file that
         cannot be used is logged, and the old certificate stays."""
-        stamp = self._stamp() if self._context is not None else ""
+        stamp = self._stamp()
         if self._context is None or stamp in ("", self._files):
             return False
         self._files = stamp
@@ -231,7 +192,7 @@ class Access:
                 context.load_verify_locations(config.client_ca)
                 context.verify_mode = ssl.CERT_REQUIRED
         except (OSError, ssl.SSLError) as exn:
-            named = ", ".join(name for name in (config.certificate, config.key, config.client_ca) if name)
+            named = ", ".join(filter(None, (config.certificate, config.key, config.client_ca)))
             raise ConfigError(f"TLS: cannot use {named}: {exn}. They are PEM files; the key has no password.") from exn
         return context
 
@@ -249,11 +210,8 @@ class BearerTokens:
     take every token away, empty it."""
 
     def __init__(self, path: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._path = path
-        self._clock = clock
-        self._looked_at = clock()
-        self._stamp = ""
-        self._known: list[tuple[bytes, str]] = []
+        self._path, self._clock, self._looked_at = path, clock, clock()
+        self._tenants: dict[bytes, str] = {}
         try:
             self._read()
         except (OSError, ValueError) as exn:
@@ -263,16 +221,16 @@ class BearerTokens:
         """Return the tenant of ``token`` ("" if its line names none); None for an unknown token. Takes constant
         time."""
         self._look()
-        digest_given, match = _digest(token), None
-        for digest, tenant in self._known:
-            if hmac.compare_digest(digest, digest_given):
+        token_digest, match = _digest(token), None
+        for digest, tenant in self._tenants.items():
+            if hmac.compare_digest(digest, token_digest):
                 match = tenant
         return match if token else None
 
     @property
     def name_tenants(self) -> bool:
         """Whether any line names a tenant."""
-        return any(tenant for _, tenant in self._known)
+        return any(self._tenants.values())
 
     def _look(self) -> None:
         now = self._clock()
@@ -282,7 +240,7 @@ class BearerTokens:
         try:
             if _stamp_of(self._path) != self._stamp:
                 self._read()
-                logger.info("the service's tokens were read again: %d of them", len(self._known))
+                logger.info("the service's tokens were read again: %d of them", len(self._tenants))
         except (OSError, ValueError) as exn:
             logger.error("the service's tokens are those of before: %s: %s", self._path, exn)
 
@@ -292,19 +250,14 @@ class BearerTokens:
             lines = [line.split("#", 1)[0].split() for line in file]
         if any(len(words) > 2 for words in lines):
             raise ValueError("a line is a token, and perhaps a tenant's name behind it")
-        self._known = [(_digest(words[0]), words[1] if len(words) > 1 else "") for words in lines if words]
-
-
-def _authority(text: str) -> str:
-    """Return host and port in lower case, without the usual port and a final dot."""
-    name, port = _host_and_port(text)
-    return name if port in ("", "80", "443") else f"{name}:{port}"
+        self._tenants = {_digest(words[0]): (words[1:] or [""])[0] for words in lines if words}
 
 
 def _host_and_port(text: str) -> tuple[str, str]:
+    """Return the host in lower case without a final dot, and the port; "" for the usual one."""
     end = text.rfind("]") + 1
     name, _, port = text[end:].partition(":")
-    return (text[:end] + name).lower().rstrip("."), port
+    return (text[:end] + name).lower().rstrip("."), "" if port in ("80", "443") else port
 
 
 def _names_this_machine(host: str) -> bool:
@@ -345,9 +298,9 @@ def token_of(fields: Mapping[str, str], query: Mapping[str, str]) -> str:
         return password or user
     if (signed := _SIGNED.match(header)) is not None:
         return urllib.parse.unquote(signed[1] or signed[2])
-    return (
-        (query.get("X-Amz-Credential", "").partition("/")[0] or query.get("AWSAccessKeyId", "")) if not header else ""
-    )
+    if header:
+        return ""
+    return query.get("X-Amz-Credential", "").partition("/")[0] or query.get("AWSAccessKeyId", "")
 
 
 def common_name(certificate: Mapping[str, Any] | None) -> str:

@@ -70,7 +70,7 @@ async def _answered(
     ]
     token = page.lines[-1].name if page.more else ""
     uuid = str(message.get("uuid") or hashlib.sha256(named.url.encode()).hexdigest()[:9])
-    if _MSGPACK in request.headers.get("Accept", "") and (packed := _packed(entries, token, uuid)) is not None:
+    if _MSGPACK in request.headers.get("accept", "") and (packed := _packed(entries, token, uuid)) is not None:
         return HttpResponse(body=packed, content_type=_MSGPACK)
     shown = [{**entry, "size": str(entry["size"])} for entry in entries]  # a string in AIStore's JSON
     return json_response({"uuid": uuid, "entries": shown, "continuation_token": token, "flags": 0})
@@ -126,7 +126,7 @@ async def answer_daemon(context: Context, exchange: Exchange) -> HttpResponse:
 
 def _node(request: HttpRequest, kind: str) -> dict[str, Any]:
     # The address by which this client came: the only one that is known to lead here.
-    host = request.headers.get("Host") or "localhost"
+    host = request.headers.get("host") or "localhost"
     name, _, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")
     digest = int.from_bytes(hashlib.sha256(host.encode()).digest()[:8], "big")
     net = {

@@ -8,7 +8,7 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,30 +20,37 @@ from wds_async.storage.filesystems import known_protocol
 from wds_async.storage.stores import BY_SCHEME
 from wds_async.urls import rewrite, rules_from_env, scheme
 
-__all__ = ["Quota", "ServiceConfig", "cache_limit", "check_quotas", "kept_free", "load_config", "reloaded"]
+__all__ = ["ServiceConfig", "cache_limit", "check_quotas", "kept_free", "load_config", "reloaded"]
 
 _SCHEMES = frozenset({"", "file", *BY_SCHEME})
 """What allow and buckets may begin with, besides the protocols of fsspec."""
-DEFAULT_PORT = 51080
-"""AIStore's own."""
-
-
-@dataclass(frozen=True, slots=True)
-class Quota:
-    """The ``share`` of the cache, from 0 to 1, that one tenant (as a bearer token names it) may hold."""
-
-    tenant: str
-    share: float
+_EXAMPLES = "write gs://bucket/, https://host/path/ or /folder/"
+_CHOICES = {
+    "log": ("human", "json"),
+    "cost_limit_per": ("total", "day"),
+    "log_level": ("", "debug", "info", "warning", "error"),
+}
+_POSITIVE = (
+    "clients", "client_requests", "connections", "origin_connections", "memory_bytes", "grace_s",
+    "revalidate_timeout_s", "address_connections", "tenant_requests", "client_bytes_per_s", "tenant_bytes_per_s",
+)  # fmt: skip
+_NOT_NEGATIVE = ("freshness_s", "stale_while_revalidate_s", "stale_if_error_s", "scrub_bytes_per_s")
+_FIXED = (
+    "host", "port", "socket", "folder", "hand_from", "cache_size", "keep_free", "clients", "address_connections",
+    "connections", "origin_connections", "bytes_per_s", "origin_bytes_per_s", "memory_bytes",
+)  # fmt: skip
+"""Settings that hold after a restart only."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceConfig:
-    """One service. Sizes are bytes (in a file also ``"64M"``), times seconds."""
+    """One service. Sizes are bytes (in a file also ``"64M"``), times seconds. docs/service.md has the meaning of each
+    setting."""
 
     host: str = "127.0.0.1"
-    """Where it listens. Anything but loopback needs ``allow``, or it would be an open proxy."""
-    port: int = DEFAULT_PORT
-    """0: any that is free (printed)."""
+    """Anything but loopback needs ``allow``, or it would be an open proxy."""
+    port: int = 51080
+    """AIStore's own; 0: any that is free (printed)."""
     socket: str = ""
     """Path of a Unix socket to listen at too; our own loader, on the same host, is handed cached files through it."""
     folder: str = ""
@@ -57,8 +64,7 @@ class ServiceConfig:
     """What the folder's file system keeps free, whatever uses it: bytes, or a share of it. Below that nothing is
     written to the cache, and what was not used for longest goes. 0: as much as ``cache_size`` allows."""
     freshness_s: float = 300.0
-    """How long an object's version is taken for granted before its store is asked again. Shards that never change:
-    ``inf``. 0: with each new reader."""
+    """How long an object's version is taken for granted before its store is asked again. 0: by each reader."""
     stale_while_revalidate_s: float = 3600.0
     """How long after ``freshness_s`` a whole copy is served at once, while its store is asked behind it (RFC 5861). An
     object that was replaced within this time may be served once more as it was. 0: the request waits for the store."""
@@ -74,8 +80,7 @@ class ServiceConfig:
     urls: bool = True
     """Whether ``/url/<escaped URL>`` is served where ``allow`` is given."""
     private: bool = False
-    """Whether web servers with private or link-local addresses may be read though ``allow`` names them by a name.
-    Addresses of metadata servers never are."""
+    """Whether web servers with private or link-local addresses may be read though ``allow`` names them by a name."""
     buckets: tuple[tuple[str, str], ...] = ()
     """``ais://`` buckets of its own: a name, and the URL that stands for it (``imagenet``, ``https://host/imagenet/``)."""
     tokens: str = ""
@@ -92,10 +97,9 @@ class ServiceConfig:
     client_requests: int = 256
     """Most requests of one client in flight; more are answered with 429."""
     tenant_requests: int | None = None
-    """Most requests of all clients of one tenant in flight; more are answered with 429. None: where there are tenants
-    (``tokens`` or ``client_ca``) half of ``clients``, else no limit."""
+    """Most requests of all clients of one tenant in flight. None: where there are tenants (``tokens`` or ``client_ca``)
+    half of ``clients``, else no limit."""
     client_bytes_per_s: float | None = None
-    """Most bytes a second to one client."""
     tenant_bytes_per_s: float | None = None
     """Most bytes a second to all clients of one tenant; they take turns."""
     bytes_per_s: float | None = None
@@ -103,9 +107,7 @@ class ServiceConfig:
     connections: int = 128
     """Most connections to origins."""
     origin_connections: int = 128
-    """Most connections to one origin."""
     origin_bytes_per_s: float | None = None
-    """Most bytes a second from one origin."""
     memory_bytes: int = 256 * MIB
     """Most bytes on their way between origins, the disk and clients."""
     ahead_bytes: int = 1024 * MIB
@@ -120,13 +122,13 @@ class ServiceConfig:
     """How long transfers may go on after SIGTERM."""
     drain_s: float = 0.0
     """How long it goes on listening after SIGTERM, not ready, so that balancers see it."""
-    quotas: tuple[Quota, ...] = ()
+    quotas: tuple[tuple[str, float], ...] = ()
+    """Tenants (as bearer tokens name them), and the share of the cache, from 0 to 1, that each may hold."""
     log: str = "human"
-    """``human`` or ``json``: the form of its lines."""
     log_file: str = ""
     """File that the log is appended to, opened anew by SIGHUP. "": standard error."""
     log_level: str = ""
-    """``debug``, ``info``, ``warning`` or ``error``. "": ``WDS_LOG``, else ``info``."""
+    """"": ``WDS_LOG``, else ``info``."""
     prices: str = ""
     """YAML file of prices that replaces the built-in table."""
     region: str = ""
@@ -135,15 +137,13 @@ class ServiceConfig:
     """US dollars at which nothing more is fetched from origins; what is cached is served on. What was spent is kept in
     the folder, so that it counts after a restart too."""
     cost_limit_per: str = "total"
-    """``total``, or ``day``: the limit is for a day, which begins at 00:00 UTC."""
+    """``day``: the limit is for a day, which begins at 00:00 UTC."""
 
     def __post_init__(self) -> None:
-        if self.log not in ("human", "json"):
-            raise ConfigError(f"log: {self.log!r}; write human or json")
-        if self.cost_limit_per not in ("total", "day"):
-            raise ConfigError(f"cost_limit_per: {self.cost_limit_per!r}; write total or day")
-        if self.log_level not in ("", "debug", "info", "warning", "error"):
-            raise ConfigError(f"log_level: {self.log_level!r}; write debug, info, warning or error")
+        for name, choices in _CHOICES.items():
+            if (value := getattr(self, name)) not in choices:
+                *most, last = filter(None, choices)
+                raise ConfigError(f"{name}: {value!r}; write {', '.join(most)} or {last}")
         if bool(self.certificate) != bool(self.key):
             raise ConfigError("certificate and key: give both or neither")
         if self.client_ca and not self.certificate:
@@ -153,63 +153,52 @@ class ServiceConfig:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port: {self.port} is none")
         for prefix in self.allow:
-            _judge("allow", prefix)
+            _check_prefix("allow", prefix)
         for name, url in self.buckets:
-            _judge(f"buckets: {name}", url)
+            _check_prefix(f"buckets: {name}", url)
         if not self.allow and not self.loopback:
             raise ConfigError(
                 f"host {self.host} can be reached from other machines, so allow must say what may be read there: "
                 "--allow gs://bucket/ (as often as need be), or listen at 127.0.0.1"
             )
-        positive = ("clients", "client_requests", "connections", "origin_connections", "memory_bytes", "grace_s",
-                    "revalidate_timeout_s")  # fmt: skip
-        for name in positive:
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name}: {getattr(self, name)} must be more than 0")
-        for name in ("freshness_s", "stale_while_revalidate_s", "stale_if_error_s", "scrub_bytes_per_s"):
+        for name in _POSITIVE:
+            if (value := getattr(self, name)) is not None and not value > 0:
+                raise ConfigError(f"{name}: {value} must be more than 0")
+        for name in _NOT_NEGATIVE:
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name}: {getattr(self, name)} must be 0 or more")
-        for name in ("address_connections", "tenant_requests"):
-            if (limit := getattr(self, name)) is not None and limit < 1:
-                raise ConfigError(f"{name}: {limit} must be more than 0")
-        for name in ("client_bytes_per_s", "tenant_bytes_per_s"):
-            if (rate := getattr(self, name)) is not None and not rate > 0:
-                raise ConfigError(f"{name}: {rate} must be more than 0")
-        check_quotas(self.quotas)
+        check_quotas(dict(self.quotas))
 
     @property
     def loopback(self) -> bool:
         """Whether only this machine can reach it."""
-        if self.host == "localhost":
-            return True
         try:
-            return ipaddress.ip_address(self.host).is_loopback
+            return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return False
 
 
-def check_quotas(quotas: Iterable[Quota]) -> None:
+def check_quotas(quotas: Mapping[str, float]) -> None:
     """Raise ConfigError for invalid shares."""
-    shares = [quota.share for quota in quotas]
-    if sum(shares) > 1 or any(not 0 < share <= 1 for share in shares):
+    if sum(quotas.values()) > 1 or any(not 0 < share <= 1 for share in quotas.values()):
         raise ConfigError("quotas: shares are from 0 to 1, and 1 together at most")
 
 
-def _judge(setting: str, prefix: str) -> None:
+def _check_prefix(setting: str, prefix: str) -> None:
     """Raise ConfigError if ``prefix`` cannot describe what may be read."""
     shown = f"{setting}: {redact(prefix)!r}"
     kind = scheme(rewrite(prefix, rules_from_env()) if setting.startswith("buckets") else prefix)
     if kind == "pipe" or scheme(prefix) == "pipe":
         raise ConfigError(f"{shown} is a command; this service runs none. Name the store that it reads: gs://bucket/")
     if "://" not in prefix and not prefix.startswith("/"):
-        raise ConfigError(f"{shown} is no URL's beginning; write gs://bucket/, https://host/path/ or /folder/")
+        raise ConfigError(f"{shown} is no URL's beginning; {_EXAMPLES}")
     if redact(prefix) != prefix:
         raise ConfigError(
             f"{shown} holds credentials (or control characters). What may be read is no place for them: credentials "
             "come from the environment, or from the service's role"
         )
     if kind not in _SCHEMES and not known_protocol(kind):
-        raise ConfigError(f"{shown}: unknown scheme {kind!r}; write gs://bucket/, https://host/path/ or /folder/")
+        raise ConfigError(f"{shown}: unknown scheme {kind!r}; {_EXAMPLES}")
 
 
 def load_config(path: str | os.PathLike[str] | None = None, **overrides: Any) -> ServiceConfig:
@@ -220,18 +209,9 @@ def load_config(path: str | os.PathLike[str] | None = None, **overrides: Any) ->
     settings: dict[str, Any] = {} if path is None else _read(Path(path))
     settings |= {name: value for name, value in overrides.items() if value is not None}
     fields = {field.name: str(field.type) for field in dataclasses.fields(ServiceConfig)}
-    strangers = sorted(set(settings) - set(fields))
-    if strangers:
-        raise ConfigError(
-            f"{strangers[0]!r} is no setting of the service; its settings are {', '.join(sorted(fields))}"
-        )
+    if unknown := sorted(set(settings) - set(fields)):
+        raise ConfigError(f"{unknown[0]!r} is no setting of the service; its settings are {', '.join(sorted(fields))}")
     return ServiceConfig(**{name: _value(name, fields[name], value) for name, value in settings.items()})
-
-
-_FIXED = (
-    "host", "port", "socket", "folder", "hand_from", "cache_size", "keep_free", "clients", "address_connections",
-    "connections", "origin_connections", "bytes_per_s", "origin_bytes_per_s", "memory_bytes",
-)  # fmt: skip
 
 
 def reloaded(old: ServiceConfig, new: ServiceConfig) -> tuple[ServiceConfig, list[str]]:
@@ -255,12 +235,12 @@ def _of_disk(name: str, value: str, folder: str, *, least: float) -> int:
     """Return bytes: as given, or as a share (at least ``least``) of the file system of ``folder``."""
     text = str(value).strip()
     try:
-        if text.endswith("%"):
-            share = float(text[:-1]) / 100
-            if not least <= share <= 1:
-                raise ValueError(f"a share is {'above' if least else 'at least'} 0% and at most 100%")
-            return int(shutil.disk_usage(folder).total * share)
-        return parse_bytes(text)
+        if not text.endswith("%"):
+            return parse_bytes(text)
+        share = float(text[:-1]) / 100
+        if not least <= share <= 1:
+            raise ValueError(f"a share is {'above' if least else 'at least'} 0% and at most 100%")
+        return int(shutil.disk_usage(folder).total * share)
     except ValueError as exn:
         raise ConfigError(f"{name}: {exn}") from exn
 
@@ -285,26 +265,20 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _value(name: str, kind: str, value: Any) -> Any:
+    """Return ``value`` as the field ``name`` of type ``kind`` holds it."""
     try:
-        if name == "buckets":
-            return tuple(sorted((str(k), str(v)) for k, v in dict(value).items()))
-        if name == "quotas":
-            return _quotas(value)
+        if name in ("buckets", "quotas"):
+            pairs = sorted(dict(value).items())
+            return tuple((str(key), str(one) if name == "buckets" else float(one)) for key, one in pairs)
         if name == "allow":
             return (value,) if isinstance(value, str) else tuple(str(one) for one in value)
         if "bytes" in name and isinstance(value, str):
             return parse_bytes(value)
         if kind == "bool" and not isinstance(value, bool):
             raise ValueError("write true or false")
-        if kind.startswith("int"):
-            return None if value is None else int(value)
-        if kind.startswith("float"):
-            return None if value is None else float(value)
+        for of in (int, float):
+            if kind.startswith(of.__name__):
+                return None if value is None else of(value)
         return str(value) if kind == "str" else value
     except (TypeError, ValueError) as exn:
         raise ConfigError(f"{name}: {value!r} does not parse: {exn}") from exn
-
-
-def _quotas(value: Any) -> tuple[Quota, ...]:
-    pairs: Mapping[str, Any] = dict(value) if not isinstance(value, tuple) else {q.tenant: q.share for q in value}
-    return tuple(Quota(str(tenant), float(share)) for tenant, share in sorted(pairs.items()))

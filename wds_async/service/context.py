@@ -35,7 +35,9 @@ class Readiness:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The parts of one service. A reload of the configuration replaces this value; requests in flight keep theirs."""
+    """The parts of one service. A reload of the configuration replaces this value; requests in flight keep theirs.
+    ``call`` runs a blocking function on a thread. ``read_only``: the folder by which files are handed over, if that is
+    not the cache's own. ``names``: objects by path and query; parsing a name costs half of a warm request."""
 
     config: ServiceConfig
     readiness: Readiness
@@ -52,11 +54,8 @@ class Context:
     listings: Listings
     plans: PrefetchPlans
     call: Call
-    """Runs a blocking function on a thread."""
     read_only: ReadOnlyFolder | None = None
-    """The folder by which files are handed over, if that is not the cache's own."""
     names: dict[tuple[str, str], ObjectName] = field(default_factory=dict)
-    """Objects by path and query: parsing a name costs half of a warm request."""
 
 
 @dataclass(slots=True)
@@ -75,3 +74,8 @@ class Exchange:
     def url(self) -> str:
         """URL of the requested object; "" if the request is for none."""
         return "" if self.named is None else self.named.url
+
+    @property
+    def peer(self) -> str:
+        """The client's address; "" for the Unix socket."""
+        return "" if self.request.connection.local else self.request.connection.address

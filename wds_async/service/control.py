@@ -28,10 +28,10 @@ from typing import Any
 from wds_async.errors import ConfigError
 from wds_async.redact import redact
 from wds_async.service.cache.index import key_of
-from wds_async.service.config import Quota, check_quotas
+from wds_async.service.config import check_quotas
 from wds_async.service.context import Context
 from wds_async.service.delivery import Delivery
-from wds_async.service.http_messages import HttpRequest, HttpResponse, RequestConnection, json_response
+from wds_async.service.http_messages import HttpRequest, HttpResponse, json_response
 from wds_async.service.http_server import ClientConnections
 from wds_async.service.metrics import Meters
 from wds_async.service.pages import snapshot
@@ -42,11 +42,8 @@ __all__ = ["chooser", "keys_of", "serve_control", "socket_path"]
 logger = logging.getLogger("wds_async")
 
 _NAME = "control.sock"
-_PATH_BYTES = 100
-"""Longest path that is bound as it is: a Unix socket's may have 107 bytes."""
-_BODY_BYTES = 64 << 20
-_CONNECTIONS = 64
-_TIMEOUT_S = 20.0
+_PATH_BYTES = 100  # longest path that is bound as it is: a Unix socket's may have 107
+_BODY_BYTES, _CONNECTIONS, _TIMEOUT_S = 64 << 20, 64, 20.0
 
 
 @contextlib.contextmanager
@@ -71,18 +68,11 @@ async def serve_control(folder: Path, context: Callable[[], Context]) -> AsyncIt
 
     async def answer(request: HttpRequest) -> None:
         with contextlib.suppress(ConnectionResetError, BrokenPipeError):  # the client has gone
-            response = await _answer(context(), request)
-            if not response.sent:
-                request.keep_alive = request.keep_alive and request.complete
-                request.connection.write(response.to(request))
-                await request.connection.drained()
-
-    def malformed(connection: RequestConnection, status: int, why: str) -> HttpResponse:
-        return json_response({"error": why}, status)
+            await request.send(await _answer(context(), request))
 
     clients = ClientConnections(
         answer,
-        malformed,
+        lambda connection, status, why: json_response({"error": why}, status),
         Meters(),
         clients=_CONNECTIONS,
         of_address=_CONNECTIONS,
@@ -130,10 +120,10 @@ async def _answer(context: Context, request: HttpRequest) -> HttpResponse:
     if command is None or request.method != "POST":
         return json_response({"error": f"{request.method} {path[:100]}: there is no such command"}, 404)
     try:
-        given = json.loads(await request.read(_TIMEOUT_S) or b"{}")
-        if not isinstance(given, dict):
+        message = json.loads(await request.read(_TIMEOUT_S) or b"{}")
+        if not isinstance(message, dict):
             raise ValueError("a JSON object is expected")
-        return await command(context, request, given)
+        return await command(context, request, message)
     except Refusal as exn:
         return json_response({"error": exn.message}, exn.status)
     except (ConfigError, ValueError, KeyError, TypeError) as exn:
@@ -145,14 +135,14 @@ async def _answer(context: Context, request: HttpRequest) -> HttpResponse:
         return json_response({"error": "the service itself failed; its log says how"}, 500)
 
 
-async def _rm(context: Context, request: HttpRequest, given: Mapping[str, Any]) -> HttpResponse:
-    rows = await context.cache.evict(chooser(given.get("urls", ()), everything=bool(given.get("all"))))
+async def _rm(context: Context, request: HttpRequest, message: Mapping[str, Any]) -> HttpResponse:
+    rows = await context.cache.evict(chooser(message.get("urls", ()), everything=bool(message.get("all"))))
     logger.info("cache: %d objects were removed by command", len(rows))
     return json_response({"objects": len(rows), "bytes": sum(row.held for row in rows)})
 
 
-async def _verify(context: Context, request: HttpRequest, given: Mapping[str, Any]) -> HttpResponse:
-    results = context.cache.verify(str(given.get("prefix", "")))
+async def _verify(context: Context, request: HttpRequest, message: Mapping[str, Any]) -> HttpResponse:
+    results = context.cache.verify(str(message.get("prefix", "")))
     fields = {"Content-Type": "application/x-ndjson"}
     delivery = Delivery(request, 200, fields, None, call=context.call, timeout_s=_TIMEOUT_S)
     try:
@@ -169,19 +159,19 @@ async def _verify(context: Context, request: HttpRequest, given: Mapping[str, An
     return HttpResponse(sent=True)
 
 
-async def _pin(context: Context, request: HttpRequest, given: Mapping[str, Any]) -> HttpResponse:
-    names, pinned = keys_of(given.get("urls", ())), bool(given.get("pinned", True))
+async def _pin(context: Context, request: HttpRequest, message: Mapping[str, Any]) -> HttpResponse:
+    names, pinned = keys_of(message.get("urls", ())), bool(message.get("pinned", True))
     for name in names:
         logger.info("cache: %s is %s by command", redact(name), "pinned" if pinned else "no longer pinned")
     return json_response({"pins": await context.cache.pin(names, pinned=pinned)})
 
 
-async def _quotas(context: Context, request: HttpRequest, given: Mapping[str, Any]) -> HttpResponse:
+async def _quotas(context: Context, request: HttpRequest, message: Mapping[str, Any]) -> HttpResponse:
     cache = context.cache
-    if "quotas" in given:
-        changed = {**cache.quotas, **{str(name): float(share) for name, share in given["quotas"].items()}}
+    if "quotas" in message:
+        changed = {**cache.quotas, **{str(name): float(share) for name, share in message["quotas"].items()}}
         quotas = {name: share for name, share in changed.items() if share > 0}
-        check_quotas(Quota(name, share) for name, share in quotas.items())
+        check_quotas(quotas)
         cache.set_quotas(quotas)
         logger.info("cache: the quotas are %s by command, until the next start or reload", quotas)
     return json_response({"quotas": dict(cache.quotas), "held": cache.held_by_tenant()})

@@ -15,7 +15,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from wds_async.environment import KIB, MIB
 from wds_async.redact import redact
@@ -25,16 +25,26 @@ from wds_async.service.http_messages import HttpRequest
 from wds_async.storage.base import Call
 from wds_async.storage.filewriting import write_all
 
-__all__ = ["BodyWriter", "CachedFileFault", "Delivery", "FileSlice", "SpillFile"]
-
+__all__ = ["BodyWriter", "CachedFileFault", "Delivery", "SpillFile"]
 
 logger = logging.getLogger("wds_async")
-_RUN_BYTES = 2 * MIB
-"""Bytes that are requested at once for a slow client: a chunk of the cache, without read-ahead."""
-_TAKEN_SOON_S = 1.0
+_RUN_BYTES = 2 * MIB  # requested at once for a slow client: a chunk of the cache, without read-ahead
+_TAKEN_SOON_S, _PATIENCE_S = 1.0, 0.5
 _NOTHING = DiskPiece(-1, 0, 0)
-_FAULTS_AT_MOST = 8
-"""Of the disk, in one body."""
+_FAULTS_AT_MOST = 8  # of the disk, in one body
+_SLICE_AT_LEAST, _SLICE_AT_MOST = 64 * KIB, 256 * KIB  # of what is copied: the most of one client in memory of its own
+_QUICK_S, _SLOW_S = 0.25, 1.0
+_TURN_BYTES = 2 * MIB  # sent to one client from a file before the others have their turn
+_DISK_FAULTS = frozenset(
+    getattr(errno, name) for name in ("EIO", "ESTALE", "ENXIO", "ENODEV", "EUCLEAN", "EBADMSG") if hasattr(errno, name)
+)
+_NO_SENDFILE = frozenset((errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP))
+_MORE = getattr(socket, "MSG_MORE", 0)
+"""With the head: it leaves with the first bytes of the file, or the kernel would wake the client for each."""
+
+
+class CachedFileFault(ConnectionAbortedError):
+    """A piece's file is too short or cannot be read. `Delivery.sent` counts what was sent before."""
 
 
 class SpillFile:
@@ -70,10 +80,16 @@ class BodyWriter:
 
     async def begin(self) -> None:
         """Wait for the first piece. Raises the tree's errors while the answer still can have another status."""
-        if self._on_disk():
-            return
-        self._pieces = self._held.pieces(self._at, self._stop)
-        self._first = await anext(self._pieces, None)
+        held, stop = self._held, self._stop
+        if stop is not None and held.fd >= 0 and not held.discovered and held.ready(self._at, stop) >= stop:
+            return  # all of it is on disk, stays there, and was not just fetched for this body
+        self._first = await self._requested(stop)
+
+    async def _requested(self, stop: int | None) -> Piece | None:
+        """Request the pieces up to ``stop``, and return the first."""
+        self._pieces = self._held.pieces(self._at, stop)
+        piece: Piece | None = await anext(self._pieces, None)
+        return piece
 
     async def send(self, delivery: Delivery) -> None:
         """Send all of it. Raises what `Delivery.send` raises, and the tree's errors."""
@@ -84,21 +100,25 @@ class BodyWriter:
                     return
             finally:
                 self._held.served(delivery.sent - before)
-            self._pieces = self._held.pieces(self._at, self._stop)
-            self._first = await anext(self._pieces, None)
+            self._first = await self._requested(self._stop)
         piece, until = self._first, self._stop
         while True:
             rest: DiskPiece | None = None
             while piece is not None and rest is None:
                 rest = await self._passed(delivery, piece)
                 piece = await anext(self._pieces, None) if rest is None else None
-            slow = rest is not None and not await self._emptied(delivery, rest)
+            slow = False
+            if rest is not None:  # nothing more is fetched until the client has taken it
+                await self._pieces.aclose()
+                began = asyncio.get_running_loop().time()
+                await delivery.copy(rest)
+                self._at += rest.count
+                slow = asyncio.get_running_loop().time() - began >= _TAKEN_SOON_S
             if self._stop is None or self._at >= self._stop or (rest is None and self._at < (until or 0)):
                 return  # at its end; or too early, which the caller sees by `Delivery.sent`
             until = min(self._stop, self._at + _RUN_BYTES - self._at % _RUN_BYTES) if slow else self._stop
             await self._pieces.aclose()
-            self._pieces = self._held.pieces(self._at, until)
-            piece = await anext(self._pieces, None)
+            piece = await self._requested(until)
 
     async def aclose(self) -> None:
         """Release the pieces and the temporary file."""
@@ -106,11 +126,6 @@ class BodyWriter:
             await self._pieces.aclose()
         if self._spill is not None:
             self._spill.close()
-
-    def _on_disk(self) -> bool:
-        """Return whether all of it is on disk, stays there, and was not just fetched for this body."""
-        held, stop = self._held, self._stop
-        return stop is not None and held.fd >= 0 and not held.discovered and held.ready(self._at, stop) >= stop
 
     async def _from_disk(self, delivery: Delivery, piece: DiskPiece) -> bool:
         """Send a piece of the cached file. False if its rest cannot be read: then each chunk is verified, and bad ones
@@ -153,45 +168,6 @@ class BodyWriter:
             logger.debug("a slow client's rest has no place, and is fetched again: %s", exn.strerror)
             return _NOTHING
 
-    async def _emptied(self, delivery: Delivery, rest: DiskPiece) -> bool:
-        """Send the temporary file while nothing more is fetched, and return whether the client was quick."""
-        await self._pieces.aclose()
-        began = asyncio.get_running_loop().time()
-        await delivery.copy(rest)
-        self._at += rest.count
-        return asyncio.get_running_loop().time() - began < _TAKEN_SOON_S
-
-
-_SLICE_AT_LEAST, _SLICE_AT_MOST = 64 * KIB, 256 * KIB
-"""Of what is copied: the most of one client that lies in memory of its own."""
-_QUICK_S, _SLOW_S = 0.25, 1.0
-_TURN_BYTES = 2 * MIB
-"""What one client is sent of a file before the others have their turn."""
-_DISK_FAULTS = frozenset(
-    getattr(errno, name) for name in ("EIO", "ESTALE", "ENXIO", "ENODEV", "EUCLEAN", "EBADMSG") if hasattr(errno, name)
-)
-_NO_SENDFILE = frozenset((errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP))
-_MORE = getattr(socket, "MSG_MORE", 0)
-"""With the head: it leaves with the first bytes of the file, or the kernel would wake the client for each."""
-_PATIENCE_S = 0.5
-
-
-class CachedFileFault(ConnectionAbortedError):
-    """A piece's file is too short or cannot be read. `Delivery.sent` counts what was sent before."""
-
-
-class FileSlice(Protocol):
-    """Protocol: ``count`` bytes of an open file from ``offset`` on."""
-
-    @property
-    def fd(self) -> int: ...
-
-    @property
-    def offset(self) -> int: ...
-
-    @property
-    def count(self) -> int: ...
-
 
 class Delivery:
     """An answer whose body comes in pieces: `send` them, `finish`, and `close`. ``length``: of the body; None if
@@ -224,7 +200,7 @@ class Delivery:
             self._connection.write(self._head)
             self._head = b""
 
-    async def send(self, piece: FileSlice | memoryview) -> None:
+    async def send(self, piece: Piece) -> None:
         """Send one piece. ConnectionError if the client has gone, TimeoutError if it takes no more, `CachedFileFault`
         if the piece's file fails."""
         if isinstance(piece, memoryview):
@@ -247,9 +223,19 @@ class Delivery:
             at = stop
         return at
 
-    async def copy(self, piece: FileSlice) -> None:
+    async def copy(self, piece: DiskPiece) -> None:
         """Send a piece through memory: over TLS, in chunks, or from a file whose pages are about to change."""
-        await self._copy(piece.fd, piece.offset, piece.count)
+
+        async def send_slice(at: int, stop: int) -> None:
+            try:
+                data = await self._call(os.pread, piece.fd, stop - at, piece.offset + at)
+            except OSError as exn:
+                raise CachedFileFault(f"at byte {piece.offset + at}: {exn.strerror}") from exn
+            if len(data) != stop - at:
+                raise CachedFileFault(f"it ended at byte {piece.offset + at + len(data)}")
+            await self._written(data)
+
+        await self._in_slices(piece.count, send_slice)
 
     def finish(self) -> None:
         """End the body: send the rest of its frame."""
@@ -305,18 +291,6 @@ class Delivery:
         self._write(data)
         await self._connection.drained()
 
-    async def _copy(self, fd: int, offset: int, count: int) -> None:
-        async def slice_of(at: int, stop: int) -> None:
-            try:
-                data = await self._call(os.pread, fd, stop - at, offset + at)
-            except OSError as exn:
-                raise CachedFileFault(f"at byte {offset + at}: {exn.strerror}") from exn
-            if len(data) != stop - at:
-                raise CachedFileFault(f"it ended at byte {offset + at + len(data)}")
-            await self._written(data)
-
-        await self._in_slices(count, slice_of)
-
     async def _send_file(self, fd: int, offset: int, count: int) -> None:
         """Send by ``sendfile``, past the transport, which goes on reading: a client's leaving is noticed meanwhile."""
         if not await self._drained(self._timeout_s):
@@ -342,7 +316,7 @@ class Delivery:
                     raise CachedFileFault(f"at byte {offset}: {exn.strerror}") from exn
                 if exn.errno not in _NO_SENDFILE:
                     raise
-                await self._copy(fd, offset, count)
+                await self.copy(DiskPiece(fd, offset, count))
                 return
             offset, count, turn, self.sent = offset + sent, count - sent, turn - sent, self.sent + sent
             if count:

@@ -12,68 +12,24 @@ import socket
 import ssl
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
 import httptools
 
-from wds_async.service.http_messages import BODY_LIMIT_BYTES, Fields, HttpRequest, HttpResponse
+from wds_async.service.http_messages import BODY_LIMIT_BYTES, HttpRequest, HttpResponse
+from wds_async.service.metrics import Meters
+from wds_async.service.refusals import Refusal
 from wds_async.service.send_fd import credentials
 
-__all__ = ["HEAD_LIMIT_BYTES", "ClientConnection", "ClientConnections", "PeerProcesses"]
-
-_PROCESS_LINGER_S = 2.0
-"""A process that changes its connections has none for a moment."""
-
-
-class PeerProcesses:
-    """Counts the Unix socket connections of each process. ``gone`` is called with the number of a process that has none
-    any more. Numbers of 0 and less, as the kernel shows processes of other containers, are not counted."""
-
-    def __init__(self, gone: Callable[[int], None] | None = None) -> None:
-        self._gone = gone
-        self._connections: Counter[int] = Counter()
-        self._leaving: dict[int, asyncio.TimerHandle] = {}
-
-    def came(self, process: int) -> None:
-        """Count a new connection of ``process``."""
-        if process <= 0 or self._gone is None:
-            return
-        self._connections[process] += 1
-        if (leaving := self._leaving.pop(process, None)) is not None:
-            leaving.cancel()
-
-    def went(self, process: int) -> None:
-        """Count a closed connection of ``process``."""
-        if process not in self._connections:
-            return
-        self._connections[process] -= 1
-        if self._connections[process] <= 0:
-            del self._connections[process]
-            later = asyncio.get_running_loop().call_later
-            self._leaving[process] = later(_PROCESS_LINGER_S, self._left, process)
-
-    def known(self) -> set[int]:
-        """Return the processes that are connected or were a moment ago."""
-        return {*self._connections, *self._leaving}
-
-    def close(self) -> None:
-        """Forget all processes."""
-        for leaving in self._leaving.values():
-            leaving.cancel()
-        self._leaving.clear()
-        self._connections.clear()
-
-    def _left(self, process: int) -> None:
-        del self._leaving[process]
-        if self._gone is not None:
-            self._gone(process)
-
+__all__ = ["HEAD_LIMIT_BYTES", "ClientConnection", "ClientConnections"]
 
 logger = logging.getLogger("wds_async")
 HEAD_LIMIT_BYTES = 16 << 10
 """Largest head of a request; a longer one is answered 431."""
 _LOOK_EVERY_S = 1.0
 _IDLE_S, _LINGER_S, _TLS_CLOSE_S = 75.0, 1.0, 5.0
+_PROCESS_LINGER_S = 2.0  # a process that changes its connections has none for a moment
 _RESERVED = 64
 _IDLE_LOOKED_AT = 16  # connections of a full place, in search of one that may be closed
 _PIPELINED = 16  # requests that wait behind the one that is answered; then nothing more is received
@@ -81,25 +37,13 @@ _BODY_AHEAD_BYTES = 16 << 10  # of a body that is not read yet; then nothing mor
 _HOST = re.compile(r"(?:\[[0-9A-Za-z:.%_~-]+\]|[0-9A-Za-z._~!$&'()*+;=%-]*)(?::[0-9]*)?")
 
 
-class ConnectionMeters(Protocol):
-    """Protocol: the counters that connections update."""
-
-    clients: int
-
-    def refused(self, reason: str) -> None: ...
-
-
+@dataclass(slots=True, eq=False)
 class _ConnectionLimit:
     """Connections that count against one limit; those without a request in ``idle``, the longest idle first."""
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.count = 0
-        self.idle: dict[ClientConnection, None] = {}
-
-    @property
-    def full(self) -> bool:
-        return self.count >= self.limit
+    limit: int
+    count: int = 0
+    idle: dict[ClientConnection, None] = field(default_factory=dict)
 
     def longest_idle(self) -> ClientConnection | None:
         return next((one for one in itertools.islice(self.idle, _IDLE_LOOKED_AT) if one.idle), None)
@@ -111,47 +55,43 @@ class ClientConnections:
     ``answer`` answers one request. ``malformed`` makes the answer to what is no request, of a connection, by its status
     and the reason. At most ``clients`` connections, and ``of_address`` of them from one address (on the Unix socket: of
     one process). A handshake and a head have to come within ``header_s``, and a client has to take a byte within
-    ``send_s``. ``tls`` secures TCP connections. ``left`` is called with the number of a process whose last connection
-    to the Unix socket is closed. ``warns_of_root``: whether a client that is root can write to what it is handed.
+    ``send_s``. ``tls`` secures TCP connections. ``left`` is called with the number of a process that has no connection
+    to the Unix socket any more; processes of other containers, whose numbers are 0 or less, do not count.
+    ``warns_of_root``: whether a client that is root can write to what it is handed.
     """
 
     def __init__(
         self,
         answer: Callable[[HttpRequest], Awaitable[None]],
         malformed: Callable[[ClientConnection, int, str], HttpResponse],
-        meters: ConnectionMeters,
+        meters: Meters,
         *,
         clients: int,
         of_address: int,
         header_s: float,
         send_s: float,
         tls: ssl.SSLContext | None = None,
-        left: Callable[[int], None] | None = None,
+        left: Callable[[int], None] = lambda process: None,
         body_limit_bytes: int = BODY_LIMIT_BYTES,
         warns_of_root: bool = True,
     ) -> None:
         self.answer, self.malformed, self.meters = answer, malformed, meters
-        self.header_s, self.send_s, self.tls = header_s, send_s, tls
+        self.limit, self.header_s, self.send_s, self.tls = clients, header_s, send_s, tls
         self.scratch = memoryview(bytearray(HEAD_LIMIT_BYTES))
         """What all connections receive into: an idle one costs no buffer."""
         self.draining = False
-        self.body_limit_bytes = body_limit_bytes
-        self.peer_processes = PeerProcesses(left)
-        self._of_address = of_address
+        self.body_limit_bytes, self._of_address = body_limit_bytes, of_address
         self._all, self._reserve = _ConnectionLimit(clients), _ConnectionLimit(_RESERVED)
         self._addresses: dict[str, _ConnectionLimit] = {}
         self._open: set[ClientConnection] = set()
+        self._processes: Counter[int] = Counter()
+        self._left, self._left_at = left, dict[int, float]()
         self._timer: asyncio.TimerHandle | None = None
         self._warns_of_root = warns_of_root
-        self._empty = asyncio.Event()
+        self._closed_one = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._open)
-
-    @property
-    def limit(self) -> int:
-        """Most connections, reserved places apart."""
-        return self._all.limit
 
     def listener(self, *, local: bool = False) -> Callable[[], ClientConnection]:
         """Return the protocol factory for ``loop.create_server``. ``local``: of the Unix socket."""
@@ -173,7 +113,9 @@ class ClientConnections:
             one.count += 1
             one.idle[connection] = None
         self._open.add(connection)
-        self.peer_processes.came(connection.process)
+        if connection.process > 0:
+            self._processes[connection.process] += 1
+            self._left_at.pop(connection.process, None)
         self.meters.clients += 1
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_LOOK_EVERY_S, self._look)
@@ -187,12 +129,16 @@ class ClientConnections:
         for one in connection.places:
             one.count -= 1
             one.idle.pop(connection, None)
-        of_address = self._addresses.get(connection.address)
+        of_address, process = self._addresses.get(connection.address), connection.process
         if of_address is not None and not of_address.count:
             del self._addresses[connection.address]
-        self.peer_processes.went(connection.process)
+        self._processes[process] -= 1
+        if self._processes[process] <= 0:
+            del self._processes[process]
+            if process > 0:
+                self._left_at[process] = asyncio.get_running_loop().time()
         self.meters.clients -= 1
-        self._empty.set()
+        self._closed_one.set()
 
     def warn_of_root(self, process: int) -> None:
         """Warn once that a client on the Unix socket runs as root: no file mode restricts it."""
@@ -216,8 +162,8 @@ class ClientConnections:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 while self._open:
-                    self._empty.clear()
-                    await self._empty.wait()
+                    self._closed_one.clear()
+                    await self._closed_one.wait()
         return not self._open
 
     def close(self) -> None:
@@ -225,25 +171,27 @@ class ClientConnections:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self.peer_processes.close()
         for connection in list(self._open):
             connection.abort()
 
     def _has_room(self, places: _ConnectionLimit) -> bool:
-        if not places.full:
-            return True
-        longest_idle = places.longest_idle()
-        if longest_idle is None:
-            return False
-        self.discard(longest_idle)
-        longest_idle.abort()
+        if places.count >= places.limit:
+            longest_idle = places.longest_idle()
+            if longest_idle is None:
+                return False
+            self.discard(longest_idle)
+            longest_idle.abort()
         return True
 
     def _look(self) -> None:
+        """Apply the time limits to each connection, and report processes that have left."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         # First, so that no fault at one connection ends the time limits of all.
-        self._timer = loop.call_later(_LOOK_EVERY_S, self._look) if self._open else None
+        self._timer = loop.call_later(_LOOK_EVERY_S, self._look) if self._open or self._left_at else None
+        for process in [process for process, at in self._left_at.items() if now - at >= _PROCESS_LINGER_S]:
+            del self._left_at[process]
+            self._left(process)
         for connection in list(self._open):
             connection.look(now)
 
@@ -266,9 +214,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Whether the body of an object is on its way."""
         self.files_logged = False
         """Whether the audit log names its process already."""
+        self.body_limit_bytes = connections.body_limit_bytes
         self.places: tuple[_ConnectionLimit, ...] = ()
-        self._connections = connections
-        self._loop = asyncio.get_running_loop()
+        self._connections, self._loop = connections, asyncio.get_running_loop()
         self._transport: Any = None
         self._own: socket.socket | None = None
         self._handshake: asyncio.Task[None] | None = None
@@ -281,7 +229,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._head_at: float | None = None  # since when a head is waited for
         self._head_bytes, self._in_head, self._parsed = 0, False, 0
         self._made: HttpRequest | None = None  # whose body is still coming
-        self._target, self._fields = b"", Fields()
+        self._target, self._fields, self._fields_bytes = b"", dict[str, str](), 0
         self._parser: Any = httptools.HttpRequestParser(self)
 
     # -- what an answer needs
@@ -290,11 +238,6 @@ class ClientConnection(asyncio.BufferedProtocol):
     def closing(self) -> bool:
         """Whether nothing more can be sent."""
         return self._over or self._transport.is_closing()
-
-    @property
-    def body_limit_bytes(self) -> int:
-        """Largest body of a request."""
-        return self._connections.body_limit_bytes
 
     @property
     def certificate(self) -> Any:
@@ -353,16 +296,18 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def abort(self) -> None:
         """Close it at once and cancel its request."""
-        for task in (self._task, self._handshake):
-            if task is not None:
-                task.cancel()
-        self._over = True
-        self._transport.abort()
+        self._cancel_tasks()
+        self.cut()
 
     def cut(self) -> None:
         """Close it within an answer, so that no client takes a part for the whole."""
         self._over = True
         self._transport.abort()
+
+    def _cancel_tasks(self) -> None:
+        for task in (self._task, self._handshake):
+            if task is not None:
+                task.cancel()
 
     def look(self, now: float) -> None:
         """Close it if the client exceeds a time limit."""
@@ -412,11 +357,11 @@ class ClientConnection(asyncio.BufferedProtocol):
         try:
             self._feed(self._connections.scratch[:nbytes])
         except httptools.HttpParserError as exn:
-            self._refuse(type(exn).__name__, status=400)
+            self._refuse(400, type(exn).__name__)
         if self._in_head and (in_head or parsed == self._parsed):
             self._head_bytes += nbytes
             if self._head_bytes > HEAD_LIMIT_BYTES:
-                self._refuse("a head of more than 16 KiB", status=431)
+                self._refuse(431, "a head of more than 16 KiB")
         made = self._made
         full = made is not None and not made.wanted and made.held_bytes > _BODY_AHEAD_BYTES
         if (full or len(self._waiting) > _PIPELINED) and not self._paused and self._handshake is None:
@@ -437,9 +382,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._over = True
         self._writable.set()
-        for task in (self._task, self._handshake):
-            if task is not None:
-                task.cancel()
+        self._cancel_tasks()
         if self._own is not None:
             self._own.close()
             self._own = None
@@ -450,7 +393,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def on_message_begin(self) -> None:
         """Begin to collect a head."""
         self._in_head, self._head_bytes = True, 0
-        self._target, self._fields = b"", Fields()
+        self._target, self._fields, self._fields_bytes = b"", {}, 0
 
     def on_url(self, url: bytes) -> None:
         """Append a piece of the target."""
@@ -459,34 +402,35 @@ class ClientConnection(asyncio.BufferedProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """Add a header field; trailers are dropped."""
         if self._in_head:
-            self._fields.add(name, value)
+            self._fields_bytes += len(name) + len(value) + 4
+            key, text = name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape")
+            before = self._fields.get(key)
+            self._fields[key] = text if before is None else f"{before}, {text}"
 
     def on_headers_complete(self) -> None:
         """Queue the request: it can be answered while its body comes."""
         self._in_head, self._head_at = False, None
-        fields, parser = self._fields, self._parser
-        method, target = parser.get_method().decode("ascii"), self._target.decode("utf-8", "surrogateescape")
-        request = HttpRequest(self, method, target, fields)
-        request.version = parser.get_http_version()
-        request.keep_alive = parser.should_keep_alive() and method != "CONNECT"
-        host, coding = fields.get("Host"), fields.get("Transfer-Encoding")
         if self._deaf:
             return
-        if request.version not in ("1.0", "1.1"):
-            self._refuse(f"HTTP/{request.version}", status=505)
-        elif fields.size + len(self._target) > HEAD_LIMIT_BYTES:
-            self._refuse("a head of more than 16 KiB", status=431)
-        elif (host is None and request.version == "1.1") or not _HOST.fullmatch(host or ""):
-            self._refuse("a request without a host, with several, or with one that is none", status=400)
-        elif coding is not None and request.version == "1.0":
-            self._refuse("Transfer-Encoding in HTTP/1.0", status=400)
+        fields, parser = self._fields, self._parser
+        method, version = parser.get_method().decode("ascii"), parser.get_http_version()
+        host, coding = fields.get("host"), fields.get("transfer-encoding")
+        if version not in ("1.0", "1.1"):
+            self._refuse(505, f"HTTP/{version}")
+        elif self._fields_bytes + len(self._target) > HEAD_LIMIT_BYTES:
+            self._refuse(431, "a head of more than 16 KiB")
+        elif (host is None and version == "1.1") or not _HOST.fullmatch(host or ""):
+            self._refuse(400, "a request without a host, with several, or with one that is none")
+        elif coding is not None and version == "1.0":
+            self._refuse(400, "Transfer-Encoding in HTTP/1.0")
         elif coding is not None and coding.strip().lower() != "chunked":
-            self._refuse("a Transfer-Encoding that is not chunked", status=501)
-        elif parser.should_upgrade() and (coding is not None or fields.get("Content-Length", "0") != "0"):
-            self._refuse("a body behind Upgrade; send it without that field", status=400)
+            self._refuse(501, "a Transfer-Encoding that is not chunked")
+        elif parser.should_upgrade() and (coding is not None or fields.get("content-length", "0") != "0"):
+            self._refuse(400, "a body behind Upgrade; send it without that field")
         else:
-            self._made = request
-            self._queue(request)
+            target, keep_alive = self._target.decode("utf-8", "surrogateescape"), parser.should_keep_alive()
+            self._made = HttpRequest(self, method, target, fields, version, keep_alive and method != "CONNECT")
+            self._queue(self._made)
 
     def on_body(self, data: bytes) -> None:
         """Append a piece of the body."""
@@ -549,7 +493,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             while self._waiting:
                 item = self._waiting.popleft()
                 if isinstance(item, HttpResponse):
-                    self._transport.write(item.to(HttpRequest(self, "GET", "", Fields(), keep_alive=False)))
+                    self._transport.write(item.to(HttpRequest(self, "GET", "", {}, keep_alive=False)))
                     self._close(linger=True)
                     return
                 if len(self._waiting) <= _PIPELINED // 2:
@@ -572,13 +516,13 @@ class ClientConnection(asyncio.BufferedProtocol):
                 if self._in_head:
                     self._head_at = self._since
 
-    def _refuse(self, why: str, *, status: int) -> None:
+    def _refuse(self, status: int, why: str) -> None:
         """Answer a malformed request, after those before it. A request with a malformed body has its own answer."""
         if self._deaf:
             return
         self._deaf, self._head_at = True, None
         if self._made is not None:
-            self._made.spoil()
+            self._made.refuse(Refusal(400, "the body is not framed as HTTP has it", "malformed"))
         else:
             self._queue(self._connections.malformed(self, status, why))
 

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from wds_async.errors import ShardNotFound
 from wds_async.service.names import url_of
@@ -22,9 +22,7 @@ from wds_async.urls import scheme
 
 __all__ = ["ListEntry", "ListPage", "Listings"]
 
-_MOST_NAMES = 250_000
-_KEPT_S = 30.0
-_DEEPEST = 64
+_MOST_NAMES, _KEPT_S, _DEEPEST = 250_000, 30.0, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,30 +47,23 @@ class ListPage:
     more: bool
 
 
-class Lists(Protocol):
-    """Protocol: listing of one folder of a store."""
-
-    def entries(self, url: str) -> Any: ...
-
-
 class Listings:
-    """Pages of buckets. A listed folder is kept for ``kept_s``, so that successive pages cost its store one listing;
-    together at most ``most`` names (some 300 bytes each). ``check`` raises Refusal for folders that may not be listed;
-    within a page they are left out (links that lead out of an allowed folder)."""
+    """Pages of buckets; ``entries`` lists one folder. A listed folder is kept for ``kept_s``, so that successive pages
+    cost its store one listing; together at most ``most`` names (some 300 bytes each). ``check`` raises Refusal for
+    folders that may not be listed; within a page they are left out (links that lead out of an allowed folder)."""
 
     def __init__(
         self,
-        lists: Lists,
+        entries: Callable[[str], Any],
         *,
         kept_s: float = _KEPT_S,
         most: int = _MOST_NAMES,
         clock: Callable[[], float] = time.monotonic,
         check: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
-        self._check = check
-        self._lists, self._kept_s, self._most, self._clock = lists, kept_s, most, clock
+        self._entries, self._check = entries, check
+        self._kept_s, self._most, self._clock, self._held = kept_s, most, clock, 0
         self._folders: OrderedDict[str, tuple[float, list[ListEntry]]] = OrderedDict()
-        self._held = 0
 
     async def page(self, bucket: str, prefix: str, after: str, most: int, *, one_level: bool) -> ListPage:
         """Return at most ``most`` lines of ``bucket`` (its URL, which ends with "/"): names that begin with ``prefix``
@@ -84,10 +75,10 @@ class Listings:
         start = prefix[: prefix.rfind("/") + 1]
         async with aclosing(self._walk(bucket, start, prefix, after, one_level, 0)) as walk:
             async for line in walk:
-                if len(lines) == most:
-                    return ListPage(tuple(lines), True)
                 lines.append(line)
-        return ListPage(tuple(lines), False)
+                if len(lines) > most:
+                    break
+        return ListPage(tuple(lines[:most]), len(lines) > most)
 
     async def _walk(
         self, bucket: str, folder: str, prefix: str, after: str, one_level: bool, depth: int
@@ -121,7 +112,7 @@ class Listings:
             return kept[1]
         lines_by_name: dict[str, ListEntry] = {}
         try:
-            async with aclosing(self._lists.entries(url)) as entries:
+            async with aclosing(self._entries(url)) as entries:
                 async for entry in entries:
                     line = _line(url, folder, entry)
                     if line is not None:
@@ -133,16 +124,12 @@ class Listings:
             if not folder:
                 raise
         lines = sorted(lines_by_name.values(), key=lambda line: line.name)
-        self._keep(url, lines)
-        return lines
-
-    def _keep(self, url: str, lines: list[ListEntry]) -> None:
-        replaced = self._folders.pop(url, None)
-        self._held += len(lines) + 1 - (0 if replaced is None else len(replaced[1]) + 1)
+        _, replaced = self._folders.pop(url, (0.0, None))
         self._folders[url] = self._clock(), lines
+        self._held += len(lines) + 1 - (0 if replaced is None else len(replaced) + 1)
         while self._held > self._most and len(self._folders) > 1:
-            _, (_, gone) = self._folders.popitem(last=False)
-            self._held -= len(gone) + 1
+            self._held -= len(self._folders.popitem(last=False)[1][1]) + 1
+        return lines
 
 
 def _line(url: str, folder: str, entry: Entry) -> ListEntry | None:

@@ -27,7 +27,7 @@ def configure(form: str = "human", stream: TextIO | None = None, *, file: str = 
     ``file``, which is opened anew each time: ``form`` is ``"human"`` or ``"json"``.
 
     The level is ``level``, else that of ``WDS_LOG``, else info. All earlier handlers of these loggers are replaced: the
-    process is the service's own. ConfigError for an unknown form or level, and a file that cannot be opened; then the
+    process is the service's own. ConfigError for an unknown level, and a file that cannot be opened; then the
     log stays as it was.
     """
     with prepared(form, stream, file=file, level=level) as use:
@@ -40,9 +40,6 @@ def prepared(
 ) -> Iterator[Callable[[], None]]:
     """Yield the function that does what `configure` does with these arguments, and cannot fail: all errors are raised
     before. If it is not called, the log stays as it was."""
-    forms: dict[str, type[logging.Formatter]] = {"human": HumanLines, "json": JsonLines}
-    if form not in forms:
-        raise ConfigError(f"log: {form!r}; write human or json")
     name = "log_level" if level else "WDS_LOG"
     level = (level or value("WDS_LOG") or "info").upper()
     if level not in logging.getLevelNamesMapping():
@@ -52,16 +49,16 @@ def prepared(
     except OSError as exn:
         raise ConfigError(f"log_file: {file}: {exn.strerror or exn}") from exn
     handler.closes = bool(file)
-    handler.setFormatter(forms[form]())
+    handler.setFormatter(JsonLines() if form == "json" else HumanLines())
 
     def use() -> None:
-        old = logger.handlers[:]
+        replaced = logger.handlers[:]
         for one in (logger, *_OTHERS):
             one.handlers[:] = [handler]
             one.propagate = False
         logger.setLevel(level)
-        for replaced in old:
-            replaced.close()
+        for old in replaced:
+            old.close()
 
     try:
         yield use
@@ -86,22 +83,32 @@ class _Lines(logging.StreamHandler[TextIO]):
             super().handleError(record)
 
 
-class HumanLines(logging.Formatter):
+class _WithoutSecrets(logging.Formatter):
+    def trace(self, record: logging.LogRecord) -> list[str]:
+        """Return the lines of the record's traceback."""
+        if not record.exc_info or not record.exc_info[0]:
+            return []
+        return [redact(line) for line in self.formatException(record.exc_info).splitlines()]
+
+    def extra(self, record: logging.LogRecord) -> dict[str, Any]:
+        """Return the fields that came by ``extra``."""
+        return {key: field for key, field in vars(record).items() if key not in _OF_EVERY_RECORD}
+
+
+class HumanLines(_WithoutSecrets):
     """``2026-01-31 12:00:00.123 warning audit: message  field=value``. Fields that are mappings are for machines."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record in one line, followed by its traceback."""
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
-        who = record.name.removeprefix("wds_async").lstrip(".")
-        name = f" {who}" if who else ""
-        shown = {key: field for key, field in _extra(record).items() if not isinstance(field, Mapping)}
+        name = " ".join(filter(None, (record.levelname.lower(), record.name.removeprefix("wds_async").lstrip("."))))
+        shown = {key: field for key, field in self.extra(record).items() if not isinstance(field, Mapping)}
         fields = "".join(f"  {key}={redact(str(field))}" for key, field in shown.items())
-        line = f"{at}.{int(record.msecs):03} {record.levelname.lower()}{name}: {redact(record.getMessage())}{fields}"
-        trace = _trace(self, record)
-        return line if trace is None else "\n".join([line, *map(redact, trace.splitlines())])
+        line = f"{at}.{int(record.msecs):03} {name}: {redact(record.getMessage())}{fields}"
+        return "\n".join([line, *self.trace(record)])
 
 
-class JsonLines(logging.Formatter):
+class JsonLines(_WithoutSecrets):
     """``{"time", "level", "logger", "message"}``, with the fields that came by ``extra``, and ``error`` (a
     traceback) where there is one."""
 
@@ -113,27 +120,17 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "message": redact(record.getMessage()),
         }
-        for key, field in _extra(record).items():
+        for key, field in self.extra(record).items():
             document[f"{key}_" if key in _FIELDS else key] = _plain(field)
-        trace = _trace(self, record)
-        if trace is not None:
-            document["error"] = "\n".join(map(redact, trace.splitlines()))
+        if trace := self.trace(record):
+            document["error"] = "\n".join(trace)
         return json.dumps(document, ensure_ascii=False)
 
 
-def _extra(record: logging.LogRecord) -> dict[str, Any]:
-    return {key: given for key, given in vars(record).items() if key not in _OF_EVERY_RECORD}
-
-
 def _plain(field: Any) -> Any:
+    """Return ``field`` as JSON can hold it, without secrets."""
     if field is None or isinstance(field, bool | int | float):
         return field
     if isinstance(field, Mapping):
         return {str(key): _plain(one) for key, one in field.items()}
-    if isinstance(field, list | tuple):
-        return [_plain(one) for one in field]
-    return redact(str(field))
-
-
-def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str | None:
-    return formatter.formatException(record.exc_info) if record.exc_info and record.exc_info[0] else None
+    return [_plain(one) for one in field] if isinstance(field, list | tuple) else redact(str(field))

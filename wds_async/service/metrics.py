@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from wds_async.observe.metrics import CONTENT_TYPE, Labels, MetricsPage
 from wds_async.redact import redact
@@ -44,15 +44,14 @@ class OriginFailure:
     error: str
 
 
+@dataclass(slots=True)
 class _Answers:
     """Counters of one API and status."""
 
-    __slots__ = ("bytes", "count", "seconds", "total_s")
-
-    def __init__(self) -> None:
-        self.count = self.bytes = 0
-        self.total_s = 0.0
-        self.seconds = [0] * (len(BOUNDS_S) + 1)
+    count: int = 0
+    bytes: int = 0
+    total_s: float = 0.0
+    seconds: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
 
 
 class TenantMeters:
@@ -101,7 +100,7 @@ class Meters:
         self.began = clock()
         self._clock = clock
         self._answers: dict[tuple[str, int], _Answers] = {}
-        self._refusals: dict[str, int] = {}
+        self._refusals: Counter[str] = Counter()
         self._tenants: dict[str, TenantMeters] = {}
         self._apis, self._reasons = Labels(_LABELS), Labels(_LABELS)
 
@@ -110,10 +109,7 @@ class Meters:
     ) -> None:
         """Count an answer: its API (``"ais"``, ``"s3"``, …), its status, the seconds from the request to its first
         byte, and the bytes of its body. About a microsecond. ``wds_async.access`` logs a line at debug."""
-        try:
-            answers = self._answers[api, code]
-        except KeyError:
-            answers = self._answers.setdefault((self._apis(api), code), _Answers())
+        answers = self._answers.get((api, code)) or self._answers.setdefault((self._apis(api), code), _Answers())
         answers.count += 1
         answers.bytes += count
         answers.total_s += first_byte_s
@@ -131,17 +127,15 @@ class Meters:
 
     def of_tenant(self, tenant: str) -> TenantMeters:
         """Return the meters of one tenant, created on first use."""
-        meters = self._tenants.get(tenant)
-        if meters is None:
-            meters = self._tenants[tenant] = TenantMeters(self._clock)
-        return meters
+        if tenant not in self._tenants:
+            self._tenants[tenant] = TenantMeters(self._clock)
+        return self._tenants[tenant]
 
     def refused(self, reason: str, client: Client = NO_CLIENT) -> None:
         """Count a refusal by a short reason, and for the client's tenant."""
         if client is not NO_CLIENT:
             self.of_tenant(client.tenant).refusals += 1
-        label = self._reasons(reason)
-        self._refusals[label] = self._refusals.get(label, 0) + 1
+        self._refusals[self._reasons(reason)] += 1
 
     def failed(self, url: str, error: BaseException | str, client: Client = NO_CLIENT) -> None:
         """Keep a failure of an origin, for the tenant whose request failed."""
@@ -180,7 +174,7 @@ class Meters:
     @property
     def refusals(self) -> int:
         """Number of refusals."""
-        return sum(self._refusals.values())
+        return self._refusals.total()
 
     def add_to(self, page: MetricsPage) -> None:
         """Add these figures to the page at ``/metrics``."""

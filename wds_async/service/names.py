@@ -25,20 +25,9 @@ __all__ = ["NAME_LIMIT_BYTES", "PARAMETERS", "SCHEMES", "ObjectName", "bucket_of
 NAME_LIMIT_BYTES = 4096
 """Longest name of an object, and longest URL, decoded. S3 and Google allow 1,024 bytes."""
 _PROVIDERS = {
-    "ais": "ais",
-    "aws": "aws",
-    "s3": "aws",
-    "gcp": "gcp",
-    "gs": "gcp",
-    "gcs": "gcp",
-    "azure": "azure",
-    "az": "azure",
-    "oci": "oci",
-    "oc": "oci",
-    "ht": "ht",
-    "http": "ht",
-    "https": "ht",
-}
+    "ais": "ais", "aws": "aws", "s3": "aws", "gcp": "gcp", "gs": "gcp", "gcs": "gcp", "azure": "azure", "az": "azure",
+    "oci": "oci", "oc": "oci", "ht": "ht", "http": "ht", "https": "ht",
+}  # fmt: skip
 """What clients write for a provider, and AIStore's name of it."""
 PARAMETERS = ("archpath", "archregx", "archmode", "archmime", "etl_name", "etl_args", "etl_pipeline", "latest-ver")
 """AIStore's parameters of an object."""
@@ -49,6 +38,8 @@ _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _BUCKET = re.compile(r"[A-Za-z0-9_$][A-Za-z0-9._$-]{0,254}")
 _NAMESPACE = re.compile(r"@?([\w-]*)(?:#([\w-]*))?", re.ASCII)
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/]")
+"""URLs that begin with their scheme, so that parsers cannot differ about that."""
 _ONCE = ("provider", "namespace", "original_url", "versionId")
 
 
@@ -75,25 +66,25 @@ def name_of(path: str, query: str, config: ServiceConfig) -> ObjectName:
     parameters = _parameters(query)
     provider, rest = _provider(api, rest, parameters)
     if provider == "ht":
-        return _original(parameters)
+        if not parameters.get("original_url"):
+            raise _malformed("provider=ht needs original_url=")
+        return _foreign(parameters["original_url"])
     raw_bucket, _, raw_object = rest.partition("/")
-    named = _decoded(raw_object)
-    if not named:
-        raise Refusal(400, f"{path[:200]!r} names no object; write /v1/objects/BUCKET/OBJECT", "name")
-    return _found(api, provider, _bucket(raw_bucket), named, parameters, config)
+    name = _decoded(raw_object)
+    if not name:
+        raise _malformed(f"{path[:200]!r} names no object; write /v1/objects/BUCKET/OBJECT")
+    return _object(api, provider, _bucket(_decoded(raw_bucket)), name, parameters, config)
 
 
 def name_of_url(url: str, config: ServiceConfig) -> ObjectName:
     """Return the name of a plan's URL, authorized as a request for it would be."""
-    name = usual_scheme(scheme(url))
-    provider = PROVIDERS.get(name)
+    provider = PROVIDERS.get(usual_scheme(scheme(url)))
     if provider is None:
-        _checked(url)
-        return _foreign(url)
-    bucket, _, named = url.partition("://")[2].partition("/")
-    if not named:
-        raise Refusal(400, f"{_checked(url)[:200]!r} names no object", "name")
-    return _found("short", provider, _bucket_name(bucket), _checked(named), {}, config)
+        return _foreign(_checked(url))
+    bucket, _, name = url.partition("://")[2].partition("/")
+    if not name:
+        raise _malformed(f"{_checked(url)[:200]!r} names no object")
+    return _object("short", provider, _bucket(bucket), _checked(name), {}, config)
 
 
 def bucket_of(path: str, query: str, config: ServiceConfig) -> ObjectName:
@@ -104,13 +95,13 @@ def bucket_of(path: str, query: str, config: ServiceConfig) -> ObjectName:
     else:
         api, rest = _api(path)
     if api == "url":
-        raise Refusal(400, "/url names objects, and has no buckets", "name")
+        raise _malformed("/url names objects, and has no buckets")
     parameters = _parameters(query)
     provider, rest = _provider(api, rest, parameters)
     raw_bucket, _, more = rest.partition("/")
     if more or provider == "ht":
-        raise Refusal(400, f"{path[:200]!r} names no bucket", "name")
-    return _found(api, provider, _bucket(raw_bucket), "", parameters, config)
+        raise _malformed(f"{path[:200]!r} names no bucket")
+    return _object(api, provider, _bucket(_decoded(raw_bucket)), "", parameters, config)
 
 
 def url_of(folder: str, name: str) -> str:
@@ -139,13 +130,13 @@ def _provider(api: str, rest: str, parameters: Mapping[str, str]) -> tuple[str, 
     if api == "short":
         name, _, rest = rest.partition("/")
         return _SHORT[name], rest
-    named = parameters.get("provider") or "ais"
-    if named.lower() not in _PROVIDERS:
-        raise Refusal(400, f"provider {named[:40]!r} is none; there are ais, aws, gcp, azure, oci and ht", "provider")
-    return _PROVIDERS[named.lower()], rest
+    name = parameters.get("provider") or "ais"
+    if name.lower() not in _PROVIDERS:
+        raise Refusal(400, f"provider {name[:40]!r} is none; there are ais, aws, gcp, azure, oci and ht", "provider")
+    return _PROVIDERS[name.lower()], rest
 
 
-def _found(
+def _object(
     api: str, provider: str, bucket: str, name: str, parameters: Mapping[str, str], config: ServiceConfig
 ) -> ObjectName:
     params = {key: value for key, value in parameters.items() if key in PARAMETERS}
@@ -171,46 +162,31 @@ def _with_version(url: str, version: str) -> str:
 
 def _folder(api: str, provider: str, bucket: str, namespace: str, config: ServiceConfig) -> str:
     """Return the URL that a bucket stands for, with "/" at its end."""
-    space = _namespace(namespace)
+    match = _NAMESPACE.fullmatch(namespace)
+    if match is None:
+        raise _malformed(f"namespace {namespace[:80]!r} is none; write @uuid#name")
+    space = f"@{match[1]}#{match[2] or ''}" if match[1] or match[2] else ""
     if provider == "ais" or api == "s3":
         own = dict(config.buckets).get(f"{space}/{bucket}" if space else bucket)
         if own is not None:
             return own if own.endswith("/") else own + "/"
     if provider != "ais":
         if space:
-            raise Refusal(400, f"namespace {space!r}: only ais:// buckets have one here", "name")
+            raise _malformed(f"namespace {space!r}: only ais:// buckets have one here")
         return f"{SCHEMES[provider]}://{bucket}/"
     if not environment.value("AIS_ENDPOINT"):
         raise Refusal(404, f"bucket ais://{bucket} does not exist; this service's own are in its `buckets`", "bucket")
     return f"ais://{space}/{bucket}/" if space else f"ais://{bucket}/"
 
 
-def _namespace(text: str) -> str:
-    """Return ``@uuid#name``; "" for the cluster's own."""
-    match = _NAMESPACE.fullmatch(text)
-    if match is None:
-        raise Refusal(400, f"namespace {text[:80]!r} is none; write @uuid#name", "name")
-    return f"@{match[1]}#{match[2] or ''}" if match[1] or match[2] else ""
-
-
 def _by_url(rest: str, query: str) -> ObjectName:
     """Return the name of ``/url/`` and an escaped URL. A query that was not escaped belongs to it."""
     url = _decoded(rest)
-    if query:
-        if "?" in url:
-            raise Refusal(400, "/url: escape the whole URL, with its query (%3F for ?)", "name")
-        if _CONTROL.search(query) or not query.isascii():
-            raise Refusal(400, "/url: the query holds characters that no URL has", "name")
-        url = f"{url}?{query}"
-    return _foreign(url)
-
-
-def _original(parameters: Mapping[str, str]) -> ObjectName:
-    """Return the object of AIStore's provider ``ht``: ``?original_url=``."""
-    url = parameters.get("original_url", "")
-    if not url:
-        raise Refusal(400, "provider=ht needs original_url=", "name")
-    return _foreign(url)
+    if query and "?" in url:
+        raise _malformed("/url: escape the whole URL, with its query (%3F for ?)")
+    if _CONTROL.search(query) or not query.isascii():
+        raise _malformed("/url: the query holds characters that no URL has")
+    return _foreign(f"{url}?{query}" if query else url)
 
 
 def _foreign(url: str) -> ObjectName:
@@ -218,52 +194,41 @@ def _foreign(url: str) -> ObjectName:
     if len(url.encode()) > NAME_LIMIT_BYTES:
         raise Refusal(414, f"a URL of more than {NAME_LIMIT_BYTES} bytes", "name")
     kind = scheme(url)
-    if "://" not in url or kind in ("", "-", "file", "pipe") or len(links(url)) > 1 or not _plain(url):
-        raise Refusal(400, "/url takes whole URLs of one store, such as https%3A%2F%2Fhost%2Fpath", "name")
+    if kind in ("", "-", "file", "pipe") or len(links(url)) > 1 or not _URL.match(url):
+        raise _malformed("/url takes whole URLs of one store, such as https%3A%2F%2Fhost%2Fpath")
     if kind in ("http", "https"):
-        _check_http(url)
+        try:
+            parts = urllib.parse.urlsplit(url)
+            valid = bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            valid = False
+        if not valid:
+            raise _malformed("/url: a malformed URL; write https://host[:port]/path")
+        if "@" in parts.netloc:
+            raise _malformed("/url: a URL with a user or password; credentials are the service's own")
+        if "\\" in url or re.search(r"[\s%]", parts.netloc) or not parts.netloc.isascii():
+            raise _malformed("/url: this URL would be read in two ways; escape what is not plain in it")
     return ObjectName(url, "ht", "", "", "url")
 
 
-def _plain(url: str) -> bool:
-    """Return whether ``url`` begins with its scheme, so that parsers cannot differ about that."""
-    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://[^/]", url) is not None
+def _malformed(why: str) -> Refusal:
+    return Refusal(400, why, "name")
 
 
-def _check_http(url: str) -> None:
-    try:
-        parts = urllib.parse.urlsplit(url)
-        valid = bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        valid = False
-    if not valid:
-        raise Refusal(400, "/url: a malformed URL; write https://host[:port]/path", "name")
-    if "@" in parts.netloc:
-        raise Refusal(400, "/url: a URL with a user or password; credentials are the service's own", "name")
-    if "\\" in url or any(c.isspace() for c in parts.netloc) or not parts.netloc.isascii() or "%" in parts.netloc:
-        raise Refusal(400, "/url: this URL would be read in two ways; escape what is not plain in it", "name")
-
-
-def _bucket(raw: str) -> str:
-    return _bucket_name(_decoded(raw))
-
-
-def _bucket_name(name: str) -> str:
+def _bucket(name: str) -> str:
+    """Return ``name`` if a bucket can have it."""
     if not _BUCKET.fullmatch(name) or ".." in name:
         shown = redact(f"s3://{name}").removeprefix("s3://")  # as s3://KEY:SECRET@bucket is written by some
-        raise Refusal(400, f"{shown[:80]!r} is no bucket's name", "name")
+        raise _malformed(f"{shown[:80]!r} is no bucket's name")
     return name
 
 
 def _decoded(raw: str) -> str:
     """Return ``raw`` percent-decoded once, as UTF-8."""
     if _BAD_ESCAPE.search(raw):
-        raise Refusal(400, "a % that escapes nothing; write %25 for it", "name")
-    try:
-        text = urllib.parse.unquote_to_bytes(raw.encode("utf-8", "surrogateescape")).decode("utf-8")
-    except UnicodeError:
-        raise Refusal(400, "a name that is not UTF-8", "name") from None
-    return _checked(text)
+        raise _malformed("a % that escapes nothing; write %25 for it")
+    raw_bytes = urllib.parse.unquote_to_bytes(raw.encode("utf-8", "surrogateescape"))
+    return _checked(raw_bytes.decode("utf-8", "surrogateescape"))
 
 
 def _checked(text: str) -> str:
@@ -271,11 +236,11 @@ def _checked(text: str) -> str:
     try:
         size = len(text.encode())
     except UnicodeError:
-        raise Refusal(400, "a name that is not UTF-8", "name") from None
+        raise _malformed("a name that is not UTF-8") from None
     if size > NAME_LIMIT_BYTES:
         raise Refusal(414, f"a name of more than {NAME_LIMIT_BYTES} bytes", "name")
     if _CONTROL.search(text):
-        raise Refusal(400, "a name with control characters", "name")
+        raise _malformed("a name with control characters")
     return text
 
 
@@ -283,11 +248,11 @@ def _parameters(query: str) -> dict[str, str]:
     try:
         pairs = urllib.parse.parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=64)
     except ValueError:
-        raise Refusal(400, "a query that does not parse", "name") from None
+        raise _malformed("a query that does not parse") from None
     parameters = dict(pairs)
     for name in _ONCE:
         if sum(key == name for key, _ in pairs) > 1:
-            raise Refusal(400, f"{name}= is given twice", "name")
+            raise _malformed(f"{name}= is given twice")
     if any(_CONTROL.search(value) for name, value in pairs if name in (*_ONCE, *PARAMETERS)):
-        raise Refusal(400, "a query with control characters", "name")
+        raise _malformed("a query with control characters")
     return parameters

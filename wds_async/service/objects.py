@@ -13,7 +13,7 @@ from wds_async.redact import redact
 from wds_async.service.cache.cache import CachedObject
 from wds_async.service.context import Context, Exchange
 from wds_async.service.delivery import BodyWriter, Delivery
-from wds_async.service.http_messages import HttpRequest, HttpResponse
+from wds_async.service.http_messages import HttpResponse
 from wds_async.service.names import ObjectName
 from wds_async.service.preconditions import (
     ByteRange,
@@ -30,7 +30,6 @@ from wds_async.service.send_fd import hand, log_handed, open_anew, wants_file
 
 __all__ = ["answer", "fields_of"]
 
-
 logger = logging.getLogger("wds_async")
 _NOT_HERE = {"etl_name": "ETLs", "etl_pipeline": "ETLs", "archregx": "matches within archives (archregx)"}
 
@@ -39,25 +38,21 @@ def fields_of(held: CachedObject, api: str) -> dict[str, str]:
     """Return the head's fields of an object for ``api``, without length, range, ``Date`` and ``Server``."""
     facts = held.facts
     has = Validators.of(facts.fields, facts.version)
+    kind, value = facts.fields.get("ais-checksum-type", ""), facts.fields.get("ais-checksum-value", "")
+    if not value and facts.checksum is not None:
+        kind, value = facts.checksum.algorithm, facts.checksum.digest.hex()
     fields = {
         "Content-Type": facts.fields.get("content-type") or "application/octet-stream",
         "Accept-Ranges": "none" if held.size is None else "bytes",
+        "ETag": has.etag,
+        "Last-Modified": has.modified,
+        "Ais-Version": facts.fields.get("ais-version", ""),
+        "Ais-Checksum-Type": kind if value else "",
+        "Ais-Checksum-Value": value,
     }
-    if has.etag:
-        fields["ETag"] = has.etag
-    if has.modified:
-        fields["Last-Modified"] = has.modified
-    if version := facts.fields.get("ais-version"):
-        fields["Ais-Version"] = version
-    if value := facts.fields.get("ais-checksum-value"):
-        fields["Ais-Checksum-Type"] = facts.fields.get("ais-checksum-type", "")
-        fields["Ais-Checksum-Value"] = value
-    elif facts.checksum is not None:
-        fields["Ais-Checksum-Type"] = facts.checksum.algorithm
-        fields["Ais-Checksum-Value"] = facts.checksum.digest.hex()
     if api == "ais":
         fields["Ais-Present"] = "true" if held.whole else "false"
-    return fields
+    return {name: field for name, field in fields.items() if field}
 
 
 async def answer(context: Context, exchange: Exchange, named: ObjectName) -> HttpResponse:
@@ -67,10 +62,12 @@ async def answer(context: Context, exchange: Exchange, named: ObjectName) -> Htt
         if named.params.get(name):
             raise Refusal(501, f"{what} are AIStore's own; this service reads objects as they are stored", "not-here")
     request = exchange.request
-    begins = None if request.method == "HEAD" else first_byte(request.headers.get("Range"))
+    # A range has a meaning for GET alone.
+    wanted = None if request.method == "HEAD" else request.headers.get("range")
     if wants_file(request):
         return await _handed(context, exchange, named)
     insist = wants_revalidation(request.headers) or named.params.get("latest-ver", "").lower() in ("true", "1", "yes")
+    begins = None if request.method == "HEAD" else first_byte(wanted)
     while True:
         opened = context.cache.open(named.url, client=exchange.client, start=begins, insist=insist)
         with await opened as held:
@@ -82,46 +79,42 @@ async def answer(context: Context, exchange: Exchange, named: ObjectName) -> Htt
             if named.params.get("archpath"):
                 return await _member(context, exchange, named, held, fields)
             if not must_send(request.headers, has):
-                return HttpResponse(status=304, headers=fields)
-            spans = _spans(request, held, has)
-            if len(spans) > 1 and held.size is not None:
-                return await _several(context, exchange, held, fields, spans, held.size)
-            if spans and held.size is not None:
+                return HttpResponse(304, headers=fields)
+            spans: Sequence[ByteRange] = ()
+            if wanted is not None and held.size is not None and range_holds(request.headers.get("if-range"), has):
+                spans = ranges_of(wanted, held.size)
+            if not spans or held.size is None:
+                return await _sent(context, exchange, held, fields, [_Part(0, held.size)])
+            if len(spans) > 1:
+                parts = _multipart(fields, spans, held.size)
+            else:
                 fields["Content-Range"] = spans[0].content_range(held.size)
-            start, stop = (spans[0].start, spans[0].stop) if spans else (0, held.size)
-            return await _sent(context, exchange, held, fields, [_Part(start, stop)], status=206 if spans else 200)
+                parts = [_Part(spans[0].start, spans[0].stop)]
+            return await _sent(context, exchange, held, fields, parts, status=206)
 
 
 async def _handed(context: Context, exchange: Exchange, named: ObjectName) -> HttpResponse:
     """Hand over the object's open file. 204 if not all of the object lies in it, or it is unknown."""
     held = None if named.params else context.cache.peek(named.url)
     if held is None:
-        return HttpResponse(status=204)
+        return HttpResponse(204)
     with held:
-        if exchange.request.headers["Wds-Hand"] == "bad":
+        if exchange.request.headers["wds-hand"] == "bad":
             held.distrust()
         if held.size is None or not held.whole or held.ready(0, held.size) < held.size:
-            return HttpResponse(status=204)
-        fields = fields_of(held, named.api)
+            return HttpResponse(204)
         try:
             own = open_anew(held) if context.read_only is None else context.read_only.open(held)
         except OSError as exn:
             logger.info("%s is not handed over, but sent: %s", redact(named.url), exn)
-            return HttpResponse(status=204)
-        if not hand(exchange.request, own, held.size, fields):
-            return HttpResponse(status=204)
+            return HttpResponse(204)
+        if not hand(exchange.request, own, held.size, fields_of(held, named.api)):
+            return HttpResponse(204)
         held.served(held.size)
         exchange.api, exchange.sent = "handed", held.size
     context.plans.heard(exchange.client, named.url)
     log_handed(exchange.request.connection, named.url)
     return HttpResponse(sent=True)
-
-
-def _spans(request: HttpRequest, held: CachedObject, has: Validators) -> tuple[ByteRange, ...]:
-    header = request.headers.get("Range")
-    if header is None or held.size is None or request.method == "HEAD":  # a range has a meaning for GET alone
-        return ()
-    return ranges_of(header, held.size) if range_holds(request.headers.get("If-Range"), has) else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,36 +128,24 @@ class _Part:
     after: bytes = b""
 
 
-async def _several(
-    context: Context,
-    exchange: Exchange,
-    held: CachedObject,
-    fields: dict[str, str],
-    spans: Sequence[ByteRange],
-    size: int,
-) -> HttpResponse:
-    """Send several spans of an object as ``multipart/byteranges`` (RFC 9110 §14.6)."""
+def _multipart(fields: dict[str, str], spans: Sequence[ByteRange], size: int) -> list[_Part]:
+    """Return several spans of an object as ``multipart/byteranges`` (RFC 9110 §14.6), with its type in ``fields``."""
     boundary = secrets.token_hex(16)
-    last = len(spans) - 1
-    parts = [
-        _Part(
-            span.start,
-            span.stop,
-            f"\r\n--{boundary}\r\nContent-Type: {fields['Content-Type']}\r\n"
-            f"Content-Range: {span.content_range(size)}\r\n\r\n".encode("utf-8", "surrogateescape"),
-            f"\r\n--{boundary}--\r\n".encode() if n == last else b"",
-        )
-        for n, span in enumerate(spans)
-    ]
+    parts = []
+    for span in spans:
+        lines = f"Content-Type: {fields['Content-Type']}\r\nContent-Range: {span.content_range(size)}\r\n\r\n"
+        before = f"\r\n--{boundary}\r\n{lines}".encode("utf-8", "surrogateescape")
+        after = f"\r\n--{boundary}--\r\n".encode() if span is spans[-1] else b""
+        parts.append(_Part(span.start, span.stop, before, after))
     fields["Content-Type"] = f"multipart/byteranges; boundary={boundary}"
-    return await _sent(context, exchange, held, fields, parts, status=206)
+    return parts
 
 
 async def _member(
     context: Context, exchange: Exchange, named: ObjectName, held: CachedObject, fields: dict[str, str]
 ) -> HttpResponse:
     """Send a member of an archive, without the archive's checksum and ETag."""
-    if exchange.request.headers.get("Range"):
+    if exchange.request.headers.get("range"):
         raise Refusal(501, "ranges of archived content are not served; read the archive's own range", "not-here")
     span = await context.archives.member(held, named.params["archpath"], context.call)
     kept = {name: value for name, value in fields.items() if name in ("Last-Modified", "Ais-Version")}
@@ -225,28 +206,25 @@ def _body(context: Context, held: CachedObject, part: _Part) -> BodyWriter:
 
 def _length(parts: Sequence[_Part]) -> int | None:
     """Return the bytes of an answer's body; None if that is not known."""
-    length = 0
-    for part in parts:
-        if part.stop is None:
-            return None
-        length += len(part.before) + part.stop - part.start + len(part.after)
-    return length
+    if parts[-1].stop is None:
+        return None
+    return sum(len(part.before) + (part.stop or 0) - part.start + len(part.after) for part in parts)
 
 
 def _broken(context: Context, exchange: Exchange, held: CachedObject, at: int, exn: BaseException) -> None:
     """End the connection within the body, and log why if it is not the client's doing."""
     exchange.request.connection.cut()
-    who = exchange.client
+    shown, who = redact(held.url), exchange.client
     if isinstance(exn, WdsError):
-        context.meters.failed(held.url, exn, exchange.client)
-        logger.warning("%s: broken off at byte %d for %s: %s", redact(held.url), at, who, exn)
+        context.meters.failed(held.url, exn, who)
+        logger.warning("%s: broken off at byte %d for %s: %s", shown, at, who, exn)
     elif isinstance(exn, TimeoutError):
-        context.meters.refused("slow-client", exchange.client)
-        words = "%s: %s took nothing for %.0f s (send_timeout_s): let go at byte %d"
-        logger.info(words, redact(held.url), who, context.config.send_timeout_s, at)
+        context.meters.refused("slow-client", who)
+        limit_s = context.config.send_timeout_s
+        logger.info("%s: %s took nothing for %.0f s (send_timeout_s): let go at byte %d", shown, who, limit_s, at)
     elif isinstance(exn, ConnectionAbortedError):
-        logger.error("%s: broken off at byte %d for %s: %s", redact(held.url), at, who, exn)
+        logger.error("%s: broken off at byte %d for %s: %s", shown, at, who, exn)
     elif isinstance(exn, (ConnectionError, asyncio.CancelledError)):
-        logger.debug("%s: %s left at byte %d", redact(held.url), who, at)
+        logger.debug("%s: %s left at byte %d", shown, who, at)
     else:
-        logger.error("%s: broken off at byte %d for %s", redact(held.url), at, who, exc_info=exn)
+        logger.error("%s: broken off at byte %d for %s", shown, at, who, exc_info=exn)

@@ -134,9 +134,7 @@ def _add_cache(page: MetricsPage, stats: CacheStats) -> None:
     page.counter("wds_cache_disk_errors", "Faults of the cache's disk.", stats.disk_errors)
     page.counter("wds_cache_bad_chunks", "Chunks on disk that were not what was written.", stats.bad_chunks)
     page.counter("wds_cache_distrusted", "Copies of which a read came short or failed.", stats.distrusted)
-    page.counter(
-        "wds_cache_scrubbed_bytes", "Bytes on disk that were compared in the background.", stats.scrubbed_bytes
-    )
+    page.counter("wds_cache_scrubbed_bytes", "Bytes on disk compared in the background.", stats.scrubbed_bytes)
     page.counter("wds_cache_coalesced", "Reads that waited for another one's fetch.", stats.coalesced)
     page.counter("wds_cache_passed_bytes", "Bytes that were passed on without the disk.", stats.passed_bytes)
     page.counter("wds_cache_stale", "Requests answered from a copy that its store had not confirmed.", stats.stale)

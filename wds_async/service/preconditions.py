@@ -16,17 +16,9 @@ from dataclasses import dataclass
 from wds_async.service.refusals import Refusal
 
 __all__ = [
-    "RANGES_LIMIT",
-    "ByteRange",
-    "Validators",
-    "first_byte",
-    "must_send",
-    "names_another",
-    "range_holds",
-    "ranges_of",
+    "ByteRange", "Validators", "first_byte", "must_send", "names_another", "range_holds", "ranges_of",
     "wants_revalidation",
-]
-
+]  # fmt: skip
 
 RANGES_LIMIT = 200
 """Most ranges of one request; the whole object is sent for more."""
@@ -119,16 +111,16 @@ class Validators:
 def must_send(headers: Mapping[str, str], has: Validators) -> bool:
     """Return whether to send the object: False if the client has it already (304). Refusal (412) if it is not the
     object that the client means."""
-    if (etags := headers.get("If-Match")) is not None:
+    if (etags := headers.get("if-match")) is not None:
         if not _listed(etags, has.etag, strong=True):
             raise Refusal(412, f"the object is another one now: its ETag is {has.etag or 'unknown'}", "precondition")
-    elif (since := _date(headers.get("If-Unmodified-Since"))) is not None:
+    elif (since := _date(headers.get("if-unmodified-since"))) is not None:
         changed = _date(has.modified)
         if changed is not None and changed > since:
             raise Refusal(412, f"the object has changed since then, on {has.modified}", "precondition")
-    if (etags := headers.get("If-None-Match")) is not None:
+    if (etags := headers.get("if-none-match")) is not None:
         return not _listed(etags, has.etag, strong=False)
-    if (since := _date(headers.get("If-Modified-Since"))) is None:
+    if (since := _date(headers.get("if-modified-since"))) is None:
         return True
     changed = _date(has.modified)
     return changed is None or changed > since
@@ -136,19 +128,17 @@ def must_send(headers: Mapping[str, str], has: Validators) -> bool:
 
 def wants_revalidation(headers: Mapping[str, str]) -> bool:
     """Return whether the client wants the store's own answer, and no cached copy (RFC 9111 §5.2.1)."""
-    directives = headers.get("Cache-Control")
-    if directives is None:
-        directives = headers.get("Pragma", "")
+    directives = headers.get("cache-control", headers.get("pragma", ""))
     return not {"no-cache", "max-age=0"}.isdisjoint(one.strip().lower() for one in directives.split(","))
 
 
 def names_another(headers: Mapping[str, str], has: Validators) -> bool:
     """Return whether ``If-Match``, ``If-Unmodified-Since`` or ``If-Range`` means another version than this one."""
     try:
-        must_send({name: headers[name] for name in ("If-Match", "If-Unmodified-Since") if name in headers}, has)
+        must_send({name: headers[name] for name in ("if-match", "if-unmodified-since") if name in headers}, has)
     except Refusal:
         return True
-    return not range_holds(headers.get("If-Range"), has)
+    return not range_holds(headers.get("if-range"), has)
 
 
 def range_holds(condition: str | None, has: Validators) -> bool:

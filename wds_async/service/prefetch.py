@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,15 +20,23 @@ from wds_async.service.cache.origin import Client, Urgency
 from wds_async.service.config import ServiceConfig
 from wds_async.service.refusals import Refusal
 
-__all__ = ["PLANS_AT_MOST", "SHARDS_AT_MOST", "PrefetchPlan", "PrefetchPlans", "PrefetchedShard"]
+__all__ = ["PLANS_AT_MOST", "SHARDS_AT_MOST", "PrefetchPlans"]
 
-_PACE_S = 1.0
-_PACE_WEIGHT = 0.3
-_REMEMBERED = 64
+logger = logging.getLogger("wds_async")
+SHARDS_AT_MOST = 50_000
+"""Of one plan: more than a message of 1 MiB holds."""
+PLANS_AT_MOST = 4096
+_AHEAD, _AHEAD_AT_MOST = 8, 10_000
+_NAMES_LIMIT_BYTES, _NAME_OVERHEAD_BYTES, _NAMES_KEPT = 256 << 20, 57, 1 << 16
+_AT_ONCE = 8
+_CHECKED_AT_ONCE, _LOOK_AHEAD, _LEFT_BEHIND, _REMEMBERED = 256, 512, 64, 64  # shards of a plan
+_SHARE_OF_CACHE, _SHARE_OF_PLACES = 0.5, 7
+_PACE_S, _PACE_WEIGHT = 1.0, 0.3
+_PAUSE_S, _LOOK_EVERY_S = 30.0, 2.0
 
 
 @dataclass(slots=True)
-class PrefetchPlan:
+class _Plan:
     """The plan of one client. ``position`` is the shard that it reads now, or next."""
 
     client: Client
@@ -37,44 +47,33 @@ class PrefetchPlan:
     position: int
     heard_at: float
     moved_at: float
-    bound: Hashable = None
-    following: int = 0
+    bound: Hashable
+    names_bytes: int
+    following: int
     """The first shard that has not been looked at for fetching."""
     pace_s: float = _PACE_S
     """Seconds for one shard; a guess until it was ``measured``."""
     measured: bool = False
-    heard: dict[str, None] = field(default_factory=dict)
-    """URLs that were requested lately."""
+    requested: deque[str] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    """URLs that were requested lately, the last one first."""
     taken: dict[str, int] = field(default_factory=dict)
     """Shards that are fetched, or being fetched, for it and were not requested yet: URL and index."""
     usual_bytes: int = 0
     """What its shards were found to hold; 0 until one was opened, and only one is opened (``looking``) until then, so
     that a small budget goes to what is needed first."""
     looking: bool = False
-    names_bytes: int = 0
-    """Memory that its shards' names take."""
     full: bool = False
     """Whether the next shard has to wait until others were read."""
 
-    def ask(self, url: str) -> bool:
-        """Note a request for ``url``; False if it was noted lately."""
-        if url in self.heard:
-            return False
-        self.heard[url] = None
-        if len(self.heard) > _REMEMBERED:
-            del self.heard[next(iter(self.heard))]
-        return True
-
-    def move(self, index: int, now: float) -> bool:
-        """Move to ``index`` and measure the client's pace; False if it is not ahead."""
+    def move(self, index: int, now: float) -> None:
+        """Move ahead to ``index`` and measure the client's pace."""
         if index <= self.position:
-            return False
+            return
         took_s = (now - self.moved_at) / (index - self.position)
         self.pace_s = took_s if not self.measured else self.pace_s + _PACE_WEIGHT * (took_s - self.pace_s)
         self.measured = True
         self.position, self.moved_at = index, now
         self.following = max(self.following, index)
-        return True
 
     def due(self) -> float:
         """Return the estimated time at which the next shard to fetch will be requested."""
@@ -83,37 +82,18 @@ class PrefetchPlan:
     @property
     def wants_more(self) -> bool:
         """Whether there is a shard to fetch now."""
-        if self.full or (self.looking and not self.usual_bytes):
-            return False
-        return self.following < min(len(self.shards), self.position + 1 + self.ahead)
+        waits = self.full or (self.looking and not self.usual_bytes)
+        return not waits and self.following < min(len(self.shards), self.position + 1 + self.ahead)
 
 
 @dataclass(slots=True)
-class PrefetchedShard:
+class _HeldShard:
     """A shard that plans hold or are fetching: ``size`` is 0 until it is known."""
 
     url: str
     clients: set[Client]
-    size: int = 0
+    size: int
     task: asyncio.Task[None] | None = None
-
-
-logger = logging.getLogger("wds_async")
-SHARDS_AT_MOST = 50_000
-"""Of one plan: more than a message of 1 MiB holds."""
-PLANS_AT_MOST = 4096
-_AHEAD = 8
-_AHEAD_AT_MOST = 10_000
-_NAMES_LIMIT_BYTES, _NAME_OVERHEAD_BYTES = 256 << 20, 57
-_AT_ONCE = 8
-_FIRST = 256
-_SHARE_OF_CACHE = 0.5
-_SHARE_OF_PLACES = 7
-_LOOK_AHEAD = 512
-_NAMES_KEPT = 1 << 16
-_LEFT_BEHIND = 64
-_PAUSE_S = 30.0
-_LOOK_EVERY_S = 2.0
 
 
 class PrefetchPlans:
@@ -127,16 +107,13 @@ class PrefetchPlans:
         clock: Callable[[], float] = time.monotonic,
         at_once: int = _AT_ONCE,
     ) -> None:
-        self._cache = cache
-        self._config = config
-        self._allowed = allowed
-        self._clock = clock
-        self._at_once = at_once
-        self._plans: dict[Client, PrefetchPlan] = {}
-        self._held: dict[str, PrefetchedShard] = {}
-        self._names: dict[str, names.ObjectName | None] = {}
+        self._cache, self._config, self._allowed = cache, config, allowed
+        self._clock, self._at_once = clock, at_once
+        self._plans: dict[Client, _Plan] = {}
+        self._held: dict[str, _HeldShard] = {}
         self._running: dict[asyncio.Task[None], str] = {}
         """Running fetches, and the tenant of each."""
+        self._named = functools.lru_cache(_NAMES_KEPT)(self._parse)
         self._paused_until = 0.0
         self._tending: asyncio.Task[None] | None = None
         self._closed = False
@@ -160,49 +137,42 @@ class PrefetchPlans:
     def configure(self, config: ServiceConfig) -> None:
         """Use ``config`` from now on; present plans keep their ``ahead_bytes``."""
         self._config = config
-        self._names.clear()
+        self._named.cache_clear()
 
-    # -- what clients say -------------------------------------------------------------------------------
+    # -- what clients send ------------------------------------------------------------------------------
 
     async def answer(self, message: Any, *, client: Client, bound: Hashable = None) -> dict[str, Any]:
         """Apply a message (``shards``, ``ahead``, ``ahead_bytes``, ``position``, ``job``) to the plan of ``client``;
         without ``shards`` it moves the present plan. ``bound``: the process that the plan ends with (`left`). Refusal
         (400) for a malformed message, 403 for shards that may not be read."""
         if not isinstance(message, Mapping):
-            raise _wrong("is no JSON object")
-        position = _number(message, "position", 0, SHARDS_AT_MOST)
-        if "shards" not in message:
-            present = self._plans.get(client)
-            if present is None:
-                raise Refusal(404, "no plan of yours is known; announce its shards", "plan")
-            present.heard_at = self._clock()
-            present.ahead = _number(message, "ahead", present.ahead, _AHEAD_AT_MOST)
-            self._move(present, position)
-            return self._told(present)
-        shards = self._checked(message["shards"])
-        present = self._plans.get(client)
-        if present is None and not self._has_place(client.tenant):
-            raise Refusal(429, "too many plans of your tenant, or in all; try again later", "plan", retry_after_s=30)
-        most = self._config.ahead_bytes
-        now = self._clock()
-        plan = PrefetchPlan(
-            client,
-            str(message.get("job") or "")[:128],
-            shards,
-            ahead=_number(message, "ahead", _AHEAD, _AHEAD_AT_MOST),
-            ahead_bytes=min(most, _number(message, "ahead_bytes", most, 1 << 62)),
-            position=position,
-            heard_at=now,
-            moved_at=now,
-            bound=bound,
-            following=position,
-            names_bytes=_bytes_of(shards),
-        )
-        if present is not None:
-            self._take_over(present, plan)
-        self._plans[client] = plan
-        self._pump()
-        return self._told(plan)
+            raise _malformed("is no JSON object")
+        position, now = _number(message, "position", 0, SHARDS_AT_MOST), self._clock()
+        plan = present = self._plans.get(client)
+        if "shards" in message:
+            shards = self._checked(message["shards"])
+            if present is None and not self._has_place(client.tenant):
+                raise Refusal(429, "too many plans of your tenant, or in all; try again later", "plan", 30)
+            most, job = self._config.ahead_bytes, str(message.get("job") or "")[:128]
+            ahead = _number(message, "ahead", _AHEAD, _AHEAD_AT_MOST)
+            ahead_bytes = min(most, _number(message, "ahead_bytes", most, 1 << 62))
+            size = _bytes_of(shards)
+            plan = _Plan(client, job, shards, ahead, ahead_bytes, position, now, now, bound, size, following=position)
+            if present is not None:
+                self._take_over(present, plan)
+            self._plans[client] = plan
+            self._pump()
+        elif plan is None:
+            raise Refusal(404, "no plan of yours is known; announce its shards", "plan")
+        else:
+            plan.heard_at = now
+            plan.ahead = _number(message, "ahead", plan.ahead, _AHEAD_AT_MOST)
+            self._move(plan, position)
+        return {
+            "shards": len(plan.shards),
+            "ahead_bytes": min(plan.ahead_bytes, self._most_bytes()),
+            "lifetime_s": self._config.plan_lifetime_s,
+        }
 
     def heard(self, client: Client, url: str) -> None:
         """Note that ``client`` has requested ``url``, and advance its plan to it."""
@@ -210,11 +180,10 @@ class PrefetchPlans:
         if plan is None:
             return
         plan.heard_at = self._clock()
-        if not plan.ask(url):
+        if url in plan.requested:
             return
-        index = plan.taken.get(url)
-        if index is None:
-            index = self._find(plan, url)
+        plan.requested.appendleft(url)
+        index = plan.taken[url] if url in plan.taken else self._find(plan, url)
         if index is not None:
             self._let_go(plan, url)
             self._move(plan, index)
@@ -225,8 +194,7 @@ class PrefetchPlans:
         if plan is not None:
             for url in list(plan.taken):
                 self._let_go(plan, url, ends=True)
-            for other in self._plans.values():
-                other.full = False  # there may be fewer tenants
+            self._retry_full_plans()  # there may be fewer tenants
         self._pump()
         return plan is not None
 
@@ -261,42 +229,31 @@ class PrefetchPlans:
             if tenant in (None, plan.client.tenant)
         ]
 
-    # -- what follows -----------------------------------------------------------------------------------
+    # -- names and positions ----------------------------------------------------------------------------
 
     def _checked(self, shards: Any) -> list[str]:
         """Return the announced shards. Each is authorized like a request for it before it is fetched, and skipped
         if that is refused; the first ones now, so that the client learns if none may be read."""
         if not isinstance(shards, list) or not all(isinstance(url, str) for url in shards):
-            raise _wrong('has no "shards": [URL, …]')
+            raise _malformed('has no "shards": [URL, …]')
         if len(shards) > SHARDS_AT_MOST:
             raise Refusal(413, f"a plan of {len(shards)} shards; {SHARDS_AT_MOST} at most", "plan")
         if any("\0" in url or len(url) > names.NAME_LIMIT_BYTES for url in shards):
-            raise _wrong("has shards that are no URLs")
-        first = [self._named(url) for url in shards[:_FIRST]]
+            raise _malformed("has shards that are no URLs")
+        first = [self._named(url) for url in shards[:_CHECKED_AT_ONCE]]
         if first and not any(named is not None and self._may_be_read(named) for named in first):
             self._allowed.locate(names.name_of_url(shards[0], self._config))  # raises the reason
         if _bytes_of(shards) + sum(plan.names_bytes for plan in self._plans.values()) > _NAMES_LIMIT_BYTES:
-            raise Refusal(429, "the plans of all clients are too long together", "plan", retry_after_s=30)
+            raise Refusal(429, "the plans of all clients are too long together", "plan", 30)
         return shards
 
-    def _find(self, plan: PrefetchPlan, url: str) -> int | None:
-        """Return the first index of the object ``url`` among the next shards of ``plan``."""
-        for index in range(plan.position, min(len(plan.shards), plan.position + _LOOK_AHEAD)):
-            if (named := self._named(plan.shards[index])) is not None and named.url == url:
-                return index
-        return None
-
-    def _named(self, url: str) -> names.ObjectName | None:
-        """Return the object that ``url`` names; None if malformed. Cached: clients repeat their plans."""
-        if url not in self._names:
-            if len(self._names) >= _NAMES_KEPT:
-                self._names.clear()
-            try:
-                self._names[url] = names.name_of_url(url, self._config)
-            except Refusal as exn:
-                logger.debug("a plan's %s is left out: %s", redact(url), exn.message)
-                self._names[url] = None
-        return self._names[url]
+    def _parse(self, url: str) -> names.ObjectName | None:
+        """Return the object that ``url`` names; None if malformed."""
+        try:
+            return names.name_of_url(url, self._config)
+        except Refusal as exn:
+            logger.debug("a plan's %s is left out: %s", redact(url), exn.message)
+            return None
 
     def _may_be_read(self, named: names.ObjectName) -> bool:
         try:
@@ -305,7 +262,19 @@ class PrefetchPlans:
             logger.debug("a plan's %s is left out: %s", redact(named.url), exn.message)
             return False
 
-    def _take_over(self, old: PrefetchPlan, new: PrefetchPlan) -> None:
+    def _has_place(self, tenant: str) -> bool:
+        """Return whether one more plan of ``tenant`` leaves places to other tenants."""
+        of_tenant = sum(client.tenant == tenant for client in self._plans)
+        return of_tenant < _SHARE_OF_PLACES * (PLANS_AT_MOST - len(self._plans))
+
+    def _find(self, plan: _Plan, url: str) -> int | None:
+        """Return the first index of the object ``url`` among the next shards of ``plan``."""
+        for index in range(plan.position, min(len(plan.shards), plan.position + _LOOK_AHEAD)):
+            if (named := self._named(plan.shards[index])) is not None and named.url == url:
+                return index
+        return None
+
+    def _take_over(self, old: _Plan, new: _Plan) -> None:
         """Keep what ``old``, of the same client, has fetched and ``new`` needs too."""
         new.pace_s, new.measured, new.usual_bytes = old.pace_s, old.measured, old.usual_bytes
         for url in list(old.taken):
@@ -315,21 +284,14 @@ class PrefetchPlans:
             else:
                 new.taken[url] = index
 
-    def _told(self, plan: PrefetchPlan) -> dict[str, Any]:
-        return {
-            "shards": len(plan.shards),
-            "ahead_bytes": min(plan.ahead_bytes, self._most_bytes()),
-            "lifetime_s": self._config.plan_lifetime_s,
-        }
-
-    def _move(self, plan: PrefetchPlan, index: int) -> None:
+    def _move(self, plan: _Plan, index: int) -> None:
         """Move a plan to ``index`` and release shards far behind it."""
         plan.move(index, self._clock())
         for url in [url for url, at in plan.taken.items() if at < index - _LEFT_BEHIND]:
             self._let_go(plan, url)
         self._pump()
 
-    def _let_go(self, plan: PrefetchPlan, url: str, *, ends: bool = False) -> None:
+    def _let_go(self, plan: _Plan, url: str, *, ends: bool = False) -> None:
         """Release ``url`` from ``plan``. Without another plan it is an ordinary entry of the cache. A running fetch
         goes on for the reader that requested it; ``ends``: it is cancelled."""
         if plan.taken.pop(url, None) is None:
@@ -340,14 +302,13 @@ class PrefetchPlans:
             del self._held[url]
             if held.task is not None and ends:
                 held.task.cancel()
-        for other in self._plans.values():
-            other.full = False
+        self._retry_full_plans()
 
-    def _ahead_bytes(self, plan: PrefetchPlan) -> int:
-        return sum(self._held[url].size for url in plan.taken)
+    def _retry_full_plans(self) -> None:
+        for plan in self._plans.values():
+            plan.full = False
 
-    def _most_bytes(self) -> int:
-        return int(self._cache.statistics().limit_bytes * _SHARE_OF_CACHE)
+    # -- fetching ---------------------------------------------------------------------------------------
 
     async def _tend(self) -> None:
         while True:
@@ -355,39 +316,35 @@ class PrefetchPlans:
             self.sweep()
 
     def _pump(self) -> None:
-        """Fetch the shards that are needed soonest, a few at once."""
+        """Fetch the shards that are needed soonest, a few at once; tenants with fewer running fetches come first."""
         if self._closed or self._clock() < self._paused_until or not self._most_bytes():
             return
         while len(self._running) < self._at_once:
             wants_more = [plan for plan in self._plans.values() if plan.wants_more]
             if not wants_more:
                 return
-            self._begin(min(wants_more, key=self._precedence))
+            tenants = list(self._running.values())
+            self._begin(min(wants_more, key=lambda plan: (tenants.count(plan.client.tenant), plan.due())))
 
-    def _precedence(self, plan: PrefetchPlan) -> tuple[int, float]:
-        """Order plans by the running fetches of their tenant, then by which shard is needed soonest."""
-        return list(self._running.values()).count(plan.client.tenant), plan.due()
-
-    def _begin(self, plan: PrefetchPlan) -> None:
+    def _begin(self, plan: _Plan) -> None:
         """Fetch the next shard of ``plan``, or share it if another plan has it."""
         index, plan.following = plan.following, plan.following + 1
         named = self._named(plan.shards[index])
-        if named is None or named.url in plan.taken or named.url in plan.heard or not self._may_be_read(named):
+        if named is None or named.url in plan.taken or named.url in plan.requested or not self._may_be_read(named):
             return
-        url = named.url
-        held = self._held.get(url)
+        held = self._held.get(named.url)
         if held is not None:
-            plan.taken[url] = index
             held.clients.add(plan.client)
-            return
-        if plan.usual_bytes and not self._fits(plan, plan.usual_bytes):
+        elif plan.usual_bytes and not self._fits(plan, plan.usual_bytes):
             plan.following, plan.full = index, True
             return
-        plan.taken[url], plan.looking = index, not plan.usual_bytes
-        held = self._held[url] = PrefetchedShard(url, {plan.client}, plan.usual_bytes)
-        held.task = asyncio.create_task(self._fetch(plan, held), name="plan")
-        self._running[held.task] = plan.client.tenant
-        held.task.add_done_callback(self._ended)
+        else:
+            plan.looking = not plan.usual_bytes
+            held = self._held[named.url] = _HeldShard(named.url, {plan.client}, plan.usual_bytes)
+            held.task = asyncio.create_task(self._fetch(plan, held), name="plan")
+            self._running[held.task] = plan.client.tenant
+            held.task.add_done_callback(self._ended)
+        plan.taken[named.url] = index
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         del self._running[task]
@@ -395,7 +352,7 @@ class PrefetchPlans:
             logger.error("a plan's fetch failed", exc_info=exn)
         self._pump()
 
-    async def _fetch(self, plan: PrefetchPlan, held: PrefetchedShard) -> None:
+    async def _fetch(self, plan: _Plan, held: _HeldShard) -> None:
         try:
             # Where it is known how large they are, there is room for it: its first chunk comes along with its facts.
             start = 0 if plan.usual_bytes else None
@@ -413,36 +370,36 @@ class PrefetchPlans:
                 before = 0 if opened.discovered else opened.ready(0, size)
                 held.size = await opened.fetch(0, size, Urgency.PLAN)
                 self.fetched_bytes += max(0, held.size - before)
-        except CostLimitReached as exn:
-            held.size = 0
-            self._paused_until = self._clock() + _PAUSE_S
-            logger.warning("plans are paused for %g s: %s", _PAUSE_S, exn)
         except (WdsError, OSError, Refusal) as exn:
             held.size = 0
-            logger.info("%s is not fetched ahead: %s", redact(held.url), exn)
+            if isinstance(exn, CostLimitReached):
+                self._paused_until = self._clock() + _PAUSE_S
+                logger.warning("plans are paused for %g s: %s", _PAUSE_S, exn)
+            else:
+                logger.info("%s is not fetched ahead: %s", redact(held.url), exn)
         finally:
             held.task, plan.looking = None, False
 
-    def _has_place(self, tenant: str) -> bool:
-        """Return whether one more plan of ``tenant`` leaves places to other tenants."""
-        of_tenant = sum(plan.client.tenant == tenant for plan in self._plans.values())
-        return of_tenant < _SHARE_OF_PLACES * (PLANS_AT_MOST - len(self._plans))
+    def _ahead_bytes(self, plan: _Plan) -> int:
+        return sum(self._held[url].size for url in plan.taken)
 
-    def _fits(self, plan: PrefetchPlan, size: int) -> bool:
+    def _most_bytes(self) -> int:
+        return int(self._cache.statistics().limit_bytes * _SHARE_OF_CACHE)
+
+    def _fits(self, plan: _Plan, size: int) -> bool:
         """Return whether ``size`` more bytes may be held, by all and by the plan's tenant, which has an equal share. A
         plan or tenant that holds nothing may have one shard beyond its own limit."""
         tenant, most = plan.client.tenant, self._most_bytes()
-        together = sum(held.size for held in self._held.values())
-        if together + size > most:
+        if sum(held.size for held in self._held.values()) + size > most:
             return False
-        if tenants := len({other.client.tenant for other in self._plans.values()} - {tenant}):
-            mine = sum(held.size for held in self._held.values() if any(one.tenant == tenant for one in held.clients))
-            if mine and mine + size > most // (tenants + 1):
-                return False
+        tenants = {client.tenant for client in self._plans} | {tenant}
+        mine = sum(held.size for held in self._held.values() if any(one.tenant == tenant for one in held.clients))
+        if len(tenants) > 1 and mine and mine + size > most // len(tenants):
+            return False
         own = self._ahead_bytes(plan)
         return own == 0 or own + size <= plan.ahead_bytes
 
-    def _give_back(self, held: PrefetchedShard) -> None:
+    def _give_back(self, held: _HeldShard) -> None:
         """Postpone a shard until something was read."""
         if self._held.get(held.url) is held:
             del self._held[held.url]
@@ -459,9 +416,9 @@ def _bytes_of(shards: list[str]) -> int:
 def _number(message: Mapping[str, Any], name: str, default: int, most: int) -> int:
     value = message.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
-        raise _wrong(f"has a {name} that is no number from 0 to {most}")
+        raise _malformed(f"has a {name} that is no number from 0 to {most}")
     return value
 
 
-def _wrong(why: str) -> Refusal:
+def _malformed(why: str) -> Refusal:
     return Refusal(400, f'the plan {why}; write {{"shards": [URL, …], "ahead": 8, "position": 0}}', "plan")

@@ -9,59 +9,37 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from xml.sax.saxutils import escape
 
-from wds_async.errors import (
-    AccessDenied,
-    ChecksumMismatch,
-    ConfigError,
-    CostLimitReached,
-    FetchTimeout,
-    MissingExtra,
-    ObjectChanged,
-    ReaderClosed,
-    ShardFormatError,
-    ShardNotFound,
-    StorageError,
-    UnsafeContent,
-    UrlError,
-    WdsError,
-)
+from wds_async import errors
 from wds_async.redact import redact
 
-__all__ = ["Refusal", "as_json", "as_xml", "refusal_of", "xml_text"]
+__all__ = ["Refusal", "as_json", "as_xml", "refusal_of", "shown_path", "xml_text"]
 
 NODE = "wds-async"
 """What the service calls itself where AIStore says which node answered."""
 _STATUSES: tuple[tuple[type[BaseException], int, str], ...] = (
-    (ShardNotFound, 404, "missing"),
-    (AccessDenied, 403, "origin-denied"),
-    (UnsafeContent, 403, "forbidden"),
-    (UrlError, 400, "url"),
-    (ObjectChanged, 409, "changed"),
-    (CostLimitReached, 402, "cost"),  # no client tries a 402 again: asking once more changes nothing
-    (FetchTimeout, 504, "origin-timeout"),
-    (ChecksumMismatch, 502, "origin-checksum"),
-    (StorageError, 502, "origin"),
-    (ShardFormatError, 422, "no-archive"),
-    (MissingExtra, 501, "extra"),
-    (ReaderClosed, 503, "closing"),
-    (ConfigError, 500, "settings"),
-    (WdsError, 500, "error"),
+    (errors.ShardNotFound, 404, "missing"),
+    (errors.AccessDenied, 403, "origin-denied"),
+    (errors.UnsafeContent, 403, "forbidden"),
+    (errors.UrlError, 400, "url"),
+    (errors.ObjectChanged, 409, "changed"),
+    (errors.CostLimitReached, 402, "cost"),  # no client tries a 402 again: asking once more changes nothing
+    (errors.FetchTimeout, 504, "origin-timeout"),
+    (errors.ChecksumMismatch, 502, "origin-checksum"),
+    (errors.StorageError, 502, "origin"),
+    (errors.ShardFormatError, 422, "no-archive"),
+    (errors.MissingExtra, 501, "extra"),
+    (errors.ReaderClosed, 503, "closing"),
+    (errors.ConfigError, 500, "settings"),
+    (errors.WdsError, 500, "error"),
 )
 """The tree's errors, the narrower before the wider: status, and the label that they are counted by."""
 _S3_CODES = {
-    304: "NotModified",
-    400: "InvalidRequest",
-    401: "AccessDenied",
-    403: "AccessDenied",
-    404: "NoSuchKey",
-    405: "MethodNotAllowed",
-    412: "PreconditionFailed",
-    416: "InvalidRange",
-    429: "SlowDown",
-    501: "NotImplemented",
+    304: "NotModified", 400: "InvalidRequest", 401: "AccessDenied", 403: "AccessDenied", 404: "NoSuchKey",
+    405: "MethodNotAllowed", 412: "PreconditionFailed", 416: "InvalidRange", 429: "SlowDown", 501: "NotImplemented",
     503: "ServiceUnavailable",
-}
-_MESSAGE_AT_MOST = 2000
+}  # fmt: skip
+_MESSAGE_AT_MOST, _PATH_AT_MOST = 2000, 400
+_DECODINGS = 2  # /url/ escapes a URL whose own path and query are escaped
 
 
 @dataclass(eq=False)
@@ -92,41 +70,34 @@ def refusal_of(exn: BaseException) -> Refusal:
         return exn
     for kind, status, reason in _STATUSES:
         if isinstance(exn, kind):
-            return Refusal(status, _safe(str(exn)), reason)
+            return Refusal(status, redact(str(exn))[:_MESSAGE_AT_MOST], reason)
     if isinstance(exn, TimeoutError):
         return Refusal(504, "not within the time allowed", "timeout")
     return Refusal(500, f"the service itself failed ({type(exn).__name__}); its log says how", "internal")
 
 
-def _safe(text: str) -> str:
-    return redact(text)[:_MESSAGE_AT_MOST]
-
-
-def _shown(path: str) -> str:
-    """Return ``path`` as it came, unless it holds a secret, escaped or not (``/url/…%3Fsig%3D…``)."""
-    plain = urllib.parse.unquote(path, errors="replace").replace(" ", "%20")  # a space would end a password
-    shown = redact(plain)
-    return path if shown == plain else shown
+def shown_path(path: str) -> str:
+    """Return a request's path (and query) for people: as it came, or where it holds a secret or a control character,
+    escaped or not, decoded and with that hidden. Cut where it is long."""
+    spellings = [path[: 4 * _PATH_AT_MOST]]
+    for _ in range(_DECODINGS):
+        spellings.append(urllib.parse.unquote(spellings[-1]).replace(" ", "%20"))  # a space would end a password
+    secret = any(redact(text) != text for text in spellings)
+    text = redact(spellings[-1] if secret else path[: 4 * _PATH_AT_MOST]).replace(" ", "%20")
+    return text[:_PATH_AT_MOST] + ("…" if len(text) > _PATH_AT_MOST else "")
 
 
 def as_json(refusal: Refusal, method: str, path: str) -> str:
     """Return the refusal in AIStore's form, one line: ``{"message", "status", …}``. ``path`` is without the query."""
-    document = {
-        "message": refusal.message,
-        "method": method,
-        "url_path": _shown(path),
-        "remote_addr": "",
-        "caller": "",
-        "node": NODE,
-        "status": refusal.status,
-    }
-    return json.dumps(document)
+    path, message, status = shown_path(path), refusal.message, refusal.status
+    document = {"message": message, "method": method, "url_path": path, "remote_addr": "", "caller": "", "node": NODE}
+    return json.dumps({**document, "status": status})
 
 
 def as_xml(refusal: Refusal, path: str) -> str:
     """Return the refusal in S3's form."""
     code = refusal.code or _S3_CODES.get(refusal.status, "InternalError")
-    parts = (("Code", code), ("Message", refusal.message), ("Resource", _shown(path)), ("RequestId", NODE))
+    parts = (("Code", code), ("Message", refusal.message), ("Resource", shown_path(path)), ("RequestId", NODE))
     inner = "".join(f"<{name}>{xml_text(text)}</{name}>" for name, text in parts)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n<Error>{inner}</Error>'
 

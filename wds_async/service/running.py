@@ -30,18 +30,12 @@ from wds_async.service.config import ServiceConfig, cache_limit, kept_free, relo
 from wds_async.service.context import Context, Readiness
 from wds_async.service.control import serve_control
 from wds_async.service.http_server import ClientConnections
-from wds_async.service.limits import CostLimitedOrigin, FairScheduler, InFlightRequests, RateLimit, SpentFile
+from wds_async.service.limits import FairScheduler, InFlightRequests, RateLimit, SpentFile
 from wds_async.service.listing import Listings
 from wds_async.service.metrics import Meters
 from wds_async.service.prefetch import PrefetchPlans
 from wds_async.service.send_fd import ReadOnlyFolder
-from wds_async.service.sockets import (
-    CannotServe,
-    bear_exhaustion,
-    listen_at,
-    listen_at_path,
-    raise_descriptor_limit,
-)
+from wds_async.service.sockets import CannotServe, raise_descriptor_limit
 from wds_async.transfer.ranges import RangeFetcher
 from wds_async.transfer.rate_limits import OriginLimits
 from wds_async.transfer.traffic import Traffic
@@ -50,10 +44,9 @@ __all__ = ["Service", "run"]
 
 logger = logging.getLogger("wds_async")
 
-_TEND_EVERY_S = 5.0
-_DISK_ANSWERS_S = 4.0
-_VANISHED_S = 15.0
+_TEND_EVERY_S, _DISK_ANSWERS_S, _VANISHED_S = 5.0, 4.0, 15.0
 _WRITERS, _MEMORY_PER_WRITER_BYTES = 4, 8 << 20  # so that writes which hang leave three quarters of the memory
+_GIB = 1 << 30
 
 
 class Service:
@@ -100,20 +93,16 @@ class Service:
                 logger.warning("no control socket in %s: %s; `wds-async cache` cannot reach this service", folder, exn)
         ends.push_async_callback(context.plans.close)
         await context.plans.start()
-        ends.callback(context.access.left_out)
+        ends.callback(context.access.audit.close)
         await self._listen(ends)
         tending = asyncio.create_task(self._tend(), name="tend")
         ends.callback(tending.cancel)
 
     async def _parts(self, ends: contextlib.AsyncExitStack) -> Context:
-        config, meters, traffic = self._config, Meters(), Traffic()
-        threads = BlockingThreads(asyncio.get_running_loop())
+        config, traffic, threads = self._config, Traffic(), BlockingThreads(asyncio.get_running_loop())
         ends.callback(threads.stop)
         call = threads.call
-        cost_limit = ServiceCostLimit(
-            traffic, self._prices, region=config.region, limit=config.cost_limit,
-            per_day=config.cost_limit_per == "day",
-        )  # fmt: skip
+        cost_limit = ServiceCostLimit(traffic, self._prices, **_cost_limit(config))
         allowed = Allowed(config, call=call)
         fetcher = RangeFetcher(
             transfer_config(**{"connections": config.connections, **self._transfer}),
@@ -123,21 +112,21 @@ class Service:
                 config.connections, config.origin_connections, config.bytes_per_s, config.origin_bytes_per_s
             ),
             guard=allowed,
+            before_request=cost_limit.check,
         )
         ends.push_async_callback(fetcher.close)
-        origin = CostLimitedOrigin(fetcher, cost_limit)
         folder = await call(_folder, config)
         if folder is not None:
             self._folder_stat = await call(os.stat, folder)
         cache = ChunkCache(
             folder,
             0 if folder is None else cache_limit(config),
-            origin,
+            fetcher,
             call=call,
             scheduler=FairScheduler(config.connections),
             **_freshness(config),
             keep_free_bytes=0 if folder is None else kept_free(config),
-            quotas={quota.tenant: quota.share for quota in config.quotas},
+            quotas=dict(config.quotas),
             writers=max(1, min(_WRITERS, config.memory_bytes // _MEMORY_PER_WRITER_BYTES)),
         )
         ends.push_async_callback(cache.close)
@@ -148,7 +137,7 @@ class Service:
         return Context(
             config=config,
             readiness=self.readiness,
-            meters=meters,
+            meters=Meters(),
             traffic=traffic,
             cost_limit=cost_limit,
             access=self._access,
@@ -158,7 +147,7 @@ class Service:
             fetcher=fetcher,
             cache=cache,
             archives=Archives(),
-            listings=Listings(origin, check=allowed.check),
+            listings=Listings(fetcher.entries, check=allowed.check),
             plans=PrefetchPlans(cache, config, allowed),
             call=call,
             read_only=read_only,
@@ -196,11 +185,10 @@ class Service:
         context.in_flight.limit, context.in_flight.tenant_limit = config.client_requests, self._most_of_tenant(config)
         self.clients.tls = access.tls()
         self.clients.header_s, self.clients.send_s = config.header_timeout_s, config.send_timeout_s
-        per_day = config.cost_limit_per == "day"
-        context.cost_limit.configure(prices, region=config.region, limit=config.cost_limit, per_day=per_day)
+        context.cost_limit.configure(prices, **_cost_limit(config))
         context.cache.configure(**_freshness(config))
         if config.quotas != context.config.quotas:
-            context.cache.set_quotas({quota.tenant: quota.share for quota in config.quotas})
+            context.cache.set_quotas(dict(config.quotas))
         self.context = replace(context, config=config, rate_limit=rate_limit, names={})
         return fixed
 
@@ -221,14 +209,13 @@ class Service:
         )
         ends.callback(self.clients.close)
         context.in_flight.tenant_limit = self._most_of_tenant(config)
-        self._listening = [await listen_at(self.clients.listener(), config.host, config.port)]
+        self._listening = [await sockets.listen_at(self.clients.listener(), config.host, config.port)]
         ends.callback(self._stop_listening)
         if config.socket:
-            self._listening.append(await listen_at_path(self.clients.listener(local=True), config.socket))
+            self._listening.append(await sockets.listen_at_path(self.clients.listener(local=True), config.socket))
         if _asks_itself(self.addresses):
-            raise CannotServe(
-                "AIS_ENDPOINT names this very service, which would ask itself: it is for the service's clients"
-            )
+            words = "AIS_ENDPOINT names this very service, which would ask itself: it is for the service's clients"
+            raise CannotServe(words)
         for server in self._listening:
             await server.start_serving()
 
@@ -263,27 +250,37 @@ class Service:
             await asyncio.sleep(every)
             sockets.notify("WATCHDOG=1")
             self.context.access.renew()
-            why, vanished = await self._disk()
-            self._judge_folder(why, vanished)
+            why = await self._disk()
             if not why:
                 await self._save_spent()
             if not self.readiness.draining and why != self.readiness.why_not:
                 logger.log(logging.WARNING if why else logging.INFO, "%s", why or "the cache's folder is back: ready")
                 self.readiness.why_not = why
 
-    def _judge_folder(self, why: str, vanished: bool) -> None:
-        """Stop writing while the folder has vanished: its path may lead to another disk now. End the service if it does
-        not come back."""
+    async def _disk(self) -> str:
+        """Return why the cache's folder is unreachable ("" if it is not). Nothing is written while it has vanished: its
+        path may lead to another disk then. If it does not come back, the service ends."""
+        path, vanished, why = self.context.config.folder, False, ""
+        if not path:
+            return ""
+        try:
+            async with asyncio.timeout(_DISK_ANSWERS_S):
+                status = await self.context.call(os.stat, path)
+            if self._folder_stat is not None and not os.path.samestat(status, self._folder_stat):
+                vanished, why = True, f"the cache's folder {path} was replaced by another: restart the service"
+        except TimeoutError:
+            why = f"the cache's folder {path} does not answer"
+        except (FileNotFoundError, NotADirectoryError):
+            vanished, why = True, f"the cache's folder {path} has vanished"
+        except OSError as exn:
+            why = f"the cache's folder {path} is out of reach: {exn.strerror}"
         now = asyncio.get_running_loop().time()
         self.context.cache.fetching.disk.set_vanished(vanished)
-        if not vanished:
-            self._vanished_at = None
-            return
-        if self._vanished_at is None:
-            self._vanished_at = now
-        if now - self._vanished_at >= _VANISHED_S and not self.failure:
+        self._vanished_at = (self._vanished_at or now) if vanished else None
+        if self._vanished_at is not None and now - self._vanished_at >= _VANISHED_S and not self.failure:
             self.failure = f"{why}. It has not come back within {_VANISHED_S:g} s"
             self.failed.set()
+        return why
 
     async def _save_spent(self) -> None:
         if self._spent is not None:
@@ -291,50 +288,30 @@ class Service:
                 async with asyncio.timeout(_DISK_ANSWERS_S):
                     await self.context.call(self._spent.save, self.context.cost_limit.state())
 
-    async def _disk(self) -> tuple[str, bool]:
-        """Return why the cache's folder is unreachable ("" if it is not), and whether it has vanished."""
-        if not self.context.config.folder:
-            return "", False
-        try:
-            async with asyncio.timeout(_DISK_ANSWERS_S):
-                status = await self.context.call(os.stat, self.context.config.folder)
-        except TimeoutError:
-            return f"the cache's folder {self.context.config.folder} does not answer", False
-        except (FileNotFoundError, NotADirectoryError):
-            return f"the cache's folder {self.context.config.folder} has vanished", True
-        except OSError as exn:
-            return f"the cache's folder {self.context.config.folder} is out of reach: {exn.strerror}", False
-        if self._folder_stat is not None and not os.path.samestat(status, self._folder_stat):
-            return f"the cache's folder {self.context.config.folder} was replaced by another: restart the service", True
-        return "", False
-
     @property
     def addresses(self) -> list[str]:
         """Where it listens: ``http://127.0.0.1:51080``, ``unix:/run/wds.sock``."""
         scheme = "https" if self.context.config.certificate else "http"
         addresses = []
-        for server in self._listening:
-            for one in server.sockets:
-                name = one.getsockname()
-                host = f"[{name[0]}]" if isinstance(name, tuple) and ":" in name[0] else name[0]
-                addresses.append(f"{scheme}://{host}:{name[1]}" if isinstance(name, tuple) else f"unix:{name}")
+        for name in (one.getsockname() for server in self._listening for one in server.sockets):
+            if isinstance(name, tuple):
+                host = f"[{name[0]}]" if ":" in name[0] else name[0]
+                addresses.append(f"{scheme}://{host}:{name[1]}")
+            else:
+                addresses.append(f"unix:{name}")
         return addresses
 
     def summary(self) -> list[str]:
         """Return lines for the log: where the service listens, what it caches, what may be read."""
-        config, lines = self.context.config, [f"listening at {', '.join(self.addresses)}"]
+        config, caching = self.context.config, "no folder: nothing is kept, everything is passed through"
         if config.folder:
             held = self.context.cache.statistics()
-            gib = 1 << 30
-            size = f"{held.bytes / gib:.1f} of {held.limit_bytes / gib:.1f} GiB, {held.entries} objects"
-            lines.append(f"caching in {config.folder}: {size}")
-        else:
-            lines.append("no folder: nothing is kept, everything is passed through")
-        names = [redact(prefix) for prefix in config.allow]
-        names += [f"ais://{name}/ ({redact(url)})" for name, url in config.buckets]
+            size = f"{held.bytes / _GIB:.1f} of {held.limit_bytes / _GIB:.1f} GiB, {held.entries} objects"
+            caching = f"caching in {config.folder}: {size}"
         everything = "the clouds' stores, all that this machine's credentials may (no allow: only from this machine)"
-        lines.append(f"what may be read: {', '.join(names if config.allow else [everything, *names])}")
-        return lines
+        names = [redact(prefix) for prefix in config.allow] or [everything]
+        names += [f"ais://{name}/ ({redact(url)})" for name, url in config.buckets]
+        return [f"listening at {', '.join(self.addresses)}", caching, f"what may be read: {', '.join(names)}"]
 
 
 async def run(load: Callable[[], ServiceConfig]) -> int:
@@ -349,13 +326,13 @@ async def run(load: Callable[[], ServiceConfig]) -> int:
     logs.configure(config.log, file=config.log_file, level=config.log_level)
     service = Service(config)
 
-    def told(name: str) -> None:
+    def handle(name: str) -> None:
         logger.info("%s: %s", name, "ending at once" if end.is_set() else "draining")
         (at_once if end.is_set() else end).set()
 
     for one in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(one, told, one.name)
-    bear_exhaustion(loop)
+        loop.add_signal_handler(one, handle, one.name)
+    sockets.bear_exhaustion(loop)
     await service.start()
     for line in service.summary():
         logger.info("%s", line)
@@ -402,9 +379,12 @@ def _asks_itself(addresses: list[str]) -> bool:
 
 
 def _freshness(config: ServiceConfig) -> dict[str, Any]:
-    """Return the settings that `ChunkCache.configure` takes."""
     names = ("freshness_s", "stale_while_revalidate_s", "stale_if_error_s", "revalidate_timeout_s", "scrub_bytes_per_s")
     return {name: getattr(config, name) for name in names}
+
+
+def _cost_limit(config: ServiceConfig) -> dict[str, Any]:
+    return {"region": config.region, "limit": config.cost_limit, "per_day": config.cost_limit_per == "day"}
 
 
 def _folder(config: ServiceConfig) -> Path | None:

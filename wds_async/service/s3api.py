@@ -134,7 +134,7 @@ def _document(root: str, inner: str) -> HttpResponse:
 
 
 def _xml_response(text: str) -> HttpResponse:
-    return HttpResponse(text=f'<?xml version="1.0" encoding="UTF-8"?>\n{text}', content_type="application/xml")
+    return HttpResponse(body=f'<?xml version="1.0" encoding="UTF-8"?>\n{text}', content_type="application/xml")
 
 
 def _date(seconds: float) -> str:

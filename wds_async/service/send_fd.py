@@ -27,7 +27,8 @@ from wds_async.redact import redact
 
 if TYPE_CHECKING:
     from wds_async.service.cache.cache import CachedObject
-    from wds_async.service.http_messages import HttpRequest, RequestConnection
+    from wds_async.service.http_messages import HttpRequest
+    from wds_async.service.http_server import ClientConnection
 
 __all__ = ["ReadOnlyFolder", "credentials", "hand", "log_handed", "open_anew", "wants_file"]
 
@@ -41,7 +42,7 @@ _HOW = (
 
 def wants_file(request: HttpRequest) -> bool:
     """Return whether ``request`` asks for a descriptor, or reports a bad one; only over the Unix socket."""
-    asks = request.method == "HEAD" and request.keep_alive and request.headers.get("Wds-Hand") in ("1", "bad")
+    asks = request.method == "HEAD" and request.keep_alive and request.headers.get("wds-hand") in ("1", "bad")
     return asks and request.connection.local
 
 
@@ -74,10 +75,8 @@ class ReadOnlyFolder:
         raise FileNotFoundError(f"{held.path}: it was replaced by another")
 
     def close(self) -> None:
-        """Close the folder; idempotent."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        """Close the folder."""
+        os.close(self._fd)
 
 
 def open_anew(held: CachedObject) -> int:
@@ -120,7 +119,7 @@ def credentials(connection: socket.socket) -> tuple[int, int, int]:
     return pid, uid, gid
 
 
-def log_handed(connection: RequestConnection, url: str) -> None:
+def log_handed(connection: ClientConnection, url: str) -> None:
     """Log which process requests files, once a connection, and (at debug) which files."""
     process, user, group = credentials(connection.own_socket)
     if not connection.files_logged:

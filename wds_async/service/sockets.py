@@ -15,14 +15,16 @@ from wds_async import environment
 from wds_async.errors import WdsError
 
 __all__ = [
-    "CannotServe",
-    "bear_exhaustion",
-    "listen_at",
-    "listen_at_path",
-    "notify",
-    "raise_descriptor_limit",
-    "watchdog_s",
-]
+    "CannotServe", "bear_exhaustion", "listen_at", "listen_at_path", "notify", "raise_descriptor_limit", "watchdog_s",
+]  # fmt: skip
+
+logger = logging.getLogger("wds_async")
+_BACKLOG, _SAY_EVERY_S = 1024, 10.0
+Factory = Callable[[], asyncio.BaseProtocol]
+
+
+class CannotServe(WdsError):
+    """The service cannot start: its port is taken, or its folder cannot be used."""
 
 
 def notify(state: str) -> bool:
@@ -43,16 +45,6 @@ def watchdog_s() -> float | None:
     """Return how often the manager wants ``WATCHDOG=1``: half of the time after which it restarts the service."""
     text = environment.variable("WATCHDOG_USEC") or ""
     return int(text) / 2e6 if text.isascii() and text.isdigit() and int(text) > 0 else None
-
-
-logger = logging.getLogger("wds_async")
-_BACKLOG = 1024
-_SAY_EVERY_S = 10.0
-Factory = Callable[[], asyncio.BaseProtocol]
-
-
-class CannotServe(WdsError):
-    """The service cannot start: its port is taken, or its folder cannot be used."""
 
 
 async def listen_at(factory: Factory, host: str, port: int) -> asyncio.Server:
@@ -100,14 +92,14 @@ def _taken(path: str) -> bool:
 def bear_exhaustion(loop: asyncio.AbstractEventLoop) -> None:
     """Log now and then that there are no descriptors for connections. asyncio itself would log a traceback for each
     place of the backlog, each second."""
-    said_at = float("-inf")
+    logged_at = float("-inf")
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        nonlocal said_at
+        nonlocal logged_at
         exn = context.get("exception")
         if isinstance(exn, OSError) and "accept()" in context.get("message", ""):
-            if loop.time() - said_at >= _SAY_EVERY_S:
-                said_at = loop.time()
+            if loop.time() - logged_at >= _SAY_EVERY_S:
+                logged_at = loop.time()
                 logger.error("no connection can be taken: %s; tried again each second (see ulimit -n)", exn.strerror)
         elif not (isinstance(exn, ValueError) and "_start_serving" in context.get("message", "")):
             loop.default_exception_handler(context)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -115,8 +115,8 @@ class RangeFetcher:
 
     Made within a running loop, asyncio's or uvloop's. What is asked of origins is counted in ``traffic`` and bounded by
     ``limits`` (default: ``config.connections``, and no rates). ``options``: see `registry.locate`. URLs are rewritten
-    as everywhere. ``guard`` judges where requests go. Errors are those of the tree; `ReaderClosed` after and during
-    `close`.
+    as everywhere. ``guard`` judges where requests go. ``before_request`` is called before each part, facts, stream and
+    folder; what it raises is raised there. Errors are those of the tree; `ReaderClosed` after and during `close`.
     """
 
     def __init__(
@@ -128,8 +128,10 @@ class RangeFetcher:
         limits: OriginLimits | None = None,
         options: StorageOptions = NOTHING_GIVEN,
         guard: Guard | None = None,
+        before_request: Callable[[], None] = lambda: None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
+        self._before_request = before_request
         self._config = config = config.taking_refusals()
         self._options = options
         self._counters = Counters(traffic=traffic)
@@ -170,6 +172,7 @@ class RangeFetcher:
         With ``deadline_s`` one attempt is made, and FetchTimeout raised after that many seconds; while the store is
         down (see `reachable`) only the next probe goes out, and others raise TransferError at once.
         """
+        self._before_request()
         obj = self._objects.fresh(url)
         if deadline_s is None:
             return await self._facts(obj, once=False)
@@ -227,6 +230,7 @@ class RangeFetcher:
         """
         if not 0 <= start < stop:
             raise ValueError(f"bytes {start} to {stop}: no range")
+        self._before_request()
         obj = self._objects.take(url, facts)
         slab, view = None, memoryview(b"")
         try:
@@ -252,6 +256,7 @@ class RangeFetcher:
     async def stream(self, url: str) -> AsyncIterator[tuple[Facts, AsyncIterator[memoryview]]]:
         """An object in order, also one that cannot be read otherwise. A piece is valid until the next one is asked for;
         the first has come when this gives the facts."""
+        self._before_request()
         obj = self._objects.fresh(url)
         obj.in_order, obj.streamed = True, obj.state.location.in_order
         origin = self._origin(obj)
@@ -267,6 +272,7 @@ class RangeFetcher:
     async def entries(self, url: str) -> AsyncIterator[Entry]:
         """What is in the folder ``url``, which ends with "/": objects, and folders one level down, tried again where
         that fails. UrlError where its store lists nothing."""
+        self._before_request()
         folder, seen = Folder(url, self._equipment.backends, self._options, self._config.retry), set[str]()
         while not self._closed:
             try:
