@@ -86,7 +86,7 @@ def test_blanks_are_refused(name: str) -> None:
         ("", "line 1"),
         ("v1.1 1\njpg 512 1\n", "line 1 .*'v1.1 1'"),
         ("v1.2 two\n", "line 1"),
-        ("v1.2 2\njpg 512 1 a.jpg\n", "says that it has 2 samples, and has 1"),
+        ("v1.2 2\njpg 512 1 a.jpg\n", "has 1 samples and not the 2 it names"),
         ("v1.2 1\njpg 512 1\n", "line 2"),
         ("v1.2 1\njpg x 1 a.jpg\n", "line 2"),
     ],

@@ -11,7 +11,6 @@ import re
 import warnings
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
 from typing import IO, Any
 
 import numpy as np
@@ -93,18 +92,20 @@ class ShardListDataset(world.TorchMapDataset):
         if not self.shards:
             raise UrlError("an empty list of shards: name at least one")
         self.dataset_name = dataset_name or self.spec.get("name") or _hashed(str(shards))
-        self.cache_dir = (
-            None if cache_dir is None and localname is not None else os.fspath(cache_dir or default_folder())
-        )
+        localname = localname if cache_dir is None else None  # a folder that was named beats a function, as in wids
+        self.cache_dir = None if localname is not None else os.fspath(cache_dir or default_folder())
+        if cache_size == _CACHE_SIZE and (environment := config.settings().cache_size) is not None:
+            cache_size = environment
         files = ShardFiles(
             self.cache_dir or "",
-            size_bytes=None if keep else _cache_size(cache_size),
-            # A folder that was named beats a function, as in wids.
-            localname=localname if cache_dir is None else None,
+            size_bytes=None if keep else cache_size,
+            localname=localname,
             urls=(shard["url"] for shard in self.shards),
         )
         self.cache = OpenShards(lru_size, files)
-        self.transformations = _transformations(transformations)
+        if transformations is None or not isinstance(transformations, (list, tuple)):
+            transformations = [] if transformations is None else [transformations]
+        self.transformations = [_transformation(transform) for transform in transformations]
         with Shortened():
             self._count_missing()
         self.lengths: list[int] = [shard["nsamples"] for shard in self.shards]
@@ -113,27 +114,25 @@ class ShardListDataset(world.TorchMapDataset):
         self._warned = Once()
 
     def _listed(self, shards: Any) -> list[dict[str, Any]]:
-        """What ``shards`` says, as dicts with a ``url``."""
+        """Return ``shards`` as dicts with a ``url``."""
         if hasattr(shards, "read") or (isinstance(shards, (str, os.PathLike)) and _names_an_index(os.fspath(shards))):
             self.spec = load_index(shards, base=self.base, options=self.spec)
             self.base = self.spec["base"]
             return list(self.spec["shardlist"])
-        if isinstance(shards, (str, os.PathLike)):
-            shards = [{"url": url} for url in expand_listed(shards)]
-        found: list[dict[str, Any]] = []
-        for shard in shards:
-            if isinstance(shard, Mapping):
-                if "url" not in shard:
-                    raise ConfigError(f"a shard is a URL or a dict with a 'url', not {dict(shard)!r:.80}")
-                found.append({**shard, "url": os.fspath(shard["url"])})
+        entries: list[dict[str, Any]] = []
+        for shard in [shards] if isinstance(shards, (str, os.PathLike)) else shards:
+            if not isinstance(shard, Mapping):
+                entries += [{"url": url} for url in expand_listed([shard])]
+            elif "url" in shard:
+                entries.append({**shard, "url": os.fspath(shard["url"])})
             else:
-                found += [{"url": url} for url in expand_listed([shard])]
+                raise ConfigError(f"a shard is a URL or a dict with a 'url', not {dict(shard)!r:.80}")
         if self.base is not None:
-            found = [{**shard, "url": merge_url(self.base, shard["url"])} for shard in found]
-        return found
+            entries = [{**shard, "url": merge_url(self.base, shard["url"])} for shard in entries]
+        return entries
 
     def _count_missing(self) -> None:
-        """Find out how many samples the shards hold that do not say."""
+        """Count the samples of the shards without ``nsamples``."""
         todo = [shard for shard in self.shards if "nsamples" not in shard]
         if todo:
             logger.warning(
@@ -153,7 +152,7 @@ class ShardListDataset(world.TorchMapDataset):
         return self.total_length
 
     def get_stats(self) -> tuple[int, int]:
-        """How often a shard was wanted in this process, and how often it was not open."""
+        """Return how many samples were read in this process, and how many of them from a shard that was not open."""
         return self.cache.accesses, self.cache.misses
 
     def check_cache_misses(self) -> None:
@@ -169,15 +168,15 @@ class ShardListDataset(world.TorchMapDataset):
     def get_shard(self, index: int) -> tuple[MappedShard, int, dict[str, Any]]:
         """The opened shard of sample ``index``, the sample's number in it, and the shard's entry in ``shards``."""
         number = self._number(index)
-        place = int(np.searchsorted(self.cum_lengths, number, side="right"))
-        described = self.shards[place]
-        shard = self.cache.get_shard(described["url"])
-        if len(shard) != described["nsamples"]:
+        position = int(np.searchsorted(self.cum_lengths, number, side="right"))
+        entry = self.shards[position]
+        shard = self.cache.get_shard(entry["url"])
+        if len(shard) != entry["nsamples"]:
             raise ShardFormatError(
-                f"{redact(described['url'])} holds {len(shard)} samples, but the index says {described['nsamples']};"
+                f"{redact(entry['url'])} holds {len(shard)} samples, but the index says {entry['nsamples']};"
                 " make the index again with `wds-async index`, or remove the shard's old copy from the cache"
             )
-        return shard, number - int(self.cum_lengths[place]) + described["nsamples"], described
+        return shard, number - int(self.cum_lengths[position]) + entry["nsamples"], entry
 
     def _number(self, index: Any) -> int:
         number = operator.index(index)
@@ -191,14 +190,16 @@ class ShardListDataset(world.TorchMapDataset):
             return self._sample(index)
 
     def _sample(self, index: int) -> Any:
-        shard, inner, described = self.get_shard(index)
+        shard, inner, entry = self.get_shard(index)
         self.check_cache_misses()
         sample: Any = {name: io.BytesIO(data) for name, data in shard[inner].items()}
-        sample["__key__"] = shard.key(inner)
-        sample["__dataset__"] = described.get("dataset")
-        sample["__index__"] = self._number(index)
-        sample["__shard__"] = described["url"]
-        sample["__shardindex__"] = inner
+        sample |= {
+            "__key__": shard.key(inner),
+            "__dataset__": entry.get("dataset"),
+            "__index__": self._number(index),
+            "__shard__": entry["url"],
+            "__shardindex__": inner,
+        }
         for transform in self.transformations:
             sample = transform(sample)
         return sample
@@ -210,9 +211,7 @@ class ShardListDataset(world.TorchMapDataset):
     def __enter__(self) -> ShardListDataset:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -220,7 +219,7 @@ class ShardListDataset(world.TorchMapDataset):
 
 
 class _Decode:
-    """Decodes the streams of a sample; a field that ``decoder`` leaves as it is stays a stream."""
+    """Decoder of the streams of a sample; a field that ``decoder`` leaves as it is stays a stream."""
 
     def __init__(self, decoder: autodecode.Decoder) -> None:
         self.decoder = decoder
@@ -235,31 +234,19 @@ class _Decode:
         }
 
 
-# Which field wids decodes by its last extension, and which of our decoders does it.
-_DECODERS = {
-    "cls": "cls",
-    "cls2": "cls2",
-    "json": "json",
-    "mp": "mp",
-    "npy": "npy",
-    "pickle": "pickle",
-    "pkl": "pkl",
-    "pt": "pth",
-    "pth": "pth",
-    "text": "text",
-    "txt": "txt",
-}
+# The last extensions of the fields that wids decodes
+_BASIC = frozenset(("cls", "cls2", "json", "mp", "npy", "pickle", "pkl", "pt", "pth", "text", "txt"))
 _IMAGES = frozenset(("jpg", "pbm", "pgm", "png", "pnm", "ppm"))
 
 
 def _gunzip(key: str, data: bytes) -> Any:
     inner = key.removesuffix(".gz").rpartition(".")[2]
-    return autodecode.gzfilter(key, data) if inner in _DECODERS or inner in _IMAGES else None
+    return autodecode.gzfilter(key, data) if inner in _BASIC or inner in _IMAGES else None
 
 
 def _basic(key: str, data: bytes) -> Any:
-    name = _DECODERS.get(key.rpartition(".")[2])
-    return None if name is None else autodecode.decoders[name](data)
+    name = key.rpartition(".")[2]
+    return autodecode.decoders["pth" if name == "pt" else name](data) if name in _BASIC else None
 
 
 def _pil(key: str, data: bytes) -> Any:
@@ -277,36 +264,22 @@ def _numpy(key: str, data: bytes) -> Any:
     return None if image is None else np.asarray(image)
 
 
-def _transformations(given: Any) -> list[Transform]:
-    if given is None:
-        return []
-    return [_transformation(one) for one in (given if isinstance(given, (list, tuple)) else [given])]
-
-
-def _transformation(given: Any) -> Transform:
-    if isinstance(given, str):
-        images = {"PIL": _pil, "numpy": _numpy}.get(given)
+def _transformation(transform: Any) -> Transform:
+    if isinstance(transform, str):
+        images = {"PIL": _pil, "numpy": _numpy}.get(transform)
         if images is not None:
             return _Decode(autodecode.Decoder([images], pre=[_gunzip], post=[_basic]))
-        return _Decode(autodecode.Decoder([autodecode.imagehandler(given)]))
-    if not callable(given):
-        raise ConfigError(f"a transformation is 'PIL', 'numpy', an image specification or a function, not {given!r}")
-    return given  # type: ignore[no-any-return]
-
-
-# ------------------------------------------------------------------ the rest
+        return _Decode(autodecode.Decoder([autodecode.imagehandler(transform)]))
+    if not callable(transform):
+        what = "a transformation is 'PIL', 'numpy', an image specification or a function"
+        raise ConfigError(f"{what}, not {transform!r}")
+    return transform  # type: ignore[no-any-return]
 
 
 def _names_an_index(text: str) -> bool:
-    """Whether a string is the place of an index. What looks like neither shards nor an index is taken for one."""
+    """Return True for the place of an index, and for what looks like neither shards nor an index."""
     path = text.partition("?")[0]
     return _INDEX.search(path) is not None or not (_SHARDS.search(path) or os.path.isdir(text))
-
-
-def _cache_size(given: float) -> float:
-    """The bound of the cache in bytes: the environment's, where the argument is the one that nobody gave."""
-    environment = config.settings().cache_size
-    return environment if given == _CACHE_SIZE and environment is not None else given
 
 
 def _hashed(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Shards as plain tars on this machine's disk, for who reads them out of order.
+"""Shards as plain tars on this machine's disk, to be read out of order.
 
 A plain local shard is read where it lies. Any other is fetched whole into the disk cache (`shardcache`) that all
 processes of the host share, the same that `WebDataset` fills: one fetches a shard, the others wait for it. A compressed
@@ -37,27 +37,28 @@ __all__ = ["MappedShard", "OpenShards", "ShardFiles", "default_folder"]
 logger = logging.getLogger("wds_async")
 
 _PEEK_BYTES = 512
-_FOR_EVER_S = -1.0  # how filelock says it
+_FOR_EVER_S = -1.0  # in filelock's terms
 _TRIES = 3  # between finding a file and opening it another process may have made room
 
 
 def default_folder() -> str:
-    """Where shards are kept unless the user says: ``WDS_CACHE``, else ``WIDS_CACHE``, else a folder of this user
+    """Return the default folder of shards: ``WDS_CACHE``, else ``WIDS_CACHE``, else a folder of this user
     among the temporary files, which the machine clears now and then."""
     named = config.settings().cache or environment.variable("WIDS_CACHE")
     if named:
         return named
+    folder = os.path.join(tempfile.gettempdir(), "wds-async-shards")
     if not hasattr(os, "getuid"):  # where each user has temporary files of their own
-        return os.path.join(tempfile.gettempdir(), "wds-async-shards")
-    folder = os.path.join(tempfile.gettempdir(), f"wds-async-shards-{os.getuid()}")
+        return folder
+    folder = f"{folder}-{os.getuid()}"
     with contextlib.suppress(FileNotFoundError):
-        if os.lstat(folder).st_uid != os.getuid():  # whoever made it could choose what we read
+        if os.lstat(folder).st_uid != os.getuid():  # its owner could choose what is read
             raise AccessDenied(f"{folder} belongs to another user; give cache_dir= or set WDS_CACHE")
     return folder
 
 
 class ShardFiles:
-    """Opens shards as plain tars.
+    """Opener of shards as plain tars.
 
     ``folder`` is that of the disk cache, which may keep ``size_bytes`` (None: all) of what it fetched, and uses copies
     that the user put there, by bare name where ``urls`` are all the shards and no other has it (see `DiskCache`).
@@ -83,11 +84,10 @@ class ShardFiles:
 
         Raises the errors of reading the shard, and StorageError where it cannot be kept on disk.
         """
-        located = locate(url)
-        if located.kind == "stdin":
+        location = locate(url)
+        if location.kind == "stdin":
             raise UrlError("-: standard input cannot be read out of order; write it to a file first")
-        path = located.path
-        file = self._fetched(url) if path is None else _open_local(path, url)
+        file = self._fetched(url) if location.path is None else _open_local(location.path, url)
         if file is not None:
             if not _is_compressed(file, url):
                 return file
@@ -106,7 +106,7 @@ class ShardFiles:
         raise StorageError(f"{redact(url)}: {kept} is removed again at once; give cache_size= more room")
 
     def path(self, url: str) -> Path:
-        """Where the plain tar of a shard is put that is compressed, or that ``localname`` places."""
+        """Return the place of the plain tar of a shard that is compressed, or that ``localname`` places."""
         if self.localname is not None:
             return Path(self.localname(url))
         version = ""
@@ -119,19 +119,19 @@ class ShardFiles:
         return self.folder / f"{self.cache.name(url)}.{f'{digest}.' if version else ''}plain"
 
     def forget(self, file: str) -> None:
-        """What `open` gave under this name turned out to be no good shard: it is not used again."""
+        """Use a file that `open` opened no more: it is no good shard."""
         if self.localname is None and self.folder in Path(file).parents:
             self.cache.refuse(Path(file))
 
     def _fetched(self, url: str) -> BinaryIO | None:
-        """The shard in the cache, as its store has it. None where the cache does not keep it."""
+        """Open the shard in the cache, as its store has it. None where the cache does not keep it."""
         if self.localname is not None:
             return None
         for fetch in (True, False):
-            found = self.cache.find(url)
-            if found is not None:
+            cached = self.cache.find(url)
+            if cached is not None:
                 with contextlib.suppress(FileNotFoundError):
-                    return found.open("rb")
+                    return cached.open("rb")
             if fetch and not self.path(url).exists():
                 logger.info("fetching %s", redact(url))
                 self._make_folder(self.folder, url)
@@ -166,7 +166,7 @@ class ShardFiles:
 
 
 class MappedShard:
-    """One shard in memory: its samples by number, as ``{".jpg": bytes}``. Threads may share it.
+    """One shard in memory: its samples by number, as ``{".jpg": bytes}``. Safe for threads.
 
     Its file is mapped, not read: a sample costs the pages it lies on. The mapping ends with the last reference.
     """
@@ -224,12 +224,12 @@ class OpenShards:
             self._begin()
         with self._lock:
             self.accesses += 1
-            if (shard := self._found(url)) is not None:
+            if (shard := self._recent(url)) is not None:
                 return shard
             opening = self._opening.setdefault(url, threading.Lock())
         with opening:  # one thread opens it; others go on with their shards meanwhile
             with self._lock:
-                if (shard := self._found(url)) is not None:
+                if (shard := self._recent(url)) is not None:
                     return shard
                 self.misses += 1
             file = self.files.open(url)
@@ -245,7 +245,7 @@ class OpenShards:
                     self._open.popitem(last=False)  # closed when its last reader has done
             return shard
 
-    def _found(self, url: str) -> MappedShard | None:
+    def _recent(self, url: str) -> MappedShard | None:
         shard = self._open.get(url)
         if shard is not None:
             self._open.move_to_end(url)
@@ -283,7 +283,7 @@ def _open_local(path: str, url: str) -> BinaryIO:
 
 
 def _is_compressed(file: BinaryIO, url: str) -> bool:
-    """Whether a shard's bytes are not the tar's own. ``file`` is at its start before and after."""
+    """Return True where a shard's bytes are not the tar's own. ``file`` is at its start before and after."""
     head = file.read(_PEEK_BYTES)
     pieces = iter((memoryview(head),))
     try:
@@ -296,7 +296,7 @@ def _is_compressed(file: BinaryIO, url: str) -> bool:
 
 
 def _write_plain(url: str, cache: ShardCache | None, write: Callable[[memoryview], None]) -> None:
-    """Give the plain tar of a shard to ``write``; a copy in ``cache`` that turns out to be broken is not used again."""
+    """Call ``write`` with the plain tar of a shard. A copy in ``cache`` that is broken is not used again."""
     with open_shards([url], cache=cache) as opened:
         enforce(opened)
         for stream in opened:

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from wds_async.errors import ConfigError, WdsError
 from wds_async.redact import redact
-from wds_async.shardlists.document import Document, read
+from wds_async.shardlists.document import Document, Path, read
 from wds_async.tar.decompress import plain
 from wds_async.tar.group import admission, base_plus_ext
 from wds_async.tar.parse import members
@@ -36,7 +36,7 @@ def load_index(
     base: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The index at a path or URL, or in an open file: its object, with every shard in ``shardlist``.
+    """Return the index at a path or URL, or in an open file, as its object with every shard in ``shardlist``.
 
     ``options`` go over the keys of the object. A shard's URL is made absolute by ``base``, else by the object's own
     ``base``, else by the index's folder; the object's ``base`` then says which. The shards of ``datasets`` follow the
@@ -51,9 +51,7 @@ def load_index(
     if data.get("wids_version") != 1:
         raise _wrong(document, ("wids_version",), f"wids_version is {data.get('wids_version')!r}, and only 1 is known")
     place = _base(document, data, base)
-    shards = _rebased(document, (), data, place)
-    for name in ("weight", "name"):
-        _give(shards, name, data.get(name))
+    shards = _rebased(document, (), data, place, weight=data.get("weight"), name=data.get("name"))
     parts = data.get("datasets", [])
     if not isinstance(parts, list):
         raise _wrong(document, ("datasets",), f"it is a {type(parts).__name__}, not a list")
@@ -64,8 +62,8 @@ def load_index(
     return {**data, "base": place, "shardlist": shards}
 
 
-def _component(document: Document, path: tuple[str | int, ...], part: Any, place: str) -> list[Shard]:
-    """The shards of one entry of ``datasets``."""
+def _component(document: Document, path: Path, part: Any, place: str) -> list[Shard]:
+    """Return the shards of one entry of ``datasets``."""
     if not isinstance(part, dict):
         raise _wrong(document, path, f"{part!r:.80} is no object")
     weight, source = part.get("weight"), part.get("source_url")
@@ -79,10 +77,7 @@ def _component(document: Document, path: tuple[str | int, ...], part: Any, place
         if "source_url" in part:
             raise _wrong(document, ("source_url",), "it refers to yet another index; name that one itself")
         place = _base(document, part, None)
-    shards = _rebased(document, path, part, place)
-    for name, value in (("weight", weight), ("source_url", source), ("dataset", part.get("name"))):
-        _give(shards, name, value)
-    return shards
+    return _rebased(document, path, part, place, weight=weight, source_url=source, dataset=part.get("name"))
 
 
 def _opened(source: str | os.PathLike[str] | IO[Any]) -> Document:
@@ -102,19 +97,20 @@ def _checked(document: Document) -> dict[str, Any]:
 
 
 def _base(document: Document, data: Mapping[str, Any], given: str | None) -> str:
-    """What the URLs in ``data`` are relative to."""
+    """Return the base of the URLs in ``data``."""
     if given is not None:
         return given
     return merge_url(document.base, str(data["base"])) if data.get("base") else document.base
 
 
-def _rebased(document: Document, path: tuple[str | int, ...], data: Mapping[str, Any], place: str) -> list[Shard]:
-    """Copies of the object's shards, checked, their URLs absolute."""
+def _rebased(document: Document, path: Path, data: Mapping[str, Any], place: str, **defaults: Any) -> list[Shard]:
+    """Return copies of the object's shards, checked, their URLs absolute, with ``defaults`` that are not None."""
+    defaults = {name: value for name, value in defaults.items() if value is not None}
     path = (*path, "shardlist")
     shards = data.get("shardlist", [])
     if not isinstance(shards, list):
         raise _wrong(document, path, f"it is a {type(shards).__name__}, not a list")
-    found = []
+    rebased = []
     for number, shard in enumerate(shards):
         if not isinstance(shard, dict) or not isinstance(shard.get("url"), str):
             raise _wrong(document, (*path, number), f"{shard!r:.80}: a shard is an object with a 'url'")
@@ -124,17 +120,11 @@ def _rebased(document: Document, path: tuple[str | int, ...], data: Mapping[str,
             raise _wrong(document, (*path, number), why)
         url = merge_url(place, shard["url"])
         document.refuse_local((*path, number, "url"), url)
-        found.append({**shard, "url": url})
-    return found
+        rebased.append({**defaults, **shard, "url": url})
+    return rebased
 
 
-def _give(shards: list[Shard], name: str, value: Any) -> None:
-    if value is not None:
-        for shard in shards:
-            shard.setdefault(name, value)
-
-
-def _wrong(document: Document, path: tuple[str | int, ...], why: str) -> WdsError:
+def _wrong(document: Document, path: Path, why: str) -> WdsError:
     return document.error(path, f"no index of shards: {why} (`wds-async index SHARDS… -o index.json` makes one)")
 
 
@@ -158,7 +148,7 @@ def count_samples(urls: Iterable[str]) -> Iterator[Shard]:
 
 
 class _CountedInput:
-    """A stream whose bytes and samples are counted as they go by."""
+    """A stream that counts its bytes and samples."""
 
     def __init__(self, stream: ShardStream) -> None:
         self.stream = stream
@@ -181,7 +171,7 @@ class _CountedInput:
 def placed_shards(
     shards: Iterable[Mapping[str, Any]], *, base: str | None = None, folder: str | None = None
 ) -> list[Shard]:
-    """The shards (see `count_samples`) with URLs as an index in ``folder`` names them (see `tar.index.shard_list`).
+    """Return the shards (see `count_samples`) with URLs as an index in ``folder`` names them (see `tar.index`).
 
     ``base`` is the URL of a folder where the shards will be, for those that are given as relative paths: copies at
     hand can be indexed for another place. Other local shards are named relative to ``folder``, if they lie in it, or

@@ -7,6 +7,7 @@ comes out is bounded. Sources: RFC 1952 (gzip), RFC 8878 (zstd), the bzip2 and x
 from __future__ import annotations
 
 import bz2
+import functools
 import gzip
 import lzma
 import zlib
@@ -22,12 +23,13 @@ PIECE_BYTES = 512 << 10  # the most that comes out at once
 FEED_BYTES = 256 << 10  # the most that goes in at once: decompressors copy what they cannot use yet
 _PEEK_BYTES = 10
 _MEMORY_BYTES = 512 << 20  # the most that a stream may claim for its window (``zstd --long=29``)
+_ADVICE = "write or copy the shard again"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _BZ2_BLOCKS = (b"1AY&SY", b"\x17\x72\x45\x38\x50\x90")  # a first block, or the end of an empty stream
 
 
 class _Codec(Protocol):
-    """The face of ``bz2.BZ2Decompressor``, which ``lzma`` has too."""
+    """The interface of ``bz2.BZ2Decompressor``, which ``lzma`` has too."""
 
     @property
     def eof(self) -> bool: ...
@@ -39,7 +41,7 @@ class _Codec(Protocol):
 
 
 def plain(read: Read, url: str) -> Read:
-    """The stream of an uncompressed tar behind ``read``.
+    """Return the stream of the uncompressed tar behind ``read``.
 
     The first bytes are read at once. gzip, bzip2, xz (and its elder, lzma) and zstd give a ``Read`` of
     decompressed pieces of at most 512 KiB; anything else is handed through, piece by piece, uncopied. Several
@@ -57,7 +59,7 @@ def plain(read: Read, url: str) -> Read:
     if head[:3] == b"BZh" and head[4:10] in _BZ2_BLOCKS:  # "BZh" alone may begin the name of a tar's first member
         return _Pieces(_unpacked(source, "bzip2", bz2.BZ2Decompressor))
     if head[:6] == b"\xfd7zXZ\0" or head[:5] == b"\x5d\0\0\x80\0":
-        return _Pieces(_unpacked(source, "xz", _unxz))
+        return _Pieces(_unpacked(source, "xz", functools.partial(lzma.LZMADecompressor, memlimit=_MEMORY_BYTES)))
     if head[:4] == _ZSTD or _is_skippable(head[:4]):
         return _Pieces(_unzstd(source))
     return through
@@ -105,7 +107,7 @@ class _Pieces:
 
 
 class _Gunzip:
-    """``zlib.decompressobj`` with the face of the others."""
+    """``zlib.decompressobj`` with the interface of the others."""
 
     def __init__(self) -> None:
         self._zlib = zlib.decompressobj(16 + zlib.MAX_WBITS)
@@ -124,10 +126,6 @@ class _Gunzip:
 
     def decompress(self, data: bytes, max_length: int = -1, /) -> bytes:
         return self._zlib.decompress(data or self._zlib.unconsumed_tail, max_length)
-
-
-def _unxz() -> lzma.LZMADecompressor:
-    return lzma.LZMADecompressor(memlimit=_MEMORY_BYTES)
 
 
 def _unpacked(source: ByteSource, what: str, new: Callable[[], _Codec]) -> Iterator[bytes]:
@@ -156,15 +154,15 @@ def _unpacked(source: ByteSource, what: str, new: Callable[[], _Codec]) -> Itera
 
 
 def _feed(source: ByteSource) -> bytes:
-    """The next bytes of the current piece, or of the next one; empty at the end."""
+    """Return the next bytes of the current piece, or of the next one; empty at the end."""
     if source.pos == source.end and not source.fill():
         return b""
     return source.take(min(FEED_BYTES, source.end - source.pos))
 
 
 def _unzstd(source: ByteSource) -> Iterator[bytes]:
-    """zstd frames, one after another, block by block: a block holds at most 128 KiB, so what comes out is
-    bounded, and where the frame ends is known (zstandard's own readers end quietly on a cut stream)."""
+    """Unpack zstd frames block by block: a block holds at most 128 KiB, so what comes out is bounded, and where the
+    frame ends is known (zstandard's own readers end quietly on a cut stream)."""
     import zstandard  # noqa: PLC0415 (few shards are zstd)
 
     context = zstandard.ZstdDecompressor(max_window_size=_MEMORY_BYTES)
@@ -194,7 +192,7 @@ def _unzstd(source: ByteSource) -> Iterator[bytes]:
 
 
 def _zstd_parts(source: ByteSource) -> Iterator[bytes]:
-    """A frame behind its magic number, cut into its header and blocks (RFC 8878, 3.1.1)."""
+    """Yield a frame behind its magic number as its header and blocks (RFC 8878, 3.1.1)."""
     descriptor = _need(source, 1)
     flags = descriptor[0]
     single = flags >> 5 & 1
@@ -221,27 +219,21 @@ def _need(source: ByteSource, size: int) -> bytes:
 
 
 def _truncated(source: ByteSource, what: str) -> TruncatedShard:
-    return TruncatedShard(
-        f"{source.shown}: the {what} stream ends early, after {source.offset} compressed bytes; write or copy the"
-        " shard again"
-    ).at(source.shown, source.offset)
+    why = f"the {what} stream ends early, after {source.offset} compressed bytes; {_ADVICE}"
+    return source.error(TruncatedShard, why, source.offset)
 
 
 def _corrupt(source: ByteSource, what: str, why: object) -> CorruptShard:
-    if "memory" in str(why).lower():  # how lzma and zstandard say it
-        return CorruptShard(
-            f"{source.shown}: the {what} stream wants more than {_MEMORY_BYTES >> 20} MiB of memory: {why};"
-            " pack the shard with a smaller window"
-        ).at(source.shown, source.offset)
-    return CorruptShard(
-        f"{source.shown}: the {what} stream is damaged, found at or before compressed byte {source.offset}: {why};"
-        " write or copy the shard again"
-    ).at(source.shown, source.offset)
+    text = f"the {what} stream is damaged, found at or before compressed byte {source.offset}: {why}; {_ADVICE}"
+    if "memory" in str(why).lower():  # in the words of lzma and zstandard
+        most = f"{_MEMORY_BYTES >> 20} MiB of memory"
+        text = f"the {what} stream wants more than {most}: {why}; pack the shard with a smaller window"
+    return source.error(CorruptShard, text, source.offset)
 
 
 def gunzip(data: bytes, limit: int = 2 << 30) -> bytes:
-    """What is packed in a field, one or several gzip streams and perhaps zeros behind them, like `gzip.decompress`, and
-    with its errors; but FieldTooLarge above ``limit`` bytes (2 GiB), of which no more are unpacked."""
+    """Unpack a field, one or several gzip streams and perhaps zeros behind them, like `gzip.decompress`, and with its
+    errors; but FieldTooLarge above ``limit`` bytes (2 GiB), of which no more are unpacked."""
     parts, left = [], limit
     while data:
         if data[:2] != b"\x1f\x8b":
@@ -250,9 +242,7 @@ def gunzip(data: bytes, limit: int = 2 << 30) -> bytes:
         part = codec.decompress(data, left + 1)
         left -= len(part)
         if left < 0:
-            raise FieldTooLarge(
-                f"{limit} bytes came out of a gzip field, and there is more; raise the limit if it is meant"
-            )
+            raise FieldTooLarge(f"a gzip field holds more than {limit} bytes; raise the limit if it is meant")
         if not codec.eof:
             raise EOFError("the gzip stream ends early")
         parts.append(part)

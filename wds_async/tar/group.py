@@ -1,7 +1,7 @@
 """From a shard's members to its samples.
 
-A sample is what adjacent members of one key say: ``a/001.jpg`` and ``a/001.cls`` are the fields ``jpg`` and
-``cls`` of the sample ``a/001``. Members of other keys end it, so a shard never has to be held in memory.
+A sample is made of adjacent members of one key: ``a/001.jpg`` and ``a/001.cls`` are the fields ``jpg`` and ``cls`` of
+the sample ``a/001``. Members of other keys end it, so a shard never has to be held in memory.
 """
 
 from __future__ import annotations
@@ -38,17 +38,15 @@ _Sample = TypeVar("_Sample", bound=dict[str, Any])
 
 _skip_meta = re.compile(SKIP_META)
 _RECENT = 16384
-MAX_FIELDS = 100_000
-"""Of one sample: members without end under one key would fill the memory."""
+MAX_FIELDS = 100_000  # of one sample: members without end under one key would fill the memory
 _NO_KEY = "\0"  # a prefix that no name of a tar has
 
 
 class RawSample(dict[str, Any]):
     """A sample as it stands in its shard: ``__key__``, ``__url__`` and fields of bytes.
 
-    Beside the dictionary it knows the ``shard`` (its URL) and the ``offset`` (of its first header block, in
-    bytes, in the uncompressed tar). Neither is a key. Both stay through pickling and copying; a stage that
-    builds a new dictionary loses them.
+    Its attributes ``shard`` (URL) and ``offset`` (of its first header block, in bytes, in the uncompressed tar) stay
+    through pickling and copying; a stage that builds a new dictionary loses them.
     """
 
     __slots__ = ("offset", "shard")
@@ -64,7 +62,7 @@ class RawSample(dict[str, Any]):
 
 
 def base_plus_ext(path: str) -> tuple[str, str] | tuple[None, None]:
-    """Key and field of a member's name: ``a/b.c/001.seg.png`` gives ``("a/b.c/001", "seg.png")``.
+    """Return key and field of a member's name: ``a/b.c/001.seg.png`` gives ``("a/b.c/001", "seg.png")``.
 
     The key ends at the first dot of the last component. A name without one has neither: ``(None, None)``;
     nor has one that begins with its dot, unless the folder it is in has no dot in its own name: WebDataset
@@ -87,8 +85,8 @@ def admission(
     rename_files: Callable[[str], str] | None = None,
     skip_meta: str | None = SKIP_META,
 ) -> Callable[[str], str | None]:
-    """The ``admit`` of ``parse.members`` that WebDataset's three arguments ask for: names that match
-    ``skip_meta`` (``None``: none) are passed over, the others renamed, then selected by their new name."""
+    """Return the ``admit`` of ``parse.members`` by WebDataset's arguments: names that match ``skip_meta`` (``None``:
+    none) are passed over, the others renamed, then selected by their new name."""
     meta = re.compile(skip_meta) if skip_meta is not None else None
 
     def admit(name: str) -> str | None:
@@ -116,7 +114,7 @@ def samples(
     rename_files: Callable[[str], str] | None = None,
     expect: Sequence[Collection[str]] = (),
 ) -> Iterator[RawSample]:
-    """The samples of one shard.
+    """Yield the samples of one shard.
 
     ``keys`` splits a name into key and field; fields are lower-cased unless ``lcase`` is False; with
     ``suffixes`` only these fields are kept (a sample may then be left with its key alone). ``local_path``
@@ -134,7 +132,7 @@ def samples(
     some: ``drop_first(key, offset)`` is called and that sample is not yielded. ``on_return(key, offset)`` is called
     when a key begins a sample again, behind others, if it came among the last 16384; it costs a small sample 8 %.
     """
-    found = _group(
+    grouped = _group(
         members,
         url,
         keys=keys,
@@ -146,7 +144,7 @@ def samples(
         is_whole=functools.partial(_is_whole, keys, rename_files, on_cut),
         drop_first=drop_first,
     )
-    return complete(found, expect, on_error or _raise) if expect else found
+    return complete(grouped, expect, on_error or _raise) if expect else grouped
 
 
 def expected(
@@ -169,33 +167,32 @@ def expected(
     return wanted
 
 
-def _missing_field(sample: dict[str, Any], expect: Sequence[Collection[str]]) -> MissingField | None:
-    """Return the error of a sample that lacks fields of ``expect`` (from `expected`), None where it has them all."""
-    lacking = [";".join(sorted(names)) for names in expect if sample.keys().isdisjoint(names)]
-    if not lacking:
-        return None
-    shard, offset, key = redact(str(sample.get("__url__"))), getattr(sample, "offset", None), sample.get("__key__")
-    where = "" if offset is None else f" at byte {offset}"
-    fields = [name for name in sample if not name.startswith("__")][:20]
-    error = MissingField(
-        f"{shard}: sample {key!r}{where} lacks {', '.join(lacking)}, which expect= names; it has {fields}; the shard"
-        " was cut between two members of the sample, or written so"
-    ).at(shard, offset)
-    error.key, error.field = key, ", ".join(lacking)
-    return error
-
-
 def complete(
-    found: Iterable[_Sample], expect: Sequence[Collection[str]], on_error: Callable[[Exception], bool]
+    samples: Iterable[_Sample], expect: Sequence[Collection[str]], on_error: Callable[[Exception], bool]
 ) -> Iterator[_Sample]:
     """Yield the samples that have the fields of ``expect`` (from `expected`). ``on_error`` is called with the
     MissingField of any other: True drops that sample, False ends here."""
-    for sample in found:
-        error = _missing_field(sample, expect)
-        if error is None:
+    for sample in samples:
+        lacking = [";".join(sorted(names)) for names in expect if sample.keys().isdisjoint(names)]
+        if not lacking:
             yield sample
-        elif not on_error(error):
+        elif not on_error(_missing_field(sample, ", ".join(lacking))):
             return
+
+
+def _missing_field(sample: dict[str, Any], lacking: str) -> MissingField:
+    shard, offset, key = redact(str(sample.get("__url__"))), getattr(sample, "offset", None), sample.get("__key__")
+    where = "" if offset is None else f" at byte {offset}"
+    error = MissingField(
+        f"{shard}: sample {key!r}{where} lacks {lacking}, which expect= names; it has {_fields_of(sample)}; the shard"
+        " was cut between two members of the sample, or written so"
+    ).at(shard, offset)
+    error.key, error.field = key, lacking
+    return error
+
+
+def _fields_of(sample: dict[str, Any]) -> list[str]:
+    return [name for name in sample if not name.startswith("__")][:20]
 
 
 def name_behind(exn: Exception, rename_files: Callable[[str], str] | None = None) -> str | None:
@@ -224,10 +221,10 @@ def key_behind(name: str | None, keys: Keys = base_plus_ext) -> str | None:
 class _Recent:
     """The keys of the last samples: at least ``_RECENT`` of them, at most twice as many."""
 
-    __slots__ = ("_new", "_old", "_tell")
+    __slots__ = ("_new", "_old", "_on_return")
 
-    def __init__(self, tell: Callable[[str, int], object]) -> None:
-        self._tell = tell
+    def __init__(self, on_return: Callable[[str, int], object]) -> None:
+        self._on_return = on_return
         self._new: set[str] = set()
         self._old: set[str] = set()
 
@@ -235,7 +232,7 @@ class _Recent:
         new, count = self._new, len(self._new)
         new.add(key)
         if len(new) == count or key in self._old:
-            self._tell(key, offset)
+            self._on_return(key, offset)
         elif count == _RECENT:
             self._old, self._new = new, set()
 
@@ -281,7 +278,8 @@ def _group(
                     if keys is base_plus_ext:
                         prefix, cut = key + ".", len(key) + 1
                     if drop_first is not None:
-                        _behind(drop_first, sample)
+                        sample["__bad__"] = True
+                        drop_first(key, offset)
                         drop_first = None
                     if came is not None:
                         came(key, offset)
@@ -319,18 +317,11 @@ def _is_whole(
     return whole and good
 
 
-def _behind(drop: Callable[[str, int], object], sample: RawSample) -> None:
-    """Mark the sample that comes first behind a gap, so that it is not yielded."""
-    sample["__bad__"] = True
-    drop(sample["__key__"], sample.offset)
-
-
 def _field(fields: dict[str, str], ext: str, lcase: bool, sample: RawSample) -> str:
     if len(sample) > MAX_FIELDS:
-        raise ShardFormatError(
-            f"{redact(sample.shard)}: sample {sample['__key__']!r} has more than {MAX_FIELDS:,} fields; are the names"
-            " of its members right?"
-        ).at(redact(sample.shard), sample.offset)
+        shard, key = redact(sample.shard), sample["__key__"]
+        why = f"sample {key!r} has more than {MAX_FIELDS:,} fields; are the names of its members right?"
+        raise ShardFormatError(f"{shard}: {why}").at(shard, sample.offset)
     if len(fields) >= 4096:  # a shard whose extensions never repeat must not grow this without end
         fields.clear()
     fields[ext] = field = ext.lower() if lcase else ext
@@ -342,10 +333,9 @@ def _raise(exn: Exception) -> bool:
 
 
 def _duplicate(url: str, sample: RawSample, name: str, field: str, offset: int) -> DuplicateField:
-    fields = [key for key in sample if not key.startswith("__")][:20]
     error = DuplicateField(
         f"{redact(url)}: member {name!r} at byte {offset} gives sample {sample['__key__']!r} the field {field!r}"
-        f" again; it has {fields} (extensions are compared in lower case)"
+        f" again; it has {_fields_of(sample)} (extensions are compared in lower case)"
     )
     error.__dict__.update(key=sample["__key__"], field=field)
     return error.at(redact(url), offset)

@@ -27,6 +27,7 @@ _RECORDS_BYTES = (20 * BLOCK, 64 * BLOCK)  # what tar fills up with zeros at its
 
 _DATA = (b"0", b"\0", b"7", b"S")  # regular, regular as V7 writes it, contiguous, sparse
 _NO_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, directories, fifos: whatever their size says
+_DAMAGED = "the shard is damaged, write or copy it again"
 _KNOWN = (
     (b"\x1f\x8b", "gzip"),
     (b"BZh", "bzip2"),
@@ -47,7 +48,7 @@ _KNOWN = (
 
 
 class Headers:
-    """Reads whatever header comes next.
+    """Reader of whatever header comes next.
 
     ``shared`` holds the records of global PAX headers that change how later members are read. ``sparse`` tells how the
     member at ``sparse_at`` is expanded, the latest that is stored sparse.
@@ -68,9 +69,9 @@ class Headers:
         self.began = 0  # where this archive began, of several one after another
 
     def next(self, first: int) -> tuple[str, int, int] | None:
-        """Name, size in bytes and offset of the next regular file, with the source at its data; ``None``
-        at the end of the archive. ``first`` is the offset of an extension header that was read already and
-        belongs to the next member, or -1."""
+        """Return name, size in bytes and offset of the next regular file, with the source at its data; ``None`` at the
+        end of the archive. ``first`` is the offset of an extension header that was read already and belongs to the next
+        member, or -1."""
         source, extra = self.source, _Extra(first)
         while True:
             at = source.offset
@@ -96,18 +97,16 @@ class Headers:
             extra = _Extra(-1)
 
     def _ends(self, block: bytes, at: int, extra: _Extra) -> bool:
-        """What a block that is no header means: True ends the archive, False reads on."""
-        url = self.source.shown
+        """Return True where a block that is no header ends the archive, False to read on."""
+        source = self.source
         whole, zero = len(block) == BLOCK, not block.strip(b"\0")
         if extra.first >= 0:
             if not whole:
-                raise truncated(url, at + len(block), f"inside the headers of the member at byte {extra.first}")
-            self.source.put_back(block)
-            self.source.orphan = True
-            raise CorruptShard(
-                f"{url}: no valid header at byte {at}, where the extension header at byte {extra.first} needs"
-                " one; the shard is damaged, write or copy it again"
-            ).at(url, extra.first)
+                raise truncated(source, at + len(block), f"inside the headers of the member at byte {extra.first}")
+            source.put_back(block)
+            source.orphan = True
+            needs = f"no valid header at byte {at}, where the extension header at byte {extra.first} needs one"
+            raise source.error(CorruptShard, f"{needs}; {_DAMAGED}", extra.first)
         if whole and zero:
             self._pass_zeros(at)
             return False
@@ -118,31 +117,28 @@ class Headers:
         if at and behind_zeros:
             return self._is_left_behind(block, at)
         if at and not whole:
-            raise truncated(url, at + len(block), f"inside the header at byte {at}")
-        self.source.put_back(block)
+            raise truncated(source, at + len(block), f"inside the header at byte {at}")
+        source.put_back(block)
         if not at:
-            raise NotATar(f"{url} at byte 0: {_guess(block)}; a shard is a tar, plain or compressed").at(url, 0)
-        raise CorruptShard(
-            f"{url}: the block at byte {at} is no tar header (wrong checksum) and follows no end-of-archive block;"
-            f" it begins with {block[:16]!r}; the shard is damaged, write or copy it again"
-        ).at(url, at)
+            raise source.error(NotATar, f"at byte 0: {_guess(block)}; a shard is a tar, plain or compressed", 0)
+        what = f"the block at byte {at} is no tar header (wrong checksum) and follows no end-of-archive block"
+        raise source.error(CorruptShard, f"{what}; it begins with {block[:16]!r}; {_DAMAGED}", at)
 
     def _end_of_stream(self, at: int, rest: int) -> None:
         """The stream ends between two members, perhaps with ``rest`` zero bytes from ``at`` on. Raise TruncatedShard
         where an end-of-archive marker is required and missing; else note what is odd: few programs leave a tar so."""
-        zeros = at - self.zeros if at == self.zeros_end else 0
-        self.source.empty = zeros == at
-        required = self.source.end_required
-        if zeros + rest < 2 * BLOCK and required is not None and required():
+        source, zeros = self.source, at - self.zeros if at == self.zeros_end else 0
+        source.empty = zeros == at
+        if zeros + rest < 2 * BLOCK and source.end_required is not None and source.end_required():
             where = (
                 "without the two blocks of zeros that end an archive; the server gave no length, so that nothing shows"
                 " whether more members follow, and the last sample may be incomplete; have it sent with its length"
             )
-            raise truncated(self.source.shown, at + rest, where)
+            raise truncated(source, at + rest, where)
         if not zeros:
-            self.source.doubt = f"it ends at byte {at}, behind a member, without the zeros that end an archive"
+            source.doubt = f"it ends at byte {at}, behind a member, without the zeros that end an archive"
         elif zeros > _ZEROS_USUAL_BYTES:
-            self.source.doubt = f"its last {zeros:,} bytes, from byte {at - zeros} on, are zeros"
+            source.doubt = f"its last {zeros:,} bytes, from byte {at - zeros} on, are zeros"
 
     def _pass_zeros(self, at: int) -> None:
         if at != self.zeros_end:
@@ -154,13 +150,12 @@ class Headers:
             source.pos += _ZEROS_BYTES
         self.zeros_end = source.offset
         if self.zeros_end - self.zeros > _ZEROS_AT_MOST_BYTES:
-            raise self._hole(
-                self.zeros, self.zeros_end, "no archive has so many; a broken server sends them without end"
-            )
+            why = "no archive has so many; a broken server sends them without end"
+            raise self._hole(self.zeros, self.zeros_end, why)
 
     def _begins_anew(self, block: bytes, at: int) -> None:
-        """A header follows zeros: another archive, where these ended one as programs end it (two blocks, or as many as
-        fill a record). Any other number of them is a hole in the shard, and what it hides would be lost silently."""
+        """Begin another archive behind zeros that ended one as programs end it (two blocks, or as many as fill a
+        record). Any other number of them is a hole in the shard, and what it hides would be lost silently."""
         ends = at - self.zeros == 2 * BLOCK or any((at - self.began) % record == 0 for record in _RECORDS_BYTES)
         if self.zeros == 0 or (ends and at - self.zeros >= 2 * BLOCK):
             self.began = at
@@ -170,29 +165,25 @@ class Headers:
         raise self._hole(hole, at, "members go on behind them, and no archive ends so")
 
     def _is_left_behind(self, block: bytes, at: int) -> bool:
-        """What follows zero blocks is no header: True where it may be what tape drives leave behind an archive, which
-        two such blocks end. Where it is not, the zeros are a hole in the shard."""
-        source, url, hole = self.source, self.source.shown, self.zeros
+        """Return True where what follows zeros and is no header may be what tape drives leave behind an archive, which
+        two blocks of zeros end. Else the zeros are a hole in the shard."""
+        source, hole = self.source, self.zeros
         source.put_back(block)
         if hole and at - hole == BLOCK:
             why = "one block of zeros ends no archive, and what follows it is no header"
         elif seek(source):
             why = f"what follows them at byte {at} is no header, and at byte {source.offset} members go on"
         elif not hole:
-            raise NotATar(f"{url} at byte 0: {at} bytes of zeros, and no tar header behind them").at(url, 0)
+            raise source.error(NotATar, f"at byte 0: {at} bytes of zeros, and no tar header behind them", 0)
         else:
             return True
         raise self._hole(hole, at, why)
 
     def _hole(self, hole: int, at: int, why: str) -> CorruptShard:
-        url = self.source.shown
-        return CorruptShard(
-            f"{url}: zeros from byte {hole} to {at} stand where a member should: {why}; the shard is damaged, write"
-            " or copy it again"
-        ).at(url, hole)
+        what = f"zeros from byte {hole} to {at} stand where a member should: {why}"
+        return self.source.error(CorruptShard, f"{what}; {_DAMAGED}", hole)
 
     def _size(self, block: bytes, at: int, extra: _Extra) -> int:
-        url = self.source.shown
         try:
             size = number(block[124:136])
         except ValueError:
@@ -200,33 +191,31 @@ class Headers:
         if 0 <= size < SIZE_LIMIT:
             return size
         self.source.orphan = block[156:157] in (b"L", b"x", b"X")
-        raise CorruptShard(f"{url}: the header at byte {at} has the size {block[124:136]!r}").at(url, extra.start(at))
+        what = f"the header at byte {at} has the size {block[124:136]!r}"
+        raise self.source.error(CorruptShard, what, extra.start(at))
 
     def _extend(self, extra: _Extra, kind: bytes, size: int, at: int) -> None:
         """Read the data of a GNU long name or a PAX header. The first that names a thing wins, and a global
         header gives what no other does, as in ``tarfile``."""
-        source, url = self.source, self.source.shown
-        extra.count += kind != b"g"
+        source, own = self.source, kind != b"g"
+        extra.count += own
         limit = LONG_NAME_BYTES if kind in (b"L", b"K") else PAX_BYTES
         if size > limit:
-            source.orphan = kind != b"g"
-            raise CorruptShard(
-                f"{url}: the extension header at byte {at} (type {kind.decode()!r}) says it holds"
-                f" {size} bytes; more than {limit} are not believed"
-            ).at(url, extra.start(at))
+            source.orphan = own
+            what = f"the extension header at byte {at} (type {kind.decode()!r}) says it holds {size} bytes"
+            raise source.error(CorruptShard, f"{what}; more than {limit} are not believed", extra.start(at))
         payload = source.take(size)
         if len(payload) < size or source.skip(-size % BLOCK) < -size % BLOCK:
-            raise truncated(url, source.offset, f"inside the extension header at byte {at}")
+            raise truncated(source, source.offset, f"inside the extension header at byte {at}")
         if kind == b"L":
             extra.records.setdefault(b"path", payload.partition(b"\0")[0])
         elif kind != b"K":
             try:
-                kept, sparse = _telling(records(payload))
+                kept, sparse = _records_that_count(records(payload))
             except ValueError as exn:
-                source.orphan = kind != b"g"
-                raise CorruptShard(f"{url}: the PAX header at byte {at} is damaged: {exn}").at(
-                    url, extra.start(at)
-                ) from None
+                source.orphan = own
+                what = f"the PAX header at byte {at} is damaged: {exn}"
+                raise source.error(CorruptShard, what, extra.start(at)) from None
             if kind == b"g":
                 self.shared.update(kept if sparse is None else {**kept, PREFIX: b""})
             else:
@@ -234,17 +223,17 @@ class Headers:
                 extra.sparse = extra.sparse or sparse
 
     def _named(self, block: bytes, kind: bytes, size: int, extra: _Extra) -> tuple[str, int]:
-        """The member's name and size with all that extension headers say of it."""
-        url, said = self.source.shown, self.shared | extra.records
-        path = (extra.sparse.name if extra.sparse is not None else b"") or said.get(b"path", b"")
+        """Return the member's name and size, extension headers considered."""
+        records = self.shared | extra.records
+        path = (extra.sparse.name if extra.sparse is not None else b"") or records.get(b"path", b"")
         name = text(path).rstrip("/") if path else _header_name(block)
         more = self._sparse_blocks(block, extra.first) if kind == b"S" else b""
         try:
             if extra.count > MAX_EXTENSIONS:
                 raise ValueError(f"has {extra.count} extension headers; more than {MAX_EXTENSIONS} are not believed")
-            if kind not in _NO_DATA and said.get(b"size"):
-                size = _pax_size(said[b"size"])
-            if PREFIX in said:
+            if kind not in _NO_DATA and records.get(b"size"):
+                size = _pax_size(records[b"size"])
+            if PREFIX in records:
                 raise ValueError("is stored sparse as a global PAX header says, which is not read")
             if extra.sparse is not None or kind == b"S":
                 self.sparse = old_sparse(block, more) if extra.sparse is None else extra.sparse.sparse()
@@ -252,27 +241,26 @@ class Headers:
         except ValueError as exn:
             self.source.rest = padded(size)
             self.refused = name
-            raise CorruptShard(f"{url}: member {shown(name)} at byte {extra.first} {exn}").at(
-                url, extra.first
-            ) from None
+            what = f"member {shown(name)} at byte {extra.first} {exn}"
+            raise self.source.error(CorruptShard, what, extra.first) from None
         return name, size
 
     def _sparse_blocks(self, block: bytes, first: int) -> bytes:
-        """The rest of a sparse member's map, which stands in blocks behind its header; no more than `old_sparse`
+        """Return the rest of a sparse member's map, from the blocks behind its header; no more than `old_sparse`
         refuses."""
-        found, size, more = [], 0, block[482]
+        blocks, size, more = [], 0, block[482]
         while more and size <= MAX_PIECES * 24:
             block = self.source.take(BLOCK)
             if len(block) < BLOCK:
                 where = f"inside the sparse map of the member at byte {first}"
-                raise truncated(self.source.shown, self.source.offset, where)
-            found.append(block[:504])
+                raise truncated(self.source, self.source.offset, where)
+            blocks.append(block[:504])
             size, more = size + 504, block[504]
-        return b"".join(found)
+        return b"".join(blocks)
 
 
 class _Extra:
-    """What extension headers have said about the member that comes next, how many, and where they began."""
+    """Records of the extension headers of the next member, their number, and where they began."""
 
     __slots__ = ("count", "first", "records", "sparse")
 
@@ -283,16 +271,16 @@ class _Extra:
         self.sparse: SparseRecords | None = None
 
     def start(self, at: int) -> int:
-        """Where the member begins whose header, perhaps one of several, is at ``at``."""
+        """Return the start of the member whose header, perhaps one of several, is at ``at``."""
         return at if self.first < 0 else self.first
 
 
-def _telling(found: Iterable[tuple[bytes, bytes]]) -> tuple[dict[bytes, bytes], SparseRecords | None]:
-    """The records of a PAX header that change how a member is read, those of a sparse one apart. Raises
+def _records_that_count(pairs: Iterable[tuple[bytes, bytes]]) -> tuple[dict[bytes, bytes], SparseRecords | None]:
+    """Return the records of a PAX header that change how a member is read, those of a sparse one apart. Raise
     ``ValueError``."""
     kept: dict[bytes, bytes] = {}
     sparse = SparseRecords()
-    for key, value in found:
+    for key, value in pairs:
         if key in (b"path", b"size"):
             kept[key] = value
         elif key.startswith(PREFIX):
@@ -314,28 +302,28 @@ def pass_over(source: ByteSource, size: int, offset: int) -> None:
     got = source.skip(size)
     if got < size:
         where = f"inside the data or padding of the member at byte {offset}: {size} bytes wanted, {got} got"
-        raise truncated(source.shown, source.offset, where)
+        raise truncated(source, source.offset, where)
 
 
-def truncated(url: str, at: int, where: str) -> TruncatedShard:
-    """The error of a shard that ends too early, ``at`` a byte."""
-    return TruncatedShard(f"{url}: the shard ends at byte {at}, {where}; write or copy it again").at(url, at)
+def truncated(source: ByteSource, at: int, where: str) -> TruncatedShard:
+    """Return the error of a shard that ends too early, ``at`` a byte."""
+    return source.error(TruncatedShard, f"the shard ends at byte {at}, {where}; write or copy it again", at)
 
 
 def _header_name(block: bytes) -> str:
-    """The name field behind ustar's prefix; old GNU headers keep times where the prefix would be."""
+    """Return the name field behind ustar's prefix; old GNU headers keep times where the prefix would be."""
     prefix = block[345:500] if block[257:265] != b"ustar  \0" else b""
     name = text(block[:100])
     return f"{text(prefix)}/{name}" if prefix[:1].strip(b"\0") else name
 
 
 def shown(name: str) -> str:
-    """A member's name for a message."""
+    """Return a member's name for a message."""
     return repr(name if len(name) <= 200 else name[:200] + "…")
 
 
 def _guess(block: bytes) -> str:
-    """What the start of a stream that is no tar looks like."""
+    """Describe the start of a stream that is no tar."""
     if not block:
         return "the shard is empty (0 bytes)"
     start = block.lstrip(b"\xef\xbb\xbf \t\r\n")[:32]

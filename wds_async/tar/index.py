@@ -20,24 +20,17 @@ from typing import Any, NamedTuple
 
 from wds_async.errors import CorruptShard, DuplicateField, ShardFormatError
 from wds_async.redact import redact
+from wds_async.tar.blocks import padded
 from wds_async.tar.group import SKIP_META, admission, base_plus_ext
-from wds_async.tar.headers import BLOCK, Headers, pass_over
+from wds_async.tar.headers import Headers, pass_over
 from wds_async.tar.source import ByteSource, Read
 
 __all__ = ["DaliIndex", "MemberEntry", "SampleTable", "dali_name", "read_dali", "scan", "shard_list", "shard_list_name"]
 
 _VERSION = "v1.2"
-
-
 _KIND = "wids-shard-index-v1"
-
-
 _BLANK = re.compile(r"\s")
-
-
 _META = re.compile(SKIP_META)
-
-
 _NUMBER = re.compile(r"%[^%a-zA-Z]*[diuoxX]")
 
 
@@ -63,7 +56,7 @@ class DaliIndex:
         return len(self._lines)
 
     def add(self, entry: MemberEntry) -> None:
-        """The next member; names without a key or field are passed over, as by a reader.
+        """Add the next member; names without a key or field are passed over, as by a reader.
 
         Raises ValueError for a name with a blank, which the format cannot hold.
         """
@@ -87,25 +80,21 @@ class DaliIndex:
 
 
 def dali_name(url: str) -> str:
-    """Where ``wds2idx`` puts the index of a shard: ``a/train-000.tar`` has ``a/train-000.idx``."""
+    """Return the name that ``wds2idx`` gives the index of a shard: ``a/train-000.idx`` for ``a/train-000.tar``."""
     folder, slash, name = url.rpartition("/")
     return f"{folder}{slash}{name[:1]}{name[1:].partition('.')[0]}.idx"
 
 
 def read_dali(text: str) -> list[list[MemberEntry]]:
-    """The samples of an index, each a list of its entries. Raises ShardFormatError, with the line, for what is none.
-
-    Indexes of versions 1.0 and 1.1, which hold no names, are refused.
-    """
+    """Return the samples of an index, each a list of its entries. Raise ShardFormatError, with the line, for what is
+    none, and for versions 1.0 and 1.1, which hold no names."""
     first, *lines = text.splitlines() or [""]
     version, _, count = first.rstrip().partition(" ")
     if version != _VERSION or not (count.isascii() and count.isdecimal()):
         raise ShardFormatError(f"line 1 of an index is '{_VERSION} N', not {first[:80]!r}; make it again with wds2idx")
     samples = [_sample(line, number) for number, line in enumerate(lines, 2) if line.strip()]
     if len(samples) != int(count):
-        raise ShardFormatError(
-            f"the index says that it has {int(count)} samples, and has {len(samples)}: it is cut off"
-        )
+        raise ShardFormatError(f"the index has {len(samples)} samples and not the {int(count)} it names: it is cut off")
     return samples
 
 
@@ -123,50 +112,49 @@ def _sample(line: str, number: int) -> list[MemberEntry]:
 
 
 def scan(read: Read, url: str) -> Iterator[MemberEntry]:
-    """The entries of an existing plain tar; ``read`` gives its bytes piece by piece, as for `parse.members`.
+    """Yield the entries of an existing plain tar; ``read`` gives its bytes piece by piece, as for `parse.members`.
 
-    Raises NotATar, CorruptShard and TruncatedShard with ``url``. Of a compressed shard these would be offsets that
-    nobody can seek to: do not unpack it for this.
+    Raises NotATar, CorruptShard and TruncatedShard with ``url``. A compressed shard must not be unpacked for this: the
+    offsets would be those of no file.
     """
     source = ByteSource(read, url)
     headers = Headers(source)
     try:
-        while (found := headers.next(-1)) is not None:
-            name, size, offset = found
+        while (member := headers.next(-1)) is not None:
+            name, size, offset = member
             if headers.sparse_at == offset:
-                raise CorruptShard(
-                    f"{source.shown}: member {name!r:.200} at byte {offset} is stored sparse, so its bytes stand at no"
-                    " one place; pack the shard again without tar's --sparse to index it"
-                ).at(source.shown, offset)
+                what = f"member {name!r:.200} at byte {offset} is stored sparse, so its bytes stand at no one place"
+                advice = "pack the shard again without tar's --sparse to index it"
+                raise source.error(CorruptShard, f"{what}; {advice}", offset)
             yield MemberEntry(name, source.offset, size)
-            pass_over(source, (size + BLOCK - 1) & -BLOCK, offset)
+            pass_over(source, padded(size), offset)
     finally:
         source.drop()
 
 
 def shard_list(shards: Sequence[Mapping[str, Any]], name: str = "") -> str:
-    """The JSON text for ``shards``: dicts with ``url`` (relative to the index, or whole), ``nsamples`` and, where
-    known, ``filesize`` in bytes."""
+    """Return the JSON text for ``shards``: dicts with ``url`` (relative to the index, or whole), ``nsamples`` and,
+    where known, ``filesize`` in bytes."""
     head: dict[str, Any] = {"__kind__": _KIND, "wids_version": 1, **({"name": name} if name else {})}
     return json.dumps({**head, "shardlist": [dict(shard) for shard in shards]}, indent=1) + "\n"
 
 
 def shard_list_name(pattern: str) -> tuple[str, str]:
-    """Where the list of a pattern's shards goes, and its name: ``a/train-%06d.tar`` has ``a/train.json``, ``train``;
-    without letters before the number it is ``index.json``."""
+    """Return the place of the list of a pattern's shards, and its name: ``a/train.json`` and ``train`` for
+    ``a/train-%06d.tar``; without letters before the number it is ``index.json``."""
     folder, slash, last = pattern.rpartition("/")
-    stem = last[: found.start()] if (found := _NUMBER.search(last)) else last.partition(".")[0]
+    number = _NUMBER.search(last)
+    stem = last[: number.start()] if number else last.partition(".")[0]
     stem = stem.replace("%%", "%").rstrip("-_.")
-    folder = folder.replace("%%", "%") if found else folder
+    folder = folder.replace("%%", "%") if number else folder
     return f"{folder}{slash}{stem or 'index'}.json", stem
 
 
 class SampleTable:
     """The samples of one plain tar: ``keys[i]``, and by `fields` where the bytes of sample ``i`` lie.
 
-    A sample is what adjacent members of one key say, as in `group.samples`; names without a field and meta members
-    (``__meta__/…``) are passed over. Fields keep their case and have a leading dot, as in ``wids``. A sample of three
-    fields takes some 150 bytes of memory.
+    Members are grouped as in `group.samples`; names without a field and meta members (``__meta__/…``) are passed over.
+    Fields keep their case and have a leading dot, as in ``wids``. A sample of three fields takes some 150 bytes.
     """
 
     __slots__ = ("_firsts", "_names", "_sizes", "_starts", "keys", "url")

@@ -86,15 +86,17 @@ def members_of(
 
     After an error ``source`` still has its piece and its place, so that the shard can be read on: by `resync.resync`
     and then this function again after ``CorruptShard`` (or ``NotATar``), by this function alone after
-    ``FieldTooLarge``, which passes that member over. Who does not read on calls ``source.drop()``. Global PAX headers
-    are forgotten between two calls.
+    ``FieldTooLarge``, which passes that member over. Otherwise call ``source.drop()``. Global PAX headers are forgotten
+    between two calls.
     """
     return _walk(source, admit, max_field_bytes, keep=True)
 
 
 def _walk(source: ByteSource, admit: Callable[[str], str | None] | None, limit: int, *, keep: bool) -> Iterator[Member]:
     """``members``, spelled for speed: what the loop needs of ``source`` is in locals while it runs here."""
-    headers = _headers_behind(source)
+    rest, source.rest = source.rest, 0  # of a member that an error refused
+    pass_over(source, rest, source.offset)
+    headers = Headers(source)
     sums, sizes, unpack, adler32 = LOW_SUMS, _sizes, _HEADER.unpack_from, zlib.adler32
     view, pos, end, first, plain = source.view, source.pos, source.end, -1, b"0"
     last: str | None = None
@@ -145,7 +147,9 @@ def _walk(source: ByteSource, admit: Callable[[str], str | None] | None, limit: 
                 pass_over(source, whole, offset)
                 view, pos, end = source.view, source.pos, source.end
     except Exception as exn:
-        _note_last_member(exn, headers.refused or (name if admit is None else last))
+        with contextlib.suppress(AttributeError):  # an exception without a dict, of a program's own opener
+            # The name in the last header: its data may be what is missing, and samples of other keys are whole.
+            exn.last_member = headers.refused or (name if admit is None else last)  # type: ignore[attr-defined]
         raise
     finally:
         if view is not NOTHING:
@@ -154,41 +158,23 @@ def _walk(source: ByteSource, admit: Callable[[str], str | None] | None, limit: 
             source.drop()
 
 
-def _note_last_member(exn: Exception, name: str | None) -> None:
-    """Let ``exn`` carry the name in the last header that was read, before ``admit``: the data of that member may be
-    what is missing, and a sample of another key is known to be whole."""
-    with contextlib.suppress(AttributeError):  # an exception without a dict, of a program's own opener
-        exn.last_member = name  # type: ignore[attr-defined]
-
-
 def _data(headers: Headers, size: int, name: str, offset: int, limit: int) -> bytes:
-    """The bytes of a member that crosses pieces, or is stored sparse: then it is expanded."""
+    """Return the bytes of a member that crosses pieces, or is stored sparse: then it is expanded."""
     source, sparse = headers.source, headers.sparse if headers.sparse_at == offset else None
     if sparse is not None and sparse.size > limit:
         raise _too_large(source, offset, name, size, limit, sparse.size)
     data = source.take(size)
     if len(data) < size:
         where = f"inside member {shown(name)} (header at byte {offset}): {size} bytes of data wanted, {len(data)} got"
-        raise truncated(source.shown, source.offset, where)
+        raise truncated(source, source.offset, where)
     try:
         return data if sparse is None else sparse.expand(data)
     except ValueError as exn:
         source.rest = -size % BLOCK
-        raise CorruptShard(f"{source.shown}: member {shown(name)} at byte {offset} {exn}").at(
-            source.shown, offset
-        ) from None
-
-
-def _headers_behind(source: ByteSource) -> Headers:
-    """The headers behind what is left of a member that an error told of, if one did."""
-    rest, source.rest = source.rest, 0
-    pass_over(source, rest, source.offset)
-    return Headers(source)
+        raise source.error(CorruptShard, f"member {shown(name)} at byte {offset} {exn}", offset) from None
 
 
 def _too_large(source: ByteSource, offset: int, name: str, size: int, limit: int, whole: int = 0) -> FieldTooLarge:
     source.rest = padded(size)
-    return FieldTooLarge(
-        f"{source.shown}: member {shown(name)} at byte {offset} has {whole or size} bytes, above"
-        f" max_field_bytes={limit}; raise the limit if this is meant"
-    ).at(source.shown, offset)
+    what = f"member {shown(name)} at byte {offset} has {whole or size} bytes, above max_field_bytes={limit}"
+    return source.error(FieldTooLarge, f"{what}; raise the limit if this is meant", offset)

@@ -1,16 +1,16 @@
 """The pieces of one stream, read by count.
 
-A shard arrives as pieces of memory that the engine uses again: a piece is valid only until the next one
-is asked for. ``ByteSource`` holds the one that is being read and gives bytes that may cross pieces. It keeps
-its piece in an attribute (never in a local of a frame that an exception could keep alive), so that
-``drop`` is enough to let go of the engine's memory.
+A piece is memory that the engine uses again: it is valid only until the next one is asked for. ``ByteSource`` keeps it
+in an attribute (never in a local of a frame that an exception could keep alive), so that ``drop`` lets go of it.
 """
 
 from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from typing import TypeVar
 
+from wds_async.errors import ShardFormatError
 from wds_async.redact import redact
 
 __all__ = ["NOTHING", "ByteSource", "Read"]
@@ -20,16 +20,18 @@ Read = Callable[[], memoryview | None]
 next call, then ``None`` at the end and ever after."""
 
 NOTHING = memoryview(b"")
-"""The piece of who has none."""
+"""The piece before the first and after the last."""
+
+E = TypeVar("E", bound=ShardFormatError)
 
 
 class ByteSource:
     """A stream of pieces with a position.
 
-    ``view`` is the current piece (``NOTHING`` before the first and after the last), ``pos`` and ``end`` are
-    positions in it, and ``base`` is the offset of its first byte in the stream, in bytes.
+    ``view`` is the current piece, ``pos`` and ``end`` are positions in it, and ``base`` is the offset of its first byte
+    in the stream, in bytes.
 
-    For who reads on behind an error: ``rest`` is how many bytes of a member that was refused come next, and ``orphan``
+    For reading on behind an error: ``rest`` is how many bytes of a member that was refused come next, and ``orphan``
     says that an extension header was, so that the next member lacks its own name or size. ``doubt``: what was odd about
     the end, if anything. ``empty``: the archive has ended, and has no members.
 
@@ -71,7 +73,7 @@ class ByteSource:
 
     @property
     def shown(self) -> str:
-        """The URL as errors may show it, without secrets. Made once: to look for secrets costs more than a header."""
+        """The URL without secrets. Made once: to look for secrets costs more than a header."""
         if self._shown is None:
             self._shown = redact(self.url)
         return self._shown
@@ -83,8 +85,12 @@ class ByteSource:
 
     @property
     def arrived(self) -> int:
-        """How many bytes of the stream have come so far, those of the current piece that nobody took included."""
+        """Bytes of the stream that have come so far, all of the current piece included."""
         return self.base + self.end + (0 if self.after is None else len(self.after))
+
+    def error(self, kind: type[E], message: str, offset: int) -> E:
+        """Return the error of the shard at ``offset``, a byte in it."""
+        return kind(f"{self.shown}: {message}").at(self.shown, offset)
 
     def fill(self) -> bool:
         """Go on to the next piece, once the current one is used up; False at the end of the stream."""
@@ -104,8 +110,8 @@ class ByteSource:
         return True
 
     def take(self, size: int) -> bytes:
-        """The next ``size`` bytes, fewer only where the stream ends. Each byte is copied once, and no
-        more memory is taken than bytes have arrived, whatever ``size`` claims."""
+        """Return the next ``size`` bytes, fewer only where the stream ends. Each byte is copied once, and no more
+        memory is taken than bytes have arrived, whatever ``size`` claims."""
         if self.end - self.pos >= size:
             start = self.pos
             self.pos += size
@@ -136,8 +142,8 @@ class ByteSource:
         return size - left
 
     def put_back(self, data: bytes) -> None:
-        """Take back ``data``, the bytes that were taken last: they come next again. Bytes that came from pieces before
-        the current one are kept, as a piece of their own, until they are read."""
+        """Take back ``data``, the bytes that were taken last: they come next again, as a piece of their own where they
+        came from pieces before the current one."""
         size = len(data)
         if self.pos >= size:
             self.pos -= size

@@ -1,4 +1,4 @@
-"""Which keys and field names can be written, so that reading gives the same sample back.
+"""Rules for keys and field names that are read back as they were written, and compression by name.
 
 A member is named ``key.field``, and a reader cuts that name again: at the first dot of its last component, fields in
 lower case, adjacent members of one key as one sample (see `group`). Most bad names would be lost without a word.
@@ -22,15 +22,12 @@ __all__ = ["NameRules", "compressed", "compression"]
 
 logger = logging.getLogger("wds_async")
 
-
 _PLAIN = re.compile(r"(?:(?!__)[^./\0][^./\0]*/)*(?!__)[^./\0][^./\0]*")
-
-
 _META = re.compile(SKIP_META)
 
 
 class NameRules:
-    """The rules for one run of a writer: they know the sample before, and say each warning once."""
+    """The rules for one run of a writer: they consider the sample before, and log each warning once."""
 
     def __init__(self) -> None:
         self._fields: dict[str, str] = {}  # names seen to be good, and what they are read back as
@@ -39,11 +36,11 @@ class NameRules:
         self._had: set[str] = set()
 
     def new_shard(self) -> None:
-        """The next sample is the first of a shard: there is none before it to be mixed up with."""
+        """Forget the last sample: the next one is the first of a shard."""
         self._last = None
 
     def check(self, key: object, fields: Iterable[object]) -> set[str]:
-        """The names that ``fields`` are read back under, for `wrote`.
+        """Return the names that ``fields`` are read back under, for `wrote`.
 
         Raises ValueError, before anything is written, for a sample that no reader would give back: a key that is no
         str, empty, with a NUL, or whose last component is empty or begins with a dot; a field that is empty or has a
@@ -68,7 +65,7 @@ class NameRules:
         return names
 
     def wrote(self, key: str, names: set[str]) -> None:
-        """A sample that `check` passed has been written."""
+        """Remember a sample that `check` passed as the last one."""
         self._last, self._had = key, names | self._had if key == self._last else names
 
     def _odd_key(self, key: str) -> None:
@@ -80,20 +77,20 @@ class NameRules:
             )
         if base_plus_ext(f"{key}.x") != (key, "x"):
             head = f"{key[: len(key) - len(last)]}{last.partition('.')[0]}"
-            self._tell(
+            self._warn(
                 "dot",
                 f"the key {key!r} has a dot in its last component: it is read back as {head!r}, the rest goes to the"
                 " names of the fields; write key.replace('.', '_')",
             )
         if key.startswith("/") or ".." in key.split("/"):
-            self._tell("path", f"the key {key!r} is a path that tar does not unpack as it stands ('/' in front, '..')")
+            self._warn("path", f"the key {key!r} is a path that tar does not unpack as it stands ('/' in front, '..')")
 
     def _field(self, key: str, field: object) -> str:
         if not isinstance(field, str) or not field or "/" in field or "\0" in field:
             raise ValueError(f"sample {key!r}: a field's name is a str, not empty, without '/' or NUL, not {field!r}")
         name = field.lower()
         if name != field:
-            self._tell("case", f"the field {field!r} is read back as {name!r}; write it in lower case")
+            self._warn("case", f"the field {field!r} is read back as {name!r}; write it in lower case")
         if len(self._fields) < 4096:  # names that never repeat must not fill the memory
             self._fields[field] = name
         return name
@@ -104,9 +101,9 @@ class NameRules:
                 f"two samples in a row have the key {key!r} and the fields {both}: a reader takes adjacent members of"
                 " one key for one sample, and refuses this one; give each sample a key of its own"
             )
-        self._tell("same", f"two samples in a row have the key {key!r}: they are read back as one sample")
+        self._warn("same", f"two samples in a row have the key {key!r}: they are read back as one sample")
 
-    def _tell(self, kind: str, text: str) -> None:
+    def _warn(self, kind: str, text: str) -> None:
         if self._warned.first(kind):
             logger.warning("writing shards: %s (logged once a writer)", text)
 
@@ -115,8 +112,8 @@ _KINDS = {"gz": "gz", "tgz": "gz", "bz2": "bz2", "tbz2": "bz2", "xz": "xz", "txz
 
 
 def compression(name: str, compress: bool | str | None) -> str:
-    """``gz``, ``bz2``, ``xz``, ``zst`` or "" for none: what ``compress`` says (True: gz; False: none whatever the
-    name), for None the suffix of ``name``. Where both speak of gz, bz2 or xz and differ, it is the first of these
+    """Return ``gz``, ``bz2``, ``xz``, ``zst`` or "" for none, by ``compress`` (True: gz; False: none whatever the
+    name), for None by the suffix of ``name``. Where both name gz, bz2 or xz and differ, it is the first of these
     three, as in WebDataset. Raises ConfigError for any other ``compress``."""
     named = _KINDS.get(name.rpartition(".")[2].lower(), "")
     if compress is None:
