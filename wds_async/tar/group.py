@@ -278,8 +278,7 @@ def _group(
                     if keys is base_plus_ext:
                         prefix, cut = key + ".", len(key) + 1
                     if drop_first is not None:
-                        sample["__bad__"] = True
-                        drop_first(key, offset)
+                        _drop(sample, drop_first)
                         drop_first = None
                     if came is not None:
                         came(key, offset)
@@ -315,6 +314,11 @@ def _is_whole(
     if on_cut is not None and (whole or good):
         whole = on_cut(behind or key, exn) or whole
     return whole and good
+
+
+def _drop(sample: RawSample, drop_first: Callable[[str, int], object]) -> None:
+    sample["__bad__"] = True
+    drop_first(sample["__key__"], sample.offset)
 
 
 def _field(fields: dict[str, str], ext: str, lcase: bool, sample: RawSample) -> str:

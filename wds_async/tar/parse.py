@@ -94,9 +94,7 @@ def members_of(
 
 def _walk(source: ByteSource, admit: Callable[[str], str | None] | None, limit: int, *, keep: bool) -> Iterator[Member]:
     """``members``, spelled for speed: what the loop needs of ``source`` is in locals while it runs here."""
-    rest, source.rest = source.rest, 0  # of a member that an error refused
-    pass_over(source, rest, source.offset)
-    headers = Headers(source)
+    headers = _headers_behind(source)
     sums, sizes, unpack, adler32 = LOW_SUMS, _sizes, _HEADER.unpack_from, zlib.adler32
     view, pos, end, first, plain = source.view, source.pos, source.end, -1, b"0"
     last: str | None = None
@@ -147,15 +145,26 @@ def _walk(source: ByteSource, admit: Callable[[str], str | None] | None, limit: 
                 pass_over(source, whole, offset)
                 view, pos, end = source.view, source.pos, source.end
     except Exception as exn:
-        with contextlib.suppress(AttributeError):  # an exception without a dict, of a program's own opener
-            # The name in the last header: its data may be what is missing, and samples of other keys are whole.
-            exn.last_member = headers.refused or (name if admit is None else last)  # type: ignore[attr-defined]
+        _note_last_member(exn, headers.refused or (name if admit is None else last))
         raise
     finally:
         if view is not NOTHING:
             source.pos, view = pos, NOTHING
         if not keep:
             source.drop()
+
+
+def _headers_behind(source: ByteSource) -> Headers:
+    rest, source.rest = source.rest, 0  # of a member that an error refused
+    pass_over(source, rest, source.offset)
+    return Headers(source)
+
+
+def _note_last_member(exn: Exception, name: str | None) -> None:
+    """Note the name in the last header on ``exn``: its data may be what is missing, and samples of other keys are
+    whole."""
+    with contextlib.suppress(AttributeError):  # an exception without a dict, of a program's own opener
+        exn.last_member = name  # type: ignore[attr-defined]
 
 
 def _data(headers: Headers, size: int, name: str, offset: int, limit: int) -> bytes:
