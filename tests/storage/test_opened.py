@@ -16,7 +16,7 @@ from wds_async.dataset import WebDataset
 from wds_async.errors import ShardNotFound, TransferError, UrlError
 from wds_async.reading.url_files import gopen
 from wds_async.storage.user_openers import gopen_schemes
-from wds_async.transfer import bridge
+from wds_async.transfer import engine
 from wds_async.transfer.reader import open_shards
 
 BYTES = data(3 * MIB + 17)
@@ -87,7 +87,7 @@ def test_an_entry_may_wrap_ours(origin: Origin) -> None:
 
 
 def test_a_file_of_ours_that_is_left_keeps_nobody_waiting(origin: Origin, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bridge, "_STOP_WITHIN_S", 30.0)  # which it takes where thread and loop wait for each other
+    monkeypatch.setattr(engine, "_STOP_WITHIN_S", 30.0)  # which it takes where thread and loop wait for each other
     url = origin.add("x.tar", data(256 * KIB))
     ours, files = gopen_schemes["http"], []
 

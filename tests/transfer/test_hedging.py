@@ -100,29 +100,29 @@ def test_what_is_learned_of_an_origin_outlives_the_reader(origin: Origin) -> Non
     urls, _ = _shards(origin, 2)
     _read(urls)
     history = history_of(place)
-    usual = history.usual
-    assert usual.whole_s(PART) < math.inf
+    typical = history.typical
+    assert typical.whole_s(PART) < math.inf
     _read(urls)
     assert history_of(place) is history
     other = history_of(connection.Origin.of("http://127.0.0.1:1"))
     assert other is not history
-    assert other.usual.whole_s(PART) == math.inf
+    assert other.typical.whole_s(PART) == math.inf
 
 
 def _starts_anew(place: connection.Origin) -> None:
-    assert history_of(place).usual == OriginHistory().usual
-    assert history_of(place).credit_bytes == OriginHistory().credit_bytes
+    assert history_of(place).typical == OriginHistory().typical
+    assert history_of(place).tokens == OriginHistory().tokens
 
 
 def test_a_forked_child_starts_anew() -> None:
     place = connection.Origin.of("http://127.0.0.1:2")
     history_of(place).add(PART, 0.1, 0.1, 0.1)
-    history_of(place).credit_bytes = 0.0
+    history_of(place).tokens = 0.0
     child = multiprocessing.get_context("fork").Process(target=_starts_anew, args=(place,))
     child.start()
     child.join()
     assert child.exitcode == 0
-    assert history_of(place).credit_bytes == 0.0
+    assert history_of(place).tokens == 0.0
 
 
 def test_the_number_of_origins_is_bounded() -> None:
@@ -135,39 +135,39 @@ def test_the_number_of_origins_is_bounded() -> None:
 
 def test_the_credit_grows_with_what_is_read_and_is_bounded() -> None:
     history = OriginHistory()
-    started = history.credit_bytes
+    started = history.tokens
     assert 4 * MIB <= started <= 32 * MIB
-    history.earn(MIB)
-    assert history.credit_bytes == started + MIB
-    history.earn(1e12)
-    assert history.credit_bytes == 32 * MIB
+    history.add_tokens(MIB)
+    assert history.tokens == started + MIB
+    history.add_tokens(1e12)
+    assert history.tokens == 32 * MIB
 
 
 def test_the_usual_is_told_by_the_slowest_few() -> None:
     history = OriginHistory()
-    assert history.usual.head_s == 1.5
+    assert history.typical.head_s == 1.5
     for _ in range(19):
         history.add(2 * MIB, head_s=0.05, body_s=0.04, gap_s=0.01)
     history.add(2 * MIB, head_s=5.0, body_s=5.0, gap_s=5.0)
-    assert (history.usual.head_s, history.usual.gap_s) == (0.05, 0.01)
-    assert history.usual.whole_s(2 * MIB) == pytest.approx(0.09)
-    assert history.usual.whole_s(4 * MIB) == pytest.approx(0.13)
+    assert (history.typical.head_s, history.typical.gap_s) == (0.05, 0.01)
+    assert history.typical.whole_s(2 * MIB) == pytest.approx(0.09)
+    assert history.typical.whole_s(4 * MIB) == pytest.approx(0.13)
     for _ in range(10):
         history.add(2 * MIB, head_s=1.0, body_s=1.0, gap_s=0.5)
-    assert history.usual.head_s == 1.0
+    assert history.typical.head_s == 1.0
 
 
 def test_hedges_that_fail_are_tried_one_at_a_time_until_one_succeeds() -> None:
     history = OriginHistory()
     for _ in range(3):
-        assert not history.doubtful
-        history.failed(100.0, refused=False)
-    assert history.doubtful
+        assert not history.is_open
+        history.record_failure(100.0, pushback=False)
+    assert history.is_open
     assert history.paused_until > 100.0
-    history.succeeded()
-    assert not history.doubtful
-    history.failed(200.0, refused=True)
-    assert history.doubtful
+    history.record_success()
+    assert not history.is_open
+    history.record_failure(200.0, pushback=True)
+    assert history.is_open
 
 
 def test_a_store_that_falls_silent_is_asked_for_little_more(origin: Origin) -> None:
@@ -278,7 +278,7 @@ def test_random_stalls_trickles_and_resets(seed: int) -> None:
         got, stats = _read(urls, retry=patient, stall_timeout_s=0.7, budget_bytes=4 * MIB)
         origin.release()
     assert got == contents
-    assert stats.hedged_bytes <= OriginHistory().credit_bytes + SHARE * stats.bytes
+    assert stats.hedged_bytes <= OriginHistory().tokens + SHARE * stats.bytes
 
 
 def _asked_for(path: str, start: int) -> Any:

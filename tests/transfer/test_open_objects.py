@@ -27,7 +27,7 @@ def run(program: Callable[[OpenObjects], Any]) -> None:
 
 
 def answered(obj: OpenObject, version: str = "etag 1", size: int = 10) -> OpenObject:
-    obj.version, obj.size = version, size
+    obj.state.version, obj.size = version, size
     return obj
 
 
@@ -48,7 +48,7 @@ def test_facts_choose_the_version() -> None:
     def program(versions: OpenObjects) -> None:
         former, now = Facts(10, "etag 1", {"etag": '"1"'}), Facts(10, "etag 2")
         first = versions.take(URL, former)
-        assert (first.version, first.size, first.state.etag) == ("etag 1", 10, '"1"')
+        assert (first.state.version, first.size, first.state.etag) == ("etag 1", 10, '"1"')
         assert versions.take(URL, Facts(10, "etag 1")) is first
         second = versions.take(URL, now)
         assert second is not first

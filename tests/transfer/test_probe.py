@@ -269,8 +269,8 @@ def test_a_fault_of_the_look_itself_is_raised(monkeypatch: pytest.MonkeyPatch, t
     def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(module, "Fetcher", broken)
-    with pytest.raises(StorageError, match="the look at the shards failed: RuntimeError"):
+    monkeypatch.setattr(module, "why_unread", broken)
+    with pytest.raises(StorageError, match="the probe of the shards failed: RuntimeError"):
         look(str(tmp_path / "x.tar"))
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.servers import Origin
 from tests.transfer.reading import KIB, MIB, data, open_fds, quick, snapshot
 from wds_async.errors import WdsError
-from wds_async.transfer import bridge
+from wds_async.transfer import engine as engine_module
 from wds_async.transfer.reader import ShardReader, open_shards
 from wds_async.transfer.stats import Counters
 
@@ -21,10 +21,9 @@ def _held(reader: ShardReader) -> int:
     """What the engine's pool has given out, seen from its own thread."""
     import threading
 
-    assert reader._engine is not None
     found: list[int] = []
     done = threading.Event()
-    engine = reader._engine
+    engine = reader.engine()
     engine.submit(lambda: (found.append(engine.slabs.used_bytes), done.set()))
     assert done.wait(5)
     return found[0]
@@ -41,7 +40,7 @@ def test_shards_that_are_skipped_at_once_leak_nothing(origin: Origin) -> None:
                 while (piece := shard.read()) is not None:
                     got += piece
                 assert got == content
-        assert reader._engine is None or bridge._current is None
+        assert engine_module._current is None
 
 
 @pytest.mark.parametrize("seed", range(6))

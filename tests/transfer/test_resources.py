@@ -14,7 +14,7 @@ from tests.transfer.reading import quick
 from wds_async.storage.registry import locate
 from wds_async.transfer.connection import Origin as Place
 from wds_async.transfer.connection import request_bytes
-from wds_async.transfer.resources import Equipment, why_unread
+from wds_async.transfer.resources import Resources, why_unread
 
 
 def test_a_stalled_connection_is_seen_and_all_is_closed(origin: Origin) -> None:
@@ -22,7 +22,7 @@ def test_a_stalled_connection_is_seen_and_all_is_closed(origin: Origin) -> None:
     origin.behave(stall_after=BEFORE_HEAD)
 
     async def main() -> None:
-        equipment = Equipment(quick(stall_timeout_s=0.2), asyncio.get_running_loop())
+        equipment = Resources(quick(stall_timeout_s=0.2), asyncio.get_running_loop())
         watch = asyncio.ensure_future(equipment.watch())
         with pytest.raises(TimeoutError, match="no byte arrived"):
             async with equipment.connections.connection(Place.of(url)) as connection:
@@ -47,7 +47,7 @@ def test_a_backend_that_does_not_close_holds_nobody_up() -> None:
             await asyncio.Event().wait()
 
     async def main() -> None:
-        equipment = Equipment(quick(), asyncio.get_running_loop())
+        equipment = Resources(quick(), asyncio.get_running_loop())
         equipment.backends = Hangs()  # type: ignore[assignment]
         async with asyncio.timeout(20):
             await equipment.close_backends(0.05)
@@ -70,7 +70,7 @@ def test_what_is_not_looked_at(tmp_path: Path) -> None:
         names[str(tmp_path / "fifo")] = True
 
     async def main() -> None:
-        equipment = Equipment(quick(), asyncio.get_running_loop())
+        equipment = Resources(quick(), asyncio.get_running_loop())
         for name, unread in names.items():
             assert bool(await why_unread(equipment.threads, locate(name))) is unread, name
         await equipment.close()

@@ -287,7 +287,7 @@ def test_a_refusal_in_a_bucket_that_was_read_is_asked_again(
     assert snapshot(counters).retries == 2
     warnings = [record.getMessage() for record in caplog.records]
     assert len(warnings) == 1
-    assert "others of its bucket were read; asking again for 20 s (WDS_REFUSAL_TIMEOUT)" in warnings[0]
+    assert "others of its bucket were read; retrying for 20 s (WDS_REFUSAL_TIMEOUT)" in warnings[0]
 
 
 def test_a_refusal_within_a_shard_is_asked_again_from_that_byte(origin: Origin) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import crc32c
@@ -19,10 +20,11 @@ from wds_async.errors import ChecksumMismatch
 from wds_async.logs import Once
 from wds_async.shardcache.cache import DiskCache
 from wds_async.storage.base import Checksum
-from wds_async.transfer.checksums import Comparison, HeldShard, Spool, answer_checksum, usable
+from wds_async.storage.registry import locate
+from wds_async.transfer.checksums import Comparison, HeldShard, Spool, usable
 from wds_async.transfer.reader import open_shards
+from wds_async.transfer.shard_state import ShardState
 from wds_async.transfer.stats import Counters
-from wds_async.transfer.window import Shard
 
 SHARD = data(900 * KIB)
 FLIP_AT = 500 * KIB
@@ -191,25 +193,15 @@ def test_the_handler_is_asked() -> None:
     assert [type(exn) for exn in seen] == [ChecksumMismatch]
 
 
-def test_what_auto_compares() -> None:
-    shard = Shard(0, "x")
-    assert answer_checksum(shard) is None
-    assert answer_checksum(shard, may_come=True) == Checksum("crc32c", b"")
-    shard.checksum = Checksum("md5", bytes(16))
-    assert answer_checksum(shard, may_come=True) is None
-    shard.checksum = Checksum("crc32c", bytes(4))
-    assert answer_checksum(shard) is shard.checksum
-
-
 def test_a_checksum_that_comes_later() -> None:
-    shard, comparison = Shard(0, "x"), Comparison(lambda shard: answer_checksum(shard, may_come=True))
-    comparison.add(shard, memoryview(b"12345"))
-    comparison.add(shard, memoryview(b"6789"))
-    assert comparison.judge(shard) is None
-    shard.checksum = Checksum("crc32c", bytes.fromhex("e3069283"))
-    assert comparison.judge(shard) is True
-    shard.checksum = Checksum("crc32c", bytes(4))
-    assert comparison.judge(shard) is False
+    """Of a copy that another process is fetching, which is read to its end from its store."""
+    state, comparison = ShardState(locate("x.tar")), Comparison(lambda state: Checksum("crc32c", b""))
+    for piece in (b"12345", b"6789"):
+        comparison.add(state, memoryview(piece))
+    assert comparison.matches(state) is None
+    for digest, good in (("e3069283", True), ("00000000", False)):
+        state.checksum = Checksum("crc32c", bytes.fromhex(digest))
+        assert comparison.matches(state) is good
 
 
 def test_a_missing_package_is_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -223,49 +215,26 @@ def test_a_missing_package_is_said_once(monkeypatch: pytest.MonkeyPatch, caplog:
     assert not usable(None)
 
 
-def test_held_back_and_read_again() -> None:
-    good, expected = b"123456789", Checksum("crc32c", bytes.fromhex("e3069283"))
-    readings, told = iter([b"12345678x", b"x23456789", good]), list[bool]()
-
-    def reading(comparison: Comparison) -> Any:
-        shard = Shard(0, "x")
-        for byte in next(readings):
-            comparison.add(shard, memoryview(bytes([byte])))
-            yield memoryview(bytes([byte]))
-        if not comparison.judge(shard):
-            raise comparison.error("x")
-
-    comparison = Comparison(lambda shard: expected)
-    first = reading(comparison)
-    held = HeldShard(
-        "x",
-        Spool(4),
-        comparison,
-        receive=lambda: next(first, None),
-        again=reading,
-        expect=lambda shard: None,  # the second time nobody knows: the former holds
-        count=told.append,
-    )
-    assert b"".join(bytes(piece) for piece in iter(held.read, None)) == good
-    assert held.read() is None
-    assert told == [True]
-
-
 def test_an_empty_shard_is_read_again_too() -> None:
-    expected, told = Checksum("crc32c", bytes.fromhex("e3069283")), list[bool]()
-    comparison, shard = Comparison(lambda shard: expected), Shard(0, "x")
+    expected, content, counted = Checksum("crc32c", bytes.fromhex("e3069283")), memoryview(b"123456789"), list[bool]()
+    state = ShardState(locate("x"))
 
-    def nothing() -> None:
-        if not comparison.judge(shard):
-            raise comparison.error("x")
+    def receive() -> None:
+        if not held.comparison.matches(state):
+            raise held.comparison.error("x")
 
-    def again(comparison: Comparison) -> Any:
-        comparison.add(shard, memoryview(b"123456789"))
-        yield memoryview(b"123456789")
-        assert comparison.judge(shard)
+    def reread(_: Any, comparison: Comparison) -> Any:
+        comparison.add(state, content)
+        yield content
+        assert comparison.matches(state)
 
-    held = HeldShard(
-        "x", Spool(4), comparison, receive=nothing, again=again, expect=lambda shard: expected, count=told.append
+    verifier: Any = SimpleNamespace(
+        spool=Spool(4),
+        expected=lambda stream, state: expected,
+        reread=reread,
+        count=lambda stream, *, matched: counted.append(matched),
     )
-    assert b"".join(bytes(piece) for piece in iter(held.read, None)) == b"123456789"
-    assert told == [True]
+    stream: Any = SimpleNamespace(url="x")
+    held = HeldShard(stream, receive, verifier)
+    assert b"".join(bytes(piece) for piece in iter(held.read, None)) == content
+    assert counted == [True]

@@ -121,7 +121,7 @@ class Reader:
         if number not in self.skipped:
             assert self.read[number] == plan.expected()
             broken = plan.way == "refused" or (plan.breaks is not None and plan.breaks < plan.size)
-            assert (event.error is not None) == broken
+            assert (event.shard.error is not None) == broken
         return True
 
     def settle(self) -> None:
@@ -165,7 +165,7 @@ class Reader:
         elif self.rng.random() < 0.5:
             return  # a cancelled part lands some time
         self.flying.remove(part)
-        self.window.landed(part, last=last)
+        self.window.landed(part, last=last, error=part.error)
 
     def _stream(self, part: Part, plan: Plan) -> bool:
         room = part.slab.size if self.rng.random() < 0.5 else self.rng.randint(1, part.slab.size)

@@ -32,7 +32,7 @@ class ReadingStage(FilterFunction):
     ) -> None:
         from wds_async.observe.cost_limit import limit_of_job  # noqa: PLC0415 (the engine)
         from wds_async.observe.ledger import Ledger  # noqa: PLC0415 (the engine)
-        from wds_async.transfer.bridge import prepare  # noqa: PLC0415 (the engine)
+        from wds_async.transfer.engine import prepare  # noqa: PLC0415 (the engine)
         from wds_async.transfer.stats import Board  # noqa: PLC0415 (the engine)
 
         super().__init__(f, *args, **kw)

@@ -1,8 +1,7 @@
-"""Checksums of shards: what an answer or the store gives, the files beside a shard, and verification before use."""
+"""Comparison of shards with their checksums, and ``verify="always"``: shards are held until they have matched."""
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import contextlib
 import functools
@@ -14,7 +13,7 @@ import urllib.parse
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import IO, Any, Protocol, Self
+from typing import IO, Any, Protocol
 
 from wds_async.config import RetryPolicy, TransferConfig
 from wds_async.errors import (
@@ -35,44 +34,27 @@ from wds_async.storage.checksums import FILES, MANIFESTS, Digest, digest_of, in_
 from wds_async.storage.filewriting import write_all
 from wds_async.storage.registry import Backends, Location
 from wds_async.storage.stores import STORES
-from wds_async.transfer.bridge import Engine
+from wds_async.transfer.engine import Engine
+from wds_async.transfer.shard_state import ShardState
 from wds_async.transfer.stats import Counters, Stats
-from wds_async.transfer.window import Shard
 
-__all__ = [
-    "READ_ATTEMPTS",
-    "ChecksumFuture",
-    "Comparison",
-    "HeldShard",
-    "RemoteChecksums",
-    "Spool",
-    "VerifyBeforeUse",
-    "answer_checksum",
-    "cancel_requests",
-    "request_checksum",
-    "usable",
-]
+__all__ = ["Comparison", "HeldShard", "Spool", "Verifier", "usable"]
 
 logger = logging.getLogger("wds_async")
 
-
-ChecksumFuture = concurrent.futures.Future[Checksum | None]
 Receive = Callable[[], memoryview | None]
 
-READ_ATTEMPTS = 3
-"""How often a held shard is read before it counts as damaged."""
-
-_ASK_AHEAD = 8
-_BEFORE_THE_FALLBACK = 2
+_READ_ATTEMPTS = 3
+"""Readings of a held shard before it counts as damaged."""
+_REQUESTS_AHEAD = 8
+_ATTEMPTS_BEFORE_FALLBACK = 2
 _FILE_BYTES, _MANIFEST_BYTES = 64 << 10, 16 << 20
 _PIECE_BYTES = 1 << 20
 _MEMORY_BYTES = 32 << 20
-_LOOK_EVERY_S = 1.0
+_CHECK_EVERY_S = 1.0
 _COUNTED = ("requests", "wire_bytes", "retries")
-_NOT_YET = Checksum("crc32c", b"")
 
-_running: dict[ChecksumFuture, asyncio.Task[None]] = {}
-_reported: weakref.WeakSet[Counters] = weakref.WeakSet()
+_warned: weakref.WeakSet[Counters] = weakref.WeakSet()
 
 
 class VerifiableShard(Protocol):
@@ -95,12 +77,7 @@ class VerifyingReader(Protocol):
 
     config: TransferConfig
     counters: Counters
-
-    @property
-    def closed(self) -> bool: ...
-
-    @property
-    def own(self) -> bool: ...
+    closed: bool
 
     def engine(self) -> Engine: ...
 
@@ -108,265 +85,11 @@ class VerifyingReader(Protocol):
 
     def close(self) -> None: ...
 
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *exc: Any) -> None: ...
-
     def __iter__(self) -> Iterator[VerifiableShard]: ...
 
 
-# -- what a store says -------------------------------------------------------------------------------------------------
-
-
-def request_checksum(backends: Backends, location: Location, policy: RetryPolicy, asked: ChecksumFuture) -> None:
-    """Request a shard's checksum from the store of ``location``, and set it in ``asked``; on the loop."""
-    task = asyncio.get_running_loop().create_task(_answer(backends, location, policy, asked))
-    _running[asked] = task
-    task.add_done_callback(lambda _: _running.pop(asked, None))
-
-
-def cancel_requests(asked: Iterable[ChecksumFuture]) -> None:
-    """Cancel these requests; on the loop. A request that went on would open sessions after the engine has ended."""
-    for each in asked:
-        if (task := _running.get(each)) is not None:
-            task.cancel()
-
-
-async def _answer(backends: Backends, location: Location, policy: RetryPolicy, asked: ChecksumFuture) -> None:
-    try:
-        found = await _remote_checksum(backends, location, policy)
-    except WdsError as exn:
-        asked.set_exception(exn)
-    except Exception as exn:  # a fault of ours, or of a client's: it must not hang the consumer
-        asked.set_exception(WdsError(f"{location.shown}: asking for its checksum failed: {exn!r}"))
-    else:
-        asked.set_result(found)
-    finally:
-        asked.cancel()  # if this was cancelled: no thread may wait for it
-
-
-async def _remote_checksum(backends: Backends, location: Location, policy: RetryPolicy) -> Checksum | None:
-    """Return the checksum that the store keeps. None where it keeps none or refuses it; WdsError where it cannot be
-    reached, after fewer attempts than a part has."""
-    location = replace(location, entry=None)
-    backend, target = backends.of(location), location.target
-    attempts = min(policy.brief_attempts, _BEFORE_THE_FALLBACK if location.fallback is not None else math.inf)
-    retries = retry.Retries(policy, exhausted=lambda failures: failures >= attempts)
-    try:
-        return await retry.ask(
-            lambda: backend.remote_checksum(target), lambda exn: backend.classify(exn, target), policy, retries=retries
-        )
-    except Exception as exn:
-        fault = None if isinstance(exn, WdsError) else retries.fault
-        if fault is None or not retries.retryable:
-            why = exn if fault is None else fault.reason
-            logger.info("%s: its checksum could not be asked for: %s", location.shown, why)
-            return None
-        if location.fallback is not None:
-            return await _remote_checksum(backends, location.fallback, policy)
-        raise error_for(fault, location.shown, 0, retries.failures) from exn
-
-
-class RemoteChecksums:
-    """Checksums of one reader's shards: of the answer, of the store, of files beside the shard. Used on the consumer's
-    thread."""
-
-    def __init__(self, reader: VerifyingReader) -> None:
-        self._reader: VerifyingReader = weakref.proxy(
-            reader
-        )  # a cycle would keep its connections until it is collected
-        self._pending: set[ChecksumFuture] = set()
-        self._readers: weakref.WeakSet[VerifyingReader] = weakref.WeakSet()
-        self._asked: dict[str, ChecksumFuture] = {}
-        self._in_every_answer = {spec.kind for spec in STORES if spec.sends_checksum}
-        self._manifests: dict[str, list[dict[str, Checksum]]] = {}
-        self._shards = 0
-        self._unknown = 0
-        self._first_unknown = ""
-
-    def ahead(self, locations: Iterator[Location]) -> None:
-        """Request the checksums of the first of these, which are read next, where that takes a request."""
-        for location, _ in zip(locations, range(_ASK_AHEAD), strict=False):
-            if location.kind not in self._in_every_answer and location.target not in self._asked:
-                self._asked[location.target] = self._ask(location)
-
-    def find(self, location: Location, answered: Checksum | None) -> Checksum | None:
-        """Return the checksum of a shard: ``answered``, else the store's, else that of the files beside it. WdsError
-        where the store cannot be reached."""
-        asked = self._asked.pop(location.target, None)
-        if usable(answered):
-            self._in_every_answer.add(location.kind)
-            return answered
-        stored = self._wait(asked or self._ask(location))
-        return stored if usable(stored) else self._beside(location)
-
-    def count(self, url: str, *, verified: bool) -> None:
-        """Count a shard: compared and good, or without a checksum to compare."""
-        self._shards += 1
-        if verified:
-            self._reader.counters.add("verified_shards")
-        else:
-            self._unknown += 1
-            self._first_unknown = self._first_unknown or redact(url)
-            logger.info("%s: no checksum was found, so it was not compared", redact(url))
-
-    def open(self, shards: Sequence[Any], counters: Counters, *, optional: bool = False) -> VerifyingReader:
-        """Return another reader of ``shards``, closed with this one's."""
-        opened = self._reader.reading(shards, counters, optional=optional)
-        self._readers.add(opened)
-        return opened
-
-    def close(self) -> None:
-        """Stop, and log, once a dataset and process, how many shards could not be compared."""
-        for reader in list(self._readers):  # another thread waits there
-            reader.close()
-        counters = self._reader.counters
-        if self._unknown and counters not in _reported:
-            _reported.add(counters)
-            logger.warning(
-                'verify="always": %d of %d shards could not be verified, the first of them %s: its store gives no '
-                "checksum that can be compared, and none lies beside it. Write one there, as NAME.sha256 or in one "
-                "SHA256SUMS for the folder: sha256sum *.tar > SHA256SUMS (said once)",
-                self._unknown,
-                self._shards,
-                self._first_unknown,
-            )
-        if (pending := list(self._pending)) and self._reader.own:  # else it is the parent's loop
-            self._reader.engine().submit(cancel_requests, pending)
-
-    def _ask(self, location: Location) -> ChecksumFuture:
-        engine, asked = self._reader.engine(), ChecksumFuture()
-        self._pending.add(asked)
-        asked.add_done_callback(self._pending.discard)
-        engine.submit(request_checksum, engine.backends, location, self._reader.config.retry, asked)
-        return asked
-
-    def _wait(self, asked: ChecksumFuture) -> Checksum | None:
-        while True:
-            try:
-                return asked.result(_LOOK_EVERY_S)
-            except concurrent.futures.CancelledError:  # the engine has ended
-                raise ReaderClosed("this reader was closed; iterate over the dataset again") from None
-            except TimeoutError:
-                if asked.done():  # it is what asking raised, or the answer has come at this very moment
-                    return asked.result()
-                if self._reader.closed or not self._reader.engine().alive:
-                    raise ReaderClosed("this reader was closed; iterate over the dataset again") from None
-
-    def _beside(self, location: Location) -> Checksum | None:
-        target = location.target
-        if location.kind != "local" and ("?" in target or "#" in target or "::" in target):
-            return None  # a signature, a version: it is for this object, and the place of another is not known
-        folder, slash, last = target.rpartition("/")
-        if location.path is None and not last:
-            return None
-        name = urllib.parse.unquote(last) if location.kind == "http" else last
-        texts = self._small([target + ending for ending, _ in FILES], _FILE_BYTES)
-        for (ending, algorithm), text in zip(FILES, texts, strict=True):
-            checksum = in_file(text, algorithm, name, f"{name}{ending}") if text is not None else None
-            if usable(checksum):
-                return checksum
-        listed = (manifest.get(name) for manifest in self._listed(folder + slash))
-        return next((checksum for checksum in listed if usable(checksum)), None)
-
-    def _listed(self, folder: str) -> list[dict[str, Checksum]]:
-        """The manifests of a folder, read once."""
-        if folder not in self._manifests:
-            texts = self._small([folder + name for name, _ in MANIFESTS], _MANIFEST_BYTES)
-            pairs = zip(MANIFESTS, texts, strict=True)
-            self._manifests[folder] = [in_manifest(text, kind, name) for (name, kind), text in pairs if text]
-        return self._manifests[folder]
-
-    def _small(self, targets: Sequence[str], limit_bytes: int) -> list[str | None]:
-        """Read small files; None for each that is missing, refused or larger. They are targets, not the user's URLs:
-        read as the shard is, with the credentials for its place, and not rewritten again."""
-        texts: list[str | None] = []
-        with self.open(targets, Counters(traffic=self._reader.counters.traffic), optional=True) as reader:
-            for stream in reader:
-                data = bytearray()
-                try:
-                    while (piece := stream.read()) is not None and len(data) <= limit_bytes:
-                        data += piece
-                except (AccessDenied, ShardNotFound):
-                    data.clear()  # S3 answers 403 for a missing object to clients that may not list the folder
-                except (ReaderClosed, TransferError):  # it may be there: without it, nothing is known to be good
-                    raise
-                except WdsError as exn:
-                    logger.warning("%s: the checksum there could not be read: %s", redact(stream.url), exn)
-                    data.clear()
-                texts.append(bytes(data).decode("utf-8", "replace") if 0 < len(data) <= limit_bytes else None)
-        return texts
-
-
-# -- comparing ---------------------------------------------------------------------------------------------------------
-
-
-class Spool:
-    """Bytes of one shard, written and then read: up to ``memory_bytes`` in memory, the rest in a file without a name
-    in ``folder`` (None: the system's for temporary files). OSError where that has no room. One thread uses it, for one
-    shard after another."""
-
-    def __init__(self, memory_bytes: int, folder: str | None = None) -> None:
-        self._memory_bytes = memory_bytes
-        self._folder = folder
-        self._memory = bytearray()
-        self._file: IO[bytes] | None = None
-        self._buffer = memoryview(b"")
-        self.size = 0
-        """Bytes written."""
-        self._given = 0
-
-    def write(self, piece: memoryview) -> None:
-        """Append a copy of the next bytes."""
-        if not self._memory:
-            self._memory = bytearray(self._memory_bytes)  # pages that nobody writes to cost nothing
-        kept = max(0, min(len(piece), self._memory_bytes - self.size))
-        if kept:
-            self._memory[self.size : self.size + kept] = piece[:kept]
-        if kept < len(piece):
-            if self._file is None:
-                self._file = tempfile.TemporaryFile(buffering=0, dir=self._folder)  # noqa: SIM115 (see `clear`)
-            write_all(self._file.fileno(), piece[kept:])
-        self.size += len(piece)
-
-    def read(self) -> memoryview | None:
-        """Return the next piece in order, valid until the next call; None at the end."""
-        in_memory = min(self.size, self._memory_bytes)
-        start = self._given
-        if start < in_memory:
-            self._given = min(in_memory, start + _PIECE_BYTES)
-            return memoryview(self._memory)[start : self._given]
-        if start >= self.size or self._file is None:
-            return None
-        if start == in_memory:
-            self._file.seek(0)
-            self._buffer = self._buffer or memoryview(bytearray(_PIECE_BYTES))
-        count = self._file.readinto(self._buffer)  # type: ignore[attr-defined]  # raw, for want of buffering
-        if not count:
-            raise OSError(f"the file of what was held back ended {self.size - start} bytes early")
-        self._given += count
-        return self._buffer[:count]
-
-    def clear(self) -> None:
-        """Forget everything written; the memory stays. Idempotent."""
-        self.size = self._given = 0
-        file, self._file = self._file, None
-        if file is not None:
-            with contextlib.suppress(OSError):
-                file.close()
-
-
-def answer_checksum(shard: Shard, *, may_come: bool = False) -> Checksum | None:
-    """Return what ``verify="auto"`` compares: the CRC-32C of an answer. ``may_come``: it may come later, because the
-    shard is read behind the process that fetches it, and perhaps to its end from its store."""
-    checksum = shard.checksum
-    if checksum is None:
-        return _NOT_YET if may_come else None
-    return checksum if checksum.algorithm == "crc32c" else None
-
-
 def usable(checksum: Checksum | None) -> bool:
-    """Whether it can be compared here; a missing package is logged once a process."""
+    """Return whether ``checksum`` can be compared here; a missing package is logged once a process."""
     if checksum is None:
         return False
     try:
@@ -381,92 +104,133 @@ def usable(checksum: Checksum | None) -> bool:
 
 
 class Comparison:
-    """Comparison of one shard's bytes with one checksum, that of ``expect(shard)`` at the first piece, when the first
+    """Comparison of one shard's bytes with one checksum: that of ``expect(state)`` at the first piece, when the first
     answer has come; None compares nothing."""
 
-    def __init__(self, expect: Callable[[Shard], Checksum | None]) -> None:
+    def __init__(self, expect: Callable[[ShardState], Checksum | None]) -> None:
         self.expected: Checksum | None = None
-        self._expect: Callable[[Shard], Checksum | None] | None = expect
+        self._expect: Callable[[ShardState], Checksum | None] | None = expect
         self._digest: Digest | None = None
         self._computed = b""
         self._size = 0
 
-    def add(self, shard: Shard, piece: memoryview) -> None:
+    def add(self, state: ShardState, piece: memoryview) -> None:
         """Take the next bytes."""
         if self._expect is not None:
-            self._begin(shard)
+            self._begin(state)
         if self._digest is not None:
             self._digest.update(piece)
             self._size += len(piece)
 
-    def judge(self, shard: Shard) -> bool | None:
-        """Whether all bytes were those expected; None where there was nothing to compare. The checksum of the last
-        store counts: a shard may have been read on at another one."""
+    def matches(self, state: ShardState) -> bool | None:
+        """Return whether all bytes were those expected; None where there was nothing to compare. The checksum of the
+        last store counts: a shard may have been read on at another one."""
         if self._expect is not None:
-            self._begin(shard)
-        latest, begun = shard.checksum, self.expected
-        if self._digest is None or begun is None:
+            self._begin(state)
+        latest, first = state.checksum, self.expected
+        if self._digest is None or first is None:
             return None
-        self.expected = latest if latest is not None and latest.algorithm == begun.algorithm else begun
+        self.expected = latest if latest is not None and latest.algorithm == first.algorithm else first
         if not self.expected.digest:
             return None
         self._computed = self._digest.digest()
         return self._computed == self.expected.digest
 
     def error(self, url: str, *, readings: int = 0) -> ChecksumMismatch:
-        """Return the error of a shard that was judged bad, after ``readings`` if it was held."""
+        """Return the error of a shard that did not match, after ``readings`` if it was held."""
         shown = redact(url)
         if readings:
-            became = (
+            advice = (
                 f"It was read {readings} times, and no sample of it was delivered. Copy the shard again: it is damaged "
                 "where it lies or on the way, or its checksum is that of another."
             )
         else:
-            became = (
+            advice = (
                 'Samples of it were delivered. verify="always" (WDS_VERIFY=always) holds them back until their shard '
                 "was compared, and reads it again; if that fails too, copy the shard again."
             )
-        return ChecksumMismatch(f"{shown}: {self.difference}. {became}").at(shown, 0)
+        return ChecksumMismatch(f"{shown}: {self.difference}. {advice}").at(shown, 0)
 
     @property
     def difference(self) -> str:
-        """Both sums, in words."""
+        """Both checksums, in words."""
         assert self.expected is not None
         name, digest, source = self.expected.algorithm, self.expected.digest.hex(), self.expected.source
-        return (
-            f"its {self._size} bytes are not those that were vouched for: their {name} is {self._computed.hex()}, and "
-            f"{source or 'its store'} says {digest}"
-        )
+        source = source or "its store"
+        return f"the {name} of its {self._size} bytes is {self._computed.hex()}, and {source} gives {digest}"
 
-    def _begin(self, shard: Shard) -> None:
+    def _begin(self, state: ShardState) -> None:
         expect, self._expect = self._expect, None
         assert expect is not None
-        checksum = expect(shard)
+        checksum = expect(state)
         if checksum is not None and usable(checksum):
             self.expected, self._digest = checksum, digest_of(checksum.algorithm)
 
 
-class HeldShard:
-    """A shard that is read into ``spool`` to its end, and compared before its first byte is delivered.
+class Spool:
+    """Bytes of one shard, written and then read: up to ``memory_bytes`` in memory, the rest in a file without a name
+    in ``folder`` (None: the system's for temporary files). OSError where that has no room. Used by one thread, for one
+    shard after another."""
 
-    ``receive`` gives its pieces as they come and raises `ChecksumMismatch` at a bad end, by ``comparison``; ``again``
-    gives those of another reading, likewise, by a comparison with ``expect``; ``count(verified)`` takes the outcome:
-    compared and good, or without a checksum. A shard without one is delivered as it comes.
+    def __init__(self, memory_bytes: int, folder: str | None = None) -> None:
+        self.size = 0
+        """Bytes written."""
+        self._memory_bytes = memory_bytes
+        self._folder = folder
+        self._memory = bytearray()
+        self._file: IO[bytes] | None = None
+        self._buffer = memoryview(b"")
+        self._position = 0
+
+    def write(self, piece: memoryview) -> None:
+        """Append a copy of the next bytes."""
+        if not self._memory:
+            self._memory = bytearray(self._memory_bytes)  # pages that are not written to cost nothing
+        count = max(0, min(len(piece), self._memory_bytes - self.size))
+        if count:
+            self._memory[self.size : self.size + count] = piece[:count]
+        if count < len(piece):
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(buffering=0, dir=self._folder)  # noqa: SIM115 (see `clear`)
+            write_all(self._file.fileno(), piece[count:])
+        self.size += len(piece)
+
+    def read(self) -> memoryview | None:
+        """Return the next piece in order, valid until the next call; None at the end."""
+        in_memory, start = min(self.size, self._memory_bytes), self._position
+        if start < in_memory:
+            self._position = min(in_memory, start + _PIECE_BYTES)
+            return memoryview(self._memory)[start : self._position]
+        if start >= self.size or self._file is None:
+            return None
+        if start == in_memory:
+            self._file.seek(0)
+            self._buffer = self._buffer or memoryview(bytearray(_PIECE_BYTES))
+        count = self._file.readinto(self._buffer)  # type: ignore[attr-defined]  # raw, for want of buffering
+        if not count:
+            raise OSError(f"the temporary file of a held shard ended {self.size - start} bytes early")
+        self._position += count
+        return self._buffer[:count]
+
+    def clear(self) -> None:
+        """Discard everything written; the memory stays. Idempotent."""
+        self.size = self._position = 0
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):
+                file.close()
+
+
+class HeldShard:
+    """A shard that is read to its end and compared before its first byte is delivered, and read again if it does not
+    match. One without a checksum is delivered as it comes.
+
+    ``receive`` returns its pieces as they come and raises `ChecksumMismatch` at a bad end, by `comparison`.
     """
 
-    def __init__(
-        self,
-        url: str,
-        spool: Spool,
-        comparison: Comparison,
-        *,
-        receive: Receive,
-        again: Callable[[Comparison], Iterator[memoryview]],
-        expect: Callable[[Shard], Checksum | None],
-        count: Callable[[bool], None],
-    ) -> None:
-        self._url, self._spool, self._comparison = url, spool, comparison
-        self._receive, self._again, self._expect, self._count = receive, again, expect, count
+    def __init__(self, stream: VerifiableShard, receive: Receive, verifier: Verifier) -> None:
+        self._stream, self._receive, self._verifier = stream, receive, verifier
+        self.comparison = Comparison(functools.partial(verifier.expected, stream))
         self._next: Receive | None = self._gather
 
     @property
@@ -489,94 +253,105 @@ class HeldShard:
         return piece
 
     def close(self) -> None:
-        """Forget the bytes that are held; idempotent."""
+        """Discard the bytes that are held; idempotent."""
         if self._next is not None:
             self._next = None
-            self._spool.clear()
+            self._verifier.spool.clear()
 
     def _gather(self) -> memoryview | None:
+        spool = self._verifier.spool
         try:
             piece = self._receive()  # of an empty shard it is the bad end already
-            if self._comparison.expected is None:
-                self._count(False)
+            if self.comparison.expected is None:
+                self._verifier.count(self._stream, matched=False)
                 self._next = self._receive
                 return piece
             while piece is not None:
-                self._keep(piece)
+                self._hold(piece)
                 piece = self._receive()
         except ChecksumMismatch:
-            self._heal()
-        self._count(True)
-        self._next = self._spool.read
-        return self._spool.read()
+            self._read_again()
+        self._verifier.count(self._stream, matched=True)
+        self._next = spool.read
+        return spool.read()
 
-    def _heal(self) -> None:
-        """Read the shard again, and its checksum: both may have been replaced."""
-        for _ in range(READ_ATTEMPTS - 1):
-            logger.warning("%s: %s; it is read again", redact(self._url), self._comparison.difference)
-            former = self._comparison.expected
-            self._comparison = Comparison(lambda shard, former=former: self._expect(shard) or former)  # type: ignore[misc]
-            self._spool.clear()
+    def _read_again(self) -> None:
+        """Read the shard anew, and its checksum: both may have been replaced."""
+        verifier, url = self._verifier, self._stream.url
+        for _ in range(_READ_ATTEMPTS - 1):
+            logger.warning("%s: %s; it is read again", redact(url), self.comparison.difference)
+            former = self.comparison.expected
+            self.comparison = Comparison(
+                lambda state, former=former: verifier.expected(self._stream, state) or former  # type: ignore[misc]
+            )
+            verifier.spool.clear()
             try:
-                for piece in self._again(self._comparison):
-                    self._keep(piece)
+                for piece in verifier.reread(self._stream, self.comparison):
+                    self._hold(piece)
                 return
             except ChecksumMismatch:
                 continue
-        raise self._comparison.error(self._url, readings=READ_ATTEMPTS)
+        raise self.comparison.error(url, readings=_READ_ATTEMPTS)
 
-    def _keep(self, piece: memoryview) -> None:
+    def _hold(self, piece: memoryview) -> None:
         try:
-            self._spool.write(piece)
+            self._verifier.spool.write(piece)
         except OSError as exn:
             raise StorageError(
-                f'{redact(self._url)}: verify="always" holds a shard back until it was compared, and there is no room '
-                f"for it: {exn}. Set TMPDIR (or the folder of the shard cache) to where a whole shard fits."
+                f'{redact(self._stream.url)}: verify="always" holds a shard back until it was compared, and there is '
+                f"no room for it: {exn}. Set TMPDIR (or the folder of the shard cache) to where a whole shard fits."
             ) from exn
 
 
-class VerifyBeforeUse:
-    """``verify="always"`` of one reader: shards are held, compared with their checksums, and read again if need be.
-    ``folder``: place for what does not fit into memory; None: the system's for temporary files."""
+class Verifier:
+    """``verify="always"`` of one reader: the checksums of its shards, of the answer, of the store or of files beside
+    the shard, and the `spool` for one held shard. Used on the consumer's thread.
+
+    ``folder``: place for what does not fit into memory; None: the system's for temporary files.
+    """
 
     def __init__(self, reader: VerifyingReader, folder: str | None) -> None:
-        self._reader: VerifyingReader = weakref.proxy(reader)
-        self._spool = Spool(min(_MEMORY_BYTES, reader.config.budget_bytes // 4), folder)
-        self._checksums = RemoteChecksums(reader)
+        self._reader: VerifyingReader = weakref.proxy(
+            reader
+        )  # a cycle would keep its connections until it is collected
+        self.spool = Spool(min(_MEMORY_BYTES, reader.config.budget_bytes // 4), folder)
+        self._others: weakref.WeakSet[VerifyingReader] = weakref.WeakSet()
+        self._requests: dict[str, concurrent.futures.Future[Checksum | None]] = {}
+        self._in_every_answer = {spec.kind for spec in STORES if spec.sends_checksum}
+        self._manifests: dict[str, list[dict[str, Checksum]]] = {}
+        self._shards = 0
+        self._unverified: list[str] = []
 
-    def held(self, stream: VerifiableShard, receive: Receive) -> tuple[Comparison, HeldShard]:
-        """Return the comparison of ``stream`` and its held form; ``receive`` gives its bytes as they come."""
-        expect = functools.partial(self._expect, stream)
-        comparison = Comparison(expect)
-        again, count = functools.partial(self._again, stream), functools.partial(self._count, stream)
-        held = HeldShard(stream.url, self._spool, comparison, receive=receive, again=again, expect=expect, count=count)
-        return comparison, held
+    def request_ahead(self, streams: Iterable[VerifiableShard | BaseException]) -> None:
+        """Request the checksums of the shards that are read next, where that takes a request."""
+        places = (place for stream in streams if (place := _comparable(stream)) is not None)
+        for place, _ in zip(places, range(_REQUESTS_AHEAD), strict=False):
+            if place.kind not in self._in_every_answer and place.target not in self._requests:
+                self._request(place)
 
-    def ahead(self, streams: Iterable[VerifiableShard | BaseException]) -> None:
-        """Request checksums of the shards that come next."""
-        located = (stream.located for stream in streams if not isinstance(stream, BaseException))
-        self._checksums.ahead(place for place in located if not isinstance(place, WdsError) and _can_be_compared(place))
-
-    def close(self) -> None:
-        """Stop, with the reader."""
-        self._spool.clear()
-        self._checksums.close()
-
-    def _expect(self, stream: VerifiableShard, shard: Shard) -> Checksum | None:
-        place = stream.located
-        if isinstance(place, WdsError) or stream.kept or not _can_be_compared(place):
+    def expected(self, stream: VerifiableShard, state: ShardState) -> Checksum | None:
+        """Return the checksum of ``stream``: its answer's, else the store's, else that of the files beside it. WdsError
+        where the store cannot be reached."""
+        place = _comparable(stream)
+        if place is None or stream.kept:
             return None
-        return self._checksums.find(place, shard.checksum)
+        if usable(state.checksum):
+            self._in_every_answer.add(place.kind)
+            if (request := self._requests.pop(place.target, None)) is not None:
+                request.cancel()
+            return state.checksum
+        request = self._requests.get(place.target) or self._request(place)
+        try:
+            stored = self._wait(request)
+        finally:
+            self._requests.pop(place.target, None)
+        return stored if usable(stored) else self._beside(place)
 
-    def _count(self, stream: VerifiableShard, verified: bool) -> None:
-        if verified or not stream.kept:
-            self._checksums.count(stream.url, verified=verified)
-
-    def _again(self, stream: VerifiableShard, comparison: Comparison) -> Iterator[memoryview]:
-        """The pieces of another reading, past the shard cache. `ChecksumMismatch` at a bad end."""
+    def reread(self, stream: VerifiableShard, comparison: Comparison) -> Iterator[memoryview]:
+        """Yield the pieces of another reading, past the shard cache. `ChecksumMismatch` at a bad end."""
         counters = Counters(traffic=self._reader.counters.traffic)
         try:
-            with self._checksums.open([stream.info], counters) as reader:
+            with contextlib.closing(self._open([stream.info], counters)) as reader:
                 for other in reader:
                     other.compare(comparison)
                     while (piece := other.read()) is not None:
@@ -588,6 +363,132 @@ class VerifyBeforeUse:
             for name in _COUNTED:  # those cells are the loop's
                 engine.submit(self._reader.counters.add, name, spent[name])
 
+    def count(self, stream: VerifiableShard, *, matched: bool) -> None:
+        """Count a shard: compared and good, or without a checksum to compare."""
+        if matched:
+            self._reader.counters.add("verified_shards")
+        elif stream.kept:
+            return
+        else:
+            self._unverified.append(redact(stream.url))
+            logger.info("%s: no checksum was found, so it was not compared", redact(stream.url))
+        self._shards += 1
 
-def _can_be_compared(place: Location) -> bool:
-    return not place.spec.in_order and (place.path is None or os.path.isfile(place.path))
+    def close(self) -> None:
+        """Stop, with the reader, and log, once a dataset and process, how many shards could not be compared."""
+        self.spool.clear()
+        for reader in list(self._others):  # another thread waits there
+            reader.close()
+        counters = self._reader.counters
+        if self._unverified and counters not in _warned:
+            _warned.add(counters)
+            logger.warning(
+                'verify="always": %d of %d shards could not be verified, the first of them %s: its store gives no '
+                "checksum that can be compared, and none lies beside it. Write one there, as NAME.sha256 or in one "
+                "SHA256SUMS for the folder: sha256sum *.tar > SHA256SUMS (logged once)",
+                len(self._unverified),
+                self._shards,
+                self._unverified[0],
+            )
+        for request in list(self._requests.values()):  # it would open sessions after the engine has ended
+            request.cancel()
+
+    def _request(self, place: Location) -> concurrent.futures.Future[Checksum | None]:
+        engine = self._reader.engine()
+        request = engine.run(_remote_checksum(engine.backends, place, self._reader.config.retry))
+        self._requests[place.target] = request
+        return request
+
+    def _wait(self, request: concurrent.futures.Future[Checksum | None]) -> Checksum | None:
+        closed = ReaderClosed("this reader was closed; iterate over the dataset again")
+        while True:
+            try:
+                return request.result(_CHECK_EVERY_S)
+            except concurrent.futures.CancelledError:  # the engine has ended
+                raise closed from None
+            except TimeoutError:
+                if request.done():  # it is the request's own error, or the answer has come at this very moment
+                    return request.result()
+                if self._reader.closed or not self._reader.engine().alive:
+                    raise closed from None
+
+    def _beside(self, place: Location) -> Checksum | None:
+        target = place.target
+        if place.kind != "local" and ("?" in target or "#" in target or "::" in target):
+            return None  # a signature, a version: it is for this object, and the place of another is not known
+        folder, slash, last = target.rpartition("/")
+        if place.path is None and not last:
+            return None
+        name = urllib.parse.unquote(last) if place.kind == "http" else last
+        texts = self._read_small([target + ending for ending, _ in FILES], _FILE_BYTES)
+        for (ending, algorithm), text in zip(FILES, texts, strict=True):
+            checksum = in_file(text, algorithm, name, f"{name}{ending}") if text is not None else None
+            if usable(checksum):
+                return checksum
+        listed = (manifest.get(name) for manifest in self._manifests_of(folder + slash))
+        return next((checksum for checksum in listed if usable(checksum)), None)
+
+    def _manifests_of(self, folder: str) -> list[dict[str, Checksum]]:
+        """Return the manifests of a folder, read once."""
+        if folder not in self._manifests:
+            texts = self._read_small([folder + name for name, _ in MANIFESTS], _MANIFEST_BYTES)
+            pairs = zip(MANIFESTS, texts, strict=True)
+            self._manifests[folder] = [in_manifest(text, kind, name) for (name, kind), text in pairs if text]
+        return self._manifests[folder]
+
+    def _read_small(self, targets: Sequence[str], limit_bytes: int) -> list[str | None]:
+        """Read small files; None for each that is missing, refused or larger. They are targets, not the user's URLs:
+        read as the shard is, with the credentials for its place, and not rewritten again."""
+        texts: list[str | None] = []
+        counters = Counters(traffic=self._reader.counters.traffic)
+        with contextlib.closing(self._open(targets, counters, optional=True)) as reader:
+            for stream in reader:
+                data = bytearray()
+                try:
+                    while (piece := stream.read()) is not None and len(data) <= limit_bytes:
+                        data += piece
+                except (AccessDenied, ShardNotFound):
+                    data.clear()  # S3 answers 403 for a missing object to clients that may not list the folder
+                except (ReaderClosed, TransferError):  # it may be there: without it, nothing is known to be good
+                    raise
+                except WdsError as exn:
+                    logger.warning("%s: the checksum there could not be read: %s", redact(stream.url), exn)
+                    data.clear()
+                texts.append(bytes(data).decode("utf-8", "replace") if 0 < len(data) <= limit_bytes else None)
+        return texts
+
+    def _open(self, shards: Sequence[Any], counters: Counters, *, optional: bool = False) -> VerifyingReader:
+        """Return another reader of ``shards``, closed with this one's."""
+        reader = self._reader.reading(shards, counters, optional=optional)
+        self._others.add(reader)
+        return reader
+
+
+def _comparable(stream: VerifiableShard | BaseException) -> Location | None:
+    """Return the place of a shard whose bytes can be read again; None for a pipe, a FIFO, a shard with an error."""
+    place = None if isinstance(stream, BaseException) else stream.located
+    if place is None or isinstance(place, WdsError) or place.spec.in_order:
+        return None
+    return place if place.path is None or os.path.isfile(place.path) else None
+
+
+async def _remote_checksum(backends: Backends, location: Location, policy: RetryPolicy) -> Checksum | None:
+    """Return the checksum that the store keeps. None where it keeps none or refuses it; WdsError where it cannot be
+    reached, after fewer attempts than a part has."""
+    location = replace(location, entry=None)
+    backend, target = backends.of(location), location.target
+    attempts = min(policy.brief_attempts, _ATTEMPTS_BEFORE_FALLBACK if location.fallback is not None else math.inf)
+    retries = retry.Retries(policy, exhausted=lambda failures: failures >= attempts)
+    try:
+        return await retry.ask(
+            lambda: backend.remote_checksum(target), lambda exn: backend.classify(exn, target), policy, retries=retries
+        )
+    except Exception as exn:
+        fault = None if isinstance(exn, WdsError) else retries.fault
+        if fault is None or not retries.retryable:
+            reason = exn if fault is None else fault.reason
+            logger.info("%s: its checksum could not be requested: %s", location.shown, reason)
+            return None
+        if location.fallback is not None:
+            return await _remote_checksum(backends, location.fallback, policy)
+        raise error_for(fault, location.shown, 0, retries.failures) from exn

@@ -9,13 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from wds_async.config import TransferConfig
 from wds_async.errors import WdsError
 from wds_async.redact import redact
 from wds_async.storage.base import (
     Access,
     Backend,
-    Checksum,
     Contradiction,
     LocalFile,
     Ranges,
@@ -30,7 +28,8 @@ from wds_async.transfer.circuit_breaker import CircuitBreaker
 from wds_async.transfer.concurrency import Concurrency
 from wds_async.transfer.connection import Origin
 from wds_async.transfer.files import FileReplaced
-from wds_async.transfer.hedging import Hedges
+from wds_async.transfer.hedging import HedgingController
+from wds_async.transfer.options import ReadOptions
 from wds_async.transfer.part_request import (
     NoSuchRange,
     RangesIgnored,
@@ -39,10 +38,9 @@ from wds_async.transfer.part_request import (
     get_part,
     wait_for_memory,
 )
-from wds_async.transfer.resources import Equipment
+from wds_async.transfer.resources import Resources
 from wds_async.transfer.retry import Attempts, RetryController
 from wds_async.transfer.shard_state import ShardState, ignore_result
-from wds_async.transfer.stats import Counters
 from wds_async.transfer.streams import DirectStream
 from wds_async.transfer.traffic import FILES, OriginTraffic
 from wds_async.transfer.window import Part, Shard
@@ -86,25 +84,23 @@ class Fetcher:
     def __init__(
         self,
         window: Plan,
+        resources: Resources,
+        options: ReadOptions,
         *,
-        equipment: Equipment,
-        config: TransferConfig,
-        counters: Counters,
         hurried: Callable[[], bool],
     ) -> None:
         self.answering: Part | None = None
         self._window = window
-        self._pool = pool = equipment.connections
-        self._threads = equipment.threads
-        self._counters = counters
+        self._pool = pool = resources.connections
+        self._threads = resources.threads
+        self._counters = counters = options.counters
         self._hurried = hurried
-        self._retry = RetryController(equipment.backends, pool, config, counters, window.concurrency)
+        self._retry = RetryController(resources, options, window.concurrency)
         healthy, concurrency = self._retry.healthy, window.concurrency
-        self._hedges = (
-            Hedges(pool, config, counters, healthy, concurrency.stumbled, lambda: hurried() or concurrency.rough > 0)
-            if config.hedge_share
-            else None
-        )
+        self._hedges = None
+        if options.config.hedge_share:
+            hurry = lambda: hurried() or concurrency.rough > 0  # noqa: E731
+            self._hedges = HedgingController(pool, options.config, counters, healthy, concurrency.stumbled, hurry)
 
     async def fetch(self, part: Part, *, once: bool = False) -> bool:
         """Fill ``part``; True where a streamed shard ends behind it. Raise one error of the tree: with ``once`` that of
@@ -113,7 +109,7 @@ class Fetcher:
             await self._retry.wait_until_up(part.shard)
         attempts, clock = Attempts.of(part, once=once), asyncio.get_running_loop().time
         while True:
-            attempts.began, backed = clock(), part.backed
+            backed = part.backed
             backend = self._retry.backend(part.shard)
             try:
                 return await self._once(backend, part, attempts)
@@ -127,7 +123,7 @@ class Fetcher:
             except Exception as exn:
                 if part.backed and not backed:  # the wait for memory is none for the store
                     attempts.reset(clock())
-                await self._retry.recover(part, attempts, backend, exn)
+                await self._retry.recover(attempts, backend, exn)
 
     async def ready(self, shard: Shard) -> None:
         """Return when ``shard`` may be requested: at once, unless its store is down."""
@@ -146,7 +142,7 @@ class Fetcher:
         """Make one attempt, by the backend's access."""
         shard = part.shard
         state: ShardState = shard.state
-        attempts.begin(state, self._retry.bind(state))
+        attempts.begin(self._retry.bind(state))
         access = attempts.access = await state.request_access(backend)
         if part.dropped:
             return False
@@ -175,14 +171,14 @@ class Fetcher:
             if isinstance(copy, GrowingStream):
                 return await self._stream(backend, part, copy)
             if isinstance(copy, HandedFile):
-                shard.report_bad = copy.lose
+                state.use_handed_file(copy.lose)
                 self._retry.record_contact(attempts.location)
                 self._learn(backend, part, copy.size, copy.version, copy.fields, at=attempts.location)
                 return await self._read_bytes(part, copy)
             return await self._read_file(part, copy)
         except (StoodStill, FileReplaced, OSError) as exn:
             logger.info("%s at byte %d: left its copy on disk: %s", redact(shard.url), part.start + part.filled, exn)
-        state.leave_copy(shard, forget_version=not isinstance(copy, GrowingStream | HandedFile))
+        state.leave_copy(forget_version=not isinstance(copy, GrowingStream | HandedFile))
         if isinstance(copy, GrowingStream):
             await state.close_stream()
             self._window.turn_ranged(part)
@@ -291,7 +287,7 @@ class Fetcher:
                 break
             except RangesIgnored:
                 # Where ranges were given before (not only a 416), this is more likely a server's bad moment.
-                gives = part.shard.version != "" or (state.location.kind == "http" and self._pool.ranged(origin))
+                gives = state.version != "" or (state.location.kind == "http" and self._pool.ranged(origin))
                 if gives and attempts.history.count < _DOUBTS:
                     raise Contradiction("asked for a range, the server's answer is not one") from None
                 state.stream_whole()
@@ -326,16 +322,16 @@ class Fetcher:
             raise _Unready("this shard can be read in order only")
         await wait_for_memory(part)
         stream = state.open_stream()
-        before, learn = part.filled, functools.partial(self._checksum, backend, shard)
+        before, opened = part.filled, functools.partial(state.learn_of_stream, backend)
         own = isinstance(access, GrowingStream)  # another process's file, on this host
         traffic = self._counters.traffic.of(FILES) if own else self._retry.bind(state)
         traffic.connections += 1
         try:
-            return await stream.fill(part, self._maker(backend, state, access, traffic), self._hurried, learn)
+            return await stream.fill(part, self._maker(backend, state, access, traffic), self._hurried, opened)
         except RangesIgnored:  # not framed either: aiohttp reads it
             state.stream_whole(unframed=True)
             await stream.close()
-            return await stream.fill(part, self._maker(backend, state, access, traffic), self._hurried, learn)
+            return await stream.fill(part, self._maker(backend, state, access, traffic), self._hurried, opened)
         finally:
             self._counters.add("wire_bytes", part.filled - before)
             traffic.bytes += part.filled - before
@@ -358,11 +354,6 @@ class Fetcher:
 
         return make
 
-    def _checksum(self, backend: Backend, shard: Shard, fields: Mapping[str, str]) -> Checksum | None:
-        """Return the checksum of an object that is read in order, and keep its answer's ``fields``."""
-        shard.state.learn_of_stream(shard, fields)
-        return backend.checksum(fields)
-
     def _learn(
         self,
         backend: Backend | None,
@@ -374,7 +365,7 @@ class Fetcher:
     ) -> None:
         """Take what an answer (its head's ``fields``) says of the object: see `ShardState.learn`."""
         shard = part.shard
-        shard.state.learn(shard, size, version, fields, backend=backend, at=at)
+        shard.state.learn(shard.size, size, version, fields, backend, at)
         self.answering = part
         try:
             self._window.learn(shard, size)

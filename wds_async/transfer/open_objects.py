@@ -59,7 +59,7 @@ class OpenObject(Shard):
 def facts_of(obj: OpenObject) -> Facts:
     """Return the facts of an object of which some bytes have come."""
     state: ShardState = obj.state
-    fields, size, version = state.fields, obj.size, obj.version
+    fields, size, version = state.fields, obj.size, state.version
     if obj.streamed:
         said = fields.get("content-length", "")
         plain = "transfer-encoding" not in fields and fields.get("content-encoding", "identity") in ("", "identity")
@@ -67,7 +67,7 @@ def facts_of(obj: OpenObject) -> Facts:
         version = state.stream.version if state.stream is not None else ""
     told = {name: text for name, text in fields.items() if name in _TOLD or (
         name.startswith(_TOLD_OF_ALL) and "content-range" not in fields)}  # fmt: skip
-    return Facts(size, version, MappingProxyType(told), obj.checksum, not obj.streamed or size == 0)
+    return Facts(size, version, MappingProxyType(told), state.checksum, not obj.streamed or size == 0)
 
 
 class OpenObjects:
@@ -98,12 +98,10 @@ class OpenObjects:
 
     def fresh(self, url: str, facts: Facts | None = None) -> OpenObject:
         """A fresh object: nothing of it has come, and no other reader gets it."""
-        etag = "" if facts is None else facts.fields.get("etag", "")
-        obj = OpenObject(0, url, state=ShardState(self._locate(url), etag=etag))
-        if facts is not None:
-            obj.size, obj.version, obj.facts = facts.size, facts.version, facts
-            obj.pinned = facts.version, facts.size
-        return obj
+        if facts is None:
+            return OpenObject(0, url, state=ShardState(self._locate(url)))
+        state = ShardState(self._locate(url), version=facts.version, etag=facts.fields.get("etag", ""))
+        return OpenObject(0, url, size=facts.size, state=state, facts=facts, pinned=(facts.version, facts.size))
 
     def install(self, obj: OpenObject) -> None:
         """Give this object to later readers."""

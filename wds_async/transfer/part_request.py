@@ -1,6 +1,6 @@
 """One ranged GET of a part, straight into its slab, and the checks that make wrong bytes an error.
 
-Nothing is believed: the status, the range and the length of every answer must be those asked for, and the version
+No answer is trusted: the status, the range and the length of every answer must be those asked for, and the version
 that the first answer pinned must be that of each further one (RFC 9110 §13, §14).
 """
 
@@ -22,7 +22,7 @@ from wds_async.transfer.window import Part
 __all__ = [
     "EXCERPT_BYTES",
     "NoSuchRange",
-    "PartAnswer",
+    "PartRequest",
     "RangesIgnored",
     "Redirected",
     "RequestObserver",
@@ -63,25 +63,21 @@ class Redirected(Exception):
 
 
 class Successor(Protocol):
-    """A second attempt that goes on in the place of the first."""
+    """Protocol: a hedge that has replaced its primary request (see `hedging.Hedge`)."""
 
-    async def result(self) -> None:
-        """Return once it has ended, and the part counts what it brought; raises what went wrong."""
-        ...
+    async def result(self) -> None: ...
 
-    def abort(self) -> None:
-        """End it now; after this no byte is written."""
-        ...
+    def abort(self) -> None: ...
 
 
 class RequestObserver(Protocol):
-    """Protocol: observer of running requests (see `hedging`)."""
+    """Protocol: observer of running requests (see `hedging.HedgingController`)."""
 
-    def began(self, answer: PartAnswer, connection: Connection, now: float) -> None: ...
+    def started(self, request: PartRequest, connection: Connection, now: float) -> None: ...
 
-    def ended(self, answer: PartAnswer) -> None: ...
+    def ended(self, request: PartRequest) -> None: ...
 
-    def good(self, answer: PartAnswer, connection: Connection, now: float) -> None: ...
+    def succeeded(self, request: PartRequest, connection: Connection, now: float) -> None: ...
 
 
 async def get_part(
@@ -90,54 +86,55 @@ async def get_part(
     part: Part,
     learn: Learn,
     observe: Callable[[int, float, float], None],
-    flights: RequestObserver | None = None,
+    observer: RequestObserver | None = None,
 ) -> None:
-    """Fill ``part`` from where it stands. ``learn(part, size, version, fields)`` is told what the answer says of the
-    object, before a byte of it is taken. ``part.filled`` counts what arrived, also when this raises;
-    ``observe(bytes, seconds, now)`` is told how long a good answer took. One of ``flights`` may take the part over."""
-    answer, clock = PartAnswer(request, part, learn, part.filled), asyncio.get_running_loop().time
-    raw, excerpt = answer.request_bytes(), b""
+    """Fill ``part`` from where it stands. ``learn(part, size, version, fields)`` takes what the answer says of the
+    object, before a byte of it is taken; ``observe(bytes, seconds, now)`` the duration of a good answer.
+    ``part.filled`` counts what arrived, also when this raises. A hedge of ``observer`` may replace the request."""
+    primary, clock = PartRequest(request, part, learn, part.filled), asyncio.get_running_loop().time
+    raw, excerpt = primary.encode(), b""
     head: Head | None = None
     for fresh in (False, True):
-        async with pool.connection(answer.origin, fresh=fresh) as connection:
-            answer.asked_at = asked_at = clock()
-            if flights is not None:
-                flights.began(answer, connection, asked_at)
+        async with pool.connection(primary.origin, fresh=fresh) as connection:
+            primary.sent_at = sent_at = clock()
+            if observer is not None:
+                observer.started(primary, connection, sent_at)
             try:
-                head = await connection.exchange(raw, answer.accept)
-                if answer.waits:
-                    await answer.receive(connection)
+                head = await connection.exchange(raw, primary.accept)
+                if primary.waits:
+                    await primary.receive(connection)
             except asyncio.CancelledError:
-                if answer.successor is not None:
-                    answer.successor.abort()
+                if primary.successor is not None:
+                    primary.successor.abort()
                 raise
             except Exception as exn:
-                # A kept connection that the server closed meanwhile is not a fault: ask once more on a new one.
-                if answer.successor is None:
-                    if isinstance(exn, ConnectionBroken) and answer.status == 0 and connection.exchanges > 1:
+                # A kept connection that the server closed meanwhile is not a fault: try once more on a new one.
+                if primary.successor is None:
+                    if isinstance(exn, ConnectionBroken) and primary.status == 0 and connection.exchanges > 1:
                         connection.abort()
                         continue
                     raise
             finally:
-                if answer.into_slab:
+                if primary.into_slab:
                     part.filled += connection.received
-                if flights is not None:
-                    flights.ended(answer)
-            if head is not None and answer.successor is None:
-                if answer.into_slab:
+                if observer is not None:
+                    observer.ended(primary)
+            if head is not None and primary.successor is None:
+                if primary.into_slab:
                     now = clock()
-                    if not answer.waited:
-                        observe(connection.received, now - asked_at, now)
-                    if flights is not None:
-                        flights.good(answer, connection, now)
-                excerpt = bytes(answer.scratch[:EXCERPT_BYTES]) if answer.framed else await excerpt_of(connection, head)
-                if not head.keep_alive or not answer.framed:
+                    if not primary.waited:
+                        observe(connection.received, now - sent_at, now)
+                    if observer is not None:
+                        observer.succeeded(primary, connection, now)
+                framed = primary.framed
+                excerpt = bytes(primary.scratch[:EXCERPT_BYTES]) if framed else await excerpt_of(connection, head)
+                if not head.keep_alive or not framed:
                     connection.abort()
         break
-    if answer.successor is not None:
-        await answer.successor.result()
+    if primary.successor is not None:
+        await primary.successor.result()
     elif head is not None:
-        answer.finish(head, excerpt)
+        primary.check(head, excerpt)
 
 
 async def wait_for_memory(part: Part) -> None:
@@ -149,7 +146,7 @@ async def wait_for_memory(part: Part) -> None:
 
 
 async def excerpt_of(connection: Connection, head: Head) -> bytes:
-    """The beginning of what an error says, where nothing of its body was read yet; b"" where it comes too slowly. The
+    """Return the beginning of an error's body, of which nothing was read yet; b"" where it comes too slowly. The
     connection must be aborted after that."""
     if head.status < 400 or head.encoded:
         return b""
@@ -160,27 +157,27 @@ async def excerpt_of(connection: Connection, head: Head) -> bytes:
         return unchunked(raw) if chunked else (raw, False)
 
     def enough(raw: bytes) -> bool:
-        found, whole = text(raw)
-        return whole or len(found) >= most
+        content, whole = text(raw)
+        return whole or len(content) >= most
 
     return text(await connection.beginning(enough, _EXCERPT_WITHIN_S))[0][:most]
 
 
 def unchunked(raw: bytes) -> tuple[bytes, bool]:
-    """What is in the chunks that have come (RFC 9112 §7.1), and whether they have an end (or are none)."""
-    found, at = bytearray(), 0
+    """Return the content of the chunks that have come (RFC 9112 §7.1), and whether they have an end (or are none)."""
+    content, at = bytearray(), 0
     while (line_end := raw.find(b"\r\n", at)) >= 0:
         digits = raw[at:line_end].partition(b";")[0].strip()
         size = int(digits, 16) if _HEXADECIMAL.fullmatch(digits) else 0
         if size == 0:
-            return bytes(found), True
-        found += raw[line_end + 2 : line_end + 2 + size]
+            return bytes(content), True
+        content += raw[line_end + 2 : line_end + 2 + size]
         at = line_end + 2 + size + 2
-    return bytes(found), False
+    return bytes(content), False
 
 
-class PartAnswer:
-    """One attempt at a part from its byte ``offset`` on: asks, judges the head and says where the body goes."""
+class PartRequest:
+    """GET of a part's bytes from ``offset`` on: encodes the request, judges the head and gives the body its memory."""
 
     def __init__(self, request: Request, part: Part, learn: Learn, offset: int) -> None:
         self.request = request
@@ -188,10 +185,10 @@ class PartAnswer:
         self.part = part
         self.learn = learn
         self.offset = offset
-        self.asked_at = self.headed_at = 0.0
+        self.sent_at = self.headed_at = 0.0
         """When it was sent, and when the head of its answer was complete."""
         self.successor: Successor | None = None
-        """What has taken the part over."""
+        """Hedge that has replaced it."""
         self.status = 0
         self.framed = True
         self.into_slab = False
@@ -202,11 +199,15 @@ class PartAnswer:
 
     @property
     def missing_bytes(self) -> int:
-        """How many bytes it asks for."""
+        """Number of bytes that it requests."""
         return self.part.stop - self.part.start - self.offset
 
-    def request_bytes(self) -> bytes:
-        """The request as it is sent."""
+    def replace(self, successor: Successor) -> None:
+        """Have a hedge receive the rest."""
+        self.successor = successor
+
+    def encode(self) -> bytes:
+        """Return the request as it is sent."""
         part, headers = self.part, [*self.request.headers]
         headers.append(("Range", f"bytes={part.start + self.offset}-{part.stop - 1}"))
         etag = part.shard.state.etag
@@ -215,7 +216,7 @@ class PartAnswer:
         return request_bytes(self.request.url, headers)
 
     def accept(self, head: Head) -> memoryview:
-        """Where the body goes; raises what the head means where it is not for the part."""
+        """Return the memory for the body; raise what the head means where it is not for the part."""
         self.status = head.status
         self.headed_at = asyncio.get_running_loop().time()
         if head.status == 206:
@@ -226,12 +227,12 @@ class PartAnswer:
             self.learn(self.part, span[2], "", {})  # a 416 need not carry the validators (RFC 9110 §15.5.17)
             if self.part.start < span[2]:
                 raise Contradiction(
-                    f"the server says that byte {self.part.start} lies behind the end ({span[2]} bytes)"
+                    f"the server answers that byte {self.part.start} lies behind the end ({span[2]} bytes)"
                 )
         return self._accept_other(head)
 
-    def finish(self, head: Head, excerpt: bytes) -> None:
-        """Raise what the answer means, once its body is out of the way."""
+    def check(self, head: Head, excerpt: bytes) -> None:
+        """Raise what the answer means where it is not the part; its body has been read."""
         if head.status in (200, 206) or (head.status == 416 and self.part.dropped):
             return
         if self.request.follows and head.status in REDIRECTS and "location" in head.fields:
@@ -288,16 +289,16 @@ class PartAnswer:
         return self.part.slab.view[self.offset : self.offset + length]
 
     async def receive(self, connection: Connection) -> None:
-        """Receive the body that had no memory when its head came. Where its connection ends, that is no fault: servers
-        close what is left unread for long, and so does this. The part stays short then."""
+        """Receive the body that had no memory when its head came. The end of its connection is no fault: servers close
+        what is left unread for long, and so does this. The part stays short then."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_UNREAD_S):
                 await wait_for_memory(self.part)
-        if not self.part.backed:  # what memory waits for may need the place that this one takes at the server
+        if not self.part.backed:  # the request that memory waits for may need this one's place at the server
             connection.abort()
             await wait_for_memory(self.part)
         self.waits = False
-        self.asked_at = self.headed_at = asyncio.get_running_loop().time()
+        self.sent_at = self.headed_at = asyncio.get_running_loop().time()
         with contextlib.suppress(ConnectionBroken):
             await connection.body(self.part.slab.view[self.offset : self.offset + self.length])
 

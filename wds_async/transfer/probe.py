@@ -1,19 +1,18 @@
-"""A look at shards from plain blocking code: who would read them, and whether their first bytes come.
+"""Probe of shards from blocking code: how they would be read, and their first bytes.
 
-It goes the engine's way: the same backends, connections, judgement and attempts, on a loop thread of its own that is
-there for the time of the look and no longer. One ranged GET a shard is what it costs.
+It uses the engine's backends, connections and retries, on a loop thread of its own. Each shard costs one ranged GET.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import functools
+import concurrent.futures
+import itertools
 import os
-import queue
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from wds_async.background import LoopThread
 from wds_async.config import TransferConfig, transfer_config
@@ -23,7 +22,8 @@ from wds_async.storage.base import Description, Fault, error_for
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.storage.registry import Location, locate
 from wds_async.transfer.fetch import Fetcher
-from wds_async.transfer.resources import Equipment, why_unread
+from wds_async.transfer.options import ReadOptions
+from wds_async.transfer.resources import Resources, why_unread
 from wds_async.transfer.shard_state import ShardState
 from wds_async.transfer.slabs import Slab, SlabPool
 from wds_async.transfer.stats import Counters
@@ -35,27 +35,25 @@ HEAD_BYTES = 512
 """How much of a shard is read: a tar's first header."""
 
 _AT_ONCE = 32
+_AHEAD = 1024
 _END_WITHIN_S = 2.0
-_LOOK_EVERY_S = 1.0
 T = TypeVar("T")
-
-Located = tuple[str, Location | WdsError]
 
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """What a look at one shard found. Where ``error`` is None and ``checked``, it can be read."""
+    """Result of the probe of one shard. Where ``error`` is None and ``checked``, it can be read."""
 
     url: str = field(repr=False)
     """As the user wrote it (expanded)."""
     size: int | None = None
-    """Bytes; None where the answer did not tell, as one without ranges does not."""
+    """Bytes; None where the answer did not give it, as one without ranges does not."""
     version: str = ""
     """What pins it while it is read: an ETag, say."""
     head: bytes = b""
     """Its first bytes, at most `HEAD_BYTES`."""
     seconds: float = 0.0
-    """From asking until they were there: with names, sign-in, connections and attempts that failed."""
+    """From the request to these bytes: with names, sign-in, connections and attempts that failed."""
     error: WdsError | None = None
     checked: bool = True
     why: str = ""
@@ -82,18 +80,15 @@ def probe(
     timeout_s: float | None = None,
     counters: Counters | None = None,
 ) -> Iterator[Probed]:
-    """Read the first bytes of each of ``urls`` (expanded), many at once, and yield what was found, in their order.
+    """Read the first bytes of each of ``urls`` (expanded), many at once, and yield the results in their order.
 
     May be called from any thread, also in a running loop, which it blocks. Nothing is started before the first result
-    is asked for, and all is gone with the last one, or when the iterator is closed. Errors are in the results.
-    ``timeout_s`` bounds the look at each shard; without it the attempts end as they do in a training (``WDS_RETRIES``,
+    is requested, and all is gone with the last one, or when the iterator is closed. Errors are in the results.
+    ``timeout_s`` bounds the probe of each shard; without it the attempts end as they do in a training (``WDS_RETRIES``,
     ``WDS_TIMEOUT``). What can be read only once, or runs a command (``pipe:``, ``-``, the program's openers, FIFOs), is
-    not read: ``checked`` is False. StorageError where the look itself fails.
+    not read: ``checked`` is False. StorageError where the probe itself fails.
     """
-    located = [_located(url, options) for url in urls]
-    job = functools.partial(_probed, timeout_s=timeout_s)
-    with contextlib.closing(_Run(config or transfer_config(), located, job, counters).results()) as results:
-        yield from results
+    return _run(_Prober.probe, urls, options, config, timeout_s, counters)
 
 
 def describe(
@@ -103,188 +98,127 @@ def describe(
     config: TransferConfig | None = None,
     timeout_s: float | None = None,
 ) -> Iterator[Described]:
-    """How each of ``urls`` (expanded) would be read, in their order. Reads no shard, but may ask for credentials, for
-    which ``timeout_s`` is the bound. Otherwise as `probe`."""
-    located = [_located(url, options) for url in urls]
-    job = functools.partial(_described, timeout_s=timeout_s)
-    with contextlib.closing(_Run(config or transfer_config(), located, job).results()) as results:
-        yield from results
+    """Describe how each of ``urls`` (expanded) would be read, in their order. Reads no shard, but may request
+    credentials, for which ``timeout_s`` is the bound. Otherwise as `probe`."""
+    return _run(_Prober.describe, urls, options, config, timeout_s, None)
 
 
-def _located(url: str, options: StorageOptions) -> Located:
+def _run(
+    job: Callable[[_Prober, str], Awaitable[T]],
+    urls: Iterable[str],
+    options: StorageOptions,
+    config: TransferConfig | None,
+    timeout_s: float | None,
+    counters: Counters | None,
+) -> Generator[T]:
+    """Yield the results of ``job`` for each URL, in order, some of them at once, on one loop thread. It ends with this
+    generator, also when that is closed or by Ctrl-C."""
+    pid, waiting = os.getpid(), iter(list(urls))
+    prober = _Prober(config or transfer_config(), options, timeout_s, counters or Counters())
+    thread = prober.thread
+    thread.start()
+    thread.submit(prober.watch)
     try:
-        return url, locate(url, options=options)
-    except WdsError as exn:
-        return url, exn
+        results: deque[concurrent.futures.Future[T]] = deque()
+        while True:
+            for url in itertools.islice(waiting, _AHEAD - len(results)):
+                results.append(asyncio.run_coroutine_threadsafe(prober.limited(job, url), thread.loop))
+            if not results:
+                return
+            try:
+                result = results.popleft().result()
+            except Exception as exn:
+                raise StorageError(f"the probe of the shards failed: {exn!r}") from exn
+            yield result
+    finally:
+        if os.getpid() == pid:  # in a forked child loop and thread are the parent's
+            thread.stop()
+            thread.join(_END_WITHIN_S)
 
 
-class _Engine(Equipment):
-    """What the engine is made of, without its memory: for parts of a few bytes. Nothing else runs on its loop."""
+class _Prober:
+    """The engine's resources, without its memory: for parts of a few bytes."""
 
-    def __init__(self, config: TransferConfig, counters: Counters) -> None:
-        super().__init__(config, asyncio.get_running_loop())
-        slabs = SlabPool(config.budget_bytes, config.part_bytes)  # maps nothing before it is asked
-        window = Window(slabs, config, _ignore, _ignore)
-        config = config.taking_refusals()
-        self.fetcher = Fetcher(window, equipment=self, config=config, counters=counters, hurried=lambda: False)
+    def __init__(
+        self, config: TransferConfig, options: StorageOptions, timeout_s: float | None, counters: Counters
+    ) -> None:
+        self.thread = LoopThread("wds-async-probe", at_end=self.close)
+        self._resources = Resources(config, self.thread.loop)
+        window = Window(SlabPool(config.budget_bytes, config.part_bytes), config, lambda _: None, lambda _: None)
+        read = ReadOptions(config=config.taking_refusals(), counters=counters)
+        self._fetcher = Fetcher(window, self._resources, read, hurried=lambda: False)
+        self._options, self._timeout_s = options, timeout_s
+        self._gate = asyncio.Semaphore(min(_AT_ONCE, config.connections))
+        self._watching: asyncio.Task[None] | None = None
+
+    def watch(self) -> None:
+        """Start to look for stalled connections; on the loop."""
+        self._watching = asyncio.get_running_loop().create_task(self._resources.watch())
+
+    async def limited(self, job: Callable[[_Prober, str], Awaitable[T]], url: str) -> T:
+        """Return the result of ``job``, of which some run at once."""
+        async with self._gate:
+            return await job(self, url)
 
     async def close(self) -> None:
         """Close all, within a second and a half."""
-        await self.close_backends(_END_WITHIN_S * 0.75)
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in left:
-            task.cancel()
-        if left:
-            await asyncio.wait(left, timeout=_END_WITHIN_S * 0.1)
-        await super().close()
+        await self._resources.close_backends(_END_WITHIN_S * 0.75)
+        await self._resources.close()
 
-
-def _ignore(_: object) -> None:
-    """A window that plans nothing has nothing to hand on."""
-
-
-async def _probed(engine: _Engine, url: str, located: Location | WdsError, timeout_s: float | None) -> Probed:
-    if isinstance(located, WdsError):
-        return Probed(url, error=located)
-    state = ShardState(located)
-    shard = Shard(0, url, state=state)
-    part = Part(shard, 0, HEAD_BYTES, Slab(0, HEAD_BYTES, memoryview(bytearray(HEAD_BYTES))))
-    shard.parts.append(part)
-    clock = asyncio.get_running_loop().time
-    asked_at = clock()
-    error: WdsError | None = None
-    try:
-        async with asyncio.timeout(timeout_s) as bound:
-            if why := await why_unread(engine.threads, located):
-                return Probed(url, checked=False, why=why, location=located)
-            if await engine.fetcher.fetch(part):
-                shard.size = part.filled
-    except WdsError as exn:
-        error = exn
-    except TimeoutError:
-        if not bound.expired():
-            raise
-        error = _too_slow(located, timeout_s, state.last_fault)
-    finally:
-        taken_s = clock() - asked_at
-        await state.close()
-    head = bytes(part.slab.view[: part.filled])
-    return Probed(url, shard.size, shard.version, head, taken_s, error, location=state.location)
-
-
-async def _described(engine: _Engine, url: str, located: Location | WdsError, timeout_s: float | None) -> Described:
-    if isinstance(located, WdsError):
-        return Described(url, error=located)
-    try:
-        backend = engine.backends.of(located)
-    except WdsError as exn:  # settings without which there is no backend
-        return Described(url, located, error=exn)
-    try:
-        async with asyncio.timeout(timeout_s) as bound:
-            return Described(url, located, await backend.describe(located.target))
-    except WdsError as exn:
-        return Described(url, located, error=exn)
-    except Exception as exn:
-        if isinstance(exn, TimeoutError) and bound.expired():
-            return Described(url, located, error=_too_slow(located, timeout_s))
-        fault = backend.classify(exn, located.target)
-        return Described(url, located, error=error_for(fault, redact(located.target), 0, 1))
-
-
-def _too_slow(location: Location, timeout_s: float | None, fault: Fault | None = None) -> FetchTimeout:
-    said = "Check that the endpoint is the right one, and the network between."
-    if fault is not None:
-        said = f"The last attempt failed: {fault.reason}. {fault.advice}".rstrip()
-    return FetchTimeout(f"{redact(location.target)}: no answer within {timeout_s:g} s. {said}")
-
-
-class _Run(Generic[T]):
-    """One job for each shard, at most 32 at once, on one loop thread."""
-
-    def __init__(
-        self,
-        config: TransferConfig,
-        located: Sequence[Located],
-        job: Callable[[_Engine, str, Location | WdsError], Awaitable[T]],
-        counters: Counters | None = None,
-    ) -> None:
-        self._config = config
-        self._located = located
-        self._job = job
-        self._counters = counters or Counters()
-        self._done: queue.SimpleQueue[tuple[int, T] | BaseException] = queue.SimpleQueue()
-        self._jobs: asyncio.Task[None] | None = None
-        self._main: asyncio.Task[None] | None = None
-        self._left = False
-
-    def results(self) -> Generator[T, None, None]:
-        """What became of each, in order. The thread ends with it, also when it is closed or by Ctrl-C."""
-        pid = os.getpid()
-        thread = LoopThread("wds-async-probe")
-        thread.submit(self._begin, thread)
-        thread.start()
-        early: dict[int, T] = {}
+    async def probe(self, url: str) -> Probed:
+        """Read the first bytes of ``url``."""
         try:
-            for number in range(len(self._located)):
-                while number not in early:
-                    index, found = self._next(thread)
-                    early[index] = found
-                yield early.pop(number)
-        finally:
-            if os.getpid() == pid:  # in a forked child loop and thread are the parent's
-                thread.submit(self._leave)
-                thread.join(_END_WITHIN_S)
-
-    def _next(self, thread: LoopThread) -> tuple[int, T]:
-        while True:
-            try:
-                found = self._done.get(timeout=_LOOK_EVERY_S)
-            except queue.Empty:
-                if thread.alive or not self._done.empty():
-                    continue
-                raise StorageError("the look at the shards ended early") from None
-            if isinstance(found, BaseException):
-                raise StorageError(f"the look at the shards failed: {found!r}") from found
-            return found
-
-    # On the thread
-
-    def _begin(self, thread: LoopThread) -> None:
-        self._main = asyncio.get_running_loop().create_task(self._run(thread))
-
-    async def _run(self, thread: LoopThread) -> None:
+            location = locate(url, options=self._options)
+        except WdsError as exn:
+            return Probed(url, error=exn)
+        state = ShardState(location)
+        shard = Shard(0, url, state=state)
+        part = Part(shard, 0, HEAD_BYTES, Slab(0, HEAD_BYTES, memoryview(bytearray(HEAD_BYTES))))
+        shard.parts.append(part)
+        clock, size = asyncio.get_running_loop().time, None
+        began = clock()
+        error: WdsError | None = None
         try:
-            await self._all()
-        except BaseException as exn:
-            self._done.put(exn)
+            async with asyncio.timeout(self._timeout_s) as bound:
+                if why := await why_unread(self._resources.threads, location):
+                    return Probed(url, checked=False, why=why, location=location)
+                if await self._fetcher.fetch(part):
+                    size = part.filled
+        except WdsError as exn:
+            error = exn
+        except TimeoutError:
+            if not bound.expired():
+                raise
+            error = self._too_slow(location, state.last_fault)
         finally:
-            thread.stop()
+            took_s = clock() - began
+            await state.close()
+        head, size = bytes(part.slab.view[: part.filled]), shard.size if size is None else size
+        return Probed(url, size, state.version, head, took_s, error, location=state.location)
 
-    def _leave(self) -> None:
-        """Nobody wants the rest. What is being closed is closed all the same."""
-        self._left = True
-        if self._jobs is not None:
-            self._jobs.cancel()
-
-    async def _all(self) -> None:
-        engine = _Engine(self._config, self._counters)
-        watch = asyncio.ensure_future(engine.watch())
-        self._jobs = asyncio.ensure_future(self._do(engine))
+    async def describe(self, url: str) -> Described:
+        """Describe how ``url`` would be read."""
         try:
-            if self._left:
-                self._jobs.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._jobs
-        finally:
-            watch.cancel()
-            await engine.close()
+            location = locate(url, options=self._options)
+        except WdsError as exn:
+            return Described(url, error=exn)
+        try:
+            backend = self._resources.backends.of(location)
+        except WdsError as exn:  # settings without which there is no backend
+            return Described(url, location, error=exn)
+        try:
+            async with asyncio.timeout(self._timeout_s) as bound:
+                return Described(url, location, await backend.describe(location.target))
+        except WdsError as exn:
+            return Described(url, location, error=exn)
+        except Exception as exn:
+            if isinstance(exn, TimeoutError) and bound.expired():
+                return Described(url, location, error=self._too_slow(location))
+            fault = backend.classify(exn, location.target)
+            return Described(url, location, error=error_for(fault, redact(location.target), 0, 1))
 
-    async def _do(self, engine: _Engine) -> None:
-        waiting = iter(enumerate(self._located))
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(_AT_ONCE, self._config.connections, len(self._located))):
-                group.create_task(self._work(engine, waiting))
-
-    async def _work(self, engine: _Engine, waiting: Iterator[tuple[int, Located]]) -> None:
-        for index, (url, located) in waiting:
-            self._done.put((index, await self._job(engine, url, located)))
+    def _too_slow(self, location: Location, fault: Fault | None = None) -> FetchTimeout:
+        advice = "Check that the endpoint is the right one, and the network between."
+        if fault is not None:
+            advice = f"The last attempt failed: {fault.reason}. {fault.advice}".rstrip()
+        return FetchTimeout(f"{redact(location.target)}: no answer within {self._timeout_s:g} s. {advice}")

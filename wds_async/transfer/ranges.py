@@ -32,8 +32,9 @@ from wds_async.transfer import window
 from wds_async.transfer.concurrency import Concurrency
 from wds_async.transfer.fetch import Fetcher, Unranged
 from wds_async.transfer.open_objects import Facts, OpenObject, OpenObjects, facts_of
+from wds_async.transfer.options import ReadOptions
 from wds_async.transfer.rate_limits import OriginLimits, Permit
-from wds_async.transfer.resources import Equipment, why_unread
+from wds_async.transfer.resources import Resources, why_unread
 from wds_async.transfer.shard_state import ignore_result
 from wds_async.transfer.slabs import LARGEST_BYTES, Lender, Slab
 from wds_async.transfer.stats import Counters
@@ -45,7 +46,6 @@ LARGEST_PART_BYTES = LARGEST_BYTES
 """No part may be longer, whatever the memory."""
 
 _PIECE_BYTES = 1 << 20
-_LOOK_EVERY_S = 1.0
 _END_WITHIN_S = 1.5
 _TURN_S = 0.001
 
@@ -88,11 +88,11 @@ class _Plan:
 class _Origin:
     """One origin, with its measured speed."""
 
-    def __init__(self, traffic: OriginTraffic, equipment: Equipment, config: TransferConfig, all_of: Counters) -> None:
+    def __init__(self, traffic: OriginTraffic, resources: Resources, options: ReadOptions) -> None:
         self.traffic = traffic
         self.flying = 0
-        self.plan = _Plan(config)
-        self.fetcher = Fetcher(self.plan, equipment=equipment, config=config, counters=all_of, hurried=lambda: True)
+        self.plan = _Plan(options.config)
+        self.fetcher = Fetcher(self.plan, resources, options, hurried=lambda: True)
 
     def room(self) -> int:
         """Number of parts that may be in flight."""
@@ -134,15 +134,15 @@ class RangeFetcher:
         self._before_request = before_request
         self._config = config = config.taking_refusals()
         self._options = options
-        self._counters = Counters(traffic=traffic)
+        self._read = ReadOptions(config=config, counters=Counters(traffic=traffic))
         self._limits = limits or OriginLimits(config.connections, config.connections)
         self._memory = Lender(memory_bytes)
-        self._equipment = Equipment(config, self._loop, guard)
+        self._resources = Resources(config, self._loop, guard)
         self._objects = OpenObjects(functools.partial(locate, options=options))
         self._origins: dict[str, _Origin] = {}
         self._reading: set[asyncio.Task[Any] | None] = set()
         self._closed = False
-        self._watch = self._loop.create_task(self._look())
+        self._watch = self._loop.create_task(self._resources.watch(self._tidy))
 
     @property
     def held_bytes(self) -> int:
@@ -157,7 +157,7 @@ class RangeFetcher:
     @property
     def connections(self) -> int:
         """Connections that are open now."""
-        return self._equipment.connections.open
+        return self._resources.connections.open
 
     def reachable(self, url: str) -> bool:
         """Whether the store of ``url`` may answer: False after three failed requests in a row, until a good answer
@@ -198,7 +198,7 @@ class RangeFetcher:
 
     async def _facts(self, obj: OpenObject, *, once: bool) -> Facts:
         async with self._at_work():
-            if await why_unread(self._equipment.threads, obj.state.location):
+            if await why_unread(self._resources.threads, obj.state.location):
                 return Facts(None, "", ranged=False)
             obj.in_order = True
             origin, state = self._origin(obj), obj.state
@@ -273,7 +273,7 @@ class RangeFetcher:
         """What is in the folder ``url``, which ends with "/": objects, and folders one level down, tried again where
         that fails. UrlError where its store lists nothing."""
         self._before_request()
-        folder, seen = Folder(url, self._equipment.backends, self._options, self._config.retry), set[str]()
+        folder, seen = Folder(url, self._resources.backends, self._options, self._config.retry), set[str]()
         while not self._closed:
             try:
                 async for name, entry in folder.names():
@@ -300,8 +300,8 @@ class RangeFetcher:
         self._objects.close()
         for origin in self._origins.values():
             await origin.fetcher.end()
-        await self._equipment.close_backends(_END_WITHIN_S)
-        await self._equipment.close()
+        await self._resources.close_backends(_END_WITHIN_S)
+        await self._resources.close()
         self._memory.close()
 
     @contextlib.asynccontextmanager
@@ -358,7 +358,7 @@ class RangeFetcher:
                     yield view
             finally:
                 self._memory.give_back(slab, view)
-        if obj.end_in_doubt:  # who gets all of it, with its length, would take it for whole
+        if obj.state.end_in_doubt:  # who gets all of it, with its length, would take it for whole
             shown = redact(obj.url)
             raise TruncatedShard(
                 f"{shown} at byte {position}: the body has no length, and ended without the end of its archive at each "
@@ -367,19 +367,18 @@ class RangeFetcher:
 
     def _origin(self, obj: OpenObject) -> _Origin:
         if obj.origin is None:
-            traffic = self._counters.traffic.of(origin_of(obj.state.location))
+            traffic = self._read.counters.traffic.of(origin_of(obj.state.location))
             if traffic.name not in self._origins:
-                self._origins[traffic.name] = _Origin(traffic, self._equipment, self._config, self._counters)
+                self._origins[traffic.name] = _Origin(
+                    traffic, self._resources, ReadOptions(config=self._config, counters=self._read.counters)
+                )
             obj.origin = self._origins[traffic.name]
         return cast(_Origin, obj.origin)
 
-    async def _look(self) -> None:
-        """Look, once a second, for stalled connections, objects without readers, and memory that came back late."""
-        while True:
-            await asyncio.sleep(min(_LOOK_EVERY_S, self._config.stall_timeout_s / 4))
-            self._equipment.look()
-            self._objects.look(self._loop.time())
-            self._memory.look()
+    def _tidy(self) -> None:
+        """Forget objects without readers, and lend memory that came back late."""
+        self._objects.look(self._loop.time())
+        self._memory.look()
 
 
 async def _beginning(first: memoryview | None, rest: AsyncIterator[memoryview]) -> AsyncIterator[memoryview]:

@@ -17,8 +17,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from types import TracebackType
+from dataclasses import replace
 from typing import Any
 
 from wds_async.config import TransferConfig, settings, transfer_config
@@ -27,35 +26,22 @@ from wds_async.redact import redact
 from wds_async.storage.base import Checksum
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.storage.registry import Location, locate
-from wds_async.transfer.bridge import Engine
-from wds_async.transfer.checksums import Comparison, HeldShard, VerifyBeforeUse, answer_checksum
-from wds_async.transfer.protocols import CachedShard, Limit, ShardCache
-from wds_async.transfer.pump import Event, Hand, Pump
+from wds_async.transfer.checksums import Comparison, HeldShard, Verifier
+from wds_async.transfer.engine import Engine, EventQueue, Pump
+from wds_async.transfer.options import CachedShard, Limit, ReadOptions, ShardCache
+from wds_async.transfer.shard_state import ShardState
 from wds_async.transfer.slabs import Slab
 from wds_async.transfer.stats import Board, Counters
-from wds_async.transfer.window import Broken, Finished, Piece, Shard
+from wds_async.transfer.window import End, Finished, Piece, Shard
 
 __all__ = ["CachedShard", "ReadOptions", "ShardCache", "ShardReader", "ShardStream", "open_shards"]
 
 logger = logging.getLogger("wds_async")
 
+_PENDING = Checksum("crc32c", b"")
+"""A CRC-32C that may come with a later answer."""
+
 _readers: weakref.WeakSet[ShardReader] = weakref.WeakSet()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadOptions:
-    """Options of a `ShardReader`."""
-
-    config: TransferConfig
-    counters: Counters
-    lookahead: int | None = None
-    """Shards taken from the iterable ahead of the one that is read (default: as many as there may be connections); 1
-    suits a source that blocks."""
-    final: bool = False
-    """The URLs are targets, and are not rewritten."""
-    cache: ShardCache | None = None
-    """Disk cache (see `shardcache`): shards that it has are read there, the others pass through it."""
-    storage: StorageOptions = NOTHING_GIVEN
 
 
 def open_shards(
@@ -85,7 +71,7 @@ def open_shards(
 
 
 class ShardReader(Iterator["ShardStream"]):
-    """Iterator of `ShardStream`; also a context manager. Each shard ends when the next one is asked for.
+    """Iterator of `ShardStream`; also a context manager. Each shard ends when the next one is requested.
 
     `close` (also by ``with``, by garbage collection and at exit) stops all transfers and frees their memory.
     """
@@ -94,24 +80,24 @@ class ShardReader(Iterator["ShardStream"]):
         self.options = options
         self.config, self.counters = options.config, options.counters
         self.limit: Limit | None = None  # set by the caller that made the reader
+        self.closed = False
+        """Whether `close` was called, or the last shard is over."""
         self._source: Iterator[str | Mapping[str, Any]] | None = iter(shards)
         self._lookahead = max(1, self.config.connections if options.lookahead is None else options.lookahead)
         self._ahead: deque[ShardStream | BaseException] = deque()
         self._open: ShardStream | None = None
-        self._hand = Hand(self.counters)
+        self._events = EventQueue(self.counters)
         self._pid = os.getpid()
-        self._engine: Engine | None = None
-        self._pump: Pump | None = None
+        self._started: tuple[Engine, Pump] | None = None
         self._finalizer: weakref.finalize[Any, ShardReader] | None = None
         self._returned: list[Slab] = []
         self._taken = 0
         self._verbose = settings().verbose > 0
         self._opened_at = time.monotonic()
-        self._closed = False
-        self._verifier: VerifyBeforeUse | None = None
+        self._verifier: Verifier | None = None
         if self.config.verify == "always":
             folder: Any = getattr(options.cache, "folder", None)
-            self._verifier = VerifyBeforeUse(self, None if folder is None else str(folder))
+            self._verifier = Verifier(self, None if folder is None else str(folder))
         _readers.add(self)
 
     def __iter__(self) -> ShardReader:
@@ -135,22 +121,20 @@ class ShardReader(Iterator["ShardStream"]):
         if following._cached is not None:
             following._cached.want()
         if self._verifier is not None:
-            self._verifier.ahead((following, *self._ahead))
+            self._verifier.request_ahead((following, *self._ahead))
         return following
 
     def __enter__(self) -> ShardReader:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def close(self) -> None:
         """Stop reading; idempotent. A later read raises `ReaderClosed`."""
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
         self._source = None
         if self._open is not None:
             self._open._drop_piece()
@@ -164,51 +148,38 @@ class ShardReader(Iterator["ShardStream"]):
         if self._finalizer is not None:
             self._finalizer()
         self.counters.add("read_s", time.monotonic() - self._opened_at)
-        self._hand.clock.stop()
+        self._events.clock.stop()
         if self.limit is not None:
             self.limit.over()
 
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called, or the last shard is over."""
-        return self._closed
-
-    @property
-    def own(self) -> bool:
-        """Whether it is of this process, and not inherited by ``fork``."""
-        return self._pid == os.getpid()
-
     def engine(self) -> Engine:
-        """The engine that reads, started if need be."""
+        """Return the engine that reads, started if need be."""
         return self._start()[0]
 
     def reading(self, shards: Iterable[Any], counters: Counters, *, optional: bool = False) -> ShardReader:
         """Return a reader of other ``shards``, which goes past the cache, compares nothing and counts in ``counters``.
-        ``optional``: they are targets, not rewritten again, and need not exist: a 403 or 404 is not asked again."""
+        ``optional``: they are targets, not rewritten again, and need not exist: a 403 or 404 is not retried."""
         config = replace(self.config, verify="never")
-        options = ReadOptions(
-            config=config.taking_refusals() if optional else config,
-            counters=counters,
-            final=optional or self.options.final,
-            storage=self.options.storage,
+        config = config.taking_refusals() if optional else config
+        final = optional or self.options.final
+        return ShardReader(
+            shards, ReadOptions(config=config, counters=counters, final=final, storage=self.options.storage)
         )
-        return ShardReader(shards, options)
 
     # For ShardStream
 
     def _check(self) -> None:
-        if not self.own:
+        if self._pid != os.getpid():
             raise ReaderClosed("this reader belongs to the parent process; iterate over the dataset again here")
-        if self._closed:
+        if self.closed:
             raise ReaderClosed("this reader was closed; iterate over the dataset again")
 
     def _start(self) -> tuple[Engine, Pump]:
-        if self._engine is None or self._pump is None:
-            hand = self._hand
+        if self._started is None:
             self._opened_at = time.monotonic()
-            self._engine, self._pump = Engine.acquire(self.config, self.counters, hand.events.put, lambda: hand.waiting)
-            self._finalizer = weakref.finalize(self, Engine.release, self._engine, self._pump)
-        return self._engine, self._pump
+            self._started = Engine.acquire(self.options, self._events)
+            self._finalizer = weakref.finalize(self, Engine.release, *self._started)
+        return self._started
 
     def _top_up(self) -> None:
         """Take shards from the source until enough are ahead."""
@@ -235,16 +206,17 @@ class ShardReader(Iterator["ShardStream"]):
             engine, pump = self._start()
             engine.submit(pump.add, batch, ended=self._source is None)
 
-    def _next_event(self) -> Event:
-        """The next event, waiting for it if need be."""
+    def _next_event(self, url: str) -> Piece | End:
+        """Return the next event, waiting for it if need be; ``url``: the shard, for errors."""
         engine, pump = self._start()
         if self._returned:
             returned, self._returned = self._returned, []
             engine.submit(pump.release, returned)
-        return self._hand.take(lambda: engine.alive and not self._closed)
-
-    def _give_back(self, slab: Slab) -> None:
-        self._returned.append(slab)
+        event = self._events.get(lambda: engine.alive and not self.closed)
+        if isinstance(event, Finished):
+            self.close()
+            raise StorageError(f"{redact(url)}: the engine failed: {event.error!r}") from event.error
+        return event
 
     def _skip(self, number: int) -> None:
         engine, pump = self._start()
@@ -255,7 +227,7 @@ class ShardStream:
     """The bytes of one shard, in order.
 
     ``url`` is as the user wrote it (expanded, before rewriting); ``info`` is the dict that the shard list gave;
-    ``number`` counts the shards of this reader from 0.
+    ``number`` counts the shards of this reader from 0; ``size`` is None until an answer gives it.
     """
 
     def __init__(self, reader: ShardReader, info: str | Mapping[str, Any], number: int) -> None:
@@ -263,15 +235,14 @@ class ShardStream:
         self.info: dict[str, Any] = {"url": info} if isinstance(info, str) else dict(info)
         self.url: str = os.fspath(self.info["url"])
         self.located: Location | WdsError
-        self._local_path: str | None = None
+        self.size: int | None = None
         self._cached: CachedShard | None = None
+        self._cache_left = False
         try:
-            located = locate(self.url, final=reader.options.final, options=reader.options.storage)
-            self._local_path = located.path
+            self.located = locate(self.url, final=reader.options.final, options=reader.options.storage)
             if reader.options.cache is not None:
-                self._cached = reader.options.cache.entry(located)
-                located = replace(located, entry=self._cached)
-            self.located = located
+                self._cached = reader.options.cache.entry(self.located)
+                self.located = replace(self.located, entry=self._cached)
         except WdsError as exn:
             self.located = exn
         self._reader = reader
@@ -280,31 +251,28 @@ class ShardStream:
         self._shard: Shard | None = None
         self._over = False
         self._left = False
-        self._told = False
-        self.size: int | None = None
-        """Bytes of the whole shard; None while nobody has told."""
-        self._open_ended = False
         self._comparison: Comparison | None = None
         self._held: HeldShard | None = None
         if reader._verifier is not None:
-            self._comparison, self._held = reader._verifier.held(self, self._received)
+            self._held = HeldShard(self, self._received, reader._verifier)
+            self._comparison = self._held.comparison
         elif reader.config.verify == "auto":
-            self._comparison = Comparison(self._brought)
+            self._comparison = Comparison(self._crc32c)
 
     @property
     def local_path(self) -> str | None:
         """The path of a local file, or of the shard in the cache: where it is or, once it was read to its end, will be
         (unless the cache cannot be written). None for what has no such place."""
         kept = None if self._cached is None else self._cached.local_path
-        return self._local_path if kept is None else kept
+        return self._file_path if kept is None else kept
 
     @property
     def kept(self) -> bool:
-        """Whether it was found in the cache: what is there was compared when it came, where it could be."""
+        """Whether the cache had it: what is there was compared when it came, where it could be."""
         return self._cached is not None and self._cached.hit
 
     def read(self) -> memoryview | None:
-        """The next piece, valid until the next call; None at the end, again and again.
+        """Return the next piece, valid until the next call; None at the end, again and again.
 
         Raises an error of the tree where the stream is broken: after all good bytes before it, never in between.
         """
@@ -317,25 +285,43 @@ class ShardStream:
         return self._held.read()
 
     def is_open_ended(self) -> bool:
-        """Whether it was read to an end that nothing confirms: the server sent no length, so a cut looks the same."""
-        return self._open_ended
+        """Return whether it was read to an end that nothing confirms: without a length, a cut looks the same."""
+        return self._shard is not None and self._over and self._shard.state is not None and self._shard.state.open_ended
 
     def compare(self, comparison: Comparison) -> None:
-        """Compare the shard so, and raise `ChecksumMismatch` at its end where it is another."""
+        """Use ``comparison``, and raise `ChecksumMismatch` at the end of a shard that does not match."""
         self._comparison = comparison
 
+    def close(self) -> None:
+        """Skip the rest of this shard; idempotent."""
+        if self._held is not None:
+            self._held.close()
+        if self._over or self._reader.closed:
+            self._drop_piece()
+            return
+        self._left = True
+        self._reader._skip(self.number)
+        with contextlib.suppress(WdsError):  # of bytes that are not wanted
+            while self._received() is not None:
+                pass
+
+    def reject(self) -> None:
+        """Read no more of these bytes, which are no good shard: a cache must not keep or use its copy."""
+        if self._cached is not None:
+            self._cached.reject()
+        if self._shard is not None and self._shard.state is not None:
+            self._shard.state.report_bad()
+        self.close()
+
     def _received(self) -> memoryview | None:
-        """The next piece as it comes."""
+        """Return the next piece as it comes."""
         self._drop_piece()
         if self._over:
             return None
         self._reader._check()
-        event = self._reader._next_event()
-        if isinstance(event, Broken):
-            self._reader.close()
-            raise StorageError(f"{redact(self.url)}: the engine failed: {event.error!r}") from event.error
-        assert not isinstance(event, Finished)
-        self._shard, self.size = event.shard, event.shard.size
+        event = self._reader._next_event(self.url)
+        self._shard = shard = event.shard
+        self.size = shard.size
         if isinstance(event, Piece):
             self._slab = event.slab
             try:
@@ -343,75 +329,61 @@ class ShardStream:
             except ValueError:  # its memory is released: another thread has closed the reader since `_check`
                 self._reader._check()
                 raise
-            if self._comparison is not None and not self._left:
-                self._comparison.add(event.shard, self._piece)
-            if self._cached is not None and not self._left:
-                self._cached.write(self._piece)
+            if not self._left:
+                if self._comparison is not None:
+                    self._comparison.add(shard.state, self._piece)
+                if self._cached is not None:
+                    self._cached.write(self._piece)
             return self._piece
         self._over = True
-        error = event.error or self._compared(event.shard)
-        self._open_ended = event.shard.open_ended
-        whole = error is None and not self._left and not event.shard.end_in_doubt
-        self._leave_cache(whole=whole, shard=event.shard)
+        error = shard.error or self._mismatch(shard.state)
+        whole = error is None and not self._left and not shard.state.end_in_doubt
+        self._leave_cache(whole=whole, modified=self._modified(shard.state) if whole else None)
         if error is not None:
             raise error
         return None
 
-    def _compared(self, shard: Shard) -> WdsError | None:
-        """What the end of the shard shows; nothing of one that was left."""
+    def _mismatch(self, state: ShardState) -> WdsError | None:
+        """Return the error of a shard whose bytes are not those expected; none of one that was left."""
         if self._comparison is None or self._left:
             return None
         try:
-            good = self._comparison.judge(shard)
-        except WdsError as exn:  # nobody could be asked
+            good = self._comparison.matches(state)
+        except WdsError as exn:  # the checksum could not be requested
             return exn
         if good and self._held is None:
             self._reader.counters.add("verified_shards")
-        if good is False and shard.report_bad is not None:
-            shard.report_bad()
-        return self._comparison.error(self.url) if good is False else None
+        if good is False:
+            state.report_bad()
+            return self._comparison.error(self.url)
+        return None
 
-    def _brought(self, shard: Shard) -> Checksum | None:
-        """What ``verify="auto"`` compares by. A copy that another process is fetching is not yet known to be good, nor
-        has any answer come."""
-        return answer_checksum(shard, may_come=self._cached is not None and shard.streamed)
+    def _crc32c(self, state: ShardState) -> Checksum | None:
+        """Return the checksum of ``verify="auto"``: the CRC-32C of an answer. That of a copy which another process is
+        fetching may come later, if the shard is read to its end from its store."""
+        checksum, shard = state.checksum, self._shard
+        if checksum is None:
+            return _PENDING if self._cached is not None and shard is not None and shard.streamed else None
+        return checksum if checksum.algorithm == "crc32c" else None
 
-    def close(self) -> None:
-        """Skip the rest of this shard; idempotent."""
-        if self._held is not None:
-            self._held.close()
-        if self._over or self._reader._closed:
-            self._drop_piece()
-            return
-        self._left = True
-        self._reader._skip(self.number)
-        try:
-            while self._received() is not None:
-                pass
-        except WdsError:
-            pass  # of bytes that nobody wanted
-
-    def reject(self) -> None:
-        """Say that these bytes are no good shard, and read no more of them: a cache must not keep or use its copy."""
-        if self._cached is not None:
-            self._cached.reject()
-        if self._shard is not None and self._shard.report_bad is not None:
-            self._shard.report_bad()
-        self.close()
-
-    def _leave_cache(self, *, whole: bool = False, shard: Shard | None = None) -> None:
+    def _leave_cache(self, *, whole: bool = False, modified: float | None = None) -> None:
         cached = self._cached
-        if cached is not None and not self._told:
-            self._told = True
+        if cached is not None and not self._cache_left:
+            self._cache_left = True
             self._reader.counters.add("cache_hits" if cached.hit else "cache_misses")
-            cached.over(whole=whole, modified=self._modified(shard) if whole and shard is not None else None)
+            cached.over(whole=whole, modified=modified)
 
-    def _modified(self, shard: Shard) -> float | None:
-        """When the object was last changed, as its store says; None where it does not."""
-        if self._local_path is None:
-            return shard.modified
+    @property
+    def _file_path(self) -> str | None:
+        return None if isinstance(self.located, WdsError) else self.located.path
+
+    def _modified(self, state: ShardState) -> float | None:
+        """Return the last change of the object, if its store or file system gives it."""
+        path = self._file_path
+        if path is None:
+            return state.modified
         with contextlib.suppress(OSError):
-            return os.stat(self._local_path).st_mtime
+            return os.stat(path).st_mtime
         return None
 
     def _drop_piece(self) -> None:
@@ -419,14 +391,14 @@ class ShardStream:
             self._piece.release()
             self._piece = None
         if self._slab is not None:
-            self._reader._give_back(self._slab)
+            self._reader._returned.append(self._slab)
             self._slab = None
 
 
 def _forget_in_child() -> None:
     """A forked child shares the slabs with its parent, which goes on filling them: it reads no byte more there."""
     for reader in list(_readers):
-        reader._closed = True
+        reader.closed = True
         with contextlib.suppress(AttributeError, BufferError):  # none is open
             reader._open._piece.release()  # type: ignore[union-attr]
 

@@ -1,4 +1,4 @@
-"""What an engine is made of but for its plan and its memory: a loop's threads, connections and backends."""
+"""Resources of one loop: threads, connections and backends."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import stat
+from collections.abc import Callable
 
 from wds_async.background import BlockingThreads
 from wds_async.config import TransferConfig
@@ -13,9 +14,9 @@ from wds_async.storage.base import Guard
 from wds_async.storage.registry import Backends, Location
 from wds_async.transfer.connection_pool import ConnectionPool
 
-__all__ = ["Equipment", "why_unread"]
+__all__ = ["Resources", "why_unread"]
 
-_LOOK_EVERY_S = 1.0
+_CHECK_EVERY_S = 1.0
 _UNREAD = {
     "pipe": "running a command is no check",
     "stdin": "standard input can be read only once",
@@ -23,8 +24,9 @@ _UNREAD = {
 }
 
 
-class Equipment:
-    """Made for ``loop``, on any thread; every method runs on the loop. ``guard`` judges where requests go."""
+class Resources:
+    """Threads, connections and backends of ``loop``; all methods but the constructor run there. ``guard`` judges where
+    requests go."""
 
     def __init__(self, config: TransferConfig, loop: asyncio.AbstractEventLoop, guard: Guard | None = None) -> None:
         self.config = config
@@ -39,31 +41,30 @@ class Equipment:
         )
         self._loop = loop
 
-    async def watch(self) -> None:
-        """Look for stalled connections, once a second or more often; without end."""
+    async def watch(self, *also: Callable[[], None]) -> None:
+        """Once a second or more often, end what stalls, close what was idle for long, and call ``also``; without
+        end."""
         while True:
-            await asyncio.sleep(min(_LOOK_EVERY_S, self.config.stall_timeout_s / 4))
-            self.look()
-
-    def look(self) -> None:
-        """End what stalls, and close what was idle for long."""
-        self.connections.expire(self._loop.time())
+            await asyncio.sleep(min(_CHECK_EVERY_S, self.config.stall_timeout_s / 4))
+            self.connections.expire(self._loop.time())
+            for function in also:
+                function()
 
     async def close_backends(self, within_s: float) -> None:
-        """A server that does not answer holds a daemon thread, and not the end."""
+        """Close the backends; a server that does not answer holds a daemon thread, and not the end."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 await self.backends.close()
 
     async def close(self) -> None:
-        """Drop every connection, let the idle threads end, and return once the loop has let go; backends come first."""
+        """Drop every connection, end the idle threads, and return once the loop has let go; backends come first."""
         self.connections.close()
         self.threads.stop()
         await self.connections.gone()
 
 
 async def why_unread(threads: BlockingThreads, location: Location) -> str:
-    """Why what is at ``location`` cannot be looked at without taking something of it away; "" where it can."""
+    """Return why reading the first bytes at ``location`` would take them from the real read; "" where it would not."""
     if (path := location.path) is not None:
         # Only what was seen to be there is no file: what a look at it raises, the read will raise and explain.
         with contextlib.suppress(OSError, ValueError):

@@ -1,6 +1,6 @@
-"""State of one shard between its parts: where it is read, by which access, and what its answers said of the object.
+"""State of one shard between its parts: where and how it is read, and what its answers say of the object.
 
-`ShardState` is changed in this module only; fetching, retrying and opening call its methods.
+`ShardState` is changed by its own methods only.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from wds_async.storage.base import Access, Backend, Fault, LocalFile, ObjectReplaced, Request
+from wds_async.storage.base import Access, Backend, Checksum, Fault, LocalFile, ObjectReplaced, Request
 from wds_async.storage.http.messages import modified_of
 from wds_async.storage.registry import Location
 from wds_async.transfer.circuit_breaker import CircuitBreaker
 from wds_async.transfer.files import FileReader
 from wds_async.transfer.streams import StreamReader
 from wds_async.transfer.traffic import OriginTraffic, region_of
-from wds_async.transfer.window import Shard
 
 __all__ = ["ShardState", "ignore_result"]
 
@@ -28,21 +27,31 @@ Observe = Callable[[int, float, float], None]
 
 @dataclass(slots=True, eq=False)
 class ShardState:
-    """Everything that fetching keeps of a shard between its parts."""
+    """Everything that is known of a shard but for the plan of its parts (`window.Shard`)."""
 
     location: Location
     access: asyncio.Future[Access] | None = None
     redirected: Request | None = None
-    """Where the access redirected to, for later parts."""
+    """Target of the access's redirect, for later parts."""
     files: dict[LocalFile, FileReader] = field(default_factory=dict)
     stream: StreamReader | None = None
     rangeless: bool = False
     """The server ignores ranges for this object."""
     unframed: bool = False
     """Only aiohttp can read the way in which the server frames the whole object."""
+    version: str = ""
+    """Version of the object, pinned by the first answer."""
     etag: str = ""
     fields: Mapping[str, str] = field(default_factory=dict)
     """Head of the first answer that had one, in lower case."""
+    checksum: Checksum | None = None
+    """Checksum of the whole object, if its answer has one."""
+    modified: float | None = None
+    """Last change of the object (seconds since 1970), if its store sends it."""
+    open_ended: bool = False
+    """It was read to an end that nothing confirms: its body had no length, and ended with the connection."""
+    end_in_doubt: bool = False
+    """And it is a tar that has no end of archive there, at two attempts."""
     last_fault: Fault | None = None
     """For callers that stop waiting before the attempts end."""
     traffic: OriginTraffic | None = None
@@ -51,8 +60,8 @@ class ShardState:
     """Takes the duration of a good answer; set together with ``traffic``."""
     breaker: CircuitBreaker | None = None
     """Circuit breaker of the store; None before the first part, and without a server."""
-
-    # Access
+    lose_copy: Callable[[], None] | None = None
+    """Rejects the file of the shard that a service has handed over."""
 
     def current_access(self) -> Access | None:
         """The access that has come; None while it is requested, or after that failed."""
@@ -84,11 +93,20 @@ class ShardState:
         if access is not None and self.current_access() is access:
             self.access = self.redirected = None
 
-    def leave_copy(self, shard: Shard, *, forget_version: bool) -> None:
+    def use_handed_file(self, lose: Callable[[], None]) -> None:
+        """Read a file that a service has handed over; ``lose()`` rejects it."""
+        self.lose_copy = lose
+
+    def report_bad(self) -> None:
+        """Reject the handed file, if there is one: its bytes are wrong."""
+        if self.lose_copy is not None:
+            self.lose_copy()
+
+    def leave_copy(self, *, forget_version: bool) -> None:
         """Read the rest from the store. ``forget_version``: the version that was pinned is that of the copy."""
         self.access = None
         if forget_version:
-            shard.version = self.etag = ""
+            self.version = self.etag = ""
 
     def keep_redirect(self, access: Request, target: Request) -> None:
         """Send later parts straight to ``target``, unless ``access`` was renewed meanwhile."""
@@ -100,22 +118,20 @@ class ShardState:
         if self.redirected in expired:
             self.redirected = None
 
-    def move_to_fallback(self, shard: Shard) -> StreamReader | None:
+    def move_to_fallback(self) -> StreamReader | None:
         """Read on at the fallback, if there is one: only the object's size stays. Return the stream to close."""
         if self.location.fallback is None:
             return None
         self.location, self.access, self.redirected = self.location.fallback, None, None
         self.rangeless, self.unframed, self.breaker = False, False, None
         self.traffic, self.observe, self.fields = None, None, {}
-        shard.version = self.etag = ""
+        self.version = self.etag = ""
         stream, self.stream = self.stream, None
         return stream
 
     def bind(self, traffic: OriginTraffic, observe: Observe, breaker: CircuitBreaker | None) -> None:
         """Set the counters and the circuit breaker of ``location``."""
         self.traffic, self.observe, self.breaker = traffic, observe, breaker
-
-    # Ways of reading
 
     def file(self, file: LocalFile) -> FileReader:
         """The open reader of ``file``, shared by all parts."""
@@ -142,15 +158,12 @@ class ShardState:
         """Request no ranges of this object any more; ``unframed``: nor its body by our own connection."""
         self.rangeless, self.unframed = True, self.unframed or unframed
 
-    # What answers say
-
     def learn(
         self,
-        shard: Shard,
+        known_size: int | None,
         size: int,
         version: str,
         fields: Mapping[str, str],
-        *,
         backend: Backend | None = None,
         at: Location | None = None,
     ) -> None:
@@ -158,31 +171,35 @@ class ShardState:
         where it came from ``at`` and the shard is read elsewhere by now."""
         if at not in (None, self.location):
             raise ConnectionError("the answer of a store that was left meanwhile")
-        if shard.size not in (None, size):
-            raise ObjectReplaced(f"it had {shard.size} bytes and now has {size}")
-        if not shard.version:
-            shard.version, self.etag = version, fields.get("etag", "")
-            shard.checksum = None if backend is None else backend.checksum(fields)
-            shard.modified = modified_of(fields)
-        elif version not in ("", shard.version):
-            raise ObjectReplaced(f"it was {shard.version} and is now {version}")
+        if known_size not in (None, size):
+            raise ObjectReplaced(f"it had {known_size} bytes and now has {size}")
+        if not self.version:
+            self.version, self.etag = version, fields.get("etag", "")
+            self.checksum = None if backend is None else backend.checksum(fields)
+            self.modified = modified_of(fields)
+        elif version not in ("", self.version):
+            raise ObjectReplaced(f"it was {self.version} and is now {version}")
         self.fields = self.fields or fields
 
-    def learn_of_stream(self, shard: Shard, fields: Mapping[str, str]) -> None:
-        """Keep the head of the answer that is read in order."""
-        self.fields = self.fields or fields
-        shard.modified = modified_of(fields)
+    def learn_of_stream(self, backend: Backend, fields: Mapping[str, str]) -> None:
+        """Keep what the head of an answer that is read in order says; another start changes no checksum."""
+        if self.checksum is None:
+            self.fields = self.fields or fields
+            self.modified, self.checksum = modified_of(fields), backend.checksum(fields)
+
+    def end_stream(self, *, open_ended: bool, in_doubt: bool) -> None:
+        """Keep how the stream ended."""
+        self.open_ended, self.end_in_doubt = open_ended, in_doubt
 
     def record_fault(self, fault: Fault) -> None:
         """Keep the last failure of an attempt."""
         self.last_fault = fault
 
-    # The end
-
-    @property
-    def closed(self) -> bool:
-        """Whether there is nothing to release."""
-        return self.stream is None and not self.files and (self.access is None or self.access.done())
+    def finish(self) -> bool:
+        """Let go of the disk cache's entry, once the shard is over; return whether `close` has more to release."""
+        if self.location.entry is not None:
+            self.location = replace(self.location, entry=None)
+        return self.stream is not None or bool(self.files) or (self.access is not None and not self.access.done())
 
     def release(self) -> None:
         """Stop requesting an access, and close files; no part may be in flight."""

@@ -55,6 +55,14 @@ class SlabPool:
         # Free pieces by size, each dict an ordered set of addresses: the last freed is the warmest.
         self._free: dict[int, dict[int, None]] = {block_bytes: {}}
 
+    def enter(self) -> None:
+        """Count a reader more."""
+        self.readers += 1
+
+    def leave(self) -> None:
+        """Count a reader less."""
+        self.readers -= 1
+
     @property
     def max_blocks(self) -> int:
         return self.budget_bytes // self.block_bytes + max(0, self.readers - 1)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
 
-from wds_async.storage.base import Answer, Checksum, ObjectReplaced, RefusedAnswer, Request, Stream
+from wds_async.storage.base import Answer, ObjectReplaced, RefusedAnswer, Request, Stream
 from wds_async.storage.http.messages import same_object, version_of
 from wds_async.transfer.connection import Connection, ConnectionBroken, Head, Origin, request_bytes
 from wds_async.transfer.connection_pool import ConnectionPool
@@ -131,19 +131,17 @@ class StreamReader:
         part: Part,
         make: Callable[[], Stream],
         hurried: Callable[[], bool],
-        checksum: Callable[[Mapping[str, str]], Checksum | None] | None = None,
+        opened: Callable[[Mapping[str, str]], None],
     ) -> bool:
         """Fill ``part`` from where it stands; True at the end of the stream. Where it has to start (again) ``make``
         gives what is read: it may be another request by now. While the consumer waits (``hurried``) the part may stay
-        short, so that a slow stream is not held back. ``checksum`` is what the backend takes from the head of an
-        answer (`Backend.checksum`), for the shard; another start does not take back what the first one brought."""
+        short, so that a slow stream is not held back. ``opened`` takes the head of an answer."""
         view, offset = part.slab.view, part.start
         if self._stream is None or self._position != offset + part.filled:
             # Of what was read in ranges before, every byte must be of the same object; from the start there is none.
-            pinned = part.shard.version if offset + part.filled else ""
+            pinned = part.shard.state.version if offset + part.filled else ""
             await self._start(make, offset + part.filled, pinned)
-            if checksum is not None and part.shard.checksum is None:
-                part.shard.checksum = checksum(getattr(self._stream, "fields", {}))
+            opened(getattr(self._stream, "fields", {}))
         assert self._stream is not None
         try:
             while part.filled < part.slab.size:
@@ -193,10 +191,8 @@ class StreamReader:
 
     def _end(self, part: Part) -> None:
         """Judge the end of the stream. ConnectionError where it may be a cut, and was not confirmed yet."""
-        part.shard.open_ended = self._archive is not None
-        if self._archive is None or not self._archive.missing:
-            return
-        if self._ended_at != self._position:
+        in_doubt = self._archive is not None and self._archive.missing
+        if in_doubt and self._ended_at != self._position:
             self._ended_at = self._position
             raise ConnectionError("the body has no length, and ended without the end of its archive")
-        part.shard.end_in_doubt = True
+        part.shard.state.end_stream(open_ended=self._archive is not None, in_doubt=in_doubt)

@@ -17,11 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from wds_async.config import TransferConfig
-from wds_async.storage.base import Checksum
 from wds_async.transfer.concurrency import Concurrency
 from wds_async.transfer.slabs import Slab, SlabPool, slab_bytes
 
-__all__ = ["Broken", "End", "Finished", "Part", "Piece", "Shard", "Window"]
+__all__ = ["End", "Event", "Finished", "Part", "Piece", "Shard", "Window"]
 
 _UNKNOWN_PART_BYTES = 1 << 20
 _SIZES_REMEMBERED = 64
@@ -54,17 +53,13 @@ class Part:
 
 @dataclass(slots=True, eq=False)
 class Shard:
-    """One shard in the window. ``size`` is None until an answer tells it; ``version`` pins what is read.
-
-    ``state`` belongs to whoever fetches: the open file, the kept redirect, the running stream. ``checksum`` is what the
-    store says of the whole object, where it does.
-    """
+    """The plan of one shard: ``size`` is None until an answer gives it; ``state`` is for the fetcher (`ShardState`);
+    ``error`` ends the shard behind its good bytes."""
 
     number: int
     url: str
     streamed: bool = False
     size: int | None = None
-    version: str = ""
     planned: int = 0
     finished: bool = False
     flying: int = 0
@@ -72,16 +67,6 @@ class Shard:
     parts: deque[Part] = field(default_factory=deque)
     error: Exception | None = None
     state: Any = None
-    modified: float | None = None
-    """When the object was last changed (seconds since 1970), where its store says so."""
-    checksum: Checksum | None = None
-    report_bad: Callable[[], None] | None = None
-    """Tells the service that handed its file of the shard over that these bytes are wrong; None for other sources."""
-
-    open_ended: bool = False
-    """It was read to an end that nothing confirms: its body had no length, and ended with the connection."""
-    end_in_doubt: bool = False
-    """And it is a tar that has no end of archive there, at two attempts."""
 
     @property
     def complete(self) -> bool:
@@ -100,22 +85,19 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The shard is over: whole, or broken here by ``error``."""
+    """End of a shard: whole, or broken here by its ``error``."""
 
     shard: Shard
-    error: Exception | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """No shard follows."""
+    """End of the stream; with an ``error`` where the engine itself failed (no memory, a fault of ours)."""
+
+    error: Exception | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Broken:
-    """The engine itself failed (no memory, a fault of ours): nothing follows, in this shard or any other."""
-
-    error: Exception
+Event = Piece | End | Finished
 
 
 class Window:
@@ -126,7 +108,7 @@ class Window:
         self,
         pool: SlabPool,
         config: TransferConfig,
-        emit: Callable[[Piece | End | Finished], None],
+        emit: Callable[[Event], None],
         cancel: Callable[[Part], None],
     ) -> None:
         self.config = config
@@ -152,9 +134,9 @@ class Window:
 
     # What the consumer asks
 
-    def add(self, url: str, *, streamed: bool = False, error: Exception | None = None) -> Shard:
+    def add(self, url: str, *, streamed: bool = False, error: Exception | None = None, state: Any = None) -> Shard:
         """Append a shard to the stream; one with an ``error`` ends there at once."""
-        shard = Shard(self._next_number, url, streamed, error=error)
+        shard = Shard(self._next_number, url, streamed, error=error, state=state)
         self._next_number += 1
         self._shards[shard.number] = shard
         if error is None:
@@ -229,12 +211,13 @@ class Window:
             part.stop = max(part.stop, part.start + part.filled)  # its slab may have room for more than was planned
             shard.streamed, shard.size, shard.planned = False, None, part.stop
 
-    def landed(self, part: Part, *, last: bool = False) -> None:
-        """Nothing more will be written for ``part``: it is ready, or has its ``error``, or was dropped.
+    def landed(self, part: Part, *, last: bool = False, error: Exception | None = None) -> None:
+        """Nothing more will be written for ``part``: it is ready, or ended by ``error``, or was dropped.
 
         ``last`` ends a streamed shard behind this part.
         """
         shard = part.shard
+        part.error = error
         part.flying = False
         shard.flying -= 1
         self.flying -= 1
@@ -326,7 +309,7 @@ class Window:
             self._drop_parts(shard)
             shard.gone = True
             del self._shards[shard.number]
-            self._emit(End(shard, shard.error))
+            self._emit(End(shard))
         if self._source_ended:
             self._source_ended = False
             self._emit(Finished())

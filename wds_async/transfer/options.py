@@ -1,13 +1,17 @@
-"""Protocols of the shard cache and of a limit, as the reader uses them."""
+"""Options of a read, and protocols of the shard cache and of a limit, as the reader uses them."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
+from wds_async.config import TransferConfig
 from wds_async.storage.growing import CacheEntry
+from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.storage.registry import Location
+from wds_async.transfer.stats import Counters
 
-__all__ = ["CachedShard", "Limit", "ShardCache"]
+__all__ = ["CachedShard", "Limit", "ReadOptions", "ShardCache"]
 
 
 class CachedShard(CacheEntry, Protocol):
@@ -59,3 +63,19 @@ class Limit(Protocol):
     def over(self) -> None:
         """End the reader's part in it."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """Options of one read, from the reader down to the requests."""
+
+    config: TransferConfig
+    counters: Counters
+    lookahead: int | None = None
+    """Shards taken from the iterable ahead of the one that is read (default: as many as there may be connections); 1
+    suits a source that blocks."""
+    final: bool = False
+    """The URLs are targets, and are not rewritten."""
+    cache: ShardCache | None = None
+    """Disk cache (see `shardcache`): shards that it has are read there, the others pass through it."""
+    storage: StorageOptions = NOTHING_GIVEN

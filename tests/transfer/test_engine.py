@@ -18,7 +18,7 @@ from tests.servers import Origin, Tls
 from tests.transfer.reading import KIB, MIB, QUICK, bytes_of, data, outcomes, quick
 from wds_async.config import RetryPolicy
 from wds_async.errors import FetchTimeout, ReaderClosed, TransferError
-from wds_async.transfer import bridge
+from wds_async.transfer import engine as bridge
 from wds_async.transfer.reader import ShardReader, open_shards
 
 PART = 256 * KIB
@@ -140,18 +140,18 @@ def test_engines_that_overlap_give_the_switch_interval_back(origin: Origin) -> N
     before = sys.getswitchinterval()
     first, second, third = (bridge.Engine(quick()) for _ in range(3))
     try:
-        first._start()
-        second._start()  # finds what the first has set
-        first._restore_switch_interval()
-        third._start()
-        second._restore_switch_interval()
+        first.start()
+        second.start()  # finds what the first has set
+        first.restore_switch_interval()
+        third.start()
+        second.restore_switch_interval()
         assert sys.getswitchinterval() < before
-        third._restore_switch_interval()
+        third.restore_switch_interval()
         assert sys.getswitchinterval() == before
     finally:
         sys.setswitchinterval(before)
         for engine in (first, second, third):
-            engine.submit(engine._loop.stop)
+            engine.thread.stop()
         _join_engines()
         for engine in (first, second, third):
             engine.slabs.close()

@@ -1,0 +1,353 @@
+"""The loop thread, one a process, and each reader's side of it (`Pump`).
+
+The thread lives while a reader is open. A forked child forgets the engine it inherited: it neither closes nor
+stops anything of the parent's, because the two share sockets and an epoll.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import math
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from wds_async.background import LoopThread, end_with_parent, uvloop_or_none
+from wds_async.config import TransferConfig
+from wds_async.errors import ReaderClosed, WdsError
+from wds_async.storage.registry import Location
+from wds_async.transfer.fetch import Fetcher
+from wds_async.transfer.options import ReadOptions
+from wds_async.transfer.resources import Resources
+from wds_async.transfer.shard_state import ShardState
+from wds_async.transfer.slabs import Slab, SlabPool
+from wds_async.transfer.stats import Counters, ThreadClock
+from wds_async.transfer.window import End, Event, Finished, Part, Piece, Shard, Window
+
+__all__ = ["Engine", "EventQueue", "Pump", "prepare"]
+
+_STOP_WITHIN_S = 2.0
+_LOCK_WITHIN_S = 0.05
+_DEFAULT_SWITCH_INTERVAL_S = 0.005
+_CHECK_EVERY_S = 1.0
+_CLOSED = "this reader was closed; iterate over the dataset again"
+T = TypeVar("T")
+
+_current: Engine | None = None
+_lock = threading.Lock()
+# Engines of the parent, kept so that no finalizer of theirs ever runs in a forked child.
+_inherited: list[Engine] = []
+
+
+def prepare() -> None:
+    """Import what the engine will import, for a process whose children will run it. Starts nothing."""
+    uvloop_or_none()
+
+
+class EventQueue:
+    """Events in stream order, from the loop to the consumer's thread, whose waiting is counted. It has no reference to
+    the reader, so that an abandoned reader is collected."""
+
+    def __init__(self, counters: Counters) -> None:
+        self.waiting = False
+        """Whether the consumer has nothing else to do."""
+        self.clock = ThreadClock(counters)
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.put = self._events.put
+        self._counters = counters
+
+    def get(self, alive: Callable[[], bool]) -> Event:
+        """Return the next event, waiting for it if need be. ReaderClosed where none will come: ``alive()`` is False."""
+        self.clock.look()
+        try:
+            return self._events.get_nowait()
+        except queue.Empty:
+            pass
+        began = time.monotonic()
+        self.waiting = True
+        try:
+            while True:
+                try:
+                    return self._events.get(timeout=_CHECK_EVERY_S)
+                except queue.Empty:
+                    if not alive():
+                        raise ReaderClosed(_CLOSED) from None
+        finally:
+            self.waiting = False
+            self._counters.add("wait_s", time.monotonic() - began)
+
+
+class Engine:
+    """The running loop with what its readers share: slabs, connections, backends, threads.
+
+    The first reader's configuration decides until the last reader has gone, but for what concerns one reader only:
+    retries and hedging.
+    """
+
+    def __init__(self, config: TransferConfig) -> None:
+        self.config = config
+        self.slabs = SlabPool(config.budget_bytes, config.part_bytes)
+        self.thread = LoopThread("wds-async")
+        self.resources = Resources(config, self.thread.loop)
+        self.backends = self.resources.backends
+        self._pumps: set[Pump] = set()
+        self._watching: asyncio.Task[None] | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+        self._switch_interval_s: float | None = None
+
+    @staticmethod
+    def acquire(options: ReadOptions, events: EventQueue) -> tuple[Engine, Pump]:
+        """Return a pump on this process's engine, which is started if need be. Give it back by `release`."""
+        global _current
+        with _lock:
+            if _current is None:
+                _current = Engine(options.config)
+                _current.start()
+            engine = _current
+            own = options.config
+            config = replace(engine.config, retry=own.retry, hedge_share=own.hedge_share)
+            pump = Pump(engine.slabs, engine.resources, replace(options, config=config), events)
+            engine._pumps.add(pump)
+        end_with_parent(_stop_at_exit)
+        engine.submit(pump.open)
+        return engine, pump
+
+    def submit(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Run ``function`` on the loop soon; nothing happens once the engine has stopped."""
+        self.thread.submit(function, *args, **kwargs)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Run ``work`` on the loop, and return its future. ReaderClosed once the engine has stopped."""
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self.thread.loop)
+        except RuntimeError:
+            work.close()
+            raise ReaderClosed(_CLOSED) from None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the loop thread runs."""
+        return self.thread.alive
+
+    def release(self, pump: Pump) -> None:
+        """End a pump; the last one stops the loop thread. Idempotent, and harmless in a forked child."""
+        global _current
+        if self in _inherited:
+            return
+        # A garbage collection within `acquire` may end up here, on the thread that holds the lock.
+        if not _lock.acquire(timeout=_LOCK_WITHIN_S):
+            self.submit(self.release, pump)
+            return
+        try:
+            if pump not in self._pumps:
+                return
+            self._pumps.discard(pump)
+            last = not self._pumps
+            if last and _current is self:
+                _current = None
+        finally:
+            _lock.release()
+        self.submit(self._close, pump, last=last)
+        if last:
+            self.thread.join(_STOP_WITHIN_S)
+
+    def start(self) -> None:
+        """Start the loop thread, and lower the switch interval unless the program has set its own: a consumer in pure
+        Python would hold the GIL 5 ms for each time that the loop thread wants it."""
+        before_s = sys.getswitchinterval()
+        if math.isclose(before_s, _DEFAULT_SWITCH_INTERVAL_S, rel_tol=0.01):
+            self._switch_interval_s = before_s
+            sys.setswitchinterval(self.config.switch_interval_s)
+        self.thread.start()
+        self.submit(self._start_watch)
+
+    def restore_switch_interval(self) -> None:
+        """Set the interval of the program again, if this engine has changed it: one that began while another ended has
+        seen that one's."""
+        if self._switch_interval_s is None:
+            return
+        # CPython counts whole microseconds and gives 4.9999999999999996e-05 for 5e-5.
+        if math.isclose(sys.getswitchinterval(), self.config.switch_interval_s, rel_tol=0.01):
+            sys.setswitchinterval(self._switch_interval_s)
+
+    def _start_watch(self) -> None:
+        self._watching = self.thread.loop.create_task(self.resources.watch(self._publish_traffic))
+
+    def _close(self, pump: Pump, *, last: bool) -> None:
+        task = self.thread.loop.create_task(self._shut_down(pump) if last else pump.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    def _publish_traffic(self) -> None:
+        for pump in list(self._pumps):
+            pump.counters.leave_traffic()
+
+    async def _shut_down(self, pump: Pump) -> None:
+        try:
+            async with asyncio.timeout(_STOP_WITHIN_S * 0.75):
+                others = self._closing - {asyncio.current_task()}
+                await asyncio.gather(pump.close(), *others, return_exceptions=True)
+                await self.backends.close()
+        except TimeoutError:
+            pass  # a file server that does not answer holds a daemon thread, not the exit
+        finally:
+            self.slabs.close()  # now, not when the cyclic collector comes by: an epoch's budget is a lot to leave
+            self.restore_switch_interval()
+            await self.resources.close()
+            self.thread.loop.stop()
+
+
+class Pump:
+    """One reader's side of the engine: starts the parts of its window, hands on what is ready, and cleans up behind
+    shards that are over. Every method but the constructor runs on the loop."""
+
+    def __init__(self, slabs: SlabPool, resources: Resources, options: ReadOptions, events: EventQueue) -> None:
+        self.counters = options.counters
+        self._config = options.config
+        self._slabs = slabs
+        self._resources = resources
+        self._events = events
+        self._tasks: dict[Part, asyncio.Task[None]] = {}
+        self._begun: set[Part] = set()
+        self._closing: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self._kicking = False
+        self._usage = (0.0, 0.0)
+        """Share of the budget that is taken, and since when."""
+        self.window = Window(slabs, options.config, self._emit, self._cancel)
+        self._fetcher = Fetcher(self.window, resources, options, hurried=lambda: events.waiting)
+
+    def open(self) -> None:
+        """Take a place among the pool's readers."""
+        self._slabs.enter()
+        self.counters.set("budget_bytes", self._slabs.budget_bytes)
+        self.counters.set("connections_most", self._config.connections)
+
+    def add(self, shards: Sequence[tuple[str, Location | WdsError]], *, ended: bool) -> None:
+        """Append shards to the stream; ``ended``: no more will come."""
+        for url, place in shards:
+            if isinstance(place, WdsError):
+                self.window.add(url, error=place)
+                continue
+            self.window.add(url, streamed=place.in_order, state=ShardState(place))
+            if place.spec.announced and place.entry is None:
+                self._resources.backends.of(place).expect((place.target,))
+        if ended:
+            self.window.end_of_source()
+        self.kick()
+
+    def release(self, slabs: Sequence[Slab]) -> None:
+        """Take back slabs that the consumer has read."""
+        for slab in slabs:
+            self.window.release(slab)
+        self.kick()
+
+    def skip(self, number: int) -> None:
+        """Drop the rest of shard ``number``."""
+        self.window.skip(number)
+        self.kick()
+
+    def kick(self) -> None:
+        """Hand on what is ready and start what may start."""
+        if self._closed or self._kicking:
+            return
+        self._kicking = True
+        try:
+            self.window.deliver()
+            for part in self.window.plan():
+                self._tasks[part] = asyncio.get_running_loop().create_task(self._fetch(part))
+        except Exception as exn:  # else the consumer would wait for ever
+            self._events.put(Finished(exn))
+        finally:
+            self._kicking = False
+        window, connections, counters = self.window, self._resources.connections, self.counters
+        now, (share, since) = time.monotonic(), self._usage
+        counters.add("full_s", (now - since) * share)
+        self._usage = min(1.0, window.held_bytes / self._slabs.budget_bytes), now
+        counters.set("window_bytes", window.held_bytes)
+        counters.peak("window_peak_bytes", window.peak_bytes)
+        counters.set("connections", connections.open)
+        counters.peak("connections_peak", connections.peak)
+        counters.set("connections_limit", window.concurrency.limit)
+        counters.set("slowdown", window.concurrency.slowdown)
+
+    async def close(self) -> None:
+        """Cancel everything and return when no slab is being written to."""
+        if self._closed:
+            return
+        self._closed = True
+        for shard in self.window.close():
+            self._clean(shard)  # at once, or by the last of its tasks, which were cancelled
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await asyncio.gather(*self._closing, return_exceptions=True)
+        await self._fetcher.end()
+        self._slabs.leave()
+        self.counters.set("window_bytes", 0)
+        self.counters.set("connections", 0)
+        self.counters.leave_traffic()
+
+    async def _fetch(self, part: Part) -> None:
+        last = False
+        error: Exception | None = None
+        self._begun.add(part)
+        try:
+            last = not part.dropped and await self._fetcher.fetch(part)
+        except asyncio.CancelledError:
+            error = WdsError(f"{part.shard.url}: the read was cancelled")
+        except Exception as exn:
+            error = exn
+        finally:
+            del self._tasks[part]
+            self._begun.discard(part)
+            self.window.landed(part, last=last, error=error)
+            if part.shard.gone:
+                self._clean(part.shard)
+            self.kick()
+
+    def _emit(self, event: Event) -> None:
+        if isinstance(event, Piece):
+            self.counters.add("bytes", event.length)
+        elif isinstance(event, End):
+            self.counters.add("bad_shards" if event.shard.error else "shards")
+            self._clean(event.shard)
+        self._events.put(event)
+
+    def _clean(self, shard: Shard) -> None:
+        if shard.flying == 0 and shard.state is not None and shard.state.finish():
+            task = asyncio.get_running_loop().create_task(shard.state.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    def _cancel(self, part: Part) -> None:
+        # A part that is judging its own answer ends by itself, and keeps its connection. One that has not begun sees
+        # that it was dropped; a task that is cancelled before its first step never runs, and would never land.
+        if part is not self._fetcher.answering and part in self._begun:
+            self._tasks[part].cancel()
+
+
+def _stop_at_exit() -> None:
+    engine = _current
+    if engine is not None:
+        for pump in list(engine._pumps):
+            engine.release(pump)
+
+
+def _forget_in_child() -> None:
+    global _current, _lock
+    _lock = threading.Lock()
+    if _current is not None:
+        _inherited.append(_current)
+        _current.restore_switch_interval()
+        _current = None
+
+
+atexit.register(_stop_at_exit)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)
