@@ -58,7 +58,7 @@ class RangePart:
     facts: Facts
 
 
-class _Plan:
+class _OriginPlan:
     """Plan of one origin's parts in flight; each has its own waiter."""
 
     def __init__(self, config: TransferConfig) -> None:
@@ -91,7 +91,7 @@ class _Origin:
     def __init__(self, traffic: OriginTraffic, resources: Resources, options: ReadOptions) -> None:
         self.traffic = traffic
         self.flying = 0
-        self.plan = _Plan(options.config)
+        self.plan = _OriginPlan(options.config)
         self.fetcher = Fetcher(self.plan, resources, options, hurried=lambda: True)
 
     def room(self) -> int:
