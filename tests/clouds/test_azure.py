@@ -26,6 +26,7 @@ from tests.servers.azurite import (
     azurite_fixture,  # noqa: F401
     azurite_tls_fixture,  # noqa: F401
 )
+from tests.storage.locations import location_of
 from tests.transfer.reading import KIB, MIB, data, quick
 from wds_async.errors import AccessDenied, ConfigError, ObjectChanged, ShardNotFound, UrlError, WdsError
 from wds_async.storage.azure import account as azureauthority
@@ -115,7 +116,7 @@ def with_backend(ask: Callable[[AzureBackend], Awaitable[Any]], options: dict[st
 
 def entries(url: str, options: dict[str, Any] | None = None) -> list[Entry]:
     async def ask(backend: AzureBackend) -> list[Entry]:
-        return [entry async for entry in backend.entries(url)]
+        return [entry async for entry in backend.entries(location_of(url))]
 
     found: list[Entry] = with_backend(ask, options)
     return found
@@ -294,7 +295,7 @@ def test_a_managed_identity_reads_and_lists(
             "az://managed/x.tar",
             "az://managed/y.tar",
         ]
-        described = with_backend(lambda backend: backend.describe("az://managed/x.tar"), options)
+        described = with_backend(lambda backend: backend.describe(location_of("az://managed/x.tar")), options)
     assert (described.identity, described.direct) == ("managed identity", True)
     assert described.endpoint == azurite_tls.endpoint
     assert machine.given
@@ -514,7 +515,7 @@ def test_a_listing_comes_page_by_page(configured: Azurite) -> None:
     configured.put("pages", {"x.tar": b"x"})
 
     async def first(backend: AzureBackend) -> Entry:
-        return await anext(backend.entries("az://pages/"))
+        return await anext(backend.entries(location_of("az://pages/")))
 
     assert with_backend(first).url == "az://pages/x.tar"
 
@@ -522,9 +523,9 @@ def test_a_listing_comes_page_by_page(configured: Azurite) -> None:
 def test_a_listing_that_fails_is_explained(configured: Azurite) -> None:
     async def ask(backend: AzureBackend) -> Any:
         try:
-            return [entry async for entry in backend.entries("az://nowhere/")]
+            return [entry async for entry in backend.entries(location_of("az://nowhere/"))]
         except Exception as exn:
-            return backend.classify(exn, "az://nowhere/")
+            return backend.classify(exn, location_of("az://nowhere/"))
 
     assert "ContainerNotFound" in with_backend(ask).reason
 

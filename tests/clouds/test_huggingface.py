@@ -16,6 +16,7 @@ import pytest
 import wds_async as wds
 from tests.servers.hub import Hub, Seen
 from tests.servers.shards import make_tar
+from tests.storage.locations import location_of
 from tests.transfer.reading import KIB, bytes_of, data, outcomes, quick
 from wds_async.config import TransferConfig
 from wds_async.errors import AccessDenied, ConfigError, ShardNotFound, UrlError, WdsError
@@ -79,7 +80,7 @@ def listed(url: str, **options: Any) -> list[Entry]:
     async def collect() -> list[Entry]:
         backend = HuggingFaceBackend(asyncio.to_thread, Options(options))
         try:
-            return [entry async for entry in backend.entries(url)]
+            return [entry async for entry in backend.entries(location_of(url))]
         finally:
             await backend.close()
 
@@ -88,7 +89,7 @@ def listed(url: str, **options: Any) -> list[Entry]:
 
 def described(url: str, direct: bool = True, **options: Any) -> Any:
     backend = HuggingFaceBackend(asyncio.to_thread, Options(options), direct=direct)
-    return asyncio.run(backend.describe(url))
+    return asyncio.run(backend.describe(location_of(url)))
 
 
 # -- reading --------------------------------------------------------------------------------------------------

@@ -19,11 +19,12 @@ from tests.servers import moto as moto_server
 from tests.servers import radosgw as rados
 from tests.servers.shards import make_shards
 from tests.servers.sigv4 import Account, SignedStore
+from tests.storage.locations import location_of
 from tests.storage.s3.test_client import on_backend
 from tests.transfer.reading import KIB, data, outcomes, quick
 from wds_async.config import RetryPolicy, TransferConfig
 from wds_async.errors import AccessDenied, ObjectChanged, ShardNotFound
-from wds_async.storage.base import Answer, Entry, RefusedAnswer, Verdict
+from wds_async.storage.base import Answer, Entry, Location, RefusedAnswer, Verdict
 from wds_async.storage.s3.backend import S3Backend
 from wds_async.transfer.reader import open_shards
 
@@ -105,7 +106,7 @@ def bucket(moto: str, clean_aws: pytest.MonkeyPatch) -> Any:
 
 def listing(url: str, **options: Any) -> list[Entry]:
     async def collect(backend: S3Backend) -> list[Entry]:
-        return [entry async for entry in backend.entries(url)]
+        return [entry async for entry in backend.entries(location_of(url))]
 
     return on_backend(collect, **options)
 
@@ -137,9 +138,9 @@ def test_listing_goes_page_by_page(bucket: Any) -> None:
 def test_a_listing_of_nothing(bucket: Any) -> None:
     async def explain(backend: S3Backend) -> tuple[Verdict, str]:
         try:
-            return Verdict.FATAL, str([entry async for entry in backend.entries("s3://none/")])
+            return Verdict.FATAL, str([entry async for entry in backend.entries(location_of("s3://none/"))])
         except Exception as exn:
-            fault = backend.classify(exn, "s3://none/")
+            fault = backend.classify(exn, location_of("s3://none/"))
             return fault.verdict, fault.reason
 
     verdict, reason = on_backend(explain)
@@ -230,8 +231,8 @@ def test_ceph_slows_down_and_is_waited_for(ceph: Any) -> None:
     refused: list[str] = []
 
     class Watching(S3Backend):
-        def classify(self, outcome: Answer | BaseException, url: str) -> Any:
-            fault = super().classify(outcome, url)
+        def classify(self, outcome: Answer | BaseException, location: Location) -> Any:
+            fault = super().classify(outcome, location)
             if isinstance(outcome, RefusedAnswer):
                 refused.append(fault.reason)
                 assert fault.verdict is Verdict.TRANSIENT

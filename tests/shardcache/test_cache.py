@@ -17,8 +17,8 @@ from tests.transfer.reading import data, quick, snapshot
 from wds_async.config import TransferConfig
 from wds_async.errors import ConfigError, TransferError
 from wds_async.shardcache.cache import DiskCache, shard_cache
+from wds_async.storage.base import Location
 from wds_async.storage.options import StorageOptions
-from wds_async.storage.registry import Location
 from wds_async.transfer.reader import open_shards
 from wds_async.transfer.stats import Counters, Stats
 

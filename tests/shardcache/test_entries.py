@@ -10,7 +10,7 @@ import pytest
 from tests.shardcache.processes import leftovers
 from wds_async.shardcache.cache import DiskCache, ShardEntry
 from wds_async.shardcache.partial import PartialReader
-from wds_async.storage.growing import CopiedFile
+from wds_async.storage.base import CopiedFile
 
 URL = "s3://bucket/a/x.tar"
 

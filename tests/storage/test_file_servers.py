@@ -7,7 +7,7 @@ import ftplib
 import pytest
 
 from wds_async.errors import ConfigError
-from wds_async.storage.base import Verdict
+from wds_async.storage.base import Location, Verdict
 from wds_async.storage.file_servers import (
     end_session,
     explain_session,
@@ -18,7 +18,6 @@ from wds_async.storage.file_servers import (
     started,
     user_of,
 )
-from wds_async.storage.registry import Location
 
 
 def test_every_client_has_time_limits_and_the_programs_win() -> None:

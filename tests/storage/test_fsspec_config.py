@@ -47,7 +47,7 @@ def _endpoint(url: str) -> str:
         backends = Backends(asyncio.to_thread)
         place = locate(url)
         try:
-            return (await backends.of(place).describe(place.target)).endpoint
+            return (await backends.of(place).describe(place)).endpoint
         finally:
             await backends.close()
 

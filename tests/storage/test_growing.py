@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from tests.servers import Origin
+from tests.storage.locations import location_of
 from tests.transfer.reading import data, quick
 from wds_async.shardcache.cache import DiskCache
 from wds_async.shardcache.partial import PartialReader, PartialWriter
-from wds_async.storage.base import Answer, Verdict
-from wds_async.storage.growing import CachedBackend, CopiedFile, GrowingStream, StoodStill
+from wds_async.storage.base import Answer, CopiedFile, Verdict
+from wds_async.storage.growing import CachedBackend, GrowingStream, StoodStill
 from wds_async.storage.http.backend import HttpBackend
 from wds_async.transfer.reader import open_shards
 
@@ -145,9 +146,9 @@ def test_the_backend_asks_the_cache_first(tmp_path: Path) -> None:
     async def access(call: Call, found: Any) -> Any:
         store = HttpBackend(direct=True, connect_timeout_s=1, stall_timeout_s=1)
         backend = CachedBackend(call, Entry(found), store)
-        assert backend.classify(Answer(404, {}), "https://h/x.tar").verdict is Verdict.MISSING
+        assert backend.classify(Answer(404, {}), location_of("https://h/x.tar")).verdict is Verdict.MISSING
         await backend.close()
-        return await backend.access("http://h/x.tar")
+        return await backend.access(location_of("http://h/x.tar"))
 
     copy = CopiedFile("x", 1, "")
     with threads() as call:

@@ -85,13 +85,15 @@ def test_a_store_of_an_installed_package(tmp_path: Path) -> None:
         "broken = thirdstore:missing\n"
     )
     (tmp_path / "thirdstore.py").write_text(
+        "import dataclasses\n"
         "from wds_async.storage.local import LocalBackend\n"
         "class ThirdStore(LocalBackend):\n"
         "    def __init__(self, call, options):\n"
         "        super().__init__(call)\n"
         "        self.root = options['root']\n"
-        "    async def access(self, url):\n"
-        "        return await super().access(self.root + '/' + url.partition('://')[2])\n"
+        "    async def access(self, location):\n"
+        "        path = self.root + '/' + location.target.partition('://')[2]\n"
+        "        return await super().access(dataclasses.replace(location, target=path, kind='local'))\n"
     )
     (tmp_path / "x.tar").write_bytes(make_tar([("a.txt", b"hello")]))
     program = (

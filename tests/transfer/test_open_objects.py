@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from tests.transfer.reading import open_fds
-from wds_async.storage.base import LocalFile
+from wds_async.storage.base import LocalFile, Location
 from wds_async.storage.local import file_version
-from wds_async.storage.registry import Location
 from wds_async.transfer import open_objects as module
 from wds_async.transfer.files import FileReader
 from wds_async.transfer.open_objects import Facts, OpenObject, OpenObjects, facts_of

@@ -9,8 +9,7 @@ import pytest
 from tests.servers import Origin
 from tests.transfer.reading import KIB, data, quick
 from wds_async.errors import WdsError
-from wds_async.storage.growing import CopiedFile
-from wds_async.storage.registry import Location
+from wds_async.storage.base import CopiedFile, Location
 from wds_async.transfer.options import CachedShard, Limit, ShardCache
 from wds_async.transfer.reader import open_shards
 

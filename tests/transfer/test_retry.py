@@ -17,7 +17,18 @@ from tests.servers.process import free_port
 from tests.transfer.reading import KIB, bytes_of, data, outcomes, quick, snapshot
 from wds_async.config import RetryPolicy
 from wds_async.errors import AccessDenied, ShardNotFound, TransferError
-from wds_async.storage.base import Access, Answer, Description, Fault, RefusedAnswer, Request, Store, Stream, Verdict
+from wds_async.storage.base import (
+    Access,
+    Answer,
+    Description,
+    Fault,
+    Location,
+    RefusedAnswer,
+    Request,
+    Store,
+    Stream,
+    Verdict,
+)
 from wds_async.storage.http.backend import HttpBackend, explain_exception, explain_status
 from wds_async.storage.registry import Backends
 from wds_async.transfer import retry as attempts
@@ -37,10 +48,10 @@ class Leases(Store):
         self.given = 0
         self._http = HttpBackend()
 
-    async def access(self, url: str) -> Access:
+    async def access(self, location: Location) -> Access:
         await asyncio.sleep(0.001)  # as one that has to ask for it
         self.given += 1
-        path = url.rpartition("/")[2]
+        path = location.target.rpartition("/")[2]
         return Request(
             self.origin.url(path),
             (("lease", str(self.given)),),
@@ -48,13 +59,13 @@ class Leases(Store):
             renew_after=time.monotonic() + self.lasts_s,
         )
 
-    async def describe(self, url: str) -> Description:
+    async def describe(self, location: Location) -> Description:
         return Description("leases", self.origin.base, "nobody", True)
 
     def streamed(self, request: Request) -> Stream:
         return self._http.streamed(request)
 
-    def classify(self, outcome: Answer | BaseException, url: str) -> Fault:
+    def classify(self, outcome: Answer | BaseException, location: Location) -> Fault:
         if isinstance(outcome, RefusedAnswer):
             outcome = outcome.answer
         if not isinstance(outcome, Answer):
@@ -330,10 +341,10 @@ def test_credentials_are_read_anew_once_for_a_refusal(origin: Origin, register: 
     renewed: list[str] = []
 
     class Rotating(Leases):
-        def renew(self, url: str) -> None:
-            renewed.append(url)
+        def renew(self, location: Location) -> None:
+            renewed.append(location.target)
 
-        def classify(self, outcome: Answer | BaseException, url: str) -> Fault:
+        def classify(self, outcome: Answer | BaseException, location: Location) -> Fault:
             outcome = outcome.answer if isinstance(outcome, RefusedAnswer) else outcome
             return explain_status(outcome) if isinstance(outcome, Answer) else explain_exception(outcome)
 

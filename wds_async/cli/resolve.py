@@ -18,7 +18,7 @@ from wds_async.errors import WdsError
 from wds_async.redact import redact
 from wds_async.shardcache.cache import shard_cache
 from wds_async.shardlists import check as shardcheck
-from wds_async.storage.registry import Location
+from wds_async.storage.base import Location
 from wds_async.storage.stores import usual_scheme
 from wds_async.transfer import probe
 

@@ -13,9 +13,10 @@ from typing import Any, BinaryIO, NoReturn
 from wds_async.config import settings
 from wds_async.errors import UrlError
 from wds_async.redact import redact
+from wds_async.storage.base import Location
 from wds_async.storage.command import Pipe
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
-from wds_async.storage.registry import Location, locate
+from wds_async.storage.registry import locate
 from wds_async.storage.sink import Sink, open_sink
 from wds_async.storage.user_openers import DEFAULT, GOPEN_BUFSIZE, Opener, gopen_schemes, install, named_opener
 from wds_async.transfer.reader import ShardReader, ShardStream, open_shards
@@ -232,7 +233,7 @@ def gopen(
     if settings().verbose:
         logger.warning("gopen %s %s", redact(url), mode)
     if location.kind == "opener":
-        return named_opener(location.target)(location.target, mode, bufsize, **kw)
+        return named_opener(location)(location.target, mode, bufsize, **kw)
     if kw:
         raise TypeError(f"gopen of {redact(url)} takes no {', '.join(sorted(kw))}: only openers of gopen_schemes do")
     return _open(location, mode, bufsize, options=options)

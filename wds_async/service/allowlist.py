@@ -16,9 +16,9 @@ from wds_async.redact import redact
 from wds_async.service.config import ServiceConfig
 from wds_async.service.names import ObjectName
 from wds_async.service.refusals import Refusal
-from wds_async.storage.base import Call
+from wds_async.storage.base import Call, Location
 from wds_async.storage.generic import reads_local_files
-from wds_async.storage.registry import Location, locate
+from wds_async.storage.registry import locate
 from wds_async.storage.spec import StoreSpec
 from wds_async.storage.stores import BY_SCHEME, spec_of, usual_scheme
 from wds_async.urls import links, local_path, scheme

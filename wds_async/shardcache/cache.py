@@ -27,10 +27,9 @@ from wds_async.shardcache.eviction import evict, touch
 from wds_async.shardcache.formats import looks_like_shard
 from wds_async.shardcache.names import base_name, cache_name, copied_name, elsewhere, given_name, is_own
 from wds_async.shardcache.partial import PartialReader, PartialWriter, sweep
+from wds_async.storage.base import CopiedFile, Location
 from wds_async.storage.generic import reads_local_files
-from wds_async.storage.growing import CopiedFile
 from wds_async.storage.local import file_version
-from wds_async.storage.registry import Location
 from wds_async.transfer.reader import ShardReader, open_shards
 
 __all__ = ["DiskCache", "ShardEntry", "shard_cache"]
@@ -227,7 +226,7 @@ Role = Literal["new", "found", "filling", "following", "store"]
 
 
 class ShardEntry:
-    """The shard at ``url``, which ``cache`` keeps under ``name``, for one reader (see `storage.growing.CacheEntry`).
+    """The shard at ``url``, which ``cache`` keeps under ``name``, for one reader (see `storage.base.CacheEntry`).
     `begin` runs on a thread of the engine, all else on the consumer's; `over` ends it whenever it comes."""
 
     def __init__(self, cache: DiskCache, url: str, name: str) -> None:

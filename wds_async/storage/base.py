@@ -12,8 +12,9 @@ A shard is read in one of four ways (`Access`):
 from __future__ import annotations
 
 import enum
+import functools
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -28,19 +29,27 @@ from wds_async.errors import (
     UrlError,
 )
 from wds_async.redact import redact
+from wds_async.storage.options import NO_OPTIONS, Options
+from wds_async.storage.spec import StoreSpec
+from wds_async.storage.stores import spec_of
+from wds_async.urls import links, local_path, scheme
 
 __all__ = [
     "Access",
     "Answer",
     "Backend",
+    "CacheEntry",
     "Call",
     "Checksum",
     "Contradiction",
+    "CopiedFile",
     "Description",
     "Entry",
     "Fault",
+    "Growing",
     "Guard",
     "LocalFile",
+    "Location",
     "ObjectReplaced",
     "Pages",
     "Ranges",
@@ -153,6 +162,112 @@ class Stream(Protocol):
 Access = Request | LocalFile | Ranges | Stream
 
 
+@dataclass(frozen=True, slots=True)
+class CopiedFile(LocalFile):
+    """A shard's whole copy in a disk cache."""
+
+
+class Growing(Protocol):
+    """A file that another process is writing. Every method may block."""
+
+    awaited: bool
+    """Whether the consumer has come to this shard: before that nobody is kept waiting by it."""
+    patience_s: float
+    """How long to wait for a byte more, once it is awaited."""
+    patience_lost: bool
+    """Set where that was too long."""
+
+    def open(self) -> None:
+        """FileNotFoundError where it is there no more."""
+        ...
+
+    def read(self, into: memoryview, offset: int) -> int:
+        """Return the bytes at ``offset`` that are there, 0 where there is none yet."""
+        ...
+
+    def ended(self, offset: int) -> bool | None:
+        """True: the file is whole and ends at ``offset``. False: nobody writes it any more. None: neither."""
+        ...
+
+    def close(self) -> None:
+        """Idempotent."""
+        ...
+
+
+class CacheEntry(Protocol):
+    """One shard of one reader, as its cache sees it and the engine needs it."""
+
+    @property
+    def check(self) -> bool:
+        """Whether a copy is compared with its object before it is used."""
+        ...
+
+    def replaced(self) -> None:
+        """The object has changed since its copy was made: `begin` is called again, and gives no such copy. Blocks."""
+        ...
+
+    def begin(self) -> CopiedFile | Growing | None:
+        """How to read it: the copy on disk, the file that grows into one, or (None) from its store. Blocks. Asked
+        again where a growing file stood still: then never a growing one."""
+        ...
+
+    def lose(self) -> None:
+        """The copy that `begin` gave cannot be read: from now on the store is."""
+        ...
+
+
+@dataclass(frozen=True)
+class Location:
+    """The place of a shard: ``url`` as the user wrote it (expanded), ``target`` after rewriting, and ``kind``, that of
+    a spec in `stores`, or ``plugin:`` and the scheme for a store of an installed package. Each part of ``target`` is
+    parsed once."""
+
+    url: str
+    target: str
+    kind: str
+    options: Options = field(default=NO_OPTIONS, compare=False)
+    """Options for its store (``storage_options``)."""
+    fallback: Location | None = field(default=None, compare=False)
+    """The location to read from when its store cannot be reached (``WDS_AIS_FALLBACK``)."""
+    entry: CacheEntry | None = field(default=None, compare=False)
+    """The shard's entry in a disk cache, where there is one: it decides at the time of reading how to read it."""
+
+    @functools.cached_property
+    def scheme(self) -> str:
+        """The scheme of ``target``, see `urls.scheme`."""
+        return scheme(self.target)
+
+    @functools.cached_property
+    def path(self) -> str | None:
+        """The path of a local file, None for anything else."""
+        return local_path(self.target) if self.kind == "local" else None
+
+    @functools.cached_property
+    def links(self) -> list[str]:
+        """The links of an fsspec chain; ``[target]`` for anything else."""
+        return links(self.target)
+
+    @functools.cached_property
+    def server(self) -> str:
+        """Scheme and host (of a chain, those that it ends at), by which attempts and failures are counted."""
+        return "/".join(self.target.rpartition("::")[2].split("/", 3)[:3])
+
+    @functools.cached_property
+    def shown(self) -> str:
+        """``url`` without secrets, for messages."""
+        return redact(self.url)
+
+    @property
+    def spec(self) -> StoreSpec:
+        """The facts of its store."""
+        return spec_of(self.kind)
+
+    @property
+    def in_order(self) -> bool:
+        """Whether its store can only be read from the start on."""
+        return self.entry is None and self.spec.in_order
+
+
 class Verdict(enum.Enum):
     """The meaning of an answer or exception for the next attempt."""
 
@@ -253,37 +368,37 @@ class Checksum:
 class Backend(Protocol):
     """One kind of store. Methods that may block are ``async`` and run on the engine's loop."""
 
-    async def access(self, url: str) -> Access:
-        """Return how to read the shard at ``url`` (rewritten and routed). Called again once a `Request` is past its
+    async def access(self, location: Location) -> Access:
+        """Return how to read a shard (rewritten and routed). Called again once a `Request` is past its
         ``renew_after``, and after `Verdict.EXPIRED`: never the same one then."""
         ...
 
-    def entries(self, url: str) -> AsyncIterator[Entry]:
-        """Yield what is in the folder ``url``, which ends with "/": objects, and folders one level down, page by page.
+    def entries(self, location: Location) -> AsyncIterator[Entry]:
+        """Yield what is in a folder, whose ``target`` ends with "/": objects, and folders one level down, page by page.
 
         A folder that is empty and one that does not exist may look the same. UrlError where the store lists nothing.
         """
         ...
 
-    async def describe(self, url: str) -> Description:
-        """Describe how the shard at ``url`` is read. May ask for credentials, but reads nothing."""
+    async def describe(self, location: Location) -> Description:
+        """Describe how a shard is read. May ask for credentials, but reads nothing."""
         ...
 
     def streamed(self, request: Request) -> Stream:
         """Return the same object as a stream, for a server that does not answer ranges."""
         ...
 
-    def classify(self, outcome: Answer | BaseException, url: str) -> Fault:
-        """Explain an answer or exception of this store for ``url``. The only place where foreign errors are read.
+    def classify(self, outcome: Answer | BaseException, location: Location) -> Fault:
+        """Explain an answer or exception of this store. The only place where foreign errors are read.
 
         `Verdict.EXPIRED` says that `access` will now give another request (fresh credentials, another region): the
         engine asks for it at once, and does not count that as a fault."""
         ...
 
-    def renew(self, url: str) -> None:
-        """Forget the credentials for ``url``, so that `access` reads them anew (files, environment, tokens). Called
-        after an unexpected refusal, once for each part; must cost nothing, and be harmless where they were renewed a
-        moment ago."""
+    def renew(self, location: Location) -> None:
+        """Forget the credentials of ``location``, so that `access` reads them anew (files, environment, tokens).
+        Called after an unexpected refusal, once for each part; must cost nothing, and be harmless where they were
+        renewed a moment ago."""
         ...
 
     def checksum(self, fields: Mapping[str, str]) -> Checksum | None:
@@ -291,11 +406,11 @@ class Backend(Protocol):
         ``fields`` in lower case. The strongest of several that costs little: CRC-32C before others."""
         ...
 
-    def expect(self, urls: Sequence[str]) -> None:
-        """Note that ``urls`` will be read soon, in this order. Must cost nothing, and never raise."""
+    def expect(self, location: Location) -> None:
+        """Note that the shard will be read soon, after those before. Must cost nothing, and never raise."""
         ...
 
-    async def remote_checksum(self, url: str) -> Checksum | None:
+    async def remote_checksum(self, location: Location) -> Checksum | None:
         """Request the checksum of the whole object (``verify="always"``); None where the store
         keeps none."""
         ...
@@ -311,19 +426,21 @@ class Store:
     def streamed(self, request: Request) -> Stream:
         raise TypeError(f"{type(self).__name__} gives no requests")
 
-    def entries(self, url: str) -> AsyncIterator[Entry]:
-        raise UrlError(f"{redact(url)}: this kind of URL cannot be listed; name the shards, with braces {{000..999}}")
+    def entries(self, location: Location) -> AsyncIterator[Entry]:
+        raise UrlError(
+            f"{redact(location.target)}: this kind of URL cannot be listed; name the shards, with braces {{000..999}}"
+        )
 
-    def renew(self, url: str) -> None:
+    def renew(self, location: Location) -> None:
         return None
 
     def checksum(self, fields: Mapping[str, str]) -> Checksum | None:
         return None
 
-    def expect(self, urls: Sequence[str]) -> None:
+    def expect(self, location: Location) -> None:
         return None
 
-    async def remote_checksum(self, url: str) -> Checksum | None:
+    async def remote_checksum(self, location: Location) -> Checksum | None:
         return None
 
     async def close(self) -> None:

@@ -11,6 +11,7 @@ from wds_async.storage.base import (
     Call,
     Contradiction,
     Fault,
+    Location,
     RefusedAnswer,
     Request,
     Store,
@@ -53,12 +54,12 @@ class CloudBackend(Store):
     def streamed(self, request: Request) -> Stream:
         return self._http.streamed(request)
 
-    def classify(self, outcome: Answer | BaseException, url: str) -> Fault:
+    def classify(self, outcome: Answer | BaseException, location: Location) -> Fault:
         if isinstance(outcome, RefusedAnswer):
             outcome = outcome.answer
         if isinstance(outcome, Answer):
             outcome = self._secrets.of_answer(outcome)
-        return self._secrets.of_fault(self._explain(outcome, url))
+        return self._secrets.of_fault(self._explain(outcome, location.target))
 
     async def close(self) -> None:
         await self._http.close()

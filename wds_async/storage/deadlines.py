@@ -11,10 +11,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
-from wds_async.storage.base import Access, Answer, Backend, Checksum, Description, Entry, Fault, Request, Stream
+from wds_async.storage.base import (
+    Access,
+    Answer,
+    Backend,
+    Checksum,
+    Description,
+    Entry,
+    Fault,
+    Location,
+    Request,
+    Stream,
+)
 
 __all__ = ["BackendWithDeadlines", "Progress", "call_with_deadline", "question_s", "transfer_s", "with_deadline"]
 
@@ -121,11 +132,11 @@ class BackendWithDeadlines:
         self.store = store
         self._allowed_s = allowed_s
 
-    async def access(self, url: str) -> Access:
-        return await with_deadline(self.store.access(url), self._allowed_s)
+    async def access(self, location: Location) -> Access:
+        return await with_deadline(self.store.access(location), self._allowed_s)
 
-    async def entries(self, url: str) -> AsyncIterator[Entry]:
-        entries: Any = self.store.entries(url)
+    async def entries(self, location: Location) -> AsyncIterator[Entry]:
+        entries: Any = self.store.entries(location)
         try:
             while True:
                 progress = Progress()
@@ -138,11 +149,11 @@ class BackendWithDeadlines:
             with contextlib.suppress(RuntimeError, TimeoutError):  # one that hangs cannot be closed
                 await with_deadline(entries.aclose(), _GRACE_S)
 
-    async def describe(self, url: str) -> Description:
-        return await with_deadline(self.store.describe(url), self._allowed_s)
+    async def describe(self, location: Location) -> Description:
+        return await with_deadline(self.store.describe(location), self._allowed_s)
 
-    async def remote_checksum(self, url: str) -> Checksum | None:
-        return await with_deadline(self.store.remote_checksum(url), self._allowed_s)
+    async def remote_checksum(self, location: Location) -> Checksum | None:
+        return await with_deadline(self.store.remote_checksum(location), self._allowed_s)
 
     async def close(self) -> None:
         await with_deadline(self.store.close(), self._allowed_s)
@@ -150,17 +161,17 @@ class BackendWithDeadlines:
     def streamed(self, request: Request) -> Stream:
         return self.store.streamed(request)
 
-    def classify(self, outcome: Answer | BaseException, url: str) -> Fault:
-        return self.store.classify(outcome, url)
+    def classify(self, outcome: Answer | BaseException, location: Location) -> Fault:
+        return self.store.classify(outcome, location)
 
-    def renew(self, url: str) -> None:
-        self.store.renew(url)
+    def renew(self, location: Location) -> None:
+        self.store.renew(location)
 
     def checksum(self, fields: Mapping[str, str]) -> Checksum | None:
         return self.store.checksum(fields)
 
-    def expect(self, urls: Sequence[str]) -> None:
-        self.store.expect(urls)
+    def expect(self, location: Location) -> None:
+        self.store.expect(location)
 
 
 async def _page(entries: AsyncIterator[Entry], progress: Progress) -> list[Entry]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from wds_async.storage.base import Access, Answer, Call, Description, Entry, Fault, Store, Verdict
+from wds_async.storage.base import Access, Answer, Call, Description, Entry, Fault, Location, Store, Verdict
 from wds_async.storage.deadlines import with_deadline
 from wds_async.storage.file_servers import explain_session, user_of
 from wds_async.storage.filesystems import Filesystems, protocols
 from wds_async.storage.http.backend import explain_exception
 from wds_async.storage.local import explain_os_error
 from wds_async.storage.options import NO_OPTIONS, Options
-from wds_async.urls import scheme
 
 __all__ = ["GenericBackend", "explain_foreign", "reads_local_files"]
 
@@ -64,20 +63,20 @@ class GenericBackend(Store):
         )
         self._options = options
 
-    async def access(self, url: str) -> Access:
-        return await self._filesystems.ranges(url)
+    async def access(self, location: Location) -> Access:
+        return await self._filesystems.ranges(location.target)
 
-    def entries(self, url: str) -> AsyncIterator[Entry]:
-        return self._filesystems.entries(url)
+    def entries(self, location: Location) -> AsyncIterator[Entry]:
+        return self._filesystems.entries(location.target)
 
-    async def describe(self, url: str) -> Description:
-        name = scheme(url)
+    async def describe(self, location: Location) -> Description:
+        name = location.scheme
         return Description(f"fsspec's {name}", "", "what its filesystem finds", False, f"{name} has no direct requests")
 
-    def classify(self, outcome: Answer | BaseException, url: str) -> Fault:
+    def classify(self, outcome: Answer | BaseException, location: Location) -> Fault:
         if isinstance(outcome, Answer):
             return Fault(Verdict.FATAL, f"the store answered {outcome.status}")
-        return explain_foreign(outcome, user_of(url, self._options))
+        return explain_foreign(outcome, user_of(location.target, self._options))
 
     async def close(self) -> None:
         await with_deadline(self._filesystems.close(), self._filesystems.question_s)

@@ -1,6 +1,6 @@
 """Shards that a disk cache knows: read from there, or behind the process that is just putting them there.
 
-The cache itself lives on a higher floor (`shardcache`); what the engine needs of it is `CacheEntry`. Whatever goes
+The cache itself lives on a higher floor (`shardcache`); what the engine needs of it is `base.CacheEntry`. Whatever goes
 wrong with a copy on this machine's disk is no reason to end a training: `StoodStill` (and a copy that cannot be read)
 makes the engine go on from the same byte by the shard's own backend.
 """
@@ -11,19 +11,21 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from wds_async.redact import redact
 from wds_async.storage.base import (
     Access,
     Answer,
     Backend,
+    CacheEntry,
     Call,
     Checksum,
+    CopiedFile,
     Description,
     Fault,
+    Growing,
     LocalFile,
+    Location,
     Request,
     Store,
     Stream,
@@ -33,7 +35,7 @@ from wds_async.storage.deadlines import with_deadline
 from wds_async.storage.http.backend import HttpBackend, RangeRequests
 from wds_async.storage.http.messages import modified_of, version_of
 
-__all__ = ["CacheEntry", "CachedBackend", "CopiedFile", "Growing", "GrowingStream", "StoodStill"]
+__all__ = ["CachedBackend", "GrowingStream", "StoodStill"]
 
 logger = logging.getLogger("wds_async")
 
@@ -43,62 +45,8 @@ _LOOK_EVERY_S = 0.02
 _LOOK_AHEAD_EVERY_S = 0.2  # a reader follows as many shards as it reads ahead, and only the first of them is urgent
 
 
-@dataclass(frozen=True, slots=True)
-class CopiedFile(LocalFile):
-    """A shard's whole copy in a disk cache."""
-
-
 class StoodStill(Exception):
     """The file that was followed does not grow any more, and is not whole."""
-
-
-class Growing(Protocol):
-    """A file that another process is writing. Every method may block."""
-
-    awaited: bool
-    """Whether the consumer has come to this shard: before that nobody is kept waiting by it."""
-    patience_s: float
-    """How long to wait for a byte more, once it is awaited."""
-    patience_lost: bool
-    """Set where that was too long."""
-
-    def open(self) -> None:
-        """FileNotFoundError where it is there no more."""
-        ...
-
-    def read(self, into: memoryview, offset: int) -> int:
-        """Return the bytes at ``offset`` that are there, 0 where there is none yet."""
-        ...
-
-    def ended(self, offset: int) -> bool | None:
-        """True: the file is whole and ends at ``offset``. False: nobody writes it any more. None: neither."""
-        ...
-
-    def close(self) -> None:
-        """Idempotent."""
-        ...
-
-
-class CacheEntry(Protocol):
-    """One shard of one reader, as its cache sees it and the engine needs it."""
-
-    @property
-    def check(self) -> bool:
-        """Whether a copy is compared with its object before it is used."""
-        ...
-
-    def replaced(self) -> None:
-        """The object has changed since its copy was made: `begin` is called again, and gives no such copy. Blocks."""
-        ...
-
-    def begin(self) -> CopiedFile | Growing | None:
-        """How to read it: the copy on disk, the file that grows into one, or (None) from its store. Blocks. Asked
-        again where a growing file stood still: then never a growing one."""
-        ...
-
-    def lose(self) -> None:
-        """The copy that `begin` gave cannot be read: from now on the store is."""
-        ...
 
 
 class GrowingStream:
@@ -162,33 +110,35 @@ class CachedBackend(Store):
         self._entry = entry
         self._store = store
 
-    async def access(self, url: str) -> Access:
+    async def access(self, location: Location) -> Access:
         found: CopiedFile | Growing | None = await self._call(self._entry.begin)
-        if isinstance(found, CopiedFile) and self._entry.check and await self._has_changed(found, url):
+        if isinstance(found, CopiedFile) and self._entry.check and await self._has_changed(found, location):
             await self._call(self._entry.replaced)
             found = await self._call(self._entry.begin)
         if found is None:
-            return await self._store.access(url)
+            return await self._store.access(location)
         return found if isinstance(found, CopiedFile) else GrowingStream(self._call, found)
 
-    async def _has_changed(self, copy: CopiedFile, url: str) -> bool:
+    async def _has_changed(self, copy: CopiedFile, location: Location) -> bool:
         """Return whether the object has another size or date than ``copy``, which was given its object's date. Where
         the store gives no answer within seconds the copy is used: a training goes on with what it has."""
         try:
-            size, modified = await with_deadline(self._size_and_date(url), _CHECK_WITHIN_S)
+            size, modified = await with_deadline(self._size_and_date(location), _CHECK_WITHIN_S)
         except Exception as exn:
             level = logging.INFO if _told_unchecked else logging.WARNING
             _told_unchecked.add(os.getpid())
-            why = self._store.classify(exn, url).reason if not isinstance(exn, TimeoutError) else "no answer in time"
-            logger.log(level, "%s: its copy in the cache is used unchecked: %s (said once)", redact(url), why)
+            why = (
+                self._store.classify(exn, location).reason if not isinstance(exn, TimeoutError) else "no answer in time"
+            )
+            logger.log(level, "%s: its copy in the cache is used unchecked: %s (said once)", location.shown, why)
             return False
         copied = await self._call(os.stat, copy.path)
         dated_otherwise = modified is not None and int(modified) != int(copied.st_mtime)
         return (size is not None and size != copied.st_size) or dated_otherwise
 
-    async def _size_and_date(self, url: str) -> tuple[int | None, float | None]:
+    async def _size_and_date(self, location: Location) -> tuple[int | None, float | None]:
         """Return the size and date of the object at its store, None for what the store does not give."""
-        access = await self._store.access(url)
+        access = await self._store.access(location)
         if isinstance(access, LocalFile):
             return access.size, (await self._call(os.stat, access.path)).st_mtime
         if isinstance(access, Request):
@@ -208,17 +158,17 @@ class CachedBackend(Store):
     def streamed(self, request: Request) -> Stream:
         return self._store.streamed(request)
 
-    async def describe(self, url: str) -> Description:
-        return await self._store.describe(url)
+    async def describe(self, location: Location) -> Description:
+        return await self._store.describe(location)
 
-    def classify(self, outcome: Answer | BaseException, url: str) -> Fault:
-        return self._store.classify(outcome, url)
+    def classify(self, outcome: Answer | BaseException, location: Location) -> Fault:
+        return self._store.classify(outcome, location)
 
-    def renew(self, url: str) -> None:
-        self._store.renew(url)
+    def renew(self, location: Location) -> None:
+        self._store.renew(location)
 
     def checksum(self, fields: Mapping[str, str]) -> Checksum | None:
         return self._store.checksum(fields)
 
-    async def remote_checksum(self, url: str) -> Checksum | None:
-        return await self._store.remote_checksum(url)
+    async def remote_checksum(self, location: Location) -> Checksum | None:
+        return await self._store.remote_checksum(location)

@@ -10,9 +10,8 @@ import stat
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from wds_async.storage.base import Access, Answer, Description, Entry, Fault, LocalFile, Store, Verdict
+from wds_async.storage.base import Access, Answer, Description, Entry, Fault, LocalFile, Location, Store, Verdict
 from wds_async.storage.pipe import FdStream
-from wds_async.urls import local_path
 
 __all__ = ["LocalBackend", "explain_os_error", "file_version"]
 
@@ -45,9 +44,9 @@ class LocalBackend(Store):
     def __init__(self, call: Callable[..., Awaitable[Any]]) -> None:
         self._call = call
 
-    async def access(self, url: str) -> Access:
-        path = local_path(url)
-        assert path is not None, url
+    async def access(self, location: Location) -> Access:
+        path = location.path
+        assert path is not None, location.target
         status: os.stat_result = await self._call(os.stat, path)
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
@@ -57,16 +56,16 @@ class LocalBackend(Store):
             return FdStream(self._call, lambda: os.open(path, flags))
         return LocalFile(path, status.st_size, file_version(status))
 
-    async def entries(self, url: str) -> AsyncIterator[Entry]:
-        path = local_path(url)
-        assert path is not None, url
+    async def entries(self, location: Location) -> AsyncIterator[Entry]:
+        path = location.path
+        assert path is not None, location.target
         for name, size, modified in await self._call(_scan, path):
-            yield Entry(f"{url}{name}/" if size is None else url + name, size, modified)
+            yield Entry(f"{location.target}{name}/" if size is None else location.target + name, size, modified)
 
-    async def describe(self, url: str) -> Description:
+    async def describe(self, location: Location) -> Description:
         return Description("local files", "", f"user {getpass.getuser()}", True)
 
-    def classify(self, outcome: Answer | BaseException, url: str) -> Fault:
+    def classify(self, outcome: Answer | BaseException, location: Location) -> Fault:
         assert isinstance(outcome, BaseException)
         return explain_os_error(outcome)
 

@@ -19,7 +19,7 @@ from subprocess import TimeoutExpired
 from typing import Any
 
 from wds_async.errors import UrlError
-from wds_async.storage.base import Access, Answer, Call, Description, Fault, Store, Verdict
+from wds_async.storage.base import Access, Answer, Call, Description, Fault, Location, Store, Verdict
 
 __all__ = [
     "CommandFailed",
@@ -226,16 +226,16 @@ class PipeBackend(Store):
     def __init__(self, call: Call) -> None:
         self._call = call
 
-    async def access(self, url: str) -> Access:
-        command = url.removeprefix("pipe:").strip()
+    async def access(self, location: Location) -> Access:
+        command = location.target.removeprefix("pipe:").strip()
         if not command:
             raise UrlError("pipe: has no command; write pipe:COMMAND, for instance pipe:cat x.tar")
         return _CommandStream(self._call, command)
 
-    async def describe(self, url: str) -> Description:
+    async def describe(self, location: Location) -> Description:
         return Description("a command", "", "whatever the command is", False, "a command's output comes in order only")
 
-    def classify(self, outcome: Answer | BaseException, url: str) -> Fault:
+    def classify(self, outcome: Answer | BaseException, location: Location) -> Fault:
         if isinstance(outcome, CommandFailed):
             return Fault(Verdict.COMMAND, str(outcome), "Run it in a shell to see its output.")
         return Fault(Verdict.FATAL, f"{type(outcome).__name__}: {outcome}")
@@ -244,5 +244,5 @@ class PipeBackend(Store):
 class StdinBackend(PipeBackend):
     """Backend of ``-``, standard input, once."""
 
-    async def access(self, url: str) -> Access:
+    async def access(self, location: Location) -> Access:
         return FdStream(self._call, sys.stdin.fileno)

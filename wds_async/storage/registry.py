@@ -8,7 +8,7 @@ import itertools
 import logging
 import multiprocessing
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from wds_async.config import settings
@@ -16,20 +16,20 @@ from wds_async.environment import value
 from wds_async.errors import UnsafeContent, UrlError, WdsError
 from wds_async.logs import warn_once
 from wds_async.redact import redact
-from wds_async.storage.base import Backend, Guard
+from wds_async.storage.base import Backend, Guard, Location
 from wds_async.storage.deadlines import BackendWithDeadlines, question_s
 from wds_async.storage.filesystems import STORES_GROUP, installed_stores, known_protocol
 from wds_async.storage.fsspec_config import configured
 from wds_async.storage.generic import reads_local_files
-from wds_async.storage.growing import CachedBackend, CacheEntry
+from wds_async.storage.growing import CachedBackend
 from wds_async.storage.options import NO_OPTIONS, NOTHING_GIVEN, Options, StorageOptions
 from wds_async.storage.preload import import_client
 from wds_async.storage.spec import StoreSpec
 from wds_async.storage.stores import BY_SCHEME, PLUGIN, STORES, load, spec_of, web_store
 from wds_async.storage.user_openers import default_opener, opener_of
-from wds_async.urls import links, local_path, native_pipe, rewrite, rules_from_env, scheme
+from wds_async.urls import links, native_pipe, rewrite, rules_from_env, scheme
 
-__all__ = ["Backends", "Location", "check_allowed", "import_clients", "locate", "tell_of_native_pipes"]
+__all__ = ["Backends", "check_allowed", "import_clients", "locate", "tell_of_native_pipes"]
 
 _EXAMPLES_FROM = 1000
 
@@ -67,47 +67,6 @@ def _plugin_store(name: str, call: Callable[..., Awaitable[Any]], options: Optio
             f"{type(exn).__name__}: {redact(str(exn))}. Mend or uninstall the package that brings it."
         ) from exn
     return backend
-
-
-@dataclass(frozen=True, slots=True)
-class Location:
-    """The place of a shard: ``url`` as the user wrote it (expanded), ``target`` after rewriting, and ``kind``, that of
-    a spec in `stores`, or ``plugin:`` and the scheme for a store of an installed package."""
-
-    url: str
-    target: str
-    kind: str
-    options: Options = field(default=NO_OPTIONS, compare=False)
-    """Options for its store (``storage_options``)."""
-    fallback: Location | None = field(default=None, compare=False)
-    """The location to read from when its store cannot be reached (``WDS_AIS_FALLBACK``)."""
-    entry: CacheEntry | None = field(default=None, compare=False)
-    """The shard's entry in a disk cache, where there is one: it decides at the time of reading how to read it."""
-
-    @property
-    def path(self) -> str | None:
-        """The path of a local file, None for anything else."""
-        return local_path(self.target) if self.kind == "local" else None
-
-    @property
-    def server(self) -> str:
-        """Scheme and host (of a chain, those that it ends at), by which attempts and failures are counted."""
-        return "/".join(self.target.rpartition("::")[2].split("/", 3)[:3])
-
-    @property
-    def shown(self) -> str:
-        """``url`` without secrets, for messages."""
-        return redact(self.url)
-
-    @property
-    def spec(self) -> StoreSpec:
-        """The facts of its store."""
-        return spec_of(self.kind)
-
-    @property
-    def in_order(self) -> bool:
-        """Whether its store can only be read from the start on."""
-        return self.entry is None and self.spec.in_order
 
 
 def check_allowed(kind: str) -> None:

@@ -230,7 +230,7 @@ def open_sink(url: str, *, options: Mapping[str, Any] | StorageOptions | None = 
     if place.kind == "pipe":
         return PipeSink(target)
     if place.kind == "opener":
-        return FileSink(named_opener(target)(target, "wb", GOPEN_BUFSIZE), closes=True)
+        return FileSink(named_opener(place)(target, "wb", GOPEN_BUFSIZE), closes=True)
     sink: Sink = load(place.spec.sink)(target, place.options)
     return sink
 

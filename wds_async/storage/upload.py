@@ -141,7 +141,7 @@ class HttpSink(_Gathered):
             threading.Event().wait(wait_s)
 
     def _classify(self, outcome: Answer | BaseException) -> Fault:
-        return self._backend.classify(outcome, self.url)
+        return self._backend.explain(outcome, self.url)
 
     def _put(self, file: IO[bytes], timeout_s: float) -> Answer:
         """Send the file to where redirects lead. Raise OSError or `RedirectLoop`."""

@@ -14,10 +14,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from wds_async.errors import UrlError
-from wds_async.redact import redact
-from wds_async.storage.base import Access, Answer, Call, Description, Fault, Store, Verdict
+from wds_async.storage.base import Access, Answer, Call, Description, Fault, Location, Store, Verdict
 from wds_async.storage.local import explain_os_error
-from wds_async.urls import recognise, scheme
+from wds_async.urls import recognise
 
 __all__ = [
     "DEFAULT",
@@ -72,11 +71,11 @@ _CHUNK_BYTES = 512 << 10
 _GRACE_S = 0.5
 
 
-def named_opener(url: str) -> Opener:
-    """Return the program's opener for ``url``. Raise UrlError where the table has none any more."""
-    opener = opener_of(scheme(url)) or default_opener()
+def named_opener(location: Location) -> Opener:
+    """Return the program's opener for ``location``. Raise UrlError where the table has none any more."""
+    opener = opener_of(location.scheme) or default_opener()
     if opener is None:
-        raise UrlError(f"{redact(url)}: its entry of gopen_schemes is gone; leave it there while shards are read")
+        raise UrlError(f"{location.shown}: its entry of gopen_schemes is gone; leave it there while shards are read")
     return opener
 
 
@@ -89,9 +88,9 @@ class OpenedStream:
 
     restartable = False  # nothing says that opening again gives the same bytes
 
-    def __init__(self, call: Call, url: str) -> None:
+    def __init__(self, call: Call, location: Location) -> None:
         self._call = call
-        self._url = url
+        self._location = location
         self._job: asyncio.Future[Any] | None = None
         self._left = False
         self._file: Any = None
@@ -126,7 +125,7 @@ class OpenedStream:
     # On threads, one at a time
 
     def _open(self) -> None:
-        self._file = named_opener(self._url)(self._url, "rb", GOPEN_BUFSIZE)
+        self._file = named_opener(self._location)(self._location.target, "rb", GOPEN_BUFSIZE)
         if self._left:
             self._close()
         elif not hasattr(self._file, "read") and not hasattr(self._file, "readinto"):
@@ -180,13 +179,13 @@ class OpenedBackend(Store):
     def __init__(self, call: Call) -> None:
         self._call = call
 
-    async def access(self, url: str) -> Access:
-        return OpenedStream(self._call, url)
+    async def access(self, location: Location) -> Access:
+        return OpenedStream(self._call, location)
 
-    async def describe(self, url: str) -> Description:
+    async def describe(self, location: Location) -> Description:
         return Description("the program's own opener", "", "the program", False, "gopen_schemes names an opener")
 
-    def classify(self, outcome: Answer | BaseException, url: str) -> Fault:
+    def classify(self, outcome: Answer | BaseException, location: Location) -> Fault:
         assert isinstance(outcome, BaseException)
         advice = "The opener is the program's own, in gopen_schemes."
         if isinstance(outcome, FileNotFoundError | PermissionError):

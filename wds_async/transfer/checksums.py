@@ -29,10 +29,10 @@ from wds_async.errors import (
 from wds_async.logs import warn_once
 from wds_async.redact import redact
 from wds_async.storage import retry
-from wds_async.storage.base import Checksum, error_for
+from wds_async.storage.base import Checksum, Location, error_for
 from wds_async.storage.checksums import FILES, MANIFESTS, Digest, digest_of, in_file, in_manifest
 from wds_async.storage.filewriting import write_all
-from wds_async.storage.registry import Backends, Location
+from wds_async.storage.registry import Backends
 from wds_async.storage.stores import STORES
 from wds_async.transfer.engine import Engine
 from wds_async.transfer.shard_state import ShardState
@@ -476,12 +476,15 @@ async def _remote_checksum(backends: Backends, location: Location, policy: Retry
     """Return the checksum that the store keeps. None where it keeps none or refuses it; WdsError where it cannot be
     reached, after fewer attempts than a part has."""
     location = replace(location, entry=None)
-    backend, target = backends.of(location), location.target
+    backend = backends.of(location)
     attempts = min(policy.brief_attempts, _ATTEMPTS_BEFORE_FALLBACK if location.fallback is not None else math.inf)
     retries = retry.Retries(policy, exhausted=lambda failures: failures >= attempts)
     try:
         return await retry.ask(
-            lambda: backend.remote_checksum(target), lambda exn: backend.classify(exn, target), policy, retries=retries
+            lambda: backend.remote_checksum(location),
+            lambda exn: backend.classify(exn, location),
+            policy,
+            retries=retries,
         )
     except Exception as exn:
         fault = None if isinstance(exn, WdsError) else retries.fault

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from wds_async.background import LoopThread, end_with_parent, uvloop_or_none
 from wds_async.config import TransferConfig
 from wds_async.errors import ReaderClosed, WdsError
-from wds_async.storage.registry import Location
+from wds_async.storage.base import Location
 from wds_async.transfer.fetch import Fetcher
 from wds_async.transfer.options import ReadOptions
 from wds_async.transfer.resources import Resources
@@ -238,7 +238,7 @@ class Pump:
                 continue
             self.window.add(url, streamed=place.in_order, state=ShardState(place))
             if place.spec.announced and place.entry is None:
-                self._resources.backends.of(place).expect((place.target,))
+                self._resources.backends.of(place).expect(place)
         if ended:
             self.window.end_of_source()
         self.kick()

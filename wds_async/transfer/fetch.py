@@ -15,15 +15,16 @@ from wds_async.storage.base import (
     Access,
     Backend,
     Contradiction,
+    CopiedFile,
     LocalFile,
+    Location,
     Ranges,
     RefusedAnswer,
     Request,
     Stream,
 )
-from wds_async.storage.growing import CopiedFile, GrowingStream, StoodStill
+from wds_async.storage.growing import GrowingStream, StoodStill
 from wds_async.storage.handed_files import HandedFile
-from wds_async.storage.registry import Location
 from wds_async.transfer.circuit_breaker import CircuitBreaker
 from wds_async.transfer.concurrency import Concurrency
 from wds_async.transfer.connection import Origin

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from wds_async.storage.base import Checksum
-from wds_async.storage.registry import Location
+from wds_async.storage.base import Checksum, Location
 from wds_async.transfer.shard_state import ShardState
 from wds_async.transfer.window import Shard
 

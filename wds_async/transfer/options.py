@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from wds_async.config import TransferConfig
-from wds_async.storage.growing import CacheEntry
+from wds_async.storage.base import CacheEntry, Location
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
-from wds_async.storage.registry import Location
 from wds_async.transfer.stats import Counters
 
 __all__ = ["CachedShard", "Limit", "ReadOptions", "ShardCache"]

@@ -18,9 +18,9 @@ from wds_async.background import LoopThread
 from wds_async.config import TransferConfig, transfer_config
 from wds_async.errors import FetchTimeout, StorageError, WdsError
 from wds_async.redact import redact
-from wds_async.storage.base import Description, Fault, error_for
+from wds_async.storage.base import Description, Fault, Location, error_for
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
-from wds_async.storage.registry import Location, locate
+from wds_async.storage.registry import locate
 from wds_async.transfer.fetch import Fetcher
 from wds_async.transfer.options import ReadOptions
 from wds_async.transfer.resources import Resources, why_unread
@@ -208,13 +208,13 @@ class _Prober:
             return Described(url, location, error=exn)
         try:
             async with asyncio.timeout(self._timeout_s) as bound:
-                return Described(url, location, await backend.describe(location.target))
+                return Described(url, location, await backend.describe(location))
         except WdsError as exn:
             return Described(url, location, error=exn)
         except Exception as exn:
             if isinstance(exn, TimeoutError) and bound.expired():
                 return Described(url, location, error=self._too_slow(location))
-            fault = backend.classify(exn, location.target)
+            fault = backend.classify(exn, location)
             return Described(url, location, error=error_for(fault, redact(location.target), 0, 1))
 
     def _too_slow(self, location: Location, fault: Fault | None = None) -> FetchTimeout:

@@ -23,9 +23,9 @@ from typing import Any
 from wds_async.config import TransferConfig, settings, transfer_config
 from wds_async.errors import ReaderClosed, StorageError, WdsError
 from wds_async.redact import redact
-from wds_async.storage.base import Checksum
+from wds_async.storage.base import Checksum, Location
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
-from wds_async.storage.registry import Location, locate
+from wds_async.storage.registry import locate
 from wds_async.transfer.checksums import Comparison, HeldShard, Verifier
 from wds_async.transfer.engine import Engine, EventQueue, Pump
 from wds_async.transfer.options import CachedShard, Limit, ReadOptions, ShardCache

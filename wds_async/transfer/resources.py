@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from wds_async.background import BlockingThreads
 from wds_async.config import TransferConfig
-from wds_async.storage.base import Guard
-from wds_async.storage.registry import Backends, Location
+from wds_async.storage.base import Guard, Location
+from wds_async.storage.registry import Backends
 from wds_async.transfer.connection_pool import ConnectionPool
 
 __all__ = ["Resources", "why_unread"]

@@ -21,6 +21,7 @@ from wds_async.storage.base import (
     Backend,
     Contradiction,
     Fault,
+    Location,
     ObjectReplaced,
     RefusedAnswer,
     Request,
@@ -28,7 +29,6 @@ from wds_async.storage.base import (
     error_for,
 )
 from wds_async.storage.options import Options
-from wds_async.storage.registry import Location
 from wds_async.transfer.circuit_breaker import CircuitBreaker, FailureLog
 from wds_async.transfer.concurrency import Concurrency
 from wds_async.transfer.connection import PACE_BYTES, Origin
@@ -403,7 +403,7 @@ class RetryController:
         if attempts.refused_at is None:
             attempts.refused_at = now
             if fault.verdict is Verdict.DENIED:
-                backend.renew(location.target)
+                backend.renew(location)
             logger.log(
                 _refusals.log_level(bucket_of(location)),
                 "%s at byte %d: %s, although others of its bucket were read; retrying for %.0f s (WDS_REFUSAL_TIMEOUT)",
@@ -459,5 +459,5 @@ class RetryController:
 def _explain(backend: Backend, exn: Exception, location: Location) -> Fault:
     if isinstance(exn, ObjectReplaced):
         return Fault(Verdict.CHANGED, f"the object was replaced while it was being read: {exn}", "Read it again.")
-    fault = backend.classify(exn, location.target)
+    fault = backend.classify(exn, location)
     return replace(fault, contradicts=True) if isinstance(exn, Contradiction) else fault

@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from wds_async.storage.base import Access, Backend, Checksum, Fault, LocalFile, ObjectReplaced, Request
+from wds_async.storage.base import Access, Backend, Checksum, Fault, LocalFile, Location, ObjectReplaced, Request
 from wds_async.storage.http.messages import modified_of
-from wds_async.storage.registry import Location
 from wds_async.transfer.circuit_breaker import CircuitBreaker
 from wds_async.transfer.files import FileReader
 from wds_async.transfer.streams import StreamReader
@@ -78,7 +77,7 @@ class ShardState:
             self.drop(current)
         future = self.access
         if future is None:
-            future = self.access = asyncio.ensure_future(backend.access(self.location.target))
+            future = self.access = asyncio.ensure_future(backend.access(self.location))
             traffic = self.traffic
             future.add_done_callback(lambda done: _note_region(traffic, done))
         try:

@@ -17,7 +17,7 @@ from wds_async.storage.stores import load
 from wds_async.urls import scheme
 
 if TYPE_CHECKING:  # who only counts waits for no backend to be imported
-    from wds_async.storage.registry import Location
+    from wds_async.storage.base import Location
 
 __all__ = ["BOUNDS_S", "FILES", "OTHERS", "Histogram", "OriginTraffic", "Traffic", "origin_of", "region_of"]
 

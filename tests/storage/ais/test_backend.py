@@ -15,6 +15,7 @@ import pytest
 from tests.clouds.ais import ais, no_settings  # noqa: F401 - fixtures
 from tests.servers import Tls
 from tests.servers.aistore import AisDouble
+from tests.storage.locations import location_of
 from wds_async.storage.ais.backend import AisBackend, explain_answer, explain_service
 from wds_async.storage.base import Answer, Description, ObjectReplaced, RefusedAnswer, Request, Verdict
 from wds_async.storage.http.backend import HttpStream
@@ -41,7 +42,7 @@ def use(work: Callable[[AisBackend], Any], **kwargs: Any) -> Any:
 
 def listed(url: str, **kwargs: Any) -> list[tuple[str, int | None]]:
     async def work(backend: AisBackend) -> list[tuple[str, int | None]]:
-        return [(entry.url, entry.size) async for entry in backend.entries(url)]
+        return [(entry.url, entry.size) async for entry in backend.entries(location_of(url))]
 
     found: list[tuple[str, int | None]] = use(work, **kwargs)
     return found
@@ -152,10 +153,10 @@ def test_a_token_of_a_file_is_read_again(ais: AisDouble, tmp_path: Any, monkeypa
     monkeypatch.setenv("AIS_AUTHN_TOKEN_FILE", str(path))
 
     async def work(backend: AisBackend) -> list[Any]:
-        first = await backend.access("ais://b/x")
-        verdict = backend.classify(RefusedAnswer(Answer(401, {})), "ais://b/x").verdict
+        first = await backend.access(location_of("ais://b/x"))
+        verdict = backend.classify(RefusedAnswer(Answer(401, {})), location_of("ais://b/x")).verdict
         path.write_text('{"token": "two"}')
-        return [first, verdict, await backend.access("ais://b/x")]
+        return [first, verdict, await backend.access(location_of("ais://b/x"))]
 
     first, verdict, second = use(work)
     assert verdict is Verdict.EXPIRED
@@ -168,7 +169,7 @@ def test_the_way_of_each(ais: AisDouble, monkeypatch: pytest.MonkeyPatch) -> Non
     ais.put("ais/b/x", b"123")
 
     def way(url: str, **kwargs: Any) -> Any:
-        return use(lambda backend: backend.access(url), **kwargs)
+        return use(lambda backend: backend.access(location_of(url)), **kwargs)
 
     request = way("ais://b/x")
     assert isinstance(request, Request)
@@ -182,7 +183,7 @@ def test_the_way_of_each(ais: AisDouble, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_described(ais: AisDouble, monkeypatch: pytest.MonkeyPatch) -> None:
     def described(url: str = "ais://b/x", **kwargs: Any) -> Description:
-        found: Description = use(lambda backend: backend.describe(url), **kwargs)
+        found: Description = use(lambda backend: backend.describe(location_of(url)), **kwargs)
         return found
 
     assert described() == Description("AIStore", ais.endpoint, "anonymous (no token)", True)
@@ -204,7 +205,7 @@ def test_a_proxy_in_the_way(ais: AisDouble, monkeypatch: pytest.MonkeyPatch) -> 
 
     async def work(backend: AisBackend) -> Any:
         with pytest.raises(RefusedAnswer) as caught:
-            await backend.access("ais://b/x")
+            await backend.access(location_of("ais://b/x"))
         return caught.value.answer.status
 
     assert use(work) == 400  # it reached the double, which is no proxy
@@ -226,11 +227,11 @@ def test_an_object_that_is_replaced_between_ranges(ais: AisDouble) -> None:
     ais.put("ais/b/x", b"0123456789")
 
     async def work(backend: AisBackend) -> Any:
-        ranges: Any = await backend.access("ais://b/x")
+        ranges: Any = await backend.access(location_of("ais://b/x"))
         first = await ranges.read(0, 5)
         ais.put("ais/b/x", b"abcdefghij")
         with pytest.raises(ObjectReplaced) as caught:
             await ranges.read(5, 10)
-        return first, backend.classify(caught.value, "ais://b/x").verdict
+        return first, backend.classify(caught.value, location_of("ais://b/x")).verdict
 
     assert use(work, direct=False) == (b"01234", Verdict.CHANGED)

@@ -25,6 +25,7 @@ from tests.servers.moto import moto  # noqa: F401 - a fixture
 from tests.servers.origin import Origin
 from tests.servers.shards import make_tar
 from tests.service.serving import Inside, Process, ask
+from tests.storage.locations import location_of
 from tests.transfer.reading import MIB, bytes_of, data, open_fds, outcomes, quick, snapshot
 from wds_async.errors import ShardNotFound, TransferError
 from wds_async.shardcache.cache import DiskCache
@@ -249,7 +250,9 @@ def test_what_aiohttp_asks_goes_over_the_socket(service: Inside, monkeypatch: py
     async def described() -> Any:
         backend = AisBackend(call)
         try:
-            return await backend.describe("ais://b/x-0.tar"), await backend.remote_checksum("ais://b/x-0.tar")
+            return await backend.describe(location_of("ais://b/x-0.tar")), await backend.remote_checksum(
+                location_of("ais://b/x-0.tar")
+            )
         finally:
             await backend.close()
 

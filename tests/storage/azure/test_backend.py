@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.servers.azurite import KEY, azure_environment_fixture  # noqa: F401
+from tests.storage.locations import location_of
 from wds_async.errors import ConfigError, UrlError
 from wds_async.storage.azure import SPEC as AZURE
 from wds_async.storage.azure.backend import AzureBackend
@@ -42,7 +43,7 @@ def asked(ask: Callable[[AzureBackend], Awaitable[Any]], options: dict[str, Any]
 
 
 def request(url: str, options: dict[str, Any] | None = None) -> Request:
-    found = asked(lambda backend: backend.access(url), options)
+    found = asked(lambda backend: backend.access(location_of(url)), options)
     assert isinstance(found, Request)
     return found
 
@@ -87,11 +88,11 @@ def test_without_credentials_https_is_a_web_server_like_any_other(monkeypatch: p
     for name in ("azure", "azure.storage.blob", "azure.identity", "adlfs"):
         monkeypatch.setitem(sys.modules, name, None)
     assert request(HTTPS, {}).url == HTTPS
-    assert asked(lambda backend: backend.describe(HTTPS), {}).identity == "anonymous"
+    assert asked(lambda backend: backend.describe(location_of(HTTPS)), {}).identity == "anonymous"
 
     async def explain(backend: AzureBackend) -> Any:
         refused = RefusedAnswer(Answer(409, {"x-ms-error-code": "PublicAccessNotPermitted"}))
-        return backend.classify(refused, HTTPS), backend.classify(Answer(404, {}), HTTPS)
+        return backend.classify(refused, location_of(HTTPS)), backend.classify(Answer(404, {}), location_of(HTTPS))
 
     named, unnamed = asked(explain, {})
     assert named.verdict is Verdict.DENIED
@@ -101,14 +102,14 @@ def test_without_credentials_https_is_a_web_server_like_any_other(monkeypatch: p
 
 def test_a_proxy_is_not_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
-    described = asked(lambda backend: backend.describe("az://c/x.tar"))
+    described = asked(lambda backend: backend.describe(location_of("az://c/x.tar")))
     assert (described.direct, described.why) == (False, "a proxy is in the way")
     with pytest.raises(Exception, match=r"127\.0\.0\.1"):
-        asked(lambda backend: backend.access("az://c/x.tar"))
+        asked(lambda backend: backend.access(location_of("az://c/x.tar")))
 
 
 def test_descriptions() -> None:
-    found = asked(lambda backend: backend.describe("az://c/x.tar"))
+    found = asked(lambda backend: backend.describe(location_of("az://c/x.tar")))
     assert (found.store, found.endpoint) == ("Azure Blob Storage", "https://acc.blob.core.windows.net")
     assert (found.identity, found.direct, found.why) == ("account key of acc", True, "")
 
@@ -129,8 +130,8 @@ def test_a_host_that_does_not_resolve_now_may_later(monkeypatch: pytest.MonkeyPa
 
     async def ask(backend: AzureBackend) -> Any:
         try:
-            return await backend.access("az://c/x.tar")
+            return await backend.access(location_of("az://c/x.tar"))
         except OSError as exn:
-            return backend.classify(exn, "az://c/x.tar")
+            return backend.classify(exn, location_of("az://c/x.tar"))
 
     assert asked(ask).verdict is Verdict.TRANSIENT

@@ -14,6 +14,7 @@ import pytest
 from tests.servers.fakegcs import FakeGcs, clean_google, fake_gcs
 from tests.servers.gcemetadata import EMAIL, GceMetadata, gce_metadata
 from tests.servers.gcsauth import GcsAuth
+from tests.storage.locations import location_of
 from tests.transfer.reading import bytes_of
 from wds_async.errors import MissingExtra, UrlError
 from wds_async.storage.base import Answer, Entry, RefusedAnswer, Request, Verdict
@@ -45,7 +46,7 @@ def run(use: Callable[[GcsBackend], Coroutine[Any, Any, T]], options: Any = None
 
 
 def request_of(url: str, **options: Any) -> Request:
-    found = run(lambda backend: backend.access(url), options)
+    found = run(lambda backend: backend.access(location_of(url)), options)
     assert isinstance(found, Request)
     return found
 
@@ -104,7 +105,7 @@ def test_without_the_extra(clean_google: Clean) -> None:
 
 def test_why_not_direct(clean_google: Clean) -> None:
     async def why(backend: GcsBackend) -> tuple[bool, str]:
-        found = await backend.describe("gs://bkt/x")
+        found = await backend.describe(location_of("gs://bkt/x"))
         return found.direct, found.why
 
     assert run(why, {"token": "anon"}) == (True, "")
@@ -119,9 +120,9 @@ def test_why_not_direct(clean_google: Clean) -> None:
 
 def test_describe(gce_metadata: GceMetadata) -> None:
     async def told(backend: GcsBackend) -> list[str]:
-        before = await backend.describe("gs://bkt/x")
-        await backend.access("gs://bkt/x")
-        after = await backend.describe("gs://bkt/x")
+        before = await backend.describe(location_of("gs://bkt/x"))
+        await backend.access(location_of("gs://bkt/x"))
+        after = await backend.describe(location_of("gs://bkt/x"))
         return [before.store, before.endpoint, before.identity, after.identity]
 
     assert run(told) == [
@@ -133,7 +134,7 @@ def test_describe(gce_metadata: GceMetadata) -> None:
 
 
 async def entries_of(backend: GcsBackend, url: str) -> list[Entry]:
-    return [entry async for entry in backend.entries(url)]
+    return [entry async for entry in backend.entries(location_of(url))]
 
 
 def test_entries(fake_gcs: FakeGcs, clean_google: Clean) -> None:
@@ -172,7 +173,7 @@ def test_pages(fake_gcs: FakeGcs, gce_metadata: GceMetadata) -> None:
         store.page = 2
 
         async def first_only(backend: GcsBackend) -> str:
-            iterator = backend.entries("gs://paged/")
+            iterator = backend.entries(location_of("gs://paged/"))
             first = await anext(iterator)
             await iterator.aclose()  # type: ignore[attr-defined]
             return first.url
@@ -202,7 +203,7 @@ def test_listing_a_missing_bucket(fake_gcs: FakeGcs, clean_google: Clean) -> Non
     async def verdict(backend: GcsBackend) -> Verdict:
         with pytest.raises(RefusedAnswer) as caught:
             await entries_of(backend, "gs://no-such-bucket/")
-        return backend.classify(caught.value, "gs://no-such-bucket/").verdict
+        return backend.classify(caught.value, location_of("gs://no-such-bucket/")).verdict
 
     assert run(verdict) is Verdict.MISSING
 
@@ -214,8 +215,8 @@ def test_expired_once_more(gce_metadata: GceMetadata) -> None:
         counts = []
         for status in (0, 403, 401, 0):
             if status:
-                backend.classify(Answer(status, {}, b"Invalid Credentials"), "gs://bkt/x")
-            await backend.access("gs://bkt/x")
+                backend.classify(Answer(status, {}, b"Invalid Credentials"), location_of("gs://bkt/x"))
+            await backend.access(location_of("gs://bkt/x"))
             counts.append(gce_metadata.token_requests)
         return counts
 
@@ -255,7 +256,7 @@ def test_the_loop_is_not_blocked(gce_metadata: GceMetadata) -> None:
 
     async def main() -> None:
         backend = GcsBackend(call)
-        await backend.access("gs://bkt/x")
+        await backend.access(location_of("gs://bkt/x"))
         await backend.close()
 
     asyncio.run(main())

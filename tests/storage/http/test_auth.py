@@ -18,6 +18,7 @@ import trustme
 import wds_async as wds
 from tests.servers import Origin, Tls
 from tests.servers.shards import make_tar
+from tests.storage.locations import location_of
 from tests.transfer.reading import KIB, data, quick
 from wds_async.errors import AccessDenied, ConfigError, TransferError
 from wds_async.storage.fsspec_config import fsspec_configuration
@@ -72,7 +73,7 @@ def sent(origin: Origin, name: str = "authorization") -> set[str | None]:
 
 
 def identity(url: str, **options: Any) -> str:
-    return asyncio.run(HttpBackend(Options(options)).describe(url)).identity
+    return asyncio.run(HttpBackend(Options(options)).describe(location_of(url))).identity
 
 
 @pytest.mark.parametrize("direct", [True, False])

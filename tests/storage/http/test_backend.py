@@ -20,6 +20,7 @@ import pytest
 
 from tests.servers import Nginx, Origin, Tls
 from tests.servers.process import free_port
+from tests.storage.locations import location_of
 from tests.transfer.reading import bytes_of, data, outcomes, quick
 from wds_async.background import new_event_loop
 from wds_async.errors import AccessDenied, TransferError, UrlError
@@ -50,7 +51,7 @@ from wds_async.storage.sink import publish_text
     ],
 )
 def test_statuses(status: int, verdict: Verdict) -> None:
-    fault = HttpBackend().classify(RefusedAnswer(Answer(status, {})))
+    fault = HttpBackend().explain(RefusedAnswer(Answer(status, {})))
     assert fault.verdict is verdict
     assert str(status) in fault.reason
 
@@ -83,7 +84,7 @@ def test_retry_after_as_a_date() -> None:
     ],
 )
 def test_exceptions(exn: Exception, verdict: Verdict, words: str) -> None:
-    fault = HttpBackend().classify(exn)
+    fault = HttpBackend().explain(exn)
     assert fault.verdict is verdict
     assert words in fault.reason
 
@@ -259,7 +260,7 @@ def listed(url: str, **options: Any) -> list[str]:
     async def collect() -> list[str]:
         backend = HttpBackend(Options(options))
         try:
-            return [entry.url.removeprefix(url) async for entry in backend.entries(url)]
+            return [entry.url.removeprefix(url) async for entry in backend.entries(location_of(url))]
         finally:
             await backend.close()
 

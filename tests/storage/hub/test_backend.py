@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.servers.origin import Origin
+from tests.storage.locations import location_of
 from wds_async.errors import ConfigError, UrlError
 from wds_async.storage.base import Answer, RefusedAnswer, Request, Verdict
 from wds_async.storage.checked import CheckedRanges
@@ -88,7 +89,7 @@ def access(url: str = "hf://datasets/o/n/x.tar", direct: bool = True, **options:
     async def ask() -> Any:
         backend = HuggingFaceBackend(asyncio.to_thread, Options(options), direct=direct)
         try:
-            return await backend.access(url)
+            return await backend.access(location_of(url))
         finally:
             await backend.close()
 
@@ -147,10 +148,11 @@ def test_the_logins_token(tmp_path: Path, installed: bool) -> None:
     hide = "" if installed else "sys.modules['huggingface_hub'] = None\n"
     program = (
         f"import asyncio, sys\n{hide}from wds_async.storage.hub.backend import HuggingFaceBackend\n"
+        "from wds_async.storage.registry import locate as location_of\n"
         "async def main():\n"
         "    backend = HuggingFaceBackend(asyncio.to_thread)\n"
-        "    request = await backend.access('hf://o/n/x')\n"
-        "    print(dict(request.headers).get('Authorization'), (await backend.describe('hf://o/n/x')).identity,\n"
+        "    request = await backend.access(location_of('hf://o/n/x'))\n"
+        "    print(dict(request.headers).get('Authorization'), (await backend.describe(location_of('hf://o/n/x'))).identity,\n"
         "          bool(sys.modules.get('huggingface_hub')))\n"
         "asyncio.run(main())\n"
     )
@@ -221,7 +223,7 @@ def test_a_file_has_a_path() -> None:
 
 def test_exceptions_are_explained_before_anything_was_asked() -> None:
     backend = HuggingFaceBackend(asyncio.to_thread)
-    assert backend.classify(ConnectionResetError("reset"), "hf://o/n/x").verdict is Verdict.TRANSIENT
-    refused = backend.classify(RefusedAnswer(Answer(401, {})), "hf://o/n/x")
+    assert backend.classify(ConnectionResetError("reset"), location_of("hf://o/n/x")).verdict is Verdict.TRANSIENT
+    refused = backend.classify(RefusedAnswer(Answer(401, {})), location_of("hf://o/n/x"))
     assert refused.verdict is Verdict.DENIED
     assert "no credentials" in refused.reason

@@ -12,6 +12,7 @@ from tests.servers import Origin, moto
 from tests.servers import Tls as Authority
 from tests.servers.awsmetadata import AwsMetadata
 from tests.servers.sigv4 import Account, SignedStore
+from tests.storage.locations import location_of
 from tests.storage.s3.test_client import on_backend
 from tests.transfer.reading import KIB, data, quick
 from wds_async.config import RetryPolicy
@@ -88,7 +89,7 @@ def test_the_same_bytes_by_the_client_itself(store: SignedStore, options: dict[s
 def test_a_proxy_is_the_clients_business(store: SignedStore, clean_aws: pytest.MonkeyPatch) -> None:
     clean_aws.setenv("http_proxy", "http://127.0.0.1:9")
     clean_aws.setenv("no_proxy", "")
-    found = on_backend(lambda backend: backend.describe("s3://bucket/x.tar"))
+    found = on_backend(lambda backend: backend.describe(location_of("s3://bucket/x.tar")))
     assert (found.direct, found.why) == (False, "a proxy is in the way")
 
 
@@ -173,11 +174,11 @@ def test_what_a_former_session_is_told_is_not_held_against_the_next(
 
     async def run(backend: S3Backend) -> list[Verdict]:
         def refused(name: str) -> Verdict:
-            return backend.classify(_OVER, f"s3://bucket/{name}").verdict
+            return backend.classify(_OVER, location_of(f"s3://bucket/{name}")).verdict
 
         async def sign(*names: str) -> None:
             for name in names:
-                await backend.access(f"s3://bucket/{name}")
+                await backend.access(location_of(f"s3://bucket/{name}"))
 
         clean_aws.setenv("AWS_SESSION_TOKEN", "hush-1")
         await sign("a", "b")

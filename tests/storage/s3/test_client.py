@@ -17,6 +17,7 @@ import pytest
 from tests.servers import moto as moto_server
 from tests.servers.awsmetadata import AwsMetadata
 from tests.servers.sigv4 import signature_of
+from tests.storage.locations import location_of
 from wds_async.storage.base import Answer, Request, Tls
 from wds_async.storage.options import Options
 from wds_async.storage.s3.backend import S3Backend
@@ -52,7 +53,7 @@ def on_backend(do: Callable[[S3Backend], Awaitable[T]], direct: bool = True, **o
 
 def request_for(url: str, **options: Any) -> Request:
     async def get(backend: S3Backend) -> Request:
-        access = await backend.access(url)
+        access = await backend.access(location_of(url))
         assert isinstance(access, Request)
         return access
 
@@ -178,7 +179,7 @@ def test_authorities_of_the_environment(aws: pytest.MonkeyPatch) -> None:
 
 
 def identity(**options: Any) -> str:
-    return on_backend(lambda backend: backend.describe("s3://bucket/x"), **options).identity
+    return on_backend(lambda backend: backend.describe(location_of("s3://bucket/x")), **options).identity
 
 
 def test_identities_of_variables_options_and_files(aws: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -233,7 +234,7 @@ def test_a_signature_does_not_outlive_its_credentials(clean_aws: pytest.MonkeyPa
         clean_aws.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN", service.container_token)
 
         async def twice(backend: S3Backend) -> list[Any]:
-            return [await backend.access("s3://bucket/x") for _ in range(2)]
+            return [await backend.access(location_of("s3://bucket/x")) for _ in range(2)]
 
         first, second = on_backend(twice)
         assert first.headers != second.headers
@@ -254,9 +255,9 @@ def test_debug_lines_of_the_client_show_no_secret(
 
         async def listed(backend: S3Backend) -> Request:
             with contextlib.suppress(Exception):  # the bucket does not exist
-                async for _ in backend.entries("s3://missing/x/"):
+                async for _ in backend.entries(location_of("s3://missing/x/")):
                     pass
-            access = await backend.access("s3://missing/x")
+            access = await backend.access(location_of("s3://missing/x"))
             assert isinstance(access, Request)
             return access
 
@@ -285,6 +286,6 @@ def test_percent_decoding_is_explained_only_for_keys_with_a_percent_sign(aws: py
 
     async def advice(backend: S3Backend) -> list[bool]:
         urls = ("s3://b/a%20b.tar", "s3://b/ab.tar")
-        return ["percent-decoding" in backend.classify(answer, url).advice for url in urls]
+        return ["percent-decoding" in backend.classify(answer, location_of(url)).advice for url in urls]
 
     assert on_backend(advice) == [True, False]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ from wds_async.storage.base import (
     Description,
     Entry,
     Fault,
+    Location,
     Pages,
     RefusedAnswer,
     Request,
@@ -185,12 +186,12 @@ class AisBackend(Store):
         self._announcer = Announcer(self._client.send)
         self._hands: FileRequests | None = None
 
-    async def access(self, url: str) -> Access:
-        place = self._place(url)
+    async def access(self, location: Location) -> Access:
+        place = self._place(location.target)
         request = await self._request(place.object_url(self._cluster.base))
         if place.in_order:
             return self.streamed(request)
-        self._announcer.begun(url)
+        self._announcer.begun(location.target)
         self._announcer.tell(request)
         if self._why_not() == "":
             file = None if self._hands is None else await self._call(self._hands.ask, request, _identity)
@@ -204,11 +205,11 @@ class AisBackend(Store):
     def streamed(self, request: Request) -> Stream:
         return HttpStream(self._client, request)
 
-    async def entries(self, url: str) -> AsyncIterator[Entry]:
+    async def entries(self, location: Location) -> AsyncIterator[Entry]:
         """One folder, a page at a time; transient faults are tried again. RefusedAnswer, or what aiohttp raises."""
-        place = self._place(url)
+        place = self._place(location.target)
         request = await self._request(place.bucket_url(self._cluster.base))
-        base = url.removesuffix(place.name)
+        base = location.target.removesuffix(place.name)
         wanted: dict[str, Any] = {
             "prefix": place.name,
             "props": "name,size",
@@ -218,9 +219,9 @@ class AisBackend(Store):
             "continuation_token": "",
         }
         folder: str | None = None
-        pages = Pages(f"AIStore at {self._cluster.endpoint}", url)
+        pages = Pages(f"AIStore at {self._cluster.endpoint}", location.target)
         while True:
-            page = await self._page(request, wanted, url)
+            page = await self._page(request, wanted, location)
             for entry in page.get("entries") or ():
                 name = str(entry["name"]).removeprefix(place.name)
                 first, deeper, _ = name.partition("/")
@@ -236,20 +237,20 @@ class AisBackend(Store):
                 return
             pages.turn(str(wanted["continuation_token"]))
 
-    async def _page(self, request: Request, wanted: dict[str, Any], url: str) -> dict[str, Any]:
+    async def _page(self, request: Request, wanted: dict[str, Any], location: Location) -> dict[str, Any]:
         """Return one page of a listing, with retries. A token that has lapsed ends it: ``request`` holds that one."""
         message = {"action": "list", "name": "", "value": wanted}
         policy = transfer_config().retry
         page = await retry.ask(
             lambda: self._client.ask(request, message),
-            lambda exn: self.classify(exn, url),
+            lambda exn: self.classify(exn, location),
             policy,
             retries=retry.Retries(policy, renewals=0),
         )
         return json.loads(page)  # type: ignore[no-any-return]
 
-    async def describe(self, url: str) -> Description:
-        place = self._place(url)
+    async def describe(self, location: Location) -> Description:
+        place = self._place(location.target)
         await self._token()
         why = self._why_not()
         if place.in_order:
@@ -257,7 +258,7 @@ class AisBackend(Store):
         store = "wds-async's service" if self._cluster.socket else "AIStore"
         return Description(store, self._cluster.endpoint, self._identity, not why, why)
 
-    def classify(self, outcome: Answer | BaseException, url: str) -> Fault:
+    def classify(self, outcome: Answer | BaseException, location: Location) -> Fault:
         if isinstance(outcome, RefusedAnswer):
             outcome = outcome.answer
         if isinstance(outcome, Answer):
@@ -276,9 +277,13 @@ class AisBackend(Store):
                 )
             return fault
         if self._announcer.client:
-            return explain_service(outcome, fault, self._cluster.endpoint, has_own_store(url))
+            return explain_service(outcome, fault, self._cluster.endpoint, has_own_store(location.target))
         reached = f"Is AIStore's proxy at {self._cluster.endpoint} (AIS_ENDPOINT), and can its targets be reached?"
-        more = " WDS_AIS_FALLBACK=1 reads the bucket itself when they cannot." if not url.startswith("ais:") else ""
+        more = (
+            " WDS_AIS_FALLBACK=1 reads the bucket itself when they cannot."
+            if not location.target.startswith("ais:")
+            else ""
+        )
         return replace(fault, advice=reached + more)
 
     def checksum(self, fields: Mapping[str, str]) -> Checksum | None:
@@ -287,11 +292,11 @@ class AisBackend(Store):
             self._greet()
         return aistore(fields)
 
-    def expect(self, urls: Sequence[str]) -> None:
-        self._announcer.expect(urls)
+    def expect(self, location: Location) -> None:
+        self._announcer.expect((location.target,))
 
-    async def remote_checksum(self, url: str) -> Checksum | None:
-        place = self._place(url)
+    async def remote_checksum(self, location: Location) -> Checksum | None:
+        place = self._place(location.target)
         if place.in_order:  # what is made of an object has no checksum
             return None
         return aistore(await self._client.head(await self._request(place.object_url(self._cluster.base))))

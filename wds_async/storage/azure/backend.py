@@ -41,6 +41,7 @@ from wds_async.storage.base import (
     Description,
     Entry,
     Fault,
+    Location,
     Pages,
     RefusedAnswer,
     Request,
@@ -84,35 +85,37 @@ class AzureBackend(Store):
         self._known: dict[tuple[bool, str], tuple[AccountAccess, bool]] = {}
         self._resolved: dict[str, asyncio.Future[None]] = {}
 
-    async def access(self, url: str) -> Access:
-        if self._is_plain(url):
-            return await self._web().access(url)
-        blob, authority = self._of(url)
+    async def access(self, location: Location) -> Access:
+        if self._is_plain(location.target):
+            return await self._web().access(location)
+        blob, authority = self._of(location.target)
         if not blob.name:
-            raise UrlError(f"{redact(url)} names a container, not a blob: write a folder's URL with a final slash")
+            raise UrlError(
+                f"{redact(location.target)} names a container, not a blob: write a folder's URL with a final slash"
+            )
         if not self._direct or proxy_for(authority.account.endpoint) is not None:
             return await self._web().by_aiohttp(functools.partial(_request, authority, blob))
-        await self._resolve(authority.account, url)
+        await self._resolve(authority.account, location.target)
         return await _request(authority, blob)
 
     def streamed(self, request: Request) -> Stream:
         return self._web().streamed(request)
 
-    async def entries(self, url: str) -> AsyncIterator[Entry]:
-        blob, authority = self._of(url)
+    async def entries(self, location: Location) -> AsyncIterator[Entry]:
+        blob, authority = self._of(location.target)
         try:
             service = await authority.service()
             if not blob.container:
                 async for container in service.list_containers():
-                    yield Entry(f"{url}{container.name}/", None)
+                    yield Entry(f"{location.target}{container.name}/", None)
                 return
             client = service.get_container_client(blob.container)
-            base = _base(url, blob)
+            base = _base(location.target, blob)
             found = client.walk_blobs(name_starts_with=blob.name or None, delimiter="/").by_page()
-            pages = Pages(f"Azure at {redact(authority.account.endpoint)}", url)
+            pages = Pages(f"Azure at {redact(authority.account.endpoint)}", location.target)
             async for page in found:
                 async for item in page:
-                    yield _entry(base, item, url)
+                    yield _entry(base, item, location.target)
                 if found.continuation_token:
                     pages.turn(str(found.continuation_token))
         except Exception as exn:
@@ -120,23 +123,23 @@ class AzureBackend(Store):
                 raise RefusedAnswer(answer) from None
             raise
 
-    async def describe(self, url: str) -> Description:
-        if self._is_plain(url):
-            return await self._web().describe(url)
-        blob, authority = self._of(url)
+    async def describe(self, location: Location) -> Description:
+        if self._is_plain(location.target):
+            return await self._web().describe(location)
+        blob, authority = self._of(location.target)
         endpoint = authority.account.endpoint
         await authority.grant(blob)
         why = "WDS_DIRECT=0" if not self._direct else "a proxy is in the way" if proxy_for(endpoint) else ""
         return Description("Azure Blob Storage", redact(endpoint), authority.identity, not why, why)
 
-    def classify(self, outcome: Answer | BaseException, url: str) -> Fault:
+    def classify(self, outcome: Answer | BaseException, location: Location) -> Fault:
         if isinstance(outcome, RefusedAnswer):
             outcome = outcome.answer
         elif isinstance(outcome, BaseException) and (answer := answer_of(outcome)) is not None:
             outcome = answer
-        if self._is_plain(url) and not (isinstance(outcome, Answer) and code_of(outcome)):
-            return self._web().classify(outcome, url)
-        blob, authority = self._of(url)
+        if self._is_plain(location.target) and not (isinstance(outcome, Answer) and code_of(outcome)):
+            return self._web().classify(outcome, location)
+        blob, authority = self._of(location.target)
         if isinstance(outcome, Answer):
             outcome = authority.secrets.of_answer(outcome)
             lost = unauthenticated(outcome)
@@ -147,20 +150,20 @@ class AzureBackend(Store):
         fault = with_proxy(fault, outcome, authority.account.endpoint)
         return with_place(fault, f"Azure at {redact(authority.account.endpoint)}", _PLACE)
 
-    def renew(self, url: str) -> None:
-        if self._is_plain(url):
-            self._web().renew(url)
+    def renew(self, location: Location) -> None:
+        if self._is_plain(location.target):
+            self._web().renew(location)
         else:
-            blob, authority = self._of(url)
+            blob, authority = self._of(location.target)
             authority.lapsed(blob, surely=False)
 
     def checksum(self, fields: Mapping[str, str]) -> Checksum | None:
         return azure(fields)
 
-    async def remote_checksum(self, url: str) -> Checksum | None:
-        if self._is_plain(url):
-            return await self._web().remote_checksum(url)
-        blob, authority = self._of(url)
+    async def remote_checksum(self, location: Location) -> Checksum | None:
+        if self._is_plain(location.target):
+            return await self._web().remote_checksum(location)
+        blob, authority = self._of(location.target)
         return azure(await self._web().head(await _request(authority, blob)))
 
     async def close(self) -> None:

@@ -29,6 +29,7 @@ from wds_async.storage.base import (
     Description,
     Entry,
     Fault,
+    Location,
     Pages,
     RefusedAnswer,
     Request,
@@ -103,11 +104,11 @@ class GcsBackend(Store):
         self._filesystems: Filesystems | None = None
         self._ready = asyncio.Lock()
 
-    async def access(self, url: str) -> Access:
+    async def access(self, location: Location) -> Access:
         if self._why_not():
-            return await self._ranges(url)
+            return await self._ranges(location.target)
         await self._identify()
-        bucket, key, generation = self._split(url)
+        bucket, key, generation = self._split(location.target)
         if not key:
             raise IsADirectoryError(f"{bucket}: a bucket, not an object")
         query = {"alt": "media", **({"generation": generation} if generation else {}), **await self._payer()}
@@ -116,13 +117,14 @@ class GcsBackend(Store):
         media = f"{self._endpoint()}{path}?{urllib.parse.urlencode(query)}"
         return Request(media, (*PLAIN_HEADERS, *headers), renew_after=renew_after)
 
-    async def entries(self, url: str) -> AsyncIterator[Entry]:
+    async def entries(self, location: Location) -> AsyncIterator[Entry]:
         """See `Backend.entries`; ``gs://`` alone lists the buckets of the project. In order of names."""
-        bucket, _, prefix = url.partition("://")[2].partition("/")
+        bucket, _, prefix = location.target.partition("://")[2].partition("/")
         await self._identify()
         if self._only_gcsfs():
-            filesystems = await self._gcsfs(url)
-            for entry in sorted([entry async for entry in filesystems.entries(url)], key=lambda entry: entry.url):
+            filesystems = await self._gcsfs(location.target)
+            entries = [entry async for entry in filesystems.entries(location.target)]
+            for entry in sorted(entries, key=lambda entry: entry.url):
                 yield entry
             return
         if bucket:
@@ -130,17 +132,18 @@ class GcsBackend(Store):
             query = {"delimiter": "/", "prefix": prefix, "fields": _LISTED, **await self._payer()}
         else:
             path = "/storage/v1/b"
-            query = {"project": await self._project(url), "fields": "items(name),nextPageToken"}
+            query = {"project": await self._project(location.target), "fields": "items(name),nextPageToken"}
         query["maxResults"] = _PAGE
-        pages = Pages(f"Google Cloud Storage at {redact(self._endpoint())}", url)
+        pages = Pages(f"Google Cloud Storage at {redact(self._endpoint())}", location.target)
         while True:
-            page = await self._page(path, query)
+            page = await self._page(path, query, location)
             items = page.get("items", [])
             if not bucket:
-                found = [Entry(f"{url}{item['name']}/", None) for item in items]
+                found = [Entry(f"{location.target}{item['name']}/", None) for item in items]
             else:
-                found = [_entry(url, item, len(prefix)) for item in items if len(item["name"]) > len(prefix)]
-                found += [Entry(url + folder[len(prefix) :], None) for folder in page.get("prefixes", [])]
+                below = (item for item in items if len(item["name"]) > len(prefix))
+                found = [_entry(location.target, item, len(prefix)) for item in below]
+                found += [Entry(location.target + folder[len(prefix) :], None) for folder in page.get("prefixes", [])]
             for entry in sorted(found, key=lambda entry: entry.url):
                 yield entry
             if not page.get("nextPageToken"):
@@ -148,7 +151,7 @@ class GcsBackend(Store):
             pages.turn(str(page["nextPageToken"]))
             query["pageToken"] = page["nextPageToken"]
 
-    async def describe(self, url: str) -> Description:
+    async def describe(self, location: Location) -> Description:
         await self._identify()
         why = self._why_not()
         return Description("Google Cloud Storage", redact(self._endpoint()), self._identity.who, not why, why)
@@ -156,12 +159,13 @@ class GcsBackend(Store):
     def streamed(self, request: Request) -> Stream:
         return self._http.streamed(request)
 
-    def classify(self, outcome: Answer | BaseException, url: str) -> Fault:
+    def classify(self, outcome: Answer | BaseException, location: Location) -> Fault:
         if isinstance(outcome, RefusedAnswer):
             outcome = outcome.answer
         if isinstance(outcome, Answer):
             outcome = self._secrets.of_answer(outcome)
-        fault = explain(outcome, self._identity, generation=self._split(url)[2], renewable=self._tokens.refreshable)
+        generation = self._split(location.target)[2]
+        fault = explain(outcome, self._identity, generation=generation, renewable=self._tokens.refreshable)
         if fault.verdict is Verdict.EXPIRED:
             self._tokens.refuse()
         if isinstance(outcome, OSError) and "Google" not in fault.reason:  # nobody has answered
@@ -169,7 +173,7 @@ class GcsBackend(Store):
             fault = with_place(fault, f"Google Cloud Storage at {redact(self._endpoint())}", _PLACE)
         return self._secrets.of_fault(fault)
 
-    def renew(self, url: str) -> None:
+    def renew(self, location: Location) -> None:
         now = time.monotonic()
         if now - self._renewed_at >= _RENEWED_EVERY_S:
             self._renewed_at = now
@@ -178,11 +182,11 @@ class GcsBackend(Store):
     def checksum(self, fields: Mapping[str, str]) -> Checksum | None:
         return google(fields)
 
-    async def remote_checksum(self, url: str) -> Checksum | None:
+    async def remote_checksum(self, location: Location) -> Checksum | None:
         await self._identify()
         if self._only_gcsfs():
             return None
-        bucket, key, generation = self._split(url)
+        bucket, key, generation = self._split(location.target)
         which = {"generation": generation} if generation else {}
         query = {"fields": "crc32c,md5Hash,contentEncoding", **which, **await self._payer()}
         return google_object(await self._ask(f"/storage/v1/b/{_quote(bucket)}/o/{_quote(key)}", query))
@@ -280,10 +284,10 @@ class GcsBackend(Store):
         _without_retries((await self._filesystems.find(url))[0])
         return self._filesystems
 
-    async def _page(self, path: str, query: dict[str, str]) -> dict[str, Any]:
+    async def _page(self, path: str, query: dict[str, str], location: Location) -> dict[str, Any]:
         """Return one page of a listing, with retries. Raise `RefusedAnswer`, or the network's exception."""
         return await retry.ask(
-            lambda: self._ask(path, query), lambda exn: self.classify(exn, "gs://"), transfer_config().retry
+            lambda: self._ask(path, query), lambda exn: self.classify(exn, location), transfer_config().retry
         )
 
     async def _ask(self, path: str, query: dict[str, str]) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from wds_async.storage.base import (
     Entry,
     Fault,
     Guard,
+    Location,
     RefusedAnswer,
     Request,
     Store,
@@ -222,9 +223,9 @@ class HttpBackend(Store):
                 self._settings = HttpSettings.of(self._options, configured)
             self._netrc = Netrc.read() if self._settings.environment else Netrc({})
 
-    async def access(self, url: str) -> Access:
+    async def access(self, location: Location) -> Access:
         await self._prepared()
-        return await self.read_by(self.request(url))
+        return await self.read_by(self.request(location.target))
 
     async def read_by(self, request: Request) -> Access:
         """Return the engine's own ``request``, or aiohttp in its stead where that cannot be: by ranges that are
@@ -267,22 +268,22 @@ class HttpBackend(Store):
     def streamed(self, request: Request) -> Stream:
         return HttpStream(self, request)
 
-    async def entries(self, url: str) -> AsyncIterator[Entry]:
+    async def entries(self, location: Location) -> AsyncIterator[Entry]:
         """The links of the folder's index page that lead one level down; the size of a file is None (unknown)."""
         await self._prepared()
-        response, page_url = await self.get(self.request(url))
+        response, page_url = await self.get(self.request(location.target))
         with contextlib.closing(response):
             if response.status != 200:
                 raise RefusedAnswer(await answer_of(response))
             if response.content_type not in ("text/html", "application/xhtml+xml"):
-                raise UrlError(f"{redact(url)}: the server shows no index page; name the shards, with {{000..999}}")
-            page, size = IndexPage(url, page_url), 0
+                raise UrlError(f"{location.shown}: the server shows no index page; name the shards, with {{000..999}}")
+            page, size = IndexPage(location.target, page_url), 0
             decode = codecs.getincrementaldecoder("utf-8")("replace").decode
             async for piece in response.content.iter_chunked(_INDEX_PIECE_BYTES):
                 size += len(piece)
                 if size > _INDEX_LIMIT_BYTES:
                     raise UrlError(
-                        f"{redact(url)}: an index page of more than 32 MiB; name the shards, with {{000..999}}"
+                        f"{location.shown}: an index page of more than 32 MiB; name the shards, with {{000..999}}"
                     )
                 page.feed(decode(piece))
                 for entry in page.take():
@@ -291,16 +292,20 @@ class HttpBackend(Store):
             for entry in page.take():
                 yield entry
 
-    async def describe(self, url: str) -> Description:
+    async def describe(self, location: Location) -> Description:
         await self._prepared()
-        request = self.request(url)
+        request = self.request(location.target)
         parts = urllib.parse.urlsplit(request.url)
         why = self.why_not(request.url)
         also = [name for name, _ in self._settings.headers if name.lower() != "authorization"]
-        identity = self.identity(url).described + (f", with the headers {', '.join(also)}" if also else "")
+        identity = self.identity(location.target).described + (f", with the headers {', '.join(also)}" if also else "")
         return Description("HTTP", f"{parts.scheme}://{parts.netloc}", identity, not why, why)
 
-    def classify(self, outcome: Answer | BaseException, url: str = "") -> Fault:
+    def classify(self, outcome: Answer | BaseException, location: Location) -> Fault:
+        return self.explain(outcome, location.target)
+
+    def explain(self, outcome: Answer | BaseException, url: str = "") -> Fault:
+        """Explain the outcome of a request for ``url``."""
         if isinstance(outcome, RefusedAnswer):
             outcome = outcome.answer
         if not isinstance(outcome, Answer):
@@ -313,16 +318,16 @@ class HttpBackend(Store):
         fault = with_identity(explain_status(outcome), outcome, identity.name, url)
         return replace(fault, reason=proofs.hidden(fault.reason))
 
-    def renew(self, url: str) -> None:
+    def renew(self, location: Location) -> None:
         self._netrc = None
 
     def checksum(self, fields: Mapping[str, str]) -> Checksum | None:
         """That of a store's headers too: its objects may be read by their plain URLs."""
         return google(fields) or amazon(fields) or azure(fields) or representation(fields)
 
-    async def remote_checksum(self, url: str) -> Checksum | None:
+    async def remote_checksum(self, location: Location) -> Checksum | None:
         await self._prepared()
-        return self.checksum(await self.head(self.request(url), _WANTED))
+        return self.checksum(await self.head(self.request(location.target), _WANTED))
 
     async def head(
         self,

@@ -26,6 +26,7 @@ from wds_async.storage.base import (
     Description,
     Entry,
     Fault,
+    Location,
     Pages,
     RefusedAnswer,
     Request,
@@ -216,23 +217,23 @@ class HuggingFaceBackend(Store):
             call=call, direct=direct, connect_timeout_s=connect_timeout_s, stall_timeout_s=stall_timeout_s
         )
 
-    async def access(self, url: str) -> Access:
-        place = await self._place(url)
+    async def access(self, location: Location) -> Access:
+        place = await self._place(location.target)
         if not place.path or place.path.endswith("/"):
-            raise UrlError(f"{redact(url)}: names no file; {_folder_advice(place)}")
+            raise UrlError(f"{redact(location.target)}: names no file; {_folder_advice(place)}")
         return await self._http.read_by(await self._request(place.resolve_url(self._endpoint())))
 
     def streamed(self, request: Request) -> Stream:
         return self._http.streamed(request)
 
-    async def entries(self, url: str) -> AsyncIterator[Entry]:
+    async def entries(self, location: Location) -> AsyncIterator[Entry]:
         """A folder of a repository or bucket, in the hub's order, as many at once as it gives (a thousand)."""
-        place = await self._place(url)
+        place = await self._place(location.target)
         folder = place.path.strip("/")
         beneath = f"{folder}/" if folder else ""
         seen: set[str] = set()
         request: Request | None = await self._request(place.tree_url(self._endpoint()))
-        pages = Pages(f"the Hugging Face hub at {redact(self._endpoint())}", url)
+        pages = Pages(f"the Hugging Face hub at {redact(self._endpoint())}", location.target)
         while request is not None:
             pages.turn(request.url)
             page, request = await self._page(request)
@@ -244,37 +245,37 @@ class HuggingFaceBackend(Store):
                     continue
                 seen.add(below)
                 if slash or item.get("type") == "directory":
-                    yield Entry(f"{url}{below}/", None)
+                    yield Entry(f"{location.target}{below}/", None)
                 else:
-                    yield Entry(url + below, int(item["size"]), _modified(item))
+                    yield Entry(location.target + below, int(item["size"]), _modified(item))
 
-    async def describe(self, url: str) -> Description:
-        await self._place(url)
+    async def describe(self, location: Location) -> Description:
+        await self._place(location.target)
         endpoint = self._endpoint()
         identity = (await self._who()).identity.described
         why = self._http.why_not(endpoint)
         return Description("the Hugging Face hub", redact(endpoint), identity, not why, why)
 
-    def classify(self, outcome: Answer | BaseException, url: str) -> Fault:
+    def classify(self, outcome: Answer | BaseException, location: Location) -> Fault:
         answer = outcome.answer if isinstance(outcome, RefusedAnswer) else outcome
         if not isinstance(answer, Answer):
-            fault = self._http.classify(answer, self._endpoint())
+            fault = self._http.explain(answer, self._endpoint())
             hub = f"the Hugging Face hub at {redact(self._endpoint())}"
             return with_place(fault, hub, "Its address is HF_ENDPOINT, where that is set.")
         identity = self._login.identity if self._login is not None else ANONYMOUS
-        place = hub_place(url, self._options.get("revision"))
+        place = hub_place(location.target, self._options.get("revision"))
         renewed = answer.status == 401 and self._forget_token()
         return explain_hub_answer(answer, place, redact(self._endpoint()), identity, renewed=renewed)
 
-    def renew(self, url: str) -> None:
+    def renew(self, location: Location) -> None:
         self._forget_token()
 
     def checksum(self, fields: Mapping[str, str]) -> Checksum | None:
         return hugging_face(fields) or self._http.checksum(fields)
 
-    async def remote_checksum(self, url: str) -> Checksum | None:
+    async def remote_checksum(self, location: Location) -> Checksum | None:
         """Return the checksum in the hub's redirect to the file."""
-        place = await self._place(url)
+        place = await self._place(location.target)
         request = await self._request(place.resolve_url(self._endpoint()))
         return hugging_face(await self._http.head(request, enough=lambda fields: "x-linked-etag" in fields))
 

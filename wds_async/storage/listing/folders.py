@@ -131,7 +131,7 @@ class Folder:
     async def names(self) -> AsyncGenerator[tuple[str, Entry]]:
         """Yield each name (of a folder with "/" at its end) and its entry. Raises what the client raises."""
         target, objects = self.location.target, self.location.spec.object_store
-        entries: Any = self._backend.entries(target)
+        entries: Any = self._backend.entries(self.location)
         async with contextlib.aclosing(entries):
             async for entry in entries:
                 self._since, self._answered = self._clock(), True
@@ -141,7 +141,7 @@ class Folder:
 
     async def again(self, exn: Exception) -> None:
         """Wait until it may be listed again, or raise the error for ``exn``."""
-        fault = self._backend.classify(exn, self.location.target)
+        fault = self._backend.classify(exn, self.location)
         self._answered = self._answered or isinstance(exn, RefusedAnswer)
         wait_s = self._retries.wait_s(fault)
         if wait_s is not None:

@@ -19,7 +19,7 @@ from typing import Any
 from wds_async.errors import UrlError
 from wds_async.logs import warn_once
 from wds_async.redact import redact
-from wds_async.storage.base import Access, Answer, Call, Checksum, Description, Entry, Fault, Request, Verdict
+from wds_async.storage.base import Access, Answer, Call, Checksum, Description, Entry, Fault, Location, Request, Verdict
 from wds_async.storage.checksums import amazon, amazon_etag
 from wds_async.storage.cloud import CloudBackend
 from wds_async.storage.filesystems import Filesystems
@@ -73,21 +73,21 @@ class S3Backend(CloudBackend):
         self._secrets.add(options.get("secret"), options.get("password"), options.get("token"))
         hide_in_logs(self._secrets, "botocore", "aiobotocore", "s3fs")
 
-    async def access(self, url: str) -> Access:
-        name = S3Name.of(url)
+    async def access(self, location: Location) -> Access:
+        name = S3Name.of(location.target)
         if not name.bucket or not name.key:
-            raise UrlError(f"{redact(url)}: names no object; write s3://bucket/key")
+            raise UrlError(f"{redact(location.target)}: names no object; write s3://bucket/key")
         client = await self._connected(name)
         signed = await client.sign(name)
-        self._remember(url, client)
+        self._remember(location.target, client)
         if self._why_not(client, signed.url):
             return await self._checked(ObjectGet(client, name), version_of)
         return Request(signed.url, signed.headers, renew_after=signed.renew_after, tls=client.tls, follows=False)
 
-    async def entries(self, url: str) -> AsyncIterator[Entry]:
-        name = S3Name.of(url)
+    async def entries(self, location: Location) -> AsyncIterator[Entry]:
+        name = S3Name.of(location.target)
         client = await self._connected(name)
-        self._remember(url, client)
+        self._remember(location.target, client)
         if not name.bucket:
             for bucket in (await client.client.list_buckets()).get("Buckets", []):
                 yield Entry(f"{name.folder}{bucket['Name']}/", None)
@@ -105,24 +105,24 @@ class S3Backend(CloudBackend):
             for entry in sorted(entries, key=lambda entry: entry.url):
                 yield entry
 
-    async def describe(self, url: str) -> Description:
-        name = S3Name.of(url)
+    async def describe(self, location: Location) -> Description:
+        name = S3Name.of(location.target)
         client = await self._connected(name)
         signed = await client.sign(name if name.bucket else S3Name(name.scheme, "bucket", ""))
         why = self._why_not(client, signed.url)
         return Description("S3", self._endpoint, signed.identity, not why, why)
 
-    def renew(self, url: str) -> None:
+    def renew(self, location: Location) -> None:
         if time.monotonic() - self._dropped_at >= _RENEWED_EVERY_S:
             self._drop()
 
     def checksum(self, fields: Mapping[str, str]) -> Checksum | None:
         return amazon(fields)
 
-    async def remote_checksum(self, url: str) -> Checksum | None:
-        name = S3Name.of(url)
+    async def remote_checksum(self, location: Location) -> Checksum | None:
+        name = S3Name.of(location.target)
         client = await self._connected(name)
-        self._remember(url, client)
+        self._remember(location.target, client)
         head = await client.head(name, ChecksumMode="ENABLED")
         fields = fields_of(head["ResponseMetadata"]["HTTPHeaders"])
         return amazon(fields) or (None if name.is_directory else amazon_etag(fields))
