@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 from wds_async import filters  # noqa: E402
 
 PAGE = ROOT / "wds_async" / "filters" / "methods.py"
-BY_HAND = {"decode", "shuffle"}
+BY_HAND = {"shuffle"}
 """Filters whose method takes other arguments, or does more: it stands in `wds_async.fluid`."""
 
 HEAD = '''\

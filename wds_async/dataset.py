@@ -7,7 +7,7 @@ import functools
 import logging
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sized
 from typing import TYPE_CHECKING, Any
 
 from wds_async import config, lengths, world
@@ -40,8 +40,8 @@ logger = logging.getLogger("wds_async")
 def check_empty(
     source: Iterable[Any], shards: int | None = None, ledger: Ledger | Ledgers | None = None
 ) -> Iterator[Any]:
-    """Everything; raises ConfigError (a ValueError) where that is nothing. ``shards`` is how many there are in all;
-    ``ledger`` tells which were empty or passed over."""
+    """Yield everything; raise ConfigError (a ValueError) where that is nothing. ``shards`` is how many there are in
+    all; ``ledger`` tells which were empty or passed over."""
     return lists.non_empty(source, functools.partial(_why_empty, shards, ledger))
 
 
@@ -77,15 +77,14 @@ class WebDataset(DataPipeline, FluidInterface):
         and go (`directories.DirectoryShardList`).
     ``resampled``: draw shards with replacement, without end. Nothing is split then, since every worker draws for
         itself; with ``seed`` (or ``WDS_SEED``) the draws follow from seed, rank, worker and epoch, without one they
-        differ from run to run. About a third of the shards is not seen in as many draws as there are shards.
+        differ from run to run.
     ``repeat``: True goes through the shards without end, a number that many times.
     ``shardshuffle``: shuffle the shards, before they are split, through a buffer of that many (True warns and is
-        100). The order follows from seed and epoch alone, so all ranks and workers have the same one and take their
-        shares of it; every epoch has its own (`set_epoch`). False, 0: the order given; None too, with a warning.
+        100). The order follows from seed and epoch (`set_epoch`) alone, so all ranks and workers take their shares
+        of the same one. False, 0: the order given; None too, with a warning.
     ``detshuffle``: accepted for WebDataset's sake; every shard shuffle is deterministic.
     ``seed``: of shard shuffling; default ``WDS_SEED``. Without either one rank draws a seed from ``random`` and logs it
-        (level info), so a restarted run has another order; several ranks take 0, so that they agree, and the first of
-        them logs a warning. The first epoch is ``WDS_EPOCH``, else 0.
+        (level info), and several ranks take 0, with a warning. The first epoch is ``WDS_EPOCH``, else 0.
     ``nodesplitter``, ``workersplitter``: iterator to iterator; None for none. By default `split_by_node` and
         `split_by_worker`; `single_node_only` raises where there are several ranks.
     ``cache_dir``: a folder where shards are kept when they are first read; default ``WDS_CACHE``, else no cache.
@@ -116,8 +115,7 @@ class WebDataset(DataPipeline, FluidInterface):
     ``max_field_bytes``: a larger member of a shard (default 2 GiB) is FieldTooLarge before a byte of it is kept. A
         field is held whole, on top of the byte budget.
     ``expect``: fields that every sample must have, as in ``("jpg;png", "txt")``, where one of jpg and png is enough. A
-        sample that lacks one is MissingField for ``handler``, and dropped: a shard that was cut between two members of
-        a sample shows it in no other way. They are looked for before ``rename``, ``decode`` and the like.
+        sample that lacks one, as where a shard was cut between two members, is MissingField for ``handler``.
     ``progress``: show a bar and a line for every epoch on standard error, under this name (True: that of the shards);
         None does what ``WDS_PROGRESS`` says.
 
@@ -177,21 +175,27 @@ class WebDataset(DataPipeline, FluidInterface):
             workersplitter=workersplitter,
             storage_options=options,
         )
+        from wds_async.shardcache.cache import shard_cache  # noqa: PLC0415 (the engine)
+
         kept: Any = {"url_to_name": url_to_name, "verbose": verbose, "local": cache_local, "check": cache_check}
-        cache = _shard_cache(cache_dir, cache_size, **kept)
+        cache = shard_cache(cache_dir, cache_size, **kept)
         faults = {"verify": verify, "on_corrupt": on_corrupt, "max_bad_fraction": max_bad_fraction, "expect": expect}
         parsing: Any = {"keys": keys or base_plus_ext, "max_field_bytes": max_field_bytes, "storage_options": options}
         reading = functools.partial(tarfile_to_samples, handler, select_files, rename_files, transfer, **parsing)
         with Shortened():
             self._add_source(urls, plan, functools.partial(reading, cache=cache, **faults), cache)
-            self._check(check, options, cache, transfer or {})
+            warn_of_unknown_variables()  # here: what ${X} read is known by now, and workers need not repeat it
+            if check is not None:
+                self._check(check, options, cache, transfer or {})
         self._add_stages(empty_check, environment.progress if progress is None else progress, repeat, length, verbose)
 
     def _add_stages(
         self, empty_check: bool, progress: bool | str, repeat: bool | int, length: int | None, verbose: bool
     ) -> None:
         if empty_check:
-            self.append(functools.partial(check_empty, shards=_how_many(self.pipeline[0]), ledger=self.ledger))
+            urls = getattr(self.pipeline[0], "urls", None)
+            shards = len(urls) if isinstance(urls, Sized) else None
+            self.append(functools.partial(check_empty, shards=shards, ledger=self.ledger))
         if progress:
             self._add_progress(progress if isinstance(progress, str) else None, length)
         times = -1 if repeat is True else check_size("WebDataset", "repeat", 0 if repeat is None else repeat)
@@ -207,19 +211,14 @@ class WebDataset(DataPipeline, FluidInterface):
         warn_of_uneven_ranks(self)
         warn_of_batches_in_torch(self, depth=2)
 
-    def _check(
-        self, which: str | None, options: StorageOptions, cache: DiskCache | None, transfer: Mapping[str, Any]
-    ) -> None:
-        warn_of_unknown_variables()  # here: what ${X} read is known by now, and workers need not repeat it
-        if which is None:
-            return
+    def _check(self, which: str, options: StorageOptions, cache: DiskCache | None, transfer: Mapping[str, Any]) -> None:
         from wds_async.shardlists.check import check_shards, lists_of  # noqa: PLC0415 (its loop is not loaded for nothing)
 
         setting = config.transfer_config(**transfer)
         check_shards(lists_of(self.pipeline[0]), which, options, config=setting, cache=cache)
 
     def _add_source(self, urls: Any, plan: ShardPlan, reading: Callable[..., Any], cache: DiskCache | None) -> None:
-        """What gives raw samples: shards and their reading, a mix of several such, or what a function returns."""
+        """Add the stages of raw samples: shards and their reading, a mix of several such, or a function's pipeline."""
         if spec.is_function(urls):
             if plan.mode is not None or plan.resampled or plan.buffer:
                 raise ConfigError(f"{urls} returns a pipeline, which orders its shards itself: it cannot be done here")
@@ -244,12 +243,8 @@ class WebDataset(DataPipeline, FluidInterface):
         from wds_async.transfer.stats import Boards  # noqa: PLC0415 (the engine)
 
         first = self.pipeline[0]
-        stages = (
-            [stage for source in first.datasets for stage in source.pipeline]
-            if isinstance(first, Mixture)
-            else self.pipeline
-        )
-        reading = [stage for stage in stages if isinstance(stage, ReadingStage)]
+        pipelines = [source.pipeline for source in first.datasets] if isinstance(first, Mixture) else [self.pipeline]
+        reading = [stage for stages in pipelines for stage in stages if isinstance(stage, ReadingStage)]
         if reading:  # what a user's own function returned may read no shards
             boards = [stage.board for stage in reading]
             total = functools.partial(_samples, tuple(self.pipeline), length)
@@ -258,17 +253,11 @@ class WebDataset(DataPipeline, FluidInterface):
             self.append(Watch(boards[0] if len(boards) == 1 else Boards(boards), True, label))
 
     def __len__(self) -> int:
-        """What was given to `with_length` or as ``length``, else what this rank receives, where an index (a JSON
+        """The number given to `with_length` or as ``length``, else of what this rank receives, where an index (a JSON
         shard list) tells the samples of each shard. TypeError otherwise."""
-        if self.size is None and self.repetitions == 1 and (known := lengths.of(self.pipeline)) is not None:
-            return known.total
+        if self.size is None and self.repetitions == 1 and (length := lengths.of(self.pipeline)) is not None:
+            return length.total
         return super().__len__()
-
-
-def _shard_cache(*args: Any, **kw: Any) -> DiskCache | None:
-    from wds_async.shardcache.cache import shard_cache  # noqa: PLC0415 (the engine)
-
-    return shard_cache(*args, **kw)
 
 
 def _source(
@@ -280,9 +269,9 @@ def _source(
 
 
 def _samples(stages: tuple[Any, ...], length: int | None, workers: int) -> int | None:
-    """How many samples come out of ``stages`` in an epoch of this rank; None where that is not known."""
-    known = lengths.of(stages, workers) if length is None else None
-    return length if known is None else known.total
+    """Return the samples that come out of ``stages`` in an epoch of this rank; None where that is not known."""
+    computed = lengths.of(stages, workers) if length is None else None
+    return length if computed is None else computed.total
 
 
 def _name_of(shards: Any) -> str:
@@ -293,10 +282,3 @@ def _name_of(shards: Any) -> str:
     url = redact(next(iter(getattr(shards, "urls", ())), ""))
     name = re.match(r"[\w\-]*", url.partition("?")[0].rstrip("/").rpartition("/")[2])
     return (name[0].rstrip("0123456789-_") if name else "") or "wds_async"
-
-
-def _how_many(shards: Any) -> int | None:
-    try:
-        return len(shards.urls)
-    except (AttributeError, TypeError):
-        return None

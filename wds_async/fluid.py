@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import pickle
 import random
 from typing import TYPE_CHECKING, Any, Self
 
 from wds_async.arguments import check_size
 from wds_async.filters import basic
 from wds_async.filters.methods import FilterMethods
-from wds_async.handlers import Handler, reraise_exception
 from wds_async.legacy.fluent import OlderMethods
 from wds_async.pipeline import DataPipeline
 
@@ -30,10 +27,10 @@ class FluidInterface(FilterMethods, OlderMethods):
         raise NotImplementedError(f"{type(self).__name__}: put FluidInterface behind DataPipeline among the bases")
 
     def cost(self, samples: int | None = None) -> Range | None:
-        """US dollars that reading has cost so far, in this process and its workers, as ``low`` and ``high``: by a table
-        of list prices (``WDS_PRICES``), wide where regions are not known (``WDS_REGION``). None where nothing reads
-        shards. With ``samples``, what so many samples of this rank will have cost, going by those that were read:
-        ``dataset.cost(samples=10 * len(dataset))`` for ten epochs. ValueError for that before any was read."""
+        """US dollars that reading has cost so far, in this process and its workers, as ``low`` and ``high``: by list
+        prices (``WDS_PRICES``), wide where regions are not known (``WDS_REGION``). None where nothing reads shards.
+        ``samples`` extrapolates to so many of this rank, as in ``dataset.cost(samples=10 * len(dataset))`` for ten
+        epochs; ValueError before any was read."""
         from wds_async.observe.prices import of_pipeline  # noqa: PLC0415 (only where asked for)
 
         return of_pipeline(self, samples)
@@ -62,60 +59,14 @@ class FluidInterface(FilterMethods, OlderMethods):
             return self
         return self.compose(basic.shuffle(size, initial, rng, seed, handler))
 
-    def decode(
-        self,
-        *args: Any,
-        pre: Any = None,
-        post: Any = None,
-        only: Any = None,
-        partial: bool = False,
-        allow_pickle: bool = False,
-        min_size: int | None = None,
-        threads: int = 0,
-        handler: Handler = reraise_exception,
-    ) -> Self:
-        """Decode fields by extension; ``args`` are image specifications (``"torchrgb"``) and decoder functions
-        ``f("." + field, data)``, tried in order before the built-in ones (None: not mine).
-
-        ``only`` names the fields to decode (default: all), ``partial=True`` lets pass those that are no bytes any more;
-        ``pre`` (decompression unless given) and ``post`` are decoders tried before and after all others. A field that
-        fails is a `DecodingError`, for ``handler``.
-
-        ``min_size`` decodes images at 1/2, 1/4 or 1/8 where both sides stay at least that many pixels, in a fraction
-        of the time. With ``threads`` that many decode ahead, the order kept. ``allow_pickle`` trusts pickled fields of
-        any class: they run code from the data. Raises ValueError at once for an unknown image specification.
-        """
-        from wds_async import autodecode  # noqa: PLC0415 (pipelines without decoding do not load the decoders)
-
-        decoders = [autodecode.imagehandler(a, min_size=min_size) if isinstance(a, str) else a for a in args]
-        return self.compose(
-            basic.decode(
-                *decoders,
-                pre=pre,
-                post=post,
-                only=only,
-                partial=partial,
-                allow_pickle=allow_pickle,
-                threads=threads,
-                handler=handler,
-            )
-        )
-
     def listed(self, batchsize: int, partial: bool = True) -> Self:
         """Lists of ``batchsize`` samples; ``partial=False`` drops a shorter last list."""
         return self.compose(basic.batched(batchsize, collation_fn=None, partial=partial))
 
-    def lmdb_cached(
-        self,
-        fname: str | os.PathLike[str],
-        map_size: float = 1e12,
-        pickler: Any = pickle,
-        chunksize: int = 500,
-        *,
-        allow_pickle: bool = False,
-    ) -> Self:
-        """Keep the samples of the first complete epoch in an LMDB file (see `samplecache.LMDBCached`)."""
-        return self.compose(basic.LMDBCached(fname, map_size, pickler, chunksize, allow_pickle=allow_pickle))
+    def lmdb_cached(self, *args: Any, **kw: Any) -> Self:
+        """Keep the samples of the first complete epoch in an LMDB file: ``lmdb_cached(fname, …)``, with the arguments
+        of `samplecache.LMDBCached`."""
+        return self.compose(basic.LMDBCached(*args, **kw))
 
     def mcached(self) -> Self:
         """Keep the samples in memory during the first complete epoch and yield them from there afterwards. Each worker

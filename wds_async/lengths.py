@@ -1,13 +1,10 @@
-"""How many items one rank receives, where that follows from what is known before anything is read.
+"""The number of items that one rank receives, where it follows from the samples of each shard in an index.
 
-Known is the number of samples of each shard, from an index. What splitting makes of it depends on which shards a
-worker gets; what a batch makes of it, on each worker's own number. A stage that may drop or add items ends the
-knowledge: a wrong length is worse than none, for a loop that trusts it stops early or waits for ever.
+A stage that may drop or add items ends the knowledge: a loop that trusts a wrong length stops early or waits for ever.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +12,7 @@ from typing import Any
 from wds_async import world
 from wds_async.filters.shuffling import detshuffle
 from wds_async.handlers import reraise_exception
-from wds_async.pipeline import Traits, traits_of
+from wds_async.pipeline import Traits, bound_arguments, traits_of
 from wds_async.reading.stage import ReadingStage
 from wds_async.shardlists import lists
 from wds_async.shardlists.mixture import Mixture
@@ -25,17 +22,18 @@ __all__ = ["Length", "batched", "of", "of_shards", "through", "together"]
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """``total`` items of one rank, and of each of its workers where that is known too."""
+    """``total`` items of one rank, and of each of its workers where that is known too.
+
+    ``in_batches`` are the samples in the batches of each worker, where the items are batches and that is known.
+    """
 
     total: int
     by_worker: tuple[int, ...] | None
     in_batches: tuple[int, ...] | None = None
-    """Where the items are batches: the samples in those of each worker, as far as that is known."""
 
 
 def of(stages: Sequence[Any], workers: int = 1) -> Length | None:
-    """What the pipeline of these stages gives one rank of ``workers`` DataLoader workers; None where that is not
-    known."""
+    """Return the length for one rank of ``workers`` DataLoader workers; None where it is not known."""
     first, rest = stages[0], stages[1:]
     if isinstance(first, Mixture):
         return through(together(of(source.pipeline, workers) for source in first.datasets), rest)
@@ -50,20 +48,19 @@ def of(stages: Sequence[Any], workers: int = 1) -> Length | None:
 def of_shards(
     urls: Sequence[str], counts: Mapping[str, int], splitters: Iterable[Any], shuffled: bool, workers: int
 ) -> Length | None:
-    """The samples of this rank; None where that is not known, or differs between epochs.
+    """Return the samples of this rank; None where they are not known, or differ between epochs.
 
     ``counts`` are the samples of each shard and ``splitters`` the stages that share them out. With ``shuffled`` the
-    order changes each epoch: then all shards have to be alike, unless nobody else takes any.
+    order changes each epoch: then all shards have to be alike, unless this rank reads all of them.
     """
-    numbers = [counts.get(url) for url in urls]
-    known = [n for n in numbers if n is not None]
-    if len(known) < len(numbers):
+    numbers = [counts[url] for url in urls if url in counts]
+    if len(numbers) < len(urls):
         return None
-    here = world.place()
-    shares = [known]
+    here, alike = world.place(), len(set(numbers)) == 1
+    shares = [numbers]
     for splitter in splitters:
         if splitter is lists.split_by_node:
-            if shuffled and here.world_size > 1 and len(set(known)) > 1:
+            if shuffled and here.world_size > 1 and not alike:
                 return None
             shares = [share[here.rank :: here.world_size] for share in shares]
         elif splitter is lists.split_by_worker:
@@ -72,28 +69,26 @@ def of_shards(
             return None
     if len(shares) != workers:
         shares = shares * workers  # no splitting by worker: each reads everything
-    steady = not shuffled or workers == 1 or len(set(known)) == 1
-    totals = tuple(sum(share) for share in shares)
-    return Length(sum(totals), totals if steady else None)
+    totals = tuple(map(sum, shares))
+    return Length(sum(totals), totals if not shuffled or workers == 1 or alike else None)
 
 
 def together(lengths: Iterable[Length | None]) -> Length | None:
-    """Several streams of the same rank and workers, one after another or mixed."""
-    found = list(lengths)
-    known = [length for length in found if length is not None]
-    if len(known) < len(found):
-        return None
-    columns = [length.by_worker for length in known if length.by_worker is not None]
-    by_worker = tuple(map(sum, zip(*columns, strict=True))) if len(columns) == len(known) else None
-    return Length(sum(length.total for length in known), by_worker)
+    """Return the length of several streams of the same rank and workers, one after another or mixed."""
+    columns, total, steady = [], 0, True
+    for length in lengths:
+        if length is None:
+            return None
+        total += length.total
+        columns.append(length.by_worker or ())
+        steady = steady and length.by_worker is not None
+    return Length(total, tuple(map(sum, zip(*columns, strict=True))) if steady else None)
 
 
 def through(length: Length | None, stages: Iterable[Any]) -> Length | None:
-    """Return what is left of ``length`` behind ``stages``."""
+    """Return ``length`` as it is behind ``stages``."""
     for stage in stages:
-        if length is None:
-            return None
-        length = _behind(stage, length)
+        length = length and _behind(stage, length)
     return length
 
 
@@ -109,8 +104,7 @@ def _behind(stage: Any, length: Length) -> Length | None:
     if traits.count is None or length.by_worker is None:
         return None
     numbers = tuple(traits.count(n, *stage.args, **stage.kw) for n in length.by_worker)
-    batches = traits.batches or (lambda *args, **kw: None)
-    contents = [batches(n, *stage.args, **stage.kw) for n in length.by_worker]
+    contents = [traits.batches(n, *stage.args, **stage.kw) if traits.batches else None for n in length.by_worker]
     samples = tuple(n for n in contents if n is not None)
     return Length(sum(numbers), numbers, samples if len(samples) == len(contents) else None)
 
@@ -119,16 +113,14 @@ def _raises(stage: Any, traits: Traits) -> bool:
     """Whether ``stage`` raises for a sample that fails, and drops none."""
     if not traits.handler:
         return True
-    try:
-        bound = inspect.signature(stage.f).bind(None, *stage.args, **stage.kw)
-    except TypeError:  # it raises when it runs
-        return False
-    return bound.arguments.get(traits.handler) in (None, reraise_exception)
+    bound = bound_arguments(stage)
+    return bound is not None and bound.arguments.get(traits.handler) in (None, reraise_exception)
 
 
 def batched(length: Length, size: int, *, partial: bool, whole: bool) -> Length | None:
-    """What a DataLoader of batches of ``size`` gives of ``length``, in one stream. ``partial``: it keeps the last
-    batch of each worker. ``whole``: its batches hold all samples that go in, as torch's own collation sees to."""
+    """Return the length of a DataLoader with batches of ``size`` over ``length``, in one stream. ``partial``: it keeps
+    the last batch of each worker. ``whole``: its batches hold all samples that go in, as torch's collation makes them.
+    """
     if length.by_worker is None:
         return None
     total = sum(-(-n // size) if partial else n // size for n in length.by_worker)

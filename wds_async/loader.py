@@ -54,8 +54,8 @@ class WebLoader(DataPipeline, FluidInterface):
         return _sweeping(super().iterator1())
 
     def invoke(self, f: Any, *args: Any, **kwargs: Any) -> Any:
-        """The output of stage ``f``. Where a DataLoader's is left early, those of its workers that have not ended
-        within a second (they wait for bytes, or are in the user's function) are terminated; torch gives each 5 s."""
+        """Return the output of stage ``f``. Where a DataLoader's is left early, workers that have not ended within a
+        second (they wait for bytes, or are in the user's function) are terminated; torch gives each 5 s."""
         output = super().invoke(f, *args, **kwargs)
         workers = getattr(output, "_workers", None)
         if not workers:
@@ -81,8 +81,8 @@ def _sweeping(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 class _Timed(Iterator[Any]):
-    """``batches``, with the time that is spent waiting for them, and between them. The first of them waits for the
-    workers to start, and is not counted. No batch is kept: its memory is used again when the program lets go of it."""
+    """``batches``, with the time spent waiting for them, and between them. The first one, which waits for the workers
+    to start, is not counted. No batch is kept: its memory is used again when the program lets go of it."""
 
     def __init__(self, batches: Iterator[Any], counters: Counters) -> None:
         self._batches = batches
@@ -101,7 +101,7 @@ class _Timed(Iterator[Any]):
 
 
 def _counters_of(dataset: Any) -> Counters:
-    """Those of the first stage that reads shards; some that nobody sees, where there is none."""
+    """Those of the first stage that reads shards; unused ones where there is none."""
     for stage in getattr(dataset, "pipeline", ()):
         board = getattr(stage, "board", None)
         if isinstance(board, Board):
@@ -123,7 +123,7 @@ def _left_soon(batches: Iterator[Any], workers: Sequence[Any]) -> Iterator[Any]:
 
 
 def _end(workers: Sequence[Any]) -> None:
-    from multiprocessing.connection import wait  # noqa: PLC0415 (loaded by whoever has workers)
+    from multiprocessing.connection import wait  # noqa: PLC0415 (loaded where there are workers)
 
     deadline = time.monotonic() + _LEAVES_WITHIN_S
     running = {worker.sentinel: worker for worker in workers}
@@ -131,22 +131,22 @@ def _end(workers: Sequence[Any]) -> None:
         for sentinel in wait(list(running), left_s):
             del running[sentinel]
     for worker in running.values():
-        worker.terminate()  # torch's worker takes it from its parent as the word to exit
+        worker.terminate()
 
 
 def _received(loader: Any) -> lengths.Length | None:
-    """What a DataLoader gives out; None where its dataset has no length."""
+    """The length of a DataLoader; None where its dataset has none."""
     dataset = loader.dataset
     if not isinstance(dataset, DataPipeline) or dataset.size is not None:
         try:
             return lengths.Length(len(loader), (len(loader),))
         except TypeError:
             return None
-    known = lengths.of(dataset.pipeline, max(1, loader.num_workers)) if dataset.repetitions == 1 else None
-    if known is None:
+    length = lengths.of(dataset.pipeline, max(1, loader.num_workers)) if dataset.repetitions == 1 else None
+    if length is None:
         return None
     if loader.batch_size is None:
-        return lengths.Length(known.total, (known.total,), known.in_batches and (sum(known.in_batches),))
+        return lengths.Length(length.total, (length.total,), length.in_batches and (sum(length.in_batches),))
     collate = getattr(loader.collate_fn, "collate_fn", loader.collate_fn)  # `Handover` is around it
     whole = getattr(collate, "__module__", "").startswith("torch.")
-    return lengths.batched(known, loader.batch_size, partial=not loader.drop_last, whole=whole)
+    return lengths.batched(length, loader.batch_size, partial=not loader.drop_last, whole=whole)

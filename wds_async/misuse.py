@@ -40,10 +40,10 @@ def warn_of_uneven_ranks(pipeline: DataPipeline) -> None:
     if most == least or not least:  # none at all is an error, unless empty_check=False says that it is meant
         return
     samples = [_samples(lists, rank, ranks) for rank in (0, last)]
-    known = "" if None in samples else f" ({samples[0]:,} samples against {samples[1]:,})"
+    counts = "" if None in samples else f" ({samples[0]:,} samples against {samples[1]:,})"
     shards = sum(len(one.urls) for one in lists)
     warn(
-        f"{shards} shards for {ranks} ranks: {most} on rank 0, {least} on rank {last}{known}. Ranks with more batches "
+        f"{shards} shards for {ranks} ranks: {most} on rank 0, {least} on rank {last}{counts}. Ranks with more batches "
         "in an epoch than others make DistributedDataParallel hang, fail in backward(), or mix two epochs. Give each "
         f"rank as many: loader.with_epoch(n) with n = samples // (batch size * {ranks}); or make the number of shards "
         f"a multiple of {ranks}; or draw them with resampled=True"
@@ -62,14 +62,10 @@ def log_unmatched_rules(dataset: DataPipeline) -> None:
 
 def _samples(lists: list[shardlists.SimpleShardList], rank: int, world_size: int) -> int | None:
     """The samples of ``rank`` in each epoch, where an index tells them, and shards are alike: they may be shuffled."""
-    total = 0
-    for one in lists:
-        counts = {one.counts.get(url) for url in one.urls}
-        count = counts.pop()
-        if count is None or counts:
-            return None
-        total += count * len(one.urls[rank::world_size])
-    return total
+    alike = [({one.counts.get(url) for url in one.urls}, len(one.urls[rank::world_size])) for one in lists]
+    if any(len(counts) > 1 or None in counts for counts, _ in alike):
+        return None
+    return sum(count * shards for counts, shards in alike for count in counts if count is not None)
 
 
 def _split_by_rank(pipeline: DataPipeline) -> list[shardlists.SimpleShardList]:
@@ -89,25 +85,24 @@ def _split_by_rank(pipeline: DataPipeline) -> list[shardlists.SimpleShardList]:
 
 def warn_of_batches_twice(dataset: Any, batch_size: int | None) -> None:
     """Warn of a DataLoader with its default ``batch_size`` over a dataset that makes batches."""
-    if _gives_batches(dataset) and _first_time(dataset, _TWICE) and batch_size == 1:
-        _warn_of_batches_twice()
+    if batch_size == 1:
+        _warn_of_batches_twice(dataset)
 
 
 def warn_of_batches_in_torch(dataset: DataPipeline, depth: int) -> None:
     """Warn likewise where torch's own DataLoader iterates ``dataset``, ``depth`` frames up: only there it shows."""
-    if not _gives_batches(dataset) or world.place().worker:
-        return
     caller = sys._getframe(depth + 1).f_locals.get("self")
     collates = type(caller).__module__.startswith("torch.utils.data.") and getattr(caller, "auto_collation", False)
-    if collates and _first_time(dataset, _TWICE):
-        _warn_of_batches_twice()
+    if collates and not world.place().worker:
+        _warn_of_batches_twice(dataset)
 
 
-def _warn_of_batches_twice() -> None:
-    warn(
-        "the dataset makes batches (.batched), and the DataLoader makes batches of them again: pass batch_size=None to "
-        "the loader, or leave .batched out"
-    )
+def _warn_of_batches_twice(dataset: Any) -> None:
+    if _gives_batches(dataset) and _first_time(dataset, _TWICE):
+        warn(
+            "the dataset makes batches (.batched), and the DataLoader makes batches of them again: pass batch_size=None"
+            " to the loader, or leave .batched out"
+        )
 
 
 def _gives_batches(dataset: Any) -> bool:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import math
-import operator
 import random
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from wds_async import world
 from wds_async.errors import ConfigError
+from wds_async.pipeline import Composite
 
 __all__ = [
     "Mix",
@@ -71,7 +70,7 @@ def random_samples(
     """Items of ``sources``, each from one drawn with its probability (``probs``, in any scale; None: all alike).
 
     Ends with the first source that ends; with ``longest`` the others go on, in the proportions among them, until the
-    last has ended. ``endless`` are numbers of sources that nobody waits for: the mix is over once all others have
+    last has ended. ``endless`` are numbers of sources that are not waited for: the mix is over once all others have
     ended. One ``rng.random()`` is taken for each draw; without ``rng``, one ``random.random()``.
     """
     left = [iter(source) for source in sources]
@@ -94,11 +93,14 @@ def random_samples(
             return
 
 
-class Mix(world.TorchDataset):
-    """What the mixes have in common: iterators that are closed with the mix, and calls that reach all datasets."""
+class Mix(world.TorchDataset, Composite):
+    """Base of the mixes: iterators are closed with the mix, and calls reach all datasets."""
 
     def __init__(self, datasets: Sequence[Any]) -> None:
         self.datasets = datasets
+
+    def _parts(self) -> Sequence[Any]:
+        return self.datasets
 
     def mixed(self, sources: list[Iterator[Any]]) -> Iterator[Any]:
         """The items of ``sources``, in this mix's order."""
@@ -112,35 +114,11 @@ class Mix(world.TorchDataset):
             sources = []
             for dataset in datasets:
                 source = iter(dataset)
-                # An iterator that was handed in is its owner's: he may go on with it.
+                # An iterator that was handed in is its owner's, who may go on with it.
                 if source is not dataset and callable(close := getattr(source, "close", None)):
                     stack.callback(close)
                 sources.append(source)
             yield from self.mixed(sources)
-
-    def _call(self, method: str, *args: Any) -> list[Any]:
-        found: list[Callable[..., Any] | None] = [getattr(dataset, method, None) for dataset in self.datasets]
-        return [f(*args) for f in found if callable(f)]
-
-    def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration that of ``epoch``, in every dataset that counts epochs."""
-        self._call("set_epoch", epoch)
-
-    def statistics(self) -> Any:
-        """The sum of what the datasets read so far, as a `transfer.stats.Stats`; None where none of them reads."""
-        return self._sum("statistics")
-
-    def traffic(self) -> Any:
-        """What they asked of each origin, as a `transfer.traffic.Traffic`; None where none of them reads."""
-        return self._sum("traffic")
-
-    def _sum(self, method: str) -> Any:
-        found = [one for one in self._call(method) if one is not None]
-        return functools.reduce(operator.add, found) if found else None
-
-    def close(self) -> None:
-        """Close every dataset that can be closed. Idempotent."""
-        self._call("close")
 
 
 class RoundRobin(Mix):
@@ -154,7 +132,6 @@ class RoundRobin(Mix):
         self.longest = longest
 
     def mixed(self, sources: list[Iterator[Any]]) -> Iterator[Any]:
-        """In turn."""
         return round_robin_longest(*sources) if self.longest else round_robin_shortest(*sources)
 
 
@@ -182,7 +159,5 @@ class RandomMix(Mix):
         self.seed = seed
 
     def mixed(self, sources: list[Iterator[Any]]) -> Iterator[Any]:
-        """Drawn by weight."""
-        return random_samples(
-            sources, self.probs, self.longest, rng=None if self.seed is None else random.Random(self.seed)
-        )
+        rng = None if self.seed is None else random.Random(self.seed)
+        return random_samples(sources, self.probs, self.longest, rng=rng)

@@ -13,7 +13,7 @@ import itertools
 import operator
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -24,9 +24,10 @@ from wds_async.handlers import Recorder, check_handler, reraise_exception
 from wds_async.tracebacks import Shortened, shortened, warn
 
 if TYPE_CHECKING:
-    from wds_async.observe.ledger import EpochLog, Ledger, Ledgers
+    from wds_async.observe.ledger import Ledger, Ledgers
 
 __all__ = [
+    "Composite",
     "DataPipeline",
     "FilterFunction",
     "Inheriting",
@@ -34,6 +35,7 @@ __all__ = [
     "RestCurried",
     "Sourced",
     "Traits",
+    "bound_arguments",
     "pipelinefilter",
     "stage_maker",
     "stage_of",
@@ -42,27 +44,21 @@ __all__ = [
 ]
 
 _ANY_ARGUMENTS = inspect.signature(lambda source, *args, **kw: None)
+"""The signature of built-in functions that have none."""
 _Maker = TypeVar("_Maker", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """Facts that a filter declares of itself where it is defined, for `len`, warnings and the epoch's log."""
+    """Facts that a filter declares where it is defined, for `len`, warnings and the epoch's log."""
 
-    one_to_one: bool = False
-    """One item comes out for each that comes in, unless a handler drops some."""
-    same_items: bool = False
-    """The items that come out are those that came in."""
-    handler: str = ""
-    """The argument whose decisions on samples that raise are noted in the ledger; "" where there is none."""
-    count: Callable[..., int] | None = None
-    """``count(n, *args, **kw)``: the items that come out for ``n`` that come in."""
-    batches: Callable[..., int | None] | None = None
-    """``batches(n, *args, **kw)``: the samples in the batches made of ``n``; None where that is not known."""
-    takes_batches: bool = False
-    """Batches come in and single samples come out."""
-    cuts: bool = False
-    """The number of items may be bounded here, so that ranks have as many as each other."""
+    one_to_one: bool = False  # one item comes out for each that comes in, unless a handler drops some
+    same_items: bool = False  # the items that come out are those that came in
+    handler: str = ""  # the argument whose decisions on samples that raise are noted in the ledger
+    count: Callable[..., int] | None = None  # (n, *args, **kw): the items that come out for n that come in
+    batches: Callable[..., int | None] | None = None  # likewise the samples in the batches; None: not known
+    takes_batches: bool = False  # batches come in and single samples come out
+    cuts: bool = False  # the number of items may be bounded here, so that ranks have as many as each other
 
 
 def traits_of(stage: Any) -> Traits | None:
@@ -77,7 +73,7 @@ class PipelineStage:
     """Base for users' own stages that keep state: give them ``run(self, source)`` returning an iterator."""
 
     def run(self, *args: Any, **kw: Any) -> Iterable[Any]:
-        """Turn the source into this stage's output."""
+        """Return this stage's output over the source."""
         raise NotImplementedError(f"{type(self).__name__} is a stage without run(self, source)")
 
 
@@ -90,7 +86,6 @@ class FilterFunction:
         self.kw = kw
 
     def __call__(self, source: Iterable[Any]) -> Any:
-        """The stage's output over ``source``."""
         return self.f(source, *self.args, **self.kw)
 
     run = __call__
@@ -101,8 +96,7 @@ class FilterFunction:
     def __getstate__(self) -> dict[str, Any]:
         # Decorating with pipelinefilter leaves the stage maker under the function's name, where pickle looks
         # for the function: so the maker is stored in its place.
-        module = packages.loaded(getattr(self.f, "__module__", None) or "")
-        named = getattr(module, getattr(self.f, "__qualname__", ""), None)
+        named = _under_its_name(self.f)
         decorated = isinstance(named, RestCurried) and named.f is self.f
         return {**self.__dict__, "f": named} if decorated else self.__dict__
 
@@ -110,6 +104,12 @@ class FilterFunction:
         self.__dict__.update(state)
         if isinstance(self.f, RestCurried):
             self.f = self.f.f
+
+
+def _under_its_name(f: Any) -> Any:
+    """The object that pickle finds in the place of ``f``."""
+    module = packages.loaded(getattr(f, "__module__", None) or "")
+    return getattr(module, getattr(f, "__qualname__", ""), None)
 
 
 def _check_handler(stage: str, argument: str, value: Any) -> Any:
@@ -137,7 +137,7 @@ class RestCurried:
         name = getattr(self.f, "__name__", "stage").lstrip("_")
         try:
             signature = inspect.signature(self.f)
-        except ValueError:  # of some built-in functions
+        except ValueError:
             signature = _ANY_ARGUMENTS
         try:
             signature.bind(None, *args, **kw)
@@ -159,9 +159,8 @@ class RestCurried:
 
     def __reduce__(self) -> Any:
         # By name where the decorated name is this object, else by the function it wraps.
-        module = packages.loaded(getattr(self, "__module__", None) or "")
         name = getattr(self, "__qualname__", "")
-        return name if getattr(module, name, None) is self else (pipelinefilter, (self.f, self.checks))
+        return name if _under_its_name(self) is self else (pipelinefilter, (self.f, self.checks))
 
 
 def pipelinefilter(
@@ -170,7 +169,7 @@ def pipelinefilter(
     """Make stages of ``f(source, *args, **kw)``: the result takes all arguments but the source.
 
     ``checks`` are functions by the name of an argument, called where a stage is made (see `arguments.Check`).
-    ``traits`` is what is known of the stage before it runs; `traits_of` finds it again.
+    ``traits`` are facts about the stage, for `traits_of`.
 
     >>> double = pipelinefilter(lambda source, by: (by * x for x in source))
     >>> list(DataPipeline([1, 2], double(2)))
@@ -186,15 +185,13 @@ def stage_maker(f: _Maker) -> _Maker:
 
 
 def stage_of(f: Any, *args: Any, **kw: Any) -> Any:
-    """The stage that ``f`` with these arguments is.
+    """Return the stage of ``f`` and its arguments.
 
     A filter of ours (``wds.shuffle, 100``), a `stage_maker` and a class of stages (``wds.DBCache, "x.db", 1000``) are
     called with the arguments; a function gets the source before them (``add_noise, noise=0.02``). A class with
     ``source_`` is a dataset that takes its source that way. Raises ConfigError for what cannot be called.
     """
-    if isinstance(f, RestCurried):
-        return f(*args, **kw)
-    if _makes_stages(f):
+    if isinstance(f, RestCurried) or _makes_stages(f):
         made = f(*args, **kw)
         return made if hasattr(made, "run") else Sourced(made)
     if hasattr(f, "run") and not args and not kw:
@@ -205,8 +202,8 @@ def stage_of(f: Any, *args: Any, **kw: Any) -> Any:
 
 
 def stages_of(*stages: Any, **kw: Any) -> list[Any]:
-    """What ``compose(*stages)`` means: these, or one stage that is written with its arguments behind it, as a class
-    of stages is, and a function with an argument that is no stage itself (``compose(DBCache, "x.db", 1000)``)."""
+    """Return the stages of ``compose(*stages)``: these, or the one of a class of stages, or of a function with an
+    argument that is no stage, written with its arguments behind it (``compose(DBCache, "x.db", 1000)``)."""
     arguments = any(not callable(stage) and not hasattr(stage, "run") for stage in stages[1:])
     return [stage_of(*stages, **kw)] if kw or arguments or _makes_stages(*stages[:1]) else list(stages)
 
@@ -231,8 +228,8 @@ class Sourced(PipelineStage):
 
 
 class Inheriting:
-    """Base of what is pickled for DataLoader workers: a spawned one is told of its parent what it cannot find out,
-    the rank (it has no process group) and that security is enforced."""
+    """Base of what is pickled for DataLoader workers: a spawned one inherits the rank (it has no process group) and
+    that security is enforced."""
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
@@ -249,7 +246,50 @@ class Inheriting:
         self.__dict__.update(state)
 
 
-class DataPipeline(world.TorchDataset, Inheriting):
+class Composite:
+    """Base of what is made of stages or datasets: calls that reach those of them that have the method."""
+
+    def _parts(self) -> Sequence[Any]:
+        raise NotImplementedError
+
+    def _call(self, method: str, *args: Any) -> list[Any]:
+        holders = [holder for part in self._parts() for holder in _holders(part, method)]
+        return [getattr(holder, method)(*args) for holder in holders]
+
+    def _sum(self, method: str) -> Any:
+        numbers = [one for one in self._call(method) if one is not None]
+        return functools.reduce(operator.add, numbers) if numbers else None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration that of ``epoch``, wherever shards are shuffled or resampled."""
+        self._call("set_epoch", epoch)
+
+    def statistics(self) -> Any:
+        """What the shard readers did so far, in this process and its DataLoader workers, as a `transfer.stats.Stats`.
+        None where nothing reads shards."""
+        return self._sum("statistics")
+
+    def traffic(self) -> Any:
+        """What they asked of each origin, as a `transfer.traffic.Traffic`, likewise; of workers a second old."""
+        return self._sum("traffic")
+
+    def close(self) -> None:
+        """Close all that can be closed. Idempotent."""
+        for part in self._parts():
+            if callable(close := getattr(part, "close", None)):
+                close()
+
+
+def _holders(thing: Any, method: str, depth: int = 8) -> list[Any]:
+    """``thing`` where it has ``method``, else those that have among the datasets in it, as in a DataLoader."""
+    if hasattr(thing, method):
+        return [thing]
+    datasets = getattr(thing, "datasets", None)
+    within = datasets if isinstance(datasets, list | tuple) else [getattr(thing, "dataset", None)]
+    return [holder for one in within if depth and one is not None for holder in _holders(one, method, depth - 1)]
+
+
+class DataPipeline(world.TorchDataset, Composite, Inheriting):
     """Stages one after another, as an iterable that can be run many times.
 
     ``None`` among the stages is skipped and a list is taken for several stages, but one of dicts (``{"url": …}``) for
@@ -275,10 +315,8 @@ class DataPipeline(world.TorchDataset, Inheriting):
                 self.pipeline.append(stage)
 
     def invoke(self, f: Any, *args: Any, **kwargs: Any) -> Any:
-        """The output of stage ``f`` over the source, or of the first stage where no source is given.
-
-        Raises ConfigError for an object that is no stage.
-        """
+        """Return the output of stage ``f`` over the source; of the first stage, without one. ConfigError for an object
+        that is no stage."""
         _check_stage(f, first=not args)
         if not args and hasattr(f, "__iter__") and not isinstance(f, type):
             return iter(f)
@@ -291,9 +329,8 @@ class DataPipeline(world.TorchDataset, Inheriting):
         if not self.pipeline:
             raise ConfigError("a pipeline without stages cannot be iterated; append a source first")
         source = self.invoke(self.pipeline[0])
-        recorders = _Recorders(self.pipeline)
-        for stage in self.pipeline[1:]:
-            source = self.invoke(recorders.noting(stage), source)
+        for stage in _noting(self.pipeline):
+            source = self.invoke(stage, source)
         return iter(source)
 
     def iterator(self) -> Iterator[Any]:
@@ -328,27 +365,21 @@ class DataPipeline(world.TorchDataset, Inheriting):
         """A new pipeline of the same class with ``stages`` added.
 
         The earlier stages are shared, but for those that count epochs (`detshuffle`, `ResampledShards`, mixes): each
-        pipeline counts its own, and `set_epoch` of this one reaches the new one.
-
-        One stage may be written with its arguments: ``compose(DBCache, "x.db", 1000)`` (see `stages_of`).
+        pipeline counts its own, and `set_epoch` of this one reaches the new one. One stage may be written with its
+        arguments: ``compose(DBCache, "x.db", 1000)``.
         """
-        result = copy.copy(self)
-        own = [stage.apart() if hasattr(stage, "apart") else stage for stage in self.pipeline]
-        added = stages_of(*stages, **kw)
-        for number, stage in enumerate(added, len(own)):
+        result, added = copy.copy(self), stages_of(*stages, **kw)
+        for number, stage in enumerate(added, len(self.pipeline)):
             _check_stage(stage, first=number == 0)
-        result.pipeline = [*own, *added]
+        result.pipeline = [*(s.apart() if hasattr(s, "apart") else s for s in self.pipeline), *added]
         return result
 
     def with_epoch(self, nsamples: int = -1, nbatches: int = -1) -> Self:
         """End each iteration after ``nsamples`` items (samples, or batches after `batched`), starting the source
         again when it ends earlier. Changes this object and returns it.
 
-        On a dataset the count is that of each worker; on a `WebLoader` it is what comes out of it, of all workers
-        together. A number below 1 sets no end: the iteration goes on for ever, so see to it that
-        ``total // (batch * world_size)`` is not 0.
-
-        A shard that is partly read when an epoch ends is read from its start in a later one.
+        On a dataset each worker counts for itself; a `WebLoader` counts what comes out of it. A number below 1 sets no
+        end. A shard that is partly read when an epoch ends is read from its start in a later one.
         """
         samples = check_size("with_epoch", "nsamples", nsamples)
         self.nsamples = max(samples, check_size("with_epoch", "nbatches", nbatches))
@@ -369,16 +400,15 @@ class DataPipeline(world.TorchDataset, Inheriting):
         return self
 
     def with_length(self, n: int | None, silent: bool = False) -> Self:
-        """Make ``len`` give ``n``, for loaders and progress bars that ask. It does not change how many samples there
-        are, and a warning says so unless ``silent``. None: no length. Changes this object and returns it."""
-        size = None if n is None else check_size("with_length", "n", n, at_least=0)
+        """Make ``len`` give ``n`` (None: no length), for loaders and progress bars. It does not change how many samples
+        there are, and a warning says so unless ``silent``. Changes this object and returns it."""
+        self.size = None if n is None else check_size("with_length", "n", n, at_least=0)
         if not silent:
             warnings.warn(
                 f"with_length({n}) changes what len() says, not how many samples come; with_length(n, silent=True) if "
                 "that is meant, with_epoch(n) for epochs of that length",
                 stacklevel=2,
             )
-        self.size = size
         return self
 
     def __len__(self) -> int:
@@ -414,23 +444,9 @@ class DataPipeline(world.TorchDataset, Inheriting):
         Call it before the epoch's ``iter(loader)``; it reaches the pipelines that were made of this one and the loaders
         built on them, and the workers, persistent ones included. A loader whose dataset counts no epochs is warned of.
         """
-        for stage in (holders := self._holders("set_epoch")):
-            stage.set_epoch(epoch)
-        if not holders and (kinds := [type(s.dataset).__name__ for s in self.pipeline if hasattr(s, "dataset")]):
+        reached = self._call("set_epoch", epoch)
+        if not reached and (kinds := [type(s.dataset).__name__ for s in self.pipeline if hasattr(s, "dataset")]):
             warn(f"set_epoch({epoch}) reaches nothing: the loader's dataset is a {kinds[0]}, which has no set_epoch")
-
-    def statistics(self) -> Any:
-        """What the shard readers of this pipeline did so far, in this process and its DataLoader workers, as a
-        `transfer.stats.Stats`. None where no stage reads shards."""
-        return self._sum("statistics")
-
-    def traffic(self) -> Any:
-        """What they asked of each origin, as a `transfer.traffic.Traffic`, likewise; of workers a second old."""
-        return self._sum("traffic")
-
-    def _sum(self, method: str) -> Any:
-        found = [one for stage in self._holders(method) if (one := getattr(stage, method)()) is not None]
-        return functools.reduce(operator.add, found) if found else None
 
     @property
     def ledger(self) -> Ledger | Ledgers:
@@ -440,31 +456,19 @@ class DataPipeline(world.TorchDataset, Inheriting):
 
         return ledger_of(self.pipeline)
 
-    def _holders(self, method: str) -> list[Any]:
-        """The stages that offer ``method``; for a DataLoader, its dataset, or what that is made of."""
-        return [holder for stage in self.pipeline for holder in _holders_in(stage, method)]
+    def _parts(self) -> Sequence[Any]:
+        return self.pipeline
 
     def close(self) -> None:
         """Close every stage that can be closed, iterators that are still open included. Idempotent."""
         self.closed = True
-        for stage in self.pipeline:
-            if callable(close := getattr(stage, "close", None)):
-                close()
+        super().close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def _holders_in(thing: Any, method: str, depth: int = 8) -> list[Any]:
-    """``thing`` where it has ``method``, else those that have among the datasets in it."""
-    if hasattr(thing, method):
-        return [thing]
-    datasets = getattr(thing, "datasets", None)
-    within = datasets if isinstance(datasets, list | tuple) else [getattr(thing, "dataset", None)]
-    return [holder for one in within if depth and one is not None for holder in _holders_in(one, method, depth - 1)]
 
 
 def _check_stage(f: Any, first: bool) -> None:
@@ -481,7 +485,7 @@ def _check_stage(f: Any, first: bool) -> None:
 
 
 def _shortening(items: Iterator[Any]) -> Iterator[Any]:
-    """``items``, whose errors leave by `shortened`: the one place that everything iterated passes last."""
+    """``items``, whose errors leave by `shortened`."""
     try:
         yield from items
     except Exception as exn:
@@ -502,37 +506,33 @@ def _name_of(stage: Any) -> str:
     return str(getattr(function, "__name__", type(function).__name__)).lstrip("_")
 
 
-class _Recorders:
-    """Gives our own filters a handler that notes in the readers' ledger what it lets pass."""
+def _noting(pipeline: list[Any]) -> Iterator[Any]:
+    """The stages behind the first, ours with a handler that notes in the readers' ledger what it lets pass."""
+    from wds_async.observe.ledger import ledgers_of  # noqa: PLC0415 (the engine)
 
-    def __init__(self, pipeline: list[Any]) -> None:
-        self._pipeline = pipeline
-        self._pass: EpochLog | None = None
-        self._in_one = 1  # samples in an item: more behind `batched`
-
-    def noting(self, stage: Any) -> Any:
-        """``stage`` itself, or one that notes."""
-        from wds_async.observe.ledger import ledgers_of  # noqa: PLC0415 (the engine)
-
+    log, in_one = None, 1  # samples in an item: more behind `batched`
+    for stage in pipeline[1:]:
         traits = traits_of(stage) if type(stage) is FilterFunction else None
-        if traits is None:
-            return stage  # what users write asks handlers of its own
-        try:
-            bound = inspect.signature(stage.f).bind(None, *stage.args, **stage.kw)
-        except TypeError:
-            return stage  # raised when it is called
+        bound = None if traits is None else bound_arguments(stage)
+        if traits is None or bound is None:
+            yield stage
+            continue
         if traits.batches or traits.takes_batches:
             bound.apply_defaults()
-            self._in_one = bound.arguments.get("batchsize", 1)
+            in_one = bound.arguments.get("batchsize", 1)
         handler = bound.arguments.get(traits.handler)
-        if handler is None or handler is reraise_exception:
-            return stage
-        if self._pass is None:
-            ledgers = ledgers_of(self._pipeline)
-            if not ledgers:
-                return stage
-            self._pass = ledgers[0].current()
-        name = stage.f.__name__.lstrip("_")
-        note = functools.partial(self._pass.note_sample, name, self._in_one)
-        bound.arguments[traits.handler] = Recorder(handler, note)
-        return FilterFunction(stage.f, *bound.args[1:], **bound.kwargs)
+        if handler not in (None, reraise_exception) and (ledgers := ledgers_of(pipeline)):
+            log = log or ledgers[0].current()
+            note = functools.partial(log.note_sample, stage.f.__name__.lstrip("_"), in_one)
+            bound.arguments[traits.handler] = Recorder(handler, note)
+            yield FilterFunction(stage.f, *bound.args[1:], **bound.kwargs)
+        else:
+            yield stage
+
+
+def bound_arguments(stage: FilterFunction) -> inspect.BoundArguments | None:
+    """The arguments of a filter's stage by their names; None where they do not fit, which raises when it runs."""
+    try:
+        return inspect.signature(stage.f).bind(None, *stage.args, **stage.kw)
+    except TypeError:
+        return None

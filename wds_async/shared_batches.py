@@ -1,11 +1,9 @@
 """The hand-over of batches from DataLoader workers to their parent, through shared memory that is used again.
 
-torch's queue sends bytes and numpy arrays through a pipe, in 64 KiB steps, and puts each tensor into fresh shared
-memory, which the kernel has to clear page by page. Here a worker copies the large buffers of a batch into a slot, a
-block of memory that it keeps, and sends only where they lie. In the parent arrays and tensors are views of the slot,
-which is free again when the last of them has gone; bytes are copied out.
-
-It is a ``collate_fn`` around another: what it gives in a worker becomes the batch itself when it is unpickled.
+torch's queue sends bytes and numpy arrays through a pipe, and puts each tensor into fresh shared memory, which the
+kernel has to clear. Here a worker copies the large buffers of a batch into a slot, a block of memory that it keeps, and
+sends only their places. In the parent arrays and tensors are views of the slot, which is free again when the last of
+them has gone; bytes are copied out.
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ import os
 import pickle
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -27,20 +26,17 @@ from wds_async import packages, world
 
 __all__ = ["Handover", "possible", "sweep"]
 
-_BUFFER_BYTES = 4096
-"""Smaller values go through the queue: finding them costs more than sending them."""
-_BATCH_BYTES = 65536
-"""So do batches whose large buffers are together smaller than this."""
-_SLOTS = 8
-"""Of a worker: those in the queue (``prefetch_factor``, 2) and those whose arrays the program still holds."""
+_BUFFER_BYTES = 4096  # smaller values go through the queue: finding them costs more than sending them
+_BATCH_BYTES = 65536  # so do batches whose large buffers are together smaller than this
+_SLOTS = 8  # of a worker: those in the queue (``prefetch_factor``, 2) and those whose arrays the program still holds
 _ALIGNMENT = 64
 _FREE, _TAKEN = 0, 1
+# All pages at once take half of the time that they take one by one, when they are first written to.
 _FLAGS = getattr(mmap, "MAP_SHARED", 0) | getattr(mmap, "MAP_POPULATE", 0)
-"""All pages at once take half of the time that they take one by one, when they are first written to."""
 _KEPT_BYTES = 24 << 20
 
 Token = tuple[int, int, int, int]
-"""Process, descriptor, a number that no other slot has, and size: what the parent needs to find a slot."""
+"""A slot's place for the parent: process, descriptor, a number that no other slot has, and size."""
 
 
 def possible() -> bool:
@@ -58,14 +54,13 @@ def possible() -> bool:
     return True
 
 
+@dataclass
 class Handover:
-    """``collate_fn``s result, packed where it is made in a DataLoader worker; as it is elsewhere."""
+    """``collate_fn`` around another, whose batches it packs in a DataLoader worker; unpickling them gives the batch."""
 
-    def __init__(self, collate_fn: Callable[[Any], Any]) -> None:
-        self.collate_fn = collate_fn
+    collate_fn: Callable[[Any], Any]
 
     def __call__(self, data: Any) -> Any:
-        """The batch, or its `_Packed` form."""
         batch = self.collate_fn(data)
         return batch if world.torch_worker() is None else _pack(batch)
 
@@ -129,22 +124,22 @@ class _BatchPickler(pickle.Pickler):
         self.dispatch_table = ForkingPickler(io.BytesIO()).dispatch_table
 
     def reducer_override(self, obj: Any) -> Any:
-        """Plain tensors in this machine's memory, as their bytes."""
+        """Reduce plain tensors in this machine's memory to their bytes."""
         torch = packages.loaded("torch")
         if type(obj) is not torch.Tensor or obj.nbytes < _BUFFER_BYTES or obj.requires_grad:
             return NotImplemented
-        if obj.device.type != "cpu" or obj.layout != torch.strided or not obj.is_contiguous() or obj.is_quantized:
+        if obj.device.type != "cpu" or obj.layout != torch.strided or not obj.is_contiguous():
             return NotImplemented
-        if obj.is_conj() or obj.is_neg():
+        if obj.is_quantized or obj.is_conj() or obj.is_neg():
             return NotImplemented
         return _tensor, (pickle.PickleBuffer(obj.view(-1).view(torch.uint8).numpy()), obj.dtype, tuple(obj.shape))
 
 
+@dataclass
 class _Bytes:
     """bytes whose content goes to ``buffer_callback``, which pickle's own way for them does not do."""
 
-    def __init__(self, data: bytes) -> None:
-        self.data = data
+    data: bytes
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return bytes, (pickle.PickleBuffer(self.data),)
@@ -177,41 +172,41 @@ def _pack(batch: Any) -> _Packed:
 
     _BatchPickler(stream, out_of_band).dump(_marked(batch))
     raws = [buffer.raw() for buffer in buffers]
-    ends = list(itertools.accumulate((_aligned(raw.nbytes) for raw in raws), initial=_ALIGNMENT))
+    aligned = (-(-raw.nbytes // _ALIGNMENT) * _ALIGNMENT for raw in raws)
+    ends = list(itertools.accumulate(aligned, initial=_ALIGNMENT))
     slot = _take(ends[-1]) if ends[-1] >= _BATCH_BYTES else None
     if slot is None:
         return _Packed(stream.getvalue(), None, [bytearray(raw) for raw in raws])
+    places = [(start, raw.nbytes) for start, raw in zip(ends, raws, strict=False)]
     with memoryview(slot.memory) as memory:
-        for start, raw in zip(ends, raws, strict=False):
-            memory[start : start + raw.nbytes] = raw
-    return _Packed(stream.getvalue(), slot.token, [(at, raw.nbytes) for at, raw in zip(ends, raws, strict=False)])
+        for (start, size), raw in zip(places, raws, strict=True):
+            memory[start : start + size] = raw
+    return _Packed(stream.getvalue(), slot.token, places)
 
 
 def _keep_memory() -> None:
-    """Let the memory of one batch's values be there for the next one's: glibc gives back what is free at the end of
-    its heap, so that the kernel has to clear it anew, until a block of this size was freed once (mallopt(3))."""
+    """Keep the memory of one batch's values for the next one's: glibc gives back the free end of its heap until a block
+    of this size was freed once (mallopt(3))."""
     bytes(_KEPT_BYTES)
 
 
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
-
-
+@dataclass
 class _Packed:
     """A batch on its way; unpickling it gives the batch."""
 
-    def __init__(self, stream: bytes, token: Token | None, buffers: list[Any]) -> None:
-        self.parts = stream, token, buffers
+    stream: bytes
+    token: Token | None
+    buffers: list[Any]
 
     def __reduce__(self) -> Any:
-        return _unpack, self.parts
+        return _unpack, (self.stream, self.token, self.buffers)
 
 
 # ------------------------------------------------------------------ in the parent
 
 
 _mapped: dict[tuple[int, int], tuple[int, mmap.mmap]] = {}
-"""What is mapped of which worker's descriptor, with the number of the slot."""
+"""The number of the slot and its memory, by the worker's process and descriptor."""
 
 
 def _unpack(stream: bytes, token: Token | None, buffers: list[Any]) -> Any:
@@ -227,8 +222,8 @@ def _unpack(stream: bytes, token: Token | None, buffers: list[Any]) -> Any:
 
 def _map(token: Token) -> mmap.mmap:
     pid, fd, number, size = token
-    known, memory = _mapped.get((pid, fd), (None, None))
-    if memory is None or known != number:
+    mapped_number, memory = _mapped.get((pid, fd), (None, None))
+    if memory is None or mapped_number != number:
         if not _mapped:
             _keep_memory()
         sweep()
@@ -242,13 +237,13 @@ def _map(token: Token) -> mmap.mmap:
 
 
 def sweep() -> None:
-    """Forget the memory of workers that have ended; what the program still refers to stays."""
+    """Forget the memory of workers that have ended, but for that which the program still refers to."""
     for pid, fd in [key for key in _mapped if not os.path.exists(f"/proc/{key[0]}")]:
         del _mapped[pid, fd]
 
 
 def _release(memory: mmap.mmap, pid: int) -> None:
-    """Nothing refers to the slot any more, in this process: a forked child has no say."""
+    """Free a slot that nothing refers to any more, in the process that mapped it and not in a forked child."""
     if os.getpid() == pid:
         memory[0] = _FREE
 

@@ -118,9 +118,6 @@ SIGNATURES = {
     **dict.fromkeys(
         (
             "compat.FluidInterface.extract_keys(kw)",
-            "compat.FluidInterface.lmdb_cached(args)",
-            "compat.FluidInterface.lmdb_cached(fname)",
-            "compat.FluidInterface.lmdb_cached(kw)",
             "compat.FluidInterface.select(kw)",
             "compat.FluidInterface.shuffle(kw)",
             "compat.FluidInterface.to_tuple(kw)",

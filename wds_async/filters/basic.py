@@ -184,22 +184,30 @@ log_keys = pipelinefilter(
 def _decode(
     data: Iterable[Sample],
     *args: Any,
-    handler: Handler = reraise_exception,
-    threads: int = 0,
+    pre: Any = None,
+    post: Any = None,
+    only: Any = None,
+    partial: bool = False,
+    allow_pickle: bool = False,
     min_size: int | None = None,
-    **kw: Any,
+    threads: int = 0,
+    handler: Handler = reraise_exception,
 ) -> Iterator[Sample]:
-    """Decode every field by its extension.
+    """Decode fields by extension; ``args`` are image specifications (``"torchrgb"``) and decoder functions
+    ``f("." + field, data)``, tried in order before the built-in ones (None: not mine).
 
-    ``args`` are decoders ``f("." + field, data)`` (None passes) or image specifications such as ``"torchrgb"``,
-    tried in order before the built-in ones; ``kw`` goes to `autodecode.Decoder`. ``min_size`` decodes the images of
-    specifications at reduced scale (see `images.ImageHandler`). With ``threads`` that many threads decode ahead
-    of the consumer, the order kept (see `parallel.ordered_map`).
+    ``only`` names the fields to decode (default: all), ``partial=True`` lets pass those that are no bytes any more;
+    ``pre`` (decompression unless given) and ``post`` are decoders tried before and after all others. A field that
+    fails is a `DecodingError`, for ``handler``.
+
+    ``min_size`` decodes images at 1/2, 1/4 or 1/8 where both sides stay at least that many pixels, in a fraction
+    of the time. With ``threads`` that many decode ahead, the order kept. ``allow_pickle`` trusts pickled fields of
+    any class: they run code from the data. Raises ValueError at once for an unknown image specification.
     """
     from wds_async import autodecode  # noqa: PLC0415 (pipelines without decoding do not load the decoders)
 
     chosen = [autodecode.imagehandler(a, min_size=min_size) if isinstance(a, str) else a for a in args]
-    decode = autodecode.Decoder(chosen, **kw).decode
+    decode = autodecode.Decoder(chosen, pre, post, only, partial, allow_pickle=allow_pickle).decode
     if threads:
         yield from ordered_map(data, decode, threads, handler, stage="decode")
         return

@@ -39,6 +39,43 @@ class FilterMethods:
         """
         return self.compose(basic.batched(batchsize, collation_fn=collation_fn, partial=partial))
 
+    def decode(
+        self,
+        *args: Any,
+        pre: Any = None,
+        post: Any = None,
+        only: Any = None,
+        partial: bool = False,
+        allow_pickle: bool = False,
+        min_size: int | None = None,
+        threads: int = 0,
+        handler: Handler = reraise_exception,
+    ) -> Self:
+        """Decode fields by extension; ``args`` are image specifications (``"torchrgb"``) and decoder functions
+        ``f("." + field, data)``, tried in order before the built-in ones (None: not mine).
+
+        ``only`` names the fields to decode (default: all), ``partial=True`` lets pass those that are no bytes any more;
+        ``pre`` (decompression unless given) and ``post`` are decoders tried before and after all others. A field that
+        fails is a `DecodingError`, for ``handler``.
+
+        ``min_size`` decodes images at 1/2, 1/4 or 1/8 where both sides stay at least that many pixels, in a fraction
+        of the time. With ``threads`` that many decode ahead, the order kept. ``allow_pickle`` trusts pickled fields of
+        any class: they run code from the data. Raises ValueError at once for an unknown image specification.
+        """
+        return self.compose(
+            basic.decode(
+                *args,
+                pre=pre,
+                post=post,
+                only=only,
+                partial=partial,
+                allow_pickle=allow_pickle,
+                min_size=min_size,
+                threads=threads,
+                handler=handler,
+            )
+        )
+
     def extract_keys(
         self,
         *patterns: Any,

@@ -21,10 +21,9 @@ from wds_async.handlers import Handler, passed, reraise_exception
 from wds_async.legacy.fluent import OlderMethods
 from wds_async.legacy.names import deprecated
 from wds_async.loader import WebLoader
-from wds_async.pipeline import Inheriting, PipelineStage, Traits, pipelinefilter, stage_of, stages_of
+from wds_async.pipeline import Composite, FilterFunction, Inheriting, Traits, pipelinefilter, stage_of, stages_of
 from wds_async.reading.stage import TarStage
 from wds_async.shardlists import lists
-from wds_async.shardlists.lists import split_by_worker
 from wds_async.tracebacks import located
 
 __all__ = [
@@ -82,23 +81,21 @@ class ResizedDataset(Chopped):
 ChoppedDataset = ResizedDataset
 
 
-_TODAY = "DataPipeline(source, f), or .compose(f) of a WebDataset"
-
-
-def _tell_of_subclass(cls: type, base: type) -> None:
-    if base in cls.__bases__ and cls.__module__.partition(".")[0] != __name__.partition(".")[0]:
-        deprecated(base.__name__, "DataPipeline with FluidInterface")
-
-
-class Composable(Inheriting):
-    """Mixin of datasets that take their ``source`` and can be continued. A class that names it as a base warns when
-    it is defined."""
-
-    source: Any = None
+class _Mixin:
+    """Base of the mixins for users' classes. A class that names one as a base warns when it is defined."""
 
     def __init_subclass__(cls, **kw: Any) -> None:
         super().__init_subclass__(**kw)
-        _tell_of_subclass(cls, Composable)
+        if cls.__module__.partition(".")[0] != __name__.partition(".")[0]:
+            for base in cls.__bases__:
+                if _Mixin in base.__bases__:
+                    deprecated(base.__name__, "DataPipeline with FluidInterface")
+
+
+class Composable(Inheriting, _Mixin):
+    """Mixin of datasets that take their ``source`` and can be continued."""
+
+    source: Any = None
 
     def source_(self, source: Any) -> Any:
         """Set the source; returns this object."""
@@ -114,18 +111,11 @@ class Composable(Inheriting):
         arguments are stages, one after another."""
         if args and isinstance(args[0], type) and hasattr(args[0], "source_"):
             return args[0](*args[1:], **kw).source_(self)
-        result: Any = self
-        for stage in stages_of(*args, **kw):
-            result = Chain(result, stage)
-        return result
+        return functools.reduce(Chain, stages_of(*args, **kw), self)
 
 
-class Shorthands(FluidInterface, OlderMethods):
-    """Mixin of today's fluent methods and the older ones. A class that names it as a base warns when it is defined."""
-
-    def __init_subclass__(cls, **kw: Any) -> None:
-        super().__init_subclass__(**kw)
-        _tell_of_subclass(cls, Shorthands)
+class Shorthands(FluidInterface, OlderMethods, _Mixin):
+    """Mixin of today's fluent methods and the older ones."""
 
     def slice(self, *args: Any) -> Any:
         """``itertools.islice`` with these arguments; all without any."""
@@ -136,8 +126,8 @@ class Shorthands(FluidInterface, OlderMethods):
         return FluidWrapper(self).repeat(nepochs or -1, nbatches or -1)
 
     def with_epoch(self, length: int, by_node: bool = False) -> Any:
-        """Iterations of ``length`` items each, which go on where the last one stopped. ``by_node``: a rank's are
-        ``length // world_size``."""
+        """Iterations of ``length`` items each (``by_node``: ``length // world_size``), which go on where the last one
+        stopped."""
         return FluidWrapper(Chopped(self, length // world.place().world_size if by_node else length))
 
     def with_length(self, length: int) -> Any:
@@ -149,7 +139,7 @@ class Shorthands(FluidInterface, OlderMethods):
         return OlderMethods.ddp_equalize(FluidWrapper(self), length, with_length)
 
 
-class Chain(world.TorchDataset, Composable, Shorthands):
+class Chain(world.TorchDataset, Composable, Shorthands, Composite):
     """``source`` run through one ``stage``."""
 
     def __init__(self, source: Any, stage: Any) -> None:
@@ -161,17 +151,8 @@ class Chain(world.TorchDataset, Composable, Shorthands):
             raise ConfigError(f"{type(self).__name__} of {self.stage!r} has no source: call it with one, or source_")
         return iter(getattr(self.stage, "run", self.stage)(iter(self.source)))
 
-    def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration that of ``epoch``, wherever shards are shuffled on the way to here."""
-        for part in (self.source, self.stage):
-            if hasattr(part, "set_epoch"):
-                part.set_epoch(epoch)
-
-    def close(self) -> None:
-        """Close what is open on the way to here."""
-        for part in (self.stage, self.source):
-            if callable(close := getattr(part, "close", None)):
-                close()
+    def _parts(self) -> Sequence[Any]:
+        return self.stage, self.source
 
 
 class Processor(Chain):
@@ -183,12 +164,9 @@ class Processor(Chain):
     """
 
     def __init__(self, *args: Any, _kwa: dict[str, Any] | None = None, **kw: Any) -> None:
-        deprecated("Processor", _TODAY)
-        arguments = list(args)
-        source = None
-        if "source" in kw:
-            source = kw.pop("source")
-        elif arguments and (arguments[0] is None or _is_source(arguments[0])):
+        deprecated("Processor", "DataPipeline(source, f), or .compose(f) of a WebDataset")
+        arguments, source = list(args), kw.pop("source", None)
+        if source is None and arguments and (arguments[0] is None or _is_source(arguments[0])):
             source = arguments.pop(0)
         f = arguments.pop(0) if arguments else kw.pop("f", None)
         if f is None:
@@ -212,17 +190,13 @@ class DBCache(samplecache.SQLiteCache, Composable, Shorthands):
         super().__init__(*args, **kw)
 
 
-logger = logging.getLogger("wds_async")
-
-
 Splitter = Callable[[list[str]], Iterable[str]]
 
 
 class ShardList(world.TorchDataset, Composable):
     """This rank's and worker's shards of ``urls``, as ``{"url": …}``.
 
-    ``shuffle``: True shuffles this worker's shards anew in each iteration; a function shuffles the list of them in
-        place.
+    ``shuffle``: True shuffles this worker's shards anew in each iteration; a function shuffles the list in place.
     ``nodesplitter``, ``splitter``: functions from a list of URLs to the share of this rank (by default all of them;
         True: `split_by_node`) and of this worker (True: `split_by_worker`); None for none.
     ``length``: what ``len`` gives.
@@ -248,12 +222,9 @@ class ShardList(world.TorchDataset, Composable):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         urls = list(self.urls)
         for split in (self.nodesplitter, self.splitter):
-            if callable(split):
-                urls = list(split(urls))
-        if callable(self.shuffle):
-            self.shuffle(urls)
-        elif self.shuffle:
-            random.Random().shuffle(urls)
+            urls = list(split(urls)) if callable(split) else urls
+        if self.shuffle:
+            (self.shuffle if callable(self.shuffle) else random.Random().shuffle)(urls)
         return ({"url": url} for url in urls)
 
     def __len__(self) -> int:
@@ -270,8 +241,7 @@ class PytorchShardList(world.TorchDataset, Composable):
 
     ``epoch_shuffle``: shuffle before splitting, by the number of the epoch, so that shards change hands: that of
     ``WDS_EPOCH`` where it is set, else that of `set_epoch`, each iteration being the next one.
-    ``shuffle``: shuffle this worker's share, differently each time. ``split_by_worker``, ``split_by_node``: whether.
-    Deprecated: ``WebDataset(urls, shardshuffle=n)``.
+    ``shuffle``: shuffle this worker's share, differently each time. Deprecated: ``WebDataset(urls, shardshuffle=n)``.
     """
 
     def __init__(
@@ -287,11 +257,8 @@ class PytorchShardList(world.TorchDataset, Composable):
             "PytorchShardList", "WebDataset(urls, shardshuffle=n), or SimpleShardList with detshuffle and splitters"
         )
         self.urls = lists.expand_source(urls)
-        self.epoch_shuffle = epoch_shuffle
-        self.shuffle = shuffle
-        self.split_by_worker = split_by_worker
-        self.split_by_node = split_by_node
-        self.verbose = verbose
+        self.epoch_shuffle, self.shuffle, self.verbose = epoch_shuffle, shuffle, verbose
+        self.split_by_worker, self.split_by_node = split_by_worker, split_by_node
         self._epoch = world.SharedEpoch()
         self._chosen = False
 
@@ -303,9 +270,9 @@ class PytorchShardList(world.TorchDataset, Composable):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         urls = list(self.urls)
         epoch = self._epoch.next()
-        told = None if self._chosen else config.settings().epoch
+        of_environment = None if self._chosen else config.settings().epoch
         if self.epoch_shuffle:
-            random.Random(epoch if told is None else told).shuffle(urls)
+            random.Random(epoch if of_environment is None else of_environment).shuffle(urls)
         if self.split_by_node:
             urls = list(lists.split_by_node(urls))
         if self.split_by_worker:
@@ -313,7 +280,7 @@ class PytorchShardList(world.TorchDataset, Composable):
         if self.shuffle:
             random.Random().shuffle(urls)
         if self.verbose:
-            logger.warning("PytorchShardList: %d of %d shards", len(urls), len(self.urls))
+            logging.getLogger("wds_async").warning("PytorchShardList: %d of %d shards", len(urls), len(self.urls))
         return ({"url": url} for url in urls)
 
 
@@ -343,43 +310,45 @@ def transformer(transformers: Sequence[Callable[[Any], Any] | None]) -> Callable
 
 def worker_urls(urls: Iterable[Any]) -> list[Any]:
     """This worker's share of ``urls``."""
-    return list(split_by_worker(urls))
+    return list(lists.split_by_worker(urls))
 
 
-class _OnUrls(PipelineStage):
-    """A function from a list of URLs to some of them, as a stage of shards. In place where it gives None."""
-
-    def __init__(self, f: Callable[[list[str]], Iterable[str] | None]) -> None:
-        self.f = f
-
-    def run(self, source: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        urls = [shard["url"] for shard in source]
-        chosen = self.f(urls)
-        return ({"url": url} for url in (urls if chosen is None else chosen))
+def _on_urls(
+    source: Iterable[dict[str, Any]], f: Callable[[list[str]], Iterable[str] | None]
+) -> Iterator[dict[str, Any]]:
+    """The shards of the URLs that ``f`` returns of the list of all; in place where it returns None."""
+    urls = [shard["url"] for shard in source]
+    chosen = f(urls)
+    return ({"url": url} for url in (urls if chosen is None else chosen))
 
 
-class _Opened(PipelineStage):
-    """Shards opened by a user's ``open_fn(url)``, expanded as tars; the engine is not asked."""
+def _members(
+    source: Iterable[dict[str, Any]], open_fn: Callable[[str], Any] | None, handler: Handler
+) -> Iterator[dict[str, Any]]:
+    """The members of shards that are opened by a user's ``open_fn(url)``, expanded as tars without the engine."""
+    from wds_async.reading import parts  # noqa: PLC0415 (few bring an opener of their own)
 
-    def __init__(self, open_fn: Callable[[str], Any] | None, handler: Handler) -> None:
-        self.open_fn = open_fn
-        self.handler = handler
+    opened = parts.url_opener(source, handler=handler) if open_fn is None else _opened(source, open_fn, handler)
+    return iter(parts.tar_file_expander(opened, handler=handler))
 
-    def run(self, source: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        from wds_async.reading import parts as tarparts  # noqa: PLC0415 (few bring an opener of their own)
 
-        opened = tarparts.url_opener(source, handler=self.handler) if self.open_fn is None else self._open(source)
-        return iter(tarparts.tar_file_expander(opened, handler=self.handler))
+def _opened(
+    source: Iterable[dict[str, Any]], open_fn: Callable[[str], Any], handler: Handler
+) -> Iterator[dict[str, Any]]:
+    for shard in source:
+        try:
+            stream = open_fn(shard["url"])
+        except Exception as exn:
+            if handler(exn):
+                continue
+            return
+        yield {**shard, "stream": stream}
 
-    def _open(self, source: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        for shard in source:
-            try:
-                stream = self.open_fn(shard["url"])  # type: ignore[misc]
-            except Exception as exn:
-                if self.handler(exn):
-                    continue
-                return
-            yield {**shard, "stream": stream}
+
+def _grouped(source: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    from wds_async.reading import parts  # noqa: PLC0415 (as above)
+
+    return iter(parts.group_by_keys(source))
 
 
 class Dataset(WebDataset):
@@ -438,14 +407,12 @@ class Dataset(WebDataset):
         self.prepare_for_worker = prepare_for_worker
         at = next(i for i, stage in enumerate(self.pipeline) if isinstance(stage, TarStage))
         if open_fn is not None or initial_pipeline is not None:
-            self.pipeline[at : at + 1] = [
-                _Opened(open_fn, tarhandler or handler),
-                *([_grouped] if initial_pipeline is None else initial_pipeline),
-            ]
+            members = FilterFunction(_members, open_fn, tarhandler or handler)
+            self.pipeline[at : at + 1] = [members, *([_grouped] if initial_pipeline is None else initial_pipeline)]
         if own and split:
-            self.pipeline.insert(at, _OnUrls(chosen))  # type: ignore[arg-type]
+            self.pipeline.insert(at, FilterFunction(_on_urls, chosen))
         if callable(shuffle):
-            self.pipeline.insert(at, _OnUrls(shuffle))
+            self.pipeline.insert(at, FilterFunction(_on_urls, shuffle))
 
     def compose(self, *stages: Any, **kw: Any) -> Any:
         """Add the stages to this object, and return it."""
@@ -456,15 +423,6 @@ class Dataset(WebDataset):
         if callable(self.prepare_for_worker):
             self.prepare_for_worker(self)
         return super().__iter__()
-
-
-def _grouped(source: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    from wds_async.reading import parts as tarparts  # noqa: PLC0415 (as above)
-
-    return iter(tarparts.group_by_keys(source))
-
-
-_MOST_AHEAD = 32  # a tensor that waits takes a file descriptor
 
 
 class MultiDataset(WebLoader):
@@ -483,7 +441,7 @@ class MultiDataset(WebLoader):
         pin_memory: bool = True,
     ) -> None:
         deprecated("MultiDataset", "WebLoader(dataset, num_workers=n, batch_size=None)")
-        ahead = min(max(1, output_size // workers), _MOST_AHEAD) if workers else None
+        ahead = min(max(1, output_size // workers), 32) if workers else None  # a tensor that waits is an open file
         super().__init__(
             dataset, batch_size=None, num_workers=workers, prefetch_factor=ahead, collate_fn=identity, pin_memory=False
         )

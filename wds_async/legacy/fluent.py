@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,11 +35,9 @@ class Equalized(world.TorchDataset):
         left = of_rank // here.num_workers + (here.worker < of_rank % here.num_workers)
         while left:
             before = left
-            for item in self.dataset:
+            for item in itertools.islice(self.dataset, left):
                 yield item
                 left -= 1
-                if not left:
-                    return
             if left == before:
                 raise ConfigError(
                     f"ddp_equalize: worker {here.worker} of rank {here.rank} owes {left} items and gets none; "
