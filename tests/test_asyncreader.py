@@ -165,16 +165,6 @@ def test_the_context_waits_for_the_thread() -> None:
     asyncio.run(main())
 
 
-def test_one_item_without_holding_the_iterator() -> None:
-    source = Source(None)
-
-    async def main() -> None:
-        assert await anext(aiter(AsyncReader(source))) == 0
-        assert await asyncio.to_thread(source.closed.wait, 2)
-
-    asyncio.run(main())
-
-
 def test_a_kept_error_keeps_no_thread() -> None:
     source = Gated()
     kept = []

@@ -8,7 +8,7 @@ import logging
 import pickle
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,9 @@ import pytest
 
 from tests.servers import make_shard
 from wds_async import dataset as dataset_module
-from wds_async import filters, logs, shardlists
+from wds_async import logs, shardlists
 from wds_async.dataset import WebDataset
-from wds_async.errors import ConfigError, ReaderClosed, ShardNotFound, UrlError
-from wds_async.fluid import FluidInterface, FluidWrapper
+from wds_async.errors import ConfigError, ShardNotFound, UrlError
 from wds_async.handlers import ignore_and_continue
 from wds_async.tariterators import TarStage
 
@@ -87,11 +86,6 @@ def test_arguments_that_a_specification_cannot_have(spec: str) -> None:
         WebDataset({"dataset": [{"shards": spec}]}, mode="unlink")
     with pytest.raises(ConfigError, match="orders its shards itself"):
         WebDataset("wds_async.shardlists:SimpleShardList", resampled=True)
-
-
-@pytest.mark.parametrize("shardshuffle", [False, 0])
-def test_no_shard_shuffle(spec: str, shardshuffle: Any) -> None:
-    assert keys(WebDataset(spec, shardshuffle=shardshuffle)) == ALL
 
 
 def test_shard_shuffle_that_says_too_little(spec: str) -> None:
@@ -235,23 +229,6 @@ def test_resampled(spec: str) -> None:
     assert keys(ds) != twice[0]
 
 
-def test_repeat(spec: str) -> None:
-    assert keys(WebDataset(spec, repeat=2)) == ALL * 2
-    assert len(keys(itertools.islice(WebDataset(spec, repeat=True), 1000))) == 1000
-
-
-def test_files_are_selected_and_renamed(spec: str) -> None:
-    ds = WebDataset(spec, select_files=lambda n: n.endswith(".label"), rename_files=lambda n: n.replace("cls", "label"))
-    assert {field for s in ds for field in s if not field.startswith("__")} == {"label"}
-
-
-def test_handler(spec: str) -> None:
-    broken = spec.replace("..7", "..9")
-    with pytest.raises(ShardNotFound, match=r"d-8\.tar"):
-        list(WebDataset(broken))
-    assert keys(WebDataset(broken, handler=ignore_and_continue)) == ALL
-
-
 def test_empty_check(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORKER", "9")
     monkeypatch.setenv("NUM_WORKERS", "10")
@@ -292,86 +269,12 @@ def test_progress(spec: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capt
     assert len(WebDataset(spec).pipeline) == len(WebDataset(spec, progress=False).pipeline) + 1
 
 
-@pytest.mark.parametrize("n", [193, 47])
-def test_with_epoch_gives_exactly_as_many(spec: str, n: int) -> None:
-    ds = WebDataset(spec, shardshuffle=100).shuffle(10).with_epoch(n)
-    for _ in range(10):
-        assert len(keys(ds)) == n
-
-
-def test_context_manager(spec: str) -> None:
-    with WebDataset(spec) as ds:
-        iterator = iter(ds)
-        next(iterator)
-    with pytest.raises(ReaderClosed):
-        iter(ds)
-
-
-def test_pickle(spec: str) -> None:
-    ds = WebDataset(spec, shardshuffle=100).decode().to_tuple("txt", "cls").with_length(48)
-    expected = list(ds)
-    twin = pickle.loads(pickle.dumps(ds))
-    twin.set_epoch(0)
-    assert list(twin) == expected
-    assert len(twin) == 48
-
-
 def test_statistics(spec: str) -> None:
     ds = WebDataset(spec)
     list(ds.shuffle(10).slice(20))
     assert 20 <= ds.statistics().samples <= 48
     assert ds.statistics().bytes > 0
     assert ds.traffic().origins["file"].bytes >= ds.statistics().bytes
-
-
-FLUENT: list[tuple[Callable[[Any], Any], Any]] = [
-    (
-        lambda d: d.batched(4, partial=False),
-        lambda r: len(r) == 12 and r[0]["txt"] == [b"0.0", b"0.1", b"0.2", b"0.3"],
-    ),
-    (lambda d: d.batched(5).unbatched(), lambda r: len(r) == 48 and r[1]["txt"] == b"0.1"),
-    (lambda d: d.listed(5), lambda r: [len(x) for x in r] == [5] * 9 + [3]),
-    (lambda d: d.listed(5, partial=False), lambda r: [len(x) for x in r] == [5] * 9),
-    (lambda d: d.listed(5).unlisted(), lambda r: keys(r) == ALL),
-    (lambda d: d.log_keys(), lambda r: keys(r) == ALL),
-    (lambda d: d.shuffle(10, seed=1), lambda r: sorted(keys(r)) == ALL != keys(r)),
-    (lambda d: d.shuffle(0), lambda r: keys(r) == ALL),
-    (lambda d: d.map(lambda s: s["txt"]), lambda r: r[0] == b"0.0"),
-    (lambda d: d.map_dict(cls=int), lambda r: r[1]["cls"] == 1),
-    (lambda d: d.select(lambda s: s["cls"] == b"1"), lambda r: len(r) == 8),
-    (lambda d: d.to_tuple("npy;txt", "cls"), lambda r: r[7] == (b"1.1", b"1")),
-    (lambda d: d.to_tuple("txt cls").map_tuple(None, int), lambda r: r[7] == (b"1.1", 1)),
-    (lambda d: d.slice(3), lambda r: keys(r) == ALL[:3]),
-    (lambda d: d.rename(text="txt"), lambda r: r[0]["text"] == b"0.0" and "txt" not in r[0]),
-    (lambda d: d.rsample(0.5, seed=1), lambda r: 5 < len(r) < 43),
-    (lambda d: d.rename_keys(text="txt"), lambda r: r[0] == {"__key__": "s0/0", "text": b"0.0"}),
-    (lambda d: d.extract_keys("*.txt"), lambda r: r[0] == (b"0.0",)),
-    (lambda d: d.mcached(), lambda r: keys(r) == ALL),
-    (lambda d: d.compose(filters.slice(2), filters.slice(1)), lambda r: keys(r) == ALL[:1]),
-]
-
-
-@pytest.mark.parametrize(("method", "right"), FLUENT)
-def test_fluent_methods(spec: str, method: Any, right: Any) -> None:
-    ds = WebDataset(spec)
-    more = method(ds)
-    assert type(more) is WebDataset
-    assert right(list(more))
-    assert keys(ds) == ALL
-
-
-def test_fluent_decode(spec: str) -> None:
-    decoded = next(iter(WebDataset(spec).decode()))
-    assert (decoded["cls"], decoded["txt"]) == (0, "0.0")
-    with pytest.raises(ValueError, match=r"(?i)unknown imagespec"):
-        WebDataset(spec).decode("nonsense")
-
-
-def test_fluid_wrapper() -> None:
-    assert list(FluidWrapper([3, 4]).map(str)) == ["3", "4"]
-    assert list(FluidWrapper(range(5)).map(str).batched(2, collation_fn=None)) == [["0", "1"], ["2", "3"], ["4"]]
-    with pytest.raises(NotImplementedError, match="DataPipeline"):
-        FluidInterface().unbatched()
 
 
 def test_check_empty() -> None:

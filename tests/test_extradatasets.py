@@ -16,12 +16,6 @@ from wds_async import extradatasets as extra
 theirs = pytest.importorskip("webdataset")
 
 
-def test_mock() -> None:
-    mock = extra.MockDataset({"a": 1}, 3)
-    assert list(mock) == list(mock) == [{"a": 1}] * 3
-    assert (mock.sample, mock.length) == ({"a": 1}, 3)
-
-
 def test_with_epoch_goes_on_where_the_last_epoch_ended() -> None:
     epochs = extra.with_epoch(range(5), 3)
     assert [list(epochs) for _ in range(4)] == [[0, 1, 2], [3, 4, 0], [1, 2, 3], [4, 0, 1]]

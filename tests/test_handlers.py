@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 import pickle
-import warnings
 
 import pytest
 
 from wds_async import handlers
 
 ERROR = ValueError("shard 7 is bad")
-
-
-def test_reraise_raises_the_same_exception() -> None:
-    with pytest.raises(ValueError, match="shard 7") as caught:
-        handlers.reraise_exception(ERROR)
-    assert caught.value is ERROR
-
-
-@pytest.mark.parametrize(("name", "goes_on"), [("ignore_and_continue", True), ("ignore_and_stop", False)])
-def test_ignoring_is_silent(name: str, goes_on: bool) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert getattr(handlers, name)(ERROR) is goes_on
 
 
 @pytest.mark.parametrize(("name", "goes_on"), [("warn_and_continue", True), ("warn_and_stop", False)])

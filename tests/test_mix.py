@@ -47,14 +47,6 @@ def named(*lengths: int) -> list[list[tuple[int, int]]]:
     return [[(source, i) for i in range(n)] for source, n in enumerate(lengths)]
 
 
-def test_known_orders() -> None:
-    sources = [[2, 2], [1], [3, 3, 3]]
-    assert list(mix.RoundRobin(sources, longest=True)) == [2, 1, 3, 2, 3, 3]
-    assert list(mix.RoundRobin(sources)) == [2, 1, 3, 2]
-    assert list(mix.round_robin_shortest("ab", "c")) == ["a", "c", "b"]
-    assert list(mix.round_robin_longest("ab", "c")) == ["a", "c", "b"]
-
-
 lengths = st.lists(st.integers(0, 9), min_size=1, max_size=12)
 
 

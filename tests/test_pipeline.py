@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import pickle
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +12,8 @@ import pytest
 from wds_async import filters, shardlists, world
 from wds_async.errors import ConfigError, ReaderClosed
 from wds_async.filters import shuffle
-from wds_async.pipeline import DataPipeline, FilterFunction, PipelineStage, Sourced, pipelinefilter, stage_of, stages_of
+from wds_async.pipeline import DataPipeline, FilterFunction, PipelineStage, Sourced, pipelinefilter, stage_of
 from wds_async.reading.records import RecordStage, cbors_to_samples
-from wds_async.samplecache import SQLiteCache
 from wds_async.shardlists import split_by_worker
 from wds_async.tariterators import TarStage, tarfile_to_samples
 
@@ -80,25 +78,6 @@ def test_compose_gives_a_new_pipeline() -> None:
     assert type(more) is DataPipeline
     more.with_epoch(3)
     assert list(base) == [0, 1, 2, 3, 4]
-
-
-@pytest.mark.parametrize("n", [1, 5, 7, 193])
-def test_with_epoch(n: int) -> None:
-    pipeline = DataPipeline(range(47))
-    assert pipeline.with_epoch(n) is pipeline
-    for _ in range(3):
-        assert list(pipeline) == list(itertools.islice(itertools.cycle(range(47)), n))
-
-
-def test_with_epoch_counts_batches() -> None:
-    assert len(list(DataPipeline(range(10), filters.batched(4, collation_fn=None)).with_epoch(nbatches=7))) == 7
-
-
-def test_repeat() -> None:
-    assert list(DataPipeline(range(2)).repeat(3)) == [0, 1] * 3
-    assert list(DataPipeline(range(2)).repeat(3, nbatches=5)) == [0, 1, 0, 1, 0]
-    assert list(DataPipeline(range(2)).repeat(nbatches=5)) == [0, 1, 0, 1, 0]
-    assert list(itertools.islice(DataPipeline(range(2)).repeat(), 101)) == ([0, 1] * 51)[:101]
 
 
 def test_an_empty_source_does_not_repeat_for_ever() -> None:
@@ -271,28 +250,6 @@ def test_stage_of() -> None:
     for nothing in (7, "shuffle", None):
         with pytest.raises(ConfigError, match="no function"):
             stage_of(nothing)
-
-
-def test_stages_of(tmp_path: Path) -> None:
-    """``compose`` takes stages; a stage written with its arguments is one, too."""
-    stages = [split_by_worker, filters.map(str), filters.Cached()]
-    assert stages_of(*stages) == stages
-    assert stages_of() == []
-    (stage,) = stages_of(SQLiteCache, str(tmp_path / "c.db"), 1000)
-    assert isinstance(stage, SQLiteCache)
-    assert (stage.size, list(stage.run([1]))) == (1000, [1])
-    (stage,) = stages_of(filters.Cached)
-    assert isinstance(stage, filters.Cached)
-    (stage,) = stages_of(Doubling, 3)
-    assert list(stage.run([1])) == [3]
-    (stage,) = stages_of(add, 5)
-    assert list(stage([1])) == [6]
-    (stage,) = stages_of(add, n=5)
-    assert list(stage([1])) == [6]
-    (stage,) = stages_of(filters.batched, 2, collation_fn=None)
-    assert list(stage([1])) == [[1]]
-    (stage,) = stages_of(tarfile_to_samples)
-    assert isinstance(stage, TarStage)
 
 
 def test_stages_pickle() -> None:

@@ -53,7 +53,7 @@ def test_what_a_type_checker_sees_is_what_there_is() -> None:
     typed = {f"{node.module}.{alias.name}" for node in block.body for alias in node.names}  # type: ignore[attr-defined]
     homes = wds._HOMES | {home: names for home, names in wds._OLDER_HOMES.items() if home != "legacy.names"}
     named = {f"wds_async.{home}.{name}" for home, names in homes.items() for name in names.split()}
-    assert typed == named | set(wds._ROOMS.values())
+    assert typed == named | {f"wds_async.{room}" for room in wds._ROOMS.values()}
 
 
 def test_star_import() -> None:

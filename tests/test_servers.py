@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import http.client
-import io
-import os
 import signal
 import socket
 import sys
@@ -19,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import leftover_threads
-from tests.servers import BEFORE_HEAD, Nginx, NginxMissing, Origin, Tls, make_shards, png
+from tests.servers import BEFORE_HEAD, Nginx, Origin, Tls, make_shards
 from tests.servers import process as programs
 
 BODY = bytes(range(256)) * 40
@@ -75,20 +72,6 @@ def test_origin_answers_a_range(origin: Origin, data: str, asked: str, first: in
         assert response.read() == BODY[first:end]
 
 
-@pytest.mark.parametrize("asked", ["bytes=9-5", "bytes=0-1,4-5", "lines=1-2", "bytes=-"])
-def test_origin_passes_over_what_is_not_one_range(origin: Origin, data: str, asked: str) -> None:
-    with Client(origin) as client:
-        response = client.get(Range=asked)
-        assert (response.status, response.read()) == (200, BODY)
-
-
-def test_origin_refuses_a_range_beyond_the_end(origin: Origin, data: str) -> None:
-    with Client(origin) as client:
-        response = client.get(Range="bytes=10240-")
-        response.read()
-        assert (response.status, response.headers["Content-Range"]) == (416, "bytes */10240")
-
-
 def test_origin_compares_identities(origin: Origin, data: str) -> None:
     with Client(origin) as client:
         first = client.get()
@@ -140,83 +123,6 @@ def test_a_behaviour_takes_the_requests_it_names(origin: Origin, data: str) -> N
         assert (response.status, len(origin.requests)) == (200, 1)
 
 
-def test_a_probability_is_repeatable() -> None:
-    def statuses() -> list[int]:
-        seen = []
-        with Origin({"/a": b"a"}, seed=7) as origin, Client(origin) as client:
-            origin.behave(status=500, probability=0.5)
-            for _ in range(20):
-                response = client.get("/a")
-                response.read()
-                seen.append(response.status)
-        return seen
-
-    assert statuses() == statuses()
-    assert set(statuses()) == {200, 500}
-
-
-@pytest.mark.parametrize("status", [None, 301, 307, 308])
-def test_origin_redirects(origin: Origin, data: str, status: int | None) -> None:
-    with Origin({"/there": b"arrived"}) as other:
-        origin.behave(redirect=other.url("/there"), status=status)
-        with Client(origin) as client:
-            assert client.get().status == (status or 302)
-        assert urllib.request.urlopen(data, timeout=10).read() == b"arrived"
-
-
-def test_origin_serves_an_error_page_as_success(origin: Origin, data: str) -> None:
-    origin.behave(body=b"<html>please log in</html>")
-    with Client(origin) as client:
-        response = client.get(Range="bytes=3-5")
-        assert (response.status, response.read()) == (200, b"<html>please log in</html>")
-
-
-def test_origin_chunks_and_compresses(origin: Origin, data: str) -> None:
-    origin.behave(times=1, chunked=True)
-    origin.behave(times=1, gzip=True)
-    origin.behave(times=1, ignore_range=True)
-    with Client(origin) as client:
-        chunked = client.get()
-        assert (chunked.headers["Transfer-Encoding"], chunked.headers["Content-Length"]) == ("chunked", None)
-        assert chunked.read() == BODY
-        zipped = client.get(Range="bytes=0-3")
-        assert (zipped.status, zipped.headers["Content-Encoding"]) == (200, "gzip")
-        assert gzip.decompress(zipped.read()) == BODY
-        whole = client.get(Range="bytes=0-3")
-        assert (whole.status, whole.read()) == (200, BODY)
-
-
-def test_origin_lies_about_content(origin: Origin, data: str) -> None:
-    origin.behave(times=1, shift=100)
-    origin.behave(times=1, corrupt_at=2)
-    origin.behave(change_etag=True)
-    with Client(origin) as client:
-        shifted = client.get(Range="bytes=0-9")
-        assert shifted.headers["Content-Range"] == "bytes 100-109/10240"
-        assert shifted.read() == BODY[100:110]
-        assert client.get(Range="bytes=0-3").read() == bytes([0, 1, 2 ^ 255, 3])
-        etags = []
-        for _ in range(2):
-            response = client.get()
-            response.read()
-            etags.append(response.headers["ETag"])
-        assert etags[0] != etags[1]
-
-
-def test_origin_lies_about_length(origin: Origin, data: str) -> None:
-    origin.behave(times=1, length_error=10)
-    with Client(origin) as client, pytest.raises(http.client.IncompleteRead) as short:
-        client.get().read()
-    assert short.value.partial == BODY
-    origin.behave(times=1, length_error=-10)
-    with Client(origin) as client:
-        assert client.get().read() == BODY[:-10]
-    origin.behave(times=1, no_length=True)
-    with Client(origin) as client:
-        response = client.get()
-        assert (response.headers["Content-Length"], response.read()) == (None, BODY)
-
-
 @pytest.mark.parametrize("how", ["reset", "fin"])
 @pytest.mark.parametrize("after", [0, 1, 5000, 3_000_000])
 def test_a_cut_comes_after_exactly_that_many_bytes(origin: Origin, how: str, after: int) -> None:
@@ -227,28 +133,6 @@ def test_a_cut_comes_after_exactly_that_many_bytes(origin: Origin, how: str, aft
     head, _, body = got.partition(b"\r\n\r\n")
     assert b"content-length: 4000000" in head
     assert len(body) == after
-
-
-@pytest.mark.parametrize("how", ["reset", "fin"])
-def test_a_cut_before_the_head(origin: Origin, data: str, how: str) -> None:
-    origin.behave(cut_after=BEFORE_HEAD, cut=how)
-    assert raw(origin) == (b"", how == "reset")
-    assert len(origin.requests) == 1
-
-
-def test_a_connection_closed_at_once(origin: Origin, data: str) -> None:
-    origin.hang_up_at_once = True
-    with Client(origin) as client, pytest.raises((http.client.RemoteDisconnected, ConnectionError)):
-        client.get()
-    assert (origin.connections, origin.requests) == (1, [])
-
-
-@pytest.mark.parametrize("how", ["announced", "silent"])
-def test_a_keep_alive_dropped(origin: Origin, data: str, how: str) -> None:
-    origin.behave(hang_up=how)
-    got, reset = raw(origin)
-    assert (got.endswith(BODY), reset) == (True, False)
-    assert (b"connection: close" in got) is (how == "announced")
 
 
 def test_a_stall_lasts_until_released(origin: Origin, data: str) -> None:
@@ -268,31 +152,12 @@ def test_a_stall_lasts_until_released(origin: Origin, data: str) -> None:
         assert rest == BODY[1000:]
 
 
-@pytest.mark.parametrize("stall_after", [BEFORE_HEAD, 1000])
-def test_a_stall_ends_with_its_client(origin: Origin, data: str, stall_after: int) -> None:
-    origin.behave(stall_after=stall_after)
-    with Client(origin) as client:
-        client.connection.request("GET", "/data.tar")
-        origin.wait_until(lambda o: o.in_flight == 1)
-    origin.wait_until(lambda o: (o.in_flight, o.open_connections) == (0, 0))
-
-
 def test_a_stalled_server_stops(data: str, origin: Origin) -> None:
     origin.behave(stall_after=BEFORE_HEAD)
     with Client(origin) as client:
         client.connection.request("GET", "/data.tar")
         origin.wait_until(lambda o: o.in_flight == 1)
         origin.stop()
-
-
-def test_delay_and_trickle_take_their_time(origin: Origin, data: str) -> None:
-    origin.behave(times=1, delay_s=0.1)
-    origin.behave(times=1, rate_bytes_s=100_000)
-    with Client(origin) as client:
-        for at_least_s in (0.1, 0.1):
-            began = time.monotonic()
-            assert client.get().read() == BODY
-            assert time.monotonic() - began >= at_least_s
 
 
 def test_origin_speaks_tls(tls: Tls) -> None:
@@ -303,15 +168,6 @@ def test_origin_speaks_tls(tls: Tls) -> None:
             assert response.read() == BODY
         with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED"):
             urllib.request.urlopen(url, timeout=10)
-
-
-def test_origin_leaves_no_thread() -> None:
-    before = set(threading.enumerate())
-    with Origin({"/a": b"a"}) as origin:
-        assert {t.name for t in set(threading.enumerate()) - before} == {"origin"}
-        origin.stop()
-        origin.stop()
-    assert set(threading.enumerate()) == before
 
 
 @pytest.mark.servers
@@ -328,67 +184,6 @@ def test_nginx_serves_ranges_and_logs_them(nginx: Callable[..., Nginx], tmp_path
     assert (entry["uri"], entry["range"], entry["status"]) == ("/data.tar", "bytes=5-9", 206)
 
 
-@pytest.mark.servers
-def test_nginx_is_as_slow_as_a_store(nginx: Callable[..., Nginx], tmp_path: Path) -> None:
-    (tmp_path / "data.tar").write_bytes(os.urandom(6_000_000))
-    server = nginx(tmp_path, rate_bytes_s=50_000_000, latency_ms=50)
-    asked = urllib.request.Request(server.url("data.tar"), headers={"Range": "bytes=1000000-"})
-    began = time.monotonic()
-    with urllib.request.urlopen(asked, timeout=10) as response:
-        to_first_byte = time.monotonic() - began
-        assert (response.status, len(response.read())) == (206, 5_000_000)
-    assert to_first_byte >= 0.045
-    assert time.monotonic() - began - to_first_byte >= 0.080
-
-
-@pytest.mark.servers
-def test_nginx_can_ignore_ranges_and_compress(nginx: Callable[..., Nginx], tmp_path: Path) -> None:
-    (tmp_path / "data.tar").write_bytes(BODY)
-    headers = {"Range": "bytes=5-9", "Accept-Encoding": "gzip"}
-    asked = urllib.request.Request(nginx(tmp_path, ignore_ranges=True).url("data.tar"), headers=headers)
-    with urllib.request.urlopen(asked, timeout=10) as response:
-        assert (response.status, response.read()) == (200, BODY)
-    del headers["Range"]
-    asked = urllib.request.Request(nginx(tmp_path, gzip=True).url("data.tar"), headers=headers)
-    with urllib.request.urlopen(asked, timeout=10) as response:
-        assert response.headers["Content-Encoding"] == "gzip"
-        assert gzip.decompress(response.read()) == BODY
-
-
-@pytest.mark.servers
-def test_nginx_speaks_tls_and_stops(nginx: Callable[..., Nginx], tmp_path: Path, tls: Tls) -> None:
-    (tmp_path / "data.tar").write_bytes(BODY)
-    server = nginx(tmp_path, tls=(tls.cert, tls.key))
-    url = server.url("data.tar")
-    with urllib.request.urlopen(url, timeout=10, context=tls.client_context()) as response:
-        assert response.read() == BODY
-    process, prefix = server._process, server._prefix
-    assert process is not None
-    assert prefix is not None
-    server.stop()
-    server.stop()
-    assert process.poll() is not None
-    assert not prefix.exists()
-
-
-def test_a_missing_nginx_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nginx: Callable[..., Nginx]
-) -> None:
-    monkeypatch.setattr("tests.servers.nginx._program", _no_program)
-    with pytest.raises(NginxMissing, match="apt-get install"):
-        Nginx(tmp_path).start()
-    monkeypatch.delenv("WDS_REQUIRE_SERVERS", raising=False)
-    with pytest.raises(pytest.skip.Exception):
-        nginx(tmp_path)
-    monkeypatch.setenv("WDS_REQUIRE_SERVERS", "1")
-    with pytest.raises(NginxMissing):
-        nginx(tmp_path)
-
-
-def _no_program() -> str:
-    raise NginxMissing("apt-get install nginx-light")
-
-
 def test_shards_are_the_same_every_time(shards: Callable[..., list[Path]], tmp_path: Path) -> None:
     paths = shards(2, 3)
     assert [p.name for p in paths] == ["shard-000000.tar", "shard-000001.tar"]
@@ -396,12 +191,6 @@ def test_shards_are_the_same_every_time(shards: Callable[..., list[Path]], tmp_p
     assert [p.read_bytes() for p in paths] == [p.read_bytes() for p in again]
     with tarfile.open(paths[1]) as archive:
         assert archive.getnames() == [f"{n:06d}.{f}" for n in (3, 4, 5) for f in ("png", "cls", "json")]
-
-
-def test_png_is_one() -> None:
-    image = pytest.importorskip("PIL.Image").open(io.BytesIO(png(3)))
-    assert (image.format, image.size, image.mode) == ("PNG", (8, 8), "RGB")
-    image.load()
 
 
 def test_a_thread_left_behind_is_seen() -> None:

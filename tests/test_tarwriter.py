@@ -24,30 +24,6 @@ from wds_async.writer import TarWriter
 # -- TarWriter ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("more", [{}, {"keep_meta": True}, {"user": "u", "group": "g", "mode": 0o600}])
-def test_holds_what_webdataset_writes(more: dict[str, Any]) -> None:
-    from webdataset.writer import TarWriter as Theirs
-
-    out = io.BytesIO()
-    sink = Theirs(out, mtime=1700000000, **more)
-    size = sink.write(SAMPLE)
-    sink.close()
-    assert entries(in_memory(SAMPLE, mtime=1700000000, **more)) == entries(out.getvalue())
-    with TarWriter(io.BytesIO(), **more) as ours:
-        assert ours.write(SAMPLE) == size
-
-
-def test_is_byte_for_byte_the_tar_that_tarfile_writes() -> None:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for name, data in (("k.a", b"x" * 513), ("k.b", b"")):
-            info = tarfile.TarInfo(name)
-            info.size, info.mode, info.uname, info.gname = len(data), 0o444, "bigdata", "bigdata"
-            tar.addfile(info, io.BytesIO(data))
-    assert in_memory({"__key__": "k", "b": b"", "a": b"x" * 513}, mtime=0) == out.getvalue()
-    assert in_memory() == b"\0" * 10240
-
-
 @pytest.mark.parametrize("compress", [None, True, "gz", "bz2", "xz", "zst"])
 def test_with_mtime_the_same_samples_give_the_same_bytes(compress: Any) -> None:
     first = in_memory(SAMPLE, mtime=5.5, compress=compress)
@@ -160,11 +136,6 @@ def test_the_default_takes_every_key_that_webdatasets_takes(key: str) -> None:
         assert ours == out.getvalue()
 
 
-def test_fractions_of_a_second_cost_no_headers() -> None:
-    # webdataset puts 1024 bytes before each member, to keep what is after the point of `time.time()`.
-    assert in_memory(SAMPLE, mtime=1700000000.5) == in_memory(SAMPLE, mtime=1700000000)
-
-
 def test_a_format_that_is_named_is_kept_to() -> None:
     key = "k" * 120
     with pytest.raises(ConfigError, match=f"'{key}'.*'jpg'.*leave format= away"):
@@ -174,11 +145,6 @@ def test_a_format_that_is_named_is_kept_to() -> None:
         assert (sample["__key__"], sample["jpg"]) == (key, b"x")
     with pytest.raises(ConfigError, match="format="):
         TarWriter(io.BytesIO(), format="ZIP")
-
-
-def test_pax_keeps_fractions_of_seconds() -> None:
-    data = in_memory({"__key__": "k", "x": b""}, mtime=1.25, format=tarfile.PAX_FORMAT)
-    assert entries(data)[0][6] == 1.25
 
 
 def test_buffers_of_every_kind() -> None:
@@ -412,7 +378,7 @@ def test_the_json_index_of_one_tar(tmp_path: Path) -> None:
 
 
 def test_an_index_that_cannot_be_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="compressed"):
+    with pytest.raises(ConfigError, match="plain tars only"):
         TarWriter(tmp_path / "x.tar.gz", index="dali")
     with pytest.raises(ConfigError, match="needs a name"):
         TarWriter(io.BytesIO(), index="dali")
@@ -427,12 +393,3 @@ def test_quality_is_that_of_jpeg() -> None:
     noise = np.random.default_rng(1).integers(0, 255, (32, 32, 3), np.uint8)
     sizes = [len(read(in_memory({"__key__": "k", "jpg": noise}, quality=q))[0]["jpg"]) for q in (10, 60, 100, None)]
     assert sizes[0] < sizes[1] < sizes[2] == sizes[3]
-
-
-def test_a_failure_does_not_poison_the_next_try() -> None:
-    out = io.BytesIO()
-    with TarWriter(out) as sink:
-        with pytest.raises(ValueError, match="field 'json' of sample 'k'"):
-            sink.write({"__key__": "k", "json": object()})
-        sink.write({"__key__": "k", "json": {}})
-    assert [entry[0] for entry in entries(out.getvalue())] == ["k.json"]

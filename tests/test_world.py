@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from wds_async import world
-from wds_async.errors import ConfigError
 from wds_async.pipeline import DataPipeline
 from wds_async.shardlists import SimpleShardList, split_by_node
 
@@ -34,18 +33,6 @@ def test_environment_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
     assert world.place() == world.Place(rank=3, world_size=4, worker=1, num_workers=2)
     assert world.worker_seed() == 3001
-
-
-def test_one_variable_of_two_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "3")
-    assert world.place().world_size == 1
-
-
-def test_rank_beyond_world_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "4")
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(ConfigError, match="RANK=4"):
-        world.place()
 
 
 def test_torch_distributed_says_the_rank(tmp_path: Any) -> None:

@@ -39,10 +39,9 @@ def _number(stage: str, argument: str, value: Any) -> float:
 
 
 def check_size(stage: str, argument: str, value: Any, at_least: int | None = None) -> int:
-    """Return a number of items as an int: a fraction is rounded up, infinity and what is above it is ``sys.maxsize``.
+    """Return a number of items as an int: a fraction is rounded up, and ``sys.maxsize`` is the most.
 
-    ``stage`` and ``argument`` are named in the errors. TypeError for what is no number, ConfigError for NaN and for a
-    value below ``at_least``.
+    TypeError for what is no number, ConfigError for NaN and for a value below ``at_least``.
     """
     try:
         result = operator.index(value)
@@ -56,13 +55,13 @@ def check_size(stage: str, argument: str, value: Any, at_least: int | None = Non
     return min(result, sys.maxsize)
 
 
+def _check_optional_size(stage: str, argument: str, value: Any, at_least: int | None) -> int | None:
+    return None if value is None else check_size(stage, argument, value, at_least)
+
+
 def size(at_least: int | None = None, *, optional: bool = False) -> Check:
     """A `Check` by `check_size`; with ``optional``, None stays None."""
-    return functools.partial(_optional_size if optional else check_size, at_least=at_least)
-
-
-def _optional_size(stage: str, argument: str, value: Any, at_least: int | None) -> int | None:
-    return None if value is None else check_size(stage, argument, value, at_least)
+    return functools.partial(_check_optional_size if optional else check_size, at_least=at_least)
 
 
 def check_type(stage: str, argument: str, value: Any, types: tuple[type, ...], what: str) -> Any:
@@ -114,7 +113,6 @@ def check_slice(stage: str, argument: str, values: Any) -> tuple[int | None, ...
     """
     if not 1 <= len(values) <= 3:
         raise TypeError(f"{stage}: {len(values)} arguments; write {stage}(stop) or {stage}(start, stop, step)")
-    names = ("stop",) if len(values) == 1 else ("start", "stop", "step")
-    least = (0,) if len(values) == 1 else (0, 0, 1)
-    rules = zip(names, values, least, strict=False)
-    return tuple(None if value is None else check_size(stage, name, value, at_least) for name, value, at_least in rules)
+    rules = [("stop", 0)] if len(values) == 1 else [("start", 0), ("stop", 0), ("step", 1)]
+    pairs = zip(rules, values, strict=False)
+    return tuple(_check_optional_size(stage, name, value, at_least) for (name, at_least), value in pairs)

@@ -1,8 +1,7 @@
 """`AsyncReader`: samples for asyncio programs, ``async for sample in AsyncReader(url)``.
 
-The dataset is iterated in one daemon thread, since decoding and parsing would hold up the caller's loop. Items
-cross in whatever number is ready: the loop is woken only when it waits, and takes what has gathered without
-a wake-up for each (a wake-up costs 40 to 50 µs, an item taken from the buffer about 1 µs).
+The dataset is iterated in one daemon thread, since decoding and parsing would hold up the caller's loop. The loop is
+woken only when it waits, and takes all items that are ready: a wake-up costs 40 to 50 µs, an item about 1 µs.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from wds_async.tracebacks import Shortened
@@ -65,15 +63,14 @@ class AsyncReader:
         """Stop every pass and wait until its thread has ended (at most two seconds, where a dataset of the
         caller's own blocks it)."""
         running = dict(self._running)
-        for channel in running:
-            channel.stop()
         if not running:
             return
+        for channel in running:
+            channel.stop()
         ended = [channel.ended for channel in running]
         await asyncio.wait(ended, timeout=_PATIENCE_S)
         for channel, dataset in running.items():
             if dataset is not None and not channel.ended.done():
-                # It waits for bytes. What it raises where it is interrupted, nobody is there to see.
                 with contextlib.suppress(Exception):
                     await asyncio.to_thread(dataset.close)
         await asyncio.wait(ended, timeout=_STOP_TIMEOUT_S)
@@ -83,23 +80,16 @@ class AsyncReader:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self.aclose()
 
 
 def _is_urls(source: Any) -> bool:
-    if isinstance(source, (list, tuple)):
-        return all(isinstance(url, (str, Path)) for url in source)
-    return isinstance(source, (str, Path))
+    return all(isinstance(url, (str, Path)) for url in (source if isinstance(source, (list, tuple)) else [source]))
 
 
 class _Pass(AsyncIterator[Any]):
-    """One pass. It owns the thread: when it is dropped (the caller left the loop) the thread is told to end."""
+    """One pass. It owns the thread, which ends when the pass is dropped (the caller left the loop)."""
 
     def __init__(self, items: Iterable[Any], channel: _Channel) -> None:
         self._channel = channel
@@ -136,12 +126,12 @@ class _Channel:
         self._thread.start()
 
     def join(self) -> None:
-        """Wait for a thread that has said that it ends, which was the last thing it did; for no other."""
+        """Wait for a thread that has set ``ended``, which is the last thing that it does; for no other."""
         if self._thread is not None and self.ended.done():
             self._thread.join(_JOIN_WITHIN_S)
 
     def put(self, item: Any) -> bool:
-        """Hand over one item, waiting while the buffer is full; False: nobody wants more."""
+        """Hand over one item, waiting while the buffer is full; False: no more are wanted."""
         with self.changed:
             while len(self.ready) >= self.capacity and not self.stopped:
                 self.changed.wait()
@@ -213,10 +203,9 @@ def _produce(items: Iterable[Any], channel: _Channel) -> None:
         for item in iterator:
             if not channel.put(item):
                 break
-    except BaseException as exn:  # whatever it is, the consumer is the one to see it
+    except BaseException as exn:  # the consumer raises it
         end = exn
     finally:
-        close = getattr(iterator, "close", None)
-        if close is not None:
+        if close := getattr(iterator, "close", None):
             close()
         channel.finish(end)

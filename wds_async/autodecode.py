@@ -13,7 +13,8 @@ import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -59,21 +60,13 @@ pytorch_weights_only: bool | None = None
 goes first); None is what ``WDS_PYTORCH_WEIGHTS_ONLY`` says (1 unless set)."""
 
 
-# ------------------------------------------------------------------ one format each
-
-
-def _installed(module: str, extra: str) -> Any:
-    return packages.optional(module, "decoding this field", extra)
-
-
 @functools.lru_cache(maxsize=8)
 def _settings_for(*texts: str | bool | None) -> config.Settings:
     return config.settings()
 
 
 def _settings() -> config.Settings:
-    """The environment's rules for pickles. They may change while the program runs, but are parsed only when
-    one of their texts has changed: this is asked for every field."""
+    """The environment's rules for pickles, as they are now; parsed only when one of their texts has changed."""
     names = ("WDS_SECURE", "WDS_ALLOW_PICKLE", "WDS_PYTORCH_WEIGHTS_ONLY")
     return _settings_for(config.security_enforced(), *[environment.variable(name) for name in names])
 
@@ -110,7 +103,7 @@ def torch_loads(data: bytes, allow_pickle: bool = False) -> Any:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             _check_unpacked(archive)
     restricted = _weights_only() and not (allow_pickle or rules.allow_pickle)
-    torch = _installed("torch", "torch")
+    torch = packages.optional("torch", "decoding this field", "torch")
     try:
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=restricted)
     except pickle.UnpicklingError as exn:
@@ -139,15 +132,11 @@ def _npz_loads(data: bytes, allow_pickle: bool = False) -> dict[str, Any]:
 
 
 def _check_unpacked(archive: zipfile.ZipFile) -> None:
-    """FieldTooLarge where more is packed in ``archive`` than may come out. Its directory may be believed: who unpacks
-    takes no more than it says."""
+    """Raise FieldTooLarge where ``archive`` holds more than may come out. Unpacking takes no more than its directory
+    says."""
     size = sum(info.file_size for info in archive.infolist())
     if size > MAX_UNPACKED_BYTES:
         raise FieldTooLarge(f"{size} bytes are packed in this field, more than the {MAX_UNPACKED_BYTES} that may be")
-
-
-def _text(data: bytes) -> str:
-    return data.decode("utf-8")
 
 
 def _tenbin_loads(data: bytes) -> Any:
@@ -157,58 +146,45 @@ def _tenbin_loads(data: bytes) -> Any:
 
 
 def _msgpack_loads(data: bytes) -> Any:
-    return _installed("msgpack", "formats").unpackb(data)
+    return packages.optional("msgpack", "decoding this field", "formats").unpackb(data)
 
 
 def _cbor_loads(data: bytes) -> Any:
-    return _installed("cbor2", "formats").loads(data)
+    return packages.optional("cbor2", "decoding this field", "formats").loads(data)
 
 
 decoders: dict[str, Callable[[bytes], Any]] = {
+    **dict.fromkeys(("txt", "text", "transcript"), bytes.decode),
+    **dict.fromkeys(("cls", "cls2", "id", "index", "inx"), int),
+    **dict.fromkeys(("json", "jsn"), json.loads),
+    **dict.fromkeys(("pkl", "pickle", "pyd"), unpickle_loads),
+    **dict.fromkeys(("ten", "tb"), _tenbin_loads),
+    **dict.fromkeys(("mp", "msg"), _msgpack_loads),
     "cbor": _cbor_loads,
-    "cls": int,
-    "cls2": int,
-    "id": int,
-    "index": int,
-    "inx": int,
-    "jsn": json.loads,
-    "json": json.loads,
-    "mp": _msgpack_loads,
-    "msg": _msgpack_loads,
     "npy": npy_loads,
     "npz": _npz_loads,
-    "pickle": unpickle_loads,
-    "pkl": unpickle_loads,
     "pth": torch_loads,
-    "pyd": unpickle_loads,
-    "tb": _tenbin_loads,
-    "ten": _tenbin_loads,
-    "text": _text,
-    "transcript": _text,
-    "txt": _text,
 }
 """Decoders by last extension (case counts), which `basichandlers` looks up at each field: edit it to change them."""
 
 _TAKES_TRUST: tuple[Callable[..., Any], ...] = (unpickle_loads, torch_loads, npy_loads, _npz_loads)
 
 
-# ------------------------------------------------------------------ handlers
-
-
+@dataclass
 class Continue:
     """A handler's "not finished": go on with ``data`` under the name ``key``, as `gzfilter` does."""
 
-    def __init__(self, key: str, data: Any) -> None:
-        self.key, self.data = key, data
+    key: str
+    data: Any
 
 
 def gzfilter(key: str, data: bytes) -> Continue | None:
-    """Decompresses ``x.gz``, and lets the other handlers decode it as ``x``."""
+    """Decompress ``x.gz``, for the other handlers to decode as ``x``."""
     return Continue(key[:-3], gunzip(data, MAX_UNPACKED_BYTES)) if key.endswith(".gz") else None
 
 
 def basichandlers(key: str, data: bytes) -> Any:
-    """Decodes by last extension, with what `decoders` holds for it; None for one that is not there."""
+    """Decode by last extension, with the function that `decoders` holds for it; None without one."""
     decode = decoders.get(key.rpartition(".")[2])
     return None if decode is None else decode(data)
 
@@ -221,12 +197,8 @@ def _trusting_basichandlers(key: str, data: bytes) -> Any:
     return None if decode is None else decode(data)
 
 
-class _ExtensionHandler:
-    def __init__(self, suffixes: Sequence[str], f: Callable[[bytes], Any]) -> None:
-        self.suffixes, self.f = tuple(suffixes), f
-
-    def __call__(self, key: str, data: bytes) -> Any:
-        return self.f(data) if f".{key.lower()}".endswith(self.suffixes) else None
+def _by_extension(suffixes: tuple[str, ...], f: Callable[[bytes], Any], key: str, data: bytes) -> Any:
+    return f(data) if f".{key.lower()}".endswith(suffixes) else None
 
 
 def handle_extension(extensions: str, f: Callable[[bytes], Any]) -> DataHandler:
@@ -234,14 +206,11 @@ def handle_extension(extensions: str, f: Callable[[bytes], Any]) -> DataHandler:
 
     An extension may have several parts (``"seg.jpg"``); whole parts are compared, and case does not count.
     """
-    return _ExtensionHandler([f".{extension}" for extension in extensions.lower().split()], f)
+    return functools.partial(_by_extension, tuple(f".{extension}" for extension in extensions.lower().split()), f)
 
 
 default_pre_handlers: list[DataHandler] = [gzfilter]
 default_post_handlers: list[DataHandler] = [basichandlers]
-
-
-# ------------------------------------------------------------------ whole samples
 
 
 class Decoder:
@@ -346,7 +315,7 @@ def _str_if_utf8(value: bytes) -> str | bytes:
 
 
 def _failure(sample: dict[str, Any], field: str, why: str) -> DecodingError:
-    """The error of one field. It holds names only: an error that is kept must not keep a sample in memory."""
+    """The error of one field. It holds names only, since an error that is kept must not keep a sample in memory."""
     value = sample[field]
     url, key = redact(str(sample.get("__url__", "?"))), sample.get("__key__", "?")
     what = f"{len(value)} bytes, {value[:16]!r}…" if isinstance(value, bytes) else type(value).__name__

@@ -156,8 +156,8 @@ class BlockingThreads:
 
 
 def _bearable(exn: BaseException) -> Exception:
-    """Return ``exn`` as an error that a future takes: not a StopIteration, and not the SystemExit of one call (of a
-    user's opener, say), which would end the loop for all readers of the process."""
+    """Return ``exn`` as an error that a future takes: neither a StopIteration nor a SystemExit, which would end the
+    loop for all readers of the process."""
     if isinstance(exn, Exception) and not isinstance(exn, StopIteration):
         return exn
     carrier = RuntimeError(f"{type(exn).__name__}{f': {exn}' if str(exn) else ''}")
@@ -171,11 +171,11 @@ _watched = 0
 
 
 def end_with_parent(stop: Callable[[], object]) -> None:
-    """In a DataLoader worker: end this process soon after its parent. Call ``stop`` first, which ends what is read.
+    """In a DataLoader worker: end this process soon after its parent, ``stop`` being called first.
 
-    torch's worker looks for its parent between two batches only. One that waits for bytes, or for a pipe that is read
-    no more and that other workers hold open, would outlive a parent that was killed. Costs a thread that sleeps in the
-    kernel; does nothing in any other process, or when called again.
+    torch's worker looks for its parent between two batches only: one that waits for bytes, or for a pipe that other
+    workers hold open, would outlive a parent that was killed. The thread sleeps in the kernel. Does nothing in any
+    other process, or when called again.
     """
     global _watched
     if _watched == os.getpid() or world.torch_worker() is None:
@@ -190,7 +190,7 @@ def end_with_parent(stop: Callable[[], object]) -> None:
 
 def _watch(parent: Any, stop: Callable[[], object]) -> None:
     _wait_for(parent)
-    # It may hang where the worker does; the time counts from here.
+    # On a thread, since it may hang where the worker does.
     threading.Thread(target=stop, name="wds-async-orphan-stop", daemon=True).start()
     threading.Event().wait(_GRACE_S)
     os._exit(1)  # no process is left to read a status, or what the exit would wait to write

@@ -175,18 +175,14 @@ class WebDataset(DataPipeline, FluidInterface):
             workersplitter=workersplitter,
             storage_options=options,
         )
-        from wds_async.shardcache.cache import shard_cache  # noqa: PLC0415 (the engine)
-
         kept: Any = {"url_to_name": url_to_name, "verbose": verbose, "local": cache_local, "check": cache_check}
-        cache = shard_cache(cache_dir, cache_size, **kept)
+        cache = _shard_cache(cache_dir, cache_size, **kept)
         faults = {"verify": verify, "on_corrupt": on_corrupt, "max_bad_fraction": max_bad_fraction, "expect": expect}
         parsing: Any = {"keys": keys or base_plus_ext, "max_field_bytes": max_field_bytes, "storage_options": options}
         reading = functools.partial(tarfile_to_samples, handler, select_files, rename_files, transfer, **parsing)
         with Shortened():
             self._add_source(urls, plan, functools.partial(reading, cache=cache, **faults), cache)
-            warn_of_unknown_variables()  # here: what ${X} read is known by now, and workers need not repeat it
-            if check is not None:
-                self._check(check, options, cache, transfer or {})
+            self._check(check, options, cache, transfer or {})
         self._add_stages(empty_check, environment.progress if progress is None else progress, repeat, length, verbose)
 
     def _add_stages(
@@ -211,7 +207,12 @@ class WebDataset(DataPipeline, FluidInterface):
         warn_of_uneven_ranks(self)
         warn_of_batches_in_torch(self, depth=2)
 
-    def _check(self, which: str, options: StorageOptions, cache: DiskCache | None, transfer: Mapping[str, Any]) -> None:
+    def _check(
+        self, which: str | None, options: StorageOptions, cache: DiskCache | None, transfer: Mapping[str, Any]
+    ) -> None:
+        warn_of_unknown_variables()  # here: what ${X} read is known by now, and workers need not repeat it
+        if which is None:
+            return
         from wds_async.shardlists.check import check_shards, lists_of  # noqa: PLC0415 (its loop is not loaded for nothing)
 
         setting = config.transfer_config(**transfer)
@@ -258,6 +259,12 @@ class WebDataset(DataPipeline, FluidInterface):
         if self.size is None and self.repetitions == 1 and (length := lengths.of(self.pipeline)) is not None:
             return length.total
         return super().__len__()
+
+
+def _shard_cache(*args: Any, **kw: Any) -> DiskCache | None:
+    from wds_async.shardcache.cache import shard_cache  # noqa: PLC0415 (the engine)
+
+    return shard_cache(*args, **kw)
 
 
 def _source(

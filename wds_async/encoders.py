@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import io
 import json
@@ -92,12 +93,8 @@ def bytestr(data: Any) -> bytes:
 
 def torch_dumps(data: Any) -> bytes:
     """``torch.save``, as bytes. Raises MissingExtra where torch, which is not imported before, is not installed."""
-    try:
-        import torch  # noqa: PLC0415 (writing shards must not need it)
-    except ImportError as exn:
-        raise MissingExtra('encoding this field needs torch: pip install "wds-async[torch]"') from exn
     stream = io.BytesIO()
-    torch.save(data, stream)
+    packages.optional("torch", "encoding this field", "torch").save(data, stream)
     return stream.getvalue()
 
 
@@ -124,18 +121,12 @@ def tenbin_dumps(x: Any) -> memoryview:
 
 def mp_dumps(x: Any) -> bytes:
     """MessagePack. Raises MissingExtra where ``msgpack`` is not installed."""
-    return _packed("msgpack", "packb", x)
+    return bytes(packages.optional("msgpack", "encoding this field", "formats").packb(x))
 
 
 def cbor_dumps(x: Any) -> bytes:
     """CBOR. Raises MissingExtra where ``cbor2`` is not installed."""
-    return _packed("cbor2", "dumps", x)
-
-
-def _packed(package: str, function: str, x: Any) -> bytes:
-    module = packages.optional(package, "encoding this field", "formats")
-    packed: bytes = getattr(module, function)(x)
-    return packed
+    return bytes(packages.optional("cbor2", "encoding this field", "formats").dumps(x))
 
 
 def add_handlers(d: Encoders, keys: str | list[str], value: Callable[[Any], Any]) -> None:
@@ -147,7 +138,7 @@ def add_handlers(d: Encoders, keys: str | list[str], value: Callable[[Any], Any]
 def make_handlers(quality: int | None = None) -> Encoders:
     """A new dict of the encoders by extension; ``quality`` is that of JPEG and WebP, see `imageencoder`."""
     handlers: Encoders = {}
-    for keys, value in (
+    encoders: tuple[tuple[str, Callable[[Any], Any]], ...] = (
         ("cls cls2 class count index inx id", lambda x: str(x).encode("ascii")),
         ("txt text transcript html htm", lambda x: x.encode("utf-8")),
         ("pyd pickle pkl", pickle.dumps),
@@ -158,14 +149,12 @@ def make_handlers(quality: int | None = None) -> Encoders:
         ("json jsn", lambda x: json.dumps(x).encode("utf-8")),
         ("mp msgpack msg", mp_dumps),
         ("cbor", cbor_dumps),
-        ("jpg jpeg img image", lambda x: imageencoder(x, "jpg", quality)),
-        ("webp", lambda x: imageencoder(x, "webp", quality)),
-        ("png", lambda x: imageencoder(x, "png")),
-        ("pbm", lambda x: imageencoder(x, "pbm")),
-        ("pgm", lambda x: imageencoder(x, "pgm")),
-        ("ppm", lambda x: imageencoder(x, "ppm")),
-        ("tiff tif", lambda x: imageencoder(x, "tiff")),
-    ):
+        ("jpg jpeg img image", functools.partial(imageencoder, format="jpg", quality=quality)),
+        ("webp", functools.partial(imageencoder, format="webp", quality=quality)),
+        *((name, functools.partial(imageencoder, format=name)) for name in ("png", "pbm", "pgm", "ppm")),
+        ("tiff tif", functools.partial(imageencoder, format="tiff")),
+    )
+    for keys, value in encoders:
         add_handlers(handlers, keys, value)
     return handlers
 
@@ -184,7 +173,6 @@ def encode_based_on_extension1(data: Any, tname: str, handlers: Encoders) -> Any
     """
     if tname.startswith("_"):
         return data
-    packed = tname.endswith(".gz")
     extension = _extension(tname)
     if isinstance(data, str):
         data = data.encode("utf-8")
@@ -196,7 +184,7 @@ def encode_based_on_extension1(data: Any, tname: str, handlers: Encoders) -> Any
                 f" an encoder by TarWriter(encoder={{{extension!r}: f, …}}) or writer.add_handlers"
             )
         data = handler(data)
-    return gzip.compress(data, mtime=0) if packed else data
+    return gzip.compress(data, mtime=0) if tname.endswith(".gz") else data
 
 
 def encode_based_on_extension(sample: Sample, handlers: Encoders) -> dict[str, Any]:
@@ -209,7 +197,7 @@ def encode_based_on_extension(sample: Sample, handlers: Encoders) -> dict[str, A
 
 
 def make_encoder(spec: Any, quality: int | None = None) -> Callable[[Sample], Sample]:
-    """From the ``encoder`` argument of `TarWriter` to a function from sample to sample of bytes.
+    """Return the function from sample to sample of bytes of the ``encoder`` argument of `TarWriter`.
 
     ``True`` encodes by the last extension with `default_handlers`, a dict with the encoders in it, ``False`` and
     ``None`` leave the sample as it is, and a callable is the encoder. bytes and str are stored as they are; fields
@@ -221,8 +209,7 @@ def make_encoder(spec: Any, quality: int | None = None) -> Callable[[Sample], Sa
     if spec is False or spec is None:
         return lambda sample: sample
     if callable(spec):
-        encoder: Callable[[Sample], Sample] = spec
-        return encoder
+        return spec  # type: ignore[no-any-return]
     if spec is not True and not isinstance(spec, dict):
         raise ConfigError(f"encoder={spec!r}: it is True, False, a function or a dict of functions by extension")
     handlers: Encoders = default_handlers if spec is True else spec
@@ -238,7 +225,7 @@ def _extension(name: str) -> str:
 
 def _encode_field(sample: Sample, name: str, value: Any, handlers: Encoders) -> Any:
     if not isinstance(name, str):
-        return value  # the writer says what a field's name is
+        return value  # the writer refuses it
     try:
         return encode_based_on_extension1(value, name, handlers)
     except Exception as exn:

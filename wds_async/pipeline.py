@@ -128,7 +128,7 @@ class RestCurried:
         self, f: Callable[..., Any], checks: Mapping[str, Check] | None = None, traits: Traits | None = None
     ) -> None:
         if traits is not None:
-            f.traits = traits  # type: ignore[attr-defined]
+            vars(f)["traits"] = traits
         functools.update_wrapper(self, f)
         self.f = f
         self.checks = checks or {}

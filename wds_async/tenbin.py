@@ -1,9 +1,8 @@
-"""tenbin: arrays of numbers as 64-byte-aligned chunks, which can be used where they lie.
+"""tenbin: arrays of numbers as 64-byte-aligned chunks, in WebDataset's format with ``uint32`` besides.
 
-A chunk is the magic ``~TenBin~``, the length of its data in bytes as an int64, and the data, padded with
-zeros to a multiple of 64 bytes. An array is two chunks: a header of int64s (dtype code as eight characters,
-eight characters of the user's, number of dimensions, the dimensions) and its numbers in C order. All is
-little-endian. This is WebDataset's format (fields ``ten`` and ``tb``), with ``uint32`` besides.
+A chunk is the magic ``~TenBin~``, the length of its data as an int64, and the data, padded with zeros to 64 bytes. An
+array is two chunks: a header of int64s (dtype code and label as eight characters each, number of dimensions, the
+dimensions) and its numbers in C order. All is little-endian.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from numpy.typing import NDArray
 
 __all__ = ["decode_buffer", "encode_buffer", "load", "read", "save", "write"]
 
-Array = NDArray[Any]
 Buffer = bytes | bytearray | memoryview
 Infos = bool | Sequence[str]
 
@@ -37,10 +35,7 @@ def encode_buffer(l: list[Any], infos: Sequence[str] | None = None) -> bytearray
     """
     if not isinstance(l, list):
         raise ValueError(f"tenbin encodes a list of arrays, not {type(l).__name__}")
-    result = bytearray()
-    for chunk in _chunks(l, infos):
-        result += chunk
-    return result
+    return bytearray().join(_chunks(l, infos))
 
 
 def decode_buffer(buf: Buffer, infos: Infos = False) -> Any:
@@ -137,7 +132,7 @@ def _chunk_size(head: bytes) -> int:
 def _arrays(chunks: Sequence[Buffer], infos: Infos) -> Any:
     if len(chunks) % 2:
         raise ValueError("tenbin: the bytes end between an array's header and its numbers")
-    arrays: list[Array] = []
+    arrays: list[NDArray[Any]] = []
     labels: list[str] = []
     for header, data in zip(chunks[::2], chunks[1::2], strict=True):
         code = bytes(header[:8]).rstrip(b"\0").decode("ascii", "replace")

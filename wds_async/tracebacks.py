@@ -1,8 +1,4 @@
-"""What an error shows besides its message: the program's own frames, and the sample that a function failed on.
-
-`shortened` is called where an iteration or a call of the program ends with an error. With ``WDS_LOG=debug`` every frame
-stays, and the cause that an error was made of. `located` is called where a stage meets an error.
-"""
+"""The presentation of errors and warnings to the program: its own frames, and the sample that a function failed on."""
 
 from __future__ import annotations
 
@@ -23,11 +19,13 @@ __all__ = ["Shortened", "located", "shortened", "warn"]
 _STANDARD_LIBRARY = os.path.join(os.path.dirname(os.__file__), "")
 _INSTALLED = {"site-packages", "dist-packages"}
 _OURS, _LOADERS = ("wds_async.",), ("torch.utils.data.", "torch._utils")
-"""Modules whose frames only say how the program's functions are called."""
+"""Modules whose frames only show how the program's functions are called."""
+_BETWEEN = {"wds_async", "abc", "contextlib", "importlib", "multiprocessing", "torch", "typing"}
+"""Packages whose frames may stand between the program's line and a warning."""
 
 
 class Shortened:
-    """A context manager for what a call of the program does: its errors leave it by `shortened`."""
+    """A context manager for a call or an iteration of the program: its errors leave it by `shortened`."""
 
     def __enter__(self) -> None:
         pass
@@ -41,10 +39,9 @@ def shortened(exn: BaseException) -> None:
     """Take the frames of this package out of the traceback of ``exn`` and of the errors chained to it.
 
     The frames of the program's functions stay, with what they call; of this package only the one that raised another
-    error than its own. A `WdsError`, whose message is the whole story, loses the frames of libraries too, and the
-    exception it was made of, unless the program's functions raised that; it remains as ``__context__``. Only
-    `DecodingError` keeps its cause. Nothing is done under ``WDS_LOG=debug``. Raise the error again by a bare ``raise``,
-    which adds no frame.
+    error than its own. A `WdsError` loses the frames of libraries too, and its cause, unless the program's functions
+    raised that; it remains as ``__context__``. Only `DecodingError` keeps it. Nothing is done under ``WDS_LOG=debug``.
+    Raise the error again by a bare ``raise``, which adds no frame.
     """
     if value("WDS_LOG").lower() == "debug":
         return
@@ -54,27 +51,24 @@ def shortened(exn: BaseException) -> None:
         seen.add(id(chained))
         _shorten(chained)
         cause = chained.__cause__
-        told = isinstance(chained, WdsError) and not isinstance(chained, DecodingError)
-        if told and cause is not None and not any(map(_of_program, _links(cause.__traceback__))):
+        complete = isinstance(chained, WdsError) and not isinstance(chained, DecodingError)
+        if complete and cause is not None and not any(map(_of_program, _links(cause.__traceback__))):
             chained.__context__ = chained.__context__ or cause
             chained.__cause__ = cause = None
         chained = cause or (None if chained.__suppress_context__ else chained.__context__)
 
 
 def _shorten(exn: BaseException) -> None:
-    kept: list[TracebackType] = []
     ours = isinstance(exn, WdsError)
-    in_program = not ours
+    in_program, kept = not ours, []
     for link in _links(exn.__traceback__):
         in_program = in_program or _of_program(link)
         raises = link.tb_next is None and not ours and _of(link, _OURS)
         if in_program and (raises or not _of(link, _OURS + _LOADERS)):
             kept.append(link)
-    following: TracebackType | None = None
-    for link in reversed(kept):
+    for link, following in zip(kept, [*kept[1:], None], strict=False):
         link.tb_next = following
-        following = link
-    exn.__traceback__ = following
+    exn.__traceback__ = kept[0] if kept else None
 
 
 def _links(traceback: TracebackType | None) -> Iterator[TracebackType]:
@@ -96,23 +90,20 @@ def _of_program(link: TracebackType) -> bool:
 
 
 def located(exn: Exception, stage: str, sample: Any) -> Exception:
-    """Return ``exn`` with a note of the stage, and of the key and shard of ``sample`` where it is a dict.
-
-    Another note tells of `decode` where a function wanted something else than bytes. Errors of ours, and messages that
-    name the sample already, are left as they are.
-    """
+    """Return ``exn`` with a note of the stage, and of the key and shard of ``sample`` where it is a dict, unless its
+    message names them. Another note suggests `decode` where a function wanted something else than bytes. Errors of ours
+    are left as they are."""
     if isinstance(exn, WdsError):
         return exn
     key, where = None, ""
     if isinstance(sample, dict) and "__key__" in sample:
-        key, shard = sample["__key__"], redact(str(sample.get("__url__")))
-        where = f": sample {key!r} of {shard}"
+        key = sample["__key__"]
+        where = f": sample {key!r} of {redact(str(sample.get('__url__')))}"
     elif isinstance(sample, tuple):
         where = "; put __key__ into to_tuple() to see which sample"
     if key is None or repr(key) not in str(exn):
         exn.add_note(f"in the stage {stage}{where}")
-    raw = _raw(sample)
-    if raw and "bytes" in str(exn):
+    if "bytes" in str(exn) and (raw := _raw(sample)):
         exn.add_note(
             f"{', '.join(raw)} of the sample are bytes: .decode(...) before this stage makes arrays, texts and numbers "
             "of fields, by their names"
@@ -120,33 +111,21 @@ def located(exn: Exception, stage: str, sample: Any) -> Exception:
     return exn
 
 
-def warn(text: str, category: type[Warning] = UserWarning) -> None:
-    """Warn at the line of the program that led here, whatever frames of this package are in between; in a forked
-    DataLoader worker, the line that began to iterate the loader."""
-    frame = sys._getframe(1)
-    while _is_between(frame.f_globals.get("__name__", "")) and frame.f_back is not None:
-        frame = frame.f_back
-    warnings.warn_explicit(
-        text,
-        category,
-        frame.f_code.co_filename,
-        frame.f_lineno,
-        frame.f_globals.get("__name__"),
-        frame.f_globals.setdefault("__warningregistry__", {}),
-    )
-
-
-def _is_between(module: str) -> bool:
-    """Whether frames of ``module`` stand between the program's line and the warning; Python's own machinery may."""
-    return module.partition(".")[0] in (
-        "wds_async", "abc", "contextlib", "importlib", "multiprocessing", "torch", "typing",
-    )  # fmt: skip
-
-
 def _raw(sample: Any) -> list[str]:
-    """What in ``sample`` is bytes."""
+    """The values in ``sample`` that are bytes."""
     if isinstance(sample, dict):
         return [repr(name) for name, value in sample.items() if isinstance(value, bytes)]
     if isinstance(sample, tuple | list):
         return [f"value {number}" for number, value in enumerate(sample) if isinstance(value, bytes)]
     return ["the value"] if isinstance(sample, bytes) else []
+
+
+def warn(text: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line of the program that led here, whatever frames of this package are in between; in a forked
+    DataLoader worker, the line that began to iterate the loader."""
+    frame = sys._getframe(1)
+    while frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN and frame.f_back is not None:
+        frame = frame.f_back
+    registry = frame.f_globals.setdefault("__warningregistry__", {})
+    module = frame.f_globals.get("__name__")
+    warnings.warn_explicit(text, category, frame.f_code.co_filename, frame.f_lineno, module, registry)

@@ -32,7 +32,6 @@ from wds_async.encoders import (
     torch_dumps,
 )
 from wds_async.errors import ConfigError
-from wds_async.logs import Once
 from wds_async.redact import redact
 from wds_async.storage.options import StorageOptions
 from wds_async.storage.sink import Sink, open_sink, publish_text
@@ -59,19 +58,14 @@ __all__ = [
 ]
 
 Sample = Mapping[str, Any]
-
-
 Path = str | os.PathLike[str]
-
 
 logger = logging.getLogger("wds_async")
 
-
 _SMALL_BYTES = 64 << 10  # below this, joining a sample's parts costs less than handing them on one by one
-
-
+_MOST_OVERHEAD = 0.3
+_JUDGED_BYTES = 1 << 20  # a tar of a few samples says nothing about the share of headers
 _FORMATS = (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
-
 
 _unfinished: weakref.WeakSet[TarWriter] = weakref.WeakSet()
 
@@ -127,18 +121,17 @@ class TarWriter:
         self.name = os.fspath(fileobj) if isinstance(fileobj, str | os.PathLike) else ""
         self.compress = compression(self.name, compress)
         self._options = StorageOptions(storage_options)
-        self.index = _index_kind(index, self.name, self.compress)
-        self.entries = DaliIndex() if self.index == "dali" else None
+        self._dali, self._list = _index_files(index, self.name, self.compress)
+        self._entries = DaliIndex() if self._dali else None
         if self.name:
             self._sink = open_sink(self.name, options=self._options)
-        self._out = _CountedOutput(self._sink if self._sink is not None else fileobj)
-        self.stream: Any = self._sink if self._sink is not None else fileobj
+            _unfinished.add(self)
+        self.stream: Any = fileobj if self._sink is None else self._sink
+        self._out = _CountedOutput(self.stream)
         self.tarstream = compressed(self._out, self.compress, mtime)
         self.rules = NameRules()
         self.count = self.payload = 0
         self._written = 0  # bytes of tar so far
-        if self._sink is not None:
-            _unfinished.add(self)
 
     @property
     def container(self) -> int:
@@ -165,12 +158,12 @@ class TarWriter:
             data = self._bytes(key, field, sample[field])
             header, size = self._header(key, field, len(data), mtime), len(data)
             parts += (header, data, bytes(-size % tarfile.BLOCKSIZE))
-            if self.entries is not None:
+            if self._entries is not None:
                 entries.append(MemberEntry(f"{key}.{field}", at + len(header), size))
             at += len(header) + size + -size % tarfile.BLOCKSIZE
             total += size
         for entry in entries:
-            self.entries.add(entry)  # type: ignore[union-attr]
+            self._entries.add(entry)  # type: ignore[union-attr]
         try:
             for part in [b"".join(parts)] if total <= _SMALL_BYTES else parts:
                 self.tarstream.write(part)
@@ -199,13 +192,10 @@ class TarWriter:
         info.size, info.mode, info.uname, info.gname = size, self.mode, self.user, self.group
         info.mtime = mtime if self.format == tarfile.PAX_FORMAT else int(mtime)
         try:
-            try:
-                return info.tobuf(self.format or tarfile.USTAR_FORMAT, "utf-8", "surrogateescape")
-            except ValueError:
-                if self.format is not None:
-                    raise
-                return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+            return info.tobuf(tarfile.USTAR_FORMAT if self.format is None else self.format, "utf-8", "surrogateescape")
         except ValueError as exn:
+            if self.format is None:
+                return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
             raise ConfigError(
                 f"sample {key!r}: the header of field {field!r} cannot be written ({exn}); USTAR holds names of 100"
                 " bytes, or 255 with folders, and sizes below 8 GiB: shorten the key, or leave format= away"
@@ -228,12 +218,12 @@ class TarWriter:
             raise
         self.tarstream = None
         _unfinished.discard(self)
-        if self.index == "dali" and self.entries is not None:
-            publish_text(dali_name(self.name), self.entries.text(), self._options)
-        elif self.index == "json":
-            place, name = shard_list_name(self.name.replace("%", "%%"))
+        if self._dali and self._entries is not None:
+            publish_text(dali_name(self.name), self._entries.text(), self._options)
+        if self._list is not None:
             shard = {"url": self.name.rpartition("/")[2], "nsamples": self.count, "filesize": self.container}
-            publish_text(place, shard_list([shard], name), self._options)
+            text = shard_list([shard], shard_list_name(self.name.replace("%", "%%"))[1])
+            publish_text(self._list, text, self._options)
 
     def discard(self) -> None:
         """Give up: nothing appears. In an open file that was passed in, the tar just breaks off."""
@@ -250,10 +240,7 @@ class TarWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, exn: BaseException | None, tb: TracebackType | None) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.discard()
+        (self.close if kind is None else self.discard)()
 
     def __del__(self) -> None:
         if getattr(self, "tarstream", None) is not None and self._pid == os.getpid():
@@ -262,7 +249,7 @@ class TarWriter:
 
 
 class _CountedOutput:
-    """What bytes go through on their way to a file; ``shut`` lets none through any more."""
+    """A file that counts the bytes written to it; ``shut`` lets none through any more."""
 
     def __init__(self, stream: Any) -> None:
         self._write = stream.write
@@ -279,19 +266,27 @@ class _CountedOutput:
         """For compressors, which call it; the file is flushed at the end."""
 
 
-def _index_kind(index: bool | str | None, name: str, compress: str) -> str | None:
-    kind = "dali" if index is True else index or None
-    if kind not in (None, "dali", "json"):
-        raise ConfigError(f'index={index!r}: it is "dali" (or True), "json" or None')
-    if kind == "dali" and compress:
-        raise ConfigError(f"index={index!r}: DALI seeks in plain tars only, and this one is compressed ({compress})")
-    if kind is not None and (not name or name == "-" or name.startswith("pipe:")):
+def _index_files(
+    index: bool | str | None, name: str, compress: str, of_shards: bool = False
+) -> tuple[bool, str | None]:
+    """Return whether DALI's index is written beside ``name``, a tar or a pattern ``of_shards``, and the name of the
+    JSON list of shards. ConfigError for an ``index`` that cannot be written."""
+    named = of_shards and isinstance(index, str) and index.endswith(".json")
+    if index not in (None, False, True, "dali", "json") and not named:
+        others = "the name of a .json file, True for both" if of_shards else 'True for "dali"'
+        raise ConfigError(f'index={index!r}: it is "dali", "json", {others}, or None')
+    if index and not named and (name in ("", "-") or name.startswith("pipe:")):
         raise ConfigError(f"index={index!r}: an index is written beside a tar, so the tar needs a name")
-    return str(kind) if kind else None
+    dali = index in (True, "dali")
+    if dali and compress:
+        raise ConfigError(f'index={index!r}: DALI seeks in plain tars only; index="json" takes {compress} too')
+    if index == "json" or (index is True and of_shards):
+        return dali, shard_list_name(name if of_shards else name.replace("%", "%%"))[0]
+    return dali, str(index) if named else None
 
 
 def _abandon() -> None:
-    """At exit nobody knows whether the tars that are open were meant to be complete."""
+    """Discard the tars that are open at exit: whether they are complete is not known."""
     for writer in list(_unfinished):
         if writer._pid == os.getpid():
             logger.error("%s was never closed, so it was not written; use `with` or close()", redact(writer.name))
@@ -299,12 +294,6 @@ def _abandon() -> None:
 
 
 atexit.register(_abandon)
-
-
-_TOO_MUCH = 0.3
-
-
-_ENOUGH_BYTES = 1 << 20  # a tar of a few samples says nothing about the share of headers
 
 
 class ShardWriter:
@@ -348,9 +337,9 @@ class ShardWriter:
             raise ConfigError(f"pattern={self.pattern!r}: it needs one place for the number, as in 'train-%06d.tar'")
         self.maxcount = check_size("ShardWriter", "maxcount", maxcount)
         self.maxsize = check_size("ShardWriter", "maxsize", maxsize)
-        self.post = post
-        self.verbose, self.opener, self.kw = verbose, opener, kw
-        self._dali, self._list = self._indexes(index)
+        self.post, self.verbose, self.opener, self.kw = post, verbose, opener, kw
+        compress = compression(self.pattern, kw.get("compress"))
+        self._dali, self._list = _index_files(index, self.pattern, compress, of_shards=True)
         self._shards: list[dict[str, Any]] = []
         self.shard = check_size("ShardWriter", "start_shard", start_shard)
         self.tarstream: TarWriter | None = None
@@ -360,27 +349,7 @@ class ShardWriter:
         self._rules = NameRules()
         self._opened: Any = None
         self._closed = False
-        self._warned = Once()
-
-    def _indexes(self, index: bool | str | None) -> tuple[bool, str | None]:
-        """Whether DALI's is written, and where the list goes."""
-        kind = compression(self.pattern, self.kw.get("compress"))
-        named = isinstance(index, str) and index.endswith(".json")
-        if index not in (None, False, True, "dali", "json") and not named:
-            raise ConfigError(
-                f'index={index!r}: it is "dali", "json", the name of a .json file, True for both, or None'
-            )
-        if index and self.pattern.startswith("pipe:") and not named:
-            raise ConfigError(f"index={index!r}: an index is written beside the shards, and a command has no place")
-        dali = index in (True, "dali")
-        if dali and kind:
-            raise ConfigError(
-                f'index={index!r}: DALI seeks in plain tars only, and these are compressed ({kind}); index="json"'
-                " lists them"
-            )
-        if index is True or index == "json":
-            return dali, shard_list_name(self.pattern)[0]
-        return dali, str(index) if named else None
+        self._warned = False
 
     @property
     def payload(self) -> int:
@@ -409,7 +378,7 @@ class ShardWriter:
         self.tarstream.rules = self._rules
         self._rules.new_shard()
         if self._dali:
-            self.tarstream.entries = DaliIndex()
+            self.tarstream._entries = DaliIndex()
         self.shard += 1
 
     def write(self, obj: Sample, mtime: float | None = None) -> None:
@@ -442,22 +411,19 @@ class ShardWriter:
         self._done_payload += stream.payload
         self._done_container += stream.container
         self._shards.append({"url": self.fname, "nsamples": self.count, "filesize": stream.container})
-        if stream.entries is not None:
-            self._write_text(dali_name(self.fname), stream.entries.text())
-        self._judge()
+        if stream._entries is not None:
+            self._write_text(dali_name(self.fname), stream._entries.text())
+        if self.container >= _JUDGED_BYTES and self.overhead > _MOST_OVERHEAD and not self._warned:
+            self._warned = True
+            logger.warning(
+                "%s: %.0f %% of these shards are tar headers and padding (%d bytes of fields a sample, and 512 to 1023"
+                " for each field besides). Name them .tar.zst, or pack small fields of a sample into one (.mp, .ten).",
+                redact(self.pattern),
+                100 * self.overhead,
+                self.payload // max(1, self.total),
+            )
         if self.post is not None:
             self.post(self.fname)
-
-    def _judge(self) -> None:
-        if self.container < _ENOUGH_BYTES or self.overhead <= _TOO_MUCH or not self._warned.first("overhead"):
-            return
-        logger.warning(
-            "%s: %.0f %% of these shards are tar headers and padding (%d bytes of fields a sample, and 512 to 1023 for "
-            "each field besides). Name them .tar.zst, or pack the small fields of a sample into one (.mp, .ten).",
-            redact(self.pattern),
-            100 * self.overhead,
-            self.payload // max(1, self.total),
-        )
 
     def close(self) -> None:
         """End the last shard, and write the list of shards. Closing twice does nothing."""
@@ -474,11 +440,8 @@ class ShardWriter:
         if self.opener is None:
             publish_text(name, text, self.kw.get("storage_options"))
             return
-        file = self.opener(name)
-        try:
+        with contextlib.closing(self.opener(name)) as file:
             file.write(text.encode("utf-8"))
-        finally:
-            file.close()
 
     def _close_opened(self) -> None:
         opened, self._opened = self._opened, None
@@ -503,5 +466,4 @@ def _relative(url: str, folder: str) -> str:
     """``url`` as an index in ``folder`` names it: its last component where it lies there, else whole; without a query,
     which may hold a signature."""
     url = url.partition("?")[0] if "://" in url else url
-    own, _, name = url.rpartition("/")
-    return name if own == folder else url
+    return url.rpartition("/")[2] if url.rpartition("/")[0] == folder else url

@@ -124,6 +124,7 @@ SIGNATURES = {
         ),
         "the method names the arguments of its filter, which is compared with webdataset's filter",
     ),
+    "filters.decode(kw)": "the stage names the arguments of Decoder",
     "filters.info(stream)": "None stands for sys.stderr at the time of the call, not of the import",
     "extradatasets.repeatedly(length)": "a class there that cannot be made at all; ours is the function of utils",
 }

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import wds_async as ours
@@ -175,12 +175,6 @@ def sources() -> list[Any]:
 
 
 @pytest.mark.parametrize("longest", [False, True])
-def test_turns(longest: bool) -> None:
-    runs = [list(w.RoundRobin(sources(), longest=longest)) for w in BOTH]
-    assert runs[0] == runs[1]
-
-
-@pytest.mark.parametrize("longest", [False, True])
 @pytest.mark.parametrize("weights", [None, [1, 1, 1, 1], [0.5, 0.2, 0.2, 0.1], [8, 0, 1, 3], [1e-3, 1e3, 1, 7]])
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_mixes(longest: bool, weights: Any, seed: int) -> None:
@@ -202,27 +196,6 @@ def test_mixes(longest: bool, weights: Any, seed: int) -> None:
     agree(expected, outcome(lambda: ours.RandomMix(sources(), probs=weights, longest=longest, seed=seed)))
     agree(expected, unseeded)
     assert same_after
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=5), st.booleans())
-def test_turns_of_any_lengths(lengths: list[int], longest: bool) -> None:
-    runs = [list(w.RoundRobin([[(i, j) for j in range(n)] for i, n in enumerate(lengths)], longest)) for w in BOTH]
-    assert runs[0] == runs[1]
-
-
-@pytest.mark.parametrize(
-    "arguments", [{"nepochs": 7}, {"nbatches": 10}, {"nepochs": 2, "nbatches": 100}, {"nsamples": 10}]
-)
-def test_repetition(arguments: dict[str, int]) -> None:
-    def source() -> list[Any]:
-        return [[[1, 1], [2, 2]]] * 3
-
-    assert list(ours.repeatedly(source(), **arguments)) == list(theirs.repeatedly(source(), **arguments))
-
-
-def test_mocks() -> None:
-    assert list(ours.MockDataset((1, "x"), 5)) == list(theirs.MockDataset((1, "x"), 5))
 
 
 @pytest.mark.parametrize("mode", ["unlink", "keep", "resample"])

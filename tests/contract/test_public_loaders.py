@@ -546,25 +546,6 @@ def clap_training(wds: Any, folder: Path) -> Any:
     return list(loader), loader.num_batches
 
 
-# -- OpenCLIP: evaluation
-
-
-def openclip_evaluation(wds: Any, folder: Path) -> Any:
-    dataset = wds.DataPipeline(
-        wds.SimpleShardList(urls(folder)),
-        wds.split_by_worker,
-        wds.tarfile_to_samples(handler=carry_on),
-        wds.select(lambda sample: "txt" in sample and "jpg" in sample),
-        wds.decode("pilrgb", handler=carry_on),
-        wds.rename(image="jpg;png;jpeg;webp", text="txt"),
-        wds.map_dict(image=pixels, text=len),
-        wds.to_tuple("image", "text"),
-        wds.batched(4, partial=True),
-    )
-    loader = wds.WebLoader(dataset, batch_size=None, shuffle=False, num_workers=2, persistent_workers=True)
-    return [list(loader) for _ in range(2)]
-
-
 LOADERS: tuple[Loader, ...] = (
     clap_training,
     clip_retrieval_reader,
@@ -577,7 +558,6 @@ LOADERS: tuple[Loader, ...] = (
     lhotse_cuts,
     nemo_common,
     open_lm_mix,
-    openclip_evaluation,
     stability_decoder,
     timm_reader,
 )

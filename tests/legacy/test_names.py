@@ -10,28 +10,9 @@ from typing import Any
 
 import pytest
 
-from wds_async import filters, handlers, pipeline
+from wds_async import filters, handlers
 from wds_async.legacy import names
 from wds_async.legacy.names import FUNCTIONS, deprecated
-from wds_async.reading import parts
-
-
-def test_functions_are_todays() -> None:
-    expected = {
-        "batch": filters.batched,
-        "Curried": pipeline.pipelinefilter,
-        "group_by_keys": parts.group_by_keys,
-        "ignore_exception": handlers.ignore_and_continue,
-        "stage": pipeline.pipelinefilter,
-        "tar_file_expander": parts.tar_file_expander,
-        "tar_file_iterator": parts.tar_file_iterator,
-        "tarfile_expander": parts.tar_file_expander,
-        "url_opener": parts.url_opener,
-        "warn_exception": handlers.warn_and_continue,
-    }
-    for name, today in expected.items():
-        with pytest.warns(DeprecationWarning, match=f"^{name} is deprecated; use "):
-            assert getattr(names, name) is today
 
 
 @pytest.mark.parametrize("name", sorted(FUNCTIONS))

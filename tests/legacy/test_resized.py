@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from wds_async.legacy import datasets
 from wds_async.legacy.datasets import ChoppedDataset, ResizedDataset
 
 
@@ -44,11 +43,6 @@ def test_epochs_continue() -> None:
     assert ChoppedDataset is ResizedDataset
 
 
-def test_longer_than_the_source() -> None:
-    dataset = resize(Numbers(2), 5)
-    assert [list(dataset) for _ in range(2)] == [[0, 1, 0, 1, 0], [1, 0, 1, 0, 1]]
-
-
 def test_length_and_nominal() -> None:
     assert len(resize(Numbers(5))) == 5
     assert len(resize(Numbers(5), 3)) == 3
@@ -63,23 +57,9 @@ def test_an_epoch_that_is_left_goes_on() -> None:
     assert list(dataset) == [1, 2, 3, 4]
 
 
-def test_an_empty_source_ends() -> None:
-    assert list(resize(Numbers(0), 3)) == []
-
-
 @pytest.mark.timeout(10)
 def test_a_source_that_can_be_read_once_ends() -> None:
     assert list(resize(iter(range(2)), 5)) == [0, 1]
-
-
-def test_an_error_is_the_sources() -> None:
-    class Broken(Numbers):
-        def __iter__(self) -> Iterator[int]:
-            yield 1
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        list(resize(Broken(3), 3))
 
 
 def test_pickle_begins_anew_and_close() -> None:
@@ -100,7 +80,3 @@ def test_workers_make_iterations_of_their_own() -> None:
     loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=1, persistent_workers=True)
     assert [list(loader) for _ in range(2)] == [[0, 1, 2], [3, 4, 0]]
     del loader
-
-
-def test_the_quiet_class_does_not_warn() -> None:
-    assert list(datasets.Chopped(Numbers(2), 3)) == [0, 1, 0]
