@@ -21,6 +21,7 @@ __all__ = [
     "each",
     "function",
     "of_type",
+    "passing",
     "size",
 ]
 
@@ -74,6 +75,15 @@ def check_type(stage: str, argument: str, value: Any, types: tuple[type, ...], w
 def of_type(what: str, *types: type) -> Check:
     """A `Check` by `check_type`."""
     return functools.partial(check_type, types=types, what=what)
+
+
+def passing(what: str, predicate: Callable[[Any], bool]) -> Check:
+    """A `Check` of values for which ``predicate`` is true. TypeError, which names ``what`` it must be, for others."""
+
+    def check(stage: str, argument: str, value: Any) -> Any:
+        return value if predicate(value) else check_type(stage, argument, value, (), what)
+
+    return check
 
 
 def check_function(stage: str, argument: str, value: Any, optional: bool = False) -> Any:

@@ -8,20 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import webdataset.filters as reference
-from hypothesis import given
-from hypothesis import strategies as st
 
 from wds_async.errors import ConfigError
 from wds_async.filters import batch as batches
-
-
-@given(st.integers(0, 50), st.integers(1, 12), st.booleans())
-def test_lists(n: int, size: int, partial: bool) -> None:
-    lists = list(batches.batched(size, collation_fn=None, partial=partial)(range(n)))
-    kept = n if partial else n - n % size
-    assert [x for batch in lists for x in batch] == list(range(kept))
-    assert all(len(batch) == size for batch in lists[:-1])
-    assert list(batches.unlisted()(lists)) == list(range(kept))
 
 
 def test_a_batch_is_given_out_as_soon_as_it_is_full() -> None:
@@ -34,28 +23,6 @@ def test_a_batch_is_given_out_as_soon_as_it_is_full() -> None:
 def test_a_batch_of_nothing_is_an_error_and_not_an_empty_epoch(size: int) -> None:
     with pytest.raises(ConfigError, match=f"batchsize={size}: it must be at least 1"):
         list(batches.batched(size)([1, 2, 3]))
-
-
-def test_columns_of_tuples() -> None:
-    rows = [(1, 2.5, True, "a", np.zeros(3, "u1")), (2, 3.5, False, "b", np.ones(3, "u1"))]
-    ints, floats, bools, texts, arrays = batches.default_collation_fn(rows)
-    assert (ints.dtype, floats.dtype, bools.dtype) == (np.dtype("int64"), np.dtype("float64"), np.dtype("bool"))
-    assert texts == ["a", "b"]
-    assert arrays.shape == (2, 3)
-    assert arrays.dtype == np.uint8
-    plain = batches.default_collation_fn(rows, combine_tensors=False, combine_scalars=False)
-    assert plain[0] == [1, 2]
-    assert isinstance(plain[4], list)
-
-
-def test_columns_of_dicts_and_tensors() -> None:
-    import torch
-
-    batch = batches.default_collation_fn(
-        [{"x": torch.tensor([1]), "__key__": "a"}, {"__key__": "b", "x": torch.tensor([2])}]
-    )
-    assert batch["x"].tolist() == [[1], [2]]
-    assert batch["__key__"] == ["a", "b"]
 
 
 def test_what_does_not_fit_names_the_field() -> None:

@@ -5,19 +5,13 @@ from __future__ import annotations
 import itertools
 import pickle
 import random
-from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wds_async.errors import ConfigError
 from wds_async.filters import shuffling
 from wds_async.pipeline import DataPipeline
-
-
-def test_known_order() -> None:
-    assert list(shuffling.shuffle(3, seed=0)(range(6))) == [1, 2, 0, 3, 5, 4]
 
 
 @given(st.integers(0, 60), st.integers(1, 70), st.integers(0, 70), st.integers(0, 5))
@@ -50,11 +44,6 @@ def test_a_random_generator_of_the_users_own() -> None:
     assert rng.calls == 30
     assert mine == list(shuffling.shuffle(10, rng=random.Random(5))(range(30)))
     assert mine == list(shuffling.shuffle(10, seed=5)(range(30)))
-
-
-def test_seed_and_rng_exclude_each_other() -> None:
-    with pytest.raises(ConfigError, match="not both"):
-        list(shuffling.shuffle(10, rng=random.Random(5), seed=5)(range(3)))
 
 
 def test_without_a_seed_orders_differ_and_the_global_state_is_left_alone() -> None:
@@ -99,13 +88,3 @@ def test_detshuffle_goes_on_counting_in_new_workers(persistent: bool) -> None:
         assert got[::2] == got[1::2] == expected
     stage.set_epoch(0)
     assert next(iter(loader)) == next(iter(shuffling.shuffle(100, seed=3)(range(20))))
-
-
-def test_rsample() -> None:
-    counts = Counter(len(list(shuffling.rsample(0.25)(range(1000)))) // 100 for _ in range(20))
-    assert set(counts) <= {1, 2, 3}
-    assert list(shuffling.rsample(1.0)(range(5))) == list(range(5))
-    assert list(shuffling.rsample(0.0)(range(5))) == []
-    assert list(shuffling.rsample(0.5, seed=1)(range(50))) == list(shuffling.rsample(0.5, seed=1)(range(50)))
-    with pytest.raises(ConfigError, match="probability"):
-        list(shuffling.rsample(1.5)(range(5)))

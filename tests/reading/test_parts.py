@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import gc
-import inspect
 import io
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import webdataset.tariterators as theirs
 
-from tests.contract.surface import complaints
 from tests.servers import Origin, make_shard, make_tar
 from tests.transfer.reading import MIB, data, open_fds
-from wds_async import tariterators
 from wds_async.errors import DuplicateField, NotATar, ShardNotFound, TruncatedShard, UrlError
 from wds_async.handlers import ignore_and_continue, ignore_and_stop
-from wds_async.reading import parts
 from wds_async.reading.parts import (
     EndOfShard,
     base_plus_ext,
@@ -33,7 +27,6 @@ from wds_async.reading.url_files import gopen_schemes
 
 A = make_shard({f"a{i}": {"txt": b"a%d" % i, "cls": b"1"} for i in range(3)})
 B = make_shard({f"a{i}": {"jpg": b"2"} for i in range(2, 5)})  # begins with the key that A ends with
-PARTS = ["url_opener", "tar_file_iterator", "tar_file_expander", "group_by_keys", "valid_sample", "base_plus_ext"]
 
 
 @pytest.fixture
@@ -76,29 +69,6 @@ def newer_loop(members: Iterable[dict[str, Any]]) -> Iterator[list[str]]:
         else:
             names.append(member["fname"])
     assert not names
-
-
-def test_signatures_and_doors() -> None:
-    for name in PARTS:
-        assert complaints(getattr(parts, name), getattr(theirs, name)) == {}, name
-        assert getattr(tariterators, name) is getattr(parts, name)
-    assert (parts.meta_prefix, parts.meta_suffix) == (theirs.meta_prefix, theirs.meta_suffix)
-    assert inspect.signature(tar_file_expander).parameters["eof_value"].default == {}
-
-
-def test_the_parts_give_what_webdatasets_give(put: Any) -> None:
-    named = {"__index__": b"", "__m__/x.json": b"", "d/x.y.JPG": b"1", "d/x.cls": b"2", "README": b"", ".hidden": b""}
-    for handler in (ignore_and_continue, ignore_and_stop):
-        for shards in ((A, B), (make_tar(list(named.items())), A), (A, A)):
-            ours = group_by_keys(tar_file_expander(url_opener(put(*shards), handler), handler), handler=handler)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ResourceWarning)
-                streams = theirs.url_opener(put(*shards), handler)
-                wanted = list(theirs.group_by_keys(theirs.tar_file_expander(streams, handler), handler=handler))
-                del streams
-                gc.collect()
-            assert list(ours) == wanted
-            assert wanted
 
 
 def test_an_older_loop_is_not_broken_by_the_ends_of_shards(put: Any) -> None:

@@ -15,7 +15,6 @@ import pytest
 import webdataset
 
 from tests.servers import make_shard, make_tar
-from wds_async import tariterators
 from wds_async.errors import CorruptShard, DuplicateField, NotATar, ShardNotFound, TruncatedShard
 from wds_async.handlers import ignore_and_continue, ignore_and_stop
 from wds_async.pipeline import DataPipeline
@@ -56,14 +55,6 @@ def test_samples_of_several_shards(put: Any) -> None:
     assert len(samples) == 26
     assert all(len(s["bin"]) == 300_000 for s in samples[6:])
     assert samples == list(tarfile_samples(urls))
-
-
-def test_names_are_renamed_and_then_selected(put: Any) -> None:
-    stage = tarfile_to_samples(
-        select_files=lambda name: name.endswith(".text"), rename_files=lambda name: name.replace(".txt", ".text")
-    )
-    samples = list(stage(put(GOOD_A)))
-    assert [set(s) - {"__key__", "__url__", "__local_path__"} for s in samples] == [{"text"}] * 3
 
 
 def test_metadata_and_nameless_members_are_passed_over(put: Any) -> None:
@@ -107,18 +98,6 @@ def test_a_cut_sample_is_never_given_out(put: Any) -> None:
         webdataset.tariterators.tar_file_expander(opened, ignore_and_stop)
     )
     assert (theirs["txt"], "cls" in theirs) == (b"a0", False)
-
-
-def test_a_predicate_that_raises_costs_its_member(put: Any) -> None:
-    urls = put(GOOD_A)
-
-    def select(name: str) -> bool:
-        return bool(1 // (name != "a1.txt"))
-
-    assert [len(s) for s in tarfile_samples(urls, ignore_and_continue, select)] == [5, 4, 5]
-    assert keys(tarfile_samples(urls, ignore_and_stop, select)) == ["a0"]
-    with pytest.raises(ZeroDivisionError):
-        list(tarfile_samples(urls, select_files=select))
 
 
 def test_keys_case_and_suffixes(put: Any) -> None:
@@ -260,9 +239,3 @@ def test_the_stage_pickles_and_counts_on_the_same_board(put: Any) -> None:
     assert len(list(twin(put(GOOD_A)))) == 3
     assert twin.board.total().samples == 3
     assert str(stage).startswith("<tarfile_samples ()")
-
-
-def test_valid_sample() -> None:
-    assert tariterators.valid_sample({"__key__": "a"})
-    for bad in (None, {}, [], {"__key__": "a", "__bad__": True}):
-        assert not tariterators.valid_sample(bad)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import pickle
-import random
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from hypothesis import strategies as st
 
 from wds_async import shardlists
 from wds_async.errors import UrlError
-from wds_async.pipeline import DataPipeline
 from wds_async.shardlists import directories
 from wds_async.storage.listing.expand import forget_listings
 from wds_async.storage.options import StorageOptions
@@ -72,16 +70,6 @@ def test_no_shards(kind: Any, nothing: Any) -> None:
         kind(nothing)
 
 
-def test_seeded_order_is_the_promised_one() -> None:
-    shards = shardlists.SimpleShardList(list(map(str, range(10))))
-    shards.seed = 17
-    expected = list(map(str, range(10)))
-    random.Random(17).shuffle(expected)
-    assert expected[0] == "7"
-    assert urls(shards) == urls(shards) == expected
-    assert shards.urls == list(map(str, range(10)))
-
-
 @given(st.integers(0, 40), st.integers(1, 5), st.integers(1, 5))
 def test_splitting_gives_each_shard_to_one_worker(n: int, ranks: int, workers: int) -> None:
     shares: list[int] = []
@@ -98,24 +86,11 @@ def test_splitting_gives_each_shard_to_one_worker(n: int, ranks: int, workers: i
     assert sorted(shares) == list(range(n))
 
 
-def test_single_node_only(stand: Any) -> None:
-    assert list(shardlists.single_node_only([1, 2])) == [1, 2]
-    stand(0, 2)
-    with pytest.raises(ValueError, match="2 ranks"):
-        shardlists.single_node_only([1, 2])
-
-
 def test_resampled_shards_are_drawn_with_replacement_and_do_not_end() -> None:
     drawn = urls(shardlists.ResampledShards(URLS), 1000)
     assert set(drawn) == set(URLS)
     assert len(drawn) == 1000
     assert len(urls(shardlists.ResampledShards(URLS, nshards=7))) == 7
-
-
-def test_resampling_without_a_seed_differs_between_runs() -> None:
-    shards = shardlists.ResampledShards(URLS)
-    assert urls(shards, 50) != urls(shards, 50)
-    assert urls(shards, 50) != urls(shardlists.ResampledShards(URLS), 50)
 
 
 def test_deterministic_resampling(stand: Any) -> None:
@@ -160,12 +135,6 @@ def test_resampled_filter() -> None:
     assert list(shardlists.resampled(100, seed=1)(range(5))) == drawn
     with pytest.raises(UrlError, match="nothing to draw from"):
         list(shardlists.resampled(3)([]))
-
-
-def test_non_empty() -> None:
-    assert list(DataPipeline(range(3), shardlists.non_empty)) == [0, 1, 2]
-    with pytest.raises(ValueError, match="nothing at all"):
-        list(DataPipeline(range(0), shardlists.non_empty))
 
 
 MULTI = {
@@ -253,11 +222,6 @@ def test_what_is_expanded_stays_as_it_is() -> None:
     assert shardlists.expand_source(names, 1) == names[:1]
     with pytest.raises(UrlError, match="no shards"):
         shardlists.expand_source(shardlists.Expanded())
-
-
-def test_expand_urls_takes_text_and_lists() -> None:
-    assert shardlists.expand_urls("a-{0..1}.tar::b.tar") == ["a-0.tar", "a-1.tar", "b.tar"]
-    assert shardlists.expand_urls(["a-{0..1}.tar", "b.tar"]) == ["a-0.tar", "a-1.tar", "b.tar"]
 
 
 def test_a_seed_of_true_is_the_time() -> None:

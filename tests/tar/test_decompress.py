@@ -9,7 +9,6 @@ import lzma
 import random
 import tarfile
 import tracemalloc
-import weakref
 import zlib
 from collections.abc import Callable
 
@@ -18,6 +17,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tar.test_parse import Feed
 from wds_async.errors import CorruptShard, FieldTooLarge, ShardFormatError, TruncatedShard
 from wds_async.tar.decompress import PIECE_BYTES, gunzip, plain
 from wds_async.tar.parse import members
@@ -45,29 +45,6 @@ PACK: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-class Feed:
-    """Pieces of ``data`` in one block of memory that is used again; fails where the one before is held on to."""
-
-    def __init__(self, data: bytes, size: int) -> None:
-        self.data, self.size, self.at = data, size, 0
-        self.block = bytearray()
-        self.last: weakref.ref[memoryview] | None = None
-
-    def __call__(self) -> memoryview | None:
-        self.check()
-        if self.at >= len(self.data):
-            return None
-        self.block[:] = self.data[self.at : self.at + self.size]
-        self.at += self.size
-        view = memoryview(self.block)
-        self.last = weakref.ref(view)
-        return view
-
-    def check(self) -> None:
-        assert self.last is None or self.last() is None, "a piece is still referred to"
-        self.block.append(0)
-
-
 def drain(read: Read) -> bytes:
     out = bytearray()
     while (piece := read()) is not None:
@@ -79,7 +56,7 @@ def drain(read: Read) -> bytes:
 
 
 def unpack(data: bytes, size: int = 1 << 22) -> bytes:
-    feed = Feed(data, size)
+    feed = Feed(data, [size])
     result = drain(plain(feed, URL))
     feed.check()
     return result
@@ -92,14 +69,8 @@ def noise(size: int) -> bytes:
 @pytest.mark.parametrize("kind", PACK)
 @pytest.mark.parametrize("size", [1 << 22, 4096, 7])
 def test_every_format_gives_its_bytes(kind: str, size: int) -> None:
-    data = noise(20_000) + b"z" * 300_000
+    data = noise(20_000 if size < 1 << 20 else 3_000_000) + b"z" * 300_000
     assert unpack(PACK[kind](data), size) == data
-
-
-@pytest.mark.parametrize("kind", PACK)
-def test_bytes_that_do_not_compress_come_through_large_pieces(kind: str) -> None:
-    data = noise(3_000_000)
-    assert unpack(PACK[kind](data)) == data
 
 
 @pytest.mark.parametrize("kind", [kind for kind in PACK if kind != "lzma"])
@@ -122,7 +93,7 @@ def test_zstd_passes_over_skippable_frames() -> None:
 def test_a_bomb_comes_out_in_bounded_pieces(kind: str) -> None:
     bomb = PACK[kind](b"\0" * 50_000_000)
     assert len(bomb) < 200_000
-    read = plain(Feed(bomb, 1 << 22), URL)
+    read = plain(Feed(bomb, [1 << 22]), URL)
     total = 0
     while (piece := read()) is not None:
         assert len(piece) <= PIECE_BYTES
@@ -135,7 +106,7 @@ def test_a_bomb_comes_out_in_bounded_pieces(kind: str) -> None:
 @given(where=st.integers(11, 1500), size=st.sampled_from([1 << 22, 13]))
 def test_an_early_end_is_told_with_its_offset(kind: str, where: int, size: int) -> None:
     packed = PACK[kind](noise(2000))
-    feed = Feed(packed[:where], size)
+    feed = Feed(packed[:where], [size])
     with pytest.raises(TruncatedShard, match=f"{URL}: the .* ends early, after {where} compressed bytes") as info:
         drain(plain(feed, URL))
     assert (info.value.shard, info.value.offset) == (URL, where)
@@ -149,7 +120,7 @@ def test_damage_is_never_passed_off_as_data(kind: str, where: float, flip: int, 
     data = noise(2000) + b"text " * 200
     packed = bytearray(PACK[kind](data))
     packed[12 + int((len(packed) - 13) * where)] ^= flip
-    feed = Feed(bytes(packed), size)
+    feed = Feed(bytes(packed), [size])
     told: ShardFormatError | None = None
     try:
         assert drain(plain(feed, URL)) == data  # a bit that means nothing, like a reserved one
@@ -183,7 +154,7 @@ def test_a_checksum_that_fails_at_the_very_end_is_told_behind_the_members(kind: 
     """The members were delivered before it could be known."""
     packed = bytearray(packed_tar(kind, [100, 3_000_000]))
     packed[-tail] ^= 1
-    parsed = members(plain(Feed(bytes(packed), 1000), URL), URL)
+    parsed = members(plain(Feed(bytes(packed), [1000]), URL), URL)
     if kind != "bzip2":  # which checks each block before it gives it
         assert next(parsed)[0] == "0.bin"
     with pytest.raises(CorruptShard) as info:
@@ -196,7 +167,7 @@ def test_a_checksum_that_fails_at_the_very_end_is_told_behind_the_members(kind: 
 def test_a_bomb_takes_no_more_memory_than_its_fields_may(kind: str, wanted: bool) -> None:
     bomb = packed_tar(kind, [1000, 40 << 20, 10])
     assert len(bomb) < 100_000
-    read, found = plain(Feed(bomb, 1 << 20), URL), []
+    read, found = plain(Feed(bomb, [1 << 20]), URL), []
     tracemalloc.start()
     try:
         for name, data, _ in members(read, URL, admit=(lambda name: name if wanted or name != "1.bin" else None)):
@@ -211,7 +182,7 @@ def test_a_bomb_takes_no_more_memory_than_its_fields_may(kind: str, wanted: bool
 
 @pytest.mark.parametrize("kind", ["gzip", "zstd"])
 def test_a_field_above_the_limit_is_not_unpacked(kind: str) -> None:
-    read = plain(Feed(packed_tar(kind, [1000, 40 << 20]), 1000), URL)
+    read = plain(Feed(packed_tar(kind, [1000, 40 << 20]), [1000]), URL)
     tracemalloc.start()
     try:
         with pytest.raises(FieldTooLarge, match=r"'1\.bin'"):
@@ -264,24 +235,6 @@ def test_gunzip_unpacks_no_more_than_it_may() -> None:
         tracemalloc.stop()
 
 
-def test_errors_show_no_secret() -> None:
-    with pytest.raises(TruncatedShard) as info:
-        drain(plain(Feed(gzip.compress(b"x")[:-3], 99), "https://h/x.tgz?X-Amz-Signature=hush"))
-    assert "hush" not in str(info.value)
-
-
-def test_errors_of_the_stream_pass() -> None:
-    pieces = iter([memoryview(bz2.compress(noise(9000))[:5000])])
-
-    def read() -> memoryview:
-        for piece in pieces:
-            return piece
-        raise ConnectionError("gone")
-
-    with pytest.raises(ConnectionError):
-        drain(plain(read, URL))
-
-
 def test_what_is_not_compressed_is_handed_through_uncopied() -> None:
     pieces = [memoryview(b"a plain tar's bytes"), memoryview(b"x"), memoryview(b"more")]
     waiting = iter(pieces)
@@ -301,18 +254,17 @@ def test_a_tar_whose_first_member_is_called_bzh_is_a_tar() -> None:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
         tar.addfile(tarfile.TarInfo("BZh91/0001.jpg"))
-    read = plain(Feed(out.getvalue(), 1000), URL)
+    read = plain(Feed(out.getvalue(), [1000]), URL)
     assert [name for name, _, _ in members(read, URL)] == ["BZh91/0001.jpg"]
 
 
-@pytest.mark.parametrize("kind", PACK)
-def test_a_compressed_shard_gives_its_members(kind: str) -> None:
-    out = io.BytesIO()
-    contents = [noise(3000), b"", b"y" * 700_000]
-    with tarfile.open(fileobj=out, mode="w") as tar:
-        for number, data in enumerate(contents):
-            info = tarfile.TarInfo(f"{number}.bin")
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    read = plain(Feed(PACK[kind](out.getvalue()), 1000), URL)
-    assert [data for _, data, _ in members(read, URL)] == contents
+def test_errors_of_the_stream_pass() -> None:
+    pieces = iter([memoryview(bz2.compress(noise(9000))[:5000])])
+
+    def read() -> memoryview:
+        for piece in pieces:
+            return piece
+        raise ConnectionError("gone")
+
+    with pytest.raises(ConnectionError):
+        drain(plain(read, URL))

@@ -103,21 +103,6 @@ def test_names_split_as_webdataset_splits_them(name: str) -> None:
     assert base_plus_ext(name) == theirs(name)
 
 
-@pytest.mark.parametrize(
-    ("name", "parts"),
-    [
-        ("a/b.c/001.x.JPG", ("a/b.c/001", "x.JPG")),
-        ("./002.cls", ("./002", "cls")),
-        ("no_extension", (None, None)),
-        (".hidden", (None, None)),
-        ("a.b/c", (None, None)),
-        ("a.", ("a", "")),
-    ],
-)
-def test_key_and_field_of_a_name(name: str, parts: tuple[str | None, str | None]) -> None:
-    assert base_plus_ext(name) == parts
-
-
 def test_a_sample_knows_where_it_stands_without_a_key_for_it() -> None:
     data = pack(["a.jpg", "a.cls", "b.jpg", "b.cls"])
     first, second = samples(entries(data), URL)
@@ -183,14 +168,6 @@ def test_keys_may_be_the_users_own_and_may_fail() -> None:
         list(samples(named("bad"), URL, keys=keys))
 
 
-def test_a_cut_shard_gives_whole_samples_then_its_error() -> None:
-    data = pack(["a.jpg", "a.cls", "b.jpg", "b.cls"])
-    found = samples(entries(data[: 512 * 5 + 100]), URL)  # inside the header of b.cls
-    assert next(found)["__key__"] == "a"
-    with pytest.raises(TruncatedShard):
-        next(found)
-
-
 def test_admission_renames_then_selects_and_skips_meta_before_both() -> None:
     admit = admission(lambda name: name != "DROP.JPG", str.upper)
     assert [admit(name) for name in ("a.jpg", "drop.jpg", "__x__/a.jpg", "__x__")] == ["A.JPG", None, None, None]
@@ -232,12 +209,3 @@ def test_the_first_sample_behind_a_gap_is_dropped() -> None:
     given: list[Member] = [("a.y", b"1", 512), ("a.z", b"2", 1024), ("b.x", b"3", 1536)]
     found = list(samples(given, URL, drop_first=lambda key, offset: told.append((key, offset))))
     assert ([dict(s) for s in found], told) == ([{"__key__": "b", "__url__": URL, "x": b"3"}], [("a", 512)])
-
-
-def test_the_last_sample_is_held_back_where_a_required_end_is_missing() -> None:
-    data = pack(["a.jpg", "a.cls", "b.jpg", "b.cls"])[: 7 * 512]  # between two members: all four, and no end
-    assert [s["__key__"] for s in samples(entries(data), URL)] == ["a", "b"]
-    found = samples(entries(data, end_required=lambda: True), URL)
-    assert next(found)["__key__"] == "a"
-    with pytest.raises(TruncatedShard, match="gave no length"):
-        next(found)

@@ -150,15 +150,13 @@ def test_equals_tarfile_whatever_the_pieces(entries: list[Entry], format: int, s
 @settings(max_examples=150, deadline=None)
 @given(
     parts=st.lists(st.tuples(entries, st.sampled_from(FORMATS)), min_size=1, max_size=3),
-    filled=st.booleans(),
+    filled=st.sampled_from([0, 10240, 32768]),  # bytes of a record
     sizes=cuts,
 )
-def test_concatenated_archives_are_read_on(
-    parts: list[tuple[list[Entry], int]], filled: bool, sizes: list[int]
-) -> None:
+def test_concatenated_archives_are_read_on(parts: list[tuple[list[Entry], int]], filled: int, sizes: list[int]) -> None:
     archives = [one for entries, format in parts if (one := archive(entries, format)).strip(b"\0")]
     assume(archives)
-    data = b"".join(one + bytes(-len(one) % 10240 if filled else 0) for one in archives)
+    data = b"".join(one + bytes(-len(one) % filled if filled else 0) for one in archives)
     assert [tuple(member) for member in parse(data, sizes)] == by_tarfile(data, ignore_zeros=True)
 
 
@@ -274,10 +272,6 @@ def test_the_prefix_of_ustar_counts_and_old_gnus_times_do_not() -> None:
     assert parse(header(prefix=b"14712345670\0", magic=b"ustar  \0") + END)[0][0] == "a.txt"
 
 
-def test_a_name_fills_its_field() -> None:
-    assert parse(header(name=b"n" * 100) + END)[0][0] == "n" * 100
-
-
 def test_a_checksum_over_signed_bytes_is_accepted() -> None:
     block = bytearray(header(name="é.txt".encode()))
     block[148:156] = b" " * 8
@@ -383,7 +377,7 @@ def test_a_pax_name_is_bounded_as_a_long_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "/etc/passwd.txt", "../up.txt", "\x1b[31m\a.txt", "a\nb.txt", "a//b.txt", "..", "?"]
+    "name", ["", "n" * 100, "/etc/passwd.txt", "../up.txt", "\x1b[31m\a.txt", "a\nb.txt", "a//b.txt", "..", "?"]
 )
 def test_names_are_handed_on_as_they_are(name: str) -> None:
     """They are names, and nothing here takes one for a path; messages show them quoted."""
@@ -392,11 +386,6 @@ def test_names_are_handed_on_as_they_are(name: str) -> None:
     with pytest.raises(FieldTooLarge) as info:
         parse(large + padded(b"hello") + END, max_field_bytes=4)
     assert str(info.value).isprintable()
-
-
-def test_members_without_data_are_as_many_as_there_are() -> None:
-    pieces = iter([memoryview(header() * 2000)] * 10)
-    assert sum(1 for _ in members(lambda: next(pieces, None), URL)) == 20_000
 
 
 @pytest.mark.parametrize("rest", [END, b"garbage!" * 64])
@@ -425,17 +414,6 @@ def test_garbage_counts_as_the_end_only_right_behind_zeros() -> None:
     data = simple("a.txt") + simple("b.txt", data=b"x" * 512)[:1024]
     with pytest.raises(CorruptShard, match=f"block at byte {len(data)} is no tar header"):
         parse(data + b"garbage " * 100)
-
-
-def test_a_tar_may_end_without_an_end_of_archive() -> None:
-    data = simple("a.txt", data=b"x" * 512)[:1024]
-    assert [tuple(member) for member in parse(data)] == by_tarfile(data) == [("a.txt", b"x" * 512, 0)]
-
-
-def test_a_member_whose_padding_is_missing_is_given_before_the_error() -> None:
-    found, error = parse_until_error(simple("a.txt", data=b"xyz")[: 512 + 3], [1 << 22])
-    assert found == [("a.txt", b"xyz", 0)]
-    assert isinstance(error, TruncatedShard)
 
 
 @pytest.mark.parametrize(
@@ -523,6 +501,12 @@ def test_what_read_and_admit_raise_passes() -> None:
 
     with pytest.raises(KeyError):
         parse(simple("a.txt"), admit=admit)
+
+
+def test_names_in_messages_are_cut() -> None:
+    with pytest.raises(FieldTooLarge) as info:
+        parse(simple("n" * 300, format=tarfile.GNU_FORMAT), max_field_bytes=9)
+    assert repr("n" * 200 + "…") in str(info.value)
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])

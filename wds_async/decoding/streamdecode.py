@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatch
 from typing import IO, Any, Literal
 
-from wds_async.arguments import check_type, each
+from wds_async.arguments import each, passing
 from wds_async.handlers import Handler, passed, reraise_exception
 from wds_async.pipeline import Traits, pipelinefilter
 
@@ -72,22 +72,21 @@ def _xdecode(
         yield decoded
 
 
-def _check_rule(stage: str, argument: str, value: Any) -> Any:
-    if isinstance(value, list | tuple) and len(value) == 2 and isinstance(value[0], str):
-        pattern, f = value
-        if callable(f) or f is False:
-            return pattern, f
-    return check_type(stage, argument, value, (), "a pair of a pattern and a function")
+def _is_decoder(value: Any) -> bool:
+    return callable(value) or value is False
 
 
-def _check_decoder(stage: str, argument: str, value: Any) -> Any:
-    if callable(value) or value is False:
-        return value
-    return check_type(stage, argument, value, (), "a function of a stream, or False")
+def _is_rule(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) == 2 and isinstance(value[0], str) and _is_decoder(value[1])
 
 
 xdecode = pipelinefilter(
-    _xdecode, {"args": each(_check_rule), "kw": each(_check_decoder)}, Traits(one_to_one=True, handler="handler")
+    _xdecode,
+    {
+        "args": each(passing("a pair of a pattern and a function", _is_rule)),
+        "kw": each(passing("a function of a stream, or False", _is_decoder)),
+    },
+    Traits(one_to_one=True, handler="handler"),
 )
 
 

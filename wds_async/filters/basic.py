@@ -1,8 +1,6 @@
-"""WebDataset's filters: plain generator functions, and under the public name the stage made of each.
+"""WebDataset's filters: functions that take the source first (``_map``), and the stage made of each (``map``).
 
-A function takes the source first; `pipelinefilter` makes the stage that takes everything else, so that
-``wds.map(f)`` is a stage and ``filters._map(source, f)`` an iterator. Where there is a ``handler``, it decides
-what happens to a sample that raises: True drops it, False ends the stream, and it may raise.
+A ``handler`` decides what happens to a sample that raises: True drops it, False ends the stream, and it may raise.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
-from wds_async.arguments import check_function, check_slice, check_type, each, function, of_type, size
+from wds_async.arguments import check_function, check_slice, check_type, each, function, of_type, passing, size
 from wds_async.decoding.streamdecode import _xdecode, xdecode
 from wds_async.errors import ConfigError
 from wds_async.filters.batch import (
@@ -209,16 +207,19 @@ def _decode(
     chosen = [autodecode.imagehandler(a, min_size=min_size) if isinstance(a, str) else a for a in args]
     decode = autodecode.Decoder(chosen, pre, post, only, partial, allow_pickle=allow_pickle).decode
     if threads:
-        yield from ordered_map(data, decode, threads, handler, stage="decode")
-        return
+        return ordered_map(data, decode, threads, handler, stage="decode")
+    return _each(data, decode, handler, "decode")
+
+
+def _each(data: Iterable[Any], f: Callable[[Any], Any], handler: Handler, stage: str) -> Iterator[Any]:
     for sample in data:
         try:
-            decoded = decode(sample)
+            result = f(sample)
         except Exception as exn:
-            if passed(handler, located(exn, "decode", sample), sample):
+            if passed(handler, located(exn, stage, sample), sample):
                 continue
             return
-        yield decoded
+        yield result
 
 
 def _check_decoder(stage: str, argument: str, value: Any) -> Any:
@@ -335,28 +336,20 @@ map_tuple = pipelinefilter(
 
 def _associate(data: Iterable[Sample], associator: Any, **kw: Any) -> Iterator[Sample]:
     """Update every sample, in place, with ``associator(key)``, or ``associator[key]`` where it has the key."""
-    if callable(associator):
-        for sample in data:
-            try:
-                sample.update(associator(sample["__key__"]))
-            except Exception as exn:
-                located(exn, "associate", sample)
-                raise
-            yield sample
-        return
+    called = callable(associator)
+    find = associator if called else associator.get
     for sample in data:
-        if more := associator.get(sample["__key__"]):
-            sample.update(more)
+        try:
+            if (more := find(sample["__key__"])) or called:
+                sample.update(more)
+        except Exception as exn:
+            located(exn, "associate", sample)
+            raise
         yield sample
 
 
-def _check_associator(stage: str, argument: str, value: Any) -> Any:
-    if callable(value) or hasattr(value, "get"):
-        return value
-    return check_type(stage, argument, value, (), "a function of the key, or a mapping")
-
-
-associate = pipelinefilter(_associate, {"associator": _check_associator}, Traits(one_to_one=True))
+_ASSOCIATOR = passing("a function of the key, or a mapping", lambda value: callable(value) or hasattr(value, "get"))
+associate = pipelinefilter(_associate, {"associator": _ASSOCIATOR}, Traits(one_to_one=True))
 
 
 def islice(data: Iterable[Any], *args: int | None) -> Iterator[Any]:
@@ -364,12 +357,12 @@ def islice(data: Iterable[Any], *args: int | None) -> Iterator[Any]:
     return itertools.islice(data, *args)
 
 
-def _count_of_slice(n: int, *args: int | None) -> int:
-    return len(range(n)[builtins.slice(*args)])
-
-
 # The function has the name that WebDataset shows of such a stage.
-slice = pipelinefilter(islice, {"args": check_slice}, Traits(count=_count_of_slice, cuts=True))
+slice = pipelinefilter(
+    islice,
+    {"args": check_slice},
+    Traits(count=lambda n, *args: len(range(n)[builtins.slice(*args)]), cuts=True),
+)
 
 
 class Cached(PipelineStage):

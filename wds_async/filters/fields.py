@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatch
 from typing import Any
 
-from wds_async.arguments import check_type, each, of_type
+from wds_async.arguments import each, of_type, passing
 from wds_async.errors import ConfigError
 from wds_async.handlers import Handler, passed, reraise_exception
 from wds_async.pipeline import Traits, pipelinefilter
@@ -19,12 +19,10 @@ __all__ = ["extract_keys", "getfirst", "not_found", "rename", "rename_keys", "to
 Sample = dict[str, Any]
 _EACH = Traits(one_to_one=True, handler="handler")
 _MISSING = object()
-_NAMES = 1024
-"""Fields whose matching patterns are remembered: matching costs a hundred times looking up."""
+_NAMES = 1024  # whose matching patterns are remembered: matching costs a hundred times looking up
 
 
 def _alternatives(spec: str | Iterable[str]) -> tuple[str, ...]:
-    """``"jpg;png"`` or a list of names, as a tuple of names."""
     if not isinstance(spec, str):
         return tuple(spec)
     if " " in spec:
@@ -32,21 +30,18 @@ def _alternatives(spec: str | Iterable[str]) -> tuple[str, ...]:
     return tuple(spec.split(";"))
 
 
-def _check_names(stage: str, argument: str, value: Any) -> Any:
-    """Return the name of a field, alternatives between ``;``, or a list of alternatives."""
-    if isinstance(value, str) or (isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)):
-        return value
-    return check_type(stage, argument, value, (), "the name of a field, or a list of alternatives")
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)
 
 
-def _check_pair(stage: str, argument: str, value: Any) -> Any:
-    if isinstance(value, list | tuple) and len(value) == 2 and all(isinstance(name, str) for name in value):
-        return value
-    return check_type(stage, argument, value, (), "a pair of a new name and a pattern")
+_check_names = passing(
+    "the name of a field, or a list of alternatives", lambda value: isinstance(value, str) or _are_names(value)
+)
+_check_pair = passing("a pair of a new name and a pattern", lambda value: _are_names(value) and len(value) == 2)
 
 
 def _check_fields(stage: str, argument: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the arguments of `to_tuple`. A single list, which stands for alternatives, draws a warning."""
+    """Return the arguments of `to_tuple`. Warn of a single list, which stands for alternatives."""
     for number, value in enumerate(values):
         _check_names(stage, f"{argument}[{number}]", value)
     if len(values) == 1 and not isinstance(values[0], str) and len(values[0]) > 1:
@@ -67,7 +62,7 @@ def _first(sample: Mapping[str, Any], names: tuple[str, ...]) -> Any:
 
 
 def not_found(sample: Mapping[str, Any], names: Iterable[str]) -> str:
-    """The message for a ``sample`` that has none of the fields ``names``: what is there, and a likely cause."""
+    """Return the message for a ``sample`` without the fields ``names``: what is there, and a likely cause."""
     names = tuple(names)
     where = f" (sample {sample['__key__']!r} of {redact(str(sample.get('__url__')))})" if "__key__" in sample else ""
     hint = next((hint for name in names if (hint := _likely_cause(sample, name))), "")
@@ -100,10 +95,8 @@ def _likely_cause(sample: Mapping[str, Any], name: str) -> str:
 def getfirst(
     a: Mapping[str, Any], keys: str | Iterable[str], default: Any = None, missing_is_error: bool = True
 ) -> Any:
-    """The value of the first of ``keys`` (``"jpg;png"`` or a list) that ``a`` has.
-
-    Raises ValueError where it has none and ``missing_is_error``; else gives ``default``.
-    """
+    """Return the value of the first of ``keys`` (``"jpg;png"`` or a list) that ``a`` has, else ``default``. ValueError
+    in place of ``default`` where ``missing_is_error``."""
     names = _alternatives(keys)
     value = _first(a, names)
     if value is not _MISSING:
@@ -157,7 +150,12 @@ def _rename_keys(
     a pattern that fits nothing (``must_match``).
     """
     rules = [(pattern, new) for new, pattern in (*args, *kw.items())][::-1]
-    find = functools.lru_cache(_NAMES)(functools.partial(_rule_for, rules))
+
+    @functools.lru_cache(_NAMES)
+    def find(path: str) -> tuple[str, str] | None:
+        name = path.rsplit("/", 1)[-1].lower()
+        return next((rule for rule in rules if fnmatch(name, rule[0])), None)
+
     for sample in source:
         try:
             renamed: Sample = {}
@@ -182,11 +180,6 @@ def _rename_keys(
         yield renamed
 
 
-def _rule_for(rules: list[tuple[str, str]], path: str) -> tuple[str, str] | None:
-    name = path.rsplit("/", 1)[-1].lower()
-    return next((rule for rule in rules if fnmatch(name, rule[0])), None)
-
-
 rename_keys = pipelinefilter(_rename_keys, {"args": each(_check_pair), "kw": each(of_type("a pattern", str))}, _EACH)
 
 
@@ -203,7 +196,11 @@ def _extract_keys(
     ``handler``, where one fits several fields (``duplicate_is_error``) or none (unless ``ignore_missing``).
     """
     wanted = [tuple(p.split(";")) if isinstance(p, str) else tuple(p) for p in patterns]
-    fit = functools.lru_cache(_NAMES)(_fits)
+
+    @functools.lru_cache(_NAMES)
+    def fit(field: str, patterns: tuple[str, ...]) -> bool:
+        return any(fnmatch(f".{field}", p) or fnmatch(field, p) for p in patterns)
+
     for sample in source:
         values = []
         try:
@@ -220,10 +217,6 @@ def _extract_keys(
                 continue
             return
         yield tuple(values)
-
-
-def _fits(field: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatch(f".{field}", p) or fnmatch(field, p) for p in patterns)
 
 
 extract_keys = pipelinefilter(_extract_keys, {"patterns": each(_check_names)}, _EACH)
