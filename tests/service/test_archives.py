@@ -18,10 +18,9 @@ MEMBERS = [(f"{n:03}.bin", data(30_000, n)) for n in range(100)]
 
 
 @pytest.fixture
-def service(origin: Origin) -> Iterator[Inside]:
+def service(origin: Origin, serve: Callable[..., Inside]) -> Inside:
     origin.add("/d/t.tar", make_tar(MEMBERS))
-    with Inside(allow=(origin.base,), buckets={"b": f"{origin.base}/d/"}, private=True) as running:
-        yield running
+    return serve()
 
 
 def test_it_is_walked_once_however_many_ask(service: Inside, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,14 +66,9 @@ def test_without_a_message_it_is_a_listing(service: Inside) -> None:
 
 @pytest.mark.parametrize(
     ("body", "status"),
-    [
-        (b"[]", 400),
-        (b"no json", 400),
-        (b'{"action": "list", "value": 7}', 400),
-        (b'{"action": "list", "value": {"flags": "many"}}', 400),
-        (b'{"action": "destroy-bck"}', 405),
-    ],
-)
+    [(b"[]", 400), (b"no json", 400), (b'{"action": "list", "value": 7}', 400),
+     (b'{"action": "list", "value": {"flags": "many"}}', 400), (b'{"action": "destroy-bck"}', 405)],
+)  # fmt: skip
 def test_messages_that_are_none(service: Inside, body: bytes, status: int) -> None:
     assert ask(f"{service.base}/v1/buckets/b", body=body)[0] == status
 

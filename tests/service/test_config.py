@@ -54,33 +54,29 @@ def test_elsewhere_a_list_is_needed(host: str) -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
-    [
-        ({"colour": 1}, "'colour' is no setting of the service; its settings are address_connections, ahead_bytes, "),
-        ({"port": "many"}, "port: 'many' does not parse"),
-        ({"port": 70000}, "port: 70000 is none"),
-        ({"log": "xml"}, "write human or json"),
-        ({"certificate": "a.pem"}, "give both or neither"),
-        ({"client_ca": "a.pem"}, "client_ca needs a certificate"),
-        ({"allow": ["bucket"]}, "allow: 'bucket' is no URL's beginning"),
-        ({"allow": ["-"]}, "allow: '-' is no URL's beginning"),
-        ({"allow": ["pipe:cat /data/"]}, "allow: 'pipe:cat /data/' is a command; this service runs none"),
-        ({"allow": ["PIPE:gsutil cat gs://b/"]}, "is a command"),
-        ({"buckets": {"b": "pipe:gsutil cat gs://b/"}}, "buckets: b: 'pipe:gsutil cat gs://b/' is a command"),
-        ({"buckets": {"b": "cmd://x/"}}, "is a command"),
-        ({"allow": ["https://me:SECRET@host/data/"]}, r"allow: 'https://me:\*\*\*@host/data/' holds credentials"),
-        ({"allow": ["https://SECRET@host/data/"]}, "holds credentials"),
-        ({"buckets": {"b": "sftp://me:SECRET@host/data/"}}, "buckets: b: .* holds credentials"),
-        ({"buckets": {"b": "https://host/data/?sig=SECRET"}}, "holds credentials"),
-        ({"allow": ["gz://bucket/"]}, "allow: 'gz://bucket/': unknown scheme 'gz'"),
-        ({"buckets": {"b": "mine://bucket/"}}, "buckets: b: 'mine://bucket/': unknown scheme 'mine'"),
-        ({"memory_bytes": "much"}, "memory_bytes: 'much' does not parse"),
-        ({"clients": 0}, "clients: 0 must be more than 0"),
-        ({"cost_limit_per": "week"}, "cost_limit_per: 'week'; write total or day"),
-        ({"stale_if_error_s": -1}, "stale_if_error_s: -1.0 must be 0 or more"),
-        ({"quotas": {"a": 0.8, "b": 0.5}}, "1 together at most"),
-        ({"urls": "yes"}, "urls: 'yes' does not parse: write true or false"),
-    ],
-)
+    [({"colour": 1}, "'colour' is no setting of the service; its settings are address_connections, ahead_bytes, "),
+     ({"port": "many"}, "port: 'many' does not parse"), ({"port": 70000}, "port: 70000 is none"),
+     ({"log": "xml"}, "write human or json"), ({"certificate": "a.pem"}, "give both or neither"),
+     ({"client_ca": "a.pem"}, "client_ca needs a certificate"),
+     ({"allow": ["bucket"]}, "allow: 'bucket' is no URL's beginning"),
+     ({"allow": ["-"]}, "allow: '-' is no URL's beginning"),
+     ({"allow": ["pipe:cat /data/"]}, "allow: 'pipe:cat /data/' is a command; this service runs none"),
+     ({"allow": ["PIPE:gsutil cat gs://b/"]}, "is a command"),
+     ({"buckets": {"b": "pipe:gsutil cat gs://b/"}}, "buckets: b: 'pipe:gsutil cat gs://b/' is a command"),
+     ({"buckets": {"b": "cmd://x/"}}, "is a command"),
+     ({"allow": ["https://me:SECRET@host/data/"]}, r"allow: 'https://me:\*\*\*@host/data/' holds credentials"),
+     ({"allow": ["https://SECRET@host/data/"]}, "holds credentials"),
+     ({"buckets": {"b": "sftp://me:SECRET@host/data/"}}, "buckets: b: .* holds credentials"),
+     ({"buckets": {"b": "https://host/data/?sig=SECRET"}}, "holds credentials"),
+     ({"allow": ["gz://bucket/"]}, "allow: 'gz://bucket/': unknown scheme 'gz'"),
+     ({"buckets": {"b": "mine://bucket/"}}, "buckets: b: 'mine://bucket/': unknown scheme 'mine'"),
+     ({"memory_bytes": "much"}, "memory_bytes: 'much' does not parse"),
+     ({"clients": 0}, "clients: 0 must be more than 0"),
+     ({"cost_limit_per": "week"}, "cost_limit_per: 'week'; write total or day"),
+     ({"stale_if_error_s": -1}, "stale_if_error_s: -1.0 must be 0 or more"),
+     ({"quotas": {"a": 0.8, "b": 0.5}}, "1 together at most"),
+     ({"urls": "yes"}, "urls: 'yes' does not parse: write true or false")],
+)  # fmt: skip
 def test_what_is_refused(wrong: dict[str, object], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WDS_REWRITE", "cmd://=pipe:cat /")
     with pytest.raises(ConfigError, match=said) as refused:
@@ -90,23 +86,10 @@ def test_what_is_refused(wrong: dict[str, object], said: str, monkeypatch: pytes
 
 @pytest.mark.parametrize(
     "place",
-    [
-        "gs://b/",
-        "gcs://b",
-        "s3://b/x/",
-        "s3a://b/",
-        "az://c@a.dfs.core.windows.net/",
-        "abfss://c@a.dfs.core.windows.net/x/",
-        "hf://datasets/o/n@main/",
-        "ais://b/",
-        "https://host:8443/x/",
-        "http://[::1]:9000/",
-        "sftp://user@host/x/",
-        "ftp://host/",
-        "/data/shards/",
-        "file:///data/",
-    ],
-)
+    ["gs://b/", "gcs://b", "s3://b/x/", "s3a://b/", "az://c@a.dfs.core.windows.net/",
+     "abfss://c@a.dfs.core.windows.net/x/", "hf://datasets/o/n@main/", "ais://b/", "https://host:8443/x/",
+     "http://[::1]:9000/", "sftp://user@host/x/", "ftp://host/", "/data/shards/", "file:///data/"],
+)  # fmt: skip
 def test_places_that_are_some(place: str) -> None:
     assert load_config(allow=[place]).allow == (place,)
     assert load_config(buckets={"b": place}).buckets == (("b", place),)

@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,28 +21,24 @@ from wds_async.service.cache import upkeep
 from wds_async.service.control import socket_path
 
 BODY = data(2 * MIB + 100)
+SETTINGS = {"folder": "cache", "scrub_bytes_per_s": 0}
 
 
 @pytest.fixture
-def serve(origin: Origin, tmp_path: Path) -> Iterator[Callable[..., Inside]]:
-    """``serve(**settings)`` starts a service of the bucket ``b`` that has three objects."""
-    running: list[Inside] = []
+def filled(origin: Origin, serve: Callable[..., Inside]) -> Callable[..., Inside]:
+    """``filled(**settings)`` starts a service that has three objects."""
     for number in range(3):
         origin.add(f"/d/{number}.tar", BODY + bytes([number]))
 
     def start(**settings: Any) -> Inside:
-        given = {"allow": (origin.base,), "buckets": {"b": f"{origin.base}/d/"}, "private": True}
-        given |= {"folder": tmp_path / "cache", "scrub_bytes_per_s": 0}
-        running.append(Inside(**{**given, **settings}).__enter__())
+        service = serve(**settings)
         for number in range(3):
-            assert ask(f"{running[-1].base}/ais/b/{number}.tar")[0] == 200
-        running[-1].stored()
-        running[-1].call(running[-1].context.cache.flush())
-        return running[-1]
+            assert ask(f"{service.base}/ais/b/{number}.tar")[0] == 200
+        service.stored()
+        service.call(service.context.cache.flush())
+        return service
 
-    yield start
-    for one in running:
-        one.stop()
+    return start
 
 
 def cache(folder: Path, *arguments: str) -> Any:
@@ -55,8 +51,8 @@ def held(service: Inside) -> list[str]:
     return [row.key.rpartition("/")[2] for row in upkeep.listed(Path(service.config.folder))]
 
 
-def test_objects_are_removed(serve: Callable[..., Inside], origin: Origin, tmp_path: Path) -> None:
-    service = serve()
+def test_objects_are_removed(filled: Callable[..., Inside], origin: Origin, tmp_path: Path) -> None:
+    service = filled()
     assert held(service) == ["0.tar", "1.tar", "2.tar"]
     result = cache(tmp_path / "cache", "rm", f"{origin.base}/d/1.tar", f"{origin.base}/none/")
     assert result.exit_code == 0, result.output
@@ -71,8 +67,8 @@ def test_objects_are_removed(serve: Callable[..., Inside], origin: Origin, tmp_p
     assert service.context.cache.statistics().bytes == 0
 
 
-def test_chunks_are_compared_with_their_checksums(serve: Callable[..., Inside], tmp_path: Path) -> None:
-    service = serve()
+def test_chunks_are_compared_with_their_checksums(filled: Callable[..., Inside], tmp_path: Path) -> None:
+    service = filled()
     result = cache(tmp_path / "cache", "verify")
     assert (result.exit_code, result.output) == (0, "6 chunks are good, 0 were bad\n")
     paths = sorted(path for path in (tmp_path / "cache" / "data").rglob("*") if path.is_file())
@@ -89,9 +85,9 @@ def test_chunks_are_compared_with_their_checksums(serve: Callable[..., Inside], 
 
 
 def test_what_is_pinned_stays_and_displaces_others(
-    serve: Callable[..., Inside], origin: Origin, tmp_path: Path
+    filled: Callable[..., Inside], origin: Origin, tmp_path: Path
 ) -> None:
-    service = serve(cache_size="11M")  # for five objects of three chunks each: less than a chunk is counted as blocks
+    service = filled(cache_size="11M")  # for five objects of three chunks each: less than a chunk is counted as blocks
     for number in range(3, 9):
         origin.add(f"/d/{number}.tar", BODY + bytes([number]))
     result = cache(tmp_path / "cache", "pin", f"{origin.base}/d/0.tar", f"{origin.base}/d/8.tar")
@@ -107,9 +103,9 @@ def test_what_is_pinned_stays_and_displaces_others(
 
 
 def test_a_prefix_is_pinned_before_anything_of_it_comes(
-    serve: Callable[..., Inside], origin: Origin, tmp_path: Path
+    filled: Callable[..., Inside], origin: Origin, tmp_path: Path
 ) -> None:
-    service = serve(cache_size="11M")
+    service = filled(cache_size="11M")
     origin.add("/d/val/0.tar", BODY)
     assert cache(tmp_path / "cache", "pin", f"{origin.base}/d/val/").exit_code == 0
     ask(f"{service.base}/ais/b/val/0.tar")
@@ -150,8 +146,8 @@ def test_quotas_change(origin: Origin, tmp_path: Path) -> None:
         assert json.loads(result.output.splitlines()[-1])["quota"] is None
 
 
-def test_the_socket_is_its_users_own_and_goes_with_the_service(serve: Callable[..., Inside], tmp_path: Path) -> None:
-    service = serve()
+def test_the_socket_is_its_users_own_and_goes_with_the_service(filled: Callable[..., Inside], tmp_path: Path) -> None:
+    service = filled()
     path = tmp_path / "cache" / "control.sock"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     service.stop()
@@ -160,23 +156,23 @@ def test_the_socket_is_its_users_own_and_goes_with_the_service(serve: Callable[.
     left.bind(str(path))
     left.close()
     assert "6 chunks are good" in cache(tmp_path / "cache", "verify").output  # on the folder itself
-    service = serve()
+    service = filled()
     assert "6 chunks are good" in cache(tmp_path / "cache", "verify").output
 
 
-def test_a_long_path(serve: Callable[..., Inside], tmp_path: Path) -> None:
+def test_a_long_path(filled: Callable[..., Inside], tmp_path: Path) -> None:
     folder = tmp_path / ("d" * 100) / ("e" * 100)
     folder.mkdir(parents=True)
-    serve(folder=folder)
+    filled(folder=folder)
     assert "6 chunks are good" in cache(folder, "verify").output
     with socket_path(folder) as path:
         assert len(os.fsencode(path)) < 107
 
 
-def test_what_makes_no_sense_is_refused(serve: Callable[..., Inside], tmp_path: Path) -> None:
+def test_what_makes_no_sense_is_refused(filled: Callable[..., Inside], tmp_path: Path) -> None:
     import http.client
 
-    serve()
+    filled()
     for body in (b"[1]", b"{", b'{"urls": 5}', b'{"quotas": {"a": "b"}}'):
         connection = http.client.HTTPConnection("localhost")
         connection.sock = socket.socket(socket.AF_UNIX)

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import os
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +19,7 @@ from tests.transfer.reading import MIB, data, quick
 from wds_async.transfer.reader import open_shards
 
 BODY = data(5 * MIB + 123)
-CHUNKS = 3
-
-
-@pytest.fixture
-def serve(origin: Origin, tmp_path: Path) -> Iterator[Callable[..., Inside]]:
-    """``serve(**settings)`` starts a service of the bucket ``b`` with a cache."""
-    running: list[Inside] = []
-
-    def start(**settings: Any) -> Inside:
-        given = {"allow": (origin.base,), "buckets": {"b": f"{origin.base}/d/"}, "private": True, **settings}
-        running.append(Inside(**{"folder": tmp_path / "cache", "socket": tmp_path / "s", **given}).__enter__())
-        return running[-1]
-
-    yield start
-    for one in running:
-        one.stop()
+SETTINGS = {"folder": "cache", "socket": "s"}
 
 
 def cached(folder: Path) -> Path:

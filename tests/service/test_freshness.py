@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.servers import BEFORE_HEAD, Origin
-from tests.service.serving import Inside, ask
+from tests.service.serving import Inside, ask, until
 from tests.transfer.reading import KIB, data
 from wds_async.config import RetryPolicy
 
 OLD, NEW = data(300 * KIB), data(300 * KIB)[::-1]
-LAPSED_S = 1e-9
-"""A freshness that is over before the next request."""
+SETTINGS = {"folder": "cache", "freshness_s": 1e-9, "revalidate_timeout_s": 0.3}
+"""Copies whose freshness is over before the next request."""
 PATIENT = {"retry": RetryPolicy()}
 """Reads wait five minutes for their store; `ask` gives up after half a minute."""
-
-
-@pytest.fixture
-def serve(origin: Origin, tmp_path: Path) -> Iterator[Callable[..., Inside]]:
-    """``serve(**settings)`` starts a service of the bucket ``b`` whose copies are never fresh."""
-    running: list[Inside] = []
-
-    def start(**settings: Any) -> Inside:
-        given = {"allow": (origin.base,), "buckets": {"b": f"{origin.base}/d/"}, "private": True, **settings}
-        given = {"folder": tmp_path / "cache", "freshness_s": LAPSED_S, "revalidate_timeout_s": 0.3, **given}
-        running.append(Inside(**given).__enter__())
-        return running[-1]
-
-    yield start
-    for one in running:
-        one.stop()
 
 
 def fill(service: Inside, origin: Origin, count: int) -> list[str]:
@@ -45,13 +27,6 @@ def fill(service: Inside, origin: Origin, count: int) -> list[str]:
     assert all(ask(url)[0] == 200 for url in urls)
     service.stored()
     return urls
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def figures(service: Inside) -> Any:

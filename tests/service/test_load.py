@@ -118,19 +118,6 @@ def test_a_tenant_of_many_clients_leaves_connections_and_requests_to_others(orig
         service.at_once.set()
 
 
-@pytest.mark.parametrize("kept", [True, False], ids=["with a folder", "without"])
-def test_who_takes_nothing_is_let_go(kept: bool, origin: Origin, tmp_path: Path) -> None:
-    origin.add("d/x.tar", data(24 * MIB))
-    settings: dict[str, Any] = {"allow": (origin.base,), "buckets": {"b": f"{origin.base}/d/"}, "private": True}
-    folder = tmp_path / "cache" if kept else ""
-    with Inside(folder=folder, send_timeout_s=0.3, **settings) as service, Crowd(service.base) as crowd:
-        for number in range(5):
-            crowd.come("/ais/b/x.tar", take=1000, client=f"slow-{number}")
-        until(lambda: len(service.context.in_flight) == 0)
-        until(lambda: service.context.fetcher.held_bytes == 0)
-        until(lambda: service.context.meters.clients == 0)
-
-
 @pytest.mark.parametrize("clients", [1, 100])
 def test_clients_of_a_dead_store_take_nothing_from_others(
     clients: int, origin: Origin, other: Origin, tmp_path: Path

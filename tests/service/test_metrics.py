@@ -1,4 +1,4 @@
-"""What a service counts: every name that dashboards and alerts are made of, and that each moves when it should."""
+"""What a service counts and shows: every name that dashboards and alerts are made of moves when it should."""
 
 from __future__ import annotations
 
@@ -52,7 +52,11 @@ NAMES = {
     "wds_ready": (),
     "wds_build_info": ("version",),
 }
+
+
 """The names that the dashboard, the alerts and `wds-async top` go by, and their labels."""
+
+
 CONTENT = data(300_000)
 
 
@@ -183,24 +187,6 @@ def test_clients_plans_and_readiness(service: Inside, origin: Origin) -> None:
     assert sums(service)["wds_ready"] == 0
 
 
-def test_the_limit_of_cost(service: Inside, origin: Origin) -> None:
-    names = [origin.add(f"{i}.tar", CONTENT).rpartition("/")[2] for i in range(2000)]
-    assert read(service, names[0])[0] == 200
-    deadline = time.monotonic() + 20
-    while sums(service)["wds_cache_entries"] < 1 and time.monotonic() < deadline:
-        pass
-    service.context.traffic.of(origin.base).bytes += 10**10
-    # It looks four times a second; each of these is one that the cache does not have.
-    status, body = next(answer for name in names[1:] if (answer := read(service, name))[0] != 200)
-    assert status == 402
-    assert "cost_limit of $5 is reached" in json.loads(body)["message"]
-    asked = len(origin.requests)
-    assert read(service, names[-1])[0] == 402
-    assert len(origin.requests) == asked
-    assert read(service, names[0]) == (200, CONTENT)  # what is cached is served on
-    assert scraped(service)["wds_refusals_total"][("reason", "cost"),] == 2
-
-
 # -- without a service ---------------------------------------------------------------------------------
 
 
@@ -274,3 +260,48 @@ def test_each_answer_is_counted_in_one_of_the_buckets() -> None:
         meters.served("ais", 200, 0.0001, 65536, "s3://b/x")
     assert sum(meters._answers["ais", 200].seconds) == 20_000
     assert len(meters._answers["ais", 200].seconds) == len(BOUNDS_S) + 1
+
+
+FORM = {
+    "counters": "client_bytes client_requests origin_bytes origin_requests origin_retries hedges hit_bytes miss_bytes "
+    "ahead_bytes evictions errors refusals",
+    "gauges": "clients connections window_bytes window_limit_bytes cache_bytes cache_limit_bytes entries",
+    "cost": "dollars limit spent",
+}
+
+
+def test_form_and_figures_of_the_stats(origin: Origin, tmp_path: Path) -> None:
+    url = origin.add("a.tar", CONTENT)
+    secret = f"{url}?sig=geheim"
+    origin.behave(path="/broken.tar", status=403)
+    with Inside(folder=tmp_path / "cache", allow=(f"{origin.base}/",), private=True, cost_limit=5.0) as service:
+        for _ in range(2):
+            assert ask(f"{service.base}/url/{secret.replace('/', '%2F').replace('?', '%3F')}")[0] == 200
+        assert ask(f"{service.base}/url/{origin.url('broken.tar').replace('/', '%2F')}%3Ftoken=geheim")[0] >= 400
+        status, fields, body = ask(f"{service.base}/v1/stats")
+        plan = {"client": "job", "shards": [url], "ahead": 1}
+        ask(f"{service.base}/v1/plan", "POST", plan)
+        planned = json.loads(ask(f"{service.base}/v1/stats")[2])
+    assert status == 200
+    assert fields["content-type"].startswith("application/json")
+    assert b"geheim" not in body
+    said = json.loads(body)
+    assert " ".join(said) == ("kind name version time uptime_s ready counters gauges slowest errors plans origins cost")
+    assert {name: " ".join(said[name]) for name in FORM} == FORM
+    assert (said["kind"], said["ready"]) == ("service", True)
+    counters = said["counters"]
+    assert counters["client_requests"] >= 3
+    assert counters["client_bytes"] >= 2 * len(CONTENT)
+    assert counters["origin_bytes"] >= len(CONTENT)
+    assert counters["hit_bytes"] + counters["miss_bytes"] >= 2 * len(CONTENT)
+    assert counters["refusals"] >= 1
+    row = said["origins"][origin.base]
+    assert row["requests"] == counters["origin_requests"]
+    assert row["dollars"] == [0, 0]
+    assert said["cost"] == {"dollars": [0, 0], "limit": 5.0, "spent": [0, 0]}
+    assert {"url", "seconds", "bytes"} == set(said["slowest"][0])
+    assert said["slowest"][0]["url"].startswith(origin.base)
+    assert said["gauges"]["window_limit_bytes"] > 0
+    (known,) = planned["plans"]
+    assert {"client", "shards", "done", "ahead_bytes"} <= set(known)
+    assert known["shards"] == 1

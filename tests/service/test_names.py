@@ -45,19 +45,11 @@ def test_every_key_comes_through_as_it_is(key: str, prefix: str, slashes_escaped
 
 @pytest.mark.parametrize(
     ("escaped", "key"),
-    [
-        ("a%20b+c.tar", "a b+c.tar"),
-        ("100%25.tar", "100%.tar"),
-        ("a%2520b", "a%20b"),
-        ("/lead.tar", "/lead.tar"),
-        ("a//b.tar", "a//b.tar"),
-        ("a%2F..%2Fb", "a/../b"),
-        ("a%3Fversion%3D1%23x", "a?version=1#x"),
-        ("%C3%BC%E2%82%AC.tar", "ü€.tar"),
-        ("zip%3A%2F%2Fx%3A%3As3%3A%2F%2Fb", "zip://x::s3://b"),
-        ("pipe%3Acat", "pipe:cat"),
-    ],
-)
+    [("a%20b+c.tar", "a b+c.tar"), ("100%25.tar", "100%.tar"), ("a%2520b", "a%20b"), ("/lead.tar", "/lead.tar"),
+     ("a//b.tar", "a//b.tar"), ("a%2F..%2Fb", "a/../b"), ("a%3Fversion%3D1%23x", "a?version=1#x"),
+     ("%C3%BC%E2%82%AC.tar", "ü€.tar"), ("zip%3A%2F%2Fx%3A%3As3%3A%2F%2Fb", "zip://x::s3://b"),
+     ("pipe%3Acat", "pipe:cat")],
+)  # fmt: skip
 def test_names_are_decoded_once(escaped: str, key: str) -> None:
     assert name_of(f"/gs/bucket/{escaped}", "", CONFIG).url == f"gs://bucket/{key}"
 
@@ -74,15 +66,12 @@ def test_providers_by_the_names_that_clients_write(provider: str, scheme: str) -
 
 @pytest.mark.parametrize(
     ("path", "query", "url"),
-    [
-        ("/v1/objects/imagenet/a%20b%3F%25.tar", "", "https://host/imagenet/a%20b%3F%25.tar"),
-        ("/v1/objects/imagenet/x.tar", "provider=ais", "https://host/imagenet/x.tar"),
-        ("/ais/disk/a%20b%25.tar", "", "/data/shards/a b%.tar"),
-        ("/s3/plain/x.tar", "", "s3://other/sub/x.tar"),
-        ("/s3/bucket/x.tar", "versionId=7", "s3://bucket/x.tar?versionId=7"),
-        ("/v1/objects/photos/x.tar", "namespace=%40%23team", "s3://team-photos/x.tar"),
-    ],
-)
+    [("/v1/objects/imagenet/a%20b%3F%25.tar", "", "https://host/imagenet/a%20b%3F%25.tar"),
+     ("/v1/objects/imagenet/x.tar", "provider=ais", "https://host/imagenet/x.tar"),
+     ("/ais/disk/a%20b%25.tar", "", "/data/shards/a b%.tar"), ("/s3/plain/x.tar", "", "s3://other/sub/x.tar"),
+     ("/s3/bucket/x.tar", "versionId=7", "s3://bucket/x.tar?versionId=7"),
+     ("/v1/objects/photos/x.tar", "namespace=%40%23team", "s3://team-photos/x.tar")],
+)  # fmt: skip
 def test_buckets_of_the_configuration(path: str, query: str, url: str) -> None:
     assert name_of(path, query, CONFIG).url == url
 
@@ -120,34 +109,12 @@ def test_ht_is_aistores_way_to_say_url() -> None:
 
 @pytest.mark.parametrize(
     "url",
-    [
-        "file:///etc/passwd",
-        "/etc/passwd",
-        "etc/passwd",
-        "-",
-        "pipe:cat /etc/passwd",
-        "pipe://cat",
-        "zip://x.tar::s3://bucket/y.zip",
-        "simplecache::https://host/x",
-        "https:/host/x",
-        "https:///etc/passwd",
-        "https://",
-        "https://user@host/x",
-        "https://user:pw@host/x",
-        "https://allowed@evil/",
-        "https://host\\@evil/x",
-        "https://host/a\\b",
-        "https://ho st/x",
-        "https://h\u00f6st/x",
-        "https://ho%73t/x",
-        "https://host:0/x",
-        "https://host:port/x",
-        "https://[::1/x",
-        " https://host/x",
-        "//host/x",
-        "gs:bucket/x",
-    ],
-)
+    ["file:///etc/passwd", "/etc/passwd", "etc/passwd", "-", "pipe:cat /etc/passwd", "pipe://cat",
+     "zip://x.tar::s3://bucket/y.zip", "simplecache::https://host/x", "https:/host/x", "https:///etc/passwd",
+     "https://", "https://user@host/x", "https://user:pw@host/x", "https://allowed@evil/", "https://host\\@evil/x",
+     "https://host/a\\b", "https://ho st/x", "https://h\u00f6st/x", "https://ho%73t/x", "https://host:0/x",
+     "https://host:port/x", "https://[::1/x", " https://host/x", "//host/x", "gs:bucket/x"],
+)  # fmt: skip
 def test_no_such_url_by_url(url: str) -> None:
     assert refused("/url/" + urllib.parse.quote(url, safe="")).status == 400
 

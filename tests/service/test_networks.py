@@ -15,7 +15,7 @@ import pytest
 from tests.servers import Origin
 from tests.servers.link import Link
 from tests.servers.process import required
-from tests.service.serving import Inside
+from tests.service.serving import Inside, until
 from tests.transfer.reading import MIB, data
 
 BODY = data(12 * MIB)
@@ -69,13 +69,6 @@ class Client:
         self._answer.close()
         self._connection.close()
         assert self._socket.fileno() == -1
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_each_client_has_its_share_whatever_its_connections(link: Link, serving: Callable[..., Inside]) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import http.client
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,27 +20,10 @@ QUICK_STALL = {"stall_timeout_s": 0.2}
 
 
 @pytest.fixture(params=["disk", "memory"])
-def service(request: pytest.FixtureRequest, origin: Origin, tmp_path: Path) -> Iterator[Inside]:
-    """A service of the bucket ``b``, with a folder and without."""
+def service(request: pytest.FixtureRequest, origin: Origin, serve: Callable[..., Inside]) -> Inside:
+    """One with a folder, and one without."""
     origin.add("/d/x.tar", BODY)
-    folder = tmp_path / "cache" if request.param == "disk" else ""
-    with Inside(allow=(origin.base,), buckets={"b": f"{origin.base}/d/"}, private=True, folder=folder) as running:
-        yield running
-
-
-@pytest.fixture
-def serve(origin: Origin) -> Iterator[Callable[..., Inside]]:
-    """``serve(**settings)`` starts one of the bucket ``b``."""
-    running: list[Inside] = []
-
-    def start(**settings: Any) -> Inside:
-        given = {"allow": (origin.base,), "buckets": {"b": f"{origin.base}/d/"}, "private": True, **settings}
-        running.append(Inside(**given).__enter__())
-        return running[-1]
-
-    yield start
-    for one in running:
-        one.stop()
+    return serve(folder="cache") if request.param == "disk" else serve()
 
 
 def test_an_object_and_its_head(service: Inside, origin: Origin) -> None:
@@ -152,7 +134,7 @@ def test_an_origin_whose_chunk_size_is_rubbish(serve: Callable[..., Inside], ori
 
 def test_an_object_that_was_replaced(serve: Callable[..., Inside], origin: Origin, tmp_path: Path) -> None:
     origin.add("/d/x.tar", BODY)
-    running = serve(freshness_s=0, folder=tmp_path / "cache")
+    running = serve(freshness_s=0, folder="cache")
     url = f"{running.base}/ais/b/x.tar"
     status, before, body = ask(url)
     assert body == BODY
@@ -223,7 +205,7 @@ def test_nothing_is_written_where_the_disk_is_to_be_kept_free(
     serve: Callable[..., Inside], origin: Origin, tmp_path: Path
 ) -> None:
     origin.add("/d/x.tar", BODY)
-    service = serve(folder=tmp_path / "cache", keep_free="100%")
+    service = serve(folder="cache", keep_free="100%")
     for _ in range(2):
         assert ask(f"{service.base}/ais/b/x.tar")[2] == BODY
     assert not [path for path in (tmp_path / "cache" / "data").rglob("*") if path.is_file()]

@@ -206,20 +206,6 @@ def test_a_client_that_has_gone_takes_its_plan_along(tmp_path: Path) -> None:
     run(work())
 
 
-def test_a_plan_ends_with_what_it_is_bound_to(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with stage(tmp_path) as s:
-            await s.plans.answer({"shards": NAMES}, client=Client("", "a"), bound="connection 1")
-            await s.plans.answer({"shards": NAMES}, client=Client("", "b"))
-            s.plans.left("connection 2")
-            s.plans.left(None)
-            assert len(s.plans.as_list()) == 2
-            s.plans.left("connection 1")
-            assert [row["client"] for row in s.plans.as_list()] == ["b"]
-
-    run(work())
-
-
 def test_fetches_end_with_their_plan_unless_others_wait_for_them(tmp_path: Path) -> None:
     async def work() -> None:
         async with stage(tmp_path) as s:

@@ -13,23 +13,11 @@ from wds_async.service.refusals import Refusal, as_json, as_xml, refusal_of
 
 @pytest.mark.parametrize(
     ("kind", "status"),
-    [
-        (errors.ShardNotFound, 404),
-        (errors.AccessDenied, 403),
-        (errors.UnsafeContent, 403),
-        (errors.UrlError, 400),
-        (errors.ObjectChanged, 409),
-        (errors.CostLimitReached, 402),
-        (errors.FetchTimeout, 504),
-        (errors.TransferError, 502),
-        (errors.ChecksumMismatch, 502),
-        (errors.PipeError, 502),
-        (errors.NotATar, 422),
-        (errors.MissingExtra, 501),
-        (errors.ReaderClosed, 503),
-        (errors.ConfigError, 500),
-    ],
-)
+    [(errors.ShardNotFound, 404), (errors.AccessDenied, 403), (errors.UnsafeContent, 403), (errors.UrlError, 400),
+     (errors.ObjectChanged, 409), (errors.CostLimitReached, 402), (errors.FetchTimeout, 504),
+     (errors.TransferError, 502), (errors.ChecksumMismatch, 502), (errors.PipeError, 502), (errors.NotATar, 422),
+     (errors.MissingExtra, 501), (errors.ReaderClosed, 503), (errors.ConfigError, 500)],
+)  # fmt: skip
 def test_each_error_of_the_tree_has_its_status(kind: type[errors.WdsError], status: int) -> None:
     found = refusal_of(kind("gs://b/x at byte 0: so it was. Do this."))
     assert (found.status, found.message) == (status, "gs://b/x at byte 0: so it was. Do this.")

@@ -291,13 +291,6 @@ def test_while_it_drains_it_is_not_ready() -> None:
         ending.join(30)
 
 
-def test_a_port_that_is_taken(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(CannotServe, match=f"port {port}.*another process listens there"), Inside(port=port):
-            pass
-
-
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_a_service_that_would_ask_itself(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:

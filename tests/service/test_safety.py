@@ -307,19 +307,12 @@ def test_other_hosts_are_answered_where_something_else_protects_the_service(
 @pytest.mark.parametrize("protected", [False, True])
 @pytest.mark.parametrize(
     ("fields", "status"),
-    [
-        ({}, 200),
-        ({"Sec_Fetch_Site": "none"}, 200),
-        ({"Sec_Fetch_Site": "same-origin"}, 200),
-        ({"Origin": "http://localhost:51080"}, 200),
-        ({"Origin": "https://LOCALHOST:51080", "Sec_Fetch_Site": "same-origin"}, 200),
-        ({"Origin": "http://localhost:8888"}, 403),
-        ({"Origin": "https://attacker.example"}, 403),
-        ({"Origin": "null"}, 403),
-        ({"Sec_Fetch_Site": "cross-site"}, 403),
-        ({"Sec_Fetch_Site": "same-site"}, 403),
-    ],
-)
+    [({}, 200), ({"Sec_Fetch_Site": "none"}, 200), ({"Sec_Fetch_Site": "same-origin"}, 200),
+     ({"Origin": "http://localhost:51080"}, 200),
+     ({"Origin": "https://LOCALHOST:51080", "Sec_Fetch_Site": "same-origin"}, 200),
+     ({"Origin": "http://localhost:8888"}, 403), ({"Origin": "https://attacker.example"}, 403),
+     ({"Origin": "null"}, 403), ({"Sec_Fetch_Site": "cross-site"}, 403), ({"Sec_Fetch_Site": "same-site"}, 403)],
+)  # fmt: skip
 def test_pages_of_other_sites_are_refused(disk: Path, fields: dict[str, str], status: int, protected: bool) -> None:
     """An <img>, a form or fetch() of any page can send requests to what its reader's machine reaches."""
     allow = (f"{disk}/",) if protected else ()
@@ -474,15 +467,11 @@ def test_what_is_no_name_a_write_and_too_much_are_lines_too(
         busy.__enter__()
         proof = {"Authorization": "Bearer right"}
         asked = [
-            (400, "GET", "/gs/b/%zz", proof),
-            (401, "GET", "/gs/b/x", {}),
-            (403, "GET", "/gs/b/x", proof),
-            (404, "GET", "/ais/b/nothing", proof),
-            (405, "PUT", "/gs/b/x", proof),
-            (414, "GET", "/gs/b/" + "a" * 5000, proof),
-            (416, "GET", "/ais/b/x", {**proof, "Range": "bytes=9-"}),
+            (400, "GET", "/gs/b/%zz", proof), (401, "GET", "/gs/b/x", {}), (403, "GET", "/gs/b/x", proof),
+            (404, "GET", "/ais/b/nothing", proof), (405, "PUT", "/gs/b/x", proof),
+            (414, "GET", "/gs/b/" + "a" * 5000, proof), (416, "GET", "/ais/b/x", {**proof, "Range": "bytes=9-"}),
             (429, "GET", "/gs/b/x", {**proof, "Wds-Client": "busy"}),
-        ]
+        ]  # fmt: skip
         origin.add("x", b"12345")
         for status, method, target, headers in asked:
             assert ask(service.base + target, method, **headers)[0] == status, target[:50]

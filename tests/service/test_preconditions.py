@@ -1,4 +1,4 @@
-"""Byte ranges of a request: as text, and as nginx answers each of them."""
+"""Conditions and byte ranges of a request: as text, and as nginx answers each of them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,80 @@ from tests.servers import Nginx
 from tests.servers.process import required
 from tests.service.serving import Inside, ask
 from tests.transfer.reading import MIB, data
-from wds_async.service.preconditions import RANGES_LIMIT, ByteRange, first_byte, ranges_of
+from wds_async.service.preconditions import RANGES_LIMIT, Validators, first_byte, must_send, ranges_of
 from wds_async.service.refusals import Refusal
 
+OLD, NOW, NEW = (f"Tue, {day} Nov 2023 22:13:20 GMT" for day in ("07", "14", "21"))
+
+
+HAS = Validators('"a"', NOW)
+
+
+WEAK = Validators('W/"a"', NOW)
+
+
+def test_the_origins_own_validators_pass_unchanged() -> None:
+    fields = {"etag": 'W/"x-1"', "last-modified": NOW}
+    assert Validators.of(fields, "etag x") == Validators('W/"x-1"', NOW)
+
+
+def test_an_etag_is_made_of_the_identity() -> None:
+    one, same, other = (Validators.of({}, identity).etag for identity in ("version 1", "version 1", "version 2"))
+    assert one == same != other
+    assert one.startswith('"wds-')
+    assert "version" not in one  # an identity may hold what is nobody's business
+    assert Validators.of({}, "").etag == ""
+
+
+@pytest.mark.parametrize(
+    ("asked", "has", "wanted"),
+    [
+        ({}, HAS, True),
+        ({"if-none-match": '"a"'}, HAS, False),
+        ({"if-none-match": 'W/"a"'}, HAS, False),
+        ({"if-none-match": '"b", "a"'}, HAS, False),
+        ({"if-none-match": "*"}, HAS, False),
+        ({"if-none-match": '"b"'}, HAS, True),
+        ({"if-none-match": '"b"', "if-modified-since": NEW}, HAS, True),  # the date is not looked at
+        ({"if-modified-since": NOW}, HAS, False),
+        ({"if-modified-since": OLD}, HAS, True),
+        ({"if-modified-since": "yesterday"}, HAS, True),
+        ({"if-modified-since": NOW}, Validators('"a"'), True),
+        ({"if-match": '"a"'}, HAS, True),
+        ({"if-match": '"b", "a"'}, HAS, True),
+        ({"if-match": "*"}, WEAK, True),
+        ({"if-match": "a"}, Validators("a"), True),  # some servers send them without quotes
+        ({"if-unmodified-since": NOW}, HAS, True),
+        ({"if-match": '"a"', "if-unmodified-since": OLD}, HAS, True),
+    ],
+)
+def test_whether_it_is_sent(asked: dict[str, str], has: Validators, wanted: bool) -> None:
+    assert must_send(asked, has) is wanted
+
+
+@pytest.mark.parametrize(
+    ("asked", "has"),
+    [
+        ({"if-match": '"b"'}, HAS),
+        ({"if-match": 'W/"a"'}, WEAK),  # RFC 9110: only strong ones match here
+        ({"if-match": '"a"'}, Validators()),
+        ({"if-unmodified-since": OLD}, HAS),
+    ],
+)
+def test_another_object_is_refused(asked: dict[str, str], has: Validators) -> None:
+    with pytest.raises(Refusal) as caught:
+        must_send(asked, has)
+    assert caught.value.status == 412
+
+
 BODY = data(5 * MIB + 17)
+
+
 SIZE = len(BODY)
+
+
 LARGEST = (1 << 63) - 1
+
 
 # Of an object of SIZE bytes; {etag} and {modified} stand for its validators.
 ODD = [
@@ -40,7 +108,11 @@ ODD = [
     "bytes=" + ",".join(f"{n}-{n}" for n in range(0, 2 * RANGES_LIMIT + 2, 2)),
     "bytes=" + ",".join(["0-0"] * RANGES_LIMIT + [f"{SIZE}-"]),
 ]  # fmt: skip
+
+
 CONDITIONS = ["{etag}", "W/{etag}", '"other"', "{modified}", "Thu, 01 Jan 1970 00:00:00 GMT", "tomorrow", ""]
+
+
 EMPTY = ["bytes=0-", "bytes=-5", "bytes=-0", "bytes=0-0", "bytes=5-", "bytes=5-9", "bytes=0-0,5-9", "bytes=5-,0-0",
          "bytes=a", "bytes=0-,a", "lines=0-1"]  # fmt: skip
 
@@ -130,8 +202,3 @@ def test_long_headers_cost_little(text: str) -> None:
         first_byte(header)
         with contextlib.suppress(Refusal):
             ranges_of(header, 10)
-
-
-def test_a_span_as_content_range() -> None:
-    assert ranges_of("bytes=2-4", 10) == (ByteRange(2, 5),)
-    assert ByteRange(2, 5).content_range(10) == "bytes 2-4/10"

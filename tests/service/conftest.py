@@ -1,0 +1,30 @@
+"""Services of the bucket ``b``, which is the folder ``/d/`` of a scripted origin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.servers import Origin
+from tests.service.serving import Inside
+
+
+@pytest.fixture
+def serve(request: pytest.FixtureRequest, origin: Origin, tmp_path: Path) -> Iterator[Callable[..., Inside]]:
+    """``serve(**settings)`` starts one, with the module's ``SETTINGS``; ``folder`` and ``socket`` lie in tmp_path."""
+    running: list[Inside] = []
+
+    def start(**settings: Any) -> Inside:
+        given = {"allow": (origin.base,), "buckets": {"b": f"{origin.base}/d/"}, "private": True}
+        given |= {**getattr(request.module, "SETTINGS", {}), **settings}
+        for name in {"folder", "socket"} & set(given):
+            given[name] = tmp_path / given[name]
+        running.append(Inside(**given).__enter__())
+        return running[-1]
+
+    yield start
+    for one in running:
+        one.stop()
