@@ -143,15 +143,6 @@ def test_a_copy_by_bare_name(tmp_path: Path) -> None:
     assert {sample["__url__"] for sample in found} == {url}
 
 
-def test_a_folder_that_cannot_be(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """As a full disk: one warning, and the samples come without a cache."""
-    (path,) = make_shards(tmp_path, 1)
-    (tmp_path / "file").write_bytes(b"")
-    stage = cached_tarfile_to_samples(cache_dir=tmp_path / "file")
-    assert len(list(stage([{"url": str(path)}]))) > 0
-    assert "cannot have the folder" in caplog.text
-
-
 # -- FileCache and StreamingOpen ----------------------------------------------------------------------------------
 
 
@@ -201,17 +192,6 @@ def test_files_and_handlers(origin: Origin, served: list[str], tmp_path: Path) -
         for item in (found := list(FileCache(tmp_path / "cache", handler=handler)(urls))):
             item["stream"].close()
         assert len(found) == count
-
-
-def test_files_within_a_size(served: list[str], tmp_path: Path) -> None:
-    size = 140_000 * 2
-    cache = FileCache(tmp_path / "cache", cache_size=size, cache_cleanup_interval=None)
-    for url in served:
-        cache.get_file(url)
-    cache.get_file(served[-1])
-    names = [path.name for path in kept(tmp_path / "cache")]
-    assert "shard-000000.tar" not in names
-    assert "shard-000003.tar" in names
 
 
 def test_files_that_cannot_be_kept(served: list[str], tmp_path: Path) -> None:

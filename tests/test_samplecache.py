@@ -56,15 +56,6 @@ def loaded(dataset: Any, workers: int = 2, **kw: Any) -> list[Any]:
 # ------------------------------------------------------------------ LMDB
 
 
-def test_lmdb_replays_what_passed(tmp_path: Path) -> None:
-    source = Source()
-    pipeline = DataPipeline(source, LMDBCached(tmp_path / "db"))
-    assert not (tmp_path / "db").exists()
-    assert list(pipeline) == list(pipeline) == list(pipeline) == source.samples
-    assert source.begun == 3  # a pipeline makes its source's iterator; nothing is taken from it
-    assert list(DataPipeline((), LMDBCached(tmp_path / "db"))) == source.samples
-
-
 def test_lmdb_stream_is_webdatasets(tmp_path: Path, shards: Any) -> None:
     """The same stream as webdataset's class, which reads our database as we read its."""
     urls = [str(path) for path in shards(2, 5)]
@@ -101,30 +92,6 @@ def test_lmdb_loses_no_sample_to_its_key(tmp_path: Path) -> None:
     stage = LMDBCached(tmp_path / "tuples")
     assert list(stage.run(tuples)) == tuples
     assert sorted(stage.run([])) == tuples
-
-
-def test_lmdb_leaves_an_incomplete_stream_unused(tmp_path: Path) -> None:
-    stage = LMDBCached(tmp_path / "db", chunksize=1)
-    old = stage.run(Source(5, start=10))
-    assert [next(old)["cls"], next(old)["cls"]] == [10, 11]
-    old.close()
-    assert not stage.is_complete()
-    source = Source(4)
-    assert list(stage.run(source)) == source.samples
-    assert stage.is_complete()
-    assert list(stage.run([])) == source.samples  # and nothing of the first attempt
-
-    class Broken(Exception):
-        pass
-
-    def breaks() -> Iterator[Any]:
-        yield {"__key__": "1"}
-        raise Broken
-
-    stage = LMDBCached(tmp_path / "broken")
-    with pytest.raises(Broken):
-        list(stage.run(breaks()))
-    assert not stage.is_complete()
 
 
 def test_lmdb_of_two_iterators_at_once(tmp_path: Path) -> None:

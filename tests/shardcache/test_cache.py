@@ -15,7 +15,7 @@ from tests.servers import Origin, make_shards
 from tests.shardcache.processes import Child, bytes_asked_for, digests, held, leftovers, wait_for
 from tests.transfer.reading import data, quick, snapshot
 from wds_async.config import TransferConfig
-from wds_async.errors import ConfigError, TransferError
+from wds_async.errors import ConfigError
 from wds_async.shardcache.cache import DiskCache, shard_cache
 from wds_async.storage.base import Location
 from wds_async.storage.options import StorageOptions
@@ -53,19 +53,6 @@ def kept(folder: Path) -> list[str]:
     )
 
 
-def test_the_second_epoch_asks_for_nothing(origin: Origin, tmp_path: Path) -> None:
-    urls, cache = serve(origin), cache_at(tmp_path)
-    first, stats = read(urls, cache)
-    assert (first, stats.cache_hits, stats.cache_misses) == (CONTENTS, 0, 3)
-    asked = len(origin.requests)
-    second, stats = read(urls, cache)
-    assert (second, stats.cache_hits, stats.cache_misses) == (CONTENTS, 3, 0)
-    assert len(origin.requests) == asked
-    assert kept(tmp_path) == [cache.name(url) for url in urls]
-    assert leftovers(tmp_path) == []
-    assert held(tmp_path) == []
-
-
 def test_one_shard_is_fetched_whole(origin: Origin, tmp_path: Path) -> None:
     (url, larger, _), cache = serve(origin), cache_at(tmp_path, limit_bytes=SIZE)
     found = cache.fetch(url)
@@ -73,15 +60,6 @@ def test_one_shard_is_fetched_whole(origin: Origin, tmp_path: Path) -> None:
     assert found is not None
     assert found.read_bytes() == CONTENTS[0]
     assert cache.fetch(larger) is None  # than the cache, by a byte
-
-
-def test_a_complete_cache_works_offline(tmp_path: Path) -> None:
-    with Origin() as origin:
-        urls = serve(origin)
-        read(urls, cache_at(tmp_path))
-    assert read(urls, cache_at(tmp_path))[0] == CONTENTS
-    with pytest.raises(TransferError):
-        read(urls, None)
 
 
 def test_it_streams_while_it_fills(origin: Origin, tmp_path: Path) -> None:
@@ -125,18 +103,6 @@ def test_a_broken_transfer_keeps_nothing(origin: Origin, tmp_path: Path) -> None
                 found.append(exn)
     assert len(found) == 1
     assert [Path(name).name for name in kept(tmp_path)] == ["000000.tar", "000002.tar"]
-    assert leftovers(tmp_path) == []
-
-
-def test_processes_share_one_download(origin: Origin, tmp_path: Path) -> None:
-    urls = serve(origin)
-    with Child(tmp_path, urls) as one, Child(tmp_path, urls) as two, Child(tmp_path, urls[::-1]) as three:
-        for child in (one, two, three):
-            child.go()
-        said = [child.rest()[:3] for child in (one, two, three)]
-    assert said == [digests(CONTENTS), digests(CONTENTS), digests(CONTENTS[::-1])]
-    assert bytes_asked_for(origin) == sum(map(len, CONTENTS))
-    assert len(kept(tmp_path)) == 3
     assert leftovers(tmp_path) == []
 
 
@@ -296,35 +262,6 @@ def test_a_lost_copy_is_read_from_the_store(origin: Origin, tmp_path: Path) -> N
             got += piece
     assert got == data(3_000_000)
     assert len(origin.requests) > asked
-
-
-def test_a_folder_that_cannot_be_written_stops_nothing(
-    origin: Origin, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    urls = serve(origin)
-    (tmp_path / "file").write_bytes(b"")
-    cache = cache_at(tmp_path / "file")
-    assert read(urls, cache)[0] == CONTENTS
-    assert caplog.text.count("cannot be written") == 1
-    with open_shards(urls, config=quick(), cache=cache) as shards:
-        shard = next(shards)
-        while shard.read() is not None:
-            pass
-        assert shard.local_path is None
-
-
-def test_a_full_disk_stops_nothing(origin: Origin, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    resource = pytest.importorskip("resource")
-    urls = serve(origin, [data(50_000), data(700_000), data(60_000)])
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, before[1]))  # as good as a disk with so much room
-        assert read(urls, cache_at(tmp_path))[0] == [data(50_000), data(700_000), data(60_000)]
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert caplog.text.count("cannot be written") == 1
-    assert [Path(name).name for name in kept(tmp_path)] == ["000000.tar", "000002.tar"]
-    assert leftovers(tmp_path) == []
 
 
 def test_the_users_names(origin: Origin, tmp_path: Path) -> None:

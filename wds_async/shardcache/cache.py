@@ -188,8 +188,8 @@ class DiskCache:
         """Warn, once a process, that the cache cannot be written."""
         level = logging.INFO if self._warned else logging.WARNING
         self._warned = True
-        words = "%s is read without the cache, which cannot be written: %s (warned once a process)"
-        logger.log(level, words, redact(url), exn)
+        words = "the shard cache %s cannot be written: %s; %s is read without it (warned once a process)"
+        logger.log(level, words, self.folder, exn, redact(url))
 
     def _is_own(self, name: str) -> bool:
         return self._url_to_name is not None or is_own(name)

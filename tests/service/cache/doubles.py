@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import os
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine
+import resource
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from wds_async.service.cache.fetching import DiskPiece
 from wds_async.transfer.ranges import Facts, Unranged
 
 CHUNK = 8192
+URL = "s3://bucket/a.tar"
 
 
 def content(size: int, seed: int = 0) -> bytes:
@@ -123,6 +125,57 @@ class Bytes:
                 data[:] = b"?" * len(data)
 
         yield thing.facts, views()
+
+
+def origin_of(data: bytes, *urls: str, **how: Any) -> Bytes:
+    """An origin of the same object at each URL."""
+    origin = Bytes()
+    for url in urls or (URL,):
+        origin.put(url, data, **how)
+    return origin
+
+
+def origin_of_many(count: int, chunks: int = 4, prefix: str = "s3://bucket/") -> Bytes:
+    """An origin of ``prefix0`` and so on, each of so many chunks."""
+    origin = Bytes()
+    for number in range(count):
+        origin.put(f"{prefix}{number}", content(chunks * CHUNK, number))
+    return origin
+
+
+def data_files(folder: Path) -> list[Path]:
+    """The cache's files, in the order in which their objects came."""
+    paths = [path for path in (folder / "data").rglob("*") if path.is_file()]
+    return sorted(paths, key=lambda path: int(path.name, 16))
+
+
+def disk_bytes(folder: Path) -> int:
+    return sum(path.stat().st_blocks * 512 for path in data_files(folder))
+
+
+def damage(path: Path, how: str) -> None:
+    """Change a file as disks do: ``flip`` a bit of the third chunk, ``cut`` in the fourth, all ``zeros``, ``gone``."""
+    if how == "flip":
+        data = bytearray(path.read_bytes())
+        data[2 * CHUNK + 5] ^= 1
+        path.write_bytes(data)
+    elif how == "cut":
+        os.truncate(path, 3 * CHUNK + 5)
+    elif how == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(bytes(path.stat().st_size))
+
+
+@contextlib.contextmanager
+def full_disk(most: int = 1000) -> Iterator[None]:
+    """Files may not grow beyond so many bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @dataclass

@@ -1,13 +1,28 @@
-"""The index."""
+"""The index: rows, checksums of chunks, keys, and the journal that writes it."""
 
 from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from wds_async.service.cache.index import Index, IndexBatch, IndexRow
+from tests.service.cache.doubles import (
+    CHUNK,
+    Clock,
+    full_disk,
+    threaded,
+)
+from wds_async.service.cache.disk import DataFile
+from wds_async.service.cache.entries import ObjectEntry, facts_of_row
+from wds_async.service.cache.index import PAGE, Chunks, Index, IndexBatch, IndexRow, key_of
+from wds_async.service.cache.policy import Policy
+from wds_async.service.cache.writeback import Journal
+from wds_async.storage.base import Checksum
+from wds_async.transfer.ranges import Facts
 
 _MANY = 200_000
 
@@ -115,3 +130,198 @@ def test_many_entries_cost_nothing_at_the_start(tmp_path: Path) -> None:
     assert found is not None
     assert steps[0] < _MANY / 1000  # less than one step an entry: no table was walked through
     again.close()
+
+
+def test_counts_and_bounds() -> None:
+    chunks = Chunks(2500, 1000)
+    assert chunks.count == 3
+    assert [chunks.bounds(number) for number in range(3)] == [(0, 1000), (1000, 2000), (2000, 2500)]
+    assert chunks.length(2) == 500
+    assert list(chunks.over(999, 2001)) == [0, 1, 2]
+    assert list(chunks.over(5, 5)) == []
+    assert Chunks(0, 1000).settled
+    assert Chunks(None, 1000).count is None
+    assert not Chunks(None, 1000).whole
+
+
+def test_there_trusted_and_settled() -> None:
+    chunks = Chunks(2500, 1000)
+    chunks.load([(0, Chunks(2500, 1000).page(0))])
+    chunks.add(0, 7)
+    chunks.add(2, 9, on_probation=True)
+    assert (chunks.ready(10, 9999), chunks.ready(2100, 9999), chunks.ready(2100, 9999, on_probation=True)) == (
+        1000, 2100, 2500,
+    )  # fmt: skip
+    chunks.add(1, 8)
+    assert chunks.whole
+    assert not chunks.settled
+    chunks.on_probation.clear()
+    assert chunks.settled
+    chunks.drop(1)
+    assert 1 not in chunks
+    assert not chunks.whole
+
+
+@given(st.sets(st.integers(0, 3 * PAGE)), st.integers(0, 3 * PAGE))
+def test_pages_bring_back_what_stays(numbers: set[int], passing: int) -> None:
+    chunks = Chunks((3 * PAGE + 1) * 10, 10)
+    for number in numbers:
+        chunks.add(number, number * 31, on_probation=number == passing)
+    again = Chunks(chunks.size, 10)
+    again.load((page, chunks.page(page)) for page in range(4))
+    assert again.numbers() == sorted(numbers - {passing})
+    assert all(again.crc(number) == number * 31 and not again.trusted(number) for number in again.numbers())
+
+
+@given(st.sets(st.integers(0, 20)), st.integers(0, 210), st.integers(0, 250))
+def test_ready_is_what_is_there_in_a_row(numbers: set[int], start: int, count: int) -> None:
+    chunks = Chunks(205, 10)
+    for number in numbers:
+        chunks.add(number, 0)
+    there = {at for number in numbers for at in range(*chunks.bounds(number))}
+    end = start
+    while end < min(start + count, 205) and end in there:
+        end += 1
+    assert chunks.ready(start, start + count) == end
+
+
+def test_nonsense_in_a_page_is_passed_over() -> None:
+    chunks = Chunks(2500, 1000)
+    chunks.load([(0, b"\x00\x00abcd\x63\x00abcd\x01"), (9, b"")])
+    assert chunks.numbers() == [0]
+
+
+SIGNED = (
+    "https://host/a.tar?X-Amz-Credential=SECRET&X-Amz-Signature=SECRET",
+    "https://account.blob.core.windows.net/c/a.tar?se=2030&sig=SECRET",
+    "https://user:SECRET@host/a.tar",
+    "https://SECRET@host/a.tar",
+)
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/a.tar", "https://host/a.tar?part=3", "gs://bucket/a%20b.tar"])
+def test_a_url_without_a_secret_is_its_own_key(url: str) -> None:
+    assert key_of(url) == url
+
+
+@pytest.mark.parametrize("url", SIGNED)
+def test_a_secret_is_not_in_the_key(url: str) -> None:
+    key = key_of(url)
+    assert "SECRET" not in key
+    assert "/a.tar" in key  # people find it, and prefixes do
+    assert key_of(key) == key
+    assert key == key_of(url) != key_of(url.replace("SECRET", "OTHER"))
+
+
+def journal_of(folder: Path, **how: Any) -> Journal:
+    index = Index(folder / "index")
+    clock = Clock()
+    policy = Policy(1 << 20, CHUNK)
+    return Journal(index, threaded, policy, clock=clock, wall=lambda: clock() + 1e9, next_id=5, **how)
+
+
+async def test_what_is_noted_is_written(tmp_path: Path) -> None:
+    journal = journal_of(tmp_path)
+    assert [journal.new_id(), journal.new_id()] == [5, 6]
+    entry = entry_of()
+    journal.used(entry)
+    assert not journal.behind  # nothing is kept of what has no file
+    entry.file = DataFile(tmp_path / "file", create=True)
+    entry.checked = 400.0
+    entry.chunks.add(2, 77)
+    journal.changed(entry, 2)
+    assert journal.behind
+    assert journal.pending("key")
+    assert await journal.flush()
+    assert not journal.behind
+    assert not journal.pending("key")
+    found = journal.index and journal.index.load("key")
+    assert found is not None
+    row, pages = found
+    assert (row.checked, row.used, row.held) == (400.0 + 1e9, 1000.0 + 1e9, CHUNK)
+    assert pages == [(0, entry.chunks.page(0))]
+    entry.gone = True
+    journal.removing(entry.id)
+    assert journal.is_removed(entry.id)
+    journal.removed(entry.id)
+    await journal.flush()
+    assert journal.index is not None
+    assert journal.index.load("key") is None
+    assert journal.index.totals().next_id == 7
+    entry.file.close()
+    journal.index.close()
+
+
+async def test_files_that_are_being_made_are_swept_after_a_crash(tmp_path: Path) -> None:
+    journal = journal_of(tmp_path)
+    entry = entry_of()
+    entry.file = DataFile(tmp_path / "file", create=True)
+    assert [journal.new_id() for _ in range(5)] == [5, 6, 7, 8, 9]
+    journal.without_file(5)
+    journal.used(entry)  # number 7
+    await journal.flush()
+    assert journal.index is not None
+    assert journal.index.totals().sweep_from == 6
+    for number in (6, 8):
+        journal.removed(number)
+    await journal.flush()
+    assert journal.index.totals().sweep_from == 9
+    journal.without_file(9)
+    journal.used(entry)
+    await journal.flush()
+    assert journal.index.totals().sweep_from == 10  # the next number: nothing is uncertain
+    entry.file.close()
+    journal.index.close()
+
+
+async def test_an_index_on_a_full_disk(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    journal = journal_of(tmp_path)
+    entry = entry_of()
+    entry.file = DataFile(tmp_path / "file", create=True)
+    entry.chunks.add(0, 1)
+    journal.changed(entry, 0)
+    with full_disk():
+        assert not await journal.flush()
+        assert not await journal.flush()
+    assert journal.behind
+    assert journal.pending("key")
+    assert caplog.text.count("cannot be written") == 1
+    assert await journal.flush()
+    assert journal.index is not None
+    assert journal.index.load("key") is not None
+    entry.file.close()
+    journal.index.close()
+
+
+async def test_an_index_that_is_damaged_is_said_to_be(tmp_path: Path) -> None:
+    said: list[str] = []
+    Index(tmp_path / "index").close()  # all of it is in the file, nothing beside it
+    journal = journal_of(tmp_path, broken=lambda: said.append("broken"))
+    entry = entry_of()
+    entry.file = DataFile(tmp_path / "file", create=True)
+    entry.chunks.add(0, 1)
+    journal.changed(entry, 0)
+    assert journal.index is not None
+    path = journal.index.path
+    with open(path, "r+b") as file:  # noqa: ASYNC230 (a test)
+        file.seek(4096)
+        file.write(b"\xa5" * (path.stat().st_size - 4096))
+    assert not await journal.flush()
+    assert said == ["broken"]
+    entry.file.close()
+    journal.index.close()
+
+
+FACTS = Facts(3 * CHUNK + 5, '"etag"', {"etag": '"etag"'}, Checksum("crc32c", b"abcd", "x-goog-hash"), True)
+
+
+def entry_of(facts: Facts = FACTS) -> ObjectEntry:
+    return ObjectEntry(7, "key", "s3://bucket/a?signature", facts, "tenant", Chunks(facts.size, CHUNK))
+
+
+def test_facts_come_back_from_their_row() -> None:
+    row = entry_of().row(1.0, 2.0, 3)
+    assert facts_of_row(row) == FACTS
+    assert (row.key, row.held, row.last) == ("key", 0, 3)
+    assert "signature" not in repr(row)  # the URL may hold one, and is not kept
+    assert facts_of_row(entry_of(Facts(None, "", {}, None, False)).row(0, 0, 0)) == Facts(None, "", {}, None, False)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import resource
 import shutil
 import tempfile
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,16 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tests.service.cache.doubles import CHUNK, Bytes, Clock, content, get, make
+from tests.service.cache.doubles import (
+    CHUNK,
+    Bytes,
+    Clock,
+    content,
+    disk_bytes,
+    full_disk,
+    get,
+    make,
+)
 from wds_async.errors import ObjectChanged, ShardNotFound, TransferError
 from wds_async.service.cache.cache import ChunkCache
 from wds_async.service.cache.origin import Client
@@ -25,21 +33,6 @@ LIMIT = 24 * CHUNK
 FRESH_S = 60.0
 PLACES = st.integers(0, 9 * CHUNK)
 KINDS = st.sampled_from([{}, {}, {}, {"ranged": False}, {"told": False}, {"identity": ""}])
-
-
-@contextlib.contextmanager
-def full_disk(most: int = 1000) -> Iterator[None]:
-    """Files may not grow beyond so many bytes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def disk_bytes(folder: Path) -> int:
-    return sum(path.stat().st_blocks * 512 for path in (folder / "data").rglob("*") if path.is_file())
 
 
 class CacheMachine(RuleBasedStateMachine):

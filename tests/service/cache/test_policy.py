@@ -1,8 +1,9 @@
-"""What stays and what goes: in simulations of what jobs do, and against a model of its accounts."""
+"""The cache policy: in simulations of jobs, and against a model of its accounts."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import random
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from benchmarks.cachepolicy import CHUNK, Simulation, epochs, lru, random_eviction
 from wds_async.service.cache.index import Totals
-from wds_async.service.cache.policy import Policy, Resident
+from wds_async.service.cache.policy import Intervals, Policy, Probation, Resident
 
 SIZE = 16 * CHUNK
 
@@ -254,3 +255,74 @@ def test_accounts(steps: list[tuple[str, int, int]]) -> None:
         )
         if not any(open_.values()):
             assert policy.resident_bytes == held
+
+
+def test_little_is_nothing() -> None:
+    intervals = Intervals(1e9)
+    for _ in range(15):
+        intervals.observe(100, 10, 0)
+    assert intervals.patience(0) is None
+    intervals.observe(100, 10, 0)
+    assert intervals.patience(0) is not None
+    assert intervals.patience(1000) is None
+
+
+def test_the_longest_usual_interval_counts() -> None:
+    rng, intervals = random.Random(1), Intervals(1e12)
+    for now in range(1000):
+        intervals.observe(int(rng.triangular(0, 2e6)), 10, now)
+    patience = intervals.patience(0)
+    assert patience is not None
+    assert 2e6 < patience < 3e6
+    intervals.observe(1 << 50, 10, 1000)  # one that is not usual
+    assert intervals.patience(0) == patience
+
+
+def test_it_forgets_and_remembers() -> None:
+    intervals = Intervals(1000)
+    for now in range(20):
+        intervals.observe(1_000_000, 100, now)
+    again = Intervals(1000, json.loads(json.dumps(intervals.state())))
+    assert again.patience(0) == intervals.patience(0)
+    for now in range(10_000, 10_020):
+        again.observe(50, 100, now)
+    patience = again.patience(0)
+    assert patience is not None
+    assert patience < 100
+
+
+def nothing(chunk: tuple[int, int]) -> bool:
+    return False
+
+
+def test_what_was_read_goes_first() -> None:
+    probation = Probation(30)
+    for number in range(3):
+        assert probation.put((1, number), 10, True, nothing) == []
+    probation.spend((1, 1))
+    assert probation.put((2, 0), 10, True, nothing) == [(1, 1)]
+    assert probation.put((2, 1), 10, False, nothing) is None  # what nobody has read goes for demand only
+    assert probation.put((2, 1), 10, True, nothing) == [(1, 0)]
+    assert probation.bytes == 30
+
+
+def test_what_is_held_does_not_go() -> None:
+    probation = Probation(20)
+    probation.put((1, 0), 10, True, nothing)
+    probation.put((1, 1), 10, True, nothing)
+    assert probation.put((2, 0), 10, True, lambda chunk: True) is None
+    assert probation.put((2, 0), 10, True, lambda chunk: chunk == (1, 0)) == [(1, 1)]
+    assert probation.put((2, 1), 21, True, nothing) is None
+
+
+def test_dropping() -> None:
+    probation = Probation(100)
+    for number in range(4):
+        probation.put((1, number), 10, True, nothing)
+    probation.spend((1, 2))
+    probation.spend((9, 9))
+    assert probation.spent_bytes == 10
+    assert probation.drop((1, 0)) == 10
+    assert probation.drop((1, 0)) == 0
+    assert probation.drop_all(1) == 30
+    assert (probation.bytes, probation.spent_bytes) == (0, 0)
