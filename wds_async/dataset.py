@@ -23,7 +23,7 @@ from wds_async.reading.stage import ReadingStage, tarfile_to_samples
 from wds_async.redact import redact
 from wds_async.shardlists import lists, spec
 from wds_async.shardlists.mixture import Mixture
-from wds_async.shardlists.plan import ShardPlan, shuffle_buffer, shuffle_seed, tell_of_seed
+from wds_async.shardlists.plan import ShardPlan, log_seed, shuffle_buffer, shuffle_seed
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.tar.group import base_plus_ext
 from wds_async.tracebacks import Shortened
@@ -233,9 +233,9 @@ class WebDataset(DataPipeline, FluidInterface):
         else:
             self.pipeline += [*plan.stages(urls), reading()]
         if plan.buffer:
-            tell_of_seed(plan.seed, "shuffled")
+            log_seed(plan.seed, "shuffled")
         elif isinstance(first := self.pipeline[0], Mixture) and first.draws and not plan.resampled:
-            tell_of_seed(plan.seed, "mixed")
+            log_seed(plan.seed, "mixed")
         if cache is not None:
             cache.expect(getattr(self.pipeline[0], "urls", ()))
 

@@ -13,7 +13,7 @@ from wds_async.errors import ConfigError
 from wds_async.filters.shuffling import detshuffle
 from wds_async.shardlists import ResampledShards, SimpleShardList, split_by_node, split_by_worker
 from wds_async.shardlists.directories import DirectoryShardList
-from wds_async.shardlists.plan import ShardPlan, shuffle_buffer, shuffle_seed, tell_of_seed
+from wds_async.shardlists.plan import ShardPlan, log_seed, shuffle_buffer, shuffle_seed
 
 URLS = ["a.tar", "b.tar", "c.tar"]
 
@@ -91,12 +91,12 @@ def test_several_ranks_are_told_once_that_there_is_no_seed(
     monkeypatch.setenv("WORLD_SIZE", "4")
     for rank in "1200":
         monkeypatch.setenv("RANK", rank)
-        tell_of_seed(shuffle_seed(None, split_by_node), "shuffled")
-        tell_of_seed(shuffle_seed(7, split_by_node), "shuffled")
+        log_seed(shuffle_seed(None, split_by_node), "shuffled")
+        log_seed(shuffle_seed(7, split_by_node), "shuffled")
     (record,) = caplog.records
     assert "the shards of 4 ranks are shuffled by seed 0" in record.getMessage()
     assert "Pass seed= or WDS_SEED" in record.getMessage()
     monkeypatch.setattr(logs, "_process", logs.Once())
     monkeypatch.setenv("WDS_EPOCH", "3")  # it goes on where another run ended
-    tell_of_seed(shuffle_seed(None, split_by_node), "shuffled")
+    log_seed(shuffle_seed(None, split_by_node), "shuffled")
     assert len(caplog.records) == 1

@@ -59,14 +59,17 @@ IMAGE_EXTENSIONS: list[str] = [extension for names in _FORMATS.values() for exte
 
 _NUMPY, _TORCH, _PIL = "numpy", "torch", "pil"
 imagespecs: dict[str, tuple[str, str | None, str]] = {
-    **{f"{channels}8": (_NUMPY, "uint8", channels) for channels in ("l", "rgb", "rgba")},
-    **{channels: (_NUMPY, "float", channels) for channels in ("l", "rgb", "rgba")},
-    **{f"torch{channels}8": (_TORCH, "uint8", channels) for channels in ("l", "rgb", "rgba")},
-    **{f"torch{channels}": (_TORCH, "float", channels) for channels in ("l", "rgb", "rgba")},
-    "torch": (_TORCH, "float", "rgb"),
-    **{f"pil{channels}": (_PIL, None, channels) for channels in ("l", "rgb", "rgba")},
-    "pil": (_PIL, None, "rgb"),
+    f"{prefix}{channels}{suffix}": (container, kind, channels)
+    for prefix, suffix, container, kind in (
+        ("", "8", _NUMPY, "uint8"),
+        ("", "", _NUMPY, "float"),
+        ("torch", "8", _TORCH, "uint8"),
+        ("torch", "", _TORCH, "float"),
+        ("pil", "", _PIL, None),
+    )
+    for channels in ("l", "rgb", "rgba")
 }
+imagespecs |= {"torch": imagespecs["torchrgb"], "pil": imagespecs["pilrgb"]}
 """What each specification gives: container, type of the values (None: PIL's own) and channels."""
 
 
@@ -98,7 +101,10 @@ class ImageHandler:
         self, imagespec: str, extensions: Iterable[str] = IMAGE_EXTENSIONS, *, min_size: int | None = None
     ) -> None:
         if imagespec not in imagespecs:
-            raise ValueError(f"Unknown imagespec: {imagespec}{_suggestion(imagespec)}")
+            swapped = [name for name in imagespecs if sorted(name) == sorted(imagespec.lower())]  # rgbtorch, torchrgb
+            near = swapped or difflib.get_close_matches(imagespec.lower(), imagespecs, 1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise ValueError(f"Unknown imagespec: {imagespec} ({hint}known are {', '.join(imagespecs)})")
         self.imagespec = imagespec
         self.extensions = frozenset(extensions)
         self.min_size = None if min_size is None else check_size("ImageHandler", "min_size", min_size, at_least=1)
@@ -106,7 +112,7 @@ class ImageHandler:
             _agrees()
 
     def __call__(self, key: str, data: bytes) -> Any:
-        """The image in ``data``, or None where the extension of ``key`` (``".seg.png"``) is not one of ours."""
+        """Return the image in ``data``, or None for another extension of ``key`` (``".seg.png"``)."""
         if key.rpartition(".")[2].lower() not in self.extensions:
             return None
         container, kind, channels = imagespecs[self.imagespec]
@@ -125,21 +131,15 @@ def imagehandler(
     return ImageHandler(imagespec, extensions, min_size=min_size)
 
 
-def _suggestion(imagespec: str) -> str:
-    swapped = [name for name in imagespecs if sorted(name) == sorted(imagespec.lower())]  # rgbtorch, torchrgb
-    near = swapped or difflib.get_close_matches(imagespec.lower(), imagespecs, 1)
-    return f" ({f'did you mean {near[0]}? ' if near else ''}known are {', '.join(imagespecs)})"
-
-
 def _divisor(height: int, width: int, min_size: int | None) -> int:
-    """1, 2, 4 or 8: the largest that leaves no side, rounded up, below ``min_size``."""
+    """Return 1, 2, 4 or 8: the largest that leaves no side, rounded up, below ``min_size``."""
     if min_size is None:
         return 1
     return next((n for n in (8, 4, 2) if -(-min(height, width) // n) >= min_size), 1)
 
 
 def _open(data: bytes, channels: str, min_size: int | None = None, *, copy: bool = False) -> Image:
-    """The decoded image; with ``copy`` a plain Image, which holds no file."""
+    """Decode an image; with ``copy`` to a plain Image, which holds no file."""
     try:
         import PIL.Image  # noqa: PLC0415 (an extra)
     except ImportError as exn:
@@ -156,7 +156,7 @@ def _open(data: bytes, channels: str, min_size: int | None = None, *, copy: bool
 
 
 def _interleaved(data: bytes, channels: str, scaled: bool, min_size: int | None) -> NDArray[Any]:
-    """Height x width (x channels), as numpy users have it; floats in [0, 1] where ``scaled``."""
+    """Return height x width (x channels), as numpy users have it; floats in [0, 1] where ``scaled``."""
     pixels = _fast(data, "RGB", min_size, _scratch if scaled else None) if channels == "RGB" else None
     if pixels is None:
         pixels = np.asarray(_open(data, channels, min_size))
@@ -164,7 +164,7 @@ def _interleaved(data: bytes, channels: str, scaled: bool, min_size: int | None)
 
 
 def _planar(data: bytes, channels: str, scaled: bool, min_size: int | None) -> NDArray[Any]:
-    """(Channels x) height x width, as torch users have it, writable; floats in [0, 1] where ``scaled``.
+    """Return (channels x) height x width, as torch users have it, writable; floats in [0, 1] where ``scaled``.
 
     Taking the channels apart is half of the work that is not decoding. Four bytes a pixel are shifted out in half the
     time of transposing an array, and Pillow unpacks single channels as fast.
@@ -225,17 +225,14 @@ _scratch = _Scratch()
 def _fast(
     data: bytes, order: str, min_size: int | None = None, memory: Callable[[int], Any] | None = None
 ) -> NDArray[np.uint8] | None:
-    """The pixels of a colour JPEG, height x width x ``order`` ("RGB" or "RGBX"); None where Pillow has to read it.
-
-    ``memory(size_bytes)`` may give memory for them, None for fresh one.
-    """
+    """Return the pixels of a colour JPEG, height x width x ``order`` ("RGB" or "RGBX"), in ``memory(size_bytes)`` or
+    fresh memory. None where Pillow has to read it."""
     return _simplejpeg(data, order, min_size, memory) if data[:2] == b"\xff\xd8" and _agrees() else None
 
 
 @functools.cache
 def _agrees() -> bool:
-    """Whether simplejpeg is there and gives what Pillow gives, bit for bit: they may be linked with different
-    versions of libjpeg."""
+    """Return True where simplejpeg is installed and equals Pillow bit for bit: their versions of libjpeg may differ."""
     try:
         import simplejpeg  # noqa: F401, PLC0415 (optional)
         from PIL.Image import fromarray  # noqa: PLC0415 (an extra)
@@ -257,7 +254,7 @@ def _agrees() -> bool:
 def _simplejpeg(
     data: bytes, order: str, min_size: int | None, memory: Callable[[int], Any] | None = None
 ) -> NDArray[np.uint8] | None:
-    """None for an image that Pillow would treat in a way of its own, or that is damaged."""
+    """Return the pixels; None for an image that Pillow would treat in a way of its own, or that is damaged."""
     import PIL.Image  # noqa: PLC0415 (an extra)
     import simplejpeg  # noqa: PLC0415 (optional)
 

@@ -1,7 +1,7 @@
 """Video and sound fields to tensors: the decoder handlers `torch_video` and `torch_audio`.
 
-WebDataset reads them with torchvision and torchaudio, which torch has stopped developing. PyAV (FFmpeg) and soundfile
-(libsndfile) give tensors of the same shapes and types, from memory, and are asked first.
+PyAV (FFmpeg) and soundfile (libsndfile) give tensors of the same shapes and types as torchvision and torchaudio, which
+torch has stopped developing, and from memory; they are preferred.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 import importlib
 import io
+import itertools
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def torch_audio(key: str, data: bytes) -> Any:
 
 
 def _package(name: str) -> Any:
-    """The package; None where it is not installed or does not load (torchcodec without FFmpeg: RuntimeError)."""
+    """Import a package; None where it is not installed or does not load (torchcodec without FFmpeg: RuntimeError)."""
     try:
         return importlib.import_module(name)
     except (ImportError, OSError, RuntimeError):
@@ -89,20 +90,15 @@ def _video_by_av(data: bytes, extension: str) -> Any:
     av = _package("av")
     with _open(data) as container:
         pictures, sounds = container.streams.video[:1], container.streams.audio[:1]
-        frames: list[Any] = []
-        chunks: list[Any] = []
-        resample = _resampler()
+        resample, frames, chunks = _resampler(), [], []
         for frame in container.decode([*pictures, *sounds]):
             if isinstance(frame, av.VideoFrame):
                 frames.append(frame.to_ndarray(format="rgb24"))
             else:
                 chunks.extend(resample(frame))
         chunks.extend(resample(None) if chunks else [])
-        info: dict[str, Any] = {}
-        for stream in pictures:
-            info["video_fps"] = float(stream.average_rate or stream.guessed_rate or 0)
-        for stream in sounds:
-            info["audio_fps"] = stream.rate
+        info = {"video_fps": float(stream.average_rate or stream.guessed_rate or 0) for stream in pictures}  # noqa: B035
+        info |= {"audio_fps": stream.rate for stream in sounds}  # noqa: B035 (at most one)
     video = np.stack(frames) if frames else np.empty((0, 1, 1, 3), np.uint8)
     return _tensor(video), _tensor(_joined(chunks)), info
 
@@ -111,13 +107,8 @@ def _audio_by_av(data: bytes, extension: str) -> Any:
     with _open(data) as container:
         stream = container.streams.audio[0]
         resample = _resampler()
-        chunks = [chunk for frame in _and_none(container.decode(stream)) for chunk in resample(frame)]
-        return _tensor(_joined(chunks)), stream.rate
-
-
-def _and_none(frames: Iterator[Any]) -> Iterator[Any]:
-    yield from frames
-    yield None  # makes the resampler give what it holds
+        frames = itertools.chain(container.decode(stream), [None])  # None makes the resampler give what it holds
+        return _tensor(_joined([chunk for frame in frames for chunk in resample(frame)])), stream.rate
 
 
 def _resampler() -> Callable[[Any], list[Any]]:
@@ -151,10 +142,6 @@ def _video_by_torchvision(data: bytes, extension: str) -> Any:
         return _package("torchvision.io").read_video(str(path), pts_unit="sec")
 
 
-def _audio_by_torchaudio(data: bytes, extension: str) -> Any:
-    return _package("torchaudio").load(io.BytesIO(data))
-
-
 def _video_by_torchcodec(data: bytes, extension: str) -> Any:
     decoders, torch = _package("torchcodec.decoders"), _package("torch")
     video = decoders.VideoDecoder(data, dimension_order="NHWC")
@@ -181,7 +168,7 @@ _READERS: dict[str, tuple[tuple[str, str, Reader], ...]] = {
         ("soundfile", "read", _audio_by_soundfile),
         ("av", "open", _audio_by_av),
         ("torchcodec.decoders", "AudioDecoder", _audio_by_torchcodec),
-        ("torchaudio", "load", _audio_by_torchaudio),
+        ("torchaudio", "load", lambda data, _: _package("torchaudio").load(io.BytesIO(data))),
     ),
 }
 """Package, what it must have (new versions of torchvision read no video) and the reader, by preference."""

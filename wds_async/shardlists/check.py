@@ -39,31 +39,29 @@ _COMPRESSED = (
 """By which words `decompress.plain` goes, and what to call it."""
 
 
-def looks_like(found: Probed) -> tuple[str, ShardFormatError | None]:
-    """What the first bytes of a shard say: ``tar``, or what it is compressed with; and, where it is no shard, the
-    error that reading it would begin with. Nothing ("") is said where it was not read."""
-    if not found.checked or found.error is not None:
+def looks_like(shard: Probed) -> tuple[str, ShardFormatError | None]:
+    """Return ``tar``, or what a shard is compressed with, by its first bytes; and, where it is no shard, the error that
+    reading it would begin with. The former is "" where it was not read."""
+    if not shard.checked or shard.error is not None:
         return "", None
-    kind = next((name for magic, name in _COMPRESSED if magic.match(found.head)), "tar")
-    pieces = iter([memoryview(found.head)] if found.head else [])
+    kind = next((name for magic, name in _COMPRESSED if magic.match(shard.head)), "tar")
+    pieces = iter([memoryview(shard.head)] if shard.head else [])
     try:
-        plain = decompress.plain(lambda: next(pieces, None), found.url)
-        source = ByteSource(plain, found.url)
+        source = ByteSource(decompress.plain(lambda: next(pieces, None), shard.url), shard.url)
         for _ in parse.members_of(source, admit=lambda _: None):
             pass
         if source.empty:
             return f"{kind}, empty: no members", None
     except TruncatedShard as exn:  # of course: only its beginning was read
-        return kind, exn if found.size == len(found.head) else None
+        return kind, exn if shard.size == len(shard.head) else None
     except ShardFormatError as exn:
         return "", exn
     return kind, None
 
 
 def lists_of(shards: Any) -> list[Sequence[str]]:
-    """The URLs of each source of what a dataset begins with: a shard list, or a mix of several.
-
-    ConfigError for what does not list its shards, a directory that is watched, say."""
+    """Return the URLs of each source of a shard list or a mix. ConfigError for what does not list its shards, such as a
+    directory that is watched."""
     sources = getattr(shards, "sources", None)
     lists: list[Any] = [getattr(shards, "urls", None)] if sources is None else [source.urls for source in sources]
     if not all(isinstance(urls, Sequence) for urls in lists):
@@ -72,9 +70,8 @@ def lists_of(shards: Any) -> list[Sequence[str]]:
 
 
 def shards_to_check(lists: Iterable[Sequence[str]], which: str) -> list[str]:
-    """Of each source's shards the first and the last (``which="ends"``) or ``"all"``, each named once.
-
-    ConfigError for any other ``which``."""
+    """Return the first and last of each source's shards (``which="ends"``) or ``"all"``, each once. ConfigError for any
+    other ``which``."""
     if which not in ("ends", "all"):
         raise ConfigError(f"check={which!r}: known are 'ends' (the first and last shard of each source) and 'all'")
     chosen = [url for urls in lists for url in (urls if which == "all" else [*urls[:1], *urls[-1:]])]
@@ -100,34 +97,29 @@ def check_shards(
     ``timeout_s`` bounds the look at each; by default attempts end as they do in a training.
     """
     urls = [url for url in shards_to_check(lists, which) if cache is None or cache.find(url) is None]
-    looked, seen, bad = 0, 0, []
-    for found in probe(urls, options, config=config, timeout_s=timeout_s):
-        error = found.error or looks_like(found)[1]
+    read, seen, bad = 0, 0, []
+    for shard in probe(urls, options, config=config, timeout_s=timeout_s):
+        error = shard.error or looks_like(shard)[1]
         seen += 1
-        looked += found.checked
+        read += shard.checked
         if error is not None:
-            bad.append((found.url, error))
+            bad.append((shard.url, error))
     if bad:
-        raise _one_of(bad, seen)
-    unread = f"; {seen - looked} can be read only once and were not" if looked < seen else ""
-    logger.info("check=%r: %d shards are there and can be read%s", which, looked, unread)
+        raise _combined(bad, seen)
+    unread = f"; {seen - read} can be read only once and were not" if read < seen else ""
+    logger.info("check=%r: %d shards are there and can be read%s", which, read, unread)
 
 
-def _one_of(bad: list[tuple[str, WdsError]], seen: int) -> WdsError:
-    """One error for all of them."""
-    lines = [f"  {_line(url, error)}" for url, error in bad[:_NAMED_AT_MOST]]
+def _combined(bad: list[tuple[str, WdsError]], checked: int) -> WdsError:
+    lines = []
+    for url, error in bad[:_NAMED_AT_MOST]:
+        shown, text = redact(url), str(error)  # the text may name only where the shard is read
+        lines.append(f"  {text}" if shown in text else f"  {shown}: {text}")
     if len(bad) > _NAMED_AT_MOST:
         lines.append(f"  … and {len(bad) - _NAMED_AT_MOST} more")
-    classes: Any = (ShardNotFound, AccessDenied, NotATar)
-    cls = next((cls for cls in classes if all(isinstance(error, cls) for _, error in bad)), StorageError)
-    what = {ShardNotFound: "are missing", AccessDenied: "may not be read", NotATar: "are no shards"}
-    head = f"{len(bad)} of {seen} shards that were looked at {what.get(cls, 'cannot be read')}:"
-    made: WdsError = cls("\n".join([head, *lines]))
-    made.__cause__ = bad[0][1]
-    return made
-
-
-def _line(url: str, error: WdsError) -> str:
-    """The error's own words, which name the shard: by where it is read, so that the URL given is put before it."""
-    shown, text = redact(url), str(error)
-    return text if shown in text else f"{shown}: {text}"
+    kinds: Any = {ShardNotFound: "are missing", AccessDenied: "may not be read", NotATar: "are no shards"}
+    kind = next((kind for kind in kinds if all(isinstance(error, kind) for _, error in bad)), StorageError)
+    head = f"{len(bad)} of {checked} shards that were looked at {kinds.get(kind, 'cannot be read')}:"
+    combined: WdsError = kind("\n".join([head, *lines]))
+    combined.__cause__ = bad[0][1]
+    return combined

@@ -1,4 +1,4 @@
-"""Shards that come and go in a directory: some processes put them there, others take them."""
+"""A directory as a queue of shards between processes."""
 
 from __future__ import annotations
 
@@ -25,12 +25,9 @@ _TAKEN = re.compile(r"\._(\d+|done)_$")
 
 
 class ActiveShard(dict[str, Any]):
-    """``{"url": …}`` of a shard that changes its name when the next one is asked for.
+    """``{"url": …}`` of a shard that changes its name when the next one is asked for."""
 
-    ``alone`` says so: whoever reads ahead must not ask for the next before this one is read.
-    """
-
-    alone = True
+    alone = True  # a reader must not ask for the next one before this one is read
 
 
 class DirectoryShardList(world.TorchDataset):
@@ -70,12 +67,8 @@ class DirectoryShardList(world.TorchDataset):
             raise ConfigError(f"mode={mode!r}: a directory's shards know 'resample', 'unlink', 'keep' and None")
         if select not in _SELECTIONS:
             raise ConfigError(f"select={select!r}: shards are taken 'random' or the 'oldest' first")
-        self.pattern = pattern
-        self.poll = poll
-        self.timeout = timeout
-        self.mode = mode
-        self.select = select
-        self.fate = fate
+        self.pattern, self.select, self.mode, self.fate = pattern, select, mode, fate
+        self.poll, self.timeout = poll, timeout
         self._waiting: list[threading.Event] = []
         self._unread: list[str] = []
 
@@ -92,15 +85,15 @@ class DirectoryShardList(world.TorchDataset):
             mine = f"._{os.getpid()}_"  # a fork inherits its parent's list
             left, self._unread = [name for name in self._unread if name.endswith(mine)], []
             for name in left:
-                self._give_back(name)
-        given: set[str] = set()
+                self._rename(name)
+        seen: set[str] = set()
         rng = random.Random()
-        while (found := self._wait(given, stopped)) is not None:
-            candidate = self._choose(found, rng)
+        while (candidates := self._wait(seen, stopped)) is not None:
+            candidate = rng.choice(candidates) if self.select == "random" else min(candidates, key=_modified)
             active = self._take(candidate)
             if active is None:
                 continue  # another process was faster
-            given.add(candidate)
+            seen.add(candidate)
             self._unread.append(active)
             yield ActiveShard(url=active)
             if active in self._unread:  # else another iteration has given it back
@@ -108,37 +101,22 @@ class DirectoryShardList(world.TorchDataset):
                 self.recycle(active)
             self.cleanup_files_without_processes()
 
-    def _wait(self, given: set[str], stopped: threading.Event) -> list[str] | None:
-        """The shards that may be taken, once there are any; None where the list is at its end."""
+    def _wait(self, seen: set[str], stopped: threading.Event) -> list[str] | None:
+        """Return the shards that may be taken, once there are any; None where the list is at its end."""
         deadline = time.monotonic() + self.timeout
         while not stopped.is_set():
-            if found := self._candidates(given):
-                return found
+            patterns = [glob.escape(self.path) + pattern for pattern in braceexpand(self.pattern)]
+            names = {name for pattern in patterns for name in glob.iglob(pattern) if not _TAKEN.search(name)}
+            if candidates := sorted(names - seen if self.mode is None else names):
+                return candidates
             left = deadline - time.monotonic()
             if self.poll is None or left <= 0:
                 return None
             stopped.wait(min(self.poll, left, threading.TIMEOUT_MAX))
         return None
 
-    def _candidates(self, given: set[str]) -> list[str]:
-        folder = glob.escape(self.path)
-        found = {name for pattern in braceexpand(self.pattern) for name in glob.iglob(folder + pattern)}
-        return sorted(name for name in found if not _TAKEN.search(name) and not (self.mode is None and name in given))
-
-    def _choose(self, candidates: list[str], rng: random.Random) -> str:
-        if self.select == "random":
-            return rng.choice(candidates)
-
-        def age(name: str) -> float:
-            try:
-                return os.stat(name).st_mtime
-            except FileNotFoundError:  # taken since
-                return float("inf")
-
-        return min(candidates, key=age)
-
     def _take(self, candidate: str) -> str | None:
-        """The name under which this process reads the shard; None where the shard is gone."""
+        """Return the name under which this process reads the shard; None where the shard is gone."""
         if self.mode is None:
             return candidate
         active = f"{candidate}._{os.getpid()}_"
@@ -154,19 +132,17 @@ class DirectoryShardList(world.TorchDataset):
         return active
 
     def recycle(self, activename: str) -> None:
-        """Do with the shard that is called ``activename`` what ``mode`` says for one that was read."""
-        with contextlib.suppress(FileNotFoundError):  # its user removed it
-            if self.mode == "unlink":
+        """Treat the shard that is called ``activename`` as read, by ``mode``."""
+        if self.mode == "unlink":
+            with contextlib.suppress(FileNotFoundError):  # its user removed it
                 os.unlink(activename)
-            elif self.mode == "keep":
-                os.rename(activename, _own_name(activename) + "._done_")
-            elif self.mode == "resample":
-                os.rename(activename, _own_name(activename))
+        elif self.mode is not None:
+            self._rename(activename, "._done_" if self.mode == "keep" else "")
 
     @staticmethod
-    def _give_back(activename: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(activename, _own_name(activename))
+    def _rename(activename: str, suffix: str = "") -> None:
+        with contextlib.suppress(FileNotFoundError):  # its user removed it
+            os.rename(activename, _TAKEN.sub("", activename) + suffix)
 
     def cleanup_files_without_processes(self) -> None:
         """Give the shards that ended processes of this host left unread their own names back."""
@@ -175,7 +151,7 @@ class DirectoryShardList(world.TorchDataset):
         for name in glob.iglob(glob.escape(self.path) + "*._*_"):
             taken = _TAKEN.search(name)
             if taken and taken[1].isdecimal() and not _runs(int(taken[1])):
-                self._give_back(name)
+                self._rename(name)
 
     def close(self) -> None:
         """End every iteration of this process that waits for a shard. Idempotent."""
@@ -186,18 +162,20 @@ class DirectoryShardList(world.TorchDataset):
         return {**self.__dict__, "_waiting": [], "_unread": []}  # another process took nothing yet
 
 
-def _own_name(activename: str) -> str:
-    return _TAKEN.sub("", activename)
+def _modified(name: str) -> float:
+    try:
+        return os.stat(name).st_mtime
+    except FileNotFoundError:  # taken since
+        return float("inf")
 
 
 def _runs(pid: int) -> bool:
-    """Whether there is a process of this number."""
     if os.name == "nt":  # there os.kill would end it, so files of ended processes stay as they are
         return True
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:  # it runs, for somebody else
-        return True
+    except PermissionError:  # of another user
+        pass
     return True

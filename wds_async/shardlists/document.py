@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,7 +62,7 @@ class Document:
         why = "what was fetched may not name commands or files of this machine"
         return self.error(path, f"{redact(url)!r}: {why}; if you trust it, save it to a file", UnsafeContent)
 
-    def warn_of_misspelt(self, path: Path, keys: Iterable[Any], valid: frozenset[str]) -> None:
+    def warn_of_misspelt(self, path: Path, keys: Iterable[Any], valid: Collection[str]) -> None:
         """Warn of ``keys`` at ``path`` that are nearly ``valid``: ``wieght`` would silently be a metadata key."""
         for key in keys:
             near = [] if key in valid else difflib.get_close_matches(str(key), valid, 1, 0.8)

@@ -35,14 +35,14 @@ class Labelled(world.TorchDataset):
         self.fields = None if source.fields is None else frozenset(source.fields)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        fields, told = self.fields, False
+        fields, warned = self.fields, False
         for sample in self.samples:
             if fields is not None:
                 # In place: a raw sample knows its shard and offset, which a new dictionary would not.
                 for name in [name for name in sample if name not in fields and not name.startswith("__")]:
                     del sample[name]
-                if not told and fields.isdisjoint(sample):
-                    told = True
+                if not warned and fields.isdisjoint(sample):
+                    warned = True
                     logger.warning(
                         "source %s: its extensions %s are not in sample %r of %s",
                         self.name,

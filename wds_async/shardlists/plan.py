@@ -19,7 +19,7 @@ from wds_async.shardlists import lists
 from wds_async.shardlists.lists import DirectoryShardList, MultiShardSample, ResampledShards, SimpleShardList
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 
-__all__ = ["ShardPlan", "shuffle_buffer", "shuffle_seed", "tell_of_seed"]
+__all__ = ["ShardPlan", "log_seed", "shuffle_buffer", "shuffle_seed"]
 
 logger = logging.getLogger("wds_async")
 
@@ -29,34 +29,29 @@ _NOTICED_AT_MOST = 1000
 
 
 def shuffle_buffer(shardshuffle: bool | int | None, resampled: bool, stacklevel: int) -> int:
-    """How many shards to shuffle through, 0 for not at all; says where ``shardshuffle`` leaves that open."""
-    if resampled:
-        if shardshuffle is not False:
-            text = (
-                "shardshuffle changes nothing where shards are resampled; shardshuffle=False says that it is not meant"
-            )
-            warnings.warn(text, stacklevel=stacklevel)
-        return 0
-    if shardshuffle is None:
-        warnings.warn(
+    """Return how many shards to shuffle through, 0 for not at all. Warn where ``shardshuffle`` leaves that open."""
+    warning = ""
+    if resampled and shardshuffle is not False:
+        warning = (
+            "shardshuffle changes nothing where shards are resampled; shardshuffle=False says that it is not meant"
+        )
+    elif shardshuffle is None:
+        warning = (
             "shardshuffle is not given: shards are read in the order of the list. Say shardshuffle=False if that is "
-            "meant, or a number of shards to shuffle through (for training, all of them)",
-            stacklevel=stacklevel,
+            "meant, or a number of shards to shuffle through (for training, all of them)"
         )
-    if shardshuffle is True:
-        warnings.warn(
-            f"shardshuffle=True shuffles through {_TRUE_SHUFFLE} shards; give a number", stacklevel=stacklevel
-        )
-        return _TRUE_SHUFFLE
-    return 0 if shardshuffle is None else check_size("WebDataset", "shardshuffle", shardshuffle, at_least=0)
+    elif shardshuffle is True:
+        warning = f"shardshuffle=True shuffles through {_TRUE_SHUFFLE} shards; give a number"
+    if warning:
+        warnings.warn(warning, stacklevel=stacklevel)
+    if resampled or shardshuffle is None:
+        return 0
+    return _TRUE_SHUFFLE if shardshuffle is True else check_size("WebDataset", "shardshuffle", shardshuffle, 0)
 
 
 def shuffle_seed(seed: int | None, nodesplitter: Any) -> int | world.DrawnSeed:
-    """The seed of shard shuffling: ``seed``, else ``WDS_SEED``, else one that is drawn.
-
-    It is 0 in place of that where ``nodesplitter`` is the program's own: its ranks take shares of one order, and how
-    many there are is not known here.
-    """
+    """Return the seed of shard shuffling: ``seed``, else ``WDS_SEED``, else one that is drawn, or 0 where
+    ``nodesplitter`` is the program's own: its ranks take shares of one order, and their number is unknown here."""
     if seed is not None:
         return seed
     drawn = world.DrawnSeed()  # with WDS_SEED too, so that the program's later draws are those that WebDataset leaves
@@ -65,9 +60,9 @@ def shuffle_seed(seed: int | None, nodesplitter: Any) -> int | world.DrawnSeed:
     return drawn if nodesplitter in (None, lists.split_by_node, lists.single_node_only) else 0
 
 
-def tell_of_seed(seed: int | world.DrawnSeed, what: str) -> None:
-    """Log a seed that was drawn, and once a process on the first of several ranks that there is none; ``what`` is done
-    with the shards by it (``"shuffled"``, ``"mixed"``)."""
+def log_seed(seed: int | world.DrawnSeed, what: str) -> None:
+    """Log a seed that was drawn, or once a process on the first of several ranks that there is none. ``what`` it does
+    with the shards: ``"shuffled"`` or ``"mixed"``."""
     if not isinstance(seed, world.DrawnSeed):
         return
     here = world.place()
@@ -129,42 +124,33 @@ class ShardPlan:
             own = (lists.split_by_node, lists.split_by_worker)
             splitters = [splitter for splitter in splitters if splitter not in own]
         elif self.strict and isinstance(shards, SimpleShardList) and self.nodesplitter is lists.split_by_node:
-            _refuse_empty_ranks(len(shards))
+            _refuse_empty_ranks(len(shards), world.place().world_size)
         return [*stages, *(splitter for splitter in splitters if splitter)]
 
     def _shards(self, urls: Any) -> Any:
         if world.is_iterable_dataset(urls):
             return urls
         if self.mode in _DIRECTORY_MODES:
-            return _directory(urls, self.mode)
+            if not isinstance(urls, (str, os.PathLike)):
+                raise ConfigError(f"mode={self.mode!r} watches one directory; urls is {urls!r:.80}")
+            return DirectoryShardList(os.fspath(urls), mode=self.mode)
         if self.resampled:
             return ResampledShards(
                 urls, seed=self.seed, deterministic=self.seeded, storage_options=self.storage_options
             )
-        urls, of_dicts = _looked_into(urls)
-        return urls if of_dicts else SimpleShardList(urls, storage_options=self.storage_options)
+        if isinstance(urls, Iterable) and not isinstance(urls, (str, os.PathLike, Collection)):
+            source = iter(urls)
+            first = list(itertools.islice(source, 1))
+            urls = itertools.chain(first, source) if source is urls else urls
+            if first and isinstance(first[0], Mapping):  # {"url": …}, to be iterated anew each epoch
+                return urls
+        return SimpleShardList(urls, storage_options=self.storage_options)
 
 
-def _looked_into(urls: Any) -> tuple[Any, bool]:
-    """``urls``, and whether it is an iterable of ``{"url": …}`` that is to be iterated anew each epoch."""
-    if isinstance(urls, (str, os.PathLike, Collection)) or not isinstance(urls, Iterable):
-        return urls, False
-    source = iter(urls)
-    first = list(itertools.islice(source, 1))
-    return itertools.chain(first, source) if source is urls else urls, bool(first) and isinstance(first[0], Mapping)
-
-
-def _refuse_empty_ranks(shards: int) -> None:
-    """Said before training begins: a rank without shards would fail, or leave the others waiting for it."""
-    ranks = world.place().world_size
+def _refuse_empty_ranks(shards: int, ranks: int) -> None:
+    """Raise ConfigError before training begins: a rank without shards fails, or leaves the others waiting for it."""
     if shards < ranks:
         raise ConfigError(
             f"{shards} shards for {ranks} ranks: some would be empty. Make more shards, start fewer ranks, or pass "
             "nodesplitter=None and .compose(split_by_node), which splits samples (and has each rank read all shards)"
         )
-
-
-def _directory(urls: Any, mode: str | None) -> Any:
-    if not isinstance(urls, (str, os.PathLike)):
-        raise ConfigError(f"mode={mode!r} watches one directory; urls is {urls!r:.80}")
-    return DirectoryShardList(os.fspath(urls), mode=mode)

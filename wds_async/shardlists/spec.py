@@ -40,20 +40,8 @@ _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)")
 _MAX_RANGE = 10**7  # of fetched braces: {0..999999999999} would fill the memory
 
-_SOURCE_KEYS = frozenset(
-    (
-        "shards",
-        "shardlist",
-        "name",
-        "weight",
-        "extensions",
-        "nsamples",
-        "resample",
-        "choose",
-        "buckets",
-        "storage_options",
-    )
-)
+_SOURCE_KEYS = {"shards", "shardlist", "buckets", "storage_options", "extensions"}
+_SOURCE_KEYS |= {"name", "weight", "nsamples", "resample", "choose"}
 _SHARD_LIST_KEYS = frozenset(("wids_version", "__kind__"))
 
 
