@@ -34,6 +34,7 @@ __all__ = [
     "rewrite",
     "rules_from_env",
     "scheme",
+    "split_web_url",
 ]
 
 SHARD_SUFFIXES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
@@ -53,18 +54,7 @@ _NESTING = 10  # ${X} whose value holds ${Y}: as deep as webdataset follows
 _DOUBLE_COLON = re.compile(r"\[[0-9A-Fa-f:.]+\]|::")
 # fsspec's file systems that lie inside or over another one: 'zip://dir/x.tar::s3://b/y.zip' is one source.
 _WRAPPERS = frozenset(
-    (
-        "blockcache",
-        "cached",
-        "dir",
-        "filecache",
-        "gzip",
-        "libarchive",
-        "reference",
-        "simplecache",
-        "tar",
-        "zip",
-    )
+    ["blockcache", "cached", "dir", "filecache", "gzip", "libarchive", "reference", "simplecache", "tar", "zip"]
 )
 
 
@@ -220,16 +210,22 @@ def _local(url: str) -> Iterable[str]:
 
 def _checked(url: str) -> str:
     """Return ``url``, or raise `UrlError` for a malformed ``http(s)`` URL."""
-    if scheme(url) not in ("http", "https"):
-        return url
+    if scheme(url) in ("http", "https"):
+        split_web_url(url)
+    return url
+
+
+def split_web_url(url: str) -> urllib.parse.SplitResult:
+    """Return the parts of an ``http(s)`` URL. Raise `UrlError` for one without a host, with a port that is none, or
+    with control characters."""
     try:
         parts = urllib.parse.urlsplit(url)
-        valid = bool(parts.hostname) and parts.port != 0
+        if parts.hostname and parts.port != 0 and not any(ord(c) < 32 for c in url):
+            return parts
     except ValueError:
-        valid = False
-    if not valid or any(ord(c) < 32 for c in url):
-        raise UrlError(f"{redact(url)!r}: a malformed URL; write {scheme(url)}://host[:port]/path")
-    return url
+        pass
+    kind = "https" if url[:6].lower() == "https:" else "http"
+    raise UrlError(f"{redact(url)!r}: a malformed URL; write {kind}://host[:port]/path")
 
 
 def scheme(url: str) -> str:

@@ -20,12 +20,12 @@ from wds_async.errors import AccessDenied, ShardNotFound, TransferError
 from wds_async.storage.base import (
     Access,
     Answer,
+    Backend,
     Description,
     Fault,
     Location,
     RefusedAnswer,
     Request,
-    Store,
     Stream,
     Verdict,
 )
@@ -38,7 +38,7 @@ PART = 256 * KIB
 CONTENT = data(6 * PART + 17)
 
 
-class Leases(Store):
+class Leases(Backend):
     """Each request that it gives bears the number of a lease; the server says 403 to one that has lapsed."""
 
     def __init__(self, origin: Origin, *, lasts_s: float = math.inf, follows: bool = True) -> None:

@@ -38,6 +38,7 @@ __all__ = [
     "Access",
     "Answer",
     "Backend",
+    "BackendWrapper",
     "CacheEntry",
     "Call",
     "Checksum",
@@ -56,7 +57,6 @@ __all__ = [
     "RedirectLoop",
     "RefusedAnswer",
     "Request",
-    "Store",
     "Stream",
     "Tls",
     "Verdict",
@@ -365,86 +365,96 @@ class Checksum:
     source: str = ""
 
 
-class Backend(Protocol):
-    """One kind of store. Methods that may block are ``async`` and run on the engine's loop."""
+class Backend:
+    """Base of the stores' backends. `access`, `describe` and `classify` are each store's own; by default a store gives
+    no requests and no listing, keeps no checksums, and has nothing to renew or release. Methods that may block are
+    ``async`` and run on the engine's loop."""
 
     async def access(self, location: Location) -> Access:
         """Return how to read a shard (rewritten and routed). Called again once a `Request` is past its
         ``renew_after``, and after `Verdict.EXPIRED`: never the same one then."""
-        ...
-
-    def entries(self, location: Location) -> AsyncIterator[Entry]:
-        """Yield what is in a folder, whose ``target`` ends with "/": objects, and folders one level down, page by page.
-
-        A folder that is empty and one that does not exist may look the same. UrlError where the store lists nothing.
-        """
-        ...
+        raise NotImplementedError
 
     async def describe(self, location: Location) -> Description:
         """Describe how a shard is read. May ask for credentials, but reads nothing."""
-        ...
-
-    def streamed(self, request: Request) -> Stream:
-        """Return the same object as a stream, for a server that does not answer ranges."""
-        ...
+        raise NotImplementedError
 
     def classify(self, outcome: Answer | BaseException, location: Location) -> Fault:
         """Explain an answer or exception of this store. The only place where foreign errors are read.
 
         `Verdict.EXPIRED` says that `access` will now give another request (fresh credentials, another region): the
         engine asks for it at once, and does not count that as a fault."""
-        ...
+        raise NotImplementedError
+
+    def entries(self, location: Location) -> AsyncIterator[Entry]:
+        """Yield what is in a folder, whose ``target`` ends with "/": objects, and folders one level down, page by page.
+
+        A folder that is empty and one that does not exist may look the same. UrlError where the store lists nothing.
+        """
+        raise UrlError(
+            f"{location.shown}: this kind of URL cannot be listed; name the shards, with braces {{000..999}}"
+        )
+
+    def streamed(self, request: Request) -> Stream:
+        """Return the same object as a stream, for a server that does not answer ranges."""
+        raise TypeError(f"{type(self).__name__} gives no requests")
 
     def renew(self, location: Location) -> None:
         """Forget the credentials of ``location``, so that `access` reads them anew (files, environment, tokens).
         Called after an unexpected refusal, once for each part; must cost nothing, and be harmless where they were
         renewed a moment ago."""
-        ...
 
     def checksum(self, fields: Mapping[str, str]) -> Checksum | None:
         """Return the checksum of the whole object (as stored) from the head of an answer, None without one;
         ``fields`` in lower case. The strongest of several that costs little: CRC-32C before others."""
-        ...
+        return None
 
     def expect(self, location: Location) -> None:
         """Note that the shard will be read soon, after those before. Must cost nothing, and never raise."""
-        ...
 
     async def remote_checksum(self, location: Location) -> Checksum | None:
-        """Request the checksum of the whole object (``verify="always"``); None where the store
-        keeps none."""
-        ...
+        """Request the checksum of the whole object (``verify="always"``); None where the store keeps none."""
+        return None
 
     async def close(self) -> None:
         """Release clients and sessions."""
-        ...
 
 
-class Store:
-    """Default methods of backends: nothing to request, to list or to release."""
+class BackendWrapper(Backend):
+    """A backend that hands on to ``store`` what it does not override."""
 
-    def streamed(self, request: Request) -> Stream:
-        raise TypeError(f"{type(self).__name__} gives no requests")
+    def __init__(self, store: Backend) -> None:
+        self.store = store
+
+    async def access(self, location: Location) -> Access:
+        return await self.store.access(location)
+
+    async def describe(self, location: Location) -> Description:
+        return await self.store.describe(location)
+
+    def classify(self, outcome: Answer | BaseException, location: Location) -> Fault:
+        return self.store.classify(outcome, location)
 
     def entries(self, location: Location) -> AsyncIterator[Entry]:
-        raise UrlError(
-            f"{redact(location.target)}: this kind of URL cannot be listed; name the shards, with braces {{000..999}}"
-        )
+        return self.store.entries(location)
+
+    def streamed(self, request: Request) -> Stream:
+        return self.store.streamed(request)
 
     def renew(self, location: Location) -> None:
-        return None
+        self.store.renew(location)
 
     def checksum(self, fields: Mapping[str, str]) -> Checksum | None:
-        return None
+        return self.store.checksum(fields)
 
     def expect(self, location: Location) -> None:
-        return None
+        self.store.expect(location)
 
     async def remote_checksum(self, location: Location) -> Checksum | None:
-        return None
+        return await self.store.remote_checksum(location)
 
     async def close(self) -> None:
-        return None
+        await self.store.close()
 
 
 _ERRORS: dict[Verdict, type[StorageError]] = {

@@ -8,13 +8,13 @@ from wds_async.redact import redact
 from wds_async.storage.base import (
     Access,
     Answer,
+    Backend,
     Call,
     Contradiction,
     Fault,
     Location,
     RefusedAnswer,
     Request,
-    Store,
     Stream,
 )
 from wds_async.storage.checked import CheckedRanges, Identify, RangeGet
@@ -26,7 +26,7 @@ from wds_async.storage.secrets import Secrets
 __all__ = ["CloudBackend"]
 
 
-class CloudBackend(Store):
+class CloudBackend(Backend):
     """Backend of a store that is read with credentials. ``call`` runs a blocking function on a thread; ``direct``:
     whether requests are the engine's own."""
 

@@ -11,21 +11,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
-from wds_async.storage.base import (
-    Access,
-    Answer,
-    Backend,
-    Checksum,
-    Description,
-    Entry,
-    Fault,
-    Location,
-    Request,
-    Stream,
-)
+from wds_async.storage.base import Access, Backend, BackendWrapper, Checksum, Description, Entry, Location
 
 __all__ = ["BackendWithDeadlines", "Progress", "call_with_deadline", "question_s", "transfer_s", "with_deadline"]
 
@@ -123,13 +112,13 @@ def call_with_deadline(allowed_s: float, function: Callable[..., T], *args: Any,
     return results.pop()
 
 
-class BackendWithDeadlines:
+class BackendWithDeadlines(BackendWrapper):
     """A `Backend` that raises TimeoutError where the client of ``store`` answers nothing for ``allowed_s`` seconds.
     Bodies have deadlines of their own (`http.backend.HttpStream`, `checked.CheckedRanges`,
     `filesystems.FsspecRanges`)."""
 
     def __init__(self, store: Backend, allowed_s: float) -> None:
-        self.store = store
+        super().__init__(store)
         self._allowed_s = allowed_s
 
     async def access(self, location: Location) -> Access:
@@ -157,21 +146,6 @@ class BackendWithDeadlines:
 
     async def close(self) -> None:
         await with_deadline(self.store.close(), self._allowed_s)
-
-    def streamed(self, request: Request) -> Stream:
-        return self.store.streamed(request)
-
-    def classify(self, outcome: Answer | BaseException, location: Location) -> Fault:
-        return self.store.classify(outcome, location)
-
-    def renew(self, location: Location) -> None:
-        self.store.renew(location)
-
-    def checksum(self, fields: Mapping[str, str]) -> Checksum | None:
-        return self.store.checksum(fields)
-
-    def expect(self, location: Location) -> None:
-        self.store.expect(location)
 
 
 async def _page(entries: AsyncIterator[Entry], progress: Progress) -> list[Entry]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from wds_async.storage.base import Access, Answer, Call, Description, Entry, Fault, Location, Store, Verdict
+from wds_async.storage.base import Access, Answer, Backend, Call, Description, Entry, Fault, Location, Verdict
 from wds_async.storage.deadlines import with_deadline
 from wds_async.storage.file_servers import explain_session, user_of
 from wds_async.storage.filesystems import Filesystems, protocols
@@ -47,7 +47,7 @@ def explain_foreign(exn: BaseException, user: str = "") -> Fault:
     return fault
 
 
-class GenericBackend(Store):
+class GenericBackend(Backend):
     """Backend of all fsspec filesystems without a store's folder."""
 
     def __init__(

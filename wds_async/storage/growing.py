@@ -10,29 +10,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from wds_async.storage.base import (
     Access,
-    Answer,
     Backend,
+    BackendWrapper,
     CacheEntry,
     Call,
-    Checksum,
     CopiedFile,
-    Description,
-    Fault,
     Growing,
     LocalFile,
     Location,
     Request,
-    Store,
-    Stream,
 )
 from wds_async.storage.checked import CheckedRanges
 from wds_async.storage.deadlines import with_deadline
-from wds_async.storage.http.backend import HttpBackend, RangeRequests
+from wds_async.storage.http.backend import HttpBackend, RangeRequests, always
 from wds_async.storage.http.messages import modified_of, version_of
 
 __all__ = ["CachedBackend", "GrowingStream", "StoodStill"]
@@ -102,13 +97,12 @@ class GrowingStream:
             raise StoodStill(str(exn)) from exn
 
 
-class CachedBackend(Store):
+class CachedBackend(BackendWrapper):
     """The backend of one shard that a cache knows; ``store`` is the backend of where it comes from."""
 
     def __init__(self, call: Call, entry: CacheEntry, store: Backend) -> None:
-        self._call = call
-        self._entry = entry
-        self._store = store
+        super().__init__(store)
+        self._call, self._entry = call, entry
 
     async def access(self, location: Location) -> Access:
         found: CopiedFile | Growing | None = await self._call(self._entry.begin)
@@ -116,7 +110,7 @@ class CachedBackend(Store):
             await self._call(self._entry.replaced)
             found = await self._call(self._entry.begin)
         if found is None:
-            return await self._store.access(location)
+            return await self.store.access(location)
         return found if isinstance(found, CopiedFile) else GrowingStream(self._call, found)
 
     async def _has_changed(self, copy: CopiedFile, location: Location) -> bool:
@@ -128,7 +122,7 @@ class CachedBackend(Store):
             level = logging.INFO if _told_unchecked else logging.WARNING
             _told_unchecked.add(os.getpid())
             why = (
-                self._store.classify(exn, location).reason if not isinstance(exn, TimeoutError) else "no answer in time"
+                self.store.classify(exn, location).reason if not isinstance(exn, TimeoutError) else "no answer in time"
             )
             logger.log(level, "%s: its copy in the cache is used unchecked: %s (said once)", location.shown, why)
             return False
@@ -138,37 +132,15 @@ class CachedBackend(Store):
 
     async def _size_and_date(self, location: Location) -> tuple[int | None, float | None]:
         """Return the size and date of the object at its store, None for what the store does not give."""
-        access = await self._store.access(location)
+        access = await self.store.access(location)
         if isinstance(access, LocalFile):
             return access.size, (await self._call(os.stat, access.path)).st_mtime
         if isinstance(access, Request):
-            request, client = access, HttpBackend(call=self._call)
-
-            async def same() -> Request:
-                return request
-
+            client = HttpBackend(call=self._call)
             try:
-                get = RangeRequests(client, same)
-                ranges = None if request.socket else await CheckedRanges.of(get, version_of, _CHECK_WITHIN_S)
+                get = RangeRequests(client, always(access))
+                ranges = None if access.socket else await CheckedRanges.of(get, version_of, _CHECK_WITHIN_S)
             finally:
                 await client.close()
             return (None, None) if ranges is None else (ranges.size, modified_of(ranges.fields))
         return getattr(access, "size", None), modified_of(getattr(access, "fields", {}))
-
-    def streamed(self, request: Request) -> Stream:
-        return self._store.streamed(request)
-
-    async def describe(self, location: Location) -> Description:
-        return await self._store.describe(location)
-
-    def classify(self, outcome: Answer | BaseException, location: Location) -> Fault:
-        return self._store.classify(outcome, location)
-
-    def renew(self, location: Location) -> None:
-        self._store.renew(location)
-
-    def checksum(self, fields: Mapping[str, str]) -> Checksum | None:
-        return self._store.checksum(fields)
-
-    async def remote_checksum(self, location: Location) -> Checksum | None:
-        return await self._store.remote_checksum(location)

@@ -10,7 +10,7 @@ import stat
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from wds_async.storage.base import Access, Answer, Description, Entry, Fault, LocalFile, Location, Store, Verdict
+from wds_async.storage.base import Access, Answer, Backend, Description, Entry, Fault, LocalFile, Location, Verdict
 from wds_async.storage.pipe import FdStream
 
 __all__ = ["LocalBackend", "explain_os_error", "file_version"]
@@ -38,7 +38,7 @@ def explain_os_error(exn: BaseException) -> Fault:
     return Fault(Verdict.FATAL, f"{type(exn).__name__}: {text}")
 
 
-class LocalBackend(Store):
+class LocalBackend(Backend):
     """Backend of paths and ``file:`` URLs. ``call`` runs a blocking function on a thread."""
 
     def __init__(self, call: Callable[..., Awaitable[Any]]) -> None:

@@ -19,7 +19,7 @@ from subprocess import TimeoutExpired
 from typing import Any
 
 from wds_async.errors import UrlError
-from wds_async.storage.base import Access, Answer, Call, Description, Fault, Location, Store, Verdict
+from wds_async.storage.base import Access, Answer, Backend, Call, Description, Fault, Location, Verdict
 
 __all__ = [
     "CommandFailed",
@@ -220,7 +220,7 @@ def describe_status(status: int) -> str:
     return f"the command ended with status {status}"
 
 
-class PipeBackend(Store):
+class PipeBackend(Backend):
     """Backend of ``pipe:command``, which the shell runs as it stands."""
 
     def __init__(self, call: Call) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from wds_async.errors import UrlError
-from wds_async.storage.base import Access, Answer, Call, Description, Fault, Location, Store, Verdict
+from wds_async.storage.base import Access, Answer, Backend, Call, Description, Fault, Location, Verdict
 from wds_async.storage.local import explain_os_error
 from wds_async.urls import recognise
 
@@ -173,7 +173,7 @@ def _retrieved(future: asyncio.Future[Any]) -> None:
         future.exception()
 
 
-class OpenedBackend(Store):
+class OpenedBackend(Backend):
     """Backend of the program's own openers. ``call`` runs a blocking function on a thread."""
 
     def __init__(self, call: Call) -> None:

@@ -24,6 +24,7 @@ from wds_async.storage.ais.urls import NOBODY, AisObject, Cluster, cluster_for, 
 from wds_async.storage.base import (
     Access,
     Answer,
+    Backend,
     Call,
     Checksum,
     Description,
@@ -33,7 +34,6 @@ from wds_async.storage.base import (
     Pages,
     RefusedAnswer,
     Request,
-    Store,
     Stream,
     Verdict,
 )
@@ -165,7 +165,7 @@ def _identity(fields: Mapping[str, str], size: int | None) -> str:
     return f"{version_of(fields, size)}{f', version {version}' if version else ''}"
 
 
-class AisBackend(Store):
+class AisBackend(Backend):
     """One cluster. ``options``: see `urls.OPTIONS`. ConfigError for the first URL where they cannot be used."""
 
     def __init__(

@@ -36,6 +36,7 @@ from wds_async.storage.azure.errors import (
 from wds_async.storage.base import (
     Access,
     Answer,
+    Backend,
     Call,
     Checksum,
     Description,
@@ -45,7 +46,6 @@ from wds_async.storage.base import (
     Pages,
     RefusedAnswer,
     Request,
-    Store,
     Stream,
     Verdict,
     error_for,
@@ -62,7 +62,7 @@ _PLACE = "The endpoint follows AZURE_STORAGE_ACCOUNT_NAME or AZURE_STORAGE_CONNE
 _NO_SUCH_HOST = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
 
 
-class AzureBackend(Store):
+class AzureBackend(Backend):
     """Azure Blob Storage. ``options`` are adlfs's; what it would give DefaultAzureCredential is given to that."""
 
     def __init__(

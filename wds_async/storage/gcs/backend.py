@@ -23,6 +23,7 @@ from wds_async.storage import retry
 from wds_async.storage.base import (
     Access,
     Answer,
+    Backend,
     Call,
     Checksum,
     Contradiction,
@@ -33,7 +34,6 @@ from wds_async.storage.base import (
     Pages,
     RefusedAnswer,
     Request,
-    Store,
     Stream,
     Verdict,
 )
@@ -80,7 +80,7 @@ _RENEWED_EVERY_S = 5.0
 _PLACE = "The endpoint follows STORAGE_EMULATOR_HOST and endpoint_url= of storage_options."
 
 
-class GcsBackend(Store):
+class GcsBackend(Backend):
     """Google Cloud Storage. Credentials are looked for when they are first needed, on a thread of ``call``."""
 
     def __init__(

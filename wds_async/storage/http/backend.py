@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from wds_async.config import proxy_for
 from wds_async.errors import AccessDenied, ConfigError, UrlError
-from wds_async.redact import redact
 from wds_async.storage.base import (
     Access,
     Answer,
+    Backend,
     Call,
     Checksum,
     Description,
@@ -33,7 +33,6 @@ from wds_async.storage.base import (
     Location,
     RefusedAnswer,
     Request,
-    Store,
     Stream,
     Tls,
 )
@@ -60,6 +59,7 @@ from wds_async.storage.http.messages import (
 )
 from wds_async.storage.options import NO_OPTIONS, Options
 from wds_async.storage.preload import import_client
+from wds_async.urls import split_web_url
 
 if TYPE_CHECKING:
     import aiohttp
@@ -70,6 +70,7 @@ __all__ = [
     "HttpStream",
     "IndexPage",
     "RangeRequests",
+    "always",
     "explain_exception",
     "explain_status",
     "guarded_resolver",
@@ -108,10 +109,10 @@ def guarded_resolver(guard: Guard) -> AbstractResolver:
         async def resolve(
             self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
         ) -> list[ResolveResult]:
-            found = await self._resolver.resolve(host, port, family)
-            for one in found:
-                judge(guard, host, one["host"])
-            return found
+            results = await self._resolver.resolve(host, port, family)
+            for result in results:
+                judge(guard, host, result["host"])
+            return results
 
         async def close(self) -> None:
             await self._resolver.close()
@@ -128,46 +129,36 @@ class IndexPage(html.parser.HTMLParser):
 
     def __init__(self, url: str, page: str) -> None:
         super().__init__(convert_charrefs=True)
-        self._url = url
-        self._page = page
-        self._folder = [_decoded(name) for name in urllib.parse.urlsplit(page).path.split("/")[:-1]]
-        self._origin = urllib.parse.urlsplit(page)[:2]
+        self._url, self._page = url, page
+        parts = urllib.parse.urlsplit(page)
+        self._origin, self._folder = parts[:2], urllib.parse.unquote(parts.path.rpartition("/")[0])
         self._seen: set[str] = set()
-        self._found: list[Entry] = []
+        self._entries: list[Entry] = []
 
     def take(self) -> list[Entry]:
-        """Return the entries found since the last call, in the page's order."""
-        found, self._found = self._found, []
-        return found
+        """Return the entries since the last call, in the page's order."""
+        entries, self._entries = self._entries, []
+        return entries
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         href = dict(attrs).get("href") if tag == "a" else None
         name = self._name(href.strip()) if href else ""
         if name and name not in self._seen:
             self._seen.add(name)
-            self._found.append(Entry(self._url + name, None))
+            self._entries.append(Entry(self._url + name, None))
 
     def _name(self, href: str) -> str:
         """Return the part of ``href`` below the folder's URL; "" for what does not lie directly in it."""
         try:
-            target = urllib.parse.urljoin(self._page, href)
-            if urllib.parse.urlsplit(target)[:2] != self._origin:
-                return ""
-            segments = urllib.parse.urlsplit(target).path.split("/")
+            target = urllib.parse.urlsplit(urllib.parse.urljoin(self._page, href))
         except ValueError:
             return ""
-        slash = ""
-        if segments[-1] == "":
-            segments.pop()
-            slash = "/"
-        if len(segments) != len(self._folder) + 1 or [_decoded(name) for name in segments[:-1]] != self._folder:
+        slash = "/" if target.path.endswith("/") else ""
+        folder, _, last = target.path.removesuffix("/").rpartition("/")
+        if target[:2] != self._origin or urllib.parse.unquote(folder) != self._folder:
             return ""
-        name = _shown(segments[-1])
+        name = _shown(last)
         return name + slash if name not in ("", ".", "..") else ""
-
-
-def _decoded(name: str) -> str:
-    return urllib.parse.unquote(name)
 
 
 def _shown(name: str) -> str:
@@ -188,7 +179,7 @@ async def _here(function: Callable[..., Any], *args: Any) -> Any:
     return function(*args)
 
 
-class HttpBackend(Store):
+class HttpBackend(Backend):
     """Plain web servers.
 
     ``options``: ``headers``, ``token`` (bearer), ``username`` and ``password``, ``ca_file``, ``verify``,
@@ -230,13 +221,7 @@ class HttpBackend(Store):
     async def read_by(self, request: Request) -> Access:
         """Return the engine's own ``request``, or aiohttp in its stead where that cannot be: by ranges that are
         checked, or in order from a server that does not cut."""
-        if not self.why_not(request.url):
-            return request
-
-        async def same() -> Request:
-            return request
-
-        return await self.by_aiohttp(same)
+        return await self.by_aiohttp(always(request)) if self.why_not(request.url) else request
 
     async def by_aiohttp(self, request: Callable[[], Awaitable[Request]], identify: Identify = version_of) -> Access:
         """Return an access by aiohttp to the GET that ``request`` returns: checked ranges, or a stream from a server
@@ -249,7 +234,7 @@ class HttpBackend(Store):
 
         `UrlError` for a URL without a host or with a port that is none.
         """
-        parts = _split(url)
+        parts = split_web_url(url)
         headers = {name.lower(): (name, value) for name, value in PLAIN_HEADERS}
         for name, value in (*self._settings.headers, *self.identity(url).headers):
             headers[name.lower()] = name, value
@@ -259,11 +244,11 @@ class HttpBackend(Store):
 
     def identity(self, url: str) -> Identity:
         """Return the credentials for ``url``: of the options, the URL, or (once it was read) the netrc file."""
-        parts = _split(url)
-        found = self._settings.identity or identity_of_url(parts)
-        if found is None and self._netrc is not None:
-            found = self._netrc.identity(parts.hostname or "")
-        return found or ANONYMOUS
+        parts = split_web_url(url)
+        identity = self._settings.identity or identity_of_url(parts)
+        if identity is None and self._netrc is not None:
+            identity = self._netrc.identity(parts.hostname or "")
+        return identity or ANONYMOUS
 
     def streamed(self, request: Request) -> Stream:
         return HttpStream(self, request)
@@ -436,17 +421,6 @@ class HttpBackend(Store):
         return self._contexts[tls]
 
 
-def _split(url: str) -> urllib.parse.SplitResult:
-    try:
-        parts = urllib.parse.urlsplit(url)
-        valid = bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        valid = False
-    if not valid:
-        raise UrlError(f"{redact(url)!r}: a malformed URL; write http://host[:port]/path")
-    return parts
-
-
 def tls_context(tls: Tls) -> ssl.SSLContext:
     """Return a client's context. ConfigError where a file that ``tls`` names cannot be used. Blocks: it reads files."""
     try:
@@ -532,6 +506,15 @@ class HttpStream:
             self._response.close()
             self._response = None
         self._chunk = memoryview(b"")
+
+
+def always(request: Request) -> Callable[[], Awaitable[Request]]:
+    """Return a coroutine function that returns ``request``."""
+
+    async def same() -> Request:
+        return request
+
+    return same
 
 
 _MOVED_AWAY = frozenset({401, 403, 404, 410})

@@ -21,6 +21,7 @@ from wds_async.redact import redact
 from wds_async.storage.base import (
     Access,
     Answer,
+    Backend,
     Call,
     Checksum,
     Description,
@@ -30,7 +31,6 @@ from wds_async.storage.base import (
     Pages,
     RefusedAnswer,
     Request,
-    Store,
     Stream,
     Verdict,
 )
@@ -190,7 +190,7 @@ class _Login:
     asked_at: float
 
 
-class HuggingFaceBackend(Store):
+class HuggingFaceBackend(Backend):
     """The hub. ``options``: ``token`` (False: none), ``endpoint``, ``revision``; ConfigError for others."""
 
     def __init__(
