@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -27,6 +28,12 @@ def call() -> Callable[..., Result]:
         return result
 
     return run
+
+
+@pytest.fixture
+def rows(call: Callable[..., Result]) -> Callable[..., list[dict[str, Any]]]:
+    """``rows("ls", url)`` runs a command with ``--json``; gives the object of each line."""
+    return lambda *arguments: [json.loads(line) for line in call(*arguments, "--json").stdout.splitlines()]
 
 
 @pytest.fixture

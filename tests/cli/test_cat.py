@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
 from tests.servers.shards import make_shard, sample_fields
 from wds_async.cli.shards import samples
 
@@ -15,35 +13,26 @@ def keys(path: Any) -> list[str]:
     return [entry.key for entry in samples([str(path)])]
 
 
-def test_short_fields_in_full_others_by_size(call: Any, shards: Any) -> None:
+def test_short_fields_in_full_others_by_size(call: Any, rows: Any, shards: Any) -> None:
     (path,) = shards(1, 3)
     lines = call("cat", path).output.splitlines()
     assert len(lines) == 3
     assert "cls=1" in lines[1]
     assert 'json={"number": 1}' in lines[1]
     assert "png=<" in lines[1]
+    found = rows("cat", path, "-n", 2)
+    assert [row["key"] for row in found] == keys(path)[:2]
+    assert found[1]["fields"]["cls"] == {"bytes": 1, "text": "1"}
+    assert set(found[1]["fields"]["png"]) == {"bytes"}
 
 
-def test_json(call: Any, shards: Any) -> None:
-    (path,) = shards(1, 3)
-    rows = [json.loads(line) for line in call("cat", path, "--json", "-n", 2).output.splitlines()]
-    assert [row["key"] for row in rows] == keys(path)[:2]
-    assert rows[1]["fields"]["cls"] == {"bytes": 1, "text": "1"}
-    assert set(rows[1]["fields"]["png"]) == {"bytes"}
-
-
-def test_one_field_is_written_as_it_is(program: Any, shards: Any) -> None:
+def test_a_field_and_whole_shards_are_written_as_they_are(program: Any, shards: Any) -> None:
     (path,) = shards(1, 3)
     done = program("cat", path, "--key", keys(path)[2], "--field", "PNG")
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout == sample_fields(2)["png"]
-
-
-def test_raw(program: Any, shards: Any) -> None:
-    paths = shards(2, 3)
-    done = program("cat", "--raw", *paths)
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert done.stdout == b"".join(path.read_bytes() for path in paths)
+    raw = program("cat", "--raw", path, path)
+    assert (raw.returncode, raw.stdout, raw.stderr) == (0, 2 * path.read_bytes(), b"")
 
 
 def test_a_key_or_field_that_is_not_there(call: Any, shards: Any) -> None:
@@ -54,13 +43,6 @@ def test_a_key_or_field_that_is_not_there(call: Any, shards: Any) -> None:
     result = call("cat", path, "--key", keys(path)[0], "--field", "jpg")
     assert result.exit_code == 1
     assert "it has png, cls, json" in result.output
-
-
-@pytest.mark.parametrize("extra", [["--key", "x"], ["--field", "x"], ["--json"], ["-n", "1"]])
-def test_raw_takes_nothing_else(extra: list[str], call: Any) -> None:
-    result = call("cat", "x.tar", "--raw", *extra)
-    assert result.exit_code == 2
-    assert "--raw" in result.output
 
 
 def test_control_characters_do_not_reach_the_terminal(call: Any, tmp_path: Any) -> None:

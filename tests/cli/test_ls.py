@@ -2,61 +2,73 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from wds_async.cli.ls import _folder_of, _show, _within
+from wds_async.cli.shards import entries
+from wds_async.errors import ConfigError
 from wds_async.storage.base import Entry
 from wds_async.storage.listing.expand import forget_listings
 
 
-def test_samples_one_a_line(call: Any, shards: Any) -> None:
+def test_samples_and_members_are_where_tarfile_finds_them(call: Any, rows: Any, shards: Any) -> None:
     paths = shards(2, 3)
-    result = call("ls", *paths)
-    assert result.exit_code == 0
-    lines = result.output.splitlines()
+    expected, first = [], {}
+    for path in paths:
+        with tarfile.open(path) as archive:
+            for member in archive:
+                place = {"bytes": member.size, "shard": str(path), "offset": member.offset}
+                expected.append({"name": member.name, **place})
+                first.setdefault((str(path), member.name.partition(".")[0]), member.offset)
+    assert rows("ls", "--members", *paths) == expected
+    assert expected[0]["name"] in call("ls", *paths, "--members").output
+    found = rows("ls", *paths)
+    assert {(row["shard"], row["key"]): row["offset"] for row in found} == first
+    assert (set(found[0]["fields"]), found[0]["fields"]["cls"]) == ({"png", "cls", "json"}, 1)
+    lines = call("ls", *paths).output.splitlines()
     assert len(lines) == 6
     assert "cls 1 B" in lines[0]
     assert lines[0].endswith(f"{paths[0]} @0")
+    assert [len(rows("ls", *paths, "-n", count)) for count in (2, 0)] == [2, 0]
 
 
-def test_json_lines_and_a_limit(call: Any, shards: Any) -> None:
-    (path,) = shards(1, 5)
-    rows = [json.loads(line) for line in call("ls", path, "-n", 2, "--json").output.splitlines()]
-    assert len(rows) == 2
-    assert rows[0]["offset"] == 0
-    assert set(rows[0]) == {"key", "fields", "shard", "offset"}
-    assert rows[0]["fields"]["cls"] == 1
-    assert call("ls", path, "-n", 0).output == ""
-
-
-def test_members(call: Any, shards: Any) -> None:
-    (path,) = shards(1, 2)
-    rows = [json.loads(line) for line in call("ls", path, "--members", "--json").output.splitlines()]
-    assert len(rows) == 6
-    assert rows[0]["name"].endswith(".png")
-    assert set(rows[0]) == {"name", "bytes", "shard", "offset"}
-    assert rows[0]["name"] in call("ls", path, "--members").output
-
-
-def test_brace_pattern_over_http(call: Any, shards: Any, origin: Any) -> None:
+def test_braces_over_http_without_secrets(rows: Any, shards: Any, origin: Any) -> None:
     for path in shards(3, 2):
         origin.add(path.name, path.read_bytes())
-    result = call("ls", f"{origin.base}/shard-{{000000..000002}}.tar")
-    assert len(result.output.splitlines()) == 6
+    found = rows("ls", f"{origin.base}/shard-{{000000..000002}}.tar?X-Amz-Signature=topsecret")
+    assert len(found) == 6
+    assert "topsecret" not in str(found)
 
 
-def test_secrets_in_urls_are_not_shown(call: Any, shards: Any, origin: Any) -> None:
-    url = origin.add("x.tar", shards(1, 1)[0].read_bytes())
-    output = call("ls", f"{url}?X-Amz-Signature=topsecret", "--json").output
-    assert json.loads(output)["key"]
-    assert "topsecret" not in output
+def test_specifications_and_functions(call: Any, rows: Any, shards: Any, tmp_path: Any, function: str) -> None:
+    (first, _) = shards(2, 3)
+    spec = tmp_path / "spec.yaml"
+    spec.write_text("dataset:\n- shards: shards/shard-{000000..000001}.tar\n")
+    assert len(rows("ls", spec, first)) == 9
+    assert len(rows("ls", spec, "--members")) == 18
+    mixed = rows("ls", first, function + "samples", first)
+    assert [row["key"] for row in mixed[2:9]] == ["000002", *(f"k{i}" for i in range(5)), "000000"]
+    assert mixed[4] == {
+        "key": "k1",
+        "fields": {"txt": 2, "cls": 1, "bin": 3},
+        "shard": function + "samples",
+        "offset": None,
+    }
+    assert call("ls", function + "samples", "-n", 2).output.splitlines()[1].endswith("bin 3 B  makes_pipelines:samples")
+    with pytest.raises(ConfigError, match="type tuple"):
+        list(entries([function + "batches"]))
+    assert "makes samples" in call("ls", function + "samples", "--members").output
+    spec.write_text("dataset:\n- shards: x.tar\n  weight: -1\n")
+    wrong = call("ls", spec)
+    assert wrong.exit_code == 2
+    assert "line 3, column 3" in wrong.output
 
 
 def test_what_came_before_a_fault_is_listed(program: Any, shards: Any, tmp_path: Any) -> None:
@@ -69,30 +81,7 @@ def test_what_came_before_a_fault_is_listed(program: Any, shards: Any, tmp_path:
     assert b"cut.tar" in done.stderr
 
 
-def test_a_specification_and_a_function(call: Any, shards: Any, tmp_path: Any, function: str) -> None:
-    shards(2, 3)
-    spec = tmp_path / "spec.yaml"
-    spec.write_text("dataset:\n- shards: shards/shard-{000000..000001}.tar\n")
-    rows = [json.loads(line) for line in call("ls", spec, "--json").output.splitlines()]
-    assert len(rows) == 6
-    lines = call("ls", function + "samples", "-n", 2).output.splitlines()
-    assert len(lines) == 2
-    assert lines[1].endswith("bin 3 B  makes_pipelines:samples")
-    assert len(call("ls", spec, "--members").output.splitlines()) == 18
-    refused = call("ls", function + "samples", "--members")
-    assert refused.exit_code == 2
-    assert "makes samples" in refused.output
-
-
-def test_a_wrong_specification_names_its_line(call: Any, tmp_path: Any) -> None:
-    spec = tmp_path / "spec.yaml"
-    spec.write_text("dataset:\n- shards: x.tar\n  weight: -1\n")
-    result = call("ls", spec)
-    assert result.exit_code == 2
-    assert "line 3, column 3" in result.output
-
-
-def test_a_folder_of_files(call: Any, tmp_path: Any) -> None:
+def test_a_folder_of_files(call: Any, rows: Any, tmp_path: Any) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "y.tar").write_bytes(b"123")
     (tmp_path / "x.tar").write_bytes(b"1" * 1500)
@@ -101,9 +90,9 @@ def test_a_folder_of_files(call: Any, tmp_path: Any) -> None:
         assert [line.split()[-1] for line in lines] == ["sub/", "x.tar"]
         assert lines[1].startswith("   1.5 kB  20")
         assert lines[0].index("sub/") == lines[1].index("x.tar")
-    rows = [json.loads(line) for line in call("ls", tmp_path, "--json", "-r").output.splitlines()]
-    assert [(row["url"], row["bytes"]) for row in rows] == [(f"{tmp_path}/x.tar", 1500), (f"{tmp_path}/sub/y.tar", 3)]
-    assert set(rows[0]) == {"url", "bytes", "modified"}
+    found = rows("ls", tmp_path, "-r")
+    assert [(row["url"], row["bytes"]) for row in found] == [(f"{tmp_path}/x.tar", 1500), (f"{tmp_path}/sub/y.tar", 3)]
+    assert set(found[0]) == {"url", "bytes", "modified"}
     assert call("ls", f"{tmp_path}/", "-n", 1).output.split()[-1] == "sub/"
     assert len(call("ls", tmp_path, tmp_path / "sub").output.splitlines()) == 3
 
@@ -128,18 +117,6 @@ def test_a_folder_of_a_store_is_listed_without_reading(call: Any, tmp_path: Any,
     assert len(call("ls", "--shards", server.url("x-*.tar")).output.splitlines()) == 2
     assert call("ls", "--shards", server.url("y-*.tar")).exit_code == 2
     assert {entry["uri"] for entry in server.log()} == {"/"}
-
-
-def test_what_cannot_be_combined(call: Any, tmp_path: Any) -> None:
-    for arguments in (
-        ("--members", "--shards", "x.tar"),
-        ("-r", "x.tar"),
-        ("--shards", "-r", tmp_path),
-        (tmp_path, "x.tar"),
-    ):
-        result = call("ls", *arguments)
-        assert result.exit_code == 2, arguments
-    assert "'x.tar': no folder" in result.output
 
 
 def test_names_of_a_folder_are_no_commands_for_the_terminal(call: Any, tmp_path: Any) -> None:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -172,19 +168,6 @@ def test_a_specification(resolve: Any, shards: Any, tmp_path: Path) -> None:
     status, rows, _ = resolve(spec, "--check")
     assert status == 0
     assert [Path(row["url"]).name for row in rows] == ["shard-000000.tar", "shard-000001.tar"]
-
-
-@pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
-def test_ctrl_c_ends_a_check_with_130(origin: Origin) -> None:
-    url = origin.add("x.tar", b"x")
-    origin.behave(stall_after=BEFORE_HEAD)
-    line = [sys.executable, "-m", "wds_async", "resolve", url, "--check"]
-    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    origin.wait_until(lambda server: len(server.requests) > 0, 20)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=20)
-    assert process.returncode == 130
-    assert b"Traceback" not in err
 
 
 def test_rules_that_match_nothing_are_named(call: Any, resolve: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,9 +95,3 @@ def test_its_error_is_shown_as_python_does(program: Any, tmp_path: Path) -> None
     assert "script.py" in text
     assert "runpy" not in text
     assert "cli/run.py" not in text
-
-
-def test_no_such_script(call: Any) -> None:
-    result = call("run", "nothing.py")
-    assert result.exit_code == 2
-    assert "no such script: nothing.py" in result.output

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner
 
 from tests.service.serving import Process, ask
@@ -17,29 +16,6 @@ def refused(*arguments: str) -> tuple[int, str]:
     """Exit code and words of a command that does not begin."""
     result = CliRunner().invoke(main, ["serve", *arguments])
     return result.exit_code, result.output
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--host", "0.0.0.0"], "allow must say what may be read"),
-        (["--bucket", "nonsense"], "name=URL"),
-        (["--bucket", "=x"], "name=URL"),
-        (
-            ["--config", "/nowhere.yaml"],
-            "/nowhere.yaml cannot be read: No such file or directory. --config (or WDS_SERVE_",
-        ),
-        (["--port", "70000"], "70000"),
-        (["--log", "loud"], "loud"),
-        (["--allow", "nonsense"], "no URL's beginning"),
-        (["--certificate", "x.pem"], "both or neither"),
-    ],
-)
-def test_what_cannot_be_is_2(arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("WDS_SERVE_CONFIG", raising=False)
-    code, said = refused(*arguments)
-    assert code == 2
-    assert words in said
 
 
 def test_a_port_that_is_taken_and_a_folder_that_cannot_be_are_1(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from wds_async.cli import main
+from wds_async.cli.shards import human
 from wds_async.cli.terminal import line
 from wds_async.redact import redact
 
@@ -46,3 +47,11 @@ def test_no_command_obeys_a_name(words: list[str], tmp_path: Path) -> None:
     said = result.output + (result.stderr if result.stderr_bytes else "")
     assert "\\x1b" in said
     assert not set(said) & set("\x1b\x07\x9b")
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2.5e6, "2.5 MB"), (3e9, "3.0 GB"), (4e12, "4.0 TB")],
+)
+def test_human(count: float, text: str) -> None:
+    assert human(count) == text

@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,17 +69,29 @@ def urls(origin: Origin, count: int = 3) -> list[str]:
     return [origin.add(f"{i}.tar", SHARD) for i in range(count)]
 
 
-def test_nothing_happens_without_the_variable(origin: Origin, monkeypatch: Any) -> None:
+def test_it_answers_from_the_first_iteration_on_if_the_variable_is_set(origin: Origin, monkeypatch: Any) -> None:
+    dataset = wds.WebDataset(urls(origin), shardshuffle=False)
+    assert metrics_server.address() is None
+    next(iter(dataset))
+    address = metrics_server.address()
+    assert address is not None
+    assert get("/healthz") == get("/healthz?x=1") == b"ok\n"
+    with socket.create_connection(address):  # a client that sends nothing
+        metrics_server.stop()
+    with socket.create_server(address):  # the port is free
+        pass
     monkeypatch.delenv("WDS_METRICS_PORT")
     list(wds.WebDataset(urls(origin), shardshuffle=False))
     assert metrics_server.address() is None
 
 
-def test_nor_before_the_first_iteration(origin: Origin) -> None:
-    dataset = wds.WebDataset(urls(origin), shardshuffle=False)
-    assert metrics_server.address() is None
-    next(iter(dataset))
-    assert metrics_server.address() is not None
+def test_what_is_no_page_and_what_fails(origin: Origin, monkeypatch: Any) -> None:
+    next(iter(wds.WebDataset(urls(origin), shardshuffle=False)))
+    monkeypatch.setattr(metrics_server, "origin_rows", lambda *_: 1 / 0)
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        get("/none")
+    with pytest.raises(urllib.error.HTTPError, match="ZeroDivisionError; the job's log has more"):
+        get("/v1/stats")
     assert get("/healthz") == b"ok\n"
 
 
@@ -182,24 +195,19 @@ def test_a_port_that_is_taken_costs_a_warning(origin: Origin, monkeypatch: Any, 
     (record,) = [record for record in caplog.records if "WDS_METRICS_PORT" in record.message]
     assert f"127.0.0.1:{port} is not available" in record.message
     assert metrics_server.address() is None
-
-
-def test_an_address_of_ipv6_is_told_as_urls_have_it(origin: Origin, monkeypatch: Any, caplog: Any) -> None:
+    metrics_server.stop()
     monkeypatch.setenv("WDS_METRICS_PORT", "[::1]:0")
     with caplog.at_level(logging.WARNING, "wds_async"):
         assert sum(1 for _ in wds.WebDataset(urls(origin), shardshuffle=False)) == 60
-    assert any("http://[::1]:" in record.message or "is not available" in record.message for record in caplog.records)
+    assert any("http://[::1]:" in record.message or "::1:0 is not" in record.message for record in caplog.records)
 
 
-def test_the_extra_is_missing(monkeypatch: Any) -> None:
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(MissingExtra, match=r"wds-async\[service\]"):
-        wds.WebDataset("x.tar", shardshuffle=False)
-
-
-def test_settings_that_are_none_are_told_when_the_dataset_is_made(monkeypatch: Any) -> None:
+def test_what_is_missing_or_wrong_is_an_error_of_the_constructor(monkeypatch: Any) -> None:
     monkeypatch.setenv("LOCAL_RANK", "many")
     with pytest.raises(ConfigError, match="LOCAL_RANK=many"):
+        wds.WebDataset("x.tar", shardshuffle=False)
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(MissingExtra, match=r"wds-async\[service\]"):
         wds.WebDataset("x.tar", shardshuffle=False)
 
 

@@ -33,22 +33,26 @@ def test_sums_and_differences() -> None:
     assert SkipCounts.of({}) == SkipCounts()
 
 
-def test_the_share_goes_by_samples_where_they_are_known() -> None:
-    assert counted(*[SAMPLE] * 3).share(samples=300, size=1e9, shards=7) == pytest.approx(0.01)
-    cut = Skipped(stage="tar", reason="TruncatedShard", samples=1)  # was never among those that came
-    assert counted(cut).share(samples=99, size=1e9, shards=7) == pytest.approx(0.01)
+CUT = Skipped(stage="tar", reason="TruncatedShard", samples=1)  # was never among those that came
+SIZED = Skipped(stage="tar", reason="CorruptShard", offset=600, bytes=100, rest=True)
+LATE = Skipped(stage="tar", reason="TruncatedShard", offset=90, rest=True)
 
 
-def test_the_share_goes_by_bytes_else() -> None:
-    rest = Skipped(stage="tar", reason="CorruptShard", offset=600, bytes=100, rest=True)
-    assert counted(rest).share(samples=10, size=900, shards=3) == pytest.approx(0.1)
-
-
-def test_a_rest_of_unknown_size_counts_as_a_mean_shard() -> None:
-    assert counted(GONE).share(samples=10, size=900, shards=9) == pytest.approx(100 / 1000)
-    late = Skipped(stage="tar", reason="TruncatedShard", offset=90, rest=True)
-    assert counted(late).share(samples=10, size=990, shards=9.9) == pytest.approx(10 / 1000)
-    assert counted(GONE).share(samples=0, size=0, shards=0) == 1.0
+@pytest.mark.parametrize(
+    ("entries", "samples", "size", "shards", "share"),
+    [
+        ([SAMPLE] * 3, 300, 1e9, 7, 0.01),  # by samples, where they are known
+        ([CUT], 99, 1e9, 7, 0.01),
+        ([SIZED], 10, 900, 3, 0.1),  # by bytes else
+        ([GONE], 10, 900, 9, 0.1),  # a rest of unknown size counts as a mean shard
+        ([LATE], 10, 990, 9.9, 0.01),
+        ([GONE], 0, 0, 0, 1.0),
+    ],
+)
+def test_the_share_of_what_was_read(
+    entries: list[Skipped], samples: float, size: float, shards: float, share: float
+) -> None:
+    assert counted(*entries).share(samples, size, shards) == pytest.approx(share)
 
 
 def test_texts() -> None:
@@ -74,11 +78,5 @@ def test_a_line_that_was_cut_short_is_none(tmp_path: Path) -> None:
     assert read_skipped(path) == [SAMPLE, GONE]
     path.write_bytes(path.read_bytes()[:-5])
     assert read_skipped(path) == [SAMPLE]
-
-
-def test_a_line_behind_one_that_was_cut_by_a_full_disk(tmp_path: Path) -> None:
-    path = tmp_path / "x.lines"
-    append_skipped(path, GONE)
-    path.write_bytes(path.read_bytes()[:-30])
-    append_skipped(path, SAMPLE)
-    assert read_skipped(path) == [SAMPLE]
+    append_skipped(path, SAMPLE)  # behind the piece, as on a disk that was full
+    assert read_skipped(path) == [SAMPLE, SAMPLE]

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from typing import Any
-
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from wds_async.errors import MissingExtra
 from wds_async.observe.metrics import MOST_ORIGINS, Labels, MetricsPage, add_origins, origin_rows
 from wds_async.observe.prices import Meter, PriceTable
 from wds_async.transfer.traffic import OTHERS, Traffic
@@ -91,9 +87,3 @@ def test_rows_of_origins() -> None:
         "requests": 1_000_000, "bytes": 5, "retries": 1, "throttled": 2, "hedges": 3, "errors": 4, "connections": 5,
         "region": "us-east-1",
     }  # fmt: skip
-
-
-def test_without_the_package(monkeypatch: Any) -> None:
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(MissingExtra, match=r'pip install "wds-async\[service\]"'):
-        MetricsPage()

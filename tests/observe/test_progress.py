@@ -38,11 +38,6 @@ def reading(board: Board, samples: int, size: int = 1_000_000) -> Iterator[int]:
         yield i
 
 
-def test_disabled_it_is_not_there_at_all() -> None:
-    items = iter([1, 2])
-    assert progress.watch(items, Board(), False, 0, 1) is items
-
-
 def test_one_summary_an_epoch() -> None:
     board = Board()
     shown, out = console()
@@ -68,24 +63,20 @@ def test_what_the_summary_says() -> None:
     assert progress.summary(Stats(bytes=1, samples=1), 1.0, "x").endswith("0 bad samples")
 
 
-def test_leaving_early_is_said() -> None:
+def test_leaving_early_and_errors_are_said() -> None:
+    def broken() -> Iterator[int]:
+        yield 0
+        raise KeyError("x")
+
     board = Board()
     shown, out = console()
     watched = progress.watch(reading(board, 100), board, True, 0, 1, console=shown)
     assert [next(watched) for _ in range(3)] == [0, 1, 2]
     watched.close()  # type: ignore[attr-defined]
     assert "epoch 1 (left early): 3.0 MB" in out.getvalue()
-
-
-def test_an_error_passes_and_is_said() -> None:
-    def broken() -> Iterator[int]:
-        yield 0
-        raise KeyError("x")
-
-    shown, out = console()
     with pytest.raises(KeyError):
-        list(progress.watch(broken(), Board(), True, 0, 1, console=shown))
-    assert "(ended by KeyError)" in out.getvalue()
+        list(progress.watch(broken(), board, True, 0, 1, console=shown))
+    assert "epoch 2 (ended by KeyError)" in out.getvalue()
 
 
 def test_a_terminal_gets_a_bar_that_is_gone_in_the_end() -> None:
@@ -110,6 +101,13 @@ def test_the_meter_shows_rates_of_the_last_seconds() -> None:
     assert text == "train epoch 1  1,000 samples  100/s  5.0 MB/s  waits for the program"
     now[0] += 10.0
     assert meter.draw().plain == "train epoch 1  1,000 samples  0/s  0.0 MB/s  nothing moves"
+    for waited_s, words in ((9, "waits for the network or the store"), (3, "network and program balanced")):
+        now[0] += 10.0
+        meter.draw()
+        now[0] += 10.0
+        board.counters().add("bytes", 5e6)
+        board.counters().add("wait_s", waited_s)
+        assert meter.draw().plain.endswith(words)
 
 
 def test_the_meter_shows_the_share_of_the_epoch_and_how_long_it_lasts() -> None:
@@ -123,30 +121,6 @@ def test_the_meter_shows_the_share_of_the_epoch_and_how_long_it_lasts() -> None:
     now[0] += 90.0
     board.counters().add("samples", 3100)  # more than was known
     assert meter.draw().plain.startswith("val epoch 7  ━━━━━━━━━━━━━━━━ 100%  4,100 of 4,000 samples  0:00:00 left")
-
-
-@pytest.mark.parametrize(
-    ("waited_s", "words"),
-    [
-        (0.05, "waits for the program"),
-        (0.3, "network and program balanced"),
-        (0.9, "waits for the network or the store"),
-    ],
-)
-def test_the_meter_says_in_words_what_sets_the_pace(waited_s: float, words: str) -> None:
-    board, now = Board(), [0.0]
-    meter = progress._EpochMeter(board, Label("val"), None, 1, clock=lambda: now[0])
-    now[0] += 1.0
-    for name, amount in (("samples", 10.0), ("bytes", 1e6), ("wait_s", waited_s)):
-        board.counters().add(name, amount)
-    assert meter.draw().plain.endswith(words)
-
-
-def test_the_rank_is_shown_where_there_are_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Label("train").text(3) == "train epoch 3"
-    monkeypatch.setenv("RANK", "5")
-    monkeypatch.setenv("WORLD_SIZE", "8")
-    assert Label("train").text(3) == "train epoch 3 rank 5"
 
 
 def test_two_bars_are_two_lines() -> None:
