@@ -10,12 +10,12 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from tests.transfer.reading import KIB, MIB
-from wds_async.transfer.slabs import LARGEST_BYTES, Lender, Slab
+from wds_async.transfer.slabs import LARGEST_BYTES, Slab, SlabBudget
 
 
-def run(program: Callable[[Lender], Awaitable[None]], memory_bytes: int = MIB) -> None:
+def run(program: Callable[[SlabBudget], Awaitable[None]], memory_bytes: int = MIB) -> None:
     async def main() -> None:
-        lender = Lender(memory_bytes)
+        lender = SlabBudget(memory_bytes)
         async with asyncio.timeout(30):
             await program(lender)
         assert lender.held_bytes == 0
@@ -30,7 +30,7 @@ async def turns() -> None:
 
 
 def test_in_turn_also_where_a_small_one_would_fit() -> None:
-    async def program(lender: Lender) -> None:
+    async def program(lender: SlabBudget) -> None:
         got: list[tuple[str, Slab]] = []
 
         async def one(name: str, size: int) -> None:
@@ -58,7 +58,7 @@ def test_in_turn_also_where_a_small_one_would_fit() -> None:
 
 
 def test_who_is_cancelled_holds_nobody_back() -> None:
-    async def program(lender: Lender) -> None:
+    async def program(lender: SlabBudget) -> None:
         all_of_it = await lender.take(MIB)
         large, small = asyncio.ensure_future(lender.take(MIB)), asyncio.ensure_future(lender.take(1))
         await turns()
@@ -80,7 +80,7 @@ def test_who_is_cancelled_holds_nobody_back() -> None:
 
 
 def test_what_a_thread_reads_is_lent_to_nobody_before_it_has_ended() -> None:
-    async def program(lender: Lender) -> None:
+    async def program(lender: SlabBudget) -> None:
         slab = await lender.take(MIB)
         view = slab.view[:]
         view[:] = b"x" * MIB
@@ -96,7 +96,7 @@ def test_what_a_thread_reads_is_lent_to_nobody_before_it_has_ended() -> None:
         while len(got) < MIB:
             got += os.read(out, MIB)
         thread.join()
-        lender.look()
+        lender.lend()
         lender.give_back(await waiting)
         assert got == b"x" * MIB
         os.close(out)
@@ -106,7 +106,7 @@ def test_what_a_thread_reads_is_lent_to_nobody_before_it_has_ended() -> None:
 
 
 def test_a_view_is_gone_with_its_slab() -> None:
-    async def program(lender: Lender) -> None:
+    async def program(lender: SlabBudget) -> None:
         slab = await lender.take(1)
         view = slab.view[:10]
         lender.give_back(slab, view)
@@ -117,11 +117,11 @@ def test_a_view_is_gone_with_its_slab() -> None:
 
 
 def test_sizes() -> None:
-    async def program(lender: Lender) -> None:
+    async def program(lender: SlabBudget) -> None:
         assert lender.largest_bytes == LARGEST_BYTES
         with pytest.raises(ValueError, match="at most"):
             await lender.take(LARGEST_BYTES + 1)
 
     run(program, 3 * LARGEST_BYTES)
     with pytest.raises(ValueError, match="at least"):
-        Lender(1000)
+        SlabBudget(1000)

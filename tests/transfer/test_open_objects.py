@@ -11,9 +11,9 @@ import pytest
 from tests.transfer.reading import open_fds
 from wds_async.storage.base import LocalFile, Location
 from wds_async.storage.local import file_version
-from wds_async.transfer import open_objects as module
+from wds_async.transfer import ranges as module
 from wds_async.transfer.files import FileReader
-from wds_async.transfer.open_objects import Facts, OpenObject, OpenObjects, facts_of
+from wds_async.transfer.ranges import Facts, OpenObject, OpenObjects, facts_of
 
 URL = "http://h/x.tar"
 
@@ -94,9 +94,9 @@ def test_what_nobody_reads_is_closed_after_some_seconds(tmp_path: Any, monkeypat
         assert (len(versions), open_fds()) == (5, before + 5)  # no more than that
         read_still = one("still")
         now = asyncio.get_running_loop().time()
-        versions.look(now + 9)
+        versions.expire(now + 9)
         assert len(versions) == 6
-        versions.look(now + 11)
+        versions.expire(now + 11)
         assert (len(versions), open_fds()) == (1, before + 1)
         versions.leave(read_still)
         versions.close()

@@ -39,7 +39,7 @@ class Asker:
                 self.given.append((origin, self.clock.now - 1000.0))
                 self.gates.append(gate)
                 await gate.wait()
-                permit.received = size if received is None else received
+                permit.settle(size if received is None else received)
 
         self.tasks.append(asyncio.ensure_future(one()))
         return self.tasks[-1]

@@ -36,7 +36,7 @@ _FLOOR_S = 1.0  # a part whose own way stays broken, while others do well, asks 
 _PROBE_S = (0.3, 3.0)  # between two probes: at first, and at most
 _PROBE_GROWTH = 0.1  # of the outage's time until now
 _LONG_S = 10.0
-_TELL_AGAIN_S = 60.0
+_WARN_EVERY_S = 60.0
 _MEMORY = 0.95  # of the share of answers that throttle: the last twenty or so count
 _MANY = 0.2
 _FEW = 0.1
@@ -161,7 +161,7 @@ class CircuitBreaker:
         self._streak += 1
         if was_down or self._streak >= _GOOD_AGAIN:
             many, self._streak = self._streak >= _GOOD_AGAIN, 0
-            self._wake_early(now, told=not many or self._throttling >= _FEW)
+            self._wake_early(now, keep_retry_after=not many or self._throttling >= _FEW)
 
     def record_failure(self, reason: str, began: float, *, throttled: bool = False) -> None:
         """Record the failure, which time may heal, of an attempt that ``began`` then."""
@@ -185,7 +185,7 @@ class CircuitBreaker:
         if self.failures is None or timeout_s <= _LONG_S or now - self.failures.since < _LONG_S:
             return
         if self._warn_at is None or now >= self._warn_at:
-            self._warn_at = now + _TELL_AGAIN_S
+            self._warn_at = now + _WARN_EVERY_S
             logger.warning(
                 "%s: nothing was read from there for %.0f s: %s (attempt %d). Trying on until nothing has come for "
                 "%.0f s (WDS_TIMEOUT).",
@@ -218,13 +218,13 @@ class CircuitBreaker:
                 self._waiters.remove(waiter)
                 self._schedule()
 
-    def _wake_early(self, now: float, *, told: bool) -> None:
-        """Wake the waiting parts soon. ``told``: each keeps to its ``Retry-After``; False: other parts were answered
+    def _wake_early(self, now: float, *, keep_retry_after: bool) -> None:
+        """Wake the waiting parts soon, each after its ``Retry-After`` or, with False, without it: others were answered
         many times since, so the store takes requests."""
         within_s = min(_WAKE_WITHIN_S, _WAKE_EACH_S * len(self._waiters))
         for waiter in self._waiters:
             soon = now + self._rng.uniform(0.0, min(within_s, waiter.cap_s))
-            waiter.at = min(waiter.at, max(waiter.earliest if told else now, waiter.floor, soon))
+            waiter.at = min(waiter.at, max(waiter.earliest if keep_retry_after else now, waiter.floor, soon))
         self._schedule()
 
     def _schedule(self) -> None:

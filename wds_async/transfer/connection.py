@@ -32,7 +32,7 @@ _LOOK_CLOSELY_S = 1.0
 
 
 class ConnectionBroken(ConnectionError):
-    """The connection ended, or said something that is not HTTP, before the answer was complete."""
+    """The connection ended, or brought something that is not HTTP, before the answer was complete."""
 
 
 class Origin(NamedTuple):
@@ -56,7 +56,7 @@ class Origin(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Where it is, for people."""
+        """Host and port, or socket, for messages."""
         return f"unix:{self.socket}" if self.socket else f"{self.host}:{self.port}"
 
     @property
@@ -165,8 +165,6 @@ class Connection(asyncio.BufferedProtocol):
         self._waiter: asyncio.Future[Any] | None = None
         self._broken: BaseException | None = None
 
-    # What the caller does
-
     async def exchange(self, request: bytes, accept: Callable[[Head], memoryview]) -> Head:
         """Send a request, pass the answer's head to ``accept`` and receive the body into the memory it returns.
 
@@ -229,8 +227,8 @@ class Connection(asyncio.BufferedProtocol):
         return bytes(self._early)
 
     def too_slow(self, now: float, allowed_s: float) -> str:
-        """Why this exchange counts as stalled, or "": its head has to be complete within ``allowed_s`` seconds, and 16
-        KiB or the rest to come within each that follow. A stream that is paused for want of memory does not stall."""
+        """Return why this exchange counts as stalled, or "": its head has to be complete within ``allowed_s`` seconds,
+        and 16 KiB or the rest to come within each that follow. A stream that waits for memory does not stall."""
         if self._waiter is None or self.received - self._paced_bytes >= PACE_BYTES:
             self._paced_at, self._paced_bytes = now, self.received
         if now - self._paced_at <= allowed_s:
@@ -262,11 +260,9 @@ class Connection(asyncio.BufferedProtocol):
         self._fail(ConnectionBroken("aborted"))
 
     def stall(self, reason: str) -> None:
-        """Abort, and let who waits see a timeout."""
+        """Abort, with a timeout for the waiter."""
         self._fail(TimeoutError(reason))
         self.abort()
-
-    # What the loop does
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._held.add(self)
@@ -276,9 +272,9 @@ class Connection(asyncio.BufferedProtocol):
     def _shaken(self, handshake: asyncio.Future[asyncio.Transport | None]) -> None:
         upper = None if handshake.cancelled() or handshake.exception() else handshake.result()
         if upper is None or upper.is_closing():  # one whose plain transport was aborted ends without an exception
-            # Not every loop tells a protocol of the end of a connection whose handshake failed; soon it is over.
+            # Not every loop calls this for a connection whose handshake failed.
             self._loop.call_soon(self.connection_lost, None)
-        elif self._broken is not None:  # nobody waits for it any more
+        elif self._broken is not None:  # aborted meanwhile
             upper.abort()
         else:
             self._transport = upper
@@ -303,7 +299,7 @@ class Connection(asyncio.BufferedProtocol):
             if len(self._early) >= _EARLY_LIMIT_BYTES and not self._paused and self._transport is not None:
                 self._paused = True
                 self._transport.pause_reading()
-            self._done(self._head)  # for who waits for a body's beginning
+            self._done(self._head)  # for `beginning`
             return
         self.gap_s = max(self.gap_s, now - before)
         self.received += nbytes

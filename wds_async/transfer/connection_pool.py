@@ -46,7 +46,7 @@ class _OriginState:
 
 
 class ConnectionPool:
-    """Keeps connections open between parts. How many there are is the window's business: one per part in flight."""
+    """Connections kept open between parts. Their number is the window's: one per part in flight."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class ConnectionPool:
         self._held: set[Connection] = set()
         self.peak = 0
         self.breakers = CircuitBreakers(loop)
-        """What is known of the stores' state; all readers of the process share it."""
+        """Shared by all readers of the process."""
 
     @property
     def busy(self) -> int:
@@ -78,33 +78,37 @@ class ConnectionPool:
         return len(self._busy) + sum(len(state.idle) for state in self._origins.values())
 
     def answered(self, origin: Origin) -> bool:
-        """Whether this origin has ever answered: until then a fault is more likely a typo than a bad day."""
+        """Return whether this origin has ever answered: until then a fault is more likely a typo than an outage."""
         return self._state(origin).answered
 
     def rangeless(self, origin: Origin) -> bool:
-        """Whether this origin was seen to ignore ranges, lately."""
+        """Return whether this origin has ignored ranges lately."""
         return self._state(origin).rangeless_until > self._loop.time()
 
     def ranged(self, origin: Origin) -> bool:
-        """Whether this origin has given a range that did not begin at the start."""
+        """Return whether this origin has given a range that did not begin at the start."""
         return self._state(origin).ranged
 
     def mark_ranged(self, origin: Origin) -> None:
-        """Remember that this origin gives ranges, so that one answer without does not change how it is read."""
+        """Note that this origin gives ranges, so that one answer without does not change how it is read."""
         self._state(origin).ranged = True
 
     def mark_rangeless(self, origin: Origin) -> None:
-        """Remember that this origin ignores ranges, so that its next shards are streamed at once; not for ever: it may
-        have objects of all kinds."""
+        """Note that this origin ignores ranges, so that its shards of the next minute are streamed at once."""
         self._state(origin).rangeless_until = self._loop.time() + _RANGELESS_S
 
     @contextlib.asynccontextmanager
     async def connection(self, origin: Origin, *, fresh: bool = False) -> AsyncIterator[Connection]:
-        """A connection for one exchange; kept for the next if it ended well, aborted otherwise."""
+        """Give a connection for one exchange; it is kept for the next if that ended well, and aborted otherwise."""
         state = self._state(origin)
         connection = None if fresh else self._idle(state)
         if connection is None:
-            connection = await self._connect_in_time(origin, state)
+            allowed_s = self._config.connect_timeout_s
+            try:
+                async with asyncio.timeout(allowed_s):
+                    connection = await self._connect(origin, state)
+            except TimeoutError:
+                raise TimeoutError(f"no connection to {origin.place} within {allowed_s:g} s") from None
         self._busy.add(connection)
         self.peak = max(self.peak, self.open)
         keep = False
@@ -124,8 +128,9 @@ class ConnectionPool:
         for connection in list(self._busy):
             if reason := connection.too_slow(now, self._config.stall_timeout_s):
                 connection.stall(reason)
-                if connection.exchanges > 1 and not connection.received:
-                    self._drop_idle(connection.origin)  # a middlebox that forgot this flow has forgotten theirs too
+                idle = self._state(connection.origin).idle
+                while connection.exchanges > 1 and not connection.received and idle:
+                    idle.pop().abort()  # a middlebox that forgot this flow has forgotten theirs too
         for state in self._origins.values():
             while state.idle and now - state.idle[0].moved_at > _IDLE_LIFETIME_S:
                 state.idle.popleft().abort()
@@ -147,11 +152,6 @@ class ConnectionPool:
         for _ in range(_TURNS_TO_CLOSE):
             await asyncio.sleep(0)
 
-    def _drop_idle(self, origin: Origin) -> None:
-        idle = self._state(origin).idle
-        while idle:
-            idle.pop().abort()
-
     def _state(self, origin: Origin) -> _OriginState:
         return self._origins.setdefault(origin, _OriginState())
 
@@ -163,14 +163,6 @@ class ConnectionPool:
             connection.abort()
         return None
 
-    async def _connect_in_time(self, origin: Origin, state: _OriginState) -> Connection:
-        allowed_s = self._config.connect_timeout_s
-        try:
-            async with asyncio.timeout(allowed_s):
-                return await self._connect(origin, state)
-        except TimeoutError:
-            raise TimeoutError(f"no connection to {origin.place} within {allowed_s:g} s") from None
-
     async def _connect(self, origin: Origin, state: _OriginState) -> Connection:
         if origin.socket:
             return await open_connection(self._loop, origin, origin.socket, None, self._held)
@@ -179,7 +171,8 @@ class ConnectionPool:
         failure: OSError | None = None
         for i in range(len(addresses)):
             address = addresses[(state.turn + i) % len(addresses)]
-            self._judge(origin, address)
+            if self._guard is not None and (why := self._guard.why_not(origin.host, address)):
+                raise AccessDenied(f"no connection is made: {why}")
             try:
                 return await open_connection(self._loop, origin, address, self._context(origin), self._held)
             except ssl.SSLCertVerificationError:
@@ -189,25 +182,20 @@ class ConnectionPool:
                 self._refused(state, address)
         raise failure or OSError(f"{origin.host} has no address")
 
-    def _judge(self, origin: Origin, address: str) -> None:
-        """AccessDenied where the program lets no connection go there, each time that one would."""
-        if self._guard is not None and (why := self._guard.why_not(origin.host, address)):
-            raise AccessDenied(f"no connection is made: {why}")
-
     def _refused(self, state: _OriginState, address: str) -> None:
-        """Leave the address out, as long as there are others; the last one stays, and the name is asked about anew."""
+        """Leave the address out, as long as there are others; the last one stays, and the name is resolved again."""
         state.addresses = [other for other in state.addresses if other != address] or [address]
         if state.addresses == [address]:
             state.resolve_at = min(state.resolve_at, self._loop.time())
 
     async def _resolve(self, origin: Origin, state: _OriginState) -> list[str]:
-        """The addresses of the host: asked for once however many connections wait. Known ones are used on where the
-        name service fails, or takes longer than a second to renew them."""
+        """Return the addresses of the host, resolved once for all connections that wait. The former ones are used on
+        where the name service fails, or takes longer than a second."""
         if state.addresses and self._loop.time() < state.resolve_at:
             return state.addresses
         if state.resolving is None:
             state.resolving = asyncio.ensure_future(self._look_up(origin, state))
-            state.resolving.add_done_callback(_retrieved)
+            state.resolving.add_done_callback(lambda done: done.cancelled() or done.exception())  # read, or logged
         try:
             async with asyncio.timeout(_RENEWAL_WITHIN_S if state.addresses else None):
                 return await asyncio.shield(state.resolving)
@@ -220,8 +208,8 @@ class ConnectionPool:
 
     async def _look_up(self, origin: Origin, state: _OriginState) -> list[str]:
         try:
-            found = await self._threads.call(socket.getaddrinfo, origin.host, origin.port, type=socket.SOCK_STREAM)
-            state.addresses = list(dict.fromkeys(str(info[4][0]) for info in found))
+            infos = await self._threads.call(socket.getaddrinfo, origin.host, origin.port, type=socket.SOCK_STREAM)
+            state.addresses = list(dict.fromkeys(str(info[4][0]) for info in infos))
             state.resolve_at = self._loop.time() + _ADDRESS_LIFETIME_S
         except OSError:
             state.resolve_at = self._loop.time() + _RESOLVE_AGAIN_S
@@ -236,9 +224,3 @@ class ConnectionPool:
         if origin.tls not in self._contexts:
             self._contexts[origin.tls] = tls_context(origin.tls)
         return self._contexts[origin.tls]
-
-
-def _retrieved(future: asyncio.Future[list[str]]) -> None:
-    """A name that nobody waits for any more may not resolve."""
-    if not future.cancelled():
-        future.exception()

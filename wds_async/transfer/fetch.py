@@ -80,7 +80,7 @@ class Plan(Protocol):
 
 
 class Fetcher:
-    """Fetches the parts of one plan. ``hurried`` says whether the consumer is waiting right now."""
+    """Fetches the parts of one plan. ``hurried()``: the consumer is waiting right now."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Fetcher:
 
     async def fetch(self, part: Part, *, once: bool = False) -> bool:
         """Fill ``part``; True where a streamed shard ends behind it. Raise one error of the tree: with ``once`` that of
-        the first fault, and then the caller has asked the circuit breaker for leave."""
+        the first fault; then the circuit breaker has allowed the request already."""
         if not once:
             await self._retry.wait_until_up(part.shard)
         attempts, clock = Attempts.of(part, once=once), asyncio.get_running_loop().time
@@ -159,7 +159,7 @@ class Fetcher:
             case Stream():
                 return await self._stream(backend, part, access)
             case Ranges():
-                self._retry.record_contact(attempts.location)  # the server gave the size; no stream has asked it yet
+                self._retry.record_contact(attempts.location)  # the server gave the size
                 return await self._read_ranges(backend, part, access, attempts)
 
     async def _read_copy(
@@ -307,7 +307,7 @@ class Fetcher:
         return await self._turn_streamed(backend, part, access)
 
     async def _size_of(self, part: Part) -> None:
-        """Wait until an earlier part tells the size of its shard: this one may not be there at all."""
+        """Wait until an earlier part has learned the size of its shard: this one may lie behind the end."""
         while part.shard.size is None and not part.dropped and not part.shard.streamed:  # noqa: ASYNC110 (it is rare)
             await asyncio.sleep(_UNREADY_WAIT_S)
 
@@ -364,7 +364,7 @@ class Fetcher:
         fields: Mapping[str, str],
         at: Location | None = None,
     ) -> None:
-        """Take what an answer (its head's ``fields``) says of the object: see `ShardState.learn`."""
+        """Take an answer's facts of the object: see `ShardState.learn`."""
         shard = part.shard
         shard.state.learn(shard.size, size, version, fields, backend, at)
         self.answering = part

@@ -17,8 +17,8 @@ class FileReplaced(ObjectReplaced):
 
 
 class FileReader:
-    """One open file for all parts of a shard; `read` may run on several threads at once. One that was handed is read by
-    the descriptor that came, and its maker answers for its bytes: a cache that writes beside them is no other file."""
+    """One open file for all parts of a shard; `read` may run on several threads at once. A handed file is read by its
+    descriptor, and its version is not checked: the cache that handed it over may write beside its bytes."""
 
     def __init__(self, file: LocalFile) -> None:
         self._file = file
@@ -59,9 +59,9 @@ class FileReader:
     def _check(self, fd: int) -> None:
         if self._handed is not None:
             return
-        found = file_version(os.fstat(fd))
-        if found != self._file.version:
-            raise FileReplaced(f"it was {self._file.version} and is now {found}")
+        version = file_version(os.fstat(fd))
+        if version != self._file.version:
+            raise FileReplaced(f"it was {self._file.version} and is now {version}")
 
     def _read_at(self, fd: int, into: memoryview, offset: int) -> int:
         if hasattr(os, "preadv"):

@@ -1,5 +1,5 @@
-"""Byte ranges of any object, by the engine's way: the same backends, connections, attempts, judgement and second
-attempts as a reader's, on a loop that runs already, for a process that lives long.
+"""Byte ranges of any object, with the backends, connections, retries and hedges of a reader, on a loop that runs
+already, for a process that lives long.
 
 ::
 
@@ -8,8 +8,8 @@ attempts as a reader's, on a loop that runs already, for a process that lives lo
     async with fetcher.part("s3://bucket/x.tar", 0, 2 << 20, facts) as part:
         ...  # part.view
 
-What is learnt of an object (its request, where it was redirected to, its open file) serves all parts of it that are
-read at about the same time, and is then forgotten.
+State of an object (its request, its redirect, its open file) serves all parts of it that are read at about the same
+time, and is then forgotten.
 """
 
 from __future__ import annotations
@@ -17,30 +17,39 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, cast
 
 from wds_async.config import TransferConfig
 from wds_async.errors import FetchTimeout, ReaderClosed, TransferError, TruncatedShard, WdsError
 from wds_async.redact import redact
-from wds_async.storage.base import Entry, Guard
+from wds_async.storage.base import Checksum, Entry, Guard, Location
 from wds_async.storage.listing.folders import Folder
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.storage.registry import locate
-from wds_async.transfer import window
 from wds_async.transfer.concurrency import Concurrency
 from wds_async.transfer.fetch import Fetcher, Unranged
-from wds_async.transfer.open_objects import Facts, OpenObject, OpenObjects, facts_of
 from wds_async.transfer.options import ReadOptions
 from wds_async.transfer.rate_limits import OriginLimits, Permit
 from wds_async.transfer.resources import Resources, why_unread
-from wds_async.transfer.shard_state import ignore_result
-from wds_async.transfer.slabs import LARGEST_BYTES, Lender, Slab
+from wds_async.transfer.shard_state import ShardState, ignore_result
+from wds_async.transfer.slabs import LARGEST_BYTES, Slab, SlabBudget
 from wds_async.transfer.stats import Counters
-from wds_async.transfer.traffic import OriginTraffic, Traffic, origin_of
+from wds_async.transfer.traffic import Traffic, origin_of
+from wds_async.transfer.window import Part, Shard
 
-__all__ = ["LARGEST_PART_BYTES", "Facts", "RangeFetcher", "RangePart", "Unranged"]
+__all__ = [
+    "LARGEST_PART_BYTES",
+    "Facts",
+    "OpenObject",
+    "OpenObjects",
+    "RangeFetcher",
+    "RangePart",
+    "Unranged",
+    "facts_of",
+]
 
 LARGEST_PART_BYTES = LARGEST_BYTES
 """No part may be longer, whatever the memory."""
@@ -48,6 +57,43 @@ LARGEST_PART_BYTES = LARGEST_BYTES
 _PIECE_BYTES = 1 << 20
 _END_WITHIN_S = 1.5
 _TURN_S = 0.001
+_KEPT_S = 10.0
+_KEPT = 256
+_FIELDS = frozenset({"etag", "last-modified", "content-type", "ais-version", "x-goog-hash", "repr-digest", "digest",
+                     "x-ms-blob-content-md5", "x-linked-etag"})  # fmt: skip
+_CHECKSUMS = ("content-md5", "ais-checksum-", "x-amz-checksum-")
+"""Checksums that an answer to a range may give of that range."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Facts of an object, from its first answer."""
+
+    size: int | None
+    """Bytes; None: unknown before its end (a pipe, a server without ranges and length)."""
+    version: str
+    """What pins it; "" where its origin gives nothing."""
+    fields: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Of that answer's head, in lower case: ``etag``, ``last-modified``, ``content-type``, ``ais-version`` and the
+    checksums of the whole object, as far as they were there."""
+    checksum: Checksum | None = None
+    """Of the whole object, where the answer brought one."""
+    ranged: bool = True
+    """False: it can be read in order only."""
+
+
+@dataclass(slots=True, eq=False)
+class OpenObject(Shard):
+    """One version of an object, pinned by its first answer, with the number of its readers."""
+
+    users: int = 0
+    in_order: bool = False
+    """Whether it may be read in order where it has to be."""
+    pinned: tuple[str, int | None] | None = None
+    """Version and size of the facts that it has to have; None: those of its first answer."""
+    facts: Facts | None = None
+    """Set once something of it has come."""
+    idle_since: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,64 +104,150 @@ class RangePart:
     facts: Facts
 
 
-class _OriginPlan:
-    """Plan of one origin's parts in flight; each has its own waiter."""
+def facts_of(obj: OpenObject) -> Facts:
+    """Return the facts of an object of which some bytes have come."""
+    state: ShardState = obj.state
+    fields, size, version = state.fields, obj.size, state.version
+    if obj.streamed:
+        length = fields.get("content-length", "")
+        plain = "transfer-encoding" not in fields and fields.get("content-encoding", "identity") in ("", "identity")
+        size = int(length) if plain and length.isascii() and length.isdigit() else None
+        version = state.stream.version if state.stream is not None else ""
+    whole = "content-range" not in fields
+    kept = {n: text for n, text in fields.items() if n in _FIELDS or (whole and n.startswith(_CHECKSUMS))}
+    return Facts(size, version, MappingProxyType(kept), state.checksum, not obj.streamed or size == 0)
 
-    def __init__(self, config: TransferConfig) -> None:
-        self.concurrency = Concurrency(config.connections, config.processes)
 
-    def learn(self, shard: window.Shard, size: int) -> None:
-        """See `Plan`. Parts behind the end are dropped without an error: their own answers say so too."""
+class OpenObjects:
+    """Objects that are read now, or were a moment ago: at most a few hundred without readers. ``locate`` is called once
+    for each."""
+
+    def __init__(self, locate: Callable[[str], Location]) -> None:
+        self._locate = locate
+        self._current: dict[str, OpenObject] = {}
+        self._idle: dict[OpenObject, None] = {}  # the longest idle first
+
+    def __len__(self) -> int:
+        return len(self._current)
+
+    def take(self, url: str, facts: Facts | None = None) -> OpenObject:
+        """Return the object at ``url`` that ``facts`` are of, for one more reader; without them the one that is read
+        now, as one without readers may be out of date. `leave` it."""
+        obj = self._current.get(url)
+        wanted = None if facts is None else (facts.version, facts.size)
+        if obj is None or not (obj.users if wanted is None else obj.pinned == wanted):
+            obj = self.fresh(url, facts)
+            obj.users = 1
+            self.install(obj)
+            return obj
+        obj.users += 1
+        self._idle.pop(obj, None)
+        return obj
+
+    def fresh(self, url: str, facts: Facts | None = None) -> OpenObject:
+        """Return a fresh object: nothing of it has come, and no other reader gets it."""
+        if facts is None:
+            return OpenObject(0, url, state=ShardState(self._locate(url)))
+        state = ShardState(self._locate(url), version=facts.version, etag=facts.fields.get("etag", ""))
+        return OpenObject(0, url, size=facts.size, state=state, facts=facts, pinned=(facts.version, facts.size))
+
+    def install(self, obj: OpenObject) -> None:
+        """Give this object to later readers."""
+        former = self._current.get(obj.url)
+        self._current[obj.url] = obj
+        if former is not None and not former.users:
+            self._retire(former)
+        if not obj.users:
+            self._rest(obj)
+
+    def leave(self, obj: OpenObject, *, failed: bool = False) -> None:
+        """Count one reader less. After a failure no later reader gets it."""
+        obj.users -= 1
+        if failed and self._current.get(obj.url) is obj:
+            del self._current[obj.url]
+        if obj.users:
+            return
+        if self._current.get(obj.url) is obj:
+            self._rest(obj)
+        else:
+            self._retire(obj)
+
+    def expire(self, now: float) -> None:
+        """Forget objects without a reader for some seconds."""
+        while self._idle and (obj := next(iter(self._idle))).idle_since < now - _KEPT_S:
+            self._forget(obj)
+
+    def close(self) -> None:
+        """Forget all objects without readers."""
+        while self._idle:
+            self._forget(next(iter(self._idle)))
+
+    def _rest(self, obj: OpenObject) -> None:
+        obj.idle_since = asyncio.get_running_loop().time()
+        self._idle[obj] = None
+        if len(self._idle) > _KEPT:
+            self._forget(next(iter(self._idle)))
+
+    def _forget(self, obj: OpenObject) -> None:
+        if self._current.get(obj.url) is obj:
+            del self._current[obj.url]
+        self._retire(obj)
+
+    def _retire(self, obj: OpenObject) -> None:
+        self._idle.pop(obj, None)
+        obj.state.release()
+
+
+class _OriginFetcher:
+    """Fetcher of one origin's parts, and their plan (see `fetch.Plan`): each part has its own waiter."""
+
+    def __init__(self, name: str, resources: Resources, options: ReadOptions) -> None:
+        self.name = name
+        self.concurrency = Concurrency(options.config.connections, options.config.processes)
+        self.fetcher = Fetcher(self, resources, options, hurried=lambda: True)
+        self._flying = 0
+
+    def room(self) -> int:
+        """Return the number of parts that may be in flight."""
+        return self.concurrency.room
+
+    async def fetch(self, part: Part, *, once: bool = False) -> bool:
+        """See `Fetcher.fetch`."""
+        self._flying += 1
+        self.concurrency.in_flight(self._flying)
+        part.shard.parts.append(part)
+        try:
+            return await self.fetcher.fetch(part, once=once)
+        finally:
+            part.shard.parts.remove(part)
+            self._flying -= 1
+
+    def learn(self, shard: Shard, size: int) -> None:
+        """Parts behind the end are dropped without an error: their own answers say so too."""
         if shard.size is None and not shard.streamed:
             shard.size = size
         for part in shard.parts:
             part.stop = min(part.stop, size)
             part.dropped = part.dropped or part.start >= size
 
-    def turn_streamed(self, part: window.Part) -> bool:
-        """See `Plan`."""
+    def turn_streamed(self, part: Part) -> bool:
         shard = cast(OpenObject, part.shard)
         if not shard.in_order:
             raise Unranged(f"{redact(shard.url)} can be read in order only")
         shard.streamed, shard.size = True, None
         return True
 
-    def turn_ranged(self, part: window.Part) -> None:
-        """See `Plan`; only copies in a disk cache of the reader's do that."""
+    def turn_ranged(self, part: Part) -> None:
+        """Only copies in a disk cache of the reader's do that."""
         part.shard.streamed = False
-
-
-class _Origin:
-    """One origin, with its measured speed."""
-
-    def __init__(self, traffic: OriginTraffic, resources: Resources, options: ReadOptions) -> None:
-        self.traffic = traffic
-        self.flying = 0
-        self.plan = _OriginPlan(options.config)
-        self.fetcher = Fetcher(self.plan, resources, options, hurried=lambda: True)
-
-    def room(self) -> int:
-        """Number of parts that may be in flight."""
-        return self.plan.concurrency.room
-
-    async def fetch(self, part: window.Part, *, once: bool = False) -> bool:
-        """See `Fetcher.fetch`."""
-        self.flying += 1
-        self.plan.concurrency.in_flight(self.flying)
-        part.shard.parts.append(part)
-        try:
-            return await self.fetcher.fetch(part, once=once)
-        finally:
-            part.shard.parts.remove(part)
-            self.flying -= 1
 
 
 class RangeFetcher:
     """Reads parts of objects at once, by many tasks of one loop, within ``memory_bytes`` of slabs.
 
-    Made within a running loop, asyncio's or uvloop's. What is asked of origins is counted in ``traffic`` and bounded by
-    ``limits`` (default: ``config.connections``, and no rates). ``options``: see `registry.locate`. URLs are rewritten
-    as everywhere. ``guard`` judges where requests go. ``before_request`` is called before each part, facts, stream and
+    Made within a running loop, asyncio's or uvloop's. Requests are counted in ``traffic`` and bounded by ``limits``
+    (default: ``config.connections``, and no rates). ``options``: see `registry.locate`. URLs are rewritten as
+    everywhere. ``guard`` judges where requests go. ``before_request`` is called before each part, facts, stream and
     folder; what it raises is raised there. Errors are those of the tree; `ReaderClosed` after and during `close`.
     """
 
@@ -136,10 +268,10 @@ class RangeFetcher:
         self._options = options
         self._read = ReadOptions(config=config, counters=Counters(traffic=traffic))
         self._limits = limits or OriginLimits(config.connections, config.connections)
-        self._memory = Lender(memory_bytes)
+        self._memory = SlabBudget(memory_bytes)
         self._resources = Resources(config, self._loop, guard)
         self._objects = OpenObjects(functools.partial(locate, options=options))
-        self._origins: dict[str, _Origin] = {}
+        self._origins: dict[str, _OriginFetcher] = {}
         self._reading: set[asyncio.Task[Any] | None] = set()
         self._closed = False
         self._watch = self._loop.create_task(self._resources.watch(self._tidy))
@@ -167,7 +299,8 @@ class RangeFetcher:
         return breaker is None or not breaker.is_open
 
     async def facts(self, url: str, *, deadline_s: float | None = None) -> Facts:
-        """What an object is like now: one ranged GET of its first byte. What can be read once only is not touched.
+        """Return the present facts of an object, by one ranged GET of its first byte. What can be read only once is
+        not touched.
 
         With ``deadline_s`` one attempt is made, and FetchTimeout raised after that many seconds; while the store is
         down (see `reachable`) only the next probe goes out, and others raise TransferError at once.
@@ -178,7 +311,7 @@ class RangeFetcher:
             return await self._facts(obj, once=False)
         breaker, shown = self._origin(obj).fetcher.breaker(obj), redact(url)
         if breaker is not None and not breaker.allow_request():
-            raise TransferError(f"{shown}: {breaker.name} does not answer; it is asked again within seconds").at(
+            raise TransferError(f"{shown}: {breaker.name} does not answer; it is probed again within seconds").at(
                 shown, 0
             )
         began = self._loop.time()
@@ -202,13 +335,13 @@ class RangeFetcher:
                 return Facts(None, "", ranged=False)
             obj.in_order = True
             origin, state = self._origin(obj), obj.state
-            part = window.Part(obj, 0, 1, Slab(0, 1, memoryview(bytearray(1))))
+            part = Part(obj, 0, 1, Slab(0, 1, memoryview(bytearray(1))))
             try:
                 if not once:
                     await origin.fetcher.ready(obj)
-                async with self._limits.permit(origin.traffic.name, 1, origin.room) as permit:
+                async with self._limits.permit(origin.name, 1, origin.room) as permit:
                     await origin.fetch(part, once=once)
-                    permit.received = part.filled
+                    permit.settle(part.filled)
                 obj.facts = facts_of(obj)
             except BaseException:
                 await state.close()
@@ -254,8 +387,8 @@ class RangeFetcher:
 
     @contextlib.asynccontextmanager
     async def stream(self, url: str) -> AsyncIterator[tuple[Facts, AsyncIterator[memoryview]]]:
-        """An object in order, also one that cannot be read otherwise. A piece is valid until the next one is asked for;
-        the first has come when this gives the facts."""
+        """Read an object in order, also one that cannot be read otherwise. A piece is valid until the next one is
+        requested; the first has come when this gives the facts."""
         self._before_request()
         obj = self._objects.fresh(url)
         obj.in_order, obj.streamed = True, obj.state.location.in_order
@@ -264,14 +397,14 @@ class RangeFetcher:
             stack.push_async_callback(obj.state.close)
             async with self._at_work():
                 await origin.fetcher.ready(obj)
-                permit = await stack.enter_async_context(self._limits.permit(origin.traffic.name, 0, origin.room))
+                permit = await stack.enter_async_context(self._limits.permit(origin.name, 0, origin.room))
             pieces = await stack.enter_async_context(contextlib.aclosing(self._pieces(obj, origin, permit)))
             first = await anext(pieces, None)
             yield facts_of(obj), _beginning(first, pieces)
 
     async def entries(self, url: str) -> AsyncIterator[Entry]:
-        """What is in the folder ``url``, which ends with "/": objects, and folders one level down, tried again where
-        that fails. UrlError where its store lists nothing."""
+        """Yield the entries of the folder ``url``, which ends with "/": objects, and folders one level down, with
+        retries. UrlError where its store lists nothing."""
         self._before_request()
         folder, seen = Folder(url, self._resources.backends, self._options, self._config.retry), set[str]()
         while not self._closed:
@@ -327,19 +460,19 @@ class RangeFetcher:
             stop = min(stop, obj.size)
         origin = self._origin(obj)
         await origin.fetcher.ready(obj)
-        async with self._limits.permit(origin.traffic.name, max(0, stop - start), origin.room) as permit:
+        async with self._limits.permit(origin.name, max(0, stop - start), origin.room) as permit:
             slab = await self._memory.take(stop - start)
-            part = window.Part(obj, start, stop, slab)
+            part = Part(obj, start, stop, slab)
             try:
                 await origin.fetch(part)
             except BaseException:
                 self._memory.give_back(slab)
                 raise
             finally:
-                permit.received = part.filled
+                permit.settle(part.filled)
         return slab, part.filled
 
-    async def _pieces(self, obj: OpenObject, origin: _Origin, permit: Permit) -> AsyncGenerator[memoryview]:
+    async def _pieces(self, obj: OpenObject, origin: _OriginFetcher, permit: Permit) -> AsyncGenerator[memoryview]:
         """The object from its start to its end, each piece in memory of its own as long as it is looked at."""
         position, last = 0, False
         while not last and (obj.streamed or obj.size is None or position < obj.size):
@@ -348,10 +481,10 @@ class RangeFetcher:
             view = memoryview(b"")
             try:
                 stop = position + slab.size if obj.size is None else min(position + slab.size, obj.size)
-                part = window.Part(obj, position, stop, slab)
+                part = Part(obj, position, stop, slab)
                 async with self._at_work():
                     last = await origin.fetch(part)
-                    await self._limits.more(origin.traffic.name, part.filled)
+                    await self._limits.more(origin.name, part.filled)
                 position += part.filled
                 view = slab.view[: part.filled]
                 if part.filled or not position:
@@ -365,20 +498,16 @@ class RangeFetcher:
                 "attempt. Have it sent with a Content-Length, or write it with its end (two blocks of zeros)."
             ).at(shown, position)
 
-    def _origin(self, obj: OpenObject) -> _Origin:
-        if obj.origin is None:
-            traffic = self._read.counters.traffic.of(origin_of(obj.state.location))
-            if traffic.name not in self._origins:
-                self._origins[traffic.name] = _Origin(
-                    traffic, self._resources, ReadOptions(config=self._config, counters=self._read.counters)
-                )
-            obj.origin = self._origins[traffic.name]
-        return cast(_Origin, obj.origin)
+    def _origin(self, obj: OpenObject) -> _OriginFetcher:
+        name = self._read.counters.traffic.of(origin_of(obj.state.location)).name
+        if name not in self._origins:
+            self._origins[name] = _OriginFetcher(name, self._resources, self._read)
+        return self._origins[name]
 
     def _tidy(self) -> None:
         """Forget objects without readers, and lend memory that came back late."""
-        self._objects.look(self._loop.time())
-        self._memory.look()
+        self._objects.expire(self._loop.time())
+        self._memory.lend()
 
 
 async def _beginning(first: memoryview | None, rest: AsyncIterator[memoryview]) -> AsyncIterator[memoryview]:

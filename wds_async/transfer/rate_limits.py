@@ -1,4 +1,4 @@
-"""Limits on the requests to origins: connections and bytes a second, of all together and of each; the token bucket."""
+"""Limits on the requests to origins: connections and bytes a second, of all together and of each."""
 
 from __future__ import annotations
 
@@ -66,11 +66,17 @@ class TokenBucket:
 
 
 @dataclass(slots=True, eq=False)
-class _PermitWaiter:
-    wanted_bytes: int
-    woken: asyncio.Future[None]
+class Permit:
+    """Permit for one request, or (``connects`` False) for more bytes of one that has its own."""
+
+    expected_bytes: int
     connects: bool
-    """Whether it wants a connection too, and not only bytes over its own."""
+    granted: asyncio.Future[None]
+    received_bytes: int | None = None
+
+    def settle(self, received_bytes: int) -> None:
+        """Set what the request has brought, where that is not what was expected."""
+        self.received_bytes = received_bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -80,29 +86,19 @@ class _OriginQueue:
     bucket: TokenBucket
     room: Callable[[], int]
     flying: int = 0
-    parts: deque[_PermitWaiter] = field(default_factory=deque)
-    pieces: deque[_PermitWaiter] = field(default_factory=deque)
+    requests: deque[Permit] = field(default_factory=deque)
+    pieces: deque[Permit] = field(default_factory=deque)
 
     @property
-    def first(self) -> _PermitWaiter | None:
-        queue = self.pieces or self.parts
+    def first(self) -> Permit | None:
+        queue = self.pieces or self.requests
         return queue[0] if queue else None
 
 
-class Permit:
-    """Leave for one request; ``received`` is what it brought, which whoever has it sets where it is not what was
-    expected."""
-
-    __slots__ = ("received",)
-
-    def __init__(self, expected_bytes: int) -> None:
-        self.received = expected_bytes
-
-
 class OriginLimits:
-    """Lets requests go: first come, first served within one origin, and the origins in turn. On the loop only.
+    """Admission of requests: first come, first served within one origin, and the origins in turn. On the loop only.
 
-    ``connections`` and ``origin_connections``: requests under way, of all origins and of one. ``bytes_per_s`` and
+    ``connections`` and ``origin_connections``: requests in flight, of all origins and of one. ``bytes_per_s`` and
     ``origin_bytes_per_s``: likewise, with a burst of one second; None: no limit. ``clock``: the running loop.
     """
 
@@ -117,104 +113,103 @@ class OriginLimits:
         self.connections = connections
         self.origin_connections = origin_connections
         self.flying = 0
-        """Requests under way now."""
+        """Requests in flight now."""
         self._origin_bytes_per_s = origin_bytes_per_s
         self._clock: LoopClock = clock or asyncio.get_running_loop()
         self._bucket = TokenBucket(bytes_per_s, self._clock.time)
-        self._lines: dict[str, _OriginQueue] = {}
-        self._turns: deque[_OriginQueue] = deque()  # those where somebody waits
+        self._queues: dict[str, _OriginQueue] = {}
+        self._turns: deque[_OriginQueue] = deque()
+        """Queues with waiters."""
         self._timer: Any = None
 
     @property
     def waiting(self) -> int:
         """Requests that wait for their permit."""
-        return sum(len(line.parts) for line in self._turns)
+        return sum(len(queue.requests) for queue in self._turns)
 
     @contextlib.asynccontextmanager
     async def permit(
         self, origin: str, expected_bytes: int, room: Callable[[], int] | None = None
     ) -> AsyncIterator[Permit]:
-        """One request to ``origin``, once it may be made. ``expected_bytes`` are taken from the limits at once, and
-        what `Permit.received` differs by at its end. ``room()``: how many requests that origin bears now."""
-        line = self._line(origin)
-        line.room = room or line.room
-        await self._wait(line, line.parts, expected_bytes)
-        permit = Permit(expected_bytes)
+        """One request to ``origin``, once it may be made. ``expected_bytes`` are taken from the limits at once, and the
+        difference to what `Permit.settle` gives at its end. ``room()``: how many requests that origin bears now."""
+        queue = self._queue(origin)
+        queue.room = room or queue.room
+        permit = await self._wait(queue, expected_bytes, connects=True)
         try:
             yield permit
         finally:
-            self._landed(line, permit.received - expected_bytes)
+            received = expected_bytes if permit.received_bytes is None else permit.received_bytes
+            self._settle(queue, received - expected_bytes, connected=True)
 
     async def more(self, origin: str, count: int) -> None:
         """Return once ``count`` bytes more may be read by a request that has its permit."""
-        line = self._line(origin)
-        await self._wait(line, line.pieces, count)
+        await self._wait(self._queue(origin), count, connects=False)
 
-    def _line(self, origin: str) -> _OriginQueue:
-        if origin not in self._lines:
+    def _queue(self, origin: str) -> _OriginQueue:
+        if origin not in self._queues:
             bucket = TokenBucket(self._origin_bytes_per_s, self._clock.time)
-            self._lines[origin] = _OriginQueue(bucket, lambda: self.origin_connections)
-        return self._lines[origin]
+            self._queues[origin] = _OriginQueue(bucket, lambda: self.origin_connections)
+        return self._queues[origin]
 
-    async def _wait(self, line: _OriginQueue, queue: deque[_PermitWaiter], count: int) -> None:
-        waiter = _PermitWaiter(count, asyncio.get_running_loop().create_future(), queue is line.parts)
-        if line.first is None:
-            self._turns.append(line)
-        queue.append(waiter)
-        self._look()
+    async def _wait(self, queue: _OriginQueue, count: int, *, connects: bool) -> Permit:
+        permit = Permit(count, connects, asyncio.get_running_loop().create_future())
+        waiters = queue.requests if connects else queue.pieces
+        if queue.first is None:
+            self._turns.append(queue)
+        waiters.append(permit)
+        self._admit()
         try:
-            await waiter.woken
+            await permit.granted
         except asyncio.CancelledError:
-            if waiter in queue:
-                queue.remove(waiter)
-                self._look()
-            else:  # it was given leave in this very turn
-                self._landed(line, -count, connected=waiter.connects)
+            if permit in waiters:
+                waiters.remove(permit)
+                self._admit()
+            else:  # it was granted in this very turn
+                self._settle(queue, -count, connected=connects)
             raise
+        return permit
 
-    def _landed(self, line: _OriginQueue, more_bytes: int, *, connected: bool = True) -> None:
+    def _settle(self, queue: _OriginQueue, more_bytes: int, *, connected: bool) -> None:
         self.flying -= connected
-        line.flying -= connected
+        queue.flying -= connected
         self._bucket.take(more_bytes)
-        line.bucket.take(more_bytes)
-        self._look()
+        queue.bucket.take(more_bytes)
+        self._admit()
 
-    def _look(self) -> None:
-        """Give leave to all who may have it, the origins in turn, and come back when bytes allow the next."""
+    def _admit(self) -> None:
+        """Grant all permits that may be granted, the origins in turn, and come back when bytes allow the next."""
         now, refused, soonest = self._clock.time(), 0, math.inf
         while refused < len(self._turns):
-            line = self._turns.popleft()
-            waiter = line.first
-            if waiter is None:  # whoever waited was cancelled
+            queue = self._turns.popleft()
+            permit = queue.first
+            if permit is None:  # the waiter was cancelled
                 continue
-            ready_at = now + max(self._bucket.wait_s(), line.bucket.wait_s())
-            if ready_at > now or not self._has_room(line, waiter):
+            ready_at = now + max(self._bucket.wait_s(), queue.bucket.wait_s())
+            if ready_at > now or not self._has_room(queue, permit):
                 soonest = min(soonest, ready_at) if ready_at > now else soonest
-                self._turns.append(line)
+                self._turns.append(queue)
                 refused += 1
                 continue
-            self._let_go(line, waiter)
+            self._grant(queue, permit)
             refused = 0
-            if line.first is not None:
-                self._turns.append(line)
-        self._look_again(soonest)
-
-    def _has_room(self, line: _OriginQueue, waiter: _PermitWaiter) -> bool:
-        if not waiter.connects:
-            return True
-        free = self.connections - self.flying
-        return free > 0 and line.flying < min(self.origin_connections, line.room(), _SHARE * free)
-
-    def _let_go(self, line: _OriginQueue, waiter: _PermitWaiter) -> None:
-        (line.parts if waiter.connects else line.pieces).popleft()
-        self.flying += waiter.connects
-        line.flying += waiter.connects
-        self._bucket.take(waiter.wanted_bytes)
-        line.bucket.take(waiter.wanted_bytes)
-        if not waiter.woken.done():
-            waiter.woken.set_result(None)
-
-    def _look_again(self, when: float) -> None:
+            if queue.first is not None:
+                self._turns.append(queue)
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = None if when == math.inf else self._clock.call_at(when, self._look)
+        self._timer = None if soonest == math.inf else self._clock.call_at(soonest, self._admit)
+
+    def _has_room(self, queue: _OriginQueue, permit: Permit) -> bool:
+        if not permit.connects:
+            return True
+        free = self.connections - self.flying
+        return free > 0 and queue.flying < min(self.origin_connections, queue.room(), _SHARE * free)
+
+    def _grant(self, queue: _OriginQueue, permit: Permit) -> None:
+        (queue.requests if permit.connects else queue.pieces).popleft()
+        self.flying += permit.connects
+        queue.flying += permit.connects
+        self._bucket.take(permit.expected_bytes)
+        queue.bucket.take(permit.expected_bytes)
+        if not permit.granted.done():
+            permit.granted.set_result(None)

@@ -15,9 +15,11 @@ import mmap
 from collections import deque
 from dataclasses import dataclass
 
-__all__ = ["LARGEST_BYTES", "MIN_SLAB_BYTES", "Lender", "Slab", "SlabPool", "slab_bytes"]
+__all__ = ["LARGEST_BYTES", "MIN_SLAB_BYTES", "Slab", "SlabBudget", "SlabPool", "slab_bytes"]
 
 MIN_SLAB_BYTES = 64 << 10
+LARGEST_BYTES = 4 << 20
+"""The largest slab of a `SlabBudget`, where the memory is not smaller."""
 
 
 def slab_bytes(wanted: int, most: int) -> int:
@@ -29,7 +31,7 @@ def slab_bytes(wanted: int, most: int) -> int:
 class Slab:
     """One owner at a time: the pool, the loop (filling) or the consumer (reading).
 
-    ``view`` spans the whole slab; ``reserved`` says that it came out of a reader's guarantee.
+    ``view`` spans the whole slab; ``reserved``: it came out of a reader's reserve.
     """
 
     address: int
@@ -69,12 +71,12 @@ class SlabPool:
 
     @property
     def mapped_bytes(self) -> int:
-        """What the pool has asked of the operating system so far."""
+        """Bytes that the pool has mapped so far."""
         return len(self._blocks) * self.block_bytes
 
     def take(self, size: int, *, reserve: bool = False) -> Slab | None:
-        """A slab of ``size`` bytes (a power of two from `slab_bytes`), or None while there is none. OSError where the
-        system has no memory for it, and waiting would not help.
+        """Return a slab of ``size`` bytes (a power of two from `slab_bytes`), or None while there is none. OSError
+        where the system has no memory for it, and waiting would not help.
 
         ``reserve`` lets the taker use the block held back for its reader.
         """
@@ -148,17 +150,9 @@ def _mapped(size: int) -> mmap.mmap:
     return mmap.mmap(-1, size, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE)
 
 
-LARGEST_BYTES = 4 << 20
-
-
-"""The largest slab that is lent, where the memory is not smaller."""
-
-
-class Lender:
-    """Lends slabs of at most ``memory_bytes`` together. Who waits longest has the next; on the loop only.
-
-    ValueError for less than 64 KiB.
-    """
+class SlabBudget:
+    """Slabs of at most ``memory_bytes`` together, first come, first served; on the loop only. ValueError for less than
+    64 KiB."""
 
     def __init__(self, memory_bytes: int) -> None:
         if memory_bytes < MIN_SLAB_BYTES:
@@ -167,24 +161,24 @@ class Lender:
         """No slab is larger."""
         self._pool = SlabPool(memory_bytes, self.largest_bytes)
         self._waiting: deque[tuple[int, asyncio.Future[Slab]]] = deque()
-        self._read_still: list[tuple[Slab, memoryview]] = []
+        self._in_use: list[tuple[Slab, memoryview]] = []
 
     @property
     def held_bytes(self) -> int:
-        """What is lent now."""
+        """Bytes of the slabs that are taken."""
         return self._pool.used_bytes
 
     @property
     def crowded(self) -> bool:
-        """Whether somebody waits."""
+        """Whether a caller waits."""
         return bool(self._waiting)
 
     async def take(self, wanted_bytes: int) -> Slab:
-        """A slab of at least so many bytes, once there is one. ValueError for more than `largest_bytes`."""
+        """Return a slab of at least so many bytes, once there is one. ValueError for more than `largest_bytes`."""
         if wanted_bytes > self.largest_bytes:
             raise ValueError(f"{wanted_bytes} bytes at once: at most {self.largest_bytes}")
         size = slab_bytes(wanted_bytes, self.largest_bytes)
-        self.look()
+        self.lend()
         slab = None if self._waiting else self._pool.take(size)
         if slab is not None:
             return slab
@@ -193,29 +187,29 @@ class Lender:
         try:
             return await future
         except asyncio.CancelledError:
-            if future.done() and not future.cancelled():  # lent in this very turn
+            if future.done() and not future.cancelled():  # given in this very turn
                 self._pool.give_back(future.result())
             else:
                 self._waiting = deque(each for each in self._waiting if each[1] is not future)
-            self.look()
+            self.lend()
             raise
 
     def give_back(self, slab: Slab, view: memoryview | None = None) -> None:
-        """Take a slab back, with the ``view`` of it that was handed out: while somebody (a thread that writes it to a
-        disk, say) reads that still, the slab is nobody else's."""
+        """Take a slab back, with the ``view`` of it that was handed out: it is free once that is read no more (by a
+        thread that writes it to a disk, say)."""
         if view is not None:
             try:
                 view.release()
             except BufferError:
-                self._read_still.append((slab, view))
+                self._in_use.append((slab, view))
                 return
         self._pool.give_back(slab)
-        self.look()
+        self.lend()
 
-    def look(self) -> None:
-        """Lend what is free to those who wait."""
-        if self._read_still:
-            held, self._read_still = self._read_still, []
+    def lend(self) -> None:
+        """Give what is free to the callers that wait."""
+        if self._in_use:
+            held, self._in_use = self._in_use, []
             for slab, view in held:
                 self.give_back(slab, view)
         while self._waiting:
@@ -228,5 +222,5 @@ class Lender:
                 future.set_result(lent)
 
     def close(self) -> None:
-        """Let go of all memory that is not lent."""
+        """Let go of all memory that is not taken."""
         self._pool.close()

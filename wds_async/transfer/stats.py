@@ -29,7 +29,7 @@ __all__ = ["Board", "Boards", "Counters", "Stats", "alive", "temporary_folder"]
 
 _LOOK_EVERY_S = 0.01
 _REMOVALS = 3
-"""How often a folder is removed: a process that is ending may leave a file in it meanwhile."""
+"""Attempts to remove a folder: a process that is ending may leave a file in it meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +39,14 @@ class Stats:
     bytes: float = 0
     """Shard bytes handed to the decoder."""
     wire_bytes: float = 0
-    """Body bytes received, with what was asked for twice."""
+    """Body bytes received, with those of hedges."""
     requests: float = 0
     retries: float = 0
     """Faults that were healed, or tried."""
     throttled: float = 0
-    """Answers that asked for fewer requests (429, 503 and the like); among the retries."""
+    """Answers that throttle (429, 503 and the like); among the retries."""
     hedges: float = 0
-    """Parts that were asked for twice, because they were much slower than their peers."""
+    """Parts that were requested twice, because they were much slower than their peers."""
     hedged_bytes: float = 0
     """Bytes that came twice for it; among ``wire_bytes``."""
     samples: float = 0
@@ -69,7 +69,7 @@ class Stats:
     connections: float = 0
     connections_peak: float = 0
     connections_limit: float = 0
-    """Parts that may be in flight now, as the engine found."""
+    """Limit on parts in flight now."""
     connections_most: float = 0
     """As many as it may find (``WDS_CONNECTIONS``)."""
     slowdown: float = 0
@@ -153,7 +153,7 @@ class Counters:
         self._cells[_CELLS[name]] += amount
 
     def get(self, name: str) -> float:
-        """What this process counted."""
+        """Return the count of this process."""
         return float(self._cells[_CELLS[name]])
 
     def add_samples(self, count: int) -> None:
@@ -174,15 +174,15 @@ class Counters:
         return list(self._cells)
 
     def leave_traffic(self) -> None:
-        """Write down what was counted by origin where another process asks for it, if that has changed."""
+        """Publish the traffic by origin for other processes, if it has changed."""
         if self._file is None or not self.traffic.origins:
             return
-        said = json.dumps(self.traffic.as_dict())
-        if said == self._left:
+        text = json.dumps(self.traffic.as_dict())
+        if text == self._left:
             return
-        self._left, aside = said, self._file.with_suffix(".new")
+        self._left, aside = text, self._file.with_suffix(".new")
         with contextlib.suppress(OSError):  # the folder went with the process that made it, or its disk is full
-            aside.write_text(said, encoding="utf-8")
+            aside.write_text(text, encoding="utf-8")
             os.replace(aside, self._file)
 
 
@@ -266,18 +266,18 @@ class Board:
         return Stats(*(sum(column) for column in zip(*rows, strict=True))) if rows else Stats()
 
     def traffic(self) -> Traffic:
-        """What this process and every other that counted on this board asked of each origin: of others, as of a second
+        """Return the traffic of this process and every other that counted on this board: of others, as of a second
         ago, or the end of their last reader."""
-        found, own = Traffic(), self._rows.get(os.getpid())
+        total, own = Traffic(), self._rows.get(os.getpid())
         if own is not None and os.getpid() == self._pid:
-            found.merge(own.traffic)
+            total.merge(own.traffic)
         for path in self.folder.glob(f"{_TRAFFIC}*.json"):
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 other = Traffic.of_dict(json.loads(path.read_text(encoding="utf-8")))
                 if not alive(int(path.name.removeprefix(_TRAFFIC).partition("-")[0])):
                     other.hang_up()
-                found.merge(other)
-        return found
+                total.merge(other)
+        return total
 
     def __getstate__(self) -> dict[str, Any]:
         return {"pid": self._pid, "folder": str(self.folder)}
@@ -287,18 +287,18 @@ class Board:
 
 
 class Boards:
-    """The boards of several readers as one, for who reads counts and adds none."""
+    """The boards of several readers as one, for reading counts."""
 
     def __init__(self, boards: Iterable[Board]) -> None:
         self.boards = list(boards)
 
     @property
     def folder(self) -> Path:
-        """That of the first, which several processes may leave notes in."""
+        """Folder of the first, for notes of several processes."""
         return self.boards[0].folder
 
     def counters(self) -> Boards:
-        """What this process counts: itself, for `values` alone."""
+        """Return itself, for `values` alone."""
         return self
 
     def values(self) -> list[float]:
@@ -310,11 +310,8 @@ class Boards:
         return sum((board.total() for board in self.boards), Stats())
 
     def traffic(self) -> Traffic:
-        """What was asked of each origin, over all boards and processes."""
-        found = Traffic()
-        for board in self.boards:
-            found.merge(board.traffic())
-        return found
+        """Return the traffic over all boards and processes."""
+        return sum((board.traffic() for board in self.boards), Traffic())
 
 
 def temporary_folder() -> Path:
@@ -362,7 +359,7 @@ def _sweep(parent: Path) -> None:
 
 
 def alive(pid: int) -> bool:
-    """Whether there is such a process (True where that cannot be told)."""
+    """Return whether there is such a process; True where that is unknown."""
     if os.name != "posix":
         return True
     try:

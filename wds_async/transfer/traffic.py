@@ -1,7 +1,7 @@
-"""What was asked of each origin, and what came: requests, bytes, time, faults. Cheap enough for every part.
+"""Traffic by origin: requests, bytes, seconds, faults.
 
-An origin is what somebody pays for or is limited by: a store with its bucket, or a host. Who counts does so on one
-thread; others read plain numbers, and sums of several processes (`Traffic.merge`, `Traffic.of_dict`).
+An origin is what is paid for or limited: a store with its bucket, or a host. One thread counts; others read plain
+numbers, and sums of several processes (`Traffic.merge`, `Traffic.of_dict`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from wds_async.storage.stores import load
 from wds_async.urls import scheme
 
-if TYPE_CHECKING:  # who only counts waits for no backend to be imported
+if TYPE_CHECKING:  # counting needs no backend
     from wds_async.storage.base import Location
 
 __all__ = ["BOUNDS_S", "FILES", "OTHERS", "Histogram", "OriginTraffic", "Traffic", "origin_of", "region_of"]
@@ -27,7 +27,7 @@ BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 
 FILES = "file"
 """The origin of what is read from this host's file systems."""
 OTHERS = "others"
-"""Where origins beyond the first thousand of a process are counted together."""
+"""The origin of all beyond the first thousand of a process."""
 
 _MOST_ORIGINS = 1000
 _PLAIN = {"local": FILES, "pipe": "pipe", "stdin": "stdin", "opener": "opener"}
@@ -39,7 +39,7 @@ _AMAZON = re.compile(
 
 
 class Histogram:
-    """How long something took: ``counts`` by the classes of `BOUNDS_S`, and the ``total`` in seconds."""
+    """Histogram of durations: ``counts`` by the classes of `BOUNDS_S`, and the ``total`` in seconds."""
 
     __slots__ = ("counts", "total")
 
@@ -54,12 +54,12 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many there were."""
+        """Number of durations."""
         return sum(self.counts)
 
     def quantile(self, q: float) -> float:
-        """Seconds that the share ``q`` (0 to 1) took at most, as the classes tell: between two bounds it is a line, and
-        beyond the last one that bound. 0 where nothing was counted."""
+        """Return the seconds that the share ``q`` (0 to 1) took at most, interpolated between two bounds; beyond the
+        last one that bound, 0 without any."""
         wanted, seen = q * self.count, 0
         for number, count in enumerate(self.counts):
             if count and seen + count >= wanted:
@@ -71,14 +71,14 @@ class Histogram:
         return 0.0
 
     def merge(self, other: Histogram) -> None:
-        """Add what another has counted."""
+        """Add the counts of another."""
         self.counts[:] = (a + b for a, b in zip(self.counts, other.counts, strict=True))
         self.total += other.total
 
 
 @dataclass(slots=True, eq=False)
 class OriginTraffic:
-    """What was asked of the origin ``name`` by this process, or by several."""
+    """Traffic of the origin ``name``, of this process or of several."""
 
     name: str = ""
     requests: int = 0
@@ -89,7 +89,7 @@ class OriginTraffic:
     retries: int = 0
     """Faults that were healed, or tried."""
     throttled: int = 0
-    """Answers that asked for fewer requests; among the retries."""
+    """Answers that throttle; among the retries."""
     hedges: int = 0
     """Requests that were made a second time because the first was slow."""
     hedged_bytes: int = 0
@@ -101,10 +101,10 @@ class OriginTraffic:
     seconds: Histogram = field(default_factory=Histogram)
     """From a request to the last byte of its answer, of good ones."""
     region: str = ""
-    """Where it is, as its provider calls that; "" where nobody said."""
+    """Its region, as its provider names it; "" if unknown."""
 
     def merge(self, other: OriginTraffic) -> None:
-        """Add what another has counted."""
+        """Add the counts of another."""
         for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.seconds.merge(other.seconds)
@@ -112,8 +112,8 @@ class OriginTraffic:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON and `Traffic.of_dict`."""
-        said: dict[str, Any] = {name: getattr(self, name) for name in _COUNTS}
-        return said | {"counts": list(self.seconds.counts), "seconds": self.seconds.total, "region": self.region}
+        counts: dict[str, Any] = {name: getattr(self, name) for name in _COUNTS}
+        return counts | {"counts": list(self.seconds.counts), "seconds": self.seconds.total, "region": self.region}
 
 
 class Traffic:
@@ -123,15 +123,15 @@ class Traffic:
         self.origins: dict[str, OriginTraffic] = {}
 
     def of(self, origin: str) -> OriginTraffic:
-        """What is counted for ``origin``; beyond a thousand of them they are counted as `OTHERS`."""
-        found = self.origins.get(origin)
-        if found is None:
+        """Return the counts of ``origin``; beyond a thousand of them, those of `OTHERS`."""
+        traffic = self.origins.get(origin)
+        if traffic is None:
             name = origin if len(self.origins) < _MOST_ORIGINS else OTHERS
-            found = self.origins.setdefault(name, OriginTraffic(name))
-        return found
+            traffic = self.origins.setdefault(name, OriginTraffic(name))
+        return traffic
 
     def merge(self, other: Traffic) -> None:
-        """Add what another has counted."""
+        """Add the counts of another."""
         for name, traffic in list(other.origins.items()):
             self.of(name).merge(traffic)
 
@@ -142,7 +142,7 @@ class Traffic:
         return total
 
     def hang_up(self) -> None:
-        """Nothing is under way any more: whoever counted is gone."""
+        """Set the requests in flight to 0: the process that counted has ended."""
         for traffic in self.origins.values():
             traffic.connections = 0
 
@@ -151,10 +151,10 @@ class Traffic:
         return {name: traffic.as_dict() for name, traffic in list(self.origins.items())}
 
     @classmethod
-    def of_dict(cls, said: Mapping[str, Mapping[str, Any]]) -> Traffic:
-        """What `as_dict` gave. KeyError or TypeError for anything else."""
+    def of_dict(cls, origins: Mapping[str, Mapping[str, Any]]) -> Traffic:
+        """Return the traffic of an `as_dict`. KeyError or TypeError for anything else."""
         traffic = cls()
-        for name, values in said.items():
+        for name, values in origins.items():
             one = traffic.origins[name] = OriginTraffic(name, region=str(values["region"]))
             for count in _COUNTS:
                 setattr(one, count, int(values[count]))
@@ -165,7 +165,7 @@ class Traffic:
 
 
 def origin_of(location: Location) -> str:
-    """What the shard at ``location`` counts for: ``s3://bucket``, ``gs://bucket``, ``az://account/container``,
+    """Return the origin of the shard at ``location``: ``s3://bucket``, ``gs://bucket``, ``az://account/container``,
     ``ais://bucket``, ``hf://repository``, ``scheme://host`` (with the port where it is named), ``file``; no secrets."""
     if plain := _PLAIN.get(location.kind):
         return plain
@@ -180,6 +180,6 @@ def origin_of(location: Location) -> str:
 
 
 def region_of(url: str) -> str:
-    """The region that the host of a request's ``url`` tells; "" where it tells none."""
-    found = _AMAZON.search(urllib.parse.urlsplit(url).hostname or "")
-    return found[1] if found else ""
+    """Return the region in the host of a request's ``url``; "" without one."""
+    match = _AMAZON.search(urllib.parse.urlsplit(url).hostname or "")
+    return match[1] if match else ""

@@ -1,4 +1,4 @@
-"""The window of parts: which bytes to ask for next, and which may be handed on. No I/O, no clock, no threads.
+"""The window of parts: which bytes to request next, and which may be handed on. No I/O, no clock, no threads.
 
 The shards of an epoch are one long stream, cut into parts. The window starts parts in stream order as long as
 memory, connections and what the consumer has taken so far allow, and delivers them in stream order whatever order
@@ -101,8 +101,8 @@ Event = Piece | End | Finished
 
 
 class Window:
-    """The plan of one reader. ``emit`` takes `Piece`, `End` and `Finished` in stream order; ``cancel`` is told of
-    parts in flight that nobody wants any more (they end by `landed`, as all others do)."""
+    """The plan of one reader. ``emit`` takes `Piece`, `End` and `Finished` in stream order; ``cancel`` parts in flight
+    that are not needed any more (they end by `landed`, as all others do)."""
 
     def __init__(
         self,
@@ -132,8 +132,6 @@ class Window:
         self._source_ended = False
         self._handed: set[Slab] = set()
 
-    # What the consumer asks
-
     def add(self, url: str, *, streamed: bool = False, error: Exception | None = None, state: Any = None) -> Shard:
         """Append a shard to the stream; one with an ``error`` ends there at once."""
         shard = Shard(self._next_number, url, streamed, error=error, state=state)
@@ -148,14 +146,14 @@ class Window:
         self._source_ended = True
 
     def release(self, slab: Slab) -> None:
-        """The consumer is done with a slab."""
+        """Take back a slab that the consumer has read."""
         if slab not in self._handed:
             return  # it came back by `close` already
         self._released_bytes += slab.size
         self._free(slab)
 
     def skip(self, number: int) -> None:
-        """The consumer wants no more of this shard; its `End` follows, unless it was emitted before."""
+        """Drop the rest of a shard; its `End` follows, unless it was emitted before."""
         shard = self._shards.get(number)
         if shard is not None:
             self._drop_parts(shard)
@@ -174,10 +172,8 @@ class Window:
             self._free(slab)
         return shards
 
-    # What fetching reports
-
     def learn(self, shard: Shard, size: int) -> None:
-        """An answer told the shard's size."""
+        """Take a shard's size from an answer."""
         if shard.size is not None or shard.streamed:
             return
         shard.size = size
@@ -192,10 +188,8 @@ class Window:
             heapq.heappush(self._unplanned, shard.number)
 
     def turn_streamed(self, part: Part) -> bool:
-        """The shard of ``part`` cannot be read in ranges: go on as a stream that begins where ``part`` does.
-
-        False, and nothing changes, while an earlier part of the shard is still on its way.
-        """
+        """Go on with the shard of ``part`` as a stream that begins there: it cannot be read in ranges. False, and
+        nothing changes, while an earlier part of the shard is still in flight."""
         shard = part.shard
         if part.dropped or any(not earlier.ready for earlier in shard.parts if earlier.start < part.start):
             return False
@@ -205,7 +199,7 @@ class Window:
         return True
 
     def turn_ranged(self, part: Part) -> None:
-        """The shard of ``part``, a stream until now, goes on in ranges: first with the rest of ``part``."""
+        """Go on in ranges with the shard of ``part``, a stream until now: first with the rest of ``part``."""
         shard = part.shard
         if shard.streamed and not part.dropped:
             part.stop = max(part.stop, part.start + part.filled)  # its slab may have room for more than was planned
@@ -232,8 +226,6 @@ class Window:
             shard.finished = last
             if not last and part.ready and not shard.gone:
                 heapq.heappush(self._unplanned, shard.number)
-
-    # What the pump does
 
     def plan(self) -> list[Part]:
         """Start every part that may start now, each with its slab or ahead of it."""
@@ -351,7 +343,7 @@ class Window:
         return self.flying < max(1, self.concurrency.room // readers)
 
     def _allowed(self, size: int) -> bool:
-        """Whether the consumer has taken enough for so many bytes more to be asked for."""
+        """Return whether the consumer has taken enough for so many bytes more to be requested."""
         allowance = _FIRST_ALLOWANCE_BYTES + _ALLOWANCE_GROWTH * self._released_bytes
         return self._started_bytes + size <= allowance or self._released_bytes >= self._pool.budget_bytes
 
