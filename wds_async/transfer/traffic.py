@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from wds_async.storage.stores import load
-from wds_async.urls import scheme
 
 if TYPE_CHECKING:  # counting needs no backend
     from wds_async.storage.base import Location
@@ -176,7 +175,7 @@ def origin_of(location: Location) -> str:
     host = target.partition("://")[2].partition("/")[0].partition("?")[0].rpartition("@")[2]
     if spec.buckets:
         return f"{spec.schemes[0]}://{host}"
-    return f"{scheme(target)}://{host.lower() if spec.guarded else host}"
+    return f"{location.scheme}://{host.lower() if spec.guarded else host}"
 
 
 def region_of(url: str) -> str:
