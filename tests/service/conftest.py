@@ -1,7 +1,9 @@
-"""Services of the bucket ``b``, which is the folder ``/d/`` of a scripted origin."""
+"""Services of the bucket ``b``, which is the folder ``/d/`` of a scripted origin; and tests that are coroutines."""
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,16 @@ import pytest
 
 from tests.servers import Origin
 from tests.service.serving import Inside
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine on a loop of its own, for a minute at most."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**given), 60))
+    return True
 
 
 @pytest.fixture

@@ -83,31 +83,25 @@ def test_a_tenant_has_a_pace_which_its_clients_share_in_turns() -> None:
     assert small >= 0.4 * (greedy + small), "thirty connections are one client"
 
 
-def test_who_leaves_holds_nobody_up() -> None:
-    async def run() -> None:
-        time = Time()
-        pace = RateLimit(64 * KIB, clock=time, later=time.later)
-        await pace.take(Client("", "a"), 1024 * KIB)
-        gone = asyncio.create_task(pace.take(Client("", "a"), 64 * KIB))
-        stays = asyncio.create_task(pace.take(Client("", "a"), 64 * KIB))
-        await time.until(time.now)
-        gone.cancel()
-        assert not stays.done()
-        await time.until(time.now + 30)
-        assert stays.done()
-        assert gone.cancelled()
-
-    asyncio.run(run())
+async def test_who_leaves_holds_nobody_up() -> None:
+    time = Time()
+    pace = RateLimit(64 * KIB, clock=time, later=time.later)
+    await pace.take(Client("", "a"), 1024 * KIB)
+    gone = asyncio.create_task(pace.take(Client("", "a"), 64 * KIB))
+    stays = asyncio.create_task(pace.take(Client("", "a"), 64 * KIB))
+    await time.until(time.now)
+    gone.cancel()
+    assert not stays.done()
+    await time.until(time.now + 30)
+    assert stays.done()
+    assert gone.cancelled()
 
 
-def test_no_limit_waits_for_nothing() -> None:
-    async def run() -> None:
-        assert RateLimit().of(NO_CLIENT) is None
-        assert RateLimit(1.0).of(NO_CLIENT) is not None
-        for _ in range(100):
-            await RateLimit().take(Client("", "a"), 1 << 40)
-
-    asyncio.run(run())
+async def test_no_limit_waits_for_nothing() -> None:
+    assert RateLimit().of(NO_CLIENT) is None
+    assert RateLimit(1.0).of(NO_CLIENT) is not None
+    for _ in range(100):
+        await RateLimit().take(Client("", "a"), 1 << 40)
 
 
 def test_a_bucket_fills_and_may_be_overdrawn() -> None:
@@ -194,133 +188,109 @@ class Hall:
 
 
 @pytest.mark.parametrize("urgency", Urgency)
-def test_tenants_take_turns_however_many_clients_each_has(urgency: Urgency) -> None:
-    async def run() -> None:
-        hall = Hall(1)
-        for name in ("a0", "b0", "c0", "d0", "Z0", "Z1", "Z2"):
-            await hall.ask(name, urgency)
-        for name in ("a0", "b0", "Z0", "c0", "Z1", "d0", "Z2"):
-            assert hall.began[-1] == name
-            await hall.end(name)
-        assert hall.scheduler.running == hall.scheduler.waiting == 0
-
-    asyncio.run(run())
+async def test_tenants_take_turns_however_many_clients_each_has(urgency: Urgency) -> None:
+    hall = Hall(1)
+    for name in ("a0", "b0", "c0", "d0", "Z0", "Z1", "Z2"):
+        await hall.ask(name, urgency)
+    for name in ("a0", "b0", "Z0", "c0", "Z1", "d0", "Z2"):
+        assert hall.began[-1] == name
+        await hall.end(name)
+    assert hall.scheduler.running == hall.scheduler.waiting == 0
 
 
-def test_a_tenant_whose_fetches_all_hang_leaves_places_to_others() -> None:
-    async def run() -> None:
-        hall = Hall(64, store="")
-        for i in range(640):
-            await hall.ask(f"{'abcdefghijklmnop'[i % 16]}{i}")
-        held = len(hall.began)
-        assert held == 74, "a seventh more than one client may have"
-        for i in range(20):
-            await hall.ask(f"Z{i}")
-        assert hall.began[held] == "Z0"
-        for i in range(20):
-            await hall.end(f"Z{i}")
-        assert hall.began[held:] == [f"Z{i}" for i in range(20)]
-        await hall.close()
-
-    asyncio.run(run())
+async def test_a_tenant_whose_fetches_all_hang_leaves_places_to_others() -> None:
+    hall = Hall(64, store="")
+    for i in range(640):
+        await hall.ask(f"{'abcdefghijklmnop'[i % 16]}{i}")
+    held = len(hall.began)
+    assert held == 74, "a seventh more than one client may have"
+    for i in range(20):
+        await hall.ask(f"Z{i}")
+    assert hall.began[held] == "Z0"
+    for i in range(20):
+        await hall.end(f"Z{i}")
+    assert hall.began[held:] == [f"Z{i}" for i in range(20)]
+    await hall.close()
 
 
-def test_readers_come_before_reading_ahead_before_plans() -> None:
-    async def run() -> None:
-        hall = Hall(1)
-        await hall.ask("a0", PLAN)
-        for name, urgency in (("a1", PLAN), ("b1", AHEAD), ("c1", DEMAND), ("a2", AHEAD), ("b2", DEMAND)):
-            await hall.ask(name, urgency)
-        for name in ("a0", "c1", "b2", "b1", "a2", "a1"):
-            assert hall.began[-1] == name
-            await hall.end(name)
-
-    asyncio.run(run())
+async def test_readers_come_before_reading_ahead_before_plans() -> None:
+    hall = Hall(1)
+    await hall.ask("a0", PLAN)
+    for name, urgency in (("a1", PLAN), ("b1", AHEAD), ("c1", DEMAND), ("a2", AHEAD), ("b2", DEMAND)):
+        await hall.ask(name, urgency)
+    for name in ("a0", "c1", "b2", "b1", "a2", "a1"):
+        assert hall.began[-1] == name
+        await hall.end(name)
 
 
-def test_plans_and_reading_ahead_leave_places_free() -> None:
-    async def run() -> None:
-        hall = Hall(8)
-        for i in range(9):
-            await hall.ask(f"p{i}", PLAN)
-        assert len(hall.began) == 6
-        await hall.ask("a", AHEAD)
-        assert hall.began[-1] == "a"
-        await hall.ask("b", AHEAD)
-        assert hall.began[-1] == "a", "the last place is for readers"
-        await hall.ask("c", DEMAND)
-        assert hall.began[-1] == "c"
-        await hall.end("c")
-        await hall.end("p0")
-        assert hall.began[-1] == "b", "and the plans still wait"
-        await hall.close()
-
-    asyncio.run(run())
+async def test_plans_and_reading_ahead_leave_places_free() -> None:
+    hall = Hall(8)
+    for i in range(9):
+        await hall.ask(f"p{i}", PLAN)
+    assert len(hall.began) == 6
+    await hall.ask("a", AHEAD)
+    assert hall.began[-1] == "a"
+    await hall.ask("b", AHEAD)
+    assert hall.began[-1] == "a", "the last place is for readers"
+    await hall.ask("c", DEMAND)
+    assert hall.began[-1] == "c"
+    await hall.end("c")
+    await hall.end("p0")
+    assert hall.began[-1] == "b", "and the plans still wait"
+    await hall.close()
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 7, 8, 16, 64, 100])
-def test_who_is_alone_has_them_all_and_leaves_some_to_others(limit: int) -> None:
-    async def run() -> None:
-        hall = Hall(limit, store="")
-        for i in range(2 * limit + 10):
-            await hall.ask(f"a{i}")
-        assert len(hall.began) == limit
-        await hall.ask("b")
-        assert hall.began[-1] == "b"
-        await hall.close()
-
-    asyncio.run(run())
+async def test_who_is_alone_has_them_all_and_leaves_some_to_others(limit: int) -> None:
+    hall = Hall(limit, store="")
+    for i in range(2 * limit + 10):
+        await hall.ask(f"a{i}")
+    assert len(hall.began) == limit
+    await hall.ask("b")
+    assert hall.began[-1] == "b"
+    await hall.close()
 
 
-def test_one_whose_fetches_all_hang_does_not_hold_up_others() -> None:
-    async def run() -> None:
-        hall = Hall(64, store="")
-        for i in range(200):
-            await hall.ask(f"a{i}", DEMAND if i % 2 else AHEAD)
-        held = set(hall.began)
-        for i in range(20):
-            await hall.ask(f"b{i}", AHEAD)
-        for i in range(20):  # each that ends makes room for the next, and never for those of a
-            await hall.end(f"b{i}")
-        assert set(hall.began) - held == {f"b{i}" for i in range(20)}
-        await hall.close()
-
-    asyncio.run(run())
+async def test_one_whose_fetches_all_hang_does_not_hold_up_others() -> None:
+    hall = Hall(64, store="")
+    for i in range(200):
+        await hall.ask(f"a{i}", DEMAND if i % 2 else AHEAD)
+    held = set(hall.began)
+    for i in range(20):
+        await hall.ask(f"b{i}", AHEAD)
+    for i in range(20):  # each that ends makes room for the next, and never for those of a
+        await hall.end(f"b{i}")
+    assert set(hall.began) - held == {f"b{i}" for i in range(20)}
+    await hall.close()
 
 
-def test_many_clients_of_a_store_that_hangs_are_as_one() -> None:
-    async def run() -> None:
-        hall = Hall(64)
-        for i in range(160):
-            await hall.ask(f"{'abcdefghijklmnop'[i % 16]}{i}", DEMAND, "s3://dead")
-        assert len(hall.began) == 64
-        for name in ("x", "y"):
-            await hall.ask(name, DEMAND, "s3://alive")
-            assert hall.began[-1] == name
-        await hall.end("a0")
-        assert len(hall.began) == 66, "the dead one is given nothing more while others are there"
-        await hall.end("x")
-        await hall.end("y")
-        assert len(hall.began) > 66
-        await hall.close()
-
-    asyncio.run(run())
+async def test_many_clients_of_a_store_that_hangs_are_as_one() -> None:
+    hall = Hall(64)
+    for i in range(160):
+        await hall.ask(f"{'abcdefghijklmnop'[i % 16]}{i}", DEMAND, "s3://dead")
+    assert len(hall.began) == 64
+    for name in ("x", "y"):
+        await hall.ask(name, DEMAND, "s3://alive")
+        assert hall.began[-1] == name
+    await hall.end("a0")
+    assert len(hall.began) == 66, "the dead one is given nothing more while others are there"
+    await hall.end("x")
+    await hall.end("y")
+    assert len(hall.began) > 66
+    await hall.close()
 
 
-def test_who_leaves_in_the_moment_of_its_turn() -> None:
-    async def run() -> None:
-        hall = Hall(1)
-        for name in ("a", "b", "c"):
-            await hall.ask(name)
-        hall.ends["a"].set()
-        await asyncio.sleep(0)  # a is over, and b was told, but has not run yet
-        hall.tasks["b"].cancel()
-        await hall.settle()
-        assert hall.began[-1] == "c"
-        await hall.end("c")
-        assert hall.scheduler.running == hall.scheduler.waiting == 0
-
-    asyncio.run(run())
+async def test_who_leaves_in_the_moment_of_its_turn() -> None:
+    hall = Hall(1)
+    for name in ("a", "b", "c"):
+        await hall.ask(name)
+    hall.ends["a"].set()
+    await asyncio.sleep(0)  # a is over, and b was told, but has not run yet
+    hall.tasks["b"].cancel()
+    await hall.settle()
+    assert hall.began[-1] == "c"
+    await hall.end("c")
+    assert hall.scheduler.running == hall.scheduler.waiting == 0
 
 
 def test_a_limit_of_nothing() -> None:

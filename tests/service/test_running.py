@@ -22,7 +22,7 @@ from tests.servers import Origin
 from tests.service.serving import Inside, Process, ask, until
 from tests.transfer.reading import MIB, data
 from wds_async.errors import ConfigError
-from wds_async.service.sockets import CannotServe
+from wds_async.service.running import CannotServe
 
 pytestmark = pytest.mark.usefixtures("no_settings")
 

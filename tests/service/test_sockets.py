@@ -10,43 +10,44 @@ from pathlib import Path
 
 import pytest
 
-from wds_async.service.sockets import CannotServe, listen_at, listen_at_path, notify, raise_descriptor_limit, watchdog_s
+from wds_async.service.running import (
+    CannotServe,
+    listen_at,
+    listen_at_path,
+    notify,
+    raise_descriptor_limit,
+    watchdog_s,
+)
 
 
-def test_a_port_and_a_path(tmp_path: Path) -> None:
-    async def main() -> None:
-        path = str(tmp_path / "s")
-        for server in (
-            await listen_at(asyncio.Protocol, "127.0.0.1", 0),
-            await listen_at_path(asyncio.Protocol, path),
-        ):
-            await server.start_serving()
-            address = server.sockets[0].getsockname()
-            with socket.socket(server.sockets[0].family) as client:
-                client.connect(address)
-            server.close()
-        assert stat.S_IMODE(os.stat(path).st_mode) == 0o666
-
-    asyncio.run(main())
-
-
-def test_what_is_taken(tmp_path: Path) -> None:
-    async def main() -> None:
-        taken = socket.create_server(("127.0.0.1", 0))
-        with taken, pytest.raises(CannotServe, match="another process listens there"):
-            await listen_at(asyncio.Protocol, *taken.getsockname())
-        with pytest.raises(CannotServe, match=r"cannot listen at 192\.0\.2\.1"):
-            await listen_at(asyncio.Protocol, "192.0.2.1", 0)
-        path = tmp_path / "s"
-        with socket.socket(socket.AF_UNIX) as other:
-            other.bind(str(path))
-            other.listen()
-            with pytest.raises(CannotServe, match="another process does"):
-                await listen_at_path(asyncio.Protocol, str(path))
-        server = await listen_at_path(asyncio.Protocol, str(path))  # what the dead left is replaced
+async def test_a_port_and_a_path(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    for server in (
+        await listen_at(asyncio.Protocol, "127.0.0.1", 0),
+        await listen_at_path(asyncio.Protocol, path),
+    ):
+        await server.start_serving()
+        address = server.sockets[0].getsockname()
+        with socket.socket(server.sockets[0].family) as client:
+            client.connect(address)
         server.close()
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o666
 
-    asyncio.run(main())
+
+async def test_what_is_taken(tmp_path: Path) -> None:
+    taken = socket.create_server(("127.0.0.1", 0))
+    with taken, pytest.raises(CannotServe, match="another process listens there"):
+        await listen_at(asyncio.Protocol, *taken.getsockname())
+    with pytest.raises(CannotServe, match=r"cannot listen at 192\.0\.2\.1"):
+        await listen_at(asyncio.Protocol, "192.0.2.1", 0)
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path))
+        other.listen()
+        with pytest.raises(CannotServe, match="another process does"):
+            await listen_at_path(asyncio.Protocol, str(path))
+    server = await listen_at_path(asyncio.Protocol, str(path))  # what the dead left is replaced
+    server.close()
 
 
 def test_a_path_that_is_something_else(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import os
 import posixpath
 import re
 import urllib.parse
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from wds_async.storage.spec import StoreSpec
 from wds_async.storage.stores import BY_SCHEME, spec_of, usual_scheme
 from wds_async.urls import links, local_path, scheme
 
-__all__ = ["Addresses", "Allowed", "UrlPrefix", "dotted", "is_literal", "kind_of_address", "url_prefix"]
+__all__ = ["Allowed", "UrlPrefix", "dotted", "is_literal", "kind_of_address", "url_prefix", "why_not"]
 
 _PORTS = {"http": 80, "https": 443}
 _DECODINGS = 4
@@ -180,23 +180,18 @@ def _led_to(address: _Address) -> list[_Address]:
     return [address, *(one for one in held if one is not None)]
 
 
-class Addresses:
-    """Judges where connections may go. ``named``: the hosts of web servers that clients may read; what they resolve to
-    must be public, unless the host says itself where it is, or ``private`` allows more. Any other host is one that the
-    operator set (a store's endpoint, a proxy): only ``"never"`` is refused for it."""
+def why_not(host: str, address: str, named: frozenset[str], *, private: bool) -> str:
+    """Return why no connection may go to ``address``, one of ``host``'s; "" if it may.
 
-    def __init__(self, named: Iterable[str], *, private: bool = False) -> None:
-        self._named = frozenset(host.lower().rstrip(".") for host in named)
-        self._private = private
-
-    def why_not(self, host: str, address: str) -> str:
-        """Return why no connection may go to ``address``, one of ``host``'s; "" if it may."""
-        kind = kind_of_address(address)
-        if kind == "never":
-            return f"{address} is no address of a store (metadata servers are never read)"
-        if kind == "public" or self._private or is_literal(host) or host.lower().rstrip(".") not in self._named:
-            return ""
-        return f"{host} is at {address}, a private address; the service's setting `private` would allow it"
+    What ``named``, the web servers that clients may read, resolve to must be public, unless the host says itself where
+    it is, or ``private`` allows more. Any other host is one that the operator set (a store's endpoint, a proxy): only
+    ``"never"`` is refused for it."""
+    kind = kind_of_address(address)
+    if kind == "never":
+        return f"{address} is no address of a store (metadata servers are never read)"
+    if kind == "public" or private or is_literal(host) or host.lower().rstrip(".") not in named:
+        return ""
+    return f"{host} is at {address}, a private address; the service's setting `private` would allow it"
 
 
 async def _here(function: Callable[..., Any], *args: Any) -> Any:
@@ -215,7 +210,7 @@ class Allowed:
         self._folders = [_folder(entry) for entry in entries if scheme(entry) in ("", "file")]
         self._places = [_entry(entry) for entry in entries if scheme(entry) not in ("", "file")]
         hosts = [place.host.rpartition(":")[0] for place in self._places if place.kind in ("http", "https")]
-        self.addresses = Addresses(hosts, private=config.private)
+        self._hosts, self._private = frozenset(hosts), config.private
         self._known: dict[tuple[str, bool], None] = {}
 
     def take_over(self, new: Allowed) -> None:
@@ -260,7 +255,7 @@ class Allowed:
 
     def why_not(self, host: str, address: str) -> str:
         """Return why no connection may go to ``address``, one of ``host``'s; "" if it may."""
-        return self.addresses.why_not(host, address)
+        return why_not(host, address, self._hosts, private=self._private)
 
     def leads(self, start: str, target: str) -> None:
         """Judge a redirect of a web server that clients may read: it is followed to what is allowed itself. A server

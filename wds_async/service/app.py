@@ -1,16 +1,6 @@
 """Routing of requests: who asks, which route answers, and the form of a refusal for that kind of client.
 
-===========================================  ==========================================================
-``GET|HEAD /v1/objects/B/O?provider=``       an object, in AIStore's words (``/gs/B/O``, ``/az/…``, ``/ais/…`` too)
-``GET|HEAD /s3/B/O``, ``/s3/B``, ``/s3``     objects, listings and buckets for clients of S3
-``GET|HEAD /url/<escaped URL>``              any URL that is allowed
-``GET|HEAD /v1/buckets/B``, ``/v1/buckets``  listings in AIStore's words
-``GET /v1/health``, ``/v1/daemon?what=smap`` what AIStore's clients ask a cluster
-``POST /v1/plan``, ``DELETE /v1/plan/NAME``  what a job will read
-``GET /metrics /v1/stats /healthz /readyz``  for operators
-===========================================  ==========================================================
-
-Requests that would write are refused (405).
+docs/service.md has the table of paths.
 """
 
 from __future__ import annotations

@@ -1,15 +1,7 @@
 """The control socket: commands for a running service, at ``control.sock`` in its cache's folder.
 
-Its mode lets only the service's user (and root) connect, so it needs no token. ``wds-async cache`` uses it while a
-service runs, and works on the folder itself otherwise.
-
-=================  ==============================================  =================================================
-``GET /v1/stats``                                                  the figures of all tenants
-``POST /rm``       ``{"urls": [URL or prefix, …], "all": false}``  ``{"objects": 2, "bytes": 4096}``
-``POST /verify``   ``{"prefix": ""}``                              a line ``{"key", "good", "bad"}`` for each object
-``POST /pin``      ``{"urls": […], "pinned": true}``               ``{"pins": […]}``
-``POST /quotas``   ``{"quotas": {"vision": 0.5}}`` or ``{}``       ``{"quotas": {…}, "held": {"vision": 4096}}``
-=================  ==============================================  =================================================
+Its mode lets only the service's user (and root) connect, so it needs no token: ``GET /v1/stats``, and ``POST`` of JSON
+to ``/rm``, ``/verify`` (a line for each object), ``/pin`` and ``/quotas``.
 """
 
 from __future__ import annotations

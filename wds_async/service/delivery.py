@@ -1,9 +1,7 @@
 """Bodies of answers: from memory or a file to a client, no faster than the client takes them.
 
-Bytes that a client has not taken lie in its socket's buffer and nowhere else. A client that takes nothing within the
-time allowed is disconnected. Pieces in memory (without a cache, or without room in it) are memory that all clients
-share: what a client does not take within a moment goes to a temporary file, and the next piece is requested when that
-file is empty. Without room for such a file it is dropped, and requested again when the client has taken the rest.
+Memory is shared by all clients: what one does not take within a moment goes to a temporary file, and the next piece is
+requested when that is empty. Without room for the file it is dropped, and requested again.
 """
 
 from __future__ import annotations

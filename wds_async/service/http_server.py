@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import os
 import re
 import socket
 import ssl
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import httptools
 
 from wds_async.service.http_messages import BODY_LIMIT_BYTES, HttpRequest, HttpResponse
+from wds_async.service.limits import Counts
 from wds_async.service.metrics import Meters
 from wds_async.service.refusals import Refusal
 from wds_async.service.send_fd import credentials
@@ -31,22 +30,9 @@ _LOOK_EVERY_S = 1.0
 _IDLE_S, _LINGER_S, _TLS_CLOSE_S = 75.0, 1.0, 5.0
 _PROCESS_LINGER_S = 2.0  # a process that changes its connections has none for a moment
 _RESERVED = 64
-_IDLE_LOOKED_AT = 16  # connections of a full place, in search of one that may be closed
 _PIPELINED = 16  # requests that wait behind the one that is answered; then nothing more is received
 _BODY_AHEAD_BYTES = 16 << 10  # of a body that is not read yet; then nothing more is received
 _HOST = re.compile(r"(?:\[[0-9A-Za-z:.%_~-]+\]|[0-9A-Za-z._~!$&'()*+;=%-]*)(?::[0-9]*)?")
-
-
-@dataclass(slots=True, eq=False)
-class _ConnectionLimit:
-    """Connections that count against one limit; those without a request in ``idle``, the longest idle first."""
-
-    limit: int
-    count: int = 0
-    idle: dict[ClientConnection, None] = field(default_factory=dict)
-
-    def longest_idle(self) -> ClientConnection | None:
-        return next((one for one in itertools.islice(self.idle, _IDLE_LOOKED_AT) if one.idle), None)
 
 
 class ClientConnections:
@@ -81,10 +67,9 @@ class ClientConnections:
         """What all connections receive into: an idle one costs no buffer."""
         self.draining = False
         self.body_limit_bytes, self._of_address = body_limit_bytes, of_address
-        self._all, self._reserve = _ConnectionLimit(clients), _ConnectionLimit(_RESERVED)
-        self._addresses: dict[str, _ConnectionLimit] = {}
-        self._open: set[ClientConnection] = set()
-        self._processes: Counter[int] = Counter()
+        self._open: dict[ClientConnection, None] = {}
+        """Of those without a request, the longest idle comes first."""
+        self._addresses, self._processes, self._reserved = Counts(), Counts(), 0
         self._left, self._left_at = left, dict[int, float]()
         self._timer: asyncio.TimerHandle | None = None
         self._warns_of_root = warns_of_root
@@ -99,23 +84,20 @@ class ClientConnections:
 
     def admit(self, connection: ClientConnection) -> bool:
         """Count a new connection; False if there is no place for it, not even a reserved one."""
-        of_address = self._addresses.get(connection.address) or _ConnectionLimit(self._of_address)
-        places: tuple[_ConnectionLimit, ...] = (of_address, self._all)
-        if not all(self._has_room(one) for one in places):
-            places, connection.reserved = (self._reserve,), True
-            if not self._has_room(self._reserve):
+        address, process = connection.address, connection.process
+        room = self._has_room(self._addresses[address], self._of_address, address)
+        if not (room and self._has_room(len(self._open) - self._reserved, self.limit)):
+            connection.reserved = True
+            if not self._has_room(self._reserved, _RESERVED, reserved=True):
                 self.meters.refused("clients")
                 return False
-        elif not of_address.count:
-            self._addresses[connection.address] = of_address
-        connection.places = places
-        for one in places:
-            one.count += 1
-            one.idle[connection] = None
-        self._open.add(connection)
-        if connection.process > 0:
-            self._processes[connection.process] += 1
-            self._left_at.pop(connection.process, None)
+            self._reserved += 1
+        else:
+            self._addresses.add(1, address)
+        self._open[connection] = None
+        if process > 0:
+            self._processes.add(1, process)
+            self._left_at.pop(process, None)
         self.meters.clients += 1
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_LOOK_EVERY_S, self._look)
@@ -125,20 +107,23 @@ class ClientConnections:
         """Forget a connection that is closed; idempotent."""
         if connection not in self._open:
             return
-        self._open.discard(connection)
-        for one in connection.places:
-            one.count -= 1
-            one.idle.pop(connection, None)
-        of_address, process = self._addresses.get(connection.address), connection.process
-        if of_address is not None and not of_address.count:
-            del self._addresses[connection.address]
-        self._processes[process] -= 1
-        if self._processes[process] <= 0:
-            del self._processes[process]
-            if process > 0:
+        del self._open[connection]
+        if connection.reserved:
+            self._reserved -= 1
+        else:
+            self._addresses.add(-1, connection.address)
+        if (process := connection.process) > 0:
+            self._processes.add(-1, process)
+            if process not in self._processes:
                 self._left_at[process] = asyncio.get_running_loop().time()
         self.meters.clients -= 1
         self._closed_one.set()
+
+    def idle(self, connection: ClientConnection) -> None:
+        """Note that ``connection`` has no request any more."""
+        if connection in self._open:
+            del self._open[connection]
+            self._open[connection] = None
 
     def warn_of_root(self, process: int) -> None:
         """Warn once that a client on the Unix socket runs as root: no file mode restricts it."""
@@ -174,14 +159,17 @@ class ClientConnections:
         for connection in list(self._open):
             connection.abort()
 
-    def _has_room(self, places: _ConnectionLimit) -> bool:
-        if places.count >= places.limit:
-            longest_idle = places.longest_idle()
-            if longest_idle is None:
-                return False
-            self.discard(longest_idle)
-            longest_idle.abort()
-        return True
+    def _has_room(self, count: int, limit: int, address: str | None = None, *, reserved: bool = False) -> bool:
+        """Close the longest idle connection (of ``address``, or of the ``reserved`` places) if ``count`` is at the
+        limit; False if there is none."""
+        if count < limit:
+            return True
+        for one in self._open:
+            if one.reserved == reserved and address in (None, one.address) and one.idle:
+                self.discard(one)
+                one.abort()
+                return True
+        return False
 
     def _look(self) -> None:
         """Apply the time limits to each connection, and report processes that have left."""
@@ -200,22 +188,14 @@ class ClientConnection(asyncio.BufferedProtocol):
     """One connection, and the requests that come by it."""
 
     def __init__(self, connections: ClientConnections, *, local: bool) -> None:
-        self.local = local
-        """Whether it came by the Unix socket."""
-        self.secure = connections.tls is not None and not local
-        """Whether it is encrypted."""
-        self.process = 0
-        """Number of the client's process, for the Unix socket; 0 if the kernel does not tell."""
-        self.address = ""
-        """The client's address, or its process on the Unix socket."""
-        self.reserved = False
-        """Whether it holds a reserved place: for one request of a health check or for metrics."""
-        self.sending = False
-        """Whether the body of an object is on its way."""
-        self.files_logged = False
-        """Whether the audit log names its process already."""
+        self.local = local  # by the Unix socket
+        self.secure = connections.tls is not None and not local  # encrypted
+        self.process = 0  # number of the client's process, for the Unix socket; 0 if the kernel does not tell
+        self.address = ""  # the client's address, or its process on the Unix socket
+        self.reserved = False  # holds a reserved place: for one request of a health check or for metrics
+        self.sending = False  # the body of an object is on its way
+        self.files_logged = False  # the audit log names its process already
         self.body_limit_bytes = connections.body_limit_bytes
-        self.places: tuple[_ConnectionLimit, ...] = ()
         self._connections, self._loop = connections, asyncio.get_running_loop()
         self._transport: Any = None
         self._own: socket.socket | None = None
@@ -483,8 +463,6 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _serve_next(self) -> None:
         """Begin to answer, unless an answer or the TLS handshake is in progress."""
         if self._task is None and self._handshake is None and self._waiting:
-            for one in self.places:
-                one.idle.pop(self, None)
             self._task = self._loop.create_task(self._serve())
 
     async def _serve(self) -> None:
@@ -510,11 +488,9 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._transport.abort()
         finally:
             self._task, self._since = None, self._loop.time()
-            if not self._over:
-                for one in self.places:
-                    one.idle[self] = None
-                if self._in_head:
-                    self._head_at = self._since
+            self._connections.idle(self)
+            if self._in_head and not self._over:
+                self._head_at = self._since
 
     def _refuse(self, status: int, why: str) -> None:
         """Answer a malformed request, after those before it. A request with a malformed body has its own answer."""

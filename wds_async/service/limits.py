@@ -20,7 +20,7 @@ from wds_async.service.cache.origin import Client, Urgency
 from wds_async.service.refusals import Refusal
 from wds_async.transfer.rate_limits import TokenBucket
 
-__all__ = ["FairQueue", "FairScheduler", "FetchSlot", "InFlightRequests", "RateLimit", "SpentFile"]
+__all__ = ["Counts", "FairQueue", "FairScheduler", "FetchSlot", "InFlightRequests", "RateLimit", "SpentFile"]
 
 logger = logging.getLogger("wds_async")
 T = TypeVar("T")
@@ -71,14 +71,14 @@ class FairQueue(Generic[T]):
         return True
 
 
-class _Counts(Counter[Any]):
+class Counts(Counter[Any]):
     """Counters that are forgotten at 0."""
 
-    def add(self, more: int, *keys: object) -> None:
-        for key in keys:
-            self[key] += more
-            if not self[key]:
-                del self[key]
+    def add(self, more: int, key: object) -> None:
+        """Add ``more`` to the counter of ``key``."""
+        self[key] += more
+        if not self[key]:
+            del self[key]
 
 
 class FairScheduler:
@@ -100,7 +100,7 @@ class FairScheduler:
         self.running = 0
         """Fetches in progress."""
         self._queues: dict[Urgency, FairQueue[FetchSlot]] = {urgency: FairQueue() for urgency in Urgency}
-        self._clients, self._tenants, self._stores = _Counts(), _Counts(), _Counts()
+        self._clients, self._tenants, self._stores = Counts(), Counts(), Counts()
 
     @property
     def waiting(self) -> int:
@@ -319,7 +319,7 @@ class InFlightRequests:
 
     def __init__(self, limit: int, tenant_limit: int | None = None) -> None:
         self.limit, self.tenant_limit = limit, tenant_limit
-        self._clients, self._tenants = _Counts(), _Counts()
+        self._clients, self._tenants = Counts(), Counts()
 
     def __len__(self) -> int:
         return self._clients.total()

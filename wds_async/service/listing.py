@@ -1,8 +1,4 @@
-"""What is in a bucket, by name, page after page: made of the folders that its store lists.
-
-Stores are asked folder by folder (`Backend.entries`). The names below a folder stand together in the order of all
-names, so walking each folder's entries in their order gives the whole bucket's, and a page goes on behind any name.
-"""
+"""What is in a bucket, by name, page after page: made of the folders that its store lists, each in order."""
 
 from __future__ import annotations
 

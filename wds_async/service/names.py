@@ -1,8 +1,6 @@
 """From the path of a request, as it came over the wire, to the URL of the object.
 
-A name is cut into its parts first and percent-decoded after that, exactly once, so that every byte that a store allows
-in a key can be used: ``%2F`` and ``/``, ``%25``, ``+``, ``?``, ``#``, leading and double slashes, all of Unicode.
-Whether it may be read is decided by `allow`, after rewriting.
+A name is cut into its parts and then percent-decoded, once: every byte that a store allows in a key can be used.
 """
 
 from __future__ import annotations
@@ -142,22 +140,15 @@ def _object(
     params = {key: value for key, value in parameters.items() if key in PARAMETERS}
     folder = _folder(api, provider, bucket, parameters.get("namespace", ""), config)
     url = url_of(folder, name)
-    if api == "s3" and name and (version := parameters.get("versionId")) is not None:
-        url = _with_version(url, version)
-    return ObjectName(url, provider, bucket, name, api, params)
-
-
-def _with_version(url: str, version: str) -> str:
-    """Return the URL of one version. Refusal (400) for an empty one, 501 where the bucket is not in S3; ``null`` names
-    the only version that other stores have."""
-    if not version:
+    version = parameters.get("versionId") if api == "s3" and name else None
+    if version == "":
         raise Refusal(400, "versionId= is empty", "name", code="InvalidArgument")
-    if url.startswith("s3://"):
-        return f"{url}?versionId={version}"
-    if version != "null":
+    if version is not None and url.startswith("s3://"):
+        url = f"{url}?versionId={version}"
+    elif version not in (None, "null"):  # "null" names the only version that other stores have
         words = "?versionId= of a bucket that is not in S3 is not answered here; leave it out to read the object"
         raise Refusal(501, words, "not-here")
-    return url
+    return ObjectName(url, provider, bucket, name, api, params)
 
 
 def _folder(api: str, provider: str, bucket: str, namespace: str, config: ServiceConfig) -> str:

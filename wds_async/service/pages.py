@@ -33,8 +33,7 @@ def snapshot(context: Context, tenant: str | None = None) -> dict[str, Any]:
         "time": time.time(),
         "uptime_s": meters.uptime_s,
         "ready": not context.readiness.why_not,
-        "counters": _counters(context) if tenant is None else _counters_of(context, tenant),
-        "gauges": _gauges(context) if tenant is None else _gauges_of(context, tenant),
+        **(_figures(context) if tenant is None else _figures_of(context, tenant)),
         "slowest": [{"url": slow.url, "seconds": slow.seconds, "bytes": slow.bytes} for slow in meters.slowest(tenant)],
         "errors": [{"time": one.time, "url": one.url, "error": one.error} for one in meters.last_errors(tenant)],
         "plans": context.plans.as_list(tenant)[:_PLANS],
@@ -46,58 +45,42 @@ def snapshot(context: Context, tenant: str | None = None) -> dict[str, Any]:
     return document | {"origins": origin_rows(context.traffic, Labels(), limit), "cost": cost}
 
 
-def _counters(context: Context) -> dict[str, float]:
-    meters, origins = context.meters, list(context.traffic.origins.values())
-    stats = context.cache.statistics()
-    return {
+def _figures(context: Context) -> dict[str, dict[str, float]]:
+    meters, stats, origins = context.meters, context.cache.statistics(), list(context.traffic.origins.values())
+    counters: dict[str, float] = {
         "client_bytes": meters.client_bytes,
         "client_requests": meters.requests,
-        "origin_bytes": sum(origin.bytes for origin in origins),
-        "origin_requests": sum(origin.requests for origin in origins),
-        "origin_retries": sum(origin.retries for origin in origins),
+        **{f"origin_{name}": sum(getattr(one, name) for one in origins) for name in ("bytes", "requests", "retries")},
         "hedges": sum(origin.hedges for origin in origins),
-        "hit_bytes": stats.hit_bytes,
-        "miss_bytes": stats.miss_bytes,
-        "ahead_bytes": stats.ahead_bytes,
-        "evictions": stats.evictions,
+        **{name: getattr(stats, name) for name in ("hit_bytes", "miss_bytes", "ahead_bytes", "evictions")},
         "errors": meters.failures,
         "refusals": meters.refusals,
     }
-
-
-def _gauges(context: Context) -> dict[str, float]:
-    stats = context.cache.statistics()
-    return {
-        "clients": context.meters.clients,
-        "connections": sum(origin.connections for origin in list(context.traffic.origins.values())),
+    gauges: dict[str, float] = {
+        "clients": meters.clients,
+        "connections": sum(origin.connections for origin in origins),
         "window_bytes": context.fetcher.held_bytes,
         "window_limit_bytes": context.config.memory_bytes,
         "cache_bytes": stats.bytes,
         "cache_limit_bytes": stats.limit_bytes,
         "entries": stats.entries,
     }
+    return {"counters": counters, "gauges": gauges}
 
 
-def _counters_of(context: Context, tenant: str) -> dict[str, float]:
-    counts = context.meters.of_tenant(tenant)
-    hit_bytes, miss_bytes, ahead_bytes = context.cache.statistics().by_tenant.get(tenant, (0, 0, 0))
-    return {
+def _figures_of(context: Context, tenant: str) -> dict[str, dict[str, float]]:
+    counts, cache = context.meters.of_tenant(tenant), context.cache
+    stats = cache.statistics()
+    counters: dict[str, float] = {
         "client_bytes": counts.bytes,
         "client_requests": counts.requests,
-        "hit_bytes": hit_bytes,
-        "miss_bytes": miss_bytes,
-        "ahead_bytes": ahead_bytes,
+        **dict(zip(("hit_bytes", "miss_bytes", "ahead_bytes"), stats.by_tenant.get(tenant, (0, 0, 0)), strict=True)),
         "errors": counts.failures,
         "refusals": counts.refusals,
     }
-
-
-def _gauges_of(context: Context, tenant: str) -> dict[str, float]:
-    cache = context.cache
-    return {
-        "cache_bytes": cache.held_by_tenant().get(tenant, 0),
-        "cache_limit_bytes": int(cache.statistics().limit_bytes * cache.quotas.get(tenant, 1.0)),
-    }
+    limit_bytes = int(stats.limit_bytes * cache.quotas.get(tenant, 1.0))
+    gauges: dict[str, float] = {"cache_bytes": cache.held_by_tenant().get(tenant, 0), "cache_limit_bytes": limit_bytes}
+    return {"counters": counters, "gauges": gauges}
 
 
 def metrics_page(context: Context) -> bytes:

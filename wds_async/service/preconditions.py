@@ -1,9 +1,7 @@
-"""Ranges and conditions of a request (RFC 9110 §13 and §14): ``Range``, ``If-Match``, ``If-Range`` and their kin.
+"""Ranges and conditions of a request (RFC 9110 §13 and §14), answered as nginx does.
 
-Ranges are answered as nginx does: a header of another unit is ignored. A malformed list, a number of more than 63 bits
-and a list wholly behind the end are answered 416. The whole object is sent if the ranges are more bytes than it has, or
-too many.
-"""
+A header of another unit is ignored; a malformed list, a number of more than 63 bits and a list wholly behind the end
+are 416; the whole object is sent if the ranges are too many, or more bytes than it has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The life of a service: start, readiness, reload, draining, end."""
+"""The life of a service: sockets, start, readiness, reload, draining, end."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+import stat
 import urllib.parse
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +22,7 @@ from wds_async.errors import WdsError
 from wds_async.observe.cost_limit import ServiceCostLimit
 from wds_async.observe.prices import PriceTable
 from wds_async.redact import redact
-from wds_async.service import app, logs, sockets
+from wds_async.service import app, logs
 from wds_async.service.allowlist import Allowed
 from wds_async.service.archives import Archives
 from wds_async.service.auth import Access
@@ -35,18 +36,116 @@ from wds_async.service.listing import Listings
 from wds_async.service.metrics import Meters
 from wds_async.service.prefetch import PrefetchPlans
 from wds_async.service.send_fd import ReadOnlyFolder
-from wds_async.service.sockets import CannotServe, raise_descriptor_limit
 from wds_async.transfer.ranges import RangeFetcher
 from wds_async.transfer.rate_limits import OriginLimits
 from wds_async.transfer.traffic import Traffic
 
-__all__ = ["Service", "run"]
+__all__ = ["CannotServe", "Service", "run"]
 
 logger = logging.getLogger("wds_async")
-
+_BACKLOG, _LOG_EVERY_S = 1024, 10.0
 _TEND_EVERY_S, _DISK_ANSWERS_S, _VANISHED_S = 5.0, 4.0, 15.0
 _WRITERS, _MEMORY_PER_WRITER_BYTES = 4, 8 << 20  # so that writes which hang leave three quarters of the memory
 _GIB = 1 << 30
+Factory = Callable[[], asyncio.BaseProtocol]
+
+
+class CannotServe(WdsError):
+    """The service cannot start: its port is taken, or its folder cannot be used."""
+
+
+def notify(state: str) -> bool:
+    """Send ``READY=1``, ``STOPPING=1``, ``WATCHDOG=1`` or ``STATUS=…`` to ``NOTIFY_SOCKET``; return whether a manager
+    took it. Errors are ignored."""
+    path = environment.variable("NOTIFY_SOCKET") or ""
+    if not path.startswith(("/", "@")):
+        return False
+    address = "\0" + path[1:] if path.startswith("@") else path
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as there:
+        there.setblocking(False)
+        there.sendto(state.encode(), address)
+        return True
+    return False
+
+
+def watchdog_s() -> float | None:
+    """Return how often the manager wants ``WATCHDOG=1``: half of the time after which it restarts the service."""
+    text = environment.variable("WATCHDOG_USEC") or ""
+    return int(text) / 2e6 if text.isascii() and text.isdigit() and int(text) > 0 else None
+
+
+async def listen_at(factory: Factory, host: str, port: int) -> asyncio.Server:
+    """Listen for TCP. CannotServe if the address cannot be bound."""
+    try:
+        loop = asyncio.get_running_loop()
+        return await loop.create_server(factory, host, port, backlog=_BACKLOG, start_serving=False)
+    except OSError as exn:
+        advice = "another process listens there: stop it, or give another --port (0: any)"
+        why = advice if "address already in use" in str(exn).lower() else "--host and --port say where"
+        raise CannotServe(f"cannot listen at {host} port {port}: {exn.strerror or exn}; {why}") from exn
+
+
+async def listen_at_path(factory: Factory, path: str) -> asyncio.Server:
+    """Listen at a Unix socket, replacing one that a dead service left. CannotServe if another process listens there,
+    the path is no socket, or it cannot be made."""
+    try:
+        if _taken(path):
+            raise CannotServe(f"cannot listen at {path}: another process does; stop it, or give another --socket")
+        loop = asyncio.get_running_loop()
+        server = await loop.create_unix_server(factory, path, backlog=_BACKLOG, start_serving=False)
+        os.chmod(path, 0o666)  # its folder restricts access: pods have users of their own
+        return server
+    except (OSError, ValueError) as exn:
+        raise CannotServe(f"cannot listen at {path}: {exn}; --socket names a path in a folder of its own") from exn
+
+
+def _taken(path: str) -> bool:
+    """Return whether a process listens at ``path``. OSError if it is no socket."""
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return False
+    if not stat.S_ISSOCK(mode):
+        raise FileExistsError(f"{path} is there, and no socket")
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except OSError:
+            return False
+        return True
+
+
+def bear_exhaustion(loop: asyncio.AbstractEventLoop) -> None:
+    """Log now and then that there are no descriptors for connections. asyncio itself would log a traceback for each
+    place of the backlog, each second."""
+    logged_at = float("-inf")
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        nonlocal logged_at
+        exn = context.get("exception")
+        if isinstance(exn, OSError) and "accept()" in context.get("message", ""):
+            if loop.time() - logged_at >= _LOG_EVERY_S:
+                logged_at = loop.time()
+                logger.error("no connection can be taken: %s; tried again each second (see ulimit -n)", exn.strerror)
+        elif not (isinstance(exn, ValueError) and "_start_serving" in context.get("message", "")):
+            loop.default_exception_handler(context)
+
+    loop.set_exception_handler(handle)
+
+
+def raise_descriptor_limit() -> int:
+    """Raise this process's limit of descriptors to the maximum and return it (0 if unknown)."""
+    try:
+        import resource  # noqa: PLC0415 (POSIX only)
+    except ImportError:
+        return 0
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    return soft
 
 
 class Service:
@@ -209,10 +308,10 @@ class Service:
         )
         ends.callback(self.clients.close)
         context.in_flight.tenant_limit = self._most_of_tenant(config)
-        self._listening = [await sockets.listen_at(self.clients.listener(), config.host, config.port)]
+        self._listening = [await listen_at(self.clients.listener(), config.host, config.port)]
         ends.callback(self._stop_listening)
         if config.socket:
-            self._listening.append(await sockets.listen_at_path(self.clients.listener(local=True), config.socket))
+            self._listening.append(await listen_at_path(self.clients.listener(local=True), config.socket))
         if _asks_itself(self.addresses):
             words = "AIS_ENDPOINT names this very service, which would ask itself: it is for the service's clients"
             raise CannotServe(words)
@@ -245,10 +344,10 @@ class Service:
 
     async def _tend(self) -> None:
         """Check the disk and renewed certificates every few seconds, and notify the service manager."""
-        every = min(_TEND_EVERY_S, sockets.watchdog_s() or _TEND_EVERY_S)
+        every = min(_TEND_EVERY_S, watchdog_s() or _TEND_EVERY_S)
         while True:
             await asyncio.sleep(every)
-            sockets.notify("WATCHDOG=1")
+            notify("WATCHDOG=1")
             self.context.access.renew()
             why = await self._disk()
             if not why:
@@ -332,18 +431,18 @@ async def run(load: Callable[[], ServiceConfig]) -> int:
 
     for one in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(one, handle, one.name)
-    sockets.bear_exhaustion(loop)
+    bear_exhaustion(loop)
     await service.start()
     for line in service.summary():
         logger.info("%s", line)
-    sockets.notify("READY=1")
+    notify("READY=1")
     reloading = asyncio.create_task(_reload_at(hangup, service, load), name="reload")
     await _unless(service.failed, end.wait())
     reloading.cancel()
     if service.failure:
         end.set()  # a signal from now on ends it at once
         logger.error("%s: draining, then ending", service.failure)
-    sockets.notify("STOPPING=1")
+    notify("STOPPING=1")
     await service.stop(at_once)
     logger.info("ended")
     return 1 if service.failure else 0

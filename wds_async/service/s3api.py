@@ -1,8 +1,6 @@
 """The reading side of S3's API below ``/s3``, path style: buckets, listings, objects, errors as XML.
 
-Signatures of clients are not checked: who may read is decided by the service's own tokens and what it allows. Where it
-asks for tokens, a client of S3 gives its token as the access key's id.
-"""
+Signatures of clients are not checked; where tokens are required, the access key's id is the token."""
 
 from __future__ import annotations
 

@@ -1,16 +1,7 @@
-"""Handing a cached file to a reader on the same host: its open descriptor, over the Unix socket (SCM_RIGHTS).
+"""Handing a cached file to a reader on the same host: a descriptor of its own for reading, over the Unix socket.
 
-A HEAD with ``Wds-Hand: 1`` requests it: the object's head comes back with ``Wds-Handed: 1`` and the descriptor, or 204
-if not all of the object lies on disk (the reader then asks for ranges). ``Wds-Hand: bad`` reports a file that is short,
-unreadable or wrong. Only descriptors cross the socket, so it works from a container that shares nothing else; what is
-evicted meanwhile lives on until the last reader has closed it.
-
-The descriptor is opened anew for each reader, and for reading only: no position or flag is shared with the cache.
-That binds every user but root and the service's own: these can open it again for writing by ``/proc/self/fd``, unless
-it was opened by a read-only mount (`ReadOnlyFolder`, setting ``hand_from``).
-It carries a shared lock (``flock``) until the last reader has closed it, also if the service ends before: while it is
-locked, no service gives blocks of its file back to the disk.
-"""
+A HEAD with ``Wds-Hand: 1`` requests it; 204 if not all of the object lies on disk. ``Wds-Hand: bad`` reports a wrong
+file. The descriptor carries a shared ``flock``: no service gives blocks of its file back to the disk meanwhile."""
 
 from __future__ import annotations
 
