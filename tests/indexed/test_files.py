@@ -6,15 +6,25 @@ import gzip
 import multiprocessing
 import os
 import pickle
+import tarfile
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.servers import make_shard
-from wds_async.errors import NotATar, ShardFormatError, ShardNotFound, StorageError, UnsafeContent, UrlError
+from tests.servers import make_shard, make_tar
+from wds_async.errors import (
+    DuplicateField,
+    NotATar,
+    ShardFormatError,
+    ShardNotFound,
+    StorageError,
+    UnsafeContent,
+    UrlError,
+)
 from wds_async.indexed.files import MappedShard, OpenShards, ShardFiles, default_folder
+from wds_async.tar import group, parse
 
 TAR = make_shard({f"{i}": {"cls": str(i).encode(), "bin": bytes(2000)} for i in range(5)})
 
@@ -185,7 +195,33 @@ def test_samples_by_number(tmp_path: Path) -> None:
     shard = MappedShard("x.tar", (tmp_path / "x.tar").open("rb"))
     assert len(shard) == 5
     assert shard[3] == {".cls": b"3", ".bin": bytes(2000)}
-    assert shard.key(3) == "3"
+    assert shard.keys[3] == "3"
+
+
+def mapped(path: Path, *members: tuple[str, bytes], form: int = tarfile.GNU_FORMAT) -> MappedShard:
+    path.write_bytes(make_tar(list(members), format=form))
+    return MappedShard("x.tar", path.open("rb"))
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_the_same_samples_as_read_in_order(tmp_path: Path, form: int) -> None:
+    long = "a/" + "n" * (120 if form != tarfile.USTAR_FORMAT else 80)
+    names = ["__meta__/x.json", "a/1.jpg", "a/1.seg.png", "a/2.jpg", "README", f"{long}.jpg", f"{long}.cls", "a/1.jpg"]
+    shard = mapped(tmp_path / "x.tar", *((name, name.encode() * 100) for name in names), form=form)
+    pieces = iter((memoryview((tmp_path / "x.tar").read_bytes()),))
+    samples = list(group.samples(parse.members(lambda: next(pieces, None), "x.tar"), "x.tar"))
+    assert shard.keys == [sample["__key__"] for sample in samples] == ["a/1", "a/2", long, "a/1"]
+    for i, sample in enumerate(samples):
+        assert shard[i] == {f".{name}": value for name, value in sample.items() if not name.startswith("__")}
+
+
+def test_fields_keep_their_case_and_may_not_come_twice(tmp_path: Path) -> None:
+    shard = mapped(tmp_path / "x.tar", ("a.JPG", b"1"), ("a.Cls", b"2"), ("b.x", b"2"), ("b.x", b"3"), ("c.x", b"4"))
+    assert (list(shard[0]), shard.keys) == ([".JPG", ".Cls"], ["a", "b", "c"])
+    with pytest.raises(DuplicateField, match=r"x\.tar.*'b'.*'\.x'"):
+        shard[1]
+    with pytest.raises(IndexError):
+        shard[3]
 
 
 def test_an_empty_file_is_no_shard(tmp_path: Path) -> None:

@@ -194,7 +194,7 @@ class ShardListDataset(world.TorchMapDataset):
         self.check_cache_misses()
         sample: Any = {name: io.BytesIO(data) for name, data in shard[inner].items()}
         sample |= {
-            "__key__": shard.key(inner),
+            "__key__": shard.keys[inner],
             "__dataset__": entry.get("dataset"),
             "__index__": self._number(index),
             "__shard__": entry["url"],
