@@ -20,13 +20,11 @@ import pytest
 import torch
 import webdataset
 
-from wds_async import autodecode, errors
+from wds_async import autodecode
 from wds_async.autodecode import (
-    Continue,
     Decoder,
     DecodingError,
     basichandlers,
-    decoders,
     gzfilter,
     handle_extension,
     imagehandler,
@@ -89,50 +87,7 @@ def test_formats(field: str, data: bytes, value: Any) -> None:
     assert Decoder([])({"__key__": "k", field: data}) == {"__key__": "k", field: value}
 
 
-def test_the_table_is_webdatasets_and_live(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert set(decoders) == set(webdataset.autodecode.decoders)
-    monkeypatch.setitem(decoders, "mine", lambda data: data[::-1])
-    monkeypatch.setitem(decoders, "cls", lambda data: "other")
-    assert basic(mine=b"ab", cls=b"1") == {"__key__": "k", "mine": b"ba", "cls": "other"}
-
-
 # ---------------------------------------------------------------- handlers
-
-
-def test_handlers_are_asked_in_order() -> None:
-    asked: list[str] = []
-
-    def first(key: str, data: bytes) -> Any:
-        asked.append(f"first {key}")
-        return None
-
-    def second(key: str, data: bytes) -> Any:
-        asked.append(f"second {key}")
-        return 0 if key == ".zero" else None
-
-    assert Decoder([first, second])({"zero": b"", "cls": b"4"}) == {"zero": 0, "cls": 4}
-    assert asked == ["first .zero", "second .zero", "first .cls", "second .cls"]
-
-
-def test_continue_goes_on_with_the_handlers_after_it() -> None:
-    def shout(key: str, data: bytes) -> Any:
-        return Continue(".txt", data.upper()) if key == ".shout" else None
-
-    assert Decoder([shout])({"shout": b"a"}) == {"shout": "A"}
-    assert Decoder([shout], post=[])({"shout": b"a"}) == {"shout": b"A"}
-
-
-def test_pre_and_post_replace_the_defaults() -> None:
-    squeezed = gzip.compress(b"3")
-    assert Decoder([], pre=[])({"cls.gz": squeezed}) == {"cls.gz": squeezed}
-    assert Decoder([], post=[])({"cls": b"3"}) == {"cls": b"3"}
-    assert Decoder([], post=[gzfilter, basichandlers])({"cls.gz": squeezed}) == {"cls.gz": 3}
-
-
-@pytest.mark.parametrize("only", ["cls txt", ["cls", "txt"], {"cls", "txt"}])
-def test_only(only: Any) -> None:
-    found = Decoder([], only=only)({"__key__": "k", "cls": b"1", "txt": b"a", "json": b"{"})
-    assert found == {"__key__": "k", "cls": 1, "txt": "a", "json": b"{"}
 
 
 def test_partial_passes_decoded_fields_on() -> None:
@@ -143,11 +98,6 @@ def test_partial_passes_decoded_fields_on() -> None:
     for partial in (False, True):
         with pytest.raises(DecodingError, match=r"'cls'.*it is None"):
             Decoder([], partial=partial)({"cls": None})
-
-
-def test_metadata_becomes_text_where_it_is_text() -> None:
-    sample = {"__a__": b"x", "__b__": b"\xff", "__c__": 3}
-    assert Decoder([])(sample) == {"__a__": "x", "__b__": b"\xff", "__c__": 3}
 
 
 def test_the_sample_itself_is_not_changed() -> None:
@@ -268,11 +218,6 @@ def test_an_error_names_shard_key_and_field_and_keeps_its_cause() -> None:
         assert part in str(error)
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), str(copy), vars(copy)) == (DecodingError, str(error), vars(error))
-
-
-def test_decoding_error_is_the_one_of_the_tree() -> None:
-    assert DecodingError is errors.DecodingError
-    assert str(DecodingError("text")) == "text"
 
 
 class _Weak(dict[str, Any]):

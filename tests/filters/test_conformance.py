@@ -29,7 +29,9 @@ from wds_async.mix import Mix
 from wds_async.pipeline import FilterFunction, RestCurried, Sourced, traits_of
 from wds_async.reading.parts import group_by_keys, tar_file_expander, url_opener
 from wds_async.samplecache import SQLiteCache
-from wds_async.shardlists.lists import MultiShardSample, ResampledShards, SimpleShardList
+from wds_async.shardlists.lists import DirectoryShardList, MultiShardSample, ResampledShards, SimpleShardList
+from wds_async.shardlists.mixture import Mixture
+from wds_async.shardlists.spec import load
 
 
 def number(x: Any) -> Any:
@@ -147,6 +149,20 @@ def sample(folder: Path, i: int) -> Any:
     return {"__key__": f"k{i}", "n": i}
 
 
+def pipeline(shards: Any) -> wds.DataPipeline:
+    return wds.DataPipeline(shards, wds.tarfile_to_samples())
+
+
+def mixture(folder: Path) -> Mixture:
+    return Mixture(load({"dataset": [{"shards": file(folder, name, SHARD)} for name in ("1.tar", "2.tar")]}), pipeline)
+
+
+def directory(folder: Path) -> DirectoryShardList:
+    for name in URLS:
+        file(folder, name, b"")
+    return DirectoryShardList(folder, mode=None, poll=None, select="oldest")
+
+
 SHARD = make_shard({key: {"txt": b"x", "cls": b"1"} for key in "ab"})
 SAMPLE = {"__key__": "k", "n": 2}
 URLS = [f"{i}.tar" for i in range(4)]
@@ -194,6 +210,8 @@ CASES: dict[str, Case] = {
     ),
     "RandomMix": Case(lambda folder: wds.RandomMix([range(3), range(9)], longest=True, seed=1), None),
     "RoundRobin": Case(lambda folder: wds.RoundRobin([range(3), range(9)], longest=True), None),
+    "Mixture": Case(mixture, None, ordered=False),
+    "DirectoryShardList": Case(directory, None),
     "SimpleShardList": Case(lambda folder: SimpleShardList(URLS), None),
     "ResampledShards": Case(lambda folder: ResampledShards(URLS, 9, deterministic=True), None, ordered=False),
     "MultiShardSample": Case(lambda folder: MultiShardSample({"dataset": [{"shards": URLS}]}), None, ordered=False),

@@ -28,7 +28,6 @@ from wds_async.errors import (
     CorruptShard,
     FieldTooLarge,
     MissingExtra,
-    ReaderClosed,
     ShardNotFound,
     TruncatedShard,
 )
@@ -36,7 +35,7 @@ from wds_async.filters import select
 from wds_async.handlers import ignore_and_continue, ignore_and_stop
 from wds_async.pipeline import DataPipeline
 from wds_async.reading import records
-from wds_async.reading.records import cbors2_to_samples, cbors_to_samples, msgpacks_to_samples, record_samples
+from wds_async.reading.records import cbors_to_samples, msgpacks_to_samples
 from wds_async.shardlists import SimpleShardList, split_by_worker
 
 SAMPLES: list[Any] = [
@@ -73,15 +72,6 @@ def test_files_become_samples(tmp_path: Path, stage: Any, dumps: Any) -> None:
     assert list(DataPipeline(SimpleShardList(urls), stage(), select(lambda x: x == 7))) == [7, 7]
     assert pipeline.statistics().samples == 4 * len(SAMPLES)
     assert list(stage().run([{"url": urls[0]}])) == SAMPLES
-
-
-def test_names() -> None:
-    assert cbors2_to_samples is cbors_to_samples
-    assert records.__all__ == sorted(records.__all__, key=lambda n: (not n.isupper(), n[0].islower(), n))
-
-
-def test_cbors_as_a_function(tmp_path: Path) -> None:
-    assert list(record_samples([write(tmp_path / "x", cbor2.dumps)], records._cbor_objects)) == SAMPLES
 
 
 def test_cbor_types() -> None:
@@ -209,14 +199,3 @@ def test_arguments_and_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setitem(sys.modules, "cbor2" if stage is cbors_to_samples else "msgpack", None)
     with pytest.raises(MissingExtra, match=r"wds-async\[formats\]"):
         list(stage().run([write(tmp_path / "x", dumps)]))
-
-
-def test_close_ends_an_open_stream(tmp_path: Path) -> None:
-    pipeline = DataPipeline(
-        SimpleShardList(write(tmp_path / "x", cbor2.dumps, [bytes(1 << 20)] * 20)), cbors_to_samples()
-    )
-    samples = iter(pipeline)
-    next(samples)
-    pipeline.close()
-    with pytest.raises(ReaderClosed):
-        list(samples)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import io
 import itertools
 import pickle
 import warnings
@@ -12,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import webdataset
 
 from tests.servers import make_shard, make_tar
-from wds_async.errors import CorruptShard, DuplicateField, NotATar, ShardNotFound, TruncatedShard
+from wds_async.errors import CorruptShard, NotATar, ShardNotFound, TruncatedShard
 from wds_async.handlers import ignore_and_continue, ignore_and_stop
 from wds_async.pipeline import DataPipeline
 from wds_async.tariterators import tarfile_samples, tarfile_to_samples
@@ -57,12 +55,6 @@ def test_samples_of_several_shards(put: Any) -> None:
     assert samples == list(tarfile_samples(urls))
 
 
-def test_metadata_and_nameless_members_are_passed_over(put: Any) -> None:
-    urls = put(make_tar([("__index__", b"x"), ("README", b"x"), ("a.txt", b"1"), ("__meta__/i.json", b"x")]))
-    for stage in (tarfile_to_samples(), tarfile_to_samples(select_files=lambda name: True)):
-        assert [set(s) for s in stage(urls)] == [{"__key__", "__url__", "__local_path__", "txt"}]
-
-
 BROKEN = [
     (None, ShardNotFound, 0),
     (b"", NotATar, 0),
@@ -86,18 +78,6 @@ def test_a_broken_shard_in_the_middle(put: Any, data: bytes | None, error: Any, 
     assert keys(went_on)[-3:] == ["a2", "a3", "a4"]
     assert all("bin" not in s and "txt" not in s for s in went_on[-3:])
     assert keys(tarfile_samples(urls, ignore_and_stop)) == seen
-
-
-def test_a_cut_sample_is_never_given_out(put: Any) -> None:
-    """WebDataset gives it out where the handler stops."""
-    (url,) = put(GOOD_A[:1536])  # a0.txt, and the header of a0.cls
-    assert list(tarfile_samples([url], ignore_and_continue)) == []
-    assert list(tarfile_samples([url], ignore_and_stop)) == []
-    opened = [{"url": url, "stream": io.BytesIO(GOOD_A[:1536])}]
-    (theirs,) = webdataset.tariterators.group_by_keys(
-        webdataset.tariterators.tar_file_expander(opened, ignore_and_stop)
-    )
-    assert (theirs["txt"], "cls" in theirs) == (b"a0", False)
 
 
 def test_keys_case_and_suffixes(put: Any) -> None:
@@ -145,16 +125,6 @@ def test_the_handler_is_asked_once_an_error(put: Any) -> None:
 
     list(tarfile_samples(put(None, GOOD_A, b"x" * 2000, BIG[:400_000], None), handler))
     assert [type(exn) for exn in asked] == [ShardNotFound, NotATar, TruncatedShard, ShardNotFound]
-
-
-def test_duplicate_field(put: Any) -> None:
-    urls = put(make_tar([("a.txt", b"1"), ("a.TXT", b"2"), ("a.cls", b"3"), ("b.txt", b"4")]), GOOD_A)
-    with pytest.raises(DuplicateField, match=r"a\.TXT"):
-        list(tarfile_samples(urls))
-    went_on = list(tarfile_samples(urls, ignore_and_continue))
-    assert keys(went_on) == ["a", "b", "a0", "a1", "a2"]
-    assert (went_on[0]["txt"], went_on[0]["cls"]) == (b"1", b"3")
-    assert keys(tarfile_samples(urls, ignore_and_stop)) == ["a"]
 
 
 def test_what_a_handler_raises_is_raised_once(put: Any) -> None:

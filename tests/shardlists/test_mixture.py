@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import pickle
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -203,28 +202,12 @@ def test_samples_of_shards_are_handed_on() -> None:
     assert mixed.datasets[0].pipeline[0].counts == {"a.tar": 3}
 
 
-def test_pickles_statistics_and_urls(folder: Any) -> None:
+def test_statistics_and_urls(folder: Any) -> None:
     where = folder(a=(4, 5), b=(1, 5))
     mixed = mixture(where, A, B)
     assert mixed.urls == [f"{where}/a-{i}.tar" for i in range(4)] + [f"{where}/b-0.tar"]
-    copy = pickle.loads(pickle.dumps(mixed))
-    assert keys(copy) == keys(mixed)
-    assert mixed.statistics().samples == 25
+    assert len(keys(mixed)) == mixed.statistics().samples == 25
     assert mixed.statistics().shards == 5
-
-
-def test_leaving_closes_every_source(folder: Any) -> None:
-    where = folder(a=(4, 50), b=(1, 50))
-    mixed = mixture(where, A, B)
-    stream = iter(mixed)
-    assert len({key[0] for key in keys(stream, 50)}) == 2
-    stream.close()  # the engine's thread ends with its last reader: the fixture no_thread_left sees it
-    assert list(stream) == []
-    stream = iter(mixed)
-    next(stream)
-    mixed.close()
-    with pytest.raises(Exception, match="closed"):
-        list(stream)
 
 
 def test_a_source_is_opened_when_it_is_drawn(folder: Any) -> None:

@@ -251,7 +251,7 @@ def _map(
     """Replace each sample by ``f(sample)``. None drops the sample; a dict made from a dict gets its ``__key__``.
 
     ``handler`` is asked about an exception of ``f`` (`handlers`); the default raises it. With ``threads`` that many
-    threads run ``f`` ahead of the consumer, the order kept: for what releases the GIL (see `parallel.ordered_map`).
+    threads run ``f`` ahead of the consumer, the order kept: for what releases the GIL (see `threads.ordered_map`).
     """
     if threads:
         results = ordered_map(data, functools.partial(_applied, f), threads, handler, stage="map")

@@ -120,7 +120,7 @@ class FilterMethods:
         """Replace each sample by ``f(sample)``. None drops the sample; a dict made from a dict gets its ``__key__``.
 
         ``handler`` is asked about an exception of ``f`` (`handlers`); the default raises it. With ``threads`` that many
-        threads run ``f`` ahead of the consumer, the order kept: for what releases the GIL (see `parallel.ordered_map`).
+        threads run ``f`` ahead of the consumer, the order kept: for what releases the GIL (see `threads.ordered_map`).
         """
         return self.compose(basic.map(f, handler=handler, threads=threads))
 

@@ -43,7 +43,7 @@ _SHARDS = re.compile(r"\.t(ar|gz|bz2|xz|zst)\b|[*{]|/$|^pipe:", re.IGNORECASE)
 class ShardListDataset(world.TorchMapDataset):
     """The samples of shards by number: ``len(ds)``, ``ds[17]``, ``ds[-1]``.
 
-    ``shards`` is an index (a path, a URL or an open file; ``wds-async index`` makes one, see `shardindex`), or a list
+    ``shards`` is an index (a path, a URL or an open file; ``wds-async index`` makes one, see `index`), or a list
     of ``{"url": …, "nsamples": …}``. Beyond what ``wids`` took: URLs of shards themselves, as a string with braces
     or a list; each is then opened once to count its samples.
 
@@ -55,7 +55,7 @@ class ShardListDataset(world.TorchMapDataset):
     every field a stream. Pickles are decoded by the rules of `autodecode`.
 
     Shards elsewhere, and compressed ones, are fetched whole when one of their samples is first asked for, once a
-    host, into the disk cache in ``cache_dir`` (default `shardfiles.default_folder`; `WebDataset` may share it), or to
+    host, into the disk cache in ``cache_dir`` (default `files.default_folder`; `WebDataset` may share it), or to
     the path that ``localname(url)`` gives. The cache keeps at most ``cache_size`` bytes (1e12 is ``WDS_CACHE_SIZE``
     where that is set; ``keep=True``: all that comes). Local plain shards are mapped where they are. At
     most ``lru_size`` shards are open at a time, each a file descriptor: give it no fewer than a sampler mixes.

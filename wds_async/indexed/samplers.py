@@ -1,4 +1,4 @@
-"""Orders of indexes for `random_access.ShardListDataset`: shuffled, and yet near each other on disk.
+"""Orders of indexes for `dataset.ShardListDataset`: shuffled, and yet near each other on disk.
 
 The indexes are cut into ranges (shards, or chunks of a size). The order of the ranges is shuffled, then the indexes
 in each, so that few shards are read at a time. Every order follows from seed and epoch alone.
