@@ -22,14 +22,9 @@ import pytest
 from tests.servers import Nginx, NginxMissing, Origin, Tls, make_shards
 
 _LONG = (
-    "tests/isolated/",
-    "tests/contract/",
-    "tests/test_examples.py",
-    "tests/clouds/",
-    "tests/deploy/",
-    "tests/cli/",
+    "tests/isolated/", "tests/contract/", "tests/test_examples.py", "tests/clouds/", "tests/deploy/", "tests/cli/",
     "tests/faults/",
-)
+)  # fmt: skip
 """Files whose few tests take long. They come first: two processes share the files, and neither should be left with one
 of these when the other has nothing more to do."""
 _SLOW_FIXTURES = {"nginx", "origin", "tls", "gcs", "s3", "azurite", "radosgw", "service", "server"}
@@ -119,6 +114,24 @@ def no_thread_left() -> Iterator[None]:
 def refusals_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A missing object is missing, though others of its bucket were read: no test of something else waits for it."""
     monkeypatch.setenv("WDS_REFUSAL_TIMEOUT", "0")
+
+
+@pytest.fixture(autouse=True)
+def one_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank, worker and order of a test are those that it sets."""
+    place = ("RANK", "WORLD_SIZE", "WORKER", "NUM_WORKERS", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
+    for name in (*place, "WDS_SEED", "WDS_EPOCH", "WDS_PROGRESS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variable that has a meaning is set."""
+    from wds_async.environment import VARIABLES  # not loaded for every test
+
+    for name in list(os.environ):
+        if name.startswith("WDS_") or name in {v.name for v in VARIABLES} or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
 
 
 @pytest.fixture(autouse=True)

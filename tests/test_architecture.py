@@ -45,7 +45,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
      "indexed.index", "shared_batches", "pipeline", "observe", "observe.*"),
     ("dataset", "fluid", "loader", "asyncreader", "lengths", "misuse", "multi", "indexed", "indexed.*",
      "legacy", "legacy.*"),
-    ("encoders", "writer"),
+    ("writer",),
     ("service", "service.*"),
     ("cli", "cli.*", "distributed", "distributed.*"),
 )  # fmt: skip
@@ -61,7 +61,7 @@ MAX_FUNCTION_LINES = 60
 
 ENVIRONMENT_ROOMS = ("environment",)
 TORCH_ROOMS = ("world", "autodecode", "decoding.*", "filters.basic", "filters.batch", "pipeline", "dataset", "loader",
-               "encoders", "writer", "pytorch", "shardlists.lists", "indexed.dataset", "cli.demo*")  # fmt: skip
+               "writer", "pytorch", "shardlists.lists", "indexed.dataset", "cli.demo*")  # fmt: skip
 GLOBAL_RANDOM_ROOMS = ("world",)
 SUBPROCESS_ROOMS = ("storage.pipe",)
 PRINT_ROOMS = ("cli", "cli.*")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import pickle
 from dataclasses import FrozenInstanceError, replace
 from functools import partial
@@ -26,15 +25,10 @@ from wds_async.config import (
     settings,
     transfer_config,
 )
-from wds_async.environment import GIB, KIB, MIB, VARIABLES
+from wds_async.environment import GIB, KIB, MIB
 from wds_async.errors import ConfigError
 
-
-@pytest.fixture(autouse=True)
-def empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(os.environ):
-        if name.startswith("WDS_") or name in {v.name for v in VARIABLES} or name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
+pytestmark = pytest.mark.usefixtures("empty_environment")
 
 
 @pytest.mark.parametrize(

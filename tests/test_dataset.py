@@ -15,20 +15,12 @@ from typing import Any
 import pytest
 
 from tests.servers import make_shard
-from wds_async import dataset as dataset_module
 from wds_async import logs, shardlists
 from wds_async.dataset import WebDataset
-from wds_async.errors import ConfigError, ShardNotFound, UrlError
+from wds_async.errors import ConfigError, UrlError
 from wds_async.handlers import ignore_and_continue
-from wds_async.tariterators import TarStage
 
 SHARDS, PER_SHARD = 8, 6
-
-
-@pytest.fixture(autouse=True)
-def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE", "WORKER", "NUM_WORKERS", "WDS_SEED", "WDS_EPOCH", "WDS_PROGRESS"):
-        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
@@ -67,13 +59,6 @@ def test_urls_that_are_none(urls: Any) -> None:
         WebDataset(urls)
 
 
-@pytest.mark.parametrize("urls", ["spec.yaml", "x.json", Path("spec.yml")])
-def test_a_specification_that_is_not_there(urls: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ShardNotFound, match=str(urls)):
-        WebDataset(urls)
-
-
 def test_arguments_out_of_range(spec: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="mode='other'"):
         WebDataset(spec, mode="other")
@@ -95,18 +80,6 @@ def test_shard_shuffle_that_says_too_little(spec: str) -> None:
     with pytest.warns(UserWarning, match="100 shards") as record:
         assert shard_order(WebDataset(spec, shardshuffle=True)) != shard_order(WebDataset(spec, shardshuffle=False))
     assert record[0].filename == __file__
-
-
-def test_shard_shuffle_has_an_order_an_epoch(spec: str) -> None:
-    def three(**kw: Any) -> list[list[str]]:
-        ds = WebDataset(spec, shardshuffle=100, **kw)
-        return [shard_order(ds) for _ in range(3)]
-
-    orders = three(seed=1)
-    assert len({tuple(order) for order in orders}) == 3
-    assert all(sorted(order) == sorted(orders[0]) for order in orders)
-    assert three(seed=1) == three(seed=1, detshuffle=True) == orders
-    assert three(seed=2)[0] != orders[0]
 
 
 def test_without_a_seed_a_restart_has_another_order(spec: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -206,17 +179,6 @@ def test_all_ranks_and_workers_share_one_order(spec: str, monkeypatch: pytest.Mo
     assert any(set(share[0]) != set(share[1]) for share in shares.values())
 
 
-def test_node_splitters(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert shard_order(WebDataset(spec)) == ["s1", "s3", "s5", "s7"]
-    assert keys(WebDataset(spec, nodesplitter=None)) == ALL
-    with pytest.raises(ValueError, match="single_node_only"):
-        list(WebDataset(spec, nodesplitter=shardlists.single_node_only))
-    # Resampled: every rank draws for itself, so nothing needs to be split.
-    assert len(keys(WebDataset(spec, resampled=True).slice(100))) == 100
-
-
 def test_resampled(spec: str) -> None:
     for ds in (WebDataset(spec, resampled=True), WebDataset(spec, mode="resampled")):
         assert set(shard_order(ds.slice(100 * PER_SHARD))) == {f"s{i}" for i in range(SHARDS)}
@@ -248,18 +210,6 @@ def test_an_empty_rank_is_told_before_training(spec: str, monkeypatch: pytest.Mo
     assert len(keys(WebDataset(spec, nodesplitter=None).compose(shardlists.split_by_node))) == 6
 
 
-def test_length(spec: str) -> None:
-    assert len(WebDataset(spec, length=48)) == 48
-    with pytest.raises(TypeError, match="with_length"):
-        len(WebDataset(spec))
-
-
-def test_verbose(spec: str, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "wds_async"):
-        WebDataset(spec, verbose=True)
-    assert f"{SHARDS} shards" in caplog.text
-
-
 def test_progress(spec: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     assert keys(WebDataset(spec)) == ALL
     assert capfd.readouterr().err == ""
@@ -275,14 +225,6 @@ def test_statistics(spec: str) -> None:
     assert 20 <= ds.statistics().samples <= 48
     assert ds.statistics().bytes > 0
     assert ds.traffic().origins["file"].bytes >= ds.statistics().bytes
-
-
-def test_check_empty() -> None:
-    assert list(dataset_module.check_empty(range(3))) == [0, 1, 2]
-
-
-def test_reading_is_one_stage(spec: str) -> None:
-    assert [type(s) for s in WebDataset(spec).pipeline].count(TarStage) == 1
 
 
 class _Turning:

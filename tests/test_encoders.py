@@ -12,9 +12,9 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from wds_async import encoders
-from wds_async.encoders import imageencoder, make_encoder
+from wds_async import writer
 from wds_async.errors import ConfigError, MissingExtra
+from wds_async.writer import imageencoder, make_encoder
 
 GRAY = (np.arange(64).reshape(8, 8) * 4).astype(np.uint8)
 COLOR = np.stack([GRAY, GRAY.T, 255 - GRAY], axis=2)
@@ -69,7 +69,7 @@ def test_webp_and_quality() -> None:
 
 
 def test_quality_leaves_the_programs_own_encoders(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(encoders.default_handlers, "jpg", lambda x: b"mine")
+    monkeypatch.setitem(writer.default_handlers, "jpg", lambda x: b"mine")
     encoded = make_encoder(True, quality=20)({"jpg": GRAY, "jpeg": GRAY})
     assert encoded["jpg"] == b"mine"
     assert encoded["jpeg"] == imageencoder(GRAY, "jpg", 20)
@@ -140,9 +140,9 @@ def test_what_is_no_image_is_refused(bad: Any) -> None:
 
 def test_objects_do_not_slip_into_npy() -> None:
     with pytest.raises(ValueError):
-        encoders.numpy_dumps(np.array([object()]))
+        writer.numpy_dumps(np.array([object()]))
     with pytest.raises(ValueError, match="npz"):
-        encoders.numpy_npz_dumps([1])  # type: ignore[arg-type]
+        writer.numpy_npz_dumps([1])  # type: ignore[arg-type]
 
 
 def test_an_unknown_extension_says_what_to_do() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -25,12 +24,7 @@ from wds_async.environment import (
 )
 from wds_async.errors import ConfigError
 
-
-@pytest.fixture(autouse=True)
-def empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(os.environ):
-        if name.startswith("WDS_") or name in {v.name for v in VARIABLES} or name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
+pytestmark = pytest.mark.usefixtures("empty_environment")
 
 
 # ---------------------------------------------------------------- values

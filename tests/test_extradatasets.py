@@ -57,12 +57,6 @@ def test_with_epoch_closes_what_is_open() -> None:
     assert ended
 
 
-def test_with_length() -> None:
-    stated = extra.with_length(range(5), 100)
-    assert len(stated) == 100
-    assert list(stated) == list(range(5))
-
-
 @pytest.mark.parametrize(
     "dataset", [extra.MockDataset(1, 2), extra.with_epoch(range(3), 2), extra.with_length(range(2), 2)]
 )

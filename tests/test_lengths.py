@@ -19,12 +19,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 EVEN, UNEVEN = [5] * 8, [1, 2, 3, 4, 5, 6, 7, 8]
 
 
-@pytest.fixture(autouse=True)
-def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE", "WORKER", "NUM_WORKERS", "WDS_SEED", "WDS_EPOCH"):
-        monkeypatch.delenv(name, raising=False)
-
-
 def index(folder: Path, counts: list[int]) -> dict[str, Any]:
     """A JSON shard list as a dict, over shards of so many samples each."""
     shards = []

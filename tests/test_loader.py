@@ -19,10 +19,10 @@ import pytest
 import wds_async as wds
 from tests.servers import make_shard
 from wds_async.dataset import WebDataset
-from wds_async.errors import MissingExtra, ReaderClosed
+from wds_async.errors import ReaderClosed
 from wds_async.loader import WebLoader
 from wds_async.pipeline import DataPipeline
-from wds_async.shardlists import ResampledShards, SimpleShardList, split_by_worker
+from wds_async.shardlists import ResampledShards
 from wds_async.tariterators import tarfile_to_samples
 
 # torch advises against more workers than processors, wherever these tests run.
@@ -30,12 +30,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 SHARDS, PER_SHARD = 8, 10
 EVERYTHING = Counter(f"{s}/{i}" for s in range(SHARDS) for i in range(PER_SHARD))
-
-
-@pytest.fixture(autouse=True)
-def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE", "WORKER", "NUM_WORKERS", "WDS_SEED", "WDS_EPOCH"):
-        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
@@ -93,27 +87,6 @@ def test_epochs_are_complete_and_each_has_its_order(spec: str, workers: int, met
             assert [s for s in shards_of(keys) if s in whole[worker::n]] == whole[worker::n]
         orders.append(whole)
     assert orders[0] != orders[1]
-
-
-def test_batches_by_the_loader(spec: str) -> None:
-    from torch.utils.data import DataLoader
-
-    ds = WebDataset(spec).decode().to_tuple("__key__", "cls")
-    batches = list(DataLoader(ds, batch_size=16, num_workers=2))
-    assert sum(len(keys) for keys, _ in batches) == SHARDS * PER_SHARD
-    assert {int(label) for _, labels in batches for label in labels} == {1}
-
-
-def test_an_empty_worker(spec: str) -> None:
-    from torch.utils.data import DataLoader
-
-    one = spec.replace("{0..7}", "0")
-    with pytest.raises(ValueError, match=r"fewer shards \(1\) than ranks times workers"):
-        read_all(DataLoader(WebDataset(one), batch_size=None, num_workers=4))
-    quiet = DataLoader(WebDataset(one, empty_check=False), batch_size=None, num_workers=4)
-    assert len(list(quiet)) == PER_SHARD
-    pipeline = DataPipeline(SimpleShardList(one), split_by_worker, tarfile_to_samples())
-    assert len(list(DataLoader(pipeline, batch_size=None, num_workers=4))) == PER_SHARD
 
 
 def test_resampled_workers_draw_different_shards(spec: str) -> None:
@@ -196,12 +169,6 @@ def test_set_epoch_through_the_loader(spec: str) -> None:
     loader.set_epoch(1)
     assert list(loader) == epochs[1]
     assert list(loader) == epochs[2]
-
-
-def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.data", None)
-    with pytest.raises(MissingExtra, match=r'pip install "wds-async\[torch\]"'):
-        WebLoader(range(3))
 
 
 def test_forked_workers_need_not_import_the_engine(spec: str) -> None:

@@ -47,14 +47,6 @@ def test_kinds_of_stages(first: Any) -> None:
     assert pipeline.stage(1) is doubled
 
 
-def test_a_list_is_several_stages_and_the_list_of_stages_is_plain() -> None:
-    pipeline = DataPipeline([range(5), doubled])
-    assert type(pipeline.pipeline) is list
-    pipeline.pipeline.pop()
-    pipeline.append(Total())
-    assert list(pipeline) == [0, 1, 3, 6, 10]
-
-
 def test_what_is_no_stage() -> None:
     with pytest.raises(ConfigError, match=r"shuffle stands in the pipeline without its call: write shuffle\("):
         list(DataPipeline((1,), filters.shuffle))
@@ -70,33 +62,9 @@ def test_what_is_no_stage() -> None:
         iter(DataPipeline(range(5), PipelineStage()))
 
 
-def test_compose_gives_a_new_pipeline() -> None:
-    base = DataPipeline(range(5))
-    more = base.compose(doubled, Total())
-    assert list(base) == [0, 1, 2, 3, 4]
-    assert list(more) == [0, 2, 6, 12, 20]
-    assert type(more) is DataPipeline
-    more.with_epoch(3)
-    assert list(base) == [0, 1, 2, 3, 4]
-
-
 def test_an_empty_source_does_not_repeat_for_ever() -> None:
     assert list(DataPipeline(range(0)).repeat()) == []
     assert list(DataPipeline(range(0)).with_epoch(10)) == []
-
-
-def test_length() -> None:
-    pipeline = DataPipeline(range(5))
-    with pytest.raises(TypeError, match="with_length"):
-        len(pipeline)
-    assert pipeline
-    assert list(pipeline) == [0, 1, 2, 3, 4]
-    assert pipeline.with_length(3) is pipeline
-    assert len(pipeline) == 3
-    assert type(pipeline) is DataPipeline
-    assert len(pickle.loads(pickle.dumps(pipeline))) == 3
-    assert len(pipeline.compose(doubled)) == 3
-    assert list(pipeline) == [0, 1, 2, 3, 4]
 
 
 def test_leaving_early_closes_the_generators() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.contract.common import same
 from wds_async import shared_batches
 from wds_async.loader import WebLoader
 from wds_async.pipeline import DataPipeline
@@ -53,20 +54,6 @@ BATCHES = {
     "counter": Counter({"a": 3, "b": 1}),
     "bytearray": [bytearray(os.urandom(100_000))],
 }
-
-
-def same(a: Any, b: Any) -> bool:
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
-    if isinstance(a, torch.Tensor):
-        return a.dtype == b.dtype and torch.equal(a, b)
-    if isinstance(a, np.ndarray):
-        return a.dtype == b.dtype and a.shape == b.shape and bool((a == b).all())
-    return bool(a == b)
 
 
 @pytest.mark.parametrize("kind", BATCHES)

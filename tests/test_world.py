@@ -17,32 +17,11 @@ from wds_async.pipeline import DataPipeline
 from wds_async.shardlists import SimpleShardList, split_by_node
 
 
-@pytest.fixture(autouse=True)
-def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE", "WORKER", "NUM_WORKERS", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"):
-        monkeypatch.delenv(name, raising=False)
-
-
-def test_alone() -> None:
-    assert world.place() == (0, 1, 0, 1)
-    assert world.worker_seed() == 0
-
-
 def test_environment_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "3", "WORLD_SIZE": "4", "WORKER": "1", "NUM_WORKERS": "2"}.items():
         monkeypatch.setenv(name, value)
     assert world.place() == world.Place(rank=3, world_size=4, worker=1, num_workers=2)
     assert world.worker_seed() == 3001
-
-
-def test_torch_distributed_says_the_rank(tmp_path: Any) -> None:
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        assert world.place()[:2] == (0, 1)
-    finally:
-        dist.destroy_process_group()
 
 
 def test_slurm_says_the_rank_of_a_task(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,18 +12,9 @@ from typing import Any
 from wds_async.errors import ConfigError
 
 __all__ = [
-    "Check",
-    "check_function",
-    "check_probability",
-    "check_size",
-    "check_slice",
-    "check_type",
-    "each",
-    "function",
-    "of_type",
-    "passing",
-    "size",
-]
+    "Check", "check_function", "check_probability", "check_size", "check_slice", "check_type", "each", "function",
+    "of_type", "passing", "size",
+]  # fmt: skip
 
 Check = Callable[[str, str, Any], Any]
 """``check(stage, argument, value)`` returns the value to use; raises TypeError or ConfigError naming all three."""

@@ -29,26 +29,10 @@ from wds_async.redact import redact
 from wds_async.tar.decompress import gunzip
 
 __all__ = [
-    "IMAGE_EXTENSIONS",
-    "Continue",
-    "Decoder",
-    "DecodingError",
-    "ImageHandler",
-    "basichandlers",
-    "decoders",
-    "default_post_handlers",
-    "default_pre_handlers",
-    "gzfilter",
-    "handle_extension",
-    "imagehandler",
-    "imagespecs",
-    "npy_loads",
-    "pytorch_weights_only",
-    "torch_audio",
-    "torch_loads",
-    "torch_video",
-    "unpickle_loads",
-]
+    "IMAGE_EXTENSIONS", "Continue", "Decoder", "DecodingError", "ImageHandler", "basichandlers", "decoders",
+    "default_post_handlers", "default_pre_handlers", "gzfilter", "handle_extension", "imagehandler", "imagespecs",
+    "npy_loads", "pytorch_weights_only", "torch_audio", "torch_loads", "torch_video", "unpickle_loads",
+]  # fmt: skip
 
 DataHandler = Callable[[str, bytes], Any]
 

@@ -19,21 +19,10 @@ from wds_async.environment import GIB, KIB, MIB, VERIFY, parse_bytes, schemes, v
 from wds_async.errors import ConfigError
 
 __all__ = [
-    "DEFAULT_BUDGET_BYTES",
-    "MIN_BUDGET_BYTES",
-    "RetryPolicy",
-    "Settings",
-    "TransferConfig",
-    "configure_logging",
-    "default_budget_bytes",
-    "inherit_security",
-    "place_from_env",
-    "proxy_for",
-    "proxy_variable",
-    "security_enforced",
-    "settings",
-    "transfer_config",
-]
+    "DEFAULT_BUDGET_BYTES", "MIN_BUDGET_BYTES", "RetryPolicy", "Settings", "TransferConfig", "configure_logging",
+    "default_budget_bytes", "inherit_security", "place_from_env", "proxy_for", "proxy_variable",
+    "security_enforced", "settings", "transfer_config",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,24 +18,9 @@ from wds_async.logs import warn_once
 from wds_async.storage.stores import usual_scheme
 
 __all__ = [
-    "GIB",
-    "KIB",
-    "MIB",
-    "ON_CORRUPT",
-    "SECRET",
-    "VARIABLES",
-    "VERIFY",
-    "ValueType",
-    "Variable",
-    "names",
-    "parse_bytes",
-    "schemes",
-    "shown_bytes",
-    "unknown_variables",
-    "value",
-    "variable",
-    "warn_of_unknown_variables",
-]
+    "GIB", "KIB", "MIB", "ON_CORRUPT", "SECRET", "VARIABLES", "VERIFY", "ValueType", "Variable", "names",
+    "parse_bytes", "schemes", "shown_bytes", "unknown_variables", "value", "variable", "warn_of_unknown_variables",
+]  # fmt: skip
 
 logger = logging.getLogger("wds_async")
 

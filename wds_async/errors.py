@@ -37,31 +37,11 @@ import tarfile
 from typing import Self
 
 __all__ = [
-    "AccessDenied",
-    "ChecksumMismatch",
-    "ConfigError",
-    "CorruptShard",
-    "CostLimitReached",
-    "DecodingError",
-    "DuplicateField",
-    "FetchTimeout",
-    "FieldTooLarge",
-    "MissingExtra",
-    "MissingField",
-    "NotATar",
-    "ObjectChanged",
-    "PipeError",
-    "ReaderClosed",
-    "ShardFormatError",
-    "ShardNotFound",
-    "StorageError",
-    "TooMuchLost",
-    "TransferError",
-    "TruncatedShard",
-    "UnsafeContent",
-    "UrlError",
-    "WdsError",
-]
+    "AccessDenied", "ChecksumMismatch", "ConfigError", "CorruptShard", "CostLimitReached", "DecodingError",
+    "DuplicateField", "FetchTimeout", "FieldTooLarge", "MissingExtra", "MissingField", "NotATar", "ObjectChanged",
+    "PipeError", "ReaderClosed", "ShardFormatError", "ShardNotFound", "StorageError", "TooMuchLost",
+    "TransferError", "TruncatedShard", "UnsafeContent", "UrlError", "WdsError",
+]  # fmt: skip
 
 
 class WdsError(Exception):

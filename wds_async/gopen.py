@@ -24,21 +24,9 @@ from wds_async.reading.url_files import (
 )
 
 __all__ = [
-    "Pipe",
-    "gopen",
-    "gopen_ais",
-    "gopen_curl",
-    "gopen_error",
-    "gopen_file",
-    "gopen_gsutil",
-    "gopen_hf",
-    "gopen_htgs",
-    "gopen_pipe",
-    "gopen_schemes",
-    "reader",
-    "rewrite_url",
-    "set_options",
-]
+    "Pipe", "gopen", "gopen_ais", "gopen_curl", "gopen_error", "gopen_file", "gopen_gsutil", "gopen_hf",
+    "gopen_htgs", "gopen_pipe", "gopen_schemes", "reader", "rewrite_url", "set_options",
+]  # fmt: skip
 
 vars(gopen).update({name: value for name, value in globals().items() if name in __all__})
 vars(gopen).update(__all__=__all__, __file__=__file__, __spec__=__spec__)  # which importlib asks a module for

@@ -12,16 +12,9 @@ from typing import Any
 from wds_async.errors import ConfigError
 
 __all__ = [
-    "Handler",
-    "Recorder",
-    "check_handler",
-    "ignore_and_continue",
-    "ignore_and_stop",
-    "passed",
-    "reraise_exception",
-    "warn_and_continue",
-    "warn_and_stop",
-]
+    "Handler", "Recorder", "check_handler", "ignore_and_continue", "ignore_and_stop", "passed", "reraise_exception",
+    "warn_and_continue", "warn_and_stop",
+]  # fmt: skip
 
 Handler = Callable[[Exception], bool]
 

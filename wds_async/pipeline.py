@@ -27,21 +27,9 @@ if TYPE_CHECKING:
     from wds_async.observe.ledger import Ledger, Ledgers
 
 __all__ = [
-    "Composite",
-    "DataPipeline",
-    "FilterFunction",
-    "Inheriting",
-    "PipelineStage",
-    "RestCurried",
-    "Sourced",
-    "Traits",
-    "bound_arguments",
-    "pipelinefilter",
-    "stage_maker",
-    "stage_of",
-    "stages_of",
-    "traits_of",
-]
+    "Composite", "DataPipeline", "FilterFunction", "Inheriting", "PipelineStage", "RestCurried", "Sourced",
+    "Traits", "bound_arguments", "pipelinefilter", "stage_maker", "stage_of", "stages_of", "traits_of",
+]  # fmt: skip
 
 _ANY_ARGUMENTS = inspect.signature(lambda source, *args, **kw: None)
 """The signature of built-in functions that have none."""

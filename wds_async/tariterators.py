@@ -16,16 +16,6 @@ from wds_async.reading.samples import base_plus_ext, tarfile_samples
 from wds_async.reading.stage import TarStage, tarfile_to_samples
 
 __all__ = [
-    "EndOfShard",
-    "TarStage",
-    "base_plus_ext",
-    "group_by_keys",
-    "meta_prefix",
-    "meta_suffix",
-    "tar_file_expander",
-    "tar_file_iterator",
-    "tarfile_samples",
-    "tarfile_to_samples",
-    "url_opener",
-    "valid_sample",
-]
+    "EndOfShard", "TarStage", "base_plus_ext", "group_by_keys", "meta_prefix", "meta_suffix", "tar_file_expander",
+    "tar_file_iterator", "tarfile_samples", "tarfile_to_samples", "url_opener", "valid_sample",
+]  # fmt: skip

@@ -18,23 +18,10 @@ from wds_async import config, packages
 from wds_async.errors import MissingExtra
 
 __all__ = [
-    "CountsEpochs",
-    "DrawnSeed",
-    "Place",
-    "SharedEpoch",
-    "TorchDataset",
-    "TorchMapDataset",
-    "global_draws",
-    "inherit_rank",
-    "is_iterable_dataset",
-    "make_seed",
-    "may_fork_workers",
-    "place",
-    "seed_number",
-    "spawning",
-    "torch_worker",
-    "worker_seed",
-]
+    "CountsEpochs", "DrawnSeed", "Place", "SharedEpoch", "TorchDataset", "TorchMapDataset", "global_draws",
+    "inherit_rank", "is_iterable_dataset", "make_seed", "may_fork_workers", "place", "seed_number", "spawning",
+    "torch_worker", "worker_seed",
+]  # fmt: skip
 
 if TYPE_CHECKING:
     from torch.utils.data import IterableDataset

@@ -19,7 +19,9 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, (list, tuple)) and type(a) is type(b):
         return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
     if isinstance(a, np.ndarray):
-        return type(b) is np.ndarray and a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+        if type(b) is not np.ndarray or a.dtype != b.dtype or a.shape != b.shape:
+            return False
+        return bool((a == b).all()) if a.dtype == object else a.tobytes() == b.tobytes()
     if type(a).__module__.startswith("torch"):
         return type(a) is type(b) and a.dtype == b.dtype and a.shape == b.shape and bool((a == b).all())
     return type(a) is type(b) and bool(a == b)

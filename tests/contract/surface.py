@@ -13,18 +13,9 @@ from collections.abc import Iterator
 from typing import Any
 
 __all__ = [
-    "BORROWED",
-    "INNER",
-    "INNER_METHODS",
-    "OLDER",
-    "SIGNATURES",
-    "SUBMODULES",
-    "callables",
-    "complaints",
-    "defined",
-    "module",
-    "unwrapped",
-]
+    "BORROWED", "INNER", "INNER_METHODS", "OLDER", "SIGNATURES", "SUBMODULES", "callables", "complaints", "defined",
+    "module", "unwrapped",
+]  # fmt: skip
 
 SUBMODULES = (
     "autodecode", "cache", "compat", "extradatasets", "filters", "gopen", "handlers", "mix", "multi", "pipeline",
@@ -51,34 +42,12 @@ BORROWED = {
 
 # Names that the package once had at its top level, and that programs still write.
 OLDER = [
-    "Dataset",
-    "ShardList",
-    "PytorchShardList",
-    "Processor",
-    "Composable",
-    "Shorthands",
-    "url_opener",
-    "tar_file_iterator",
-    "tar_file_expander",
-    "tarfile_expander",
-    "group_by_keys",
-    "DBCache",
-    "MultiDataset",
-    "ResizedDataset",
-    "ChoppedDataset",
-    "map_stream",
-    "cbors_to_samples",
-    "cbors2_to_samples",
-    "cached_tarfile_samples",
-    "cached_tarfile_to_samples",
-    "ignore_exception",
-    "warn_exception",
-    "Curried",
-    "batch",
-    "associate",
-    "unlisted",
-    "log_keys",
-]
+    "Dataset", "ShardList", "PytorchShardList", "Processor", "Composable", "Shorthands", "url_opener",
+    "tar_file_iterator", "tar_file_expander", "tarfile_expander", "group_by_keys", "DBCache", "MultiDataset",
+    "ResizedDataset", "ChoppedDataset", "map_stream", "cbors_to_samples", "cbors2_to_samples",
+    "cached_tarfile_samples", "cached_tarfile_to_samples", "ignore_exception", "warn_exception", "Curried", "batch",
+    "associate", "unlisted", "log_keys",
+]  # fmt: skip
 
 # Public by their spelling, but steps of webdataset's own implementation: named neither in its documentation nor in
 # any program that was found. Room: the names.

@@ -171,12 +171,6 @@ def test_epochs(change: Any) -> None:
     assert runs[0] == runs[1]
 
 
-def test_an_epoch_of_193_out_of_47() -> None:
-    for wds in BOTH:
-        dataset = wds.FluidWrapper(count).with_epoch(193)
-        assert [len(list(dataset)) for _ in range(10)] == [193] * 10
-
-
 def test_in_place_and_not() -> None:
     for wds in BOTH:
         pipeline = wds.FluidWrapper(count)

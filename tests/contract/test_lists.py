@@ -20,14 +20,9 @@ theirs = pytest.importorskip("webdataset")
 BOTH = (theirs, ours)
 URLS = [f"{i:03}.tar" for i in range(30)]
 SPECS = [
-    "{000..029}.tar",
-    "a.tar",
-    "a.tar::b.tar",
-    "x{0..3}/y{a,b}.tar::z.tar",
-    "pipe:cat {1..3}.tar",
-    "{01..03}{x,y}",
+    "{000..029}.tar", "a.tar", "a.tar::b.tar", "x{0..3}/y{a,b}.tar::z.tar", "pipe:cat {1..3}.tar", "{01..03}{x,y}",
     "s3://b/{0..2}.tar",
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("spec", SPECS)

@@ -111,13 +111,6 @@ def test_web_loaders(shards: str, steps: Any) -> None:
     assert same(runs[0], runs[1])
 
 
-def test_lengths_of_loaders(shards: str) -> None:
-    for wds in BOTH:
-        loader = wds.WebLoader(tuples_of(wds, shards).batched(4), batch_size=None, num_workers=0)
-        assert len(loader.with_length(12, silent=True)) == 12
-        assert len(loaded(loader)) == 12
-
-
 def test_pipelines_over_loaders(shards: str) -> None:
     """A DataLoader as the first stage of a pipeline."""
     runs = []

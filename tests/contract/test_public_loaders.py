@@ -1,7 +1,7 @@
 """Side by side with webdataset 1.0.2: the calls that public projects make, each with both libraries over the same data.
 
 Every function below is written anew after what one project's loader calls, in which order and with which arguments;
-models, configuration and transforms are left out. What it returns is compared. ``test_openclip.py`` has OpenCLIP's.
+models, configuration and transforms are left out. What it returns is compared.
 """
 
 from __future__ import annotations
@@ -546,6 +546,57 @@ def clap_training(wds: Any, folder: Path) -> Any:
     return list(loader), loader.num_batches
 
 
+# -- OpenCLIP: training/data
+
+
+def openclip_stages(wds: Any, *reading: Any, partial: bool) -> list[Any]:
+    return [
+        *reading,
+        wds.select(lambda sample: "txt" in sample and "jpg" in sample),
+        wds.decode("pilrgb", handler=carry_on),
+        wds.rename(image="jpg;png;jpeg;webp", text="txt"),
+        wds.map_dict(image=pixels, text=len),
+        wds.to_tuple("image", "text"),
+        wds.batched(4, partial=partial),
+    ]
+
+
+def openclip_training(wds: Any, folder: Path) -> Any:
+    """Epochs of the same number of whole batches; which samples are in them is chance."""
+    epoch = Shared()
+
+    class ShardShuffle(wds.PipelineStage):  # type: ignore[misc]
+        def run(self, src: Any) -> Any:
+            return wds.filters._shuffle(src, 2000, 500, random.Random(7 + epoch.value.value))
+
+    class WeightedShards(torch.utils.data.IterableDataset):  # type: ignore[misc]
+        def __iter__(self) -> Iterator[dict[str, str]]:
+            info = torch.utils.data.get_worker_info()
+            rng = random.Random(info.seed + epoch.value.value * info.num_workers)
+            names = wds.shardlists.expand_urls(urls(folder))
+            return ({"url": rng.choices(names, weights=[1.0] * SHARDS)[0]} for _ in itertools.count())
+
+    shuffled = [wds.SimpleShardList(urls(folder)), ShardShuffle(), wds.split_by_node, wds.split_by_worker]
+    found = []
+    for shards in (shuffled, [WeightedShards()]):
+        stages = openclip_stages(wds, *shards, forgiving(wds), wds.shuffle(bufsize=20, initial=5), partial=False)
+        dataset = wds.DataPipeline(*stages).with_epoch(5)
+        loader = wds.WebLoader(dataset, batch_size=None, shuffle=False, num_workers=2, persistent_workers=True)
+        loader = loader.with_epoch(10)
+        loader.num_batches = 10
+        for number in range(2):
+            epoch.value.value = number
+            found.append([(images.shape, len(texts)) for images, texts in loader])
+    return found
+
+
+def openclip_evaluation(wds: Any, folder: Path) -> Any:
+    reading = [wds.SimpleShardList(urls(folder)), wds.split_by_worker, wds.tarfile_to_samples(handler=carry_on)]
+    dataset = wds.DataPipeline(*openclip_stages(wds, *reading, partial=True))
+    loader = wds.WebLoader(dataset, batch_size=None, shuffle=False, num_workers=2, persistent_workers=True)
+    return [list(loader) for _ in range(2)]
+
+
 LOADERS: tuple[Loader, ...] = (
     clap_training,
     clip_retrieval_reader,
@@ -558,6 +609,8 @@ LOADERS: tuple[Loader, ...] = (
     lhotse_cuts,
     nemo_common,
     open_lm_mix,
+    openclip_evaluation,
+    openclip_training,
     stability_decoder,
     timm_reader,
 )

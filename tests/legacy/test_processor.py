@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from wds_async import config, filters, world
+from wds_async import filters, world
 from wds_async.autodecode import Decoder, handle_extension, torch_video
 from wds_async.dataset import WebDataset
 from wds_async.errors import ConfigError, ShardNotFound
@@ -265,19 +265,6 @@ def test_a_spawned_worker_is_told_the_rank(monkeypatch: pytest.MonkeyPatch) -> N
         context.set_spawning_popen(None)
     monkeypatch.setattr(world, "_inherited_rank", None)
     assert list(pickle.loads(data)) == ["{'url': '1.tar'}", "{'url': '3.tar'}"]
-
-
-@OLD
-def test_a_spawned_worker_obeys_the_security_that_its_parent_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "_inherited_security", True)
-    context.set_spawning_popen(object())
-    try:
-        data = pickle.dumps(Processor(Numbers(3), add_noise, 1))
-    finally:
-        context.set_spawning_popen(None)
-    monkeypatch.setattr(config, "_inherited_security", False)
-    pickle.loads(data)
-    assert config.security_enforced()
 
 
 @OLD

@@ -222,22 +222,23 @@ def _each(data: Iterable[Any], f: Callable[[Any], Any], handler: Handler, stage:
         yield result
 
 
-def _check_decoder(stage: str, argument: str, value: Any) -> Any:
-    """Return an image specification or a decoder. ValueError for an unknown specification."""
-    if isinstance(value, str):
-        from wds_async.decoding.images import imagehandler  # noqa: PLC0415 (pipelines without decoding do not load it)
+def _check_decoders(stage: str, argument: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return image specifications and decoders. ValueError for an unknown specification."""
+    from wds_async import autodecode  # noqa: PLC0415 (here, so that forked workers need not load the decoders)
 
-        imagehandler(value)
-        return value
-    if callable(value):
-        return value
-    return check_type(stage, argument, value, (), "an image specification or a function f(key, data)")
+    for number, value in enumerate(values):
+        if isinstance(value, str):
+            autodecode.imagehandler(value)
+        elif not callable(value):
+            what = "an image specification or a function f(key, data)"
+            check_type(stage, f"{argument}[{number}]", value, (), what)
+    return values
 
 
 decode = pipelinefilter(
     _decode,
     {
-        "args": each(_check_decoder),
+        "args": _check_decoders,
         "threads": size(at_least=0),
         "min_size": size(at_least=1, optional=True),
     },

@@ -27,22 +27,9 @@ from wds_async.shardlists import lists
 from wds_async.tracebacks import located
 
 __all__ = [
-    "Chain",
-    "Chopped",
-    "ChoppedDataset",
-    "Composable",
-    "DBCache",
-    "Dataset",
-    "MultiDataset",
-    "Processor",
-    "PytorchShardList",
-    "ResizedDataset",
-    "ShardList",
-    "Shorthands",
-    "map_stream",
-    "transformer",
-    "worker_urls",
-]
+    "Chain", "Chopped", "ChoppedDataset", "Composable", "DBCache", "Dataset", "MultiDataset", "Processor",
+    "PytorchShardList", "ResizedDataset", "ShardList", "Shorthands", "map_stream", "transformer", "worker_urls",
+]  # fmt: skip
 
 
 class Chopped(with_epoch):
