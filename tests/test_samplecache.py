@@ -53,6 +53,62 @@ def loaded(dataset: Any, workers: int = 2, **kw: Any) -> list[Any]:
     return sorted((dict(sample) for sample in loader), key=lambda sample: str(sample["__key__"]))
 
 
+KINDS: dict[str, Any] = {
+    "lmdb": lambda path, size, **how: LMDBCached(path, **how),
+    "sqlite": SQLiteCache,
+}
+both = pytest.mark.parametrize("kind", KINDS)
+
+
+@both
+@pytest.mark.parametrize("listed", [1, 2])
+def test_samples_of_shards_are_plain_dicts(kind: str, listed: int, tmp_path: Path, shards: Any) -> None:
+    """A cache holds no class of ours, however deep in it."""
+    dataset = WebDataset([str(path) for path in shards(1, 4)], shardshuffle=False)
+    source = dataset.listed(listed)
+    cached = DataPipeline(source, KINDS[kind](tmp_path / "db", 4 // listed))
+    assert list(cached) == list(cached) == list(source)
+    assert [type(sample) for batch in cached for sample in batch] == [dict] * 4
+
+
+@both
+def test_samples_are_read_by_the_rules_for_pickles(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cache(name: str, **how: Any) -> Any:
+        return KINDS[kind](tmp_path / name, 1, **how)
+
+    arrays = {"__key__": "a", "x": np.arange(6.0).reshape(2, 3), "t": torch.arange(3), "s": ("text", b"bytes", None)}
+    list(cache("db").run([arrays]))
+    (back,) = cache("db").run([])
+    np.testing.assert_array_equal(back["x"], arrays["x"])
+    assert torch.equal(back["t"], arrays["t"])
+    assert back["s"] == arrays["s"]
+
+    private = [{"__key__": "a", "x": Private()}]
+    with pytest.raises(UnsafeContent, match=r"not cached.*Private.*the cache takes allow_pickle"):
+        list(cache("private").run(private))
+    list(cache("private", allow_pickle=True).run(private))
+    assert isinstance(next(iter(cache("private", allow_pickle=True).run([])))["x"], Private)
+    with pytest.raises(UnsafeContent, match="Private"):
+        list(cache("private").run([]))
+    monkeypatch.setenv("WDS_SECURE", "1")
+    with pytest.raises(UnsafeContent, match="not allowed"):
+        list(cache("db").run([]))
+
+
+@both
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_share_the_stream(kind: str, method: str, tmp_path: Path) -> None:
+    """webdataset's #445: each worker has its own LMDB file, none is taken for the others'; an SQLite file is common."""
+    dataset = DataPipeline(tuple(Source(10)), by_worker, KINDS[kind](tmp_path / "db", 10))
+    for _ in range(2):
+        assert loaded(dataset, multiprocessing_context=method) == list(Source(10))
+        dataset.pipeline[0] = ()
+    if kind == "lmdb":
+        assert len(list((tmp_path / "db").glob("*/data.mdb"))) == 2
+    # Another split: another LMDB cache, of nothing here.
+    assert loaded(dataset, 1) == ([] if kind == "lmdb" else list(Source(10)))
+
+
 # ------------------------------------------------------------------ LMDB
 
 
@@ -72,14 +128,6 @@ def test_lmdb_stream_is_webdatasets(tmp_path: Path, shards: Any) -> None:
     stage = webdataset.LMDBCached(ours)
     assert list(stage.run([])) == replayed
     stage.db.close()
-
-
-def test_lmdb_of_lists_of_samples(tmp_path: Path, shards: Any) -> None:
-    """A cache holds no class of ours, however deep in it."""
-    dataset = WebDataset([str(path) for path in shards(1, 4)], shardshuffle=False)
-    cached = dataset.listed(2).compose(LMDBCached(tmp_path / "db"))
-    assert list(cached) == list(cached) == list(dataset.listed(2))
-    assert [type(sample) for batch in cached for sample in batch] == [dict] * 4
 
 
 def test_lmdb_loses_no_sample_to_its_key(tmp_path: Path) -> None:
@@ -111,27 +159,6 @@ def test_lmdb_keeps_a_sample_as_it_passed(tmp_path: Path) -> None:
     for sample in stage.run(Source(3)):
         sample["cls"] = "changed by a later stage"
     assert [sample["cls"] for sample in stage.run([])] == [0, 1, 2]
-
-
-def test_lmdb_reads_by_the_rules_for_pickles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    arrays = {"__key__": "a", "x": np.arange(6.0).reshape(2, 3), "t": torch.arange(3), "s": ("text", b"bytes", None)}
-    stage = LMDBCached(tmp_path / "db")
-    list(stage.run([arrays]))
-    (back,) = stage.run([])
-    np.testing.assert_array_equal(back["x"], arrays["x"])
-    assert torch.equal(back["t"], arrays["t"])
-    assert back["s"] == arrays["s"]
-
-    with pytest.raises(UnsafeContent, match=r"not cached.*Private.*the cache takes allow_pickle"):
-        list(LMDBCached(tmp_path / "private").run([{"__key__": "a", "x": Private()}]))
-    trusting = LMDBCached(tmp_path / "private", allow_pickle=True)
-    list(trusting.run([{"__key__": "a", "x": Private()}]))
-    assert isinstance(next(iter(trusting.run([])))["x"], Private)
-    with pytest.raises(UnsafeContent, match="Private"):
-        list(LMDBCached(tmp_path / "private").run([]))
-    monkeypatch.setenv("WDS_SECURE", "1")
-    with pytest.raises(UnsafeContent, match="not allowed"):
-        list(stage.run([]))
 
 
 class Text:
@@ -170,18 +197,6 @@ def test_lmdb_bounds_a_transaction_in_bytes(tmp_path: Path) -> None:
     samples.close()
 
 
-def test_lmdb_with_workers(tmp_path: Path) -> None:
-    """webdataset's #445: each worker has its own file, and none is taken for the others'."""
-    dataset = DataPipeline(tuple(Source(10)), by_worker, LMDBCached(tmp_path / "db"))
-    expected = list(Source(10))
-    for _ in range(2):
-        assert loaded(dataset) == expected
-    assert len(list((tmp_path / "db").glob("*/data.mdb"))) == 2
-    dataset.pipeline[0] = ()
-    assert loaded(dataset) == expected
-    assert loaded(dataset, 1) == []  # another split: another cache, of nothing here
-
-
 def test_lmdb_of_one_process_is_shared_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stage = LMDBCached(tmp_path / "db")
     list(stage.run(Source(10)))
@@ -215,14 +230,6 @@ def test_lmdb_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MissingExtra, match=r"wds-async\[lmdb\]"):
         list(LMDBCached(tmp_path / "db").run([1]))
     assert not (tmp_path / "db").exists()
-
-
-def test_both_in_spawned_workers(tmp_path: Path) -> None:
-    stages = [by_worker, LMDBCached(tmp_path / "l"), SQLiteCache(tmp_path / "c.db", 10)]
-    dataset = DataPipeline(tuple(Source(10)), stages)
-    assert loaded(dataset, multiprocessing_context="spawn") == list(Source(10))
-    assert len(list((tmp_path / "l").glob("*/data.mdb"))) == 2
-    assert loaded(DataPipeline((), stages[2]), 0) == list(Source(10))
 
 
 # ------------------------------------------------------------------ SQLite
@@ -273,12 +280,6 @@ def test_db_off_and_without_source(tmp_path: Path) -> None:
         SQLiteCache(None, 3).getmeta("x")
 
 
-def test_db_as_a_stage(tmp_path: Path) -> None:
-    source = Source(10)
-    pipeline = DataPipeline(source, SQLiteCache(tmp_path / "c.db", 4))
-    assert list(pipeline) == list(pipeline) == source.samples[:4]
-
-
 def test_db_shuffles(tmp_path: Path) -> None:
     cache = SQLiteCache(tmp_path / "c.db", 100, Source(100), shuffle=True)
     assert [sample["cls"] for sample in cache] == list(range(100))
@@ -295,33 +296,10 @@ def test_db_meta(tmp_path: Path) -> None:
     assert cache.getmeta("a") == "2"
 
 
-def test_db_of_shards(tmp_path: Path, shards: Any) -> None:
-    dataset = WebDataset([str(path) for path in shards(1, 3)], shardshuffle=False)
-    cached = DataPipeline(dataset, SQLiteCache(tmp_path / "c.db", 3))
-    assert list(cached) == list(cached) == list(dataset)
-    assert [type(sample) for sample in cached] == [dict] * 3
-    with open(tmp_path / "c.db", "rb") as file:
-        assert b"wds_async" not in file.read()
-
-
 def test_db_stores_tuples_by_their_content(tmp_path: Path) -> None:
     cache = SQLiteCache(tmp_path / "c.db", 2, [(1, "a"), (1, "a"), (2, "b"), (3, "c")])
     assert list(cache) == [(1, "a"), (1, "a"), (2, "b")]
     assert list(cache) == [(1, "a"), (2, "b")]
-
-
-def test_db_reads_by_the_rules_for_pickles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UnsafeContent, match=r"not cached.*Private"):
-        list(SQLiteCache(tmp_path / "c.db", 1, [{"__key__": "a", "x": Private()}]))
-    trusting = SQLiteCache(tmp_path / "c.db", 1, [{"__key__": "a", "x": Private()}], allow_pickle=True)
-    assert isinstance(next(iter(trusting))["x"], Private)
-    with pytest.raises(UnsafeContent, match="Private"):
-        list(SQLiteCache(tmp_path / "c.db", 1))
-    harmless = SQLiteCache(tmp_path / "h.db", 1, [1])
-    assert list(harmless) == list(harmless) == [1]
-    monkeypatch.setenv("WDS_SECURE", "1")
-    with pytest.raises(UnsafeContent, match="not allowed"):
-        list(harmless)
 
 
 def test_db_reads_what_torch_saved(tmp_path: Path) -> None:
@@ -348,16 +326,10 @@ def test_db_of_something_else(tmp_path: Path) -> None:
         list(SQLiteCache(tmp_path / "no" / "c.db", 1, [1]))
 
 
-def test_db_with_workers(tmp_path: Path) -> None:
-    """Workers fill one file together, no sample twice, and share out what is in it."""
-    dataset = DataPipeline(tuple(Source(40)), by_worker, SQLiteCache(tmp_path / "c.db", 40))
-    for _ in range(2):
-        assert loaded(dataset) == list(Source(40))
-    dataset.pipeline[0] = ()
-    assert loaded(dataset, 1) == list(Source(40))
-    smaller = DataPipeline(tuple(Source(40)), by_worker, SQLiteCache(tmp_path / "s.db", 7))
-    loaded(smaller)
-    assert len(loaded(smaller)) == 7
+def test_db_keeps_no_more_than_its_size_of_all_workers(tmp_path: Path) -> None:
+    dataset = DataPipeline(tuple(Source(40)), by_worker, SQLiteCache(tmp_path / "c.db", 7))
+    loaded(dataset)
+    assert len(loaded(dataset)) == 7
 
 
 def test_db_of_each_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

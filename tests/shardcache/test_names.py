@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from wds_async.errors import ConfigError
 from wds_async.shardcache import names
-from wds_async.shardcache.names import base_name, cache_name, copied_name, elsewhere, given_name, is_own
+from wds_async.shardcache.names import base_name, cache_name, claim, copied_name, elsewhere, given_name, is_own
 
 
 @pytest.mark.parametrize(
@@ -140,3 +142,14 @@ def test_another_endpoint_has_a_folder_of_its_own() -> None:
     assert elsewhere(name, "abc") == "s3@bucket@abc/train/x.tar"
     assert is_own(elsewhere(name, "abc"))
     assert elsewhere("x.tar", "abc") == "x.tar@abc"
+
+
+def test_a_name_belongs_to_the_first_that_claims_it(tmp_path: Path) -> None:
+    assert claim(tmp_path, "x.tar", "s3@a/x.tar")
+    assert not claim(tmp_path, "x.tar", "s3@b/x.tar")
+    assert claim(tmp_path, "x.tar", "s3@a/x.tar")
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(lambda i: claim(tmp_path, "y.tar", f"s3@{i % 8}/y.tar"), range(64)))
+    assert len({i % 8 for i, yes in enumerate(won) if yes}) == 1
+    (tmp_path / "file").write_bytes(b"")
+    assert claim(tmp_path / "file", "x.tar", "s3@a/x.tar")  # nothing will be kept under it

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.shardcache.processes import held, leftovers
-from wds_async.shardcache.partial import PartialReader, PartialWriter, lock_file, sweep
+from wds_async.shardcache.partial import PartialReader, PartialWriter, sweep
 
 _DIE_HOLDING = """
 import sys, os
@@ -75,23 +75,11 @@ def test_one_writer(tmp_path: Path) -> None:
     filling.drop()
     filling.drop()
     begun(tmp_path).drop()
-    assert (leftovers(tmp_path), held(tmp_path)) == ([], [])
-
-
-def test_garbage_is_dropped(tmp_path: Path) -> None:
-    filling = begun(tmp_path)
-    filling.write(memoryview(b"x"))
-    del filling
+    forgotten = begun(tmp_path)
+    forgotten.write(memoryview(b"x"))
+    del forgotten
     gc.collect()
     assert (leftovers(tmp_path), held(tmp_path)) == ([], [])
-
-
-def test_a_published_name_is_replaced(tmp_path: Path) -> None:
-    for content in (b"one", b"two"):
-        filling = begun(tmp_path)
-        filling.write(memoryview(content))
-        filling.publish()
-    assert (tmp_path / "a/x.tar").read_bytes() == b"two"
 
 
 def test_what_somebody_else_wrote_is_not_published(tmp_path: Path) -> None:
@@ -151,14 +139,25 @@ def test_following_one_that_leaves(tmp_path: Path) -> None:
     following.close()
 
 
-def test_asking_after_a_writer_leaves_no_lock(tmp_path: Path) -> None:
+def test_a_new_writer_clears_up_after_a_dead_one(tmp_path: Path) -> None:
     die_holding(tmp_path)
     following = PartialReader(tmp_path, "a/x.tar")
     following.open()
     assert any(name.endswith(".lock") for name in leftovers(tmp_path))
     assert following.ended(4) is False
-    following.close()
     assert not any(name.endswith(".lock") for name in leftovers(tmp_path))
+    filling = begun(tmp_path)
+    filling.write(memoryview(b"whole"))
+    assert following.read(memoryview(bytearray(20)), 0) == 4  # the dead one's, not a byte of the other's
+    following.close()
+    for content in (b"", b" twice"):  # the second replaces the first
+        filling.write(memoryview(content))
+        filling.publish()
+        filling = begun(tmp_path)
+        filling.write(memoryview(b"whole"))
+    filling.drop()
+    assert (tmp_path / "a/x.tar").read_bytes() == b"whole twice"
+    assert leftovers(tmp_path) == []
 
 
 def test_sweeping_spares_the_living(tmp_path: Path) -> None:
@@ -174,20 +173,6 @@ def test_sweeping_spares_the_living(tmp_path: Path) -> None:
     filling.publish()
     assert leftovers(tmp_path) == ["something else"]
     assert sweep(tmp_path) == 0
-
-
-def test_a_new_writer_clears_up_after_a_dead_one(tmp_path: Path) -> None:
-    die_holding(tmp_path)
-    following = PartialReader(tmp_path, "a/x.tar")
-    following.open()
-    assert following.ended(4) is False
-    filling = begun(tmp_path)
-    filling.write(memoryview(b"whole"))
-    assert following.read(memoryview(bytearray(20)), 0) == 4  # the dead one's, not a byte of the other's
-    following.close()
-    filling.publish()
-    assert (tmp_path / "a/x.tar").read_bytes() == b"whole"
-    assert leftovers(tmp_path) == []
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="POSIX only")
@@ -208,13 +193,3 @@ def test_a_forked_child_holds_nothing(tmp_path: Path) -> None:
     assert os.waitpid(pid, 0)[1] == 0
     assert PartialWriter.begin(tmp_path, "a/x.tar") is None
     assert filling.publish().read_bytes() == b"hello"
-
-
-def test_locks(tmp_path: Path) -> None:
-    lock = lock_file(tmp_path / "a.lock")
-    assert lock is not None
-    assert lock_file(tmp_path / "a.lock") is None
-    lock.release()
-    again = lock_file(tmp_path / "a.lock")
-    assert again is not None
-    again.release()

@@ -108,7 +108,6 @@ class DiskCache:
         return self
 
     def name(self, url: str) -> str:
-        """Return the shard's name relative to the folder, with ``/``."""
         return cache_name(url) if self._url_to_name is None else given_name(url, self._url_to_name)
 
     def entry(self, location: Location) -> ShardEntry | None:
@@ -180,7 +179,6 @@ class DiskCache:
         self._hasty_until = time.monotonic() + _HASTY_FOR_S
 
     def log(self, what: str, shown: str) -> None:
-        """Log what happened to a shard, if ``verbose``."""
         if self.verbose:
             logger.warning("cache %s: %s %s", self.folder, what, shown)
 
@@ -245,7 +243,6 @@ class ShardEntry:
 
     @property
     def hit(self) -> bool:
-        """True if the shard was found in the cache."""
         return self.role == "found"
 
     @property

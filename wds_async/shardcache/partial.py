@@ -64,7 +64,6 @@ class _Paths:
         self.lock = folder / PARTIAL / f"{self._key}.lock"
 
     def new_part(self) -> Path:
-        """Return an unused name for a part file."""
         return self.lock.with_name(f"{self._key}-{uuid.uuid4().hex}.part")
 
     def parts(self) -> list[Path]:
@@ -174,7 +173,6 @@ class PartialReader:
         return None if alive or offset < own.st_size else False
 
     def close(self) -> None:
-        """Close the file; idempotent."""
         fd, self._fd = self._fd, -1
         _close(fd)
 

@@ -12,14 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.service.cache.doubles import (
-    CHUNK,
-    Bytes,
-    content,
-    get,
-    run,
-    running,
-)
+from tests.service.cache.doubles import CHUNK, Bytes, content, get, run, running
 from wds_async.service.cache.disk import open_index
 
 NAMES = [f"s3://bucket/{number}" for number in range(40)]

@@ -102,28 +102,6 @@ def test_a_hole_writes_to_no_page_that_is_in_a_socket(tmp_path: Path) -> None:
         one.close()
 
 
-def test_a_removed_file_is_read_on(tmp_path: Path) -> None:
-    files = DataFolder(tmp_path)
-    file = files.create(7)
-    file.write(0, memoryview(CONTENT))
-    files.remove(7)
-    files.remove(7)
-    assert os.pread(file.fd, 10, 5) == CONTENT[5:15]
-    with pytest.raises(FileNotFoundError):
-        files.open(7)
-    file.close()
-    files.close()
-
-
-def test_sweeping_finds_what_nobody_knows(tmp_path: Path) -> None:
-    files = DataFolder(tmp_path)
-    for number in (3, 10, 12, 500, 9000):
-        files.create(number).close()
-    assert files.sweep(10, most=600) == 3
-    assert [path.name for path in sorted(tmp_path.rglob("*")) if path.is_file()] == ["3", f"{9000:x}"]
-    files.close()
-
-
 def test_a_new_file_is_never_anothers(tmp_path: Path) -> None:
     """Where the folder was replaced, two processes may give the same number: none writes into what the other serves."""
     files = DataFolder(tmp_path)

@@ -14,16 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tests.service.cache.doubles import (
-    CHUNK,
-    Bytes,
-    Clock,
-    content,
-    disk_bytes,
-    full_disk,
-    get,
-    make,
-)
+from tests.service.cache.doubles import CHUNK, Bytes, Clock, content, disk_bytes, full_disk, get, make
 from wds_async.errors import ObjectChanged, ShardNotFound, TransferError
 from wds_async.service.cache.cache import ChunkCache
 from wds_async.service.cache.origin import Client
@@ -54,16 +45,11 @@ class CacheMachine(RuleBasedStateMachine):
 
     async def begin(self) -> None:
         self.origin = Bytes()
-        self.cache: ChunkCache = make(
-            self.root / "0",
-            self.origin,
-            LIMIT,
-            clock=self.clock,
-            wall=self.clock,
-            freshness_s=FRESH_S,
-            stale_while_revalidate_s=0,
-            most_idle=3,
-        )
+        await self.open(self.root / "0")
+
+    async def open(self, folder: Path) -> None:
+        how = {"clock": self.clock, "wall": self.clock, "freshness_s": FRESH_S, "stale_while_revalidate_s": 0}
+        self.cache: ChunkCache = make(folder, self.origin, LIMIT, most_idle=3, **how)
         await self.cache.start()
 
     @rule(name=NAMES, chunks=st.integers(0, 40), extra=st.integers(0, 100), how=KINDS)
@@ -141,19 +127,9 @@ class CacheMachine(RuleBasedStateMachine):
             self.certain = self.certain and flushed
             self.lives += 1
             folder = self.root / str(self.lives)
-            old, origin = self.cache, self.origin
+            old = self.cache
             shutil.copytree(self.root / str(self.lives - 1), folder)
-            self.cache = make(
-                folder,
-                origin,
-                LIMIT,
-                clock=self.clock,
-                wall=self.clock,
-                freshness_s=FRESH_S,
-                stale_while_revalidate_s=0,
-                most_idle=3,
-            )
-            await self.cache.start()
+            await self.open(folder)
             await old.close()
             shutil.rmtree(self.root / str(self.lives - 1))
 
@@ -164,11 +140,7 @@ class CacheMachine(RuleBasedStateMachine):
     def restart(self) -> None:
         async def main() -> None:
             await self.cache.close()
-            self.cache = make(
-                self.root / str(self.lives), self.origin, LIMIT,
-                clock=self.clock, wall=self.clock, freshness_s=FRESH_S, most_idle=3,
-            )  # fmt: skip
-            await self.cache.start()
+            await self.open(self.root / str(self.lives))
 
         self.run(main())
 

@@ -109,11 +109,10 @@ class CachedObject:
     def distrust(self) -> None:
         """Report that a read of the file came short, failed or was wrong: each chunk is verified again before it is
         served."""
-        self._entry.chunks.distrust()
+        self._entry.chunks.trusted.clear()
         self._cache.fetching.stats.distrusted += 1
 
     def release(self) -> None:
-        """Let go; idempotent."""
         if not self._released:
             self._released = True
             self._entry.references -= 1
@@ -166,7 +165,6 @@ class _Lookup:
             self.asking = False
 
     def cancel_unwanted(self) -> None:
-        """Cancel the lookup if its last waiter has left."""
         if not self.waiting and self.asking and self.task is not None:
             self.cancelled = self.task.cancel()
 
@@ -284,7 +282,6 @@ class ChunkCache:
         return self._opened is not None
 
     async def flush(self) -> None:
-        """Write all changes to the index."""
         await self.fetching.journal.flush()
 
     def verify(self, prefix: str = "") -> AsyncIterator[Verified]:
@@ -322,7 +319,6 @@ class ChunkCache:
 
     @property
     def quotas(self) -> Mapping[str, float]:
-        """The share of the cache that each tenant may hold."""
         return self.fetching.policy.quotas
 
     def set_quotas(self, quotas: Mapping[str, float]) -> None:
@@ -362,7 +358,6 @@ class ChunkCache:
             await self.fetching.journal.flush()
 
     async def _load_oldest(self) -> None:
-        """Load the least recently used entries of the index into the policy."""
         policy, journal = self.fetching.policy, self.fetching.journal
         await journal.flush()
         try:
@@ -402,13 +397,7 @@ class ChunkCache:
     # -- lookup
 
     async def open(
-        self,
-        url: str,
-        *,
-        client: Client = NO_CLIENT,
-        key: str = "",
-        start: int | None = 0,
-        insist: bool = False,
+        self, url: str, *, client: Client = NO_CLIENT, key: str = "", start: int | None = 0, insist: bool = False
     ) -> CachedObject:
         """Return a reference to the object, with known facts. Raises the errors of `wds_async.errors`.
 
@@ -532,7 +521,6 @@ class ChunkCache:
         return True
 
     async def _revalidate(self, entry: ObjectEntry, url: str) -> None:
-        """Ask the origin once about a copy that is served meanwhile."""
         entry.references += 1  # it stays open
         try:
             facts = await self.fetching.origin.facts(url, deadline_s=self.settings.revalidate_timeout_s)
@@ -564,7 +552,6 @@ class ChunkCache:
         return self._open_entries.put(self._open_entries.new(entry.key, url, facts, tenant))
 
     def _replaced(self, entry: ObjectEntry) -> None:
-        """Drop a copy whose origin has another version, or none."""
         self._stats.changed += 1
         self._open_entries.discard(entry)
 
@@ -597,7 +584,6 @@ class ChunkCache:
         return entry is not None
 
     def statistics(self) -> CacheStats:
-        """Return the counters and the present sizes."""
         policy = self.fetching.policy
         return replace(
             self._stats,

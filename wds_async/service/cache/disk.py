@@ -59,7 +59,6 @@ class OpenFolder:
             self.files.touch(_BROKEN)
 
     def close(self) -> None:
-        """Close the index and unlock the folder; idempotent."""
         self.index.close()
         self.files.close()
         self.lock.release()
@@ -170,7 +169,6 @@ class DataFile:
         self.fd = os.open(path, flags, 0o600, dir_fd=dir_fd)
 
     def write(self, offset: int, data: memoryview) -> int:
-        """Write all of ``data`` and return its CRC-32C."""
         crc = crc32c(data)
         write_all(self.fd, data, offset)
         return crc
@@ -213,7 +211,6 @@ class DataFile:
             at = max(at, stop)
 
     def close(self) -> None:
-        """Close the file; idempotent."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
@@ -228,11 +225,9 @@ class DataFolder:
         self._fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def path(self, number: int) -> Path:
-        """Return the file of an entry, below `root`."""
         return Path(_DATA, f"{number % _FOLDERS:02x}", f"{number:x}")
 
     def create(self, number: int) -> DataFile:
-        """Return a new, empty file."""
         path = self.path(number)
         for folder in (path.parent.parent, path.parent):
             with contextlib.suppress(FileExistsError):
@@ -248,7 +243,6 @@ class DataFolder:
         return stored_crc(self.path(number), offset, count, dir_fd=self._fd)
 
     def touch(self, name: str) -> None:
-        """Make an empty file ``name`` in `root`."""
         os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=self._fd))
 
     def remove(self, number: int) -> bool:
@@ -260,7 +254,6 @@ class DataFolder:
         return True
 
     def close(self) -> None:
-        """Close the folder; idempotent."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -279,7 +272,6 @@ class DataFolder:
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the free bytes of the file system of ``folder``."""
     return shutil.disk_usage(folder).free
 
 

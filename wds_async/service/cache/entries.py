@@ -22,7 +22,6 @@ BLOCK = 4096
 
 
 def cost(count: int) -> int:
-    """Return the bytes of disk that ``count`` bytes take."""
     return -(-count // BLOCK) * BLOCK
 
 
@@ -154,7 +153,6 @@ class ObjectEntry:
 
     @property
     def busy(self) -> bool:
-        """True if its file is being read or written."""
         return bool(self.references or self.fetches or self.readers or self.punching or self.stream)
 
     @property

@@ -274,7 +274,7 @@ class ChunkFetcher:
         number = fetch.number
         fetch.begun = fetch.arrived = True
         if await self.disk.compare(entry, number):
-            entry.chunks.trust(number)
+            entry.chunks.trusted.add(number)
             self.stats.verified += 1
             for reader in fetch.readers:
                 reader.started.discard(number)
@@ -307,7 +307,6 @@ class ChunkFetcher:
         return True
 
     def drop_bad(self, entry: ObjectEntry, number: int) -> None:
-        """Count and drop a bad chunk."""
         self.stats.bad_chunks += 1
         self.policy.lose(entry.id, number, cost(entry.chunks.length(number)))
         entry.chunks.drop(number)
@@ -400,7 +399,7 @@ async def _prefetch_chunks(
     for number in entry.chunks.over(start, stop):
         if not fetching.disk.usable or entry.gone:
             return
-        if not entry.chunks.trusted(number):
+        if number not in entry.chunks.trusted:
             waiting.append(fetching.fetch(entry, number, reader, reader.urgency))
             if number in reader.started:
                 fetching.count_ahead(entry, entry.chunks.length(number))
@@ -433,7 +432,7 @@ class _RangeReader(ObjectReader):
         while start < stop:
             number = start // chunks.chunk_bytes
             self._look_ahead(number, stop)
-            if chunks.trusted(number):
+            if number in chunks.trusted:
                 piece = self._on_disk(start, stop)
                 yield piece
                 self._account(start, piece.count)
@@ -465,7 +464,7 @@ class _RangeReader(ObjectReader):
             fetching.moved(entry)
             if chunks.size is not None and start >= chunks.size:
                 return
-            if chunks.trusted(number):
+            if number in chunks.trusted:
                 piece = self._on_disk(start, _TO_THE_END if stop is None else stop)
                 yield piece
                 self._account(start, piece.count)
@@ -496,7 +495,6 @@ class _RangeReader(ObjectReader):
                     return
 
     def _look_ahead(self, number: int, stop: int) -> None:
-        """Request the next chunks."""
         entry, fetching = self.entry, self.fetching
         self.first = number
         ahead_chunks = AHEAD_CHUNKS
@@ -506,7 +504,7 @@ class _RangeReader(ObjectReader):
         if entry.chunks.settled:
             return
         for ahead in range(number, self.until):
-            if not entry.chunks.trusted(ahead):
+            if ahead not in entry.chunks.trusted:
                 fetching.fetch(entry, ahead, self, max(self.urgency, Urgency(ahead > number)))
 
     def _on_disk(self, start: int, stop: int) -> DiskPiece:

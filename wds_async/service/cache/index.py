@@ -43,67 +43,46 @@ def key_of(url: str) -> str:
 class Chunks:
     """The chunks of one object of ``size`` bytes (None: unknown).
 
-    A chunk is present with its CRC-32C. It is trusted once this process has written or verified it. It stays unless it
-    is in the probation segment, from where it may be evicted at any time.
+    A chunk is present with its CRC-32C (``crcs``). It is ``trusted``, and may be served, once this process has written
+    or verified it. It stays unless it is in the probation segment, from where it may be evicted at any time.
     """
 
     def __init__(self, size: int | None, chunk_bytes: int = CHUNK_BYTES) -> None:
         self.size = size
         self.chunk_bytes = chunk_bytes
+        self.crcs: dict[int, int] = {}
+        self.trusted: set[int] = set()
         self.on_probation: set[int] = set()
-        self._crcs: dict[int, int] = {}
-        self._trusted: set[int] = set()
 
     def __contains__(self, number: int) -> bool:
-        return number in self._crcs
+        return number in self.crcs
 
     @property
     def count(self) -> int | None:
-        """How many chunks the object has."""
         return None if self.size is None else -(-self.size // self.chunk_bytes)
 
     @property
     def whole(self) -> bool:
-        """True if all chunks are present."""
-        return len(self._crcs) == self.count
+        return len(self.crcs) == self.count
 
     @property
     def settled(self) -> bool:
         """True if all chunks are present, trusted, and stay."""
-        return not self.on_probation and len(self._trusted) == self.count
-
-    def trusted(self, number: int) -> bool:
-        """Return whether the chunk may be served as it is."""
-        return number in self._trusted
-
-    def crc(self, number: int) -> int:
-        """Return the CRC-32C of a present chunk."""
-        return self._crcs[number]
+        return not self.on_probation and len(self.trusted) == self.count
 
     def add(self, number: int, crc: int, *, on_probation: bool = False) -> None:
-        """Add a chunk that this process has written."""
-        self._crcs[number] = crc
-        self._trusted.add(number)
+        self.crcs[number] = crc
+        self.trusted.add(number)
         if on_probation:
             self.on_probation.add(number)
 
-    def trust(self, number: int) -> None:
-        """Mark a chunk as verified."""
-        self._trusted.add(number)
-
-    def distrust(self) -> None:
-        """Require every chunk to be verified again before it is served."""
-        self._trusted.clear()
-
     def drop(self, number: int) -> None:
-        """Remove a chunk."""
-        self._crcs.pop(number, None)
-        self._trusted.discard(number)
+        self.crcs.pop(number, None)
+        self.trusted.discard(number)
         self.on_probation.discard(number)
 
     def numbers(self) -> list[int]:
-        """Return the present chunks."""
-        return sorted(self._crcs)
+        return sorted(self.crcs)
 
     def bounds(self, number: int) -> tuple[int, int]:
         """Return the first byte of a chunk and the one behind its last."""
@@ -112,7 +91,6 @@ class Chunks:
         return start, stop if self.size is None else min(stop, self.size)
 
     def length(self, number: int) -> int:
-        """Return the bytes of a chunk."""
         start, stop = self.bounds(number)
         return stop - start
 
@@ -128,7 +106,7 @@ class Chunks:
             if self.settled:
                 return max(start, stop)
         number, chunk = start // self.chunk_bytes, self.chunk_bytes
-        while number * chunk < stop and number in self._trusted and (on_probation or number not in self.on_probation):
+        while number * chunk < stop and number in self.trusted and (on_probation or number not in self.on_probation):
             number += 1
         return max(start, min(stop, number * chunk))
 
@@ -136,9 +114,9 @@ class Chunks:
         """Return the checksums of the page's chunks that stay, for the index."""
         first = page * PAGE
         return b"".join(
-            _RECORD.pack(number - first, self._crcs[number])
+            _RECORD.pack(number - first, self.crcs[number])
             for number in range(first, first + PAGE)
-            if number in self._crcs and number not in self.on_probation
+            if number in self.crcs and number not in self.on_probation
         )
 
     def load(self, pages: Iterable[tuple[int, bytes]]) -> None:
@@ -148,7 +126,7 @@ class Chunks:
             for place, crc in _RECORD.iter_unpack(packed[:whole]):
                 number = page * PAGE + place
                 if self.count is None or number < self.count:
-                    self._crcs[number] = crc
+                    self.crcs[number] = crc
 
 
 _VERSION = 1
@@ -197,7 +175,6 @@ class IndexRow(NamedTuple):
 
     @property
     def crc(self) -> int:
-        """The checksum of what must not be wrong unnoticed."""
         return crc32c(repr((self.id, self.key, self.identity, self.size, bool(self.ranged), self.facts)).encode())
 
 
@@ -255,7 +232,6 @@ class Index:
             raise
 
     def totals(self) -> Totals:
-        """Return the totals, in constant time."""
         with self._lock:
             rows = self._db.execute("SELECT tenant, entries, bytes FROM totals WHERE entries > 0").fetchall()
             meta = dict(self._db.execute("SELECT name, value FROM meta"))
@@ -268,7 +244,6 @@ class Index:
         return Totals(sum(row[1] for row in rows), by_tenant, next_id, state, sweep_from, tuple(self.pins()))
 
     def pins(self) -> list[str]:
-        """Return what is pinned (see `Totals.pins`)."""
         with self._lock, contextlib.suppress(sqlite3.OperationalError):
             return [name for (name,) in self._db.execute("SELECT name FROM pins ORDER BY name")]
         return []
@@ -307,12 +282,10 @@ class Index:
             last = rows[-1].key
 
     def numbers(self, first: int) -> set[int]:
-        """Return the numbers of entries from ``first`` on."""
         with self._lock:
             return {number for (number,) in self._db.execute("SELECT id FROM entries WHERE id >= ?", (first,))}
 
     def empty(self) -> set[int]:
-        """Return the entries without chunks that stay."""
         with self._lock:
             return {number for (number,) in self._db.execute("SELECT id FROM entries WHERE held = 0")}
 
@@ -331,7 +304,6 @@ class Index:
             self._db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", meta.items())
 
     def close(self) -> None:
-        """Close the database; idempotent."""
         with self._lock:
             self._db.close()
 

@@ -43,11 +43,9 @@ class OpenEntries:
 
     @property
     def readers(self) -> int:
-        """How many readers there are now."""
         return sum(len(entry.readers) for entry in self.fetching.entries.values())
 
     def get(self, key: str) -> ObjectEntry | None:
-        """Return the entry if it is in memory."""
         entry = self._entries.get(key)
         if entry is not None:
             self._entries.move_to_end(key)
@@ -148,7 +146,6 @@ class OpenEntries:
             self._close_idle()
 
     def close(self) -> None:
-        """Close all files."""
         for entry in [*self._entries.values(), *self.fetching.entries.values()]:
             self._close(entry)
         self._entries.clear()
@@ -249,7 +246,7 @@ class Scrub:
         for number in chunks.numbers():
             if number not in chunks or number in chunks.on_probation:
                 continue  # it has gone meanwhile, or will soon
-            crc, (start, stop) = chunks.crc(number), chunks.bounds(number)
+            crc, (start, stop) = chunks.crcs[number], chunks.bounds(number)
             try:
                 stored = await self._stored_crc(row, start, stop - start)
             except FileNotFoundError:
@@ -292,7 +289,7 @@ class Scrub:
     async def _drop(self, row: IndexRow, number: int, crc: int) -> bool:
         """Drop a bad chunk, and return whether it was still there."""
         entry = self.open_entries.get(row.key) or await self.open_entries.load(row.key, row.key)
-        if entry is None or entry.id != row.id or number not in entry.chunks or entry.chunks.crc(number) != crc:
+        if entry is None or entry.id != row.id or number not in entry.chunks or entry.chunks.crcs[number] != crc:
             return False
         self._fetching.drop_bad(entry, number)
         self._fetching.settle(entry)

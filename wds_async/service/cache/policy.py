@@ -96,14 +96,12 @@ class Probation:
         return gone
 
     def spend(self, chunk: ChunkId) -> None:
-        """Mark a chunk as read."""
         count = self._unread.pop(chunk, None)
         if count is not None:
             self._spent[chunk] = count
             self.spent_bytes += count
 
     def drop(self, chunk: ChunkId) -> int:
-        """Remove a chunk and return its bytes."""
         count = self._unread.pop(chunk, None)
         if count is None:
             count = self._spent.pop(chunk, 0)
@@ -116,12 +114,10 @@ class Probation:
         return count
 
     def of(self, entry: int) -> int:
-        """Return the bytes of an entry's chunks."""
         numbers = self._of.get(entry, ())
         return sum(self._unread.get((entry, n), 0) or self._spent.get((entry, n), 0) for n in numbers)
 
     def drop_all(self, entry: int) -> int:
-        """Remove all chunks of an entry and return their bytes."""
         return sum(self.drop((entry, number)) for number in list(self._of.get(entry, ())))
 
 
@@ -233,7 +229,6 @@ class Policy:
         resident.last = self.now
 
     def end(self, entry: int) -> None:
-        """Unregister a reader."""
         resident = self._find(entry)
         if resident is None:
             return
@@ -271,7 +266,6 @@ class Policy:
         return (resident is not None and resident.bytes > resident.held) or free > self.probation.limit_bytes // 4
 
     def lose(self, entry: int, number: int, count: int) -> None:
-        """Remove a bad chunk."""
         resident = self._find(entry)
         if not self.probation.drop((entry, number)) and resident is not None:
             resident.held -= count
@@ -279,7 +273,6 @@ class Policy:
                 self._reserve(entry, resident, -count)
 
     def forget(self, entry: int) -> None:
-        """Remove an entry."""
         resident = self._find(entry)
         self.probation.drop_all(entry)
         if resident is not None:
@@ -365,12 +358,10 @@ class Policy:
 
     @property
     def by_tenant(self) -> dict[str, int]:
-        """Bytes that are reserved for the objects of each tenant."""
         return {tenant: held for tenant, held in self._tenants.items() if held > 0}
 
     @property
     def entries(self) -> int:
-        """How many objects stay."""
         return self.unseen + len(self._cold) + len(self._warm) + len(self._pinned)
 
     @property
@@ -390,7 +381,6 @@ class Policy:
         return self._pinned if self.is_pinned(resident.key) else self._warm
 
     def _most_of(self, tenant: str) -> int:
-        """Return how many bytes a tenant that has a quota may hold."""
         return int(self.quotas[tenant] * self._most_room_bytes)
 
     def _used(self, entry: int, resident: Resident) -> None:

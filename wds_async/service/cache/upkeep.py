@@ -38,7 +38,6 @@ class Warmed:
 
     @property
     def whole(self) -> bool:
-        """True if all of it is in the cache."""
         return not self.error and self.there == self.size
 
 

@@ -63,7 +63,6 @@ class Disk:
         return now >= self._paused_until and not any(now - began >= _STUCK_S for began in self._writing.values())
 
     def failed(self, exn: BaseException, doing: str) -> None:
-        """Count an error, warn once, and pause writing."""
         self._stats.disk_errors += 1
         self._paused_until = self._clock() + _PAUSE_S
         where = "" if self.files is None else f" in {self.files.root}"
@@ -115,7 +114,6 @@ class Disk:
         return await self._writers.acquire()
 
     async def compare(self, entry: ObjectEntry, number: int) -> bool:
-        """Return whether a chunk on disk matches its checksum."""
         start, stop = entry.chunks.bounds(number)
         try:
             assert entry.file is not None
@@ -123,10 +121,9 @@ class Disk:
         except OSError as exn:
             self.unreadable(exn, entry.url, start)
             return False
-        return stored == entry.chunks.crc(number)
+        return stored == entry.chunks.crcs[number]
 
     def unreadable(self, exn: OSError, url: str, start: int) -> None:
-        """Count and log a read that failed."""
         self._stats.disk_errors += 1
         logger.warning("cache: %s at byte %d cannot be read from disk: %s", redact(url), start, exn)
 
@@ -196,7 +193,6 @@ class Journal:
     _warned: bool = False
 
     def new_id(self) -> int:
-        """Return an unused number."""
         number, self.next_id = self.next_id, self.next_id + 1
         self._new.add(number)
         return number
@@ -207,7 +203,6 @@ class Journal:
 
     @property
     def behind(self) -> bool:
-        """True if there are changes to write."""
         return bool(self._dirty or self._gone)
 
     def pending(self, key: str) -> bool:
@@ -215,13 +210,11 @@ class Journal:
         return key in self._lagging
 
     def used(self, entry: ObjectEntry) -> None:
-        """Note a use or a revalidation."""
         if entry.file is not None and not entry.gone:
             self._dirty[entry.id] = entry
             self._lagging.add(entry.key)
 
     def changed(self, entry: ObjectEntry, number: int) -> None:
-        """Note that a chunk was added or dropped."""
         self.used(entry)
         if entry.id in self._dirty:
             self._pages[entry.id, number // PAGE] = entry
