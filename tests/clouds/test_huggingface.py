@@ -224,7 +224,7 @@ def test_options(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
         read(revision="v2")
     with pytest.raises(ShardNotFound, match="no revision 'main'"):
         read(token=TOKEN)
-    with pytest.raises(ConfigError, match="tokn means nothing here; accepted are token, endpoint, revision"):
+    with pytest.raises(ConfigError, match="tokn means nothing here; did you mean token"):
         read(tokn=TOKEN)
 
 

@@ -3,7 +3,12 @@ a request itself, checked ranges of another client take its place."""
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from wds_async.config import proxy_for
+from wds_async.errors import ConfigError
 from wds_async.redact import redact
 from wds_async.storage.base import (
     Access,
@@ -23,12 +28,12 @@ from wds_async.storage.http.errors import with_place, with_proxy
 from wds_async.storage.options import NO_OPTIONS, Options
 from wds_async.storage.secrets import Secrets
 
-__all__ = ["CloudBackend"]
+__all__ = ["CloudBackend", "check_names"]
 
 
 class CloudBackend(Backend):
     """Backend of a store that is read with credentials. ``call`` runs a blocking function on a thread; ``direct``:
-    whether requests are the engine's own."""
+    whether requests are the engine's own; ``web_options`` are for reading as from a web server."""
 
     store = ""
     """Its name, for people."""
@@ -43,11 +48,12 @@ class CloudBackend(Backend):
         direct: bool = True,
         connect_timeout_s: float = 5.0,
         stall_timeout_s: float = 30.0,
+        web_options: Options = NO_OPTIONS,
     ) -> None:
         self._call, self._options, self._direct = call, options, direct
         self._timeouts_s = connect_timeout_s, stall_timeout_s
         self._http = HttpBackend(
-            call=call, direct=direct, connect_timeout_s=connect_timeout_s, stall_timeout_s=stall_timeout_s
+            web_options, call=call, direct=direct, connect_timeout_s=connect_timeout_s, stall_timeout_s=stall_timeout_s
         )
         self._secrets = Secrets()
 
@@ -88,3 +94,11 @@ class CloudBackend(Backend):
         if ranges is None:
             raise Contradiction("asked for the first byte, the store answered with the whole object")
         return ranges
+
+
+def check_names(scheme: str, options: Mapping[str, Any], known: Sequence[str]) -> None:
+    """ConfigError, without any value, for a name among ``options`` that is not ``known`` (the usual ones first)."""
+    if unknown := sorted(name for name in options if name not in known):
+        near = difflib.get_close_matches(unknown[0], known, 1)
+        meant = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known[:6])}"
+        raise ConfigError(f"storage_options for {scheme}: {', '.join(unknown)} means nothing here; {meant}")

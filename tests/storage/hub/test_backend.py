@@ -227,3 +227,18 @@ def test_exceptions_are_explained_before_anything_was_asked() -> None:
     refused = backend.classify(RefusedAnswer(Answer(401, {})), location_of("hf://o/n/x"))
     assert refused.verdict is Verdict.DENIED
     assert "no credentials" in refused.reason
+
+
+def test_the_token_is_not_repeated() -> None:
+    async def explain() -> str:
+        backend = HuggingFaceBackend(asyncio.to_thread, Options({"token": "hf_SECRET"}))
+        await backend.access("hf://o/n/x")
+        fields = {"x-error-message": "no entry for hf_SECRET"}
+        return "\n".join(
+            backend.classify(Answer(status, fields, b"Bearer hf_SECRET"), "hf://o/n/x").reason
+            for status in (401, 403, 404, 500)
+        )
+
+    reasons = asyncio.run(explain())
+    assert reasons.count("no entry for ***") == 4
+    assert "SECRET" not in reasons

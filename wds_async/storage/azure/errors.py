@@ -1,4 +1,4 @@
-"""What Azure's answers mean: error codes of the Blob service, and exceptions of its clients.
+"""Errors of Azure: codes of the Blob service, and exceptions of its clients.
 
 The codes are those of its documentation ("Blob service error codes", "Common REST API error codes").
 """
@@ -28,63 +28,58 @@ __all__ = [
 
 _READ = "Give this identity the role Storage Blob Data Reader, or sign with sp=r (and sp=rl to list)."
 _WRITE = "Give this identity the role Storage Blob Data Contributor, or sign with sp=rcw."
-_SIGN = "Make a signature for this service, container, protocol and address, with permission to read."
-_LATER = "The service is busy or broken."
+_SET = (
+    "set AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN or AZURE_STORAGE_CONNECTION_STRING, or give this machine "
+    "an identity."
+)
+_THROTTLED = frozenset({"ServerBusy", "TooManyRequests"})
 _NETWORK = (
     "the account's firewall does not let this machine in, or the identity lacks the role Storage Blob Data Reader: "
     "allow its network, or use a private endpoint."
 )
 _NAME = "Check the container and the blob's name."
 
+_LEASED = "It has a lease: break the lease, or wait."
 _CODES: dict[str, tuple[Verdict, str]] = {
     "ContainerNotFound": (Verdict.MISSING, "Check the container's name, and that it is in this account."),
     "ContainerBeingDeleted": (Verdict.MISSING, "The container is being deleted."),
-    "ContainerDisabled": (Verdict.DENIED, "An administrator has disabled the container."),
     "BlobNotFound": (Verdict.MISSING, "Check the blob's name; upper and lower case differ."),
     "ResourceNotFound": (Verdict.MISSING, _NAME),
     "InvalidResourceName": (Verdict.MISSING, "Containers have 3 to 63 lower-case letters, digits and hyphens."),
     "OutOfRangeInput": (Verdict.MISSING, "Containers have 3 to 63 letters, blobs at most 1,024."),
     "InvalidUri": (Verdict.MISSING, _NAME),
-    "AuthorizationPermissionMismatch": (Verdict.DENIED, _READ),
-    "InsufficientAccountPermissions": (Verdict.DENIED, _READ),
-    "UnauthorizedBlobOverwrite": (Verdict.DENIED, _READ),
+    "ContainerDisabled": (Verdict.DENIED, "An administrator has disabled the container."),
+    **dict.fromkeys(
+        ("AuthorizationPermissionMismatch", "InsufficientAccountPermissions", "UnauthorizedBlobOverwrite"),
+        (Verdict.DENIED, _READ),
+    ),
     "AuthorizationFailure": (Verdict.DENIED, _NETWORK[0].upper() + _NETWORK[1:]),
-    "AuthorizationProtocolMismatch": (Verdict.DENIED, _SIGN),
-    "AuthorizationResourceTypeMismatch": (Verdict.DENIED, _SIGN),
-    "AuthorizationServiceMismatch": (Verdict.DENIED, _SIGN),
-    "AuthorizationSourceIPMismatch": (Verdict.DENIED, _SIGN),
+    **dict.fromkeys(
+        (f"Authorization{kind}Mismatch" for kind in ("Protocol", "ResourceType", "Service", "SourceIP")),
+        (
+            Verdict.DENIED,
+            "Make a signature for this service, container, protocol and address, with permission to read.",
+        ),
+    ),
     "KeyBasedAuthenticationNotPermitted": (
         Verdict.DENIED,
         "The account takes no keys and no signatures made with them: leave them out and use a managed identity, "
         "az login, or a client's ID and secret.",
     ),
     "AccountIsDisabled": (Verdict.DENIED, "The account is disabled: see its subscription."),
-    "PublicAccessNotPermitted": (
-        Verdict.DENIED,
-        "The account lets nobody read anonymously: set AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN or "
-        "AZURE_STORAGE_CONNECTION_STRING, or give this machine an identity.",
-    ),
-    "BlobArchived": (
-        Verdict.FATAL,
-        "Bring it back first, which takes hours: az storage blob set-tier --tier Hot.",
-    ),
+    "PublicAccessNotPermitted": (Verdict.DENIED, f"The account allows no anonymous reads: {_SET}"),
+    "BlobArchived": (Verdict.FATAL, "Bring it back first, which takes hours: az storage blob set-tier --tier Hot."),
     "BlobBeingRehydrated": (Verdict.FATAL, "It is on its way back from the archive; try again when it has come."),
+    "LeaseIdMissing": (Verdict.DENIED, _LEASED),
+    "LeaseIdMismatchWithBlobOperation": (Verdict.DENIED, _LEASED),
     "ConditionNotMet": (Verdict.CHANGED, "Read it again."),
-    "LeaseIdMissing": (Verdict.DENIED, "Somebody holds a lease on it: break the lease, or wait."),
-    "LeaseIdMismatchWithBlobOperation": (Verdict.DENIED, "Somebody holds a lease on it: break the lease, or wait."),
-    "ServerBusy": (Verdict.TRANSIENT, "The account's limits are reached: fewer readers at once."),
-    "InternalError": (Verdict.TRANSIENT, _LATER),
-    "OperationTimedOut": (Verdict.TRANSIENT, _LATER),
-    "TooManyRequests": (Verdict.TRANSIENT, "The account's limits are reached: fewer readers at once."),
-    "AccountBeingCreated": (Verdict.TRANSIENT, "The account is being made."),
     "BlobModifiedWhileReading": (Verdict.CHANGED, "Read it again."),
+    **dict.fromkeys(_THROTTLED, (Verdict.TRANSIENT, "The account's limits are reached: fewer readers at once.")),
+    **dict.fromkeys(("InternalError", "OperationTimedOut"), (Verdict.TRANSIENT, "The service is busy or broken.")),
+    "AccountBeingCreated": (Verdict.TRANSIENT, "The account is being made."),
 }
-_THROTTLED = frozenset({"ServerBusy", "TooManyRequests"})
 _UNAUTHENTICATED = frozenset({"AuthenticationFailed", "InvalidAuthenticationInfo", "NoAuthenticationInformation"})
-_ANONYMOUS = (
-    "A private container looks like this to who has no credentials: set AZURE_STORAGE_ACCOUNT_KEY, "
-    "AZURE_STORAGE_SAS_TOKEN or AZURE_STORAGE_CONNECTION_STRING, or give this machine an identity."
-)
+_ANONYMOUS = f"A private container looks like this without credentials: {_SET}"
 _ADVICE = {
     "key": "Check that AZURE_STORAGE_ACCOUNT_KEY (or the connection string) is of this account, and was not rotated.",
     "sas": "Make a new signature (AZURE_STORAGE_SAS_TOKEN, sas_token=), for this account and container, with sp=r.",
@@ -115,10 +110,10 @@ def out_of_time(answer: Answer) -> bool:
 
 
 def explain_answer(answer: Answer, *, identity: str, kind: str, renewed: bool) -> Fault:
-    """Return what an answer means to ``identity`` (of an account's ``kind``). ``renewed``: another grant will be
-    had."""
+    """Explain an answer to ``identity`` (of an account's ``kind``). ``renewed``: another grant takes the place of the
+    refused one."""
     code = code_of(answer)
-    reason = f"Azure answered {answer.status}{f' {code}' if code else ''}{_said(answer)} to {identity}"
+    reason = f"Azure answered {answer.status}{f' {code}' if code else ''}{_message(answer)} to {identity}"
     if unauthenticated(answer):
         if renewed:
             return Fault(Verdict.EXPIRED, reason, _skew(answer) or _ADVICE.get(kind, ""))
@@ -145,8 +140,7 @@ def explain_client(exn: BaseException, *, identity: str) -> Fault:
         return Fault(Verdict.DENIED, f"no token for {identity}: {redact(lines[0])[:300]}", advice)
     if names & {"ServiceRequestError", "ServiceResponseError", "IncompleteReadError"}:
         inner = getattr(exn, "inner_exception", None) or exn.__cause__
-        fault = explain_exception(inner) if inner is not None else Fault(Verdict.TRANSIENT, str(exn))
-        return fault
+        return explain_exception(inner) if inner is not None else Fault(Verdict.TRANSIENT, str(exn))
     if "HttpResponseError" in names:
         return Fault(Verdict.TRANSIENT, redact(str(exn).partition("\n")[0])[:300])
     return explain_exception(exn)
@@ -166,8 +160,8 @@ def explain_writing(exn: BaseException, *, identity: str, kind: str = "") -> Fau
 
 
 def answer_of(exn: BaseException) -> Answer | None:
-    """What the service answered to Azure's client, as an `Answer`. The exception itself is not to be shown: it
-    repeats the signature that was sent."""
+    """Return the answer behind an exception of Azure's client. The exception itself is not to be shown: it repeats the
+    signature that was sent."""
     response = getattr(exn, "response", None)
     status = getattr(response, "status_code", None)
     if response is None or not isinstance(status, int):
@@ -184,20 +178,20 @@ def answer_of(exn: BaseException) -> Answer | None:
 
 def _element(answer: Answer, name: str) -> str:
     text = answer.excerpt.decode("utf-8", "replace")
-    found = re.search(f"<{name}>(.*?)(?:</{name}>|$)", text, re.DOTALL)
-    return html.unescape(found[1]).strip() if found else ""
+    element = re.search(f"<{name}>(.*?)(?:</{name}>|$)", text, re.DOTALL)
+    return html.unescape(element[1]).strip() if element else ""
 
 
-def _said(answer: Answer) -> str:
-    """Return the first line of its message, and the times of a signature that are in the detail; no other part of that:
-    it repeats what was signed."""
+def _message(answer: Answer) -> str:
+    """Return the first line of its message, and the times of a signature in its detail, whose rest repeats what was
+    signed."""
     first = (_element(answer, "Message").splitlines() or [""])[0].rstrip(". ")
-    if not first and not code_of(answer) and answer.excerpt:
+    if not first and not code_of(answer):
         first = " ".join(re.sub(r"<[^>]*>|\s+", " ", answer.excerpt.decode("utf-8", "replace")).split())[:120]
     detail = _element(answer, "AuthenticationErrorDetail")
     times = re.search(r"Signature not valid in the specified time\s*frame.*", detail)
-    found = redact("; ".join(part for part in (first, times[0].rstrip(". ") if times else "") if part))[:400]
-    return f" ({found})" if found and found.isprintable() else ""
+    message = redact("; ".join(filter(None, (first, times[0].rstrip(". ") if times else ""))))[:400]
+    return f" ({message})" if message and message.isprintable() else ""
 
 
 def _skew(answer: Answer) -> str:

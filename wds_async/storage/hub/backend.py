@@ -1,4 +1,4 @@
-"""Places on the Hugging Face hub, and what its answers mean. The hub says why in ``X-Error-Code`` and
+"""The Hugging Face hub: places, answers and tokens. The hub explains errors in ``X-Error-Code`` and
 ``X-Error-Message``, and hides private repositories behind 401 and 404."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 import time
 import urllib.parse
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from wds_async import packages
@@ -21,7 +21,6 @@ from wds_async.redact import redact
 from wds_async.storage.base import (
     Access,
     Answer,
-    Backend,
     Call,
     Checksum,
     Description,
@@ -31,14 +30,13 @@ from wds_async.storage.base import (
     Pages,
     RefusedAnswer,
     Request,
-    Stream,
     Verdict,
 )
 from wds_async.storage.checksums import hugging_face
+from wds_async.storage.cloud import CloudBackend, check_names
 from wds_async.storage.fsspec_config import fsspec_configuration
 from wds_async.storage.http.auth import ANONYMOUS, Identity, checked_header
-from wds_async.storage.http.backend import HttpBackend
-from wds_async.storage.http.errors import explain_status, with_place
+from wds_async.storage.http.errors import explain_status
 from wds_async.storage.http.messages import PLAIN_HEADERS, answer_of, redirected
 from wds_async.storage.hub import SPEC
 from wds_async.storage.options import NO_OPTIONS, Options
@@ -86,59 +84,44 @@ class HubPlace:
 def explain_hub_answer(
     answer: Answer, place: HubPlace, endpoint: str, identity: Identity, *, renewed: bool = False
 ) -> Fault:
-    """Return what an answer of the hub (or its CDN) for ``place`` means to ``identity``; ``renewed``: a refused token
-    is being looked up again."""
-    fault = explain_status(answer)
-    said = identity.hidden(" ".join(answer.fields.get("x-error-message", "").split())[:200])
-    said = f" ({said})" if said and said.isprintable() else ""
-    status, code = answer.status, answer.fields.get("x-error-code", "")
-    whom = f"asked with {identity.name}"
+    """Explain an answer of the hub (or its CDN) for ``place`` to ``identity``; ``renewed``: a refused token is being
+    looked up again."""
+    fault, status, code = explain_status(answer), answer.status, answer.fields.get("x-error-code", "")
+    message = " ".join(answer.fields.get("x-error-message", "").split())[:200]
+    message = f" ({message})" if message and message.isprintable() else ""
+    revision = f" at revision {place.revision!r}" if place.revision else ""
+    missing = f"the hub shows no {place.folder[:-1]} {place.repo}"
+    terms = f"Accept its terms at {endpoint}/{place.page}, "
+    anonymous = identity is ANONYMOUS
+
+    def because(verdict: Verdict, reason: str, advice: str) -> Fault:
+        return Fault(verdict, f"{reason}{message}; asked with {identity.name}", advice)
+
     if code == "RevisionNotFound":
-        return Fault(
-            Verdict.MISSING,
-            f"on the hub {place.name} has no revision {place.revision!r}{said}; {whom}",
-            "Check what follows the @.",
-        )
+        reason = f"on the hub {place.name} has no revision {place.revision!r}"
+        return because(Verdict.MISSING, reason, "Check what follows the @.")
     if code == "EntryNotFound":
-        where = f" at revision {place.revision!r}" if place.revision else ""
-        return Fault(
-            Verdict.MISSING,
-            f"on the hub {place.name} has no file {place.path!r}{where}{said}; {whom}",
-            "Check the path.",
-        )
+        reason = f"on the hub {place.name} has no file {place.path!r}{revision}"
+        return because(Verdict.MISSING, reason, "Check the path.")
     if code == "GatedRepo":
-        advice = f"Accept its terms at {endpoint}/{place.page}"
-        advice += ", then set HF_TOKEN." if identity is ANONYMOUS else ", with the account that the token belongs to."
-        return Fault(Verdict.DENIED, f"on the hub {place.name} is gated{said}; {whom}", advice)
+        advice = terms + ("then set HF_TOKEN." if anonymous else "with the account that the token belongs to.")
+        return because(Verdict.DENIED, f"on the hub {place.name} is gated", advice)
+    if status == 401 and anonymous and not renewed:
+        advice = "Check the name; where it is private or gated, set HF_TOKEN (or `hf auth login`)."
+        return because(Verdict.DENIED, f"{missing} (401)", advice)
     if status == 401:
-        return _unauthorised(place, identity, said, whom, renewed)
+        verdict = Verdict.EXPIRED if renewed else Verdict.DENIED
+        return because(verdict, "the hub refused the token (401)", f"Renew {identity.name}, or check the name.")
     if code == "RepoNotFound":
-        advice = f"Check the name, and that {identity.name} may read it."
-        return Fault(Verdict.MISSING, f"the hub shows no {place.folder[:-1]} {place.repo}{said}; {whom}", advice)
+        return because(Verdict.MISSING, missing, f"Check the name, and that {identity.name} may read it.")
     if status == 403:
-        advice = f"Check that {identity.name} may read {place.name}."
-        return Fault(Verdict.DENIED, identity.hidden(fault.reason) + f"{said}; {whom}", advice)
+        return because(Verdict.DENIED, fault.reason, f"Check that {identity.name} may read {place.name}.")
     if status == 429:
         reset = _RESET.search(answer.fields.get("ratelimit", ""))
-        wait_s = fault.retry_after_s if fault.retry_after_s is not None else float(reset[1]) if reset else None
-        advice = "The hub limits the rate of requests" + (
-            "; set HF_TOKEN for a higher limit." if not identity.headers else "."
-        )
+        wait_s = float(reset[1]) if fault.retry_after_s is None and reset else fault.retry_after_s
+        advice = f"The hub limits the rate of requests{'; set HF_TOKEN for a higher limit' if anonymous else ''}."
         return replace(fault, advice=advice, retry_after_s=wait_s)
-    return replace(fault, reason=identity.hidden(fault.reason) + said)
-
-
-def _unauthorised(place: HubPlace, identity: Identity, said: str, whom: str, renewed: bool) -> Fault:
-    if identity is ANONYMOUS and not renewed:
-        return Fault(
-            Verdict.DENIED,
-            f"the hub shows no {place.folder[:-1]} {place.repo} (401){said}; {whom}",
-            "Check the name; where it is private or gated, set HF_TOKEN (or `hf auth login`).",
-        )
-    verdict = Verdict.EXPIRED if renewed else Verdict.DENIED
-    return Fault(
-        verdict, f"the hub refused the token (401){said}; {whom}", f"Renew {identity.name}, or check the name."
-    )
+    return replace(fault, reason=fault.reason + message)
 
 
 _ENDPOINT = "https://huggingface.co"
@@ -146,18 +129,18 @@ _FOLDERS = SPEC.repositories
 # Revisions that hold a slash and are written as they are; others escape it: @my%2Fbranch.
 _SPECIAL_REVISION = re.compile(r"refs/(?:convert/[\w.-]+|pr/\d+)(?=/|$)")
 _ACCEPTED = ("token", "endpoint", "revision")
-# What HfFileSystem takes besides, and has no meaning here.
-_MEANINGLESS = frozenset({
+# Other options of HfFileSystem, without a meaning here.
+_MEANINGLESS = (
     "asynchronous", "block_size", "expand_info", "listings_expiry_time", "live_follow", "loop", "max_workers",
     "skip_instance_cache", "use_listings_cache",
-})  # fmt: skip
+)  # fmt: skip
 _TRUE = frozenset({"1", "on", "yes", "true"})
 _LOOKED_UP_AGAIN_S = 60.0
 
 
 def hub_place(url: str, revision: str | None = None) -> HubPlace:
-    """Return the place that an ``hf://`` URL names. ``revision`` is for URLs without one (default ``main``); UrlError
-    for a URL of another form, and for two revisions."""
+    """Return the place that an ``hf://`` URL names. ``revision`` is that of URLs without one (default ``main``);
+    UrlError for a URL of another form, and for two revisions."""
     folder, _, rest = url.partition("://")[2].partition("/")
     if folder not in _FOLDERS:
         folder, rest = "models", url.partition("://")[2]
@@ -180,51 +163,27 @@ def hub_place(url: str, revision: str | None = None) -> HubPlace:
     return HubPlace(folder, repo, "" if folder == "buckets" else named or revision or "main", path)
 
 
-@dataclass(frozen=True, slots=True)
-class _Login:
-    """Identity for the hub; ``asked_at`` (monotonic) is when the token was looked up, ``renewable`` whether another
-    look may find a new one."""
-
-    identity: Identity = field(repr=False)
-    renewable: bool
-    asked_at: float
-
-
-class HuggingFaceBackend(Backend):
+class HuggingFaceBackend(CloudBackend):
     """The hub. ``options``: ``token`` (False: none), ``endpoint``, ``revision``; ConfigError for others."""
 
-    def __init__(
-        self,
-        call: Call,
-        options: Options = NO_OPTIONS,
-        *,
-        direct: bool = True,
-        connect_timeout_s: float = 5.0,
-        stall_timeout_s: float = 30.0,
-    ) -> None:
-        unknown = sorted(name for name in options if name not in _ACCEPTED and name not in _MEANINGLESS)
-        if unknown:
-            accepted = ", ".join(_ACCEPTED)
-            raise ConfigError(
-                f"storage_options for hf: {', '.join(unknown)} means nothing here; accepted are {accepted}"
-            )
-        self._call = call
-        self._options: dict[str, Any] = dict(options)
+    store = "the Hugging Face hub"
+    endpoint_settings = "Its address is HF_ENDPOINT, where that is set."
+
+    def __init__(self, call: Call, options: Options = NO_OPTIONS, **limits: Any) -> None:
+        check_names("hf", options, (*_ACCEPTED, *_MEANINGLESS))
+        super().__init__(call, options, **limits)
+        self._settings: dict[str, Any] = dict(options)
         self._prepared = False
-        self._login: _Login | None = None
+        self._identity: Identity | None = None
+        self._renewable = False
+        self._looked_up_at = 0.0
         self._renewed_at = -_LOOKED_UP_AGAIN_S
-        self._http = HttpBackend(
-            call=call, direct=direct, connect_timeout_s=connect_timeout_s, stall_timeout_s=stall_timeout_s
-        )
 
     async def access(self, location: Location) -> Access:
         place = await self._place(location.target)
         if not place.path or place.path.endswith("/"):
             raise UrlError(f"{redact(location.target)}: names no file; {_folder_advice(place)}")
         return await self._http.read_by(await self._request(place.resolve_url(self._endpoint())))
-
-    def streamed(self, request: Request) -> Stream:
-        return self._http.streamed(request)
 
     async def entries(self, location: Location) -> AsyncIterator[Entry]:
         """A folder of a repository or bucket, in the hub's order, as many at once as it gives (a thousand)."""
@@ -251,21 +210,18 @@ class HuggingFaceBackend(Backend):
 
     async def describe(self, location: Location) -> Description:
         await self._place(location.target)
-        endpoint = self._endpoint()
-        identity = (await self._who()).identity.described
+        endpoint, identity = self._endpoint(), await self._login()
         why = self._http.why_not(endpoint)
-        return Description("the Hugging Face hub", redact(endpoint), identity, not why, why)
+        return Description(self.store, redact(endpoint), identity.described, not why, why)
 
-    def classify(self, outcome: Answer | BaseException, location: Location) -> Fault:
-        answer = outcome.answer if isinstance(outcome, RefusedAnswer) else outcome
-        if not isinstance(answer, Answer):
-            fault = self._http.explain(answer, self._endpoint())
-            hub = f"the Hugging Face hub at {redact(self._endpoint())}"
-            return with_place(fault, hub, "Its address is HF_ENDPOINT, where that is set.")
-        identity = self._login.identity if self._login is not None else ANONYMOUS
-        place = hub_place(location.target, self._options.get("revision"))
-        renewed = answer.status == 401 and self._forget_token()
-        return explain_hub_answer(answer, place, redact(self._endpoint()), identity, renewed=renewed)
+    def _explain(self, outcome: Answer | BaseException, url: str) -> Fault:
+        endpoint = self._endpoint()
+        if not isinstance(outcome, Answer):
+            return self._at_endpoint(self._http.explain(outcome), outcome, endpoint)
+        place = hub_place(url, self._settings.get("revision"))
+        identity = self._identity or ANONYMOUS
+        renewed = outcome.status == 401 and self._forget_token()
+        return explain_hub_answer(outcome, place, redact(endpoint), identity, renewed=renewed)
 
     def renew(self, location: Location) -> None:
         self._forget_token()
@@ -279,11 +235,8 @@ class HuggingFaceBackend(Backend):
         request = await self._request(place.resolve_url(self._endpoint()))
         return hugging_face(await self._http.head(request, enough=lambda fields: "x-linked-etag" in fields))
 
-    async def close(self) -> None:
-        await self._http.close()
-
     def _endpoint(self) -> str:
-        named = self._options.get("endpoint") or variable("HF_ENDPOINT") or _ENDPOINT
+        named = self._settings.get("endpoint") or variable("HF_ENDPOINT") or _ENDPOINT
         parts = urllib.parse.urlsplit(str(named))
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
             raise ConfigError(f"HF_ENDPOINT or endpoint={redact(str(named))!r}: write https://host")
@@ -297,29 +250,29 @@ class HuggingFaceBackend(Backend):
                 )
         if not self._prepared:
             configured = await self._call(fsspec_configuration, "hf")
-            known = {name: value for name, value in configured.items() if name in _ACCEPTED}
-            self._options, self._prepared = {**known, **self._options}, True
-        return hub_place(url, self._options.get("revision"))
+            accepted = {name: value for name, value in configured.items() if name in _ACCEPTED}
+            self._settings, self._prepared = {**accepted, **self._settings}, True
+        return hub_place(url, self._settings.get("revision"))
 
     async def _request(self, url: str) -> Request:
-        login = await self._who()
-        return Request(url, (*PLAIN_HEADERS, *login.identity.headers))
+        return Request(url, (*PLAIN_HEADERS, *(await self._login()).headers))
 
-    async def _who(self) -> _Login:
-        if self._login is None:
-            identity, renewable = await self._call(_look_up, self._options.get("token"))
-            self._login = _Login(identity, renewable, time.monotonic())
-        return self._login
+    async def _login(self) -> Identity:
+        if self._identity is None:
+            self._identity, self._renewable = await self._call(_look_up, self._settings.get("token"))
+            self._looked_up_at = time.monotonic()
+            self._secrets.add_headers(self._identity.headers)
+        return self._identity
 
     def _forget_token(self) -> bool:
         """Return whether a refused token is worth looking up again: a login's is renewed, or written anew, while we
         read. Parts that were on their way with the old one come a little later than the first refusal."""
-        now, login = time.monotonic(), self._login
+        now = time.monotonic()
         if now - self._renewed_at < _LOOKED_UP_AGAIN_S / 2:
             return True
-        if login is None or not login.renewable or now - login.asked_at < _LOOKED_UP_AGAIN_S:
+        if self._identity is None or not self._renewable or now - self._looked_up_at < _LOOKED_UP_AGAIN_S:
             return False
-        self._login, self._renewed_at = None, now
+        self._identity, self._renewed_at = None, now
         return True
 
     async def _page(self, request: Request) -> tuple[list[dict[str, Any]], Request | None]:
@@ -340,30 +293,23 @@ def _folder_advice(place: HubPlace) -> str:
 
 
 def _modified(item: dict[str, Any]) -> float | None:
-    found = item.get("mtime") or (item.get("lastCommit") or {}).get("date")
-    try:
-        return datetime.datetime.fromisoformat(found).timestamp() if found else None
-    except (TypeError, ValueError):
-        return None
+    with contextlib.suppress(KeyError, TypeError, ValueError):
+        return datetime.datetime.fromisoformat(item.get("mtime") or (item.get("lastCommit") or {})["date"]).timestamp()
+    return None
 
 
-def _look_up(given: Any) -> tuple[Identity, bool]:
+def _look_up(token: Any) -> tuple[Identity, bool]:
     """Return the identity, and whether it may change: of ``storage_options``, ``HF_TOKEN``, or the login. Blocks."""
-    if given is False:
+    if token is False:
         return ANONYMOUS, False
-    if isinstance(given, str):
-        return _bearer("the token of storage_options", given), False
-    if given not in (None, True):
+    if isinstance(token, str):
+        return _bearer("the token of storage_options", token), False
+    if token not in (None, True):
         raise ConfigError("storage_options for hf: token is a str, or False for none")
     identity, renewable = _environments_token()
-    if given is True and identity is ANONYMOUS:
+    if token is True and identity is ANONYMOUS:
         raise ConfigError("storage_options for hf: token=True, and there is none: set HF_TOKEN, or `hf auth login`")
     return identity, renewable
-
-
-def identity_of(options: Mapping[str, Any]) -> Identity:
-    """Return the identity for ``options``. ConfigError where they cannot be used. Blocks."""
-    return _look_up(options.get("token"))[0]
 
 
 def _environments_token() -> tuple[Identity, bool]:
@@ -417,6 +363,6 @@ def origin_of(url: str, options: Mapping[str, Any]) -> str:
 
 def writer(url: str, options: Mapping[str, Any], filesystem: Any) -> Writer:
     """Return the identity and secrets that the hub's filesystem writes with."""
-    identity, secrets = identity_of(options), Secrets()
+    identity, secrets = _look_up(options.get("token"))[0], Secrets()
     secrets.add_headers(identity.headers)
     return Writer(identity.described, secrets)
