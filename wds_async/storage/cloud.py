@@ -3,12 +3,7 @@ a request itself, checked ranges of another client take its place."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 from wds_async.config import proxy_for
-from wds_async.errors import ConfigError
 from wds_async.redact import redact
 from wds_async.storage.base import (
     Access,
@@ -28,7 +23,7 @@ from wds_async.storage.http.errors import with_place, with_proxy
 from wds_async.storage.options import NO_OPTIONS, Options
 from wds_async.storage.secrets import Secrets
 
-__all__ = ["CloudBackend", "check_names"]
+__all__ = ["CloudBackend"]
 
 
 class CloudBackend(Backend):
@@ -94,11 +89,3 @@ class CloudBackend(Backend):
         if ranges is None:
             raise Contradiction("asked for the first byte, the store answered with the whole object")
         return ranges
-
-
-def check_names(scheme: str, options: Mapping[str, Any], known: Sequence[str]) -> None:
-    """ConfigError, without any value, for a name among ``options`` that is not ``known`` (the usual ones first)."""
-    if unknown := sorted(name for name in options if name not in known):
-        near = difflib.get_close_matches(unknown[0], known, 1)
-        meant = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known[:6])}"
-        raise ConfigError(f"storage_options for {scheme}: {', '.join(unknown)} means nothing here; {meant}")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from wds_async.errors import ConfigError
 from wds_async.storage.stores import BY_SCHEME
 from wds_async.urls import links, scheme
 
-__all__ = ["NOTHING_GIVEN", "NO_OPTIONS", "Options", "StorageOptions"]
+__all__ = ["NOTHING_GIVEN", "NO_OPTIONS", "Options", "StorageOptions", "check_names"]
 _PLACES = ("endpoint_url", "endpoint", "account_host", "account_name", "connection_string", "host", "port")
 _SECRETS = re.compile(r"(?:AccountKey|SharedAccessSignature)=[^;]*;?|(?<=://)[^/@]*@", re.IGNORECASE)
 _DIGEST_DIGITS = 16
@@ -102,6 +103,14 @@ class StorageOptions:
 
     def __repr__(self) -> str:
         return repr(self._all) if self._all is not None else f"<options of {', '.join(sorted(self._by_scheme))}>"
+
+
+def check_names(scheme: str, options: Mapping[str, Any], known: Sequence[str]) -> None:
+    """ConfigError, without any value, for a name among ``options`` that is not ``known`` (the usual ones first)."""
+    if unknown := sorted(name for name in options if name not in known):
+        near = difflib.get_close_matches(unknown[0], known, 1)
+        meant = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known[:6])}"
+        raise ConfigError(f"storage_options for {scheme}: {', '.join(unknown)} means nothing here; {meant}")
 
 
 NOTHING_GIVEN = StorageOptions()

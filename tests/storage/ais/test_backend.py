@@ -51,8 +51,8 @@ def listed(url: str, **kwargs: Any) -> list[tuple[str, int | None]]:
 @pytest.mark.parametrize(
     ("exn", "words", "nobody"),
     [
-        (FileNotFoundError(2, "No such file"), "nobody listens there", True),
-        (ConnectionRefusedError(111, "refused"), "nobody listens there", True),
+        (FileNotFoundError(2, "No such file"), "nothing listens there", True),
+        (ConnectionRefusedError(111, "refused"), "nothing listens there", True),
         (PermissionError(13, "Permission denied"), "permission denied", True),
         (ConnectionResetError(104, "reset by peer"), "reset by peer", False),
     ],

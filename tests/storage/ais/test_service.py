@@ -214,7 +214,7 @@ def test_nobody_listens(no_settings: None, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("AIS_ENDPOINT", f"unix:{tmp_path}/none.sock")
     [(_, error)] = outcomes(["ais://b/x.tar"], quick())
     assert isinstance(error, TransferError)
-    assert f"no connection to the service at unix:{tmp_path}/none.sock: nobody listens there" in str(error)
+    assert f"no connection to the service at unix:{tmp_path}/none.sock: nothing listens there" in str(error)
     assert f"wds-async serve --socket {tmp_path}/none.sock" in str(error)
 
 

@@ -10,7 +10,7 @@ from typing import IO, Any
 from wds_async.errors import UrlError
 from wds_async.redact import redact
 from wds_async.storage.ais.backend import explain_answer
-from wds_async.storage.ais.urls import NOBODY, AisObject, cluster_for, read_token
+from wds_async.storage.ais.urls import ANONYMOUS, AisObject, cluster_for, read_token
 from wds_async.storage.base import Answer, Fault, RedirectLoop, Request
 from wds_async.storage.http.errors import explain_exception
 from wds_async.storage.http.messages import PLAIN_HEADERS
@@ -40,7 +40,7 @@ class AisSink(HttpSink):
         super().__init__(target)
         self.url = url
         self._request = Request(target, _HEADERS, tls=self._cluster.tls)
-        self._identity = NOBODY
+        self._identity = ANONYMOUS
         self._secrets = Secrets()
 
     def _classify(self, outcome: Answer | BaseException) -> Fault:

@@ -1,4 +1,4 @@
-"""What the URLs and settings of AIStore mean: which bucket of which provider, at which cluster, by whose token.
+"""URLs and settings of AIStore: objects, clusters and tokens.
 
 A cluster is an HTTP endpoint, AIStore's proxy or our own service (`wds-async serve`), or the service's Unix socket on
 the same host: ``AIS_ENDPOINT=unix:/run/wds-async/service.sock``.
@@ -26,11 +26,12 @@ from wds_async.errors import ConfigError, UrlError
 from wds_async.logs import warn_once
 from wds_async.redact import redact
 from wds_async.storage.base import Tls
+from wds_async.storage.options import check_names
 from wds_async.storage.stores import usual_scheme
 from wds_async.urls import scheme
 
 __all__ = [
-    "NOBODY",
+    "ANONYMOUS",
     "OPTIONS",
     "PROVIDERS",
     "AisObject",
@@ -54,11 +55,11 @@ OPTIONS = {
 """The names of ``storage_options={"ais": {…}}``, each with the variable that says the same (``verify=False`` is
 ``AIS_SKIP_VERIFY_CRT=1``)."""
 
-NOBODY = "anonymous (no token)"
-"""Who asks without a token, for people."""
+ANONYMOUS = "anonymous (no token)"
+"""The identity without a token, in words."""
 
 PROVIDERS = {"ais": "ais", "gs": "gcp", "s3": "aws", "az": "azure", "oci": "oci"}
-"""Schemes of URLs, by their usual names, and what AIStore calls whose they are."""
+"""AIStore's names of the providers, by the usual schemes of their URLs."""
 
 _KNOWN_PARAMETERS = ("archpath", "archregx", "archmode", "etl_name", "etl_args", "etl_pipeline", "latest-ver")
 _QUERY = re.compile(r"\?(?=(?:" + "|".join(_KNOWN_PARAMETERS) + ")=)")
@@ -90,7 +91,10 @@ class AisObject:
         namespace = ""
         if path[:1] in ("@", "#"):
             first, _, path = path.partition("/")
-            namespace = _namespace(first, url)
+            parts = _NAMESPACE.fullmatch(first)
+            if parts is None or first in ("@", "#", "@#"):
+                raise UrlError(f"{redact(url)}: {first!r} is no namespace; write ais://@uuid#name/bucket/object")
+            namespace = f"@{parts[1]}#{parts[2] or ''}"
         bucket, _, rest = path.partition("/")
         if provider == "azure":  # abfs://container@account.dfs.core.windows.net/path
             bucket = bucket.partition("@")[0]
@@ -117,24 +121,16 @@ class AisObject:
 
 
 def _split_query(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
-    found = _QUERY.search(text)
-    if found is None:
+    start = _QUERY.search(text)
+    if start is None:
         return text, ()
-    pairs = (pair.partition("=") for pair in text[found.end() :].split("&") if pair)
-    return text[: found.start()], tuple((name, urllib.parse.unquote(value)) for name, _, value in pairs)
-
-
-def _namespace(text: str, url: str) -> str:
-    found = _NAMESPACE.fullmatch(text)
-    if found is None or text in ("@", "#", "@#"):
-        raise UrlError(f"{redact(url)}: {text!r} is no namespace; write ais://@uuid#name/bucket/object")
-    return f"@{found[1]}#{found[2] or ''}"
+    pairs = (pair.partition("=") for pair in text[start.end() :].split("&") if pair)
+    return text[: start.start()], tuple((name, urllib.parse.unquote(value)) for name, _, value in pairs)
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Where the cluster is and how its TLS is checked. ``token`` is what the program gave, "" for what
-    `read_token` finds."""
+    """The address and TLS of a cluster. ``token`` is the program's, "" for that of `read_token`."""
 
     endpoint: str
     """``http://host:51080``, or ``unix:/path``."""
@@ -155,18 +151,14 @@ class Cluster:
     def of(cls, options: Mapping[str, Any]) -> Cluster:
         """Return the cluster that ``storage_options`` of "ais" (see `OPTIONS`) name, else the environment. ConfigError
         for an unknown option, and for an endpoint that is missing or malformed."""
-        if unknown := sorted(set(options) - set(OPTIONS)):
-            raise ConfigError(
-                f"storage_options for AIStore: {', '.join(unknown)} means nothing; it takes {', '.join(OPTIONS)}"
-            )
+        check_names("ais", options, tuple(OPTIONS))
         verify = options.get("verify")
         if verify is None:
             verify = not environment.value("AIS_SKIP_VERIFY_CRT")
-        files = [
+        files = (
             str(options.get(name) or environment.value(OPTIONS[name])) for name in ("ca_file", "certificate", "key")
-        ]
-        tls = Tls(bool(verify), *files)
-        return cls(_endpoint(options), tls, str(options.get("token") or ""))
+        )
+        return cls(_endpoint(options), Tls(bool(verify), *files), str(options.get("token") or ""))
 
 
 def cluster_for(url: str, options: Mapping[str, Any]) -> Cluster:
@@ -202,7 +194,7 @@ def _endpoint(options: Mapping[str, Any]) -> str:
 
 
 def _socket(text: str, name: str) -> str:
-    """``unix:/path`` of what a user wrote so, or with slashes as of a URL."""
+    """Return ``unix:/path`` for that, or for the same with the slashes of a URL."""
     path = text.removeprefix("unix:")
     if path.startswith("//"):
         path = "/" + path.lstrip("/") if path.startswith("///") else ""
@@ -213,25 +205,25 @@ def _socket(text: str, name: str) -> str:
     return f"unix:{path}"
 
 
-def read_token(given: str = "") -> tuple[str, str, str]:
-    """Return the token, the file that it was read from ("" for none), and words for where it comes from. Blocks (a
-    file).
+def read_token(token: str = "") -> tuple[str, str, str]:
+    """Return the token, the file that it was read from ("" for none), and its source in words. Blocks (a file).
 
-    Asked in this order: ``given`` by the program, ``AIS_AUTHN_TOKEN``, ``AIS_AUTHN_TOKEN_FILE``, and the file that
-    AIStore's own command line writes when one logs in. ConfigError for a file that is named but cannot be used.
+    The order: the program's ``token``, ``AIS_AUTHN_TOKEN``, ``AIS_AUTHN_TOKEN_FILE``, and the file that AIStore's own
+    command line writes at a login. ConfigError for a file that is named but cannot be used.
     """
-    if given:
-        return given, "", "token of storage_options"
+    if token:
+        return token, "", "token of storage_options"
     if token := environment.value("AIS_AUTHN_TOKEN").strip():
         return token, "", "token of AIS_AUTHN_TOKEN"
     named = environment.value("AIS_AUTHN_TOKEN_FILE")
-    path = os.path.expanduser(named) if named else _default_token_file()
+    folder = environment.variable("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+    path = os.path.expanduser(named) if named else os.path.join(folder, "ais", "cli", "auth.token")
     try:
         with open(path, encoding="utf-8") as file:
             token = str(json.load(file)["token"])
     except FileNotFoundError as exn:
         if not named:
-            return "", "", NOBODY
+            return "", "", ANONYMOUS
         raise ConfigError(f"AIS_AUTHN_TOKEN_FILE={named!r}: there is no such file; log in with ais auth login") from exn
     except (OSError, ValueError, KeyError, TypeError) as exn:
         reason = exn.strerror if isinstance(exn, OSError) else 'it is not JSON with a "token"'
@@ -239,45 +231,34 @@ def read_token(given: str = "") -> tuple[str, str, str]:
     return token, path, f"token file {path}"
 
 
-def _default_token_file() -> str:
-    folder = environment.variable("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
-    return os.path.join(folder, "ais", "cli", "auth.token")
-
-
 def routes(url: str, options: Mapping[str, Any]) -> bool:
     """Return whether ``url`` (rewritten), which names another store, is read through AIStore. ``options`` are those for
-    "ais".
-
-    Says once a process what the user may have overlooked.
-    """
+    "ais". Settings that contradict each other are logged once a process."""
     name = usual_scheme(scheme(url))
-    used = environment.schemes(environment.value("USE_AIS_FOR"))
-    known = bool(options.get("endpoint") or environment.value("AIS_ENDPOINT"))
-    if name in used and name in PROVIDERS and known:
-        return True
-    if name == "ais":  # always is
+    if name == "ais":  # it is anyway
         return False
+    used = environment.schemes(environment.value("USE_AIS_FOR"))
+    has_endpoint = bool(options.get("endpoint") or environment.value("AIS_ENDPOINT"))
+    if name in used and name in PROVIDERS and has_endpoint:
+        return True
+    words = ""
     if name in used and name not in PROVIDERS:
-        _tell("USE_AIS_FOR names %s, for which AIStore has no provider: it is read directly (said once)", name)
+        words = "USE_AIS_FOR names %s, for which AIStore has no provider: it is read directly (logged once)"
     elif name in used:
-        _tell(
+        words = (
             "USE_AIS_FOR names %s, but AIS_ENDPOINT is not set: read from its own store "
-            "(AIS_ENDPOINT=http://host:51080 is AIStore's proxy; said once)",
-            name,
+            "(AIS_ENDPOINT=http://host:51080 is AIStore's proxy; logged once)"
         )
-    elif known and not used and name in PROVIDERS:
-        _tell(
+    elif has_endpoint and not used and name in PROVIDERS:
+        words = (
             "AIS_ENDPOINT is set, but USE_AIS_FOR is not: %s:// is read from its own store, and only ais:// from "
-            "AIStore (USE_AIS_FOR=gs:s3:az changes that; said once)",
-            name,
+            "AIStore (USE_AIS_FOR=gs:s3:az changes that; logged once)"
         )
+    if words:
+        warn_once(logger, words, words, name)
     return False
 
 
 def has_own_store(url: str) -> bool:
     """Return whether the object can be read without AIStore: not what its ETLs make, nor a member of an archive."""
     return scheme(url) != "ais" and not AisObject.of(url).in_order
-
-
-def _tell(words: str, name: str) -> None:
-    warn_once(logger, words, words, name)

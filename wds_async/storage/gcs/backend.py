@@ -34,12 +34,12 @@ from wds_async.storage.base import (
     Verdict,
 )
 from wds_async.storage.checksums import google, google_object
-from wds_async.storage.cloud import CloudBackend, check_names
+from wds_async.storage.cloud import CloudBackend
 from wds_async.storage.filesystems import Filesystems
 from wds_async.storage.gcs.credentials import GoogleIdentity, GoogleTokens, emulator, find_identity, metadata_project
 from wds_async.storage.gcs.errors import explain
 from wds_async.storage.http.messages import PLAIN_HEADERS, answer_of, version_of
-from wds_async.storage.options import NO_OPTIONS, Options
+from wds_async.storage.options import NO_OPTIONS, Options, check_names
 from wds_async.storage.preload import extra_needed
 
 __all__ = ["GcsBackend", "MediaGet", "check_options", "pinned_by"]
@@ -114,8 +114,8 @@ class GcsBackend(CloudBackend):
         else:
             path, query = "/storage/v1/b", {"project": await self._project(), "fields": "items(name),nextPageToken"}
             if not query["project"]:
-                raise UrlError(f"{redact(location.target)}: buckets are listed by project: set GOOGLE_CLOUD_PROJECT, or name a "
-                               "bucket, gs://BUCKET/")  # fmt: skip
+                advice = "set GOOGLE_CLOUD_PROJECT, or name a bucket, gs://BUCKET/"
+                raise UrlError(f"{redact(location.target)}: buckets are listed by project: {advice}")
         query["maxResults"] = _PAGE
         pages = Pages(f"Google Cloud Storage at {redact(self._endpoint())}", location.target)
         while True:

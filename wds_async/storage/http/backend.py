@@ -204,7 +204,7 @@ class HttpBackend(Backend):
         self._direct = direct
         self._guard = guard
         self.timeouts_s = connect_timeout_s, stall_timeout_s
-        self._session: aiohttp.ClientSession | None = None
+        self._sessions: dict[str, aiohttp.ClientSession] = {}  # by the path of a Unix socket, "" for TCP
         self._contexts: dict[Tls, ssl.SSLContext] = {}
 
     def prepare(self) -> None:
@@ -332,11 +332,11 @@ class HttpBackend(Backend):
                 return answer.fields
             request = redirected(request, answer.fields["location"])
 
-    async def get(self, request: Request) -> tuple[aiohttp.ClientResponse, str]:
+    async def get(self, request: Request, body: Any = None) -> tuple[aiohttp.ClientResponse, str]:
         """Return the answer by aiohttp after all redirects, and the URL that gave it. What another origin may not see
-        is not sent there (aiohttp itself would hold back the one header ``Authorization``)."""
+        is not sent there (aiohttp itself would hold back the one header ``Authorization``), but for ``body``."""
         while True:
-            response = await self.send(request)
+            response = await self.send(request, body=body)
             if response.status not in REDIRECTS or "location" not in response.headers:
                 return response, request.url
             response.release()
@@ -349,8 +349,8 @@ class HttpBackend(Backend):
         sent as JSON."""
         import yarl  # noqa: PLC0415 (comes with aiohttp)
 
-        session = await self.session()
-        proxy, proof = self._proxy(request.url)
+        session = await self.session(request.socket)
+        proxy, proof = (None, {}) if request.socket else self._proxy(request.url)
         target = yarl.URL(wire_url(request.url), encoded=True)
         if proxy is None and self._guard is not None and is_address(host := target.raw_host or ""):
             judge(self._guard, host, host)
@@ -369,17 +369,22 @@ class HttpBackend(Backend):
                 ssl=context,
             )
 
-    async def session(self) -> aiohttp.ClientSession:
-        """Return the aiohttp session for what is not read directly, made at first use. It reads no environment: proxies
-        are given with each request, and aiohttp's netrc would also use its ``default`` entry."""
-        if self._session is None:
+    async def session(self, path: str = "") -> aiohttp.ClientSession:
+        """Return the aiohttp session for what is not read directly, made at first use: of the Unix socket at ``path``,
+        "" for TCP. It reads no environment: proxies are given with each request, and aiohttp's netrc would also use
+        its ``default`` entry."""
+        if path not in self._sessions:
             await self._call(import_client, "aiohttp")  # a slow import that a direct read never needs
-        if self._session is None:
+        if path not in self._sessions:
             import aiohttp  # noqa: PLC0415 (loaded by now)
 
-            connector = None if self._guard is None else aiohttp.TCPConnector(resolver=guarded_resolver(self._guard))
-            self._session = aiohttp.ClientSession(connector=connector, timeout=self.timeout(), read_bufsize=1 << 20)
-        return self._session
+            connector: aiohttp.BaseConnector | None = aiohttp.UnixConnector(path) if path else None
+            if self._guard is not None and not path:
+                connector = aiohttp.TCPConnector(resolver=guarded_resolver(self._guard))
+            self._sessions[path] = aiohttp.ClientSession(
+                connector=connector, timeout=self.timeout(), read_bufsize=1 << 20
+            )
+        return self._sessions[path]
 
     def timeout(self) -> aiohttp.ClientTimeout:
         """How long aiohttp waits for a connection and for the next bytes; for an answer as a whole, without end."""
@@ -389,9 +394,8 @@ class HttpBackend(Backend):
         return aiohttp.ClientTimeout(total=None, sock_connect=connect_s, sock_read=stall_s)
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        while self._sessions:
+            await self._sessions.popitem()[1].close()
 
     async def _prepared(self) -> None:
         if self._netrc is None:

@@ -33,13 +33,13 @@ from wds_async.storage.base import (
     Verdict,
 )
 from wds_async.storage.checksums import hugging_face
-from wds_async.storage.cloud import CloudBackend, check_names
+from wds_async.storage.cloud import CloudBackend
 from wds_async.storage.fsspec_config import fsspec_configuration
 from wds_async.storage.http.auth import ANONYMOUS, Identity, checked_header
 from wds_async.storage.http.errors import explain_status
 from wds_async.storage.http.messages import PLAIN_HEADERS, answer_of, redirected
 from wds_async.storage.hub import SPEC
-from wds_async.storage.options import NO_OPTIONS, Options
+from wds_async.storage.options import NO_OPTIONS, Options, check_names
 from wds_async.storage.preload import client_imports
 from wds_async.storage.secrets import Secrets, Writer
 
