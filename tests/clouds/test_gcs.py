@@ -19,15 +19,13 @@ from typing import Any
 import pytest
 
 import wds_async as wds
-from tests.servers import make_shard
 from tests.servers.fakegcs import FakeGcs, clean_google, fake_gcs
 from tests.servers.gcemetadata import EMAIL, GceMetadata, gce_metadata
 from tests.servers.gcsauth import GcsAuth, service_account_file
-from tests.servers.shards import sample_fields
 from tests.transfer.reading import KIB, MIB, bytes_of, data, outcomes, quick
 from wds_async import logs
 from wds_async.config import RetryPolicy
-from wds_async.errors import AccessDenied, ConfigError, ObjectChanged, ShardNotFound, TransferError
+from wds_async.errors import AccessDenied, ConfigError, ObjectChanged, TransferError
 from wds_async.storage.gcs import credentials as gcscredentials
 from wds_async.storage.options import StorageOptions
 from wds_async.transfer.reader import open_shards
@@ -71,17 +69,6 @@ def _outcome(url: str, store: GcsAuth, config: Any = None, **options: Any) -> tu
     return bytes(got), error
 
 
-def test_as_a_user(fake_gcs: FakeGcs, bucket: str) -> None:
-    for i in range(4):
-        contents = {f"{n:06d}": sample_fields(n) for n in range(5 * i, 5 * i + 5)}
-        fake_gcs.put(bucket, f"train/x-{i}.tar", make_shard(contents))
-    for scheme in ("gs", "gcs"):
-        dataset = wds.WebDataset(f"{scheme}://{bucket}/train/x-{{0..3}}.tar", shardshuffle=False).decode()
-        samples = list(dataset)
-        assert [sample["json"]["number"] for sample in samples] == list(range(20))
-        assert samples[0]["__url__"] == f"{scheme}://{bucket}/train/x-0.tar"
-
-
 NAMES = [
     "a/b c#d?e%f.tar",
     "ä//ü ☃.tar",
@@ -91,15 +78,6 @@ NAMES = [
     "50%25.tar",
     "{x}[1].tar",
 ]
-
-
-@pytest.mark.parametrize("direct", ["1", "0"])
-def test_any_name_and_size_by_both_ways(fake_gcs: FakeGcs, bucket: str, clean_google: Clean, direct: str) -> None:
-    clean_google.setenv("WDS_DIRECT", direct)
-    contents = [data(size, seed) for seed, size in enumerate([2, 1, 256 * KIB, 256 * KIB + 1, 3 * MIB + 7, 5, 70_000])]
-    for name, content in zip(NAMES, contents, strict=True):
-        fake_gcs.put(bucket, name, content)
-    assert bytes_of([f"gs://{bucket}/{name}" for name in NAMES], quick(direct=direct == "1")) == contents
 
 
 def test_a_proxy_is_used(guarded: GcsAuth, fake_gcs: FakeGcs, clean_google: Clean) -> None:
@@ -124,16 +102,6 @@ def test_generations(fake_gcs: FakeGcs, bucket: str) -> None:
     assert isinstance(error, ObjectChanged)
     assert generation in str(error)
     assert bytes_of([f"gs://{bucket}/v.tar"]) == [b"newer"]
-
-
-@pytest.mark.parametrize("direct", [True, False])
-def test_missing(fake_gcs: FakeGcs, bucket: str, direct: bool) -> None:
-    found = outcomes([f"gs://{bucket}/none.tar", "gs://no-such-bucket/x.tar"], quick(direct=direct))
-    for (_, error), url in zip(found, (f"gs://{bucket}/none.tar", "gs://no-such-bucket/x.tar"), strict=True):
-        assert isinstance(error, ShardNotFound)
-        assert url in str(error)
-        assert "anonymous (STORAGE_EMULATOR_HOST)" in str(error)
-        assert "check both names" in str(error)
 
 
 def test_tokens_of_the_metadata_server(guarded: GcsAuth, gce_metadata: GceMetadata, fake_gcs: FakeGcs) -> None:

@@ -135,28 +135,6 @@ def test_listing_goes_page_by_page(bucket: Any) -> None:
     assert found == [f"s3://bucket/{name.removesuffix('x')}" for name in names]
 
 
-def test_a_listing_of_nothing(bucket: Any) -> None:
-    async def explain(backend: S3Backend) -> tuple[Verdict, str]:
-        try:
-            return Verdict.FATAL, str([entry async for entry in backend.entries(location_of("s3://none/"))])
-        except Exception as exn:
-            fault = backend.classify(exn, location_of("s3://none/"))
-            return fault.verdict, fault.reason
-
-    verdict, reason = on_backend(explain)
-    assert verdict is Verdict.MISSING
-    assert "NoSuchBucket" in reason
-
-
-def test_a_dataset_is_written_and_read(bucket: Any) -> None:
-    with wds.ShardWriter("s3://bucket/train-%03d.tar", maxcount=5, verbose=0) as writer:
-        for number in range(15):
-            writer.write({"__key__": f"{number:04d}", "txt": f"sample {number}"})
-    for url in ("s3://bucket/train-{000..002}.tar", "s3a://bucket/train-{000..002}.tar"):
-        samples = list(wds.WebDataset(url, shardshuffle=False).decode())
-        assert [sample["txt"] for sample in samples] == [f"sample {number}" for number in range(15)]
-
-
 # -- Ceph -----------------------------------------------------------------------------------------------------------
 
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import xxhash
 from aiohttp import web
 
 __all__ = ["AisDouble", "Scripted", "Seen"]
@@ -359,7 +360,7 @@ class AisDouble:
             return web.Response()
         headers = {
             "Ais-Checksum-Type": "xxhash2",
-            "Ais-Checksum-Value": hashlib.sha256(stored.data).hexdigest()[:16],
+            "Ais-Checksum-Value": xxhash.xxh64(stored.data).hexdigest(),
             "Ais-Version": str(stored.version),
             "Ais-Present": "true",
         }

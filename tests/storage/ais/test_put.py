@@ -48,16 +48,6 @@ def test_the_body_and_the_token_go_to_one_each(ais: AisDouble, monkeypatch: pyte
     assert [seen.authorization for seen in ais.at("t*", "PUT")] == [""]
 
 
-def test_nothing_appears_before_the_end_or_after_giving_up(ais: AisDouble) -> None:
-    ais.put("ais/b/other", b"")
-    sink = AisSink("ais://b/x")
-    sink.write(b"0123")
-    sink.abort()
-    assert ais.seen == []
-    sink.commit()
-    assert ais.seen == []
-
-
 @pytest.mark.parametrize("node", ["proxy", "t*"])
 def test_tried_again(ais: AisDouble, node: str) -> None:
     ais.put("ais/b/other", b"")
