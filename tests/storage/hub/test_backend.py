@@ -232,10 +232,10 @@ def test_exceptions_are_explained_before_anything_was_asked() -> None:
 def test_the_token_is_not_repeated() -> None:
     async def explain() -> str:
         backend = HuggingFaceBackend(asyncio.to_thread, Options({"token": "hf_SECRET"}))
-        await backend.access("hf://o/n/x")
+        await backend.access(location_of("hf://o/n/x"))
         fields = {"x-error-message": "no entry for hf_SECRET"}
         return "\n".join(
-            backend.classify(Answer(status, fields, b"Bearer hf_SECRET"), "hf://o/n/x").reason
+            backend.classify(Answer(status, fields, b"Bearer hf_SECRET"), location_of("hf://o/n/x")).reason
             for status in (401, 403, 404, 500)
         )
 
