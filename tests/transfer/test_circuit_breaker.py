@@ -205,28 +205,6 @@ def test_a_part_whose_own_way_stays_broken_does_not_hammer() -> None:
     assert 10 <= len(asked) <= 21
 
 
-def test_one_or_two_faults_since_a_good_answer_are_isolated() -> None:
-    async def scenario(clock: Clock, breaker: CircuitBreaker) -> None:
-        breaker.record_failure("503", clock.now, throttled=True)
-        assert not breaker.failure_is_isolated  # nothing good is known of the store
-        breaker.record_success()
-        assert not breaker.failure_is_isolated
-        breaker.record_failure("503", clock.now, throttled=True)
-        assert breaker.failure_is_isolated
-        breaker.record_failure("503", clock.now, throttled=True)
-        assert breaker.failure_is_isolated
-        breaker.record_failure("503", clock.now, throttled=True)
-        assert not breaker.failure_is_isolated  # the third takes it down
-        breaker.record_success()
-        for _ in range(5):
-            breaker.record_failure("503", clock.now, throttled=True)
-            breaker.record_success()
-        breaker.record_failure("503", clock.now, throttled=True)
-        assert not breaker.failure_is_isolated  # each comes alone, but there are many of them
-
-    _run(scenario)
-
-
 def test_the_deadline_ends_the_waiting() -> None:
     async def scenario(clock: Clock, breaker: CircuitBreaker) -> None:
         woken: list[tuple[float, bool]] = []

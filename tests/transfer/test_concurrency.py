@@ -65,7 +65,10 @@ def test_what_the_consumer_does_not_take_is_not_the_links_fault() -> None:
 
 @pytest.mark.parametrize("storm_s", [2, 20])
 @pytest.mark.parametrize("refused", [0.7, 1.0])
-def test_after_a_storm_it_is_back_within_ten_seconds(storm_s: int, refused: float) -> None:
+def test_after_a_storm_it_is_back_within_ten_seconds(
+    storm_s: int, refused: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "wds_async.control")
     end = 5.0 + storm_s
     link = Link(refuses=lambda now, rng: 5 <= now < end and rng.random() < refused)
     process = Process(link)
@@ -73,7 +76,7 @@ def test_after_a_storm_it_is_back_within_ten_seconds(storm_s: int, refused: floa
     during = process.limits(6, end + 0.3)
     assert not during or min(during) <= 16
     assert process.speed(end + 10, end + 14) >= 0.95 * process.speed(2, 5)
-    assert any("refused" in decision.reason for decision in process.control.decisions)
+    assert any("refused" in message for message in caplog.messages)
 
 
 @pytest.mark.parametrize("one", [50e6, 2e6])
@@ -155,22 +158,11 @@ def test_whatever_comes_the_limit_stays_within_its_bounds(processes: int) -> Non
             assert 1 <= control.limit <= control.most
 
 
-def test_each_decision_is_a_line_and_kept(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_decision_is_a_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "wds_async.control")
     link = Link(latency_s=0.001, one=2e9, total=2.5e9)
     process = Process(link)
     link.run(1)
     lines = [record.getMessage() for record in caplog.records]
-    decisions = list(process.control.decisions)
     assert lines[0].startswith("connections 64 → 8: ")
-    assert [line.split(": ")[0].split()[-1] for line in lines] == [str(decision.limit) for decision in decisions]
-    assert decisions[-1].limit == 8
-    control = Concurrency(64)
-    for start in range(0, 800, 20):
-        control.observe(2 * MIB, 0.09, start)
-        for _ in range(100):
-            control.throttled(start + 1.5)
-        control.in_flight(64)
-        for part in range(400):
-            control.observe(2 * MIB, 0.09, start + 4 + part / 100)
-    assert len(control.decisions) == control.decisions.maxlen == 64
+    assert lines[-1].split(": ")[0].endswith(f"→ {process.control.limit}")

@@ -8,7 +8,6 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -367,45 +366,3 @@ def test_origins() -> None:
     for url in ("ftp://h/", "http://", "/x"):
         with pytest.raises(ValueError, match="not an HTTP URL"):
             Origin.of(url)
-
-
-def test_a_unix_socket(loop: asyncio.AbstractEventLoop, tmp_path: Path) -> None:
-    content, path = data(300_000), str(tmp_path / "s")
-    listening = socket.socket(socket.AF_UNIX)
-    listening.bind(path)
-    listening.listen()
-
-    def serve() -> None:
-        client, _ = listening.accept()
-        with client:
-            for _ in range(2):
-                request = b""
-                while not request.endswith(b"\r\n\r\n"):
-                    request += client.recv(4096)
-                assert b"\r\nHost: localhost\r\n" in request
-                client.sendall(_head(len(content)) + content)
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    origin = Origin.of("http://localhost/x", socket=path)
-    assert (origin.place, Origin.of("http://h/x").place) == (f"unix:{path}", "h:80")
-    assert origin != Origin.of("http://localhost/x")
-
-    async def run() -> None:
-        connection = await open_connection(loop, origin, path, None)
-        slab = bytearray(len(content))
-        async with asyncio.timeout(10):
-            for _ in range(2):
-                slab[:] = bytes(len(slab))
-                await connection.exchange(request_bytes("http://localhost/x", ()), lambda head: memoryview(slab))
-                assert slab == content
-        connection.abort()
-        with pytest.raises(OSError, match="No such file"):
-            await open_connection(loop, origin, path + ".none", None)
-        await asyncio.sleep(0.01)
-
-    try:
-        loop.run_until_complete(run())
-    finally:
-        thread.join()
-        listening.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import os
@@ -20,6 +21,7 @@ from wds_async.config import RetryPolicy
 from wds_async.errors import FetchTimeout, ReaderClosed, TransferError
 from wds_async.transfer import engine as bridge
 from wds_async.transfer.reader import ShardReader, open_shards
+from wds_async.transfer.resources import Resources
 
 PART = 256 * KIB
 
@@ -346,3 +348,18 @@ def test_a_certificate_that_is_not_trusted(
         assert bytes_of([origin.url("x.tar")] * 6) == [b"x"] * 6
     said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert not [line for line in said if "incoming" not in line]
+
+
+def test_a_backend_that_does_not_close_holds_nobody_up() -> None:
+    class Hangs:
+        async def close(self) -> None:
+            await asyncio.Event().wait()
+
+    async def main() -> None:
+        resources = Resources(quick(), asyncio.get_running_loop())
+        resources.backends = Hangs()  # type: ignore[assignment]
+        async with asyncio.timeout(20):
+            await resources.close_backends(0.05)
+            await resources.close()
+
+    asyncio.run(main())

@@ -133,43 +133,6 @@ def test_the_number_of_origins_is_bounded() -> None:
     assert history_of(connection.Origin.of("http://h:1")) is not first
 
 
-def test_the_credit_grows_with_what_is_read_and_is_bounded() -> None:
-    history = OriginHistory()
-    started = history.tokens
-    assert 4 * MIB <= started <= 32 * MIB
-    history.add_tokens(MIB)
-    assert history.tokens == started + MIB
-    history.add_tokens(1e12)
-    assert history.tokens == 32 * MIB
-
-
-def test_the_usual_is_told_by_the_slowest_few() -> None:
-    history = OriginHistory()
-    assert history.typical.head_s == 1.5
-    for _ in range(19):
-        history.add(2 * MIB, head_s=0.05, body_s=0.04, gap_s=0.01)
-    history.add(2 * MIB, head_s=5.0, body_s=5.0, gap_s=5.0)
-    assert (history.typical.head_s, history.typical.gap_s) == (0.05, 0.01)
-    assert history.typical.whole_s(2 * MIB) == pytest.approx(0.09)
-    assert history.typical.whole_s(4 * MIB) == pytest.approx(0.13)
-    for _ in range(10):
-        history.add(2 * MIB, head_s=1.0, body_s=1.0, gap_s=0.5)
-    assert history.typical.head_s == 1.0
-
-
-def test_hedges_that_fail_are_tried_one_at_a_time_until_one_succeeds() -> None:
-    history = OriginHistory()
-    for _ in range(3):
-        assert not history.is_open
-        history.record_failure(100.0, pushback=False)
-    assert history.is_open
-    assert history.paused_until > 100.0
-    history.record_success()
-    assert not history.is_open
-    history.record_failure(200.0, pushback=True)
-    assert history.is_open
-
-
 def test_a_store_that_falls_silent_is_asked_for_little_more(origin: Origin) -> None:
     """Nothing is answered any more: hedges end, each part waits for its own timeout."""
     urls, contents = _shards(origin, 4)

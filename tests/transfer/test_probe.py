@@ -9,13 +9,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.servers import BEFORE_HEAD, Nginx, Origin, Tls
+from tests.servers import BEFORE_HEAD, Origin
 from tests.transfer.reading import MIB, data, open_fds, quick, snapshot, spans
 from wds_async.config import RetryPolicy
 from wds_async.errors import (
@@ -130,30 +129,6 @@ def test_a_server_without_ranges_is_known_after_its_first_answer(origin: Origin)
     found = look(*urls, config=quick(connections=1))
     assert all(one.error is None and len(one.head) == HEAD_BYTES for one in found)
     assert len(origin.requests) == 21
-
-
-def test_without_direct_requests(origin: Origin) -> None:
-    content = data(8 * MIB)
-    (found,) = look(origin.add("x.tar", content), config=quick(direct=False))
-    assert (found.head, found.error) == (content[:HEAD_BYTES], None)
-
-
-def test_nginx_with_and_without_ranges(nginx: Callable[..., Nginx], tmp_path: Path) -> None:
-    content = data(4 * MIB)
-    (tmp_path / "x.tar").write_bytes(content)
-    for options in ({}, {"ignore_ranges": True}):
-        server = nginx(tmp_path, **options)
-        (found, missing) = look(server.url("x.tar"), server.url("none.tar"))
-        assert (found.head, found.error) == (content[:HEAD_BYTES], None)
-        assert isinstance(missing.error, ShardNotFound)
-
-
-def test_tls(tls: Tls, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Origin({"/x.tar": b"x" * 600}, tls=tls.server_context()) as server:
-        (found,) = look(server.url("x.tar"))
-        assert "does not verify" in str(found.error)
-        monkeypatch.setenv("SSL_CERT_FILE", str(tls.ca))
-        assert look(server.url("x.tar"))[0].head == b"x" * HEAD_BYTES
 
 
 def test_files_and_other_filesystems(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import contextlib
 import gc
 import os
 import random
-import threading
 import tracemalloc
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -238,26 +237,6 @@ def test_google(fake_gcs: FakeGcs, clean_google: pytest.MonkeyPatch) -> None:
     assert traffic.origins[f"gs://{bucket}"].errors == 1
 
 
-def test_s3(moto: str, clean_aws: pytest.MonkeyPatch) -> None:
-    import boto3
-
-    clean_aws.setenv("AWS_ACCESS_KEY_ID", "key")
-    clean_aws.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    clean_aws.setenv("AWS_ENDPOINT_URL", moto)
-    client = boto3.client("s3", endpoint_url=moto, region_name="us-east-1")
-    client.create_bucket(Bucket="ranges")
-    client.put_object(Bucket="ranges", Key="x.tar", Body=CONTENT)
-    client.close()
-    traffic = Traffic()
-
-    async def program(fetcher: RangeFetcher) -> None:
-        facts = await fetcher.facts("s3://ranges/x.tar")
-        assert await whole(fetcher, "s3://ranges/x.tar", facts, MIB) == CONTENT
-
-    run(program, traffic=traffic)
-    assert traffic.origins["s3://ranges"].bytes == len(CONTENT) + 1
-
-
 # -- what cannot be cut ------------------------------------------------------------------------------------------
 
 
@@ -358,25 +337,6 @@ def test_errors_of_the_tree_with_place_and_byte(origin: Origin) -> None:
     assert (counted.errors, counted.retries) == (4, 2)
 
 
-@pytest.mark.parametrize(
-    "fault", [{"cut_after": 100_000}, {"status": 503}, {"status": 429}, {"cut_after": BEFORE_HEAD}, {"shift": 7}]
-)
-def test_transient_faults_heal(origin: Origin, fault: dict[str, Any]) -> None:
-    url = origin.add("x.tar", CONTENT)
-    traffic = Traffic()
-
-    async def program(fetcher: RangeFetcher) -> None:
-        facts = await fetcher.facts(url)
-        origin.behave(times=2, **fault)
-        assert await whole(fetcher, url, facts) == CONTENT
-
-    run(program, traffic=traffic)
-    counted = traffic.origins[origin.base]
-    assert 1 <= counted.retries <= 2  # a kept connection that breaks before its answer is asked again at once
-    assert counted.throttled == (2 if fault.get("status") in (429, 503) else 0)
-    assert counted.bytes == len(CONTENT) + 1  # a part goes on from where it broke
-
-
 def test_a_stall_is_seen(origin: Origin) -> None:
     url = origin.add("x.tar", CONTENT)
     config = quick(stall_timeout_s=0.2, retry=RetryPolicy(max_attempts=1))
@@ -462,48 +422,6 @@ def test_one_that_was_replaced_is_given_to_nobody_while_others_still_read_it(tmp
             assert bytes(former.view) == CONTENT[:PART]
 
     run(program)
-
-
-def test_what_is_late_is_asked_for_twice(origin: Origin) -> None:
-    url = origin.add("x.tar", data(16 * MIB))
-    victim = 15 * MIB
-    first = {"when": lambda request: str(request.range).startswith(f"bytes={victim}-")}
-    origin.behave(times=1, stall_after=50_000, **first)
-    traffic = Traffic()
-
-    async def program(fetcher: RangeFetcher) -> None:
-        facts = await fetcher.facts(url)
-        for start in range(0, 16 * MIB, PART):
-            assert await read(fetcher, url, start, start + PART, facts) == origin.files["/x.tar"][start : start + PART]
-
-    run(program, traffic=traffic)
-    origin.release()
-    counted = traffic.origins[origin.base]
-    assert counted.hedges >= 1
-    assert counted.retries == 0
-    assert counted.bytes == 16 * MIB + 1 + counted.hedged_bytes
-    assert counted.requests == 65 + counted.hedges
-
-
-def test_a_request_that_lapsed_is_renewed_once_for_all(
-    origin: Origin, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A redirect that is good for a while: the parts go straight there, until it refuses."""
-    url, there = origin.add("x.tar", b""), origin.add("there/1", CONTENT)
-    origin.add("there/2", CONTENT)
-    origin.behave(path="/x.tar", redirect=there, times=1)
-    origin.behave(path="/x.tar", redirect=origin.url("there/2"))
-    origin.behave(path="/there/1", status=403, skip=3)
-
-    async def program(fetcher: RangeFetcher) -> None:
-        facts = await fetcher.facts(url)
-        for start in range(0, len(CONTENT), PART):
-            assert await read(fetcher, url, start, start + PART, facts) == CONTENT[start : start + PART]
-
-    run(program)
-    asked = [request.path for request in origin.requests]
-    assert asked.count("/x.tar") == 2
-    assert asked.count("/there/2") == 10
 
 
 def test_thirty_parts_ask_once_for_credentials_and_once_more_when_they_lapse(
@@ -733,19 +651,6 @@ def test_many_objects_leave_nothing(origin: Origin, tmp_path: Path) -> None:
     assert grown < 50_000, f"{grown / 500:.0f} bytes an object"
 
 
-def test_thirty_parts_ask_once_for_access(origin: Origin) -> None:
-    """By its redirect, which is followed once, and then kept for the parts that come soon."""
-    there = origin.add("there.tar", CONTENT)
-    url = origin.add("x.tar", b"")
-    origin.behave(path="/x.tar", redirect=there)
-
-    async def program(fetcher: RangeFetcher) -> None:
-        assert await whole(fetcher, url, await fetcher.facts(url), 100 * KIB) == CONTENT
-
-    run(program)
-    assert [request.path for request in origin.requests].count("/x.tar") == 1
-
-
 def test_folders(origin: Origin, tmp_path: Path) -> None:
     for name in ("a.tar", "b.tar"):
         (tmp_path / name).write_bytes(b"xyz")
@@ -794,19 +699,3 @@ def test_a_guard_is_asked(origin: Origin) -> None:
 
     run(program, guard=Nowhere())
     assert not origin.requests
-
-
-def test_threads_and_sockets_are_gone(origin: Origin) -> None:
-    url = origin.add("x.tar", CONTENT)
-    threads = {thread for thread in threading.enumerate() if thread.name == "wds-async-blocking"}
-
-    async def program(fetcher: RangeFetcher) -> int:
-        await whole(fetcher, url, await fetcher.facts(url))
-        return fetcher.connections
-
-    assert run(program) >= 1
-    origin.wait_until(lambda server: server.open_connections == 0)
-    for thread in threading.enumerate():
-        if thread.name == "wds-async-blocking" and thread not in threads:
-            thread.join(10)
-            assert not thread.is_alive()

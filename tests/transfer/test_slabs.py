@@ -1,20 +1,24 @@
-"""The pool of slabs, as a state machine: any order of takes and returns by several readers."""
+"""Slabs: nothing is given twice, what comes back is used again, and waiting callers are served in turn."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import itertools
 import mmap
+from collections.abc import Awaitable, Callable
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from wds_async.transfer.slabs import MIN_SLAB_BYTES, Slab, SlabPool, slab_bytes
+from tests.transfer.reading import KIB, MIB
+from wds_async.transfer.slabs import LARGEST_BYTES, MIN_SLAB_BYTES, Slab, SlabBudget, SlabPool, slab_bytes
 
-KIB = 1 << 10
 BLOCK = 512 * KIB
+
+
 SIZES = [MIN_SLAB_BYTES << i for i in range(4)]
 
 
@@ -110,6 +114,8 @@ class Pool(RuleBasedStateMachine):
 
 
 Pool.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
 TestPool = Pool.TestCase
 
 
@@ -125,27 +131,6 @@ TestPool = Pool.TestCase
 )
 def test_slab_bytes(wanted: int, most: int, size: int) -> None:
     assert slab_bytes(wanted, most) == size
-
-
-def test_small_slabs_of_one_block_merge_into_it() -> None:
-    pool = SlabPool(4 * BLOCK, BLOCK)
-    pieces = [pool.take(MIN_SLAB_BYTES) for _ in range(8)]
-    assert pool.mapped_bytes == BLOCK
-    for piece in pieces[::2] + pieces[1::2]:
-        assert piece is not None
-        pool.give_back(piece)
-    whole = pool.take(BLOCK)
-    assert whole is not None
-    assert (whole.address, pool.mapped_bytes) == (0, BLOCK)
-
-
-def test_memory_is_used_again() -> None:
-    pool = SlabPool(4 * BLOCK, BLOCK)
-    for _ in range(20):
-        slab = pool.take(BLOCK)
-        assert slab is not None
-        pool.give_back(slab)
-    assert pool.mapped_bytes == BLOCK
 
 
 def test_only_the_reserve_is_left() -> None:
@@ -180,3 +165,69 @@ def test_where_the_system_has_no_memory_nothing_is_given_twice(monkeypatch: pyte
         slab.view[:] = bytes([number]) * slab.size
     assert all(slab.view == bytes([number]) * slab.size for number, slab in enumerate(taken))
     assert sum(slab.size for slab in taken) == 4 * BLOCK
+
+
+def run(program: Callable[[SlabBudget], Awaitable[None]], memory_bytes: int = MIB) -> None:
+    async def main() -> None:
+        lender = SlabBudget(memory_bytes)
+        async with asyncio.timeout(30):
+            await program(lender)
+        assert lender.held_bytes == 0
+        lender.close()
+
+    asyncio.run(main())
+
+
+async def turns() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def test_in_turn_also_where_a_small_one_would_fit() -> None:
+    async def program(lender: SlabBudget) -> None:
+        got: list[tuple[str, Slab]] = []
+
+        async def one(name: str, size: int) -> None:
+            got.append((name, await lender.take(size)))
+
+        first, second = await lender.take(512 * KIB), await lender.take(256 * KIB)
+        waiting = [asyncio.ensure_future(one(name, size)) for name, size in (("large", MIB), ("small", 1), ("b", 1))]
+        await turns()
+        assert not got
+        assert lender.held_bytes == 768 * KIB
+        lender.give_back(first)
+        await turns()
+        assert not got
+        lender.give_back(second)
+        await turns()
+        assert [name for name, _ in got] == ["large"]
+        lender.give_back(got[0][1])
+        await asyncio.gather(*waiting)
+        assert [name for name, _ in got] == ["large", "small", "b"]
+        assert lender.held_bytes == 2 * 64 * KIB
+        for _, slab in got[1:]:
+            lender.give_back(slab)
+
+    run(program)
+
+
+def test_a_view_is_gone_with_its_slab() -> None:
+    async def program(lender: SlabBudget) -> None:
+        slab = await lender.take(1)
+        view = slab.view[:10]
+        lender.give_back(slab, view)
+        with pytest.raises(ValueError, match="released"):
+            bytes(view)
+
+    run(program)
+
+
+def test_sizes() -> None:
+    async def program(lender: SlabBudget) -> None:
+        assert lender.largest_bytes == LARGEST_BYTES
+        with pytest.raises(ValueError, match="at most"):
+            await lender.take(LARGEST_BYTES + 1)
+
+    run(program, 3 * LARGEST_BYTES)
+    with pytest.raises(ValueError, match="at least"):
+        SlabBudget(1000)

@@ -13,12 +13,12 @@ import pytest
 from tests.servers import Origin
 from tests.transfer.reading import bytes_of, data, quick
 from wds_async.transfer.reader import open_shards
-from wds_async.transfer.stats import Board, Boards, Counters, Stats
+from wds_async.transfer.stats import Board, Boards, Stats
 
 
 def _count(board: Board, amount: int) -> None:
     board.counters().add("bytes", amount)
-    board.counters().add_samples(2 * amount)
+    board.counters().add("samples", 2 * amount)
 
 
 def _read(board: Board, url: str) -> None:
@@ -150,21 +150,6 @@ def test_nothing_is_on_disk_without_a_second_process() -> None:
     again = pickle.loads(pickle.dumps(board))
     assert again.folder == board.folder
     assert Board().total() == Stats()
-
-
-def test_cells() -> None:
-    counters = Counters()
-    counters.add("bytes", 2)
-    counters.add("bytes")
-    counters.set("window_bytes", 7)
-    counters.peak("window_peak_bytes", 5)
-    counters.peak("window_peak_bytes", 3)
-    stats = Stats(*counters.values())
-    assert (stats.bytes, stats.window_bytes, stats.window_peak_bytes, stats.processes) == (3, 7, 5, 1)
-    assert stats.as_dict()["bytes"] == 3
-    assert (stats + stats).bytes == 6
-    with pytest.raises(KeyError):
-        counters.add("nonsense")
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,12 @@ import pytest
 import wds_async as wds
 from tests.servers import Origin
 from tests.servers.shards import make_tar
-from tests.transfer.reading import MIB, bytes_of, data, outcomes, quick, snapshot
+from tests.transfer.reading import KIB, MIB, bytes_of, data, open_fds, outcomes, quick, snapshot
 from tests.transfer.test_verify import FLIP_AT, SHARD, has_the_byte, serve
 from wds_async.config import RetryPolicy, TransferConfig
 from wds_async.errors import ChecksumMismatch, ReaderClosed, StorageError, TransferError, WdsError
 from wds_async.shardcache.cache import DiskCache
+from wds_async.transfer.checksums import Spool
 from wds_async.transfer.reader import open_shards
 from wds_async.transfer.stats import Counters
 
@@ -234,3 +235,34 @@ def test_a_checksum_that_cannot_be_asked_for_is_no_checksum_that_fits(server: Or
     assert "x.tar.sha256" in str(error)
     server.forget()
     assert bytes_of([url], always()) == [SHARD]  # not there: told once, and handed on
+
+
+def fill(spool: Spool, content: bytes, step: int) -> None:
+    for at in range(0, len(content), step):
+        spool.write(memoryview(content)[at : at + step])
+
+
+def drain(spool: Spool) -> bytes:
+    return b"".join(bytes(piece) for piece in iter(spool.read, None))
+
+
+@pytest.mark.parametrize("size", [0, 1, 64 * KIB - 1, 64 * KIB, 64 * KIB + 1, 3 * MIB + 5])
+def test_round_trips(size: int, tmp_path: Path) -> None:
+    spool, before = Spool(64 * KIB, str(tmp_path)), open_fds()
+    for seed in range(2):  # the same memory twice
+        content = data(size, seed)
+        fill(spool, content, 40_000)
+        assert spool.size == size
+        assert drain(spool) == content
+        assert spool.read() is None
+        assert not list(tmp_path.iterdir())  # the file has no name
+        spool.clear()
+    assert open_fds() == before
+
+
+def test_no_room(tmp_path: Path) -> None:
+    spool = Spool(64 * KIB, str(tmp_path / "missing"))
+    fill(spool, data(64 * KIB), 64 * KIB)
+    with pytest.raises(OSError, match="missing"):
+        spool.write(memoryview(b"x"))
+    spool.clear()

@@ -182,7 +182,7 @@ def record_samples(
                     if not goes_on:
                         return
                 finally:
-                    counters.add_samples(n)
+                    counters.add("samples", n)
                 ledger.shard_over(stream.url, n)
             counters.add("epochs")
     finally:

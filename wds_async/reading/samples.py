@@ -110,7 +110,7 @@ def _read(
                         for sample in samples(parsed, stream.url, drop_first=behind, **grouping):
                             n += 1
                             if n == _COUNT_EVERY:
-                                counters.add_samples(n)
+                                counters.add("samples", n)
                                 total, n = total + n, 0
                                 ledger.judge()
                             yield sample
@@ -128,7 +128,7 @@ def _read(
         finally:
             reading.drop()
             if n:
-                counters.add_samples(n)
+                counters.add("samples", n)
             del ledger  # see `CorruptionPolicy`
 
 

@@ -18,11 +18,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any
 
 from wds_async.redact import redact
+from wds_async.transfer.rate_limits import LoopClock
 
 __all__ = ["CircuitBreaker", "CircuitBreakers", "FailureLog"]
 
@@ -41,14 +41,6 @@ _MEMORY = 0.95  # of the share of answers that throttle: the last twenty or so c
 _MANY = 0.2
 _FEW = 0.1
 _REASONS_KEPT = 8
-
-
-class Clock(Protocol):
-    """Protocol: the part of an event loop that is used."""
-
-    def time(self) -> float: ...
-
-    def call_at(self, when: float, callback: Callable[[], object], /) -> asyncio.TimerHandle: ...
 
 
 @dataclass(slots=True)
@@ -98,7 +90,7 @@ class _Waiter:
 class CircuitBreaker:
     """Circuit breaker of one store. Only `wait` is a coroutine; all of it runs on the loop."""
 
-    def __init__(self, name: str, clock: Clock, rng: random.Random) -> None:
+    def __init__(self, name: str, clock: LoopClock, rng: random.Random) -> None:
         self.name = name
         """Scheme and host, redacted."""
         self.recovered_at = float("-inf")
@@ -112,7 +104,7 @@ class CircuitBreaker:
         self._throttling = 0.0
         self._waiters: list[_Waiter] = []
         self._next_probe_at = 0.0
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Any = None
         self._warn_at: float | None = None
 
     @property
@@ -122,7 +114,7 @@ class CircuitBreaker:
 
     @property
     def healthy(self) -> bool:
-        """Whether the store may get more requests than are needed: neither down nor throttling."""
+        """Whether the store may get hedges too: neither down nor throttling."""
         return not self.is_open and self._throttling < _MANY
 
     def allow_request(self) -> bool:
@@ -262,7 +254,7 @@ class CircuitBreaker:
 class CircuitBreakers:
     """Circuit breakers of one process, by scheme and host."""
 
-    def __init__(self, clock: Clock, rng: random.Random | None = None) -> None:
+    def __init__(self, clock: LoopClock, rng: random.Random | None = None) -> None:
         self._clock = clock
         self._rng = rng or random.Random()
         self._breakers: dict[str, CircuitBreaker] = {}

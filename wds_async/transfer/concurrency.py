@@ -1,13 +1,15 @@
-"""The number of requests in flight: additive increase, multiplicative decrease, within a bound from the latency."""
+"""The number of requests in flight: additive increase, multiplicative decrease, within a bound from the latency.
+
+Each decision is a line of the logger ``wds_async.control``, with its reason.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections import deque
-from dataclasses import dataclass
 
-__all__ = ["Concurrency", "Decision"]
+__all__ = ["Concurrency"]
 
 logger = logging.getLogger("wds_async.control")
 
@@ -16,14 +18,13 @@ _CEILING_BYTES_S = 4e9
 _LEAST = 8
 _LEAST_SHARED = 2
 _EPOCH_S = 5.0
-_DECISIONS_KEPT = 64
 _LOGGED_CHANGE = 0.2
 _ROUGH_PARTS = 512
 
 _FULL = 0.75
 """Share of the limit that must be in flight; below it the consumer sets the pace, and times say nothing of the link."""
 _CROWDED = 1.6
-"""How many times its best a part takes where other processes fill the link."""
+"""Time of a part as a multiple of its best, where other processes fill the link."""
 _GROUP_PARTS = 8
 """The fastest of so many parts is compared with the best time: the mean shows the slow moments of a store as well."""
 _STEP = 0.25
@@ -41,15 +42,6 @@ _GROUP_ANSWERS = 20
 _LEAST_REFUSALS = 2
 _BY_CHANCE_MOST = 0.25
 _BY_CHANCE_S = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """At ``at_s`` (the loop's clock) the limit became ``limit``, for this ``reason``."""
-
-    at_s: float
-    limit: int
-    reason: str
 
 
 class _RefusedShare:
@@ -106,12 +98,10 @@ class Concurrency:
         self.flying = 0
         """Parts that are in flight, of all readers of the process."""
         self.slowdown = 1.0
-        """How many times their best the fastest of eight parts took lately: more than 2 where the link is full."""
+        """Time of the fastest of eight parts as a multiple of the best: more than 2 where the link is full."""
         self.rough = 0
-        """How many more parts are begun as over a line that fails now and then: the window reads as far ahead as its
-        memory allows, so that the consumer does not wait for one part to heal."""
-        self.decisions: deque[Decision] = deque(maxlen=_DECISIONS_KEPT)
-        """The last ones, each also a line of the logger ``wds_async.control``."""
+        """Parts still to be started as over a line that fails now and then: the window reads as far ahead as its memory
+        allows, so that the consumer does not wait for one part to heal."""
         self._ceiling = _CEILING_BYTES_S / processes
         self._least = min(most, max(_LEAST_SHARED, _LEAST // processes))
         self._share = max(self._least, most // processes)
@@ -239,7 +229,6 @@ class Concurrency:
         self.limit = int(limit)
         change = abs(self.limit - self._logged)
         if always or change > _LOGGED_CHANGE * min(self.limit, self._logged):
-            self.decisions.append(Decision(now, self.limit, reason))
             logger.info("connections %d → %d: %s", self._logged, self.limit, reason)
             self._logged = self.limit
 

@@ -156,10 +156,6 @@ class Counters:
         """Return the count of this process."""
         return float(self._cells[_CELLS[name]])
 
-    def add_samples(self, count: int) -> None:
-        """Count samples delivered; called now and then, not for each."""
-        self._cells[_CELLS["samples"]] += count
-
     def set(self, name: str, value: float) -> None:
         """Set a gauge."""
         self._cells[_CELLS[name]] = value
