@@ -107,12 +107,6 @@ def test_the_page_of_variables_is_generated_from_the_records() -> None:
     assert tables == markdown(), "replace the tables by the output of `wds-async env --markdown`"
 
 
-def test_variable_is_the_raw_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert variable("WDS_ANYTHING") is None
-    monkeypatch.setenv("WDS_ANYTHING", " x ")
-    assert variable("WDS_ANYTHING") == " x "
-
-
 def test_unknown_variables_come_with_the_nearest_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "_read", set())  # what other tests' ${X} read
     assert unknown_variables() == []

@@ -49,13 +49,6 @@ def test_uneven_ranks_are_warned_of_once_with_the_numbers_and_the_cure(two_ranks
     assert "a multiple of 2" in text
 
 
-def test_more_ranks(shards: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    monkeypatch.setenv("RANK", "0")
-    (text,) = said(dataset(shards))
-    assert text.startswith("11 shards for 4 ranks: 3 on rank 0, 2 on rank 3. ")
-
-
 def test_an_index_tells_the_samples(two_ranks: None, shards: Any, tmp_path: Path) -> None:
     listed = [{"url": str(path), "nsamples": 2} for path in shards(3, 2)]
     (tmp_path / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": listed}))

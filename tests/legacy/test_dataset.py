@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.legacy.common import deprecated
 from wds_async.dataset import WebDataset
 from wds_async.errors import ShardNotFound
 from wds_async.handlers import ignore_and_continue
@@ -22,11 +24,7 @@ def urls(shards: Any) -> list[str]:
     return [str(path) for path in shards(4, 3)]
 
 
-def dataset(*args: Any, **kw: Any) -> Any:
-    with pytest.warns(DeprecationWarning, match="^Dataset is deprecated; use WebDataset$") as caught:
-        result = Dataset(*args, **kw)
-    assert caught[0].filename == __file__
-    return result
+dataset = functools.partial(deprecated, Dataset)
 
 
 def keys(samples: Iterable[Any]) -> list[str]:

@@ -13,7 +13,7 @@ import torch
 from wds_async import filters
 from wds_async.errors import ConfigError
 from wds_async.fluid import FluidInterface
-from wds_async.legacy.fluent import Equalized, OlderMethods
+from wds_async.legacy.fluent import OlderMethods
 from wds_async.pipeline import DataPipeline
 from wds_async.samplecache import SQLiteCache
 from wds_async.shardlists import split_by_worker
@@ -40,20 +40,6 @@ def test_pipe_and_then() -> None:
         assert list(pipeline.then(filters.map, str)) == ["0", "1", "2"]
     assert pipeline.pipeline == [range(3)]
     assert isinstance(piped, Pipe)
-
-
-def test_associate() -> None:
-    samples = ({"__key__": "a"}, {"__key__": "b"})
-    assert list(Pipe(samples).associate({"a": {"x": 1}})) == [{"__key__": "a", "x": 1}, {"__key__": "b"}]
-    assert next(iter(Pipe(samples).associate(lambda key: {"x": key * 2})))["x"] == "aa"
-
-
-def test_dbcache(tmp_path: Path) -> None:
-    pipeline = Pipe(({"__key__": "a"}, {"__key__": "b"}, {"__key__": "c"}))
-    with pytest.warns(DeprecationWarning, match=r"^\.dbcache.*use \.compose\(LMDBCached"):
-        cached = pipeline.dbcache(str(tmp_path / "c.db"), 2)
-    assert list(cached) == list(cached) == [{"__key__": "a"}, {"__key__": "b"}]
-    assert isinstance(cached.pipeline[-1], SQLiteCache)
 
 
 def equalized(pipeline: Any, *args: Any, **kw: Any) -> Any:
@@ -105,10 +91,6 @@ def test_ddp_equalize_passes_on_epochs_and_closing() -> None:
     assert list(result) != third
     result.close()
     assert pipeline.closed
-
-
-def test_equalized_is_a_dataset() -> None:
-    assert isinstance(Equalized(range(3), 2), torch.utils.data.IterableDataset)
 
 
 def test_compose_with_arguments(tmp_path: Path) -> None:

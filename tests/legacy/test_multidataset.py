@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from tests.legacy.common import deprecated
 from wds_async.dataset import WebDataset
 from wds_async.legacy.datasets import MultiDataset
 
-
-def multi(*args: Any, **kw: Any) -> Any:
-    with pytest.warns(DeprecationWarning, match="^MultiDataset is deprecated; use WebLoader") as caught:
-        result = MultiDataset(*args, **kw)
-    assert caught[0].filename == __file__
-    return result
+multi = functools.partial(deprecated, MultiDataset)
 
 
 def test_reads_in_workers(shards: Any) -> None:

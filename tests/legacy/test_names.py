@@ -12,6 +12,7 @@ import pytest
 
 from wds_async import filters, handlers
 from wds_async.legacy import names
+from wds_async.legacy.datasets import transformer, worker_urls
 from wds_async.legacy.names import FUNCTIONS, deprecated
 
 
@@ -58,3 +59,16 @@ def test_map_stream() -> None:
     stage: Any = pickle.loads(pickle.dumps(map_stream(str)))
     assert list(stage([1])) == ["1"]
     assert list(copy.copy(stage)([1])) == ["1"]
+
+
+def test_transformer() -> None:
+    f = transformer([str, None])
+    assert f((1, 2, 3)) == ["1", 2, 3]
+    assert pickle.loads(pickle.dumps(f))((1, 2)) == ["1", 2]
+
+
+def test_worker_urls(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert worker_urls(["a", "b", "c"]) == ["a", "b", "c"]
+    monkeypatch.setenv("NUM_WORKERS", "2")
+    monkeypatch.setenv("WORKER", "1")
+    assert worker_urls(["a", "b", "c"]) == ["b"]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
 
+from tests.legacy.common import deprecated
 from wds_async.legacy.datasets import ChoppedDataset, ResizedDataset
 
 
@@ -29,11 +30,7 @@ class Numbers(torch.utils.data.IterableDataset[int]):
         self.closed += 1
 
 
-def resize(*args: Any, **kw: Any) -> Any:
-    with pytest.warns(DeprecationWarning, match=r"^ResizedDataset is deprecated; use \.with_epoch") as caught:
-        result = ResizedDataset(*args, **kw)
-    assert caught[0].filename == __file__
-    return result
+resize = functools.partial(deprecated, ResizedDataset)
 
 
 def test_epochs_continue() -> None:

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 from typing import Any
 
 import pytest
 import torch
 
+from tests.legacy.common import deprecated
 from wds_async.legacy.datasets import PytorchShardList, ShardList
 from wds_async.shardlists import split_by_node, split_by_worker
 
 URLS = [f"{i}.tar" for i in range(12)]
 
 
-def shard_list(*args: Any, **kw: Any) -> Any:
-    with pytest.warns(DeprecationWarning, match="^ShardList is deprecated; use DataPipeline") as caught:
-        result = ShardList(*args, **kw)
-    assert caught[0].filename == __file__
-    return result
+shard_list = functools.partial(deprecated, ShardList)
 
 
-def pytorch_list(*args: Any, **kw: Any) -> Any:
-    with pytest.warns(DeprecationWarning, match="^PytorchShardList is deprecated; use WebDataset") as caught:
-        result = PytorchShardList(*args, **kw)
-    assert caught[0].filename == __file__
-    return result
+pytorch_list = functools.partial(deprecated, PytorchShardList)
 
 
 def urls(shards: Any) -> list[str]:
