@@ -55,7 +55,7 @@ _FORMATS = {
     "science": "bufr grib fit fits",
 }
 IMAGE_EXTENSIONS: list[str] = [extension for names in _FORMATS.values() for extension in names.split()]
-"""Extensions, in lower case, of the fields that an image handler decodes unless told otherwise."""
+"""Extensions, in lower case, of the fields that an image handler decodes by default."""
 
 _NUMPY, _TORCH, _PIL = "numpy", "torch", "pil"
 imagespecs: dict[str, tuple[str, str | None, str]] = {

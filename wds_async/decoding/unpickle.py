@@ -63,10 +63,10 @@ def check_memo(data: bytes) -> None:
 def of_content(kind: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``kind`` (bytes, bytearray), refusing to make it of a number of bytes."""
 
-    def made(*given: Any) -> Any:
-        if given and isinstance(given[0], int):
-            raise UnsafeContent(f"this pickle asks for {given[0]} bytes without saying which")
-        return kind(*given)
+    def made(*args: Any) -> Any:
+        if args and isinstance(args[0], int):
+            raise UnsafeContent(f"this pickle asks for {args[0]} bytes without saying which")
+        return kind(*args)
 
     return made
 
@@ -144,15 +144,15 @@ _PLAIN: dict[tuple[str, str], Any] = {
 
 
 class _Plain(pickle.Unpickler):
-    """Knows `_PLAIN`, and gives up on a pickle that needs more."""
+    """Unpickler of the types in `_PLAIN`; raises `_NeedsTrial` for numpy and torch."""
 
     def find_class(self, module: str, name: str) -> Any:
         # Python 2's names, which protocols 0 to 2 still use.
         if (module, name) in _compat_pickle.NAME_MAPPING:
             module, name = _compat_pickle.NAME_MAPPING[module, name]
         module = _compat_pickle.IMPORT_MAPPING.get(module, module)
-        found = _PLAIN.get((module, name))
-        return self.other(module, name) if found is None else found
+        plain = _PLAIN.get((module, name))
+        return self.other(module, name) if plain is None else plain
 
     def other(self, module: str, name: str) -> Any:
         if module.partition(".")[0] in ("numpy", "torch"):
@@ -408,7 +408,7 @@ def _real_torch() -> dict[str, Any]:
 
 
 class _Final(_Plain):
-    """Runs what the trial has passed, and nothing else: the same bytes make the same calls."""
+    """Unpickler of what the trial has passed: the same bytes make the same calls."""
 
     def other(self, module: str, name: str) -> Any:
         key = _key(module, name)

@@ -144,7 +144,7 @@ info = pipelinefilter(
 def _select(
     data: Iterable[Any], predicate: Callable[[Any], Any], handler: Handler = reraise_exception
 ) -> Iterator[Any]:
-    """Keep the samples for which ``predicate(sample)`` is true. ``handler`` is asked about its exceptions."""
+    """Keep the samples for which ``predicate(sample)`` is true. Its exceptions go to ``handler``."""
     for sample in data:
         try:
             if not predicate(sample):
@@ -251,7 +251,7 @@ def _map(
 ) -> Iterator[Any]:
     """Replace each sample by ``f(sample)``. None drops the sample; a dict made from a dict gets its ``__key__``.
 
-    ``handler`` is asked about an exception of ``f`` (`handlers`); the default raises it. With ``threads`` that many
+    An exception of ``f`` goes to ``handler`` (`handlers`); the default raises it. With ``threads`` that many
     threads run ``f`` ahead of the consumer, the order kept: for what releases the GIL (see `threads.ordered_map`).
     """
     if threads:
@@ -313,7 +313,7 @@ map_dict = pipelinefilter(_map_dict, {"kw": _check_functions}, Traits(one_to_one
 def _map_tuple(data: Iterable[Any], *args: Any, handler: Handler = reraise_exception) -> Iterator[tuple[Any, ...]]:
     """Apply the i-th function to the i-th value of a tuple; None, or no function, leaves a value as it is.
 
-    ``handler`` is asked about exceptions.
+    Exceptions go to ``handler``.
     """
     functions = [(i, check_function("map_tuple", f"args[{i}]", f)) for i, f in enumerate(args) if f is not None]
     for sample in data:

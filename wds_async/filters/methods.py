@@ -119,7 +119,7 @@ class FilterMethods:
     def map(self, f: Callable[[Any], Any], handler: Handler = reraise_exception, threads: int = 0) -> Self:
         """Replace each sample by ``f(sample)``. None drops the sample; a dict made from a dict gets its ``__key__``.
 
-        ``handler`` is asked about an exception of ``f`` (`handlers`); the default raises it. With ``threads`` that many
+        An exception of ``f`` goes to ``handler`` (`handlers`); the default raises it. With ``threads`` that many
         threads run ``f`` ahead of the consumer, the order kept: for what releases the GIL (see `threads.ordered_map`).
         """
         return self.compose(basic.map(f, handler=handler, threads=threads))
@@ -134,7 +134,7 @@ class FilterMethods:
     def map_tuple(self, *args: Any, handler: Handler = reraise_exception) -> Self:
         """Apply the i-th function to the i-th value of a tuple; None, or no function, leaves a value as it is.
 
-        ``handler`` is asked about exceptions.
+        Exceptions go to ``handler``.
         """
         return self.compose(basic.map_tuple(*args, handler=handler))
 
@@ -179,7 +179,7 @@ class FilterMethods:
         return self.compose(basic.rsample(p, seed=seed))
 
     def select(self, predicate: Callable[[Any], Any], handler: Handler = reraise_exception) -> Self:
-        """Keep the samples for which ``predicate(sample)`` is true. ``handler`` is asked about its exceptions."""
+        """Keep the samples for which ``predicate(sample)`` is true. Its exceptions go to ``handler``."""
         return self.compose(basic.select(predicate, handler=handler))
 
     def slice(self, *args: int | None) -> Self:

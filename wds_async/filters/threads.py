@@ -40,7 +40,7 @@ def ordered_map(
     """``f(item)`` for every item of ``source`` in order, computed by ``threads`` threads ahead of the consumer.
 
     At most ``2 * threads`` items are taken from ``source`` before their results are taken; it is iterated in the
-    consumer's thread. Where ``f`` raises, ``handler`` is asked when that item's turn comes: True leaves the item out,
+    consumer's thread. Where ``f`` raises, ``handler`` is called when that item's turn comes: True leaves the item out,
     False ends the iteration, and it may raise; a note of the error names ``stage``. What ``source`` raises comes after
     the results of the items before it.
 

@@ -60,7 +60,7 @@ class ShardListDataset(world.TorchMapDataset):
     where that is set; ``keep=True``: all that comes). Local plain shards are mapped where they are. At
     most ``lru_size`` shards are open at a time, each a file descriptor: give it no fewer than a sampler mixes.
 
-    ``base`` is the place that URLs of an index are relative to (default: what it says, else where it is),
+    ``base`` is the place that URLs of an index are relative to (default: its own ``base``, else its folder),
     ``dataset_name`` a name for it, and ``options`` go over the keys of the index.
 
     Indexing raises IndexError beyond the end, ShardFormatError where a shard holds other than ``nsamples`` samples,

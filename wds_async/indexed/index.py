@@ -96,10 +96,10 @@ def _checked(document: Document) -> dict[str, Any]:
     return document.data
 
 
-def _base(document: Document, data: Mapping[str, Any], given: str | None) -> str:
+def _base(document: Document, data: Mapping[str, Any], base: str | None) -> str:
     """Return the base of the URLs in ``data``."""
-    if given is not None:
-        return given
+    if base is not None:
+        return base
     return merge_url(document.base, str(data["base"])) if data.get("base") else document.base
 
 
@@ -189,6 +189,6 @@ def placed_shards(
 
 
 def _below(path: str, folder: str) -> str:
-    """``path`` relative to ``folder`` where it lies in it, so that both can move together; else absolute."""
+    """Return ``path`` relative to ``folder`` where it lies in it, so that both can move together; else absolute."""
     relative = os.path.relpath(path, folder)
     return path if relative.startswith(os.pardir) or os.path.isabs(relative) else relative.replace(os.sep, "/")

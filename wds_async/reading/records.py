@@ -4,7 +4,7 @@
 
     wds.DataPipeline(wds.SimpleShardList("x-{000..099}.cbors"), wds.split_by_worker, wds.cbors_to_samples())
 
-Files may be compressed (gzip, bzip2, xz, zstd, told by their content). Every object is a sample as it is: it gets
+Files may be compressed (gzip, bzip2, xz, zstd, recognised by their content). Every object is a sample as it is: it gets
 no ``__key__`` and no ``__url__``.
 """
 
@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 MAX_OBJECT_BYTES = 256 << 20
-"""The largest object that is taken, in bytes as it is encoded, unless ``max_object_bytes`` says otherwise."""
+"""The largest object that is taken, in bytes as it is encoded, unless ``max_object_bytes`` is given."""
 
 _ADVICE = "write or copy the file again"
 

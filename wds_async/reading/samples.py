@@ -10,6 +10,7 @@ from typing import Any
 from wds_async import config, world
 from wds_async.errors import ReaderClosed
 from wds_async.handlers import Handler, reraise_exception
+from wds_async.logs import Once
 from wds_async.observe.cost_limit import enforce
 from wds_async.observe.ledger import EpochLog, Ledger
 from wds_async.reading.options import MAX_FIELD_BYTES, field_limit, on_corrupt_policy, transfer_fields
@@ -103,7 +104,7 @@ def _read(
             for stream in reader:
                 before, behind = total + n, None
                 shard = reading.begin(stream)
-                grouping.update(local_path=stream.local_path, on_return=_teller(stream), on_cut=shard.on_cut)
+                grouping.update(local_path=stream.local_path, on_return=_return_warning(stream), on_cut=shard.on_cut)
                 while True:
                     try:
                         parsed = parse(shard.source())
@@ -132,15 +133,14 @@ def _read(
             del ledger  # see `CorruptionPolicy`
 
 
-def _teller(stream: ShardStream) -> Callable[[str, int], None] | None:
+def _return_warning(stream: ShardStream) -> Callable[[str, int], None] | None:
     """Return a callback that warns, once, of a key that returns in this shard; None for shards that are not watched."""
     if stream.number % _WATCH_EVERY:
         return None
-    told: set[str] = set()
+    warned = Once()
 
-    def tell(key: str, offset: int) -> None:
-        if not told:
-            told.add(key)
+    def warn(key: str, offset: int) -> None:
+        if warned.first("key"):
             warnings.warn(
                 f"{redact(stream.url)}: the key {key!r} returns at byte {offset}, behind other samples. Only members "
                 "that stand together make one sample, so this one is split; write the shard in the order of its "
@@ -148,4 +148,4 @@ def _teller(stream: ShardStream) -> Callable[[str, int], None] | None:
                 stacklevel=2,
             )
 
-    return tell
+    return warn

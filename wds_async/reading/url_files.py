@@ -47,8 +47,8 @@ logger = logging.getLogger("wds_async")
 class ShardFile(io.RawIOBase):
     """One URL as a raw file to read, in order; wrapped in ``io.BufferedReader`` by `gopen`.
 
-    Nothing is opened before the first byte is asked for. ``stream`` is its place in a reader of many shards; `leave`
-    says that the reader goes on, and what is read after that is fetched anew. ``final``: see `registry.locate`.
+    Nothing is opened before the first byte is asked for. ``stream`` is its place in a reader of many shards; after
+    `leave` the reader goes on, and what is read is fetched anew. ``final``: see `registry.locate`.
     """
 
     mode = "rb"
@@ -178,7 +178,7 @@ class SinkFile(io.RawIOBase):
             self._sink.flush()
 
     def close(self) -> None:
-        """Publish what was written; idempotent. Raises what the store says."""
+        """Publish what was written; idempotent. Raises the store's errors."""
         sink, self._sink = self._sink, None
         try:
             if sink is not None:
@@ -302,7 +302,7 @@ def _opener(name: str, what: str, *, writes: bool = True) -> Opener:
         return _open(locate(url, final=True), mode, bufsize, final=True)
 
     opener.__name__ = opener.__qualname__ = name
-    opener.__doc__ = f"Open {what}, whatever ``gopen_schemes`` says."
+    opener.__doc__ = f"Open {what}, whatever ``gopen_schemes`` has."
     return opener
 
 

@@ -92,7 +92,7 @@ def check_shards(
     ``lists`` are the URLs (expanded) of each source, ``which`` is ``"ends"`` or ``"all"`` (`shards_to_check`).
     All that is wrong is in one error, which lists the first 20: ShardNotFound where every bad shard is missing,
     AccessDenied where every one is denied, NotATar where every one is no shard, StorageError otherwise. A line is
-    logged where all is well. What can be read only once, or runs a command, is not looked at, which is said too; nor
+    logged where all is well. What can be read only once, or runs a command, is not looked at, which is logged too; nor
     is what ``cache`` has.
     ``timeout_s`` bounds the look at each; by default attempts end as they do in a training.
     """

@@ -260,7 +260,7 @@ resampled = pipelinefilter(_resampled, {"n": size()})
 
 
 def non_empty(src: Iterable[Any], why: Callable[[], str] | None = None) -> Iterator[Any]:
-    """Everything; raises ConfigError (a ValueError), with what ``why()`` says, where that is nothing."""
+    """Return everything. Raise ConfigError (a ValueError), with the text ``why()``, where that is nothing."""
     # In C behind the first: a generator of our own around it would cost each sample of a tar half a percent.
     return itertools.chain.from_iterable(_first_and_rest(iter(src), why))
 

@@ -87,7 +87,7 @@ class Mixture(mix.Mix):
 
     @property
     def draws(self) -> bool:
-        """Whether the order of samples follows from the seed even where the shards keep theirs."""
+        """True where the order of samples follows from the seed even where the shards keep theirs."""
         return len(self.sources) > 1 or any(source.resample or source.choose for source in self.sources)
 
     @property

@@ -55,8 +55,8 @@ def shuffle_seed(seed: int | None, nodesplitter: Any) -> int | world.DrawnSeed:
     if seed is not None:
         return seed
     drawn = world.DrawnSeed()  # with WDS_SEED too, so that the program's later draws are those that WebDataset leaves
-    if (given := config.settings().seed) is not None:
-        return given
+    if (seed := config.settings().seed) is not None:
+        return seed
     return drawn if nodesplitter in (None, lists.split_by_node, lists.single_node_only) else 0
 
 

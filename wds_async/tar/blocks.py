@@ -1,4 +1,4 @@
-"""One block of a tar: whether it is a header, and what its fields say. Formats as in `parse`."""
+"""One block of a tar: checksum and fields of a header. Formats as in `parse`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LOW_SUMS = _Sums()
 
 
 def checks(block: bytes) -> bool:
-    """Whether a block is a header by its checksum, over unsigned or (old Sun and NeXT tars) signed bytes.
+    """Return True for a header by its checksum, over unsigned or (old Sun and NeXT tars) signed bytes.
 
     One whose ``ustar`` stands some bytes beside its place is none: a header that lost its first byte has a good
     checksum where that byte and the next header's are the same digit, and reads as another name.
@@ -52,7 +52,7 @@ def checks(block: bytes) -> bool:
 
 
 def number(field: bytes) -> int:
-    """A number field: octal digits, or GNU's base-256 (first byte 0x80, or 0xff for a negative one). Raises
+    """Return a number field: octal digits, or GNU's base-256 (first byte 0x80, or 0xff for a negative one). Raises
     ``ValueError``."""
     if field[0] in (0x80, 0xFF):
         return int.from_bytes(field[1:], "big") - (256 ** (len(field) - 1) if field[0] == 0xFF else 0)
@@ -60,17 +60,17 @@ def number(field: bytes) -> int:
 
 
 def padded(size: int) -> int:
-    """The bytes that data of ``size`` bytes takes in a tar: whole blocks."""
+    """Return the bytes that data of ``size`` bytes takes in a tar: whole blocks."""
     return (size + BLOCK - 1) & -BLOCK
 
 
 def text(field: bytes) -> str:
-    """A text field up to its NUL; undecodable bytes become surrogates."""
+    """Return a text field up to its NUL; undecodable bytes become surrogates."""
     return field.partition(b"\0")[0].decode("utf-8", "surrogateescape")
 
 
 def records(payload: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """The ``length key=value`` lines of a PAX header, in order. Raises ``ValueError``."""
+    """Yield the ``length key=value`` lines of a PAX header, in order. Raises ``ValueError``."""
     pos = 0
     while pos < len(payload) and payload[pos]:
         space = payload.find(b" ", pos, pos + 20)

@@ -26,7 +26,7 @@ _ZEROS_USUAL_BYTES = 64 << 10
 _RECORDS_BYTES = (20 * BLOCK, 64 * BLOCK)  # what tar fills up with zeros at its end: usually, and as for tapes
 
 _DATA = (b"0", b"\0", b"7", b"S")  # regular, regular as V7 writes it, contiguous, sparse
-_NO_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, directories, fifos: whatever their size says
+_NO_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, directories, fifos: whatever their size field holds
 _DAMAGED = "the shard is damaged, write or copy it again"
 _KNOWN = (
     (b"\x1f\x8b", "gzip"),

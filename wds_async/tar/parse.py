@@ -63,7 +63,7 @@ def members(
     ``admit`` is given each name and returns the name to use, or ``None`` to pass over the data uncopied;
     without it all are read. A member of more than ``max_field_bytes`` (2 GiB) raises ``FieldTooLarge``
     before its data is read. Archives one after another are read on. The end of the stream between two members
-    ends the shard quietly, unless ``end_required`` says otherwise (see `source.Source`). So do bytes that are no
+    ends the shard quietly, unless ``end_required`` returns True (see `source.ByteSource`). So do bytes that are no
     header behind an end-of-archive (two blocks of zeros); but where a header is found among them, the zeros are a
     hole in the shard, and that is ``CorruptShard``.
 
@@ -120,9 +120,9 @@ def _walk(source: ByteSource, admit: Callable[[str], str | None] | None, limit: 
                         continue
             if name is None or size < 0:
                 source.pos, view = pos, NOTHING
-                if (found := headers.next(first)) is None:
+                if (member := headers.next(first)) is None:
                     return
-                name, size, offset = found
+                name, size, offset = member
                 view, pos, end = source.view, source.pos, -1 if headers.sparse_at == offset else source.end
                 plain = b"" if headers.shared else b"0"  # with global PAX records no header is plain
             else:

@@ -1,11 +1,9 @@
-"""Behind damage, to the next header.
+"""The way from damage to the next header.
 
-A header is told by ``ustar`` at its byte 257, which all tars of the last thirty years have, and then by its checksum
-and fields. It is looked for at every byte, not at every 512th: where bytes were lost or added, all that follows is
-shifted.
-
-What cannot be known: headers of V7 (without ``ustar``) are not found. Where the damaged header is that of a member
-that is itself a plain tar, the headers inside it are found, and its members are taken for members of the shard.
+A header has ``ustar`` at its byte 257, as in all tars of the last thirty years, a good checksum and good fields. It is
+looked for at every byte, not at every 512th: where bytes were lost or added, all that follows is shifted. Headers of V7
+(without ``ustar``) are not found. Where the damaged header is that of a member that is itself a plain tar, its members
+are taken for members of the shard.
 """
 
 from __future__ import annotations
@@ -67,7 +65,6 @@ def seek(source: ByteSource) -> bool:
 
 
 def _is_header(block: bytes) -> bool:
-    """Whether a block with the magic is a header indeed."""
     if not block[0] or block[156] not in _KINDS or not checks(block):
         return False
     try:
@@ -77,14 +74,14 @@ def _is_header(block: bytes) -> bool:
 
 
 def _lost_its_name(block: bytes, before: bytes) -> bool:
-    """Whether a header stands for a name or size that an extension header gave, of which only the data, the block
+    """Return True for a header whose name or size an extension header gave, of which only the data, the block
     ``before``, or nothing is left: tars write what fits of a long name into the header, and ``?`` for what is not
     ASCII."""
     name = block[:100].partition(b"\0")[0]
     if b"?" in name or (len(name) >= _FULL and not block[345]):
         return True
     try:
-        said = dict(records(before))
+        extension = dict(records(before))
     except ValueError:
         return False
-    return b"path" in said or b"size" in said
+    return b"path" in extension or b"size" in extension

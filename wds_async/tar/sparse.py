@@ -47,7 +47,7 @@ class Sparse(NamedTuple):
 
 
 class SparseRecords:
-    """What the records of a PAX header tell of a sparse member."""
+    """The records of a PAX header about a sparse member."""
 
     def __init__(self) -> None:
         self._fields: dict[bytes, bytes] = {}
@@ -71,7 +71,7 @@ class SparseRecords:
             self._map.append(value)
 
     def sparse(self) -> Sparse:
-        """Return how the member is expanded. Raise ValueError where the records do not tell."""
+        """Return how the member is expanded. Raise ValueError where the records are not enough."""
         fields = self._fields
         size = fields.get(b"realsize", fields.get(b"size"))
         version = fields.get(b"major"), fields.get(b"minor")
@@ -88,7 +88,7 @@ class SparseRecords:
 
 def old_sparse(header: bytes, more: bytes) -> Sparse:
     """Return how a member of type ``S`` is expanded; ``more`` are the maps of the blocks behind its header. Raise
-    ValueError where that cannot be told."""
+    ValueError for a bad map."""
     if len(more) > MAX_PIECES * _STRUCT_BYTES:
         raise ValueError(f"has a sparse map of more than {MAX_PIECES} pieces")
     table = header[386:482] + more
@@ -97,7 +97,7 @@ def old_sparse(header: bytes, more: bytes) -> Sparse:
 
 
 def _leading_map(data: bytes) -> tuple[list[tuple[int, int]], int]:
-    """The map of format 1.0, and where the data behind it begins: lines of numbers, filled up to whole blocks."""
+    """Return the map of format 1.0 (lines of numbers, filled up to whole blocks), and where the data begins."""
     count, pos = _line(data, 0)
     if count > MAX_PIECES:
         raise ValueError(f"has a sparse map of {count} pieces; more than {MAX_PIECES} are not believed")
@@ -114,7 +114,7 @@ def _line(data: bytes, pos: int) -> tuple[int, int]:
 
 
 def _paired(numbers: list[int]) -> list[tuple[int, int]]:
-    """Offsets and lengths, without the pieces of no bytes that fill up a table or mark the end."""
+    """Return offsets and lengths, without the pieces of no bytes that fill up a table or mark the end."""
     if len(numbers) % 2:
         raise ValueError("has a sparse map of an odd number of numbers")
     return [pair for pair in zip(numbers[::2], numbers[1::2], strict=True) if pair[1]]

@@ -120,12 +120,12 @@ def compression(name: str, compress: bool | str | None) -> str:
         return named
     if compress is False:
         return ""
-    asked = "gz" if compress is True else _KINDS.get(compress)
-    if asked is None:
+    kind = "gz" if compress is True else _KINDS.get(compress)
+    if kind is None:
         raise ConfigError(f"compress={compress!r}: it is True, False, None (by suffix), gz, bz2, xz or zst")
-    if "zst" in (asked, named):
-        return asked
-    return next(kind for kind in ("gz", "bz2", "xz") if kind in (asked, named))
+    if "zst" in (kind, named):
+        return kind
+    return next(first for first in ("gz", "bz2", "xz") if first in (kind, named))
 
 
 def compressed(stream: Any, kind: str, mtime: float | None) -> Any:
