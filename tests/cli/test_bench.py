@@ -184,13 +184,8 @@ def test_demo(tmp_path: Path) -> None:
         losses=[(64 * i, 2.0 / i) for i in range(1, 50)],
         tests=[(1600, 0.9), (3200, 0.97)],
     )
-    chart.demo(course, [charted("wds_async", 0), charted("webdataset", 0)], tmp_path / "demo.png")
-    assert min(drawn(tmp_path / "demo.png")) > 800
-
-
-def test_a_run_too_short_to_sample_is_drawn_too(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    course = chart.Course(rates=[], losses=[(64, 2.0)], tests=[(64, 0.1)])
+    short = chart.Course(rates=[], losses=[(64, 2.0)], tests=[(64, 0.1)])  # too short to be sampled
     bare = Outcome(Job([]), 0.1, 0.1, 100, 1, 0.1, 0, 10**7)
-    chart.demo(course, [bare], tmp_path / "demo.png")
-    assert min(drawn(tmp_path / "demo.png")) > 800
+    for each, outcomes in ((course, [charted("wds_async", 0), charted("webdataset", 0)]), (short, [bare])):
+        chart.demo(each, outcomes, tmp_path / "demo.png")
+        assert min(drawn(tmp_path / "demo.png")) > 800

@@ -95,6 +95,7 @@ def test_a_folder_that_is_in_use(call: Any, rows: Any, folder: Path) -> None:
 
 
 def test_no_folder(call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "no cache" in call("cache", "du", tmp_path).stderr
     for arguments in (["ls"], ["rm", "--all"], ["verify"]):
         assert "no cache" in call("cache", *arguments, "--folder", tmp_path).stderr
     assert list(tmp_path.iterdir()) == []

@@ -112,12 +112,6 @@ def test_ranges_identity_and_latency(tmp_path: Path) -> None:
         ask(base, "/x.tar")
 
 
-def test_shards_are_read_from_it(shards: object, tmp_path: Path) -> None:
-    paths = shards(2, 5)  # type: ignore[operator]
-    with serving(paths[0].parent, first_byte_s=0.0) as base:
-        assert len(list(WebDataset([f"{base}/{path.name}" for path in paths], shardshuffle=False))) == 10
-
-
 def shard(path: Path, count: int) -> str:
     """Ten classes: a bright bar at one of ten heights."""
     samples = {}

@@ -315,7 +315,7 @@ def test_no_limit_and_no_traffic() -> None:
     limit = service_limit(traffic_of(10), region="us-east-1")
     limit.check()
     assert not limit.exhausted
-    assert limit.region == "us-east-1"
+    assert limit.meter.region == "us-east-1"
     nothing = service_limit(Traffic(), limit=0.0)
     with pytest.raises(CostLimitReached):  # nothing may be fetched from anywhere
         nothing.check()

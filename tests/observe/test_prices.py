@@ -84,11 +84,6 @@ def test_names_of_providers_are_told_apart() -> None:
     assert table._place("") == ("", "")
 
 
-def test_requests_have_a_price_too() -> None:
-    request = PriceTable.load().price("gs://b").request
-    assert request == Range(0.0004 / 1000, 0.0004 / 1000)
-
-
 @pytest.mark.parametrize("origin", ["ais://b", "file", "hf://org/data", "https://host:8080", "pipe", "memory://x"])
 def test_what_costs_nothing(origin: str) -> None:
     price = PriceTable.load().price(origin)
@@ -156,9 +151,6 @@ def test_a_table_that_is_none(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(ConfigError, match="prices") as caught:
         table_of(tmp_path, text)
     assert said in str(caught.value)
-
-
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         PriceTable.load(tmp_path / "none.yaml")
 
@@ -194,25 +186,15 @@ def prices(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_known_region_is_free_but_for_requests() -> None:
-    meter = Meter(PriceTable.load(), "us-east-1")
-    cost = meter.dollars(traffic_of(region="us-east-1"))
-    assert (cost.low, cost.high) == pytest.approx((0.4, 0.7))
-
-
-def test_an_unknown_one_is_a_range() -> None:
-    cost = Meter(PriceTable.load()).dollars(traffic_of())
-    assert cost.low == pytest.approx(0.4)
-    assert cost.high == pytest.approx(0.7 + 10 * 0.154)
-
-
-def test_by_origin() -> None:
-    traffic = traffic_of("s3://b", region="eu-west-1")
-    traffic.merge(traffic_of("ais://b"))
+def test_the_cost_of_traffic() -> None:
+    known = Meter(PriceTable.load(), "us-east-1").dollars(traffic_of(region="us-east-1"))
+    assert (known.low, known.high) == pytest.approx((0.4, 0.7))  # of its requests
+    unknown = Meter(PriceTable.load()).dollars(traffic_of())
+    assert (unknown.low, unknown.high) == pytest.approx((0.4, 0.7 + 10 * 0.154))
+    traffic = traffic_of("s3://b", region="eu-west-1") + traffic_of("ais://b")
     by_origin = Meter(PriceTable.load(), "eu-west-1").by_origin(traffic)
     assert by_origin["ais://b"] == Range(0, 0)
-    assert by_origin["s3://b"].low == pytest.approx(0.4)
-    assert sum(by_origin.values(), Range(0, 0)).high == pytest.approx(0.7)
+    assert (by_origin["s3://b"].low, by_origin["s3://b"].high) == pytest.approx((0.4, 0.7))
 
 
 def test_figures_name_the_dearest_first() -> None:

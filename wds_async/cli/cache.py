@@ -315,8 +315,10 @@ def _folder(folder: Path | None) -> Path:
 
 
 def _place(folder: Path | None, prefix: str) -> tuple[Path, str]:
-    """Return the cache's folder and the prefix of URLs; a prefix that is itself a cache's folder is the folder."""
-    if folder is None and prefix and (Path(prefix) / INDEX).is_file():
+    """Return the cache's folder and the prefix of URLs. A prefix is the folder if it is a cache's, or any folder where
+    no other is configured."""
+    configured = environment.variable("WDS_SERVE_CONFIG")
+    if folder is None and prefix and ((Path(prefix) / INDEX).is_file() or (Path(prefix).is_dir() and not configured)):
         return Path(prefix), ""
     return _folder(folder), prefix
 

@@ -17,11 +17,11 @@ _OBEYED = re.compile(r"\x1b(?!\[[0-9;]*m)|[\x00-\x1a\x1c-\x1f\x7f-\x9f\u2028\u20
 
 def line(text: str, *, keep: str = "") -> str:
     r"""Return ``text`` with control characters as escapes (``\x1b``, ``\n``), except those in ``keep``."""
-    return _OBEYED.sub(lambda match: match[0] if match[0] in keep else _escaped(match[0]), text)
 
+    def escaped(match: re.Match[str]) -> str:
+        return match[0] if match[0] in keep else match[0].encode("unicode_escape").decode("ascii")
 
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
+    return _OBEYED.sub(escaped, text)
 
 
 # What differs between errors of one kind: paths, URLs, offsets, times, numbers of requests; a status is kept.

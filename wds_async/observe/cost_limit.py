@@ -204,24 +204,15 @@ class ServiceCostLimit:
         self._use(table, region, limit, per_day)
 
     def _use(self, table: PriceTable, region: str, limit: float | None, per_day: bool) -> None:
-        self._meter = Meter(table, region_here(region))
+        self.meter = Meter(table, region_here(region))
         self.limit, self.per_day = limit, per_day
         self.exhausted = False
         """Whether the limit was reached; it stays so, or until the end of the day."""
         self._looked_at = float("-inf")
 
-    @property
-    def region(self) -> str:
-        """The region that prices are seen from."""
-        return self._meter.region
-
     def dollars(self) -> Range:
         """Return the cost of this process's traffic so far."""
-        return self._meter.dollars(self._traffic)
-
-    def by_origin(self, traffic: Traffic) -> dict[str, Range]:
-        """Return what each origin charges for ``traffic``."""
-        return self._meter.by_origin(traffic)
+        return self.meter.dollars(self._traffic)
 
     def configure(self, table: PriceTable, *, region: str = "", limit: float | None = None, per_day: bool) -> None:
         """Use these prices and this limit from now on. This process's traffic is priced anew, except that today's cost
@@ -265,7 +256,7 @@ class ServiceCostLimit:
             raise CostLimitReached(self._message())
 
     def _message(self) -> str:
-        origins = figures(self._meter.by_origin(self._traffic), self._traffic)
+        origins = figures(self.meter.by_origin(self._traffic), self._traffic)
         since = f"; since its start: {origins}" if origins else ""
         day, again = ("a day ", ", wait until 00:00 UTC") if self.per_day else ("", "")
         return (

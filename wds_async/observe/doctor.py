@@ -167,14 +167,10 @@ def examine_running(address: str, seconds: float = 10.0, *, timeout_s: float = 1
     now = fetch_stats(address, timeout_s)
     passed = time.monotonic() - began
     if now.get("kind") == "service":
-        figures = Figures.of({"bytes": _change(now, before, "client_bytes")})
-        return Examination(diagnose_service(now, before), figures, passed)
+        given = max(0.0, now["counters"].get("client_bytes", 0) - before["counters"].get("client_bytes", 0))
+        return Examination(diagnose_service(now, before), Figures(bytes=given), passed)
     figures = _figures_in(now).since(_figures_in(before))
     return Examination(diagnose(figures), figures, passed)
-
-
-def _change(now: dict[str, Any], before: dict[str, Any], name: str) -> float:
-    return max(0.0, float(now["counters"].get(name, 0)) - float(before["counters"].get(name, 0)))
 
 
 def _figures_in(document: dict[str, Any]) -> Figures:
@@ -189,7 +185,10 @@ def fetch_stats(address: str, timeout_s: float = 10.0) -> dict[str, Any]:
 
     Raise ConfigError for an address of another form, and TransferError where no service or job answers.
     """
-    path, headers = _request(address)
+    parts = urllib.parse.urlsplit(address)
+    path = parts.path if parts.scheme != "unix" else ""
+    path = path if path.endswith("/v1/stats") else path.rstrip("/") + "/v1/stats"
+    headers = {"Authorization": f"Bearer {parts.password}"} if parts.password else {}
     try:
         answer = ask_service(address, "GET", path, timeout_s=timeout_s, limit_bytes=_ANSWER_BYTES, headers=headers)
     except OSError as exn:
@@ -235,12 +234,3 @@ def _row(given: Any) -> dict[str, Any]:
 def _is_number(value: Any) -> bool:
     """Return whether ``value`` is a finite number that fits into clocks and columns."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _LARGEST
-
-
-def _request(address: str) -> tuple[str, dict[str, str]]:
-    """Return the path of ``/v1/stats`` there, and the headers of the request."""
-    parts = urllib.parse.urlsplit(address)
-    if parts.scheme == "unix":
-        return "/v1/stats", {}
-    path = parts.path if parts.path.endswith("/v1/stats") else parts.path.rstrip("/") + "/v1/stats"
-    return path, {"Authorization": f"Bearer {parts.password}"} if parts.password else {}

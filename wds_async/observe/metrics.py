@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from wds_async import packages
-from wds_async.observe.prices import FREE, Range
+from wds_async.observe.prices import FREE, Meter, Range
 from wds_async.redact import redact
 from wds_async.transfer.traffic import BOUNDS_S, OTHERS, Traffic
 
-__all__ = ["CONTENT_TYPE", "Labels", "MetricsPage", "Priced", "add_origins", "origin_rows", "prometheus"]
+__all__ = ["CONTENT_TYPE", "Labels", "MetricsPage", "add_origins", "origin_rows", "prometheus"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Of a page's text."""
@@ -22,12 +22,6 @@ MOST_ORIGINS = 200
 """Origins with figures of their own; those that come later are one, `OTHERS`."""
 
 Rows = Iterable[tuple[Sequence[str], float]]
-
-
-class Priced(Protocol):
-    """Protocol: prices traffic (`prices.Meter`, `cost_limit.ServiceCostLimit`)."""
-
-    def by_origin(self, traffic: Traffic) -> dict[str, Range]: ...
 
 
 class Labels:
@@ -107,7 +101,7 @@ _ORIGIN_COUNTERS = {
 }
 
 
-def add_origins(page: MetricsPage, traffic: Traffic, labels: Labels, priced: Priced) -> None:
+def add_origins(page: MetricsPage, traffic: Traffic, labels: Labels, meter: Meter) -> None:
     """Add the families of origins: requests, bytes, times and cost."""
     origins, label = labels.grouped(traffic).origins, ("origin",)
     for name, meaning in _ORIGIN_COUNTERS.items():
@@ -119,14 +113,14 @@ def add_origins(page: MetricsPage, traffic: Traffic, labels: Labels, priced: Pri
     times = [((key,), one.seconds.counts, one.seconds.total) for key, one in origins.items()]
     page.histogram("wds_origin_seconds", "From a request to its last byte.", BOUNDS_S, times, label)
     meaning = "US dollars that requests and traffic cost by the table of prices, at least and at most."
-    cost = _cost_by_label(traffic, labels, priced).items()
+    cost = _cost_by_label(traffic, labels, meter).items()
     dollars = [((name, bound), getattr(price, bound)) for name, price in cost for bound in ("low", "high")]
     page.gauge("wds_cost_dollars", meaning, dollars, ("origin", "bound"))
 
 
-def origin_rows(traffic: Traffic, labels: Labels, priced: Priced) -> dict[str, dict[str, Any]]:
+def origin_rows(traffic: Traffic, labels: Labels, meter: Meter) -> dict[str, dict[str, Any]]:
     """Return each origin's figures for ``/v1/stats``."""
-    cost = _cost_by_label(traffic, labels, priced)
+    cost = _cost_by_label(traffic, labels, meter)
     return {
         name: {
             **{counter: getattr(one, counter) for counter in (*_ORIGIN_COUNTERS, "connections")},
@@ -139,9 +133,9 @@ def origin_rows(traffic: Traffic, labels: Labels, priced: Priced) -> dict[str, d
     }
 
 
-def _cost_by_label(traffic: Traffic, labels: Labels, priced: Priced) -> dict[str, Range]:
+def _cost_by_label(traffic: Traffic, labels: Labels, meter: Meter) -> dict[str, Range]:
     cost: dict[str, Range] = {}
-    for name, dollars in priced.by_origin(traffic).items():
+    for name, dollars in meter.by_origin(traffic).items():
         label = labels(name)
         cost[label] = cost.get(label, FREE) + dollars
     return cost

@@ -11,6 +11,7 @@ what others print.)
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import threading
@@ -87,7 +88,10 @@ class _Screen:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        device = _device(console)
+        device = None  # of the terminal, which its processes share; a notebook and a file have none
+        with contextlib.suppress(OSError, ValueError):
+            number = console.file.fileno()
+            device = f"{os.fstat(number).st_rdev:x}" if os.isatty(number) else None
         self._shared = device is not None
         self._folder = temporary_folder() / f"screen-{device or f'{os.getpid()}-{id(console.file):x}'}"
         self._own = self._folder / f"{time.time_ns():020d}-{os.getpid()}-{uuid.uuid4().hex[:8]}.line"
@@ -119,7 +123,10 @@ class _Screen:
 
     def _draw(self, lines: list[Text]) -> None:
         """Write the texts that are to stay at the cursor, and ``lines`` below it."""
-        texts = self._take_texts()
+        texts = ""
+        for path in sorted(self._folder.glob("*.text")):
+            texts += path.read_text(encoding="utf-8")
+            path.unlink()
         with self._console.capture() as captured:
             for line in lines:
                 self._console.print(line, no_wrap=True, overflow="ellipsis", crop=True, highlight=False, end="\r\n")
@@ -158,19 +165,3 @@ class _Screen:
             except FileNotFoundError:  # it has ended meanwhile
                 continue
         return lines
-
-    def _take_texts(self) -> str:
-        texts = ""
-        for path in sorted(self._folder.glob("*.text")):
-            texts += path.read_text(encoding="utf-8")
-            path.unlink()
-        return texts
-
-
-def _device(console: Console) -> str | None:
-    """Return the number of the terminal's device, which its processes share; None for a notebook or a file."""
-    try:
-        number = console.file.fileno()
-        return f"{os.fstat(number).st_rdev:x}" if os.isatty(number) else None
-    except (OSError, ValueError):
-        return None

@@ -42,7 +42,7 @@ def snapshot(context: Context, tenant: str | None = None) -> dict[str, Any]:
         return document | {"tenant": tenant}
     limit = context.cost_limit
     cost = {"dollars": limit.dollars().as_list(), "limit": limit.limit, "spent": limit.spent().as_list()}
-    return document | {"origins": origin_rows(context.traffic, Labels(), limit), "cost": cost}
+    return document | {"origins": origin_rows(context.traffic, Labels(), limit.meter), "cost": cost}
 
 
 def _figures(context: Context) -> dict[str, dict[str, float]]:
@@ -87,7 +87,7 @@ def metrics_page(context: Context) -> bytes:
     """Return the page at ``/metrics``, of type `CONTENT_TYPE`. MissingExtra without prometheus_client."""
     page, limit = MetricsPage(), context.cost_limit
     context.meters.add_to(page)
-    add_origins(page, context.traffic, _origins, limit)
+    add_origins(page, context.traffic, _origins, limit.meter)
     dollars = float("inf") if limit.limit is None else limit.limit
     page.gauge("wds_cost_limit_dollars", "US dollars at which nothing more is fetched.", dollars)
     spent = limit.spent()

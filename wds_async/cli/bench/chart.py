@@ -41,9 +41,9 @@ class Course:
     """How a training went: ``rates`` (second, bytes/s read, bytes/s trained on), ``losses`` (samples seen, loss),
     ``tests`` (samples seen, accuracy from 0 to 1)."""
 
-    rates: Sequence[tuple[float, float, float]]
-    losses: Sequence[tuple[int, float]]
-    tests: Sequence[tuple[int, float]]
+    rates: list[tuple[float, float, float]]
+    losses: list[tuple[int, float]]
+    tests: list[tuple[int, float]]
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import functools
 import io
 import itertools
 import json
+import math
 import multiprocessing
 import shutil
 import signal
@@ -80,10 +81,9 @@ def prepare(folder: Path, plan: DemoPlan, progress: Callable[[int], None] = lamb
         initializer=signal.signal,
         initargs=(signal.SIGINT, signal.SIG_IGN),
     ) as pool:
-        test = itertools.islice(_images(pool, plan, "test"), plan.test_images)
-        test_images = _write(folder / "test-%06d.tar", plan, test)
-        train = _until(_images(pool, plan, "train"), plan.train_bytes, progress)
-        train_images = _write(folder / "train-%06d.tar", plan, train)
+        tests = itertools.islice(_images(pool, plan, "test"), plan.test_images)
+        test_images = _write(folder / "test-%06d.tar", plan, tests)
+        train_images = _write(folder / "train-%06d.tar", plan, _images(pool, plan, "train"), plan.train_bytes, progress)
     shards: dict[str, Any] = {
         "train": sorted(path.name for path in folder.glob("train-*.tar")),
         "test": sorted(path.name for path in folder.glob("test-*.tar")),
@@ -95,24 +95,23 @@ def prepare(folder: Path, plan: DemoPlan, progress: Callable[[int], None] = lamb
     return DemoShards(folder, **shards)
 
 
-def _write(pattern: Path, plan: DemoPlan, images: Iterable[_Image]) -> int:
-    count = 0
+def _write(
+    pattern: Path,
+    plan: DemoPlan,
+    images: Iterable[_Image],
+    size: float = math.inf,
+    progress: Callable[[int], None] = lambda written: None,
+) -> int:
+    """Write ``images`` until there are ``size`` bytes of them; return how many were written."""
+    count = written = 0
     with ShardWriter(str(pattern), maxsize=plan.shard_bytes, verbose=0, mtime=0) as sink:
         for key, jpeg, label in images:
-            count += 1
             sink.write({"__key__": key, "jpg": jpeg, "cls": str(label).encode()})
+            count, written = count + 1, written + len(jpeg)
+            progress(written)
+            if written >= size:
+                break
     return count
-
-
-def _until(images: Iterator[_Image], size: int, progress: Callable[[int], None]) -> Iterator[_Image]:
-    """Images until ``size`` bytes of them are there."""
-    written = 0
-    for image in images:
-        yield image
-        written += len(image[1])
-        progress(written)
-        if written >= size:
-            return
 
 
 def _images(pool: ProcessPoolExecutor, plan: DemoPlan, part: str) -> Iterator[_Image]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from wds_async import packages
 from wds_async.cli.bench.chart import Course
-from wds_async.errors import MissingExtra
 
 __all__ = ["State", "train"]
 
@@ -42,10 +41,7 @@ def train(
 
     ``sample_bytes`` is what a sample takes in its shard, for the rate at which bytes are trained on.
     """
-    try:
-        import torch  # noqa: PLC0415 (in the extra "demo")
-    except ModuleNotFoundError as exn:
-        raise MissingExtra('the demo needs torch and more: pip install "wds-async[demo]"') from exn
+    torch = packages.optional("torch", "the demo", "demo")
     import wds_async as wds  # noqa: PLC0415
 
     torch.manual_seed(1)
@@ -57,20 +53,33 @@ def train(
     )
     model = _model(torch)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01)
-    meter = _Meter(dataset.statistics, sample_bytes)
-    losses: list[tuple[int, float]] = []
-    tests: list[tuple[int, float]] = []
-    with meter:
-        for epoch in range(1, epochs + 1):
-            for images, labels in loader:
-                loss: Any = torch.nn.functional.cross_entropy(model(_normal(torch, images)), torch.as_tensor(labels))
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                losses.append((meter.count(len(labels)), loss.item()))
-                show(meter.state(epoch, losses))
-            tests.append((meter.samples, _test(torch, wds, model, test_urls)))
-    return Course(meter.rates, losses, tests), dataset.statistics()
+    course, samples = Course([], [], []), 0
+    start = then = time.monotonic()
+    before, trained = dataset.statistics(), 0
+    for epoch in range(1, epochs + 1):
+        for images, labels in loader:
+            loss: Any = torch.nn.functional.cross_entropy(model(_normal(torch, images)), torch.as_tensor(labels))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            samples += len(labels)
+            course.losses.append((samples, loss.item()))
+            now = time.monotonic()
+            if (span := now - then) >= _TICK_S:
+                stats = dataset.statistics()
+                rates = (stats.bytes - before.bytes) / span, (samples - trained) * sample_bytes / span
+                course.rates.append((now - start, *rates))
+                then, before, trained = now, stats, samples
+            show(_state(course, epoch, now - start))
+        course.tests.append((samples, _test(torch, wds, model, test_urls)))
+    return course, dataset.statistics()
+
+
+def _state(course: Course, epoch: int, passed_s: float) -> State:
+    """Return the rates of the last second, and the loss of the last 50 batches."""
+    samples = course.losses[-1][0]
+    losses, rates = [loss for _, loss in course.losses[-50:]], [read for _, read, _ in course.rates[-4:]]
+    return State(epoch, samples, samples / passed_s, sum(rates) / max(1, len(rates)), sum(losses) / len(losses))
 
 
 def shrink(sample: tuple[Any, int]) -> tuple[Any, int]:
@@ -110,50 +119,3 @@ def _test(torch: Any, wds: Any, model: Any, urls: list[str]) -> float:
             count += len(labels)
     model.train()
     return right / count
-
-
-class _Meter:
-    """Samples counted by the training, bytes by the readers of all workers, sampled by a thread."""
-
-    def __init__(self, statistics: Callable[[], Any], sample_bytes: float) -> None:
-        self.samples = 0
-        self.rates: list[tuple[float, float, float]] = []
-        self._statistics = statistics
-        self._sample_bytes = sample_bytes
-        self._done = threading.Event()
-        self._start = time.monotonic()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> _Meter:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._done.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        then, before, trained = time.monotonic(), self._statistics(), self.samples
-        while not self._done.wait(_TICK_S):
-            now, stats, samples = time.monotonic(), self._statistics(), self.samples
-            span = now - then
-            read = (stats.bytes - before.bytes) / span
-            self.rates.append((now - self._start, read, (samples - trained) * self._sample_bytes / span))
-            then, before, trained = now, stats, samples
-
-    def count(self, samples: int) -> int:
-        """Count ``samples`` more; gives how many there are."""
-        self.samples += samples
-        return self.samples
-
-    def state(self, epoch: int, losses: list[tuple[int, float]]) -> State:
-        """For the bar: rates over the last second, the loss over the last 50 batches."""
-        recent = [loss for _, loss in losses[-50:]]
-        rates = [rate for _, rate, _ in self.rates[-4:]]
-        return State(
-            epoch,
-            self.samples,
-            self.samples / (time.monotonic() - self._start),
-            sum(rates) / max(1, len(rates)),
-            sum(recent) / len(recent),
-        )
