@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -26,7 +27,7 @@ from wds_async.service.config import load_config
 from wds_async.service.context import Context
 from wds_async.service.running import Service
 
-__all__ = ["Inside", "Process", "answers", "ask", "asked", "dial", "until"]
+__all__ = ["Inside", "Process", "answers", "ask", "asked", "dial", "spoken", "until"]
 
 _START_S = 50.0  # a fifth of a second, where nothing else runs
 
@@ -256,6 +257,20 @@ def answers(connection: socket.socket, *methods: str) -> list[tuple[int, dict[st
         got.append((int(line.split()[1]), fields, bytes(left[:length])))
         del left[:length]
     assert not left, left[:200]
+    return got
+
+
+def spoken(service: Inside, *raw: bytes, end: bool = False) -> bytes:
+    """All that comes back for ``raw`` on one connection, until the service closes it. ``end``: it is half-closed."""
+    with dial(service) as one:
+        for piece in raw:
+            one.sendall(piece)
+        if end:
+            one.shutdown(socket.SHUT_WR)
+        got = b""
+        with contextlib.suppress(ConnectionResetError):
+            while piece := one.recv(1 << 20):
+                got += piece
     return got
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import socket
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +12,11 @@ from typing import Any
 import pytest
 
 from tests.servers import Origin
-from tests.service.serving import Inside, ask
+from tests.service.serving import Inside, ask, asked, spoken
 from tests.transfer.reading import data
 from wds_async.observe import doctor
 from wds_async.service.cache.origin import Client
-from wds_async.service.http_messages import SERVER
+from wds_async.service.http_server import SERVER
 
 BODY = data(70_000)
 
@@ -29,27 +28,6 @@ def service(origin: Origin, tmp_path: Path) -> Iterator[Inside]:
     given = {"allow": (origin.base,), "buckets": {"b": f"{origin.base}/d/"}, "private": True}
     with Inside(**given, socket=tmp_path / "socket", header_timeout_s=0.3) as running:
         yield running
-
-
-def raw(port: int, *sent: bytes, end: bool = False) -> bytes:
-    """All that comes back for these bytes on one connection. ``end``: nothing more is sent (half-closed)."""
-    with socket.create_connection(("127.0.0.1", port), 20) as client:
-        for part in sent:
-            client.sendall(part)
-        if end:
-            client.shutdown(socket.SHUT_WR)
-        got = b""
-        try:
-            while part := client.recv(1 << 20):
-                got += part
-        except ConnectionResetError:
-            pass
-        return got
-
-
-def get(path: str, *fields: str, close: bool = True) -> bytes:
-    lines = [f"GET {path} HTTP/1.1", "Host: x", *fields, *(["Connection: close"] if close else [])]
-    return "\r\n".join([*lines, "", ""]).encode()
 
 
 def test_each_answer_has_a_line_that_says_whose_it_was(
@@ -104,11 +82,6 @@ def test_pages_for_operators(service: Inside) -> None:
     assert stats["counters"]["client_bytes"] >= len(BODY)
 
 
-def ask_control(folder: Path) -> dict[str, Any]:
-    """The figures that the control socket shows, as ``wds-async top`` reads them."""
-    return doctor.fetch_stats(f"unix:{folder}/control.sock")
-
-
 def test_a_tenant_neither_sees_nor_touches_what_is_anothers(origin: Origin, tmp_path: Path) -> None:
     for path in ("/d/x.tar", "/d/y.tar"):
         origin.add(path, BODY)
@@ -138,7 +111,7 @@ def test_a_tenant_neither_sees_nor_touches_what_is_anothers(origin: Origin, tmp_
         assert ask(f"{service.base}/ais/b/x.tar", Authorization="Bearer none")[0] == 401
         assert ask(f"{service.base}/healthz")[0] == 200
         theirs, own = stats(**other), stats(**vision)
-        everything = ask_control(tmp_path / "c")
+        everything = doctor.fetch_stats(f"unix:{tmp_path}/c/control.sock")
     assert [theirs[name] for name in ("plans", "slowest", "errors")] == [[], [], []]
     assert not {"origins", "cost"} & {*theirs, *own}
     assert (theirs["tenant"], own["tenant"]) == ("", "vision")
@@ -174,12 +147,12 @@ def test_plans(service: Inside, origin: Origin) -> None:
 
 
 def test_a_whole_url_as_a_target_is_its_path(service: Inside) -> None:
-    assert raw(service.port, get("http://elsewhere:99/ais/b/x.tar")).endswith(BODY)
+    assert spoken(service, asked("http://elsewhere:99/ais/b/x.tar", Connection="close")).endswith(BODY)
 
 
 def test_what_was_sent_is_not_written_down(service: Inside, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "wds_async")
-    raw(service.port, b"GET /ais/b/x.tar HTTP/1.1\r\nHost: x\r\nMy Authorization: Bearer hush\r\n\r\n")
+    spoken(service, b"GET /ais/b/x.tar HTTP/1.1\r\nHost: x\r\nMy Authorization: Bearer hush\r\n\r\n")
     assert "peer=127.0.0.1 status=400 reason=malformed: a malformed request: HttpParserError" in caplog.text
     assert "hush" not in caplog.text
     assert "Traceback" not in caplog.text
@@ -188,14 +161,14 @@ def test_what_was_sent_is_not_written_down(service: Inside, caplog: pytest.LogCa
 
 def test_a_body_that_never_comes_is_not_waited_for(service: Inside) -> None:
     head = b"POST /v1/plan HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{"
-    assert raw(service.port, head).startswith(b"HTTP/1.1 408")
+    assert spoken(service, head).startswith(b"HTTP/1.1 408")
 
 
 def test_older_clients(service: Inside, origin: Origin) -> None:
-    assert raw(service.port, b"GET /ais/b/x.tar HTTP/1.0\r\n\r\n").endswith(BODY)
+    assert spoken(service, b"GET /ais/b/x.tar HTTP/1.0\r\n\r\n").endswith(BODY)
     origin.add("/d/y.tar", BODY)
     origin.behave(path="/d/y.tar", ignore_range=True, chunked=True)
-    got = raw(service.port, b"GET /ais/b/y.tar HTTP/1.0\r\n\r\n")
+    got = spoken(service, b"GET /ais/b/y.tar HTTP/1.0\r\n\r\n")
     assert got.endswith(BODY)  # and no chunks, which HTTP/1.0 has not
 
 

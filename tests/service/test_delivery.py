@@ -18,8 +18,7 @@ from tests.transfer.reading import KIB, MIB, data
 from wds_async.service.cache.disk import DataFile
 from wds_async.service.cache.fetching import DiskPiece
 from wds_async.service.delivery import Delivery, SpillFile
-from wds_async.service.http_messages import HttpRequest, HttpResponse
-from wds_async.service.http_server import ClientConnections
+from wds_async.service.http_server import ClientConnections, HttpRequest, HttpResponse
 from wds_async.service.metrics import Meters
 
 BODY = data(3 * MIB + 17)

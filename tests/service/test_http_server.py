@@ -23,11 +23,10 @@ from typing import Any
 import pytest
 
 from tests.servers import Origin, Tls
-from tests.service.serving import Inside, answers, ask, asked, dial, until
+from tests.service.serving import Inside, answers, ask, asked, dial, spoken, until
 from tests.transfer.reading import MIB, data, open_fds
 from wds_async.service import http_server
-from wds_async.service.http_messages import SERVER, HttpRequest
-from wds_async.service.http_server import HEAD_LIMIT_BYTES
+from wds_async.service.http_server import HEAD_LIMIT_BYTES, SERVER, HttpRequest
 
 BIG = data(5 * MIB + 17)
 
@@ -239,18 +238,6 @@ def test_random_clients_get_what_they_ask_for(service: Inside) -> None:
 
 
 # -- HTTP/1.1 as others speak it
-
-
-def spoken(service: Inside, *raw: bytes) -> bytes:
-    """All that comes back for ``raw`` on one connection, until the service closes it."""
-    with dial(service) as one:
-        for piece in raw:
-            one.sendall(piece)
-        got = b""
-        with contextlib.suppress(ConnectionResetError):
-            while piece := one.recv(1 << 20):
-                got += piece
-    return got
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from tests.servers import Origin
 from tests.service.serving import Inside, ask, until
 from tests.transfer.reading import KIB, MIB, data
-from wds_async.service.http_messages import SERVER
+from wds_async.service.http_server import SERVER
 
 BODY = data(5 * MIB + 123)
 QUICK_STALL = {"stall_timeout_s": 0.2}

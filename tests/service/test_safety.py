@@ -13,7 +13,7 @@ import logging
 import socket
 import ssl
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import pytest
 import trustme
 
 from tests.servers import Origin
-from tests.service.serving import Inside, Process, answers, ask, dial
+from tests.service.serving import Inside, Process, answers, ask, dial, spoken
 from wds_async.service.cache.origin import Client
 
 SECRET = b"SECRET" * 100
@@ -232,11 +232,8 @@ def test_a_proxys_own_form_is_not_answered(origin: Origin) -> None:
     origin.add("x.tar", SECRET)
     with Inside(allow=(origin.base + "/",)) as service:
         for method, target in (("GET", origin.url("x.tar")), ("CONNECT", f"127.0.0.1:{origin.port}")):
-            with socket.create_connection(("127.0.0.1", service.port), timeout=20) as connection:
-                connection.sendall(f"{method} {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
-                answer = b""
-                while piece := connection.recv(65536):
-                    answer += piece
+            request = f"{method} {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+            answer = spoken(service, request.encode())
             assert answer[9:10] in (b"4", b""), answer[:100]
             assert b"SECRET" not in answer
     assert origin.connections == 0
@@ -275,17 +272,11 @@ def test_without_allow_and_tokens_only_local_hosts_are_answered(disk: Path, host
         if status == 403:
             assert b"set one of the two" in body
             assert get(service, "/v1/plan", Host=host)[0] == 403
-            target = f"http://localhost:{service.port}/ais/b/x.tar"
-            assert raw(service, f"GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n")[9:12] == b"200"
-            line = f"GET http://{host}/ais/b/x.tar HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-            assert raw(service, line)[9:12] == b"403"
-
-
-def raw(service: Inside, request: str) -> bytes:
-    """All that comes back for ``request`` until the service closes the connection."""
-    with socket.create_connection(("127.0.0.1", service.port), timeout=20) as connection:
-        connection.sendall(request.encode())
-        return b"".join(iter(lambda: connection.recv(65536), b""))
+            for line, code in (
+                (f"GET http://localhost:{service.port}/ais/b/x.tar HTTP/1.1\r\nHost: {host}", b"200"),
+                (f"GET http://{host}/ais/b/x.tar HTTP/1.1\r\nHost: localhost", b"403"),
+            ):
+                assert spoken(service, f"{line}\r\nConnection: close\r\n\r\n".encode())[9:12] == code
 
 
 @pytest.mark.parametrize("way", ["allow", "tokens", "socket"])
@@ -488,18 +479,7 @@ def test_nothing_is_written(origin: Origin, method: str) -> None:
 
 
 def test_strange_heads_end_where_they_begin(disk: Path) -> None:
-    send: Callable[[bytes], bytes]
     with Inside(buckets={"disk": f"{disk}/"}) as service:
-
-        def send(raw: bytes) -> bytes:
-            with socket.create_connection(("127.0.0.1", service.port), timeout=20) as connection:
-                connection.sendall(raw)
-                connection.shutdown(socket.SHUT_WR)
-                answer = b""
-                while piece := connection.recv(65536):
-                    answer += piece
-                return answer
-
         for raw in (
             b"GET /ais/disk/../secret HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
             b"GET /ais/disk/..%2fsecret HTTP/1.0\r\n\r\n",
@@ -510,7 +490,7 @@ def test_strange_heads_end_where_they_begin(disk: Path) -> None:
             b"GET /ais/disk/" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
             b"\x00" * 1000,
         ):
-            assert b"SECRET" not in send(raw), raw[:60]
+            assert b"SECRET" not in spoken(service, raw, end=True), raw[:60]
         assert get(service, "/ais/disk/x.tar") == (200, GOOD), "and it lives"
 
 

@@ -23,8 +23,8 @@ from wds_async.errors import ConfigError
 from wds_async.service.cache.disk import INDEX
 from wds_async.service.cache.index import CHUNK_BYTES
 from wds_async.service.config import load_config
-from wds_async.service.http_messages import SERVER
-from wds_async.service.send_fd import ReadOnlyFolder, credentials
+from wds_async.service.http_server import SERVER, credentials
+from wds_async.service.send_fd import ReadOnlyFolder
 
 BYTES = data(100_000)
 ASK = asked("/ais/b/x.tar", "HEAD", Wds_Hand="1")

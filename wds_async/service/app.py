@@ -16,8 +16,7 @@ from wds_async.errors import StorageError
 from wds_async.redact import redact
 from wds_async.service import buckets, objects, s3api
 from wds_async.service.context import Context, Exchange
-from wds_async.service.http_messages import HttpRequest, HttpResponse, json_response
-from wds_async.service.http_server import ClientConnection
+from wds_async.service.http_server import ClientConnection, HttpRequest, HttpResponse, json_response
 from wds_async.service.names import SCHEMES, ObjectName, bucket_of, name_of
 from wds_async.service.pages import CONTENT_TYPE, metrics_page, snapshot
 from wds_async.service.refusals import Refusal, as_json, as_xml, refusal_of

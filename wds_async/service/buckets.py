@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 from wds_async.service.context import Context, Exchange
-from wds_async.service.http_messages import HttpRequest, HttpResponse, json_response
+from wds_async.service.http_server import HttpRequest, HttpResponse, json_response
 from wds_async.service.listing import ListPage
 from wds_async.service.names import ObjectName, url_of
 from wds_async.service.refusals import Refusal

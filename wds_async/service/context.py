@@ -11,7 +11,7 @@ from wds_async.service.auth import Access
 from wds_async.service.cache.cache import ChunkCache
 from wds_async.service.cache.origin import NO_CLIENT, Client
 from wds_async.service.config import ServiceConfig
-from wds_async.service.http_messages import HttpRequest
+from wds_async.service.http_server import HttpRequest
 from wds_async.service.limits import InFlightRequests, RateLimit
 from wds_async.service.listing import Listings
 from wds_async.service.metrics import Meters

@@ -23,8 +23,7 @@ from wds_async.service.cache.index import key_of
 from wds_async.service.config import check_quotas
 from wds_async.service.context import Context
 from wds_async.service.delivery import Delivery
-from wds_async.service.http_messages import HttpRequest, HttpResponse, json_response
-from wds_async.service.http_server import ClientConnections
+from wds_async.service.http_server import ClientConnections, HttpRequest, HttpResponse, json_response
 from wds_async.service.metrics import Meters
 from wds_async.service.pages import snapshot
 from wds_async.service.refusals import Refusal

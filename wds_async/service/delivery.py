@@ -19,7 +19,7 @@ from wds_async.environment import KIB, MIB
 from wds_async.redact import redact
 from wds_async.service.cache.cache import CachedObject
 from wds_async.service.cache.fetching import DiskPiece, Piece
-from wds_async.service.http_messages import HttpRequest
+from wds_async.service.http_server import HttpRequest
 from wds_async.storage.base import Call
 from wds_async.storage.filewriting import write_all
 

@@ -1,31 +1,45 @@
-"""The HTTP server: connections, their limits and timeouts, over TCP, TLS and Unix sockets alike."""
+"""The HTTP server: requests and answers, connections and their limits, over TCP, TLS and Unix sockets alike."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import json
 import logging
 import os
 import re
 import socket
 import ssl
+import struct
+import time
+import urllib.parse
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from http import HTTPStatus
 from typing import Any
 
 import httptools
 
-from wds_async.service.http_messages import BODY_LIMIT_BYTES, HttpRequest, HttpResponse
+from wds_async._version import __version__
 from wds_async.service.limits import Counts
 from wds_async.service.metrics import Meters
 from wds_async.service.refusals import Refusal
-from wds_async.service.send_fd import credentials
 
-__all__ = ["HEAD_LIMIT_BYTES", "ClientConnection", "ClientConnections"]
+__all__ = ["BODY_LIMIT_BYTES", "HEAD_LIMIT_BYTES", "SERVER", "ClientConnection", "ClientConnections", "HttpRequest",
+           "HttpResponse", "json_response"]  # fmt: skip
 
 logger = logging.getLogger("wds_async")
+SERVER = f"wds-async/{__version__}"
+"""The header ``Server`` of every answer, by which our own clients know us."""
+BODY_LIMIT_BYTES = 1 << 20
+"""Largest body of a request, unless the server has another limit; a longer one is answered 413."""
 HEAD_LIMIT_BYTES = 16 << 10
 """Largest head of a request; a longer one is answered 431."""
+_PHRASES = {status.value: status.phrase for status in HTTPStatus}
+_date = functools.lru_cache(maxsize=2)(functools.partial(formatdate, usegmt=True))
 _LOOK_EVERY_S = 1.0
 _IDLE_S, _LINGER_S, _TLS_CLOSE_S = 75.0, 1.0, 5.0
 _PROCESS_LINGER_S = 2.0  # a process that changes its connections has none for a moment
@@ -33,6 +47,150 @@ _RESERVED = 64
 _PIPELINED = 16  # requests that wait behind the one that is answered; then nothing more is received
 _BODY_AHEAD_BYTES = 16 << 10  # of a body that is not read yet; then nothing more is received
 _HOST = re.compile(r"(?:\[[0-9A-Za-z:.%_~-]+\]|[0-9A-Za-z._~!$&'()*+;=%-]*)(?::[0-9]*)?")
+_UCRED = struct.Struct("3i")
+
+
+@dataclass(slots=True, eq=False)
+class HttpRequest:
+    """One request. ``target`` is as it came; ``headers`` have lower-case names, and fields of one name are joined by a
+    comma. ``keep_alive``: whether the connection stays open."""
+
+    connection: ClientConnection
+    method: str
+    target: str
+    headers: Mapping[str, str]
+    version: str = "1.1"
+    keep_alive: bool = True
+    complete: bool = False
+    """Whether all of its body has come."""
+    wanted: bool = False
+    """Whether its body is read."""
+    _body: bytearray = field(default_factory=bytearray)
+    _refusal: Refusal | None = None
+    _arrived: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def query(self) -> dict[str, str]:
+        """The parameters of the target, decoded; of several by one name the last."""
+        return dict(urllib.parse.parse_qsl(self.target.partition("?")[2], keep_blank_values=True))
+
+    @property
+    def chunked(self) -> bool:
+        """Whether a body of unknown length is sent in chunks, and not to the connection's end."""
+        return self.version != "1.0"
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of its body that are in memory."""
+        return len(self._body)
+
+    async def read(self, within_s: float) -> bytes:
+        """Return the body. Refusal (413) if it is longer than the connection's limit, 408 if it takes too long."""
+        if int(self.headers.get("content-length", "0")) > self.connection.body_limit_bytes:
+            self._refuse_length()
+        if not self._arrived.is_set():
+            if self.chunked and self.headers.get("expect", "").lower() == "100-continue" and not self._body:
+                self.connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.wanted = True
+            self.connection.receive()
+            try:
+                async with asyncio.timeout(within_s):
+                    await self._arrived.wait()
+            except TimeoutError:
+                words = f"the request's body did not come within {within_s:g} s (header_timeout_s)"
+                raise Refusal(408, words, "body") from None
+        if self._refusal is not None:
+            raise self._refusal
+        return bytes(self._body)
+
+    def feed(self, data: bytes) -> None:
+        """Append bytes of the body."""
+        if self._refusal is None:
+            self._body += data
+            if len(self._body) > self.connection.body_limit_bytes:
+                self._refuse_length()
+
+    def end(self) -> None:
+        """Mark the body as complete."""
+        self.complete = True
+        self._arrived.set()
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Drop the body; `read` raises ``refusal``."""
+        self._refusal = refusal
+        self._body.clear()
+        self._arrived.set()
+
+    def _refuse_length(self) -> None:
+        self.refuse(Refusal(413, f"a body of more than {self.connection.body_limit_bytes} bytes", "body"))
+
+    def head(self, status: int, fields: Mapping[str, str], length: int | None) -> bytes:
+        """Return the head of an answer with a body of ``length`` bytes; None: in chunks, or to the connection's end for
+        HTTP/1.0. ValueError for a field with a line break."""
+        date = _date(int(time.time()))
+        lines = [f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\nServer: {SERVER}\r\nDate: {date}\r\n"]
+        lines += [f"{name}: {value}\r\n" for name, value in fields.items()]
+        if length is not None and status not in (204, 304):
+            lines.append(f"Content-Length: {length}\r\n")
+        elif length is None and self.chunked:
+            lines.append("Transfer-Encoding: chunked\r\n")
+        if not self.keep_alive:
+            lines.append("Connection: close\r\n")
+        elif self.version == "1.0":
+            lines.append("Connection: keep-alive\r\n")
+        text = "".join(lines)
+        if text.count("\n") != len(lines) + 2 or text.count("\r") != len(lines) + 2:
+            raise ValueError("a header field of an answer holds a line break")
+        return f"{text}\r\n".encode("utf-8", "surrogateescape")
+
+    async def send(self, response: HttpResponse) -> None:
+        """Send ``response``, unless that was done. ConnectionResetError if the client has gone."""
+        if not response.sent:
+            self.keep_alive = self.keep_alive and self.complete
+            self.connection.write(response.to(self))
+            await self.connection.drained()
+
+
+class HttpResponse:
+    """An answer whose ``body`` is in memory; text becomes UTF-8. ``sent``: it was sent already."""
+
+    def __init__(
+        self,
+        status: int = 200,
+        body: bytes | str = b"",
+        headers: Mapping[str, str] | None = None,
+        *,
+        content_type: str = "",
+        sent: bool = False,
+    ) -> None:
+        self.status, self.sent, self.headers = status, sent, dict(headers or {})
+        if isinstance(body, str):
+            body = body.encode("utf-8", "surrogateescape")
+            content_type = f"{content_type or 'text/plain'}; charset=utf-8"
+        self.body = body
+        if content_type:
+            self.headers.setdefault("Content-Type", content_type)
+
+    def to(self, request: HttpRequest) -> bytes:
+        """Return the bytes of the answer to ``request``: for a HEAD the head alone."""
+        headers = self.headers
+        length = int(headers.pop("Content-Length", len(self.body)))
+        head = request.head(self.status, headers, length)
+        return head if request.method == "HEAD" or self.status in (204, 304) else head + self.body
+
+
+def json_response(value: object, status: int = 200) -> HttpResponse:
+    """Return ``value`` as JSON."""
+    return HttpResponse(status, json.dumps(value), content_type="application/json")
+
+
+def credentials(connection: socket.socket) -> tuple[int, int, int]:
+    """Return process, user and group of the peer, as the kernel knows them; a process of another namespace is 0. -1 if
+    the system does not tell."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return -1, -1, -1
+    pid, uid, gid = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return pid, uid, gid
 
 
 class ClientConnections:
@@ -190,7 +348,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def __init__(self, connections: ClientConnections, *, local: bool) -> None:
         self.local = local  # by the Unix socket
         self.secure = connections.tls is not None and not local  # encrypted
-        self.process = 0  # number of the client's process, for the Unix socket; 0 if the kernel does not tell
+        self.process, self.user, self.group = 0, -1, -1  # the client's, for the Unix socket; see `credentials`
         self.address = ""  # the client's address, or its process on the Unix socket
         self.reserved = False  # holds a reserved place: for one request of a health check or for metrics
         self.sending = False  # the body of an object is on its way
@@ -312,8 +470,8 @@ class ClientConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
         if self.local:
-            self.process, user, _ = credentials(transport.get_extra_info("socket"))
-            if user == 0:
+            self.process, self.user, self.group = credentials(transport.get_extra_info("socket"))
+            if self.user == 0:
                 self._connections.warn_of_root(self.process)
             self.address = f"process {self.process}"
         else:

@@ -13,7 +13,7 @@ from wds_async.redact import redact
 from wds_async.service.cache.cache import CachedObject
 from wds_async.service.context import Context, Exchange
 from wds_async.service.delivery import BodyWriter, Delivery
-from wds_async.service.http_messages import HttpResponse
+from wds_async.service.http_server import HttpResponse
 from wds_async.service.names import ObjectName
 from wds_async.service.preconditions import (
     ByteRange,

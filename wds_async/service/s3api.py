@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from wds_async.service.buckets import allowed_buckets, check_bucket
 from wds_async.service.context import Context
-from wds_async.service.http_messages import HttpRequest, HttpResponse
+from wds_async.service.http_server import HttpRequest, HttpResponse
 from wds_async.service.listing import ListEntry, ListPage
 from wds_async.service.names import ObjectName, url_of
 from wds_async.service.refusals import Refusal, xml_text

@@ -9,7 +9,6 @@ import array
 import logging
 import os
 import socket
-import struct
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -18,13 +17,11 @@ from wds_async.redact import redact
 
 if TYPE_CHECKING:
     from wds_async.service.cache.cache import CachedObject
-    from wds_async.service.http_messages import HttpRequest
-    from wds_async.service.http_server import ClientConnection
+    from wds_async.service.http_server import ClientConnection, HttpRequest
 
-__all__ = ["ReadOnlyFolder", "credentials", "hand", "log_handed", "open_anew", "wants_file"]
+__all__ = ["ReadOnlyFolder", "hand", "log_handed", "open_anew", "wants_file"]
 
 audit = logging.getLogger("wds_async.audit")
-_UCRED = struct.Struct("3i")
 _HOW = (
     "It has to be the cache's folder by a read-only mount: mount --bind FOLDER PATH && mount -o remount,bind,ro PATH; "
     "for systemd BindReadOnlyPaths=FOLDER:PATH; in Kubernetes a second volumeMount of the volume, with readOnly: true"
@@ -101,18 +98,9 @@ def hand(request: HttpRequest, own: int, size: int, fields: Mapping[str, str]) -
     return True
 
 
-def credentials(connection: socket.socket) -> tuple[int, int, int]:
-    """Return process, user and group of the peer, as the kernel knows them; a process of another namespace is 0. -1 if
-    the system does not tell."""
-    if not hasattr(socket, "SO_PEERCRED"):
-        return -1, -1, -1
-    pid, uid, gid = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-    return pid, uid, gid
-
-
 def log_handed(connection: ClientConnection, url: str) -> None:
     """Log which process requests files, once a connection, and (at debug) which files."""
-    process, user, group = credentials(connection.own_socket)
+    process, user, group = connection.process, connection.user, connection.group
     if not connection.files_logged:
         connection.files_logged = True
         audit.info("process %d of user %d, group %d asks for files", process, user, group)
