@@ -10,7 +10,6 @@ from typing import Any
 
 from wds_async.service.context import Context, Exchange
 from wds_async.service.http_server import HttpRequest, HttpResponse, json_response
-from wds_async.service.listing import ListPage
 from wds_async.service.names import ObjectName, url_of
 from wds_async.service.refusals import Refusal
 from wds_async.storage.ais.urls import PROVIDERS
@@ -30,62 +29,40 @@ async def answer_bucket(context: Context, request: HttpRequest, named: ObjectNam
     """Answer ``GET /v1/buckets/B`` with AIStore's message ``list``, or HEAD for a bucket that may be read."""
     if request.method == "HEAD":
         await check_bucket(context, named)
-        props = json.dumps({"provider": named.provider, "present": True})
-        return HttpResponse(headers={"Ais-Bucket-Props": props})
-    message = _message(await request.read(context.config.header_timeout_s))
-    prefix, flags = str(message.get("prefix") or ""), int(message.get("flags") or 0)
-    after = str(message.get("continuation_token") or message.get("start_after") or "")
-    most = min(_PAGE, int(message.get("pagesize") or 0) or _PAGE)
-    await context.allowed.check(url_of(named.url, prefix))
-    one_level = bool(flags & _NO_RECURSION)
-    page = await context.listings.page(named.url, prefix, after, most, one_level=one_level)
-    return await _answered(context, request, named, page, message, hide_folders=bool(flags & _NO_DIRS))
-
-
-def _message(body: bytes) -> dict[str, Any]:
+        return HttpResponse(headers={"Ais-Bucket-Props": json.dumps({"provider": named.provider, "present": True})})
     try:
-        body_value = json.loads(body or b"{}")
-        if body_value.get("action", "list") != "list":
-            raise Refusal(405, f"action {str(body_value['action'])[:40]!r}: this service reads", "method")
-        value = body_value.get("value") or {}
-        int(value.get("flags") or 0), int(value.get("pagesize") or 0)
+        body = json.loads(await request.read(context.config.header_timeout_s) or b"{}")
+        if body.get("action", "list") != "list":
+            raise Refusal(405, f"action {str(body['action'])[:40]!r}: this service reads", "method")
+        message = dict(body.get("value") or {})
+        flags, most = int(message.get("flags") or 0), int(message.get("pagesize") or 0)
     except (ValueError, TypeError, AttributeError, RecursionError):
         raise Refusal(400, 'the body is no message of AIStore: {"action": "list", "value": {…}}', "message") from None
-    return dict(value)
-
-
-async def _answered(
-    context: Context,
-    request: HttpRequest,
-    named: ObjectName,
-    page: ListPage,
-    message: dict[str, Any],
-    *,
-    hide_folders: bool,
-) -> HttpResponse:
+    prefix, after = str(message.get("prefix") or ""), message.get("continuation_token") or message.get("start_after")
+    await context.allowed.check(url_of(named.url, prefix))
+    most, one_level = min(_PAGE, most or _PAGE), bool(flags & _NO_RECURSION)
+    page = await context.listings.page(named.url, prefix, str(after or ""), most, one_level=one_level)
     entries = [
         {"name": line.name, "size": line.size or 0, "flags": _IS_FOLDER if line.folder else _IS_CACHED}
         for line in page.lines
-        if not (line.folder and hide_folders)
+        if not (line.folder and flags & _NO_DIRS)
     ]
     token = page.lines[-1].name if page.more else ""
     uuid = str(message.get("uuid") or hashlib.sha256(named.url.encode()).hexdigest()[:9])
-    if _MSGPACK in request.headers.get("accept", "") and (packed := _packed(entries, token, uuid)) is not None:
+    if _MSGPACK in request.headers.get("accept", "") and (msgpack := _msgpack()) is not None:
+        short = [{_SHORT[key]: value for key, value in entry.items()} for entry in entries]
+        packed = msgpack.packb({"UUID": uuid, "ContinuationToken": token, "Entries": short, "Flags": 0})
         return HttpResponse(body=packed, content_type=_MSGPACK)
     shown = [{**entry, "size": str(entry["size"])} for entry in entries]  # a string in AIStore's JSON
     return json_response({"uuid": uuid, "entries": shown, "continuation_token": token, "flags": 0})
 
 
-def _packed(entries: list[dict[str, Any]], token: str, uuid: str) -> bytes | None:
-    """Return the page as MessagePack, which AIStore's own client reads; None if the package is not installed."""
+def _msgpack() -> Any:
+    """Return the package msgpack, whose form AIStore's own client reads; None if it is not installed."""
     try:
-        msgpack = importlib.import_module("msgpack")
+        return importlib.import_module("msgpack")
     except ImportError:
         return None
-    short = [{_SHORT[key]: value for key, value in entry.items()} for entry in entries]
-    page = {"UUID": uuid, "ContinuationToken": token, "Entries": short, "Flags": 0}
-    packed: bytes = msgpack.packb(page)
-    return packed
 
 
 async def check_bucket(context: Context, named: ObjectName) -> None:
@@ -118,7 +95,10 @@ async def answer_daemon(context: Context, exchange: Exchange) -> HttpResponse:
     request = exchange.request
     what = request.query.get("what", "")
     if what == "smap":
-        return json_response(_smap(request))
+        proxy, target = _node(request, "proxy"), _node(request, "target")
+        made = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        nodes = {"pmap": {"wds-async": proxy}, "tmap": {"wds-async": target}, "proxy_si": proxy}
+        return json_response({**nodes, "version": "1", "uuid": "wds-async", "creation_time": made})
     if what in ("node_status", "status", "stats", "sysinfo"):
         return json_response({"snode": _node(request, "target"), "cluster_info": {}, "status": "online"})
     raise Refusal(501, f"what={what[:40]!r} is a question for a whole AIStore; here is smap", "not-here")
@@ -129,17 +109,7 @@ def _node(request: HttpRequest, kind: str) -> dict[str, Any]:
     host = request.headers.get("host") or "localhost"
     name, _, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")
     digest = int.from_bytes(hashlib.sha256(host.encode()).digest()[:8], "big")
-    net = {
-        "node_hostname": name or host,
-        "daemon_port": port or ("443" if request.connection.secure else "80"),
-        "direct_url": f"{'https' if request.connection.secure else 'http'}://{host}",
-    }
+    kind_of_url, usual_port = ("https", "443") if request.connection.secure else ("http", "80")
+    net = {"node_hostname": name or host, "daemon_port": port or usual_port, "direct_url": f"{kind_of_url}://{host}"}
     nets = {"public_net": net, "intra_control_net": net, "intra_data_net": net}
     return {"daemon_id": "wds-async", "daemon_type": kind, "id_digest": digest, "flags": 0, **nets}
-
-
-def _smap(request: HttpRequest) -> dict[str, Any]:
-    proxy, target = _node(request, "proxy"), _node(request, "target")
-    made = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    nodes = {"pmap": {"wds-async": proxy}, "tmap": {"wds-async": target}, "proxy_si": proxy}
-    return {**nodes, "version": "1", "uuid": "wds-async", "creation_time": made}

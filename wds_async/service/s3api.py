@@ -64,17 +64,13 @@ async def answer_bucket(context: Context, request: HttpRequest, named: ObjectNam
     if delimiter not in ("", "/"):
         raise Refusal(501, 'the only delimiter here is "/"', "not-here")
     await context.allowed.check(url_of(named.url, prefix))
-    most, after = _most(parameters.get("max-keys", "")), _after(parameters)
-    page = ListPage((), False)
+    limit = parameters.get("max-keys", "")
+    if limit and not re.fullmatch(r"[0-9]{1,9}", limit, re.ASCII):
+        raise Refusal(400, f"max-keys={limit[:40]!r} is no number", "name", code="InvalidArgument")
+    most, page = min(_MOST, int(limit or _MOST)), ListPage((), False)
     if most:
-        page = await context.listings.page(named.url, prefix, after, most, one_level=bool(delimiter))
+        page = await context.listings.page(named.url, prefix, _after(parameters), most, one_level=bool(delimiter))
     return _listed(named.bucket, parameters, page, most)
-
-
-def _most(text: str) -> int:
-    if text and not re.fullmatch(r"[0-9]{1,9}", text, re.ASCII):
-        raise Refusal(400, f"max-keys={text[:40]!r} is no number", "name", code="InvalidArgument")
-    return min(_MOST, int(text)) if text else _MOST
 
 
 def _after(parameters: Mapping[str, str]) -> str:
@@ -88,27 +84,23 @@ def _after(parameters: Mapping[str, str]) -> str:
 
 
 def _listed(bucket: str, parameters: Mapping[str, str], page: ListPage, most: int) -> HttpResponse:
-    second, encoded = parameters.get("list-type") == "2", parameters.get("encoding-type") == "url"
+    encoded = parameters.get("encoding-type") == "url"
 
     def name(text: str) -> str:
         return xml_text(urllib.parse.quote(text, safe="/") if encoded else text)
 
-    tags = [("Name", xml_text(bucket)), ("Prefix", name(parameters.get("prefix", ""))), ("MaxKeys", str(most))]
-    if parameters.get("delimiter"):
-        tags.append(("Delimiter", name(parameters["delimiter"])))
-    if encoded:
-        tags.append(("EncodingType", "url"))
-    tags.append(("IsTruncated", "true" if page.more else "false"))
     last = page.lines[-1].name if page.more else ""
-    if second:
-        tags.append(("KeyCount", str(len(page.lines))))
-        tags += [(tag, xml_text(parameters[key])) for tag, key in _ECHOED if parameters.get(key)]
-        if last:
-            tags.append(("NextContinuationToken", base64.urlsafe_b64encode(last.encode()).decode()))
+    optional = [("Delimiter", name(parameters.get("delimiter", ""))), ("EncodingType", "url" if encoded else "")]
+    if parameters.get("list-type") == "2":
+        tags = [("KeyCount", str(len(page.lines)))]
+        optional += [(tag, xml_text(parameters.get(key, ""))) for tag, key in _ECHOED]
+        optional.append(("NextContinuationToken", base64.urlsafe_b64encode(last.encode()).decode()))
     else:
-        tags.append(("Marker", name(parameters.get("marker", ""))))
-        if last:
-            tags.append(("NextMarker", name(last)))
+        tags = [("Marker", name(parameters.get("marker", "")))]
+        optional.append(("NextMarker", name(last)))
+    tags += [("Name", xml_text(bucket)), ("Prefix", name(parameters.get("prefix", ""))), ("MaxKeys", str(most))]
+    tags.append(("IsTruncated", "true" if page.more else "false"))
+    tags += [(tag, text) for tag, text in optional if text]
     rows = [_row(line, name(line.name)) for line in page.lines]
     return _document("ListBucketResult", _tags(tags) + "".join(rows))
 
