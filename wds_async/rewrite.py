@@ -11,12 +11,12 @@ their order.
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import shlex
 import urllib.parse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from wds_async.config import settings
 from wds_async.errors import UnsafeContent, UrlError, WdsError
@@ -92,7 +92,7 @@ def _rule(number: int, text: str) -> Rule:
     return Rule(compiled, replacement)
 
 
-@lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=32)
 def parse_rules(text: str) -> tuple[Rule, ...]:
     """Return the rules in ``text``, in order, without empty ones (a ``;`` at the end).
 
@@ -130,15 +130,13 @@ def note_matches(urls: Sequence[str]) -> None:
     """Note which rules of ``WDS_REWRITE`` rewrite one of ``urls``, for `unmatched_rules`. Costs nothing once all do."""
     with contextlib.suppress(WdsError):  # raised for each shard that is read
         rules = rules_from_env()
-        if set(rules) <= _settled:
-            return
         if len(urls) > _LOOKED_AT_MOST:
             _settled.update(rules)
-        for url in urls[:_LOOKED_AT_MOST]:
-            if (rule := rule_for(url, rules)) is not None and rule not in _settled:
+        for url in urls:
+            if _settled.issuperset(rules):
+                return
+            if (rule := rule_for(url, rules)) is not None:
                 _settled.add(rule)
-                if set(rules) <= _settled:
-                    return
 
 
 def unmatched_rules() -> list[str]:
@@ -168,7 +166,11 @@ def _spellings(url: str) -> tuple[str, ...]:
 def _command(match: re.Match[str], replacement: str, rest: str) -> str:
     """Return ``match.expand(replacement) + rest`` with every part of the URL quoted for the shell."""
     command, position = "", 0
-    quote = _quote_twice if _REMOTE.match(replacement) else _quote
+    remote = _REMOTE.match(replacement) is not None
+
+    def quote(value: str, before: str) -> str:
+        return _quote(_quote(value, _read(before)[1]) if remote else value, before)
+
     for reference in _REFERENCE.finditer(replacement):
         name, number, other = reference.groups()
         command += replacement[position : reference.start()]
@@ -180,11 +182,6 @@ def _command(match: re.Match[str], replacement: str, rest: str) -> str:
             command += quote(match.group(group) or "", command)
     command += replacement[position:]
     return command + (quote(rest, command) if rest else "")
-
-
-def _quote_twice(value: str, before: str) -> str:
-    """Quote ``value`` for a shell whose command line another shell has expanded already."""
-    return _quote(_quote(value, _read(before)[1]), before)
 
 
 def _quote(value: str, before: str) -> str:
@@ -231,34 +228,22 @@ def rules_from_env() -> tuple[Rule, ...]:
         raise UrlError(f"WDS_REWRITE (or GOPEN_REWRITE): {exn}") from None
 
 
-# One piece of a shell word without expansion of any kind: plain characters, '…', or "…".
-_PIECE = re.compile(r"([\w%@+=:,./?&~\-]+)|'([^']*)'|\"([^\"$`\\]*)\"")
+_QUOTED = re.compile(r"'[^']*'|\"[^\"$`\\]*\"")
+# '&' ends a command, and '~' at the start of a word is expanded.
+_SHELL_SYNTAX = re.compile(r"[^\w%@+=:,./?~\s\-]|(?:^|\s)~")
 _OR_TRUE = re.compile(r"\s*\|\|\s*true\s*$")
 
 
 def _words(command: str) -> list[str] | None:
     """Return the words of a command, None where it has shell syntax."""
-    words: list[str] = []
-    for blank_separated in re.finditer(r"(?:[^\s'\"]|'[^']*'|\"[^\"]*\")+|['\"]", command):
-        text, value, position = blank_separated.group(), "", 0
-        if text[0] in "~#":
-            return None
-        for piece in _PIECE.finditer(text):
-            if piece.start() != position:
-                return None
-            plain, single, double = piece.groups()
-            # '&' ends a command; '?' is a glob, but no file is called https://….
-            if plain is not None and ("&" in plain or ("?" in plain and "://" not in text)):
-                return None
-            value += plain or single or double or ""
-            position = piece.end()
-        if position != len(text):
-            return None
-        words.append(value)
-    return words
+    bare = _QUOTED.sub("", command)
+    # '?' is a glob, but no file is called https://….
+    if _SHELL_SYNTAX.search(bare) or any("?" in word and "://" not in word for word in bare.split()):
+        return None
+    return shlex.split(command)
 
 
-def _options(words: list[str], harmless: frozenset[str], valued: frozenset[str]) -> list[str] | None:
+def _options(words: list[str], harmless: Collection[str], valued: Collection[str] = frozenset()) -> list[str] | None:
     """Return the operands among ``words``; None if there is an option that is neither in ``harmless`` (alone) nor in
     ``valued`` (followed by a value that changes nothing)."""
     operands: list[str] = []
@@ -275,20 +260,10 @@ def _options(words: list[str], harmless: frozenset[str], valued: frozenset[str])
 
 
 _CURL_LETTERS = re.compile(r"-[sSLfNgq]+")
-_CURL_HARMLESS = frozenset(
-    (
-        "--disable",
-        "--fail",
-        "--globoff",
-        "--location",
-        "--no-buffer",
-        "--no-progress-meter",
-        "--retry-all-errors",
-        "--retry-connrefused",
-        "--show-error",
-        "--silent",
-    )
-)
+_CURL_HARMLESS = frozenset({
+    "--disable", "--fail", "--globoff", "--location", "--no-buffer", "--no-progress-meter", "--retry-all-errors",
+    "--retry-connrefused", "--show-error", "--silent",
+})  # fmt: skip
 _CURL_VALUED = frozenset(("--connect-timeout", "--retry", "--retry-delay"))
 
 
@@ -303,33 +278,20 @@ def _curl(words: list[str]) -> str | None:
     return url
 
 
-def _object(operands: list[str] | None, prefix: str) -> str | None:
-    """Return the one operand, None unless it is an object's URL without wildcard or generation."""
-    if operands is None or len(operands) != 1 or not operands[0].startswith(prefix):
-        return None
-    return None if re.search(r"[*?\[\]#]", operands[0]) else operands[0]
+_GOOGLE_OBJECT = r"gs://[^*?\[\]#]*"  # without wildcard or generation
+_PRINTING = {
+    "gsutil": (["cat"], _GOOGLE_OBJECT, [], ("-q", "-m")),
+    "gcloud": (["storage", "cat"], _GOOGLE_OBJECT, [], ("-q", "--quiet")),
+    "aws": (["s3", "cp"], r"s3://.*", ["-"], ("--quiet", "--only-show-errors", "--no-progress")),  # no wildcards
+}
+"""The words of commands that print an object: before its URL, the form of the URL, after it, and harmless options."""
 
 
-def _gsutil(words: list[str]) -> str | None:
-    while words and words[0] in ("-q", "-m"):
-        words = words[1:]
-    if words[:1] != ["cat"]:
-        return None
-    return _object(_options(words[1:], frozenset(), frozenset()), "gs://")
-
-
-def _gcloud(words: list[str]) -> str | None:
-    operands = _options(words, frozenset(("-q", "--quiet")), frozenset())
-    return _object(operands[2:], "gs://") if operands and operands[:2] == ["storage", "cat"] else None
-
-
-def _aws(words: list[str]) -> str | None:
-    harmless = frozenset(("--quiet", "--only-show-errors", "--no-progress"))
-    operands = _options(words, harmless, frozenset())
-    if operands is None or len(operands) != 4 or operands[:2] != ["s3", "cp"] or operands[3] != "-":
-        return None
-    # Unlike gsutil, aws takes wildcards literally.
-    return operands[2] if operands[2].startswith("s3://") else None
+def _printed(tool: str, words: list[str]) -> str | None:
+    before, form, after, harmless = _PRINTING[tool]
+    operands = _options(words, harmless) or []
+    url = operands[len(before)] if len(operands) == len(before) + 1 + len(after) else ""
+    return url if operands == [*before, url, *after] and re.fullmatch(form, url, re.DOTALL) else None
 
 
 _AZ_NAMES = {"-c": "--container-name", "-n": "--name", "-f": "--file", "-o": "--output"}
@@ -373,12 +335,10 @@ def _cat(words: list[str]) -> str | None:
 
 
 _COMMANDS: dict[str, Callable[[list[str]], str | None]] = {
-    "aws": _aws,
+    **{tool: functools.partial(_printed, tool) for tool in _PRINTING},
     "az": _az,
     "cat": _cat,
     "curl": _curl,
-    "gcloud": _gcloud,
-    "gsutil": _gsutil,
 }
 
 

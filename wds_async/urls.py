@@ -240,15 +240,12 @@ def scheme(url: str) -> str:
     if match := _SCHEME.match(url):
         return (match[1] or match[2]).lower()
     match = _ANY_SCHEME.match(url)
-    return match[1].lower() if match and _is_registered(match[1].lower()) else ""
-
-
-def _is_registered(name: str) -> bool:
-    return any(is_scheme(name) for is_scheme in _registries)
+    name = match[1].lower() if match else ""
+    return name if name and any(is_scheme(name) for is_scheme in _registries) else ""
 
 
 def recognise(is_scheme: Callable[[str], bool]) -> None:
-    """Let ``scheme`` take ``name:rest`` for a URL where ``known(name)`` is true, for the life of the process."""
+    """Let ``scheme`` take ``name:rest`` for a URL where ``is_scheme(name)`` is true, for the life of the process."""
     _registries.append(is_scheme)
 
 

@@ -67,7 +67,7 @@ def test_an_unknown_scheme_is_named_without_secrets() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "right"), [("s4", None), ("htps", "https"), ("gss", "gs"), ("s33", "s3"), ("S3S", "s3")]
+    ("wrong", "right"), [("s4", "s3"), ("nosuch", None), ("htps", "https"), ("gss", "gs"), ("s33", "s3"), ("S3S", "s3")]
 )
 def test_a_misspelt_scheme(wrong: str, right: str | None) -> None:
     with pytest.raises(UrlError) as caught:

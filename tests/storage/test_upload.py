@@ -15,6 +15,7 @@ import pytest
 
 from tests.servers import moto as moto_server
 from tests.servers.azurite import ACCOUNT, Azurite, azure_environment_fixture, azurite_fixture  # noqa: F401
+from tests.storage.locations import location_of
 from tests.writing import memory
 from wds_async.errors import AccessDenied, MissingExtra, ShardNotFound, StorageError, TransferError
 from wds_async.storage.sink import open_sink
@@ -194,7 +195,7 @@ def test_an_object_gets_its_name_when_it_is_complete() -> None:
 def test_a_store_that_fails_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     files = memory()
     files.pipe("/x", b"before")
-    sink = StoreSink("memory://x?token=hush", files, "/x", renames=True)
+    sink = StoreSink(location_of("memory://x?token=hush"), files, "/x")
     sink.write(b"data")
 
     def broken(*args: Any) -> None:
@@ -253,7 +254,7 @@ def test_a_multipart_upload_is_completed_or_aborted(transactional: bool) -> None
     kind = parts_of(files)
     for end in ("commit", "abort"):
         stream = kind(files, "/x", "wb", block_size=100, autocommit=not transactional)
-        sink = MultipartSink("s3://b/x", stream, transactional=transactional)
+        sink = MultipartSink(location_of("s3://b/x"), stream, transactional=transactional)
         sink.write(b"x" * 120)
         sink.write(b"y" * 20)
         getattr(sink, end)()
@@ -270,7 +271,7 @@ def test_a_multipart_upload_is_completed_or_aborted(transactional: bool) -> None
 def test_an_upload_that_fails_is_aborted() -> None:
     files = memory()
     stream = parts_of(files)(files, "/x", "wb", block_size=100, autocommit=False)
-    sink = MultipartSink("s3://b/x?sig=hush", stream, transactional=True)
+    sink = MultipartSink(location_of("s3://b/x?sig=hush"), stream, transactional=True)
     sink.write(b"x" * 120)
 
     def broken() -> None:

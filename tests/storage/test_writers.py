@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from tests.servers import moto
+from tests.storage.locations import location_of
 from wds_async.errors import StorageError, UrlError
 from wds_async.storage.sink import open_sink
-from wds_async.storage.stores import BY_SCHEME
 from wds_async.storage.upload import writer_of
 
 clean_aws = moto.clean_aws
@@ -81,13 +81,13 @@ def test_google_says_whose_token(endpoint: str) -> None:
 
 
 def test_azure_says_which_account() -> None:
-    writer = writer_of(BY_SCHEME["az"], "az://c/x", {"account_name": "acct", "account_key": "aHVzaA=="}, None)
+    writer = writer_of(location_of("az://c/x", {"account_name": "acct", "account_key": "aHVzaA=="}), None)
     assert writer.details == {"kind": "key"}
     assert writer.secrets.hidden("no aHVzaA==") == "no ***"
 
 
 def test_what_cannot_be_found_out_is_not_an_error() -> None:
-    writer = writer_of(BY_SCHEME["s3"], "s3://b/x", {"secret": "hush-hush"}, None)
+    writer = writer_of(location_of("s3://b/x", {"secret": "hush-hush"}), None)
     assert writer.identity == "the credentials that write"
     assert writer.secrets.hidden("hush-hush") == "***"
 

@@ -134,7 +134,7 @@ class PartialWriter:
 
 
 class PartialReader:
-    """The file that another process is writing, for reading as it grows (see `storage.growing.Growing`). Blocking
+    """The file that another process is writing, for reading as it grows (see `storage.base.Growing`). Blocking
     calls, one at a time."""
 
     def __init__(self, folder: Path, name: str, patience_s: float = math.inf) -> None:

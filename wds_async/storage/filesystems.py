@@ -117,13 +117,8 @@ def _prepared(protocol: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _prepared_chain(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a chain, in which each protocol has its own."""
-    prepared = {name: _prepared(name, options.get(name, {})) for name in protocols(url) if name}
-    return {
-        **options,
-        **{
-            name: prepared_options for name, prepared_options in prepared.items() if prepared_options or name in options
-        },
-    }
+    own = {name: _prepared(name, options.get(name, {})) for name in protocols(url) if name}
+    return {**options, **{name: prepared for name, prepared in own.items() if prepared or name in options}}
 
 
 def _own_class(protocol: str) -> Any:
@@ -156,11 +151,9 @@ def _own_classes(url: str) -> Iterator[None]:
 def _class_of(url: str) -> Any:
     protocol = protocols(url)[0]
     with _extra_needed(url), client_imports():
-        if (own := _own_class(protocol)) is not None:
-            return own
         import fsspec  # noqa: PLC0415 (slow, and often not needed)
 
-        return fsspec.get_filesystem_class(protocol)
+        return _own_class(protocol) or fsspec.get_filesystem_class(protocol)
 
 
 def _extra_needed(url: str) -> contextlib.AbstractContextManager[None]:
@@ -199,7 +192,7 @@ class Filesystems:
     async def ranges(self, url: str) -> FsspecRanges:
         """Return ``url`` as ranges that the filesystem's own client reads, which every store has."""
         filesystem, path = await self.find(url)
-        info = await self.info(filesystem, path)
+        info = await self.ask(filesystem, "info", path)
         if info.get("type") == "directory":
             raise IsADirectoryError(path)
         size = info.get("size")
@@ -207,11 +200,11 @@ class Filesystems:
             raise UrlError(f"{redact(url)}: its filesystem does not tell its size; copy it to a store that does")
         return FsspecRanges(self, url, (filesystem, path), int(size), _version(info))
 
-    async def info(self, filesystem: Any, path: str) -> dict[str, Any]:
-        """Return the filesystem's description of ``path``."""
+    async def ask(self, filesystem: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Return what a method of the filesystem gives, by its coroutine where it has one."""
         if is_async(filesystem):
-            return dict(await with_deadline(filesystem._info(path), self.question_s))
-        return dict(await self.take(filesystem, self.question_s, filesystem.info, path))
+            return await with_deadline(getattr(filesystem, f"_{method}")(*args, **kwargs), self.question_s)
+        return await self.take(filesystem, self.question_s, getattr(filesystem, method), *args, **kwargs)
 
     def range_s(self, size_bytes: int) -> float:
         """Return the deadline of a range, in seconds."""
@@ -220,11 +213,7 @@ class Filesystems:
     async def entries(self, url: str) -> AsyncIterator[Entry]:
         """Yield the entries of the folder ``url`` (which ends with "/"); those that are folders end with "/"."""
         filesystem, path = await self.find(url)
-        if is_async(filesystem):
-            infos = await with_deadline(filesystem._ls(path, detail=True), self.question_s)
-        else:
-            infos = await self.take(filesystem, self.question_s, filesystem.ls, path, detail=True)
-        for info in infos:
+        for info in await self.ask(filesystem, "ls", path, detail=True):
             if str(info["name"]).strip("/") == path.strip("/"):  # fsspec lists a file as itself
                 continue
             name = str(info["name"]).rstrip("/").rpartition("/")[2]
@@ -293,24 +282,13 @@ class Filesystems:
         return self._made[key], str(cls._strip_protocol(url))
 
 
-def _version(info: dict[str, Any]) -> str:
-    for name in (
-        "ETag",
-        "etag",
-        "generation",
-        "md5Hash",
-        "mtime",
-        "LastModified",
-        "last_modified",
-        "modified",
-        "created",
-    ):
-        if info.get(name):
-            return f"{name} {info[name]}, {info.get('size')} bytes"
-    return f"{info.get('size')} bytes"
-
-
+_VERSIONS = ("ETag", "etag", "generation", "md5Hash", "mtime", "LastModified", "last_modified", "modified", "created")
 _MODIFIED = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
+
+
+def _version(info: dict[str, Any]) -> str:
+    size = f"{info.get('size')} bytes"
+    return next((f"{name} {info[name]}, {size}" for name in _VERSIONS if info.get(name)), size)
 
 
 def _modified(info: dict[str, Any]) -> float | None:
@@ -338,20 +316,18 @@ class _Turn:
         """A call has hung, so the waiting ones fail."""
 
     async def take(self, allowed_s: float, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def run() -> Any:
+            if not self.running.acquire(timeout=allowed_s):
+                raise TimeoutError("an earlier call hangs")
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.running.release()
+
         async with self._queue:
             if self.hung:
                 raise TimeoutError("an earlier call hangs")
-            return await with_deadline(self._call(self._run, allowed_s, function, args, kwargs), allowed_s)
-
-    def _run(
-        self, allowed_s: float, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        if not self.running.acquire(timeout=allowed_s):
-            raise TimeoutError("an earlier call hangs")
-        try:
-            return function(*args, **kwargs)
-        finally:
-            self.running.release()
+            return await with_deadline(self._call(run), allowed_s)
 
 
 class FsspecRanges:
@@ -391,6 +367,6 @@ class FsspecRanges:
         """Raise `ObjectReplaced` where the filesystem now describes another object."""
         version = self.version
         with contextlib.suppress(Exception):  # it cannot be had: nothing was seen
-            version = _version(await self._owner.info(self._filesystem, self._path))
+            version = _version(await self._owner.ask(self._filesystem, "info", self._path))
         if version != self.version:
             raise ObjectReplaced(f"it was {self.version} and is now {version}")

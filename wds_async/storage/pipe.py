@@ -52,8 +52,7 @@ class FdStream:
     restartable = False
 
     def __init__(self, call: Call, opener: Callable[[], int]) -> None:
-        self._call = call
-        self._opener = opener
+        self._call, self._opener = call, opener
         self._opening: asyncio.Future[int] | None = None
         self._fd = -1
 
@@ -75,39 +74,33 @@ class FdStream:
         self._fd = -1
 
 
-class _CancellableRead:
-    """One read on a thread that can be cancelled: then it no longer writes to the memory, and soon ends.
+async def _read_fd(call: Call, fd: int, into: memoryview) -> int:
+    """Read on a thread. A cancelled read no longer writes to the memory, and soon ends: a thread that is blocked in
+    ``read`` could write at any later time, when the slab has another owner."""
+    lock, cancelled = threading.Lock(), False
 
-    A thread that is blocked in ``read`` could write at any later time, when the slab has another owner.
-    """
-
-    def __init__(self, fd: int, into: memoryview) -> None:
-        self._fd = fd
-        self._into = into
-        self._lock = threading.Lock()
-        self._cancelled = False
-
-    def run(self) -> int:
-        data = None
-        while not self._cancelled:
+    def run() -> int:
+        while not cancelled:
+            data = None
             if not hasattr(select, "poll"):  # Windows: read first, and see then whether it is still wanted
-                data = os.read(self._fd, len(self._into))
-            elif not _readable(self._fd):
+                data = os.read(fd, len(into))
+            elif not _readable(fd):
                 continue
-            with self._lock, contextlib.suppress(BlockingIOError):
-                if not self._cancelled:
-                    return self._take(data)
+            with lock, contextlib.suppress(BlockingIOError):
+                if cancelled:
+                    break
+                if data is None:
+                    return os.readv(fd, [into])
+                into[: len(data)] = data
+                return len(data)
         return 0
 
-    def cancel(self) -> None:
-        with self._lock:
-            self._cancelled = True
-
-    def _take(self, data: bytes | None) -> int:
-        if data is None:
-            return os.readv(self._fd, [self._into])
-        self._into[: len(data)] = data
-        return len(data)
+    try:
+        return int(await call(run))
+    except asyncio.CancelledError:
+        with lock:
+            cancelled = True
+        raise
 
 
 def _readable(fd: int) -> bool:
@@ -117,21 +110,11 @@ def _readable(fd: int) -> bool:
     return bool(poll.poll(_LOOK_EVERY_MS))
 
 
-async def _read_fd(call: Call, fd: int, into: memoryview) -> int:
-    reading = _CancellableRead(fd, into)
-    try:
-        return int(await call(reading.run))
-    except asyncio.CancelledError:
-        reading.cancel()
-        raise
-
-
 class _CommandStream:
     restartable = False
 
     def __init__(self, call: Call, command: str) -> None:
-        self._call = call
-        self._command = command
+        self._call, self._command = call, command
         self._starting: asyncio.Future[subprocess.Popen[bytes]] | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -156,7 +139,7 @@ class _CommandStream:
             with contextlib.suppress(Exception):  # `open` raised it
                 process = await starting
                 _kill(process)
-                await self._call(_reap, process)
+                await self._call(stop, process)
 
 
 def _start(command: str) -> subprocess.Popen[bytes]:
@@ -177,12 +160,6 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
                 os.killpg(process.pid, signal.SIGKILL)
             else:
                 process.kill()
-
-
-def _reap(process: subprocess.Popen[bytes]) -> None:
-    if process.stdout is not None:
-        process.stdout.close()
-    process.wait()
 
 
 def start(*args: Any, writes: bool, **kw: Any) -> subprocess.Popen[bytes]:

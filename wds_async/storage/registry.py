@@ -8,7 +8,6 @@ import itertools
 import logging
 import multiprocessing
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import replace
 from typing import Any
 
 from wds_async.config import settings
@@ -106,8 +105,10 @@ def locate(url: str, *, final: bool = False, options: StorageOptions = NOTHING_G
     if kind is None and not final and default_opener() is not None:
         return Location(url, target, "opener")
     if kind is None:
+        near = difflib.get_close_matches(name, _SUGGESTED, 1, 0.6 if len(name) > 2 else 0.5)
+        hint = f" Did you mean {near[0]}://?" if near else ""
         raise UrlError(
-            f"{redact(url)}: no gopen handler defined: unknown scheme {name!r}.{_near(name)} "
+            f"{redact(url)}: no gopen handler defined: unknown scheme {name!r}.{hint} "
             "Known are local paths, file:, http:, https:, pipe:, -, ais:, every protocol of fsspec (s3, gs, az, hf, "
             "sftp, …), stores of installed packages (wds_async.stores), and what the "
             "program puts into wds.gopen_schemes."
@@ -115,8 +116,8 @@ def locate(url: str, *, final: bool = False, options: StorageOptions = NOTHING_G
     check_allowed("local" if kind == "generic" and reads_local_files(target) else kind)
     spec = spec_of(kind)
     own_options = options.of(f"{spec.schemes[0]}://") if spec.web_services else NO_OPTIONS
-    place = Location(url, target, kind, own_options or options.of(target))
-    return _routed(place, options) if spec.routable else place
+    location = Location(url, target, kind, own_options or options.of(target))
+    return _routed(location, options) if spec.routable else location
 
 
 def _kind(target: str, name: str) -> str | None:
@@ -134,47 +135,35 @@ def _kind(target: str, name: str) -> str | None:
     return "generic" if len(links(target)) > 1 or known_protocol(name) else None
 
 
-def _near(name: str) -> str:
-    """Return a question with the known scheme closest to ``name``, "" where none is close."""
-    near = difflib.get_close_matches(name, _SUGGESTED, 1, 0.6)
-    return f" Did you mean {near[0]}://?" if near else ""
-
-
-def _routed(place: Location, options: StorageOptions) -> Location:
-    """Return ``place``, or where a router takes its URL (``USE_AIS_FOR``), the location at that router."""
+def _routed(location: Location, options: StorageOptions) -> Location:
+    """Return ``location``, or where a router takes its URL (``USE_AIS_FOR``), the location at that router."""
     for spec in _ROUTERS:
         own_options = options.named(spec.schemes[0])
-        if (own_options or any(value(name) for name in spec.router_variables)) and load(spec.router)(
-            place.target, own_options
-        ):
-            routed = Location(place.url, place.target, spec.kind, own_options)
-            falls_back = settings().ais_fallback and load(spec.has_origin)(place.target)
-            return replace(routed, fallback=place) if falls_back else routed
-    return place
+        if not own_options and not any(value(name) for name in spec.router_variables):
+            continue
+        if load(spec.router)(location.target, own_options):
+            falls_back = settings().ais_fallback and load(spec.has_origin)(location.target)
+            return Location(location.url, location.target, spec.kind, own_options, location if falls_back else None)
+    return location
 
 
 def _native(target: str) -> str:
     """Return the URL that a ``pipe:`` stands for with ``WDS_NATIVE_PIPES``; else log it once a run."""
-    native = native_pipe(target)
-    if native is None:
-        return target
     if settings().native_pipes:
-        return native
+        return native_pipe(target) or target
     if multiprocessing.parent_process() is None:  # a worker's parent logged it when it made the dataset
-        _tell(target, native)
+        tell_of_native_pipes((target,))
     return target
 
 
 def tell_of_native_pipes(urls: Iterable[str]) -> None:
     """Log, once a run and tool, the ``pipe:`` commands among ``urls`` that could be plain URLs."""
-    for url in urls:
-        if url.startswith("pipe:") and (native := native_pipe(url)) is not None and not settings().native_pipes:
-            _tell(url, native)
-
-
-def _tell(target: str, native: str) -> None:
-    tool = target.removeprefix("pipe:").split()[0]
-    if not settings().secure:
+    if settings().native_pipes or settings().secure:
+        return
+    for target in urls:
+        if not target.startswith("pipe:") or (native := native_pipe(target)) is None:
+            continue
+        tool = target.removeprefix("pipe:").split()[0]
         warn_once(
             logger,
             ("native", tool),

@@ -231,7 +231,7 @@ def open_sink(url: str, *, options: Mapping[str, Any] | StorageOptions | None = 
         return PipeSink(target)
     if place.kind == "opener":
         return FileSink(named_opener(place)(target, "wb", GOPEN_BUFSIZE), closes=True)
-    sink: Sink = load(place.spec.sink)(target, place.options)
+    sink: Sink = load(place.spec.sink)(place)
     return sink
 
 

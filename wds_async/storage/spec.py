@@ -41,7 +41,7 @@ class StoreSpec:
     """The fsspec filesystem that is used in place of the registered one."""
 
     sink: str = "wds_async.storage.upload:fsspec_sink"
-    """``f(target, options)``: the `Sink` that writes to it."""
+    """``f(location)``: the `Sink` that writes to it."""
     publish: str = ""
     """What makes an object of a written fsspec file: ``commit`` (the file obeys ``autocommit=False``), ``close`` (parts
     of a file that is never closed are dropped), or "" where it is visible while it is written."""

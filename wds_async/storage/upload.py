@@ -16,13 +16,12 @@ import threading
 import time
 import urllib.parse
 import weakref
-from collections.abc import Callable, Mapping
-from typing import IO, Any, NoReturn
+from collections.abc import Callable, Iterator, Mapping
+from typing import IO, Any, NoReturn, cast
 
 from wds_async.config import proxy_for, transfer_config
 from wds_async.errors import MissingExtra, ShardNotFound, StorageError, UrlError
-from wds_async.redact import redact
-from wds_async.storage.base import Answer, Fault, RedirectLoop, Request, error_for
+from wds_async.storage.base import Answer, Fault, Location, RedirectLoop, Request, error_for
 from wds_async.storage.deadlines import call_with_deadline, transfer_s
 from wds_async.storage.file_servers import end_session, user_of
 from wds_async.storage.filesystems import filesystem_of
@@ -30,12 +29,9 @@ from wds_async.storage.generic import explain_foreign
 from wds_async.storage.http.auth import ANONYMOUS, identity_of_url
 from wds_async.storage.http.backend import HttpBackend, tls_context
 from wds_async.storage.http.messages import REDIRECTS, redirected
-from wds_async.storage.options import NO_OPTIONS, Options
 from wds_async.storage.retry import Retries
 from wds_async.storage.secrets import Secrets, Writer
-from wds_async.storage.spec import StoreSpec
-from wds_async.storage.stores import BY_SCHEME, load, spec_of, web_store
-from wds_async.urls import links, scheme
+from wds_async.storage.stores import load
 
 __all__ = [
     "PUT_REDIRECTS",
@@ -60,9 +56,8 @@ _ABORT_WITHIN_S = 10.0
 class _Gathered:
     """A temporary file, sent by ``_send`` at `commit`; it is removed in any case."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self.offset = 0
+    def __init__(self, location: Location) -> None:
+        self.location, self.offset = location, 0
         descriptor, path = tempfile.mkstemp(prefix="wds-async-", suffix=".tmp")
         self._file: IO[bytes] = open(descriptor, "wb")  # noqa: SIM115 - closed by commit or abort
         self._remove = weakref.finalize(self, os.remove, path)
@@ -99,7 +94,7 @@ class _Gathered:
 
     def _fail(self, exn: OSError) -> NoReturn:
         error = StorageError(
-            f"{redact(self.url)} at byte {self.offset}: it is gathered in {self._path!r}: {exn.strerror or exn}."
+            f"{self.location.shown} at byte {self.offset}: it is gathered in {self._path!r}: {exn.strerror or exn}."
             " Set TMPDIR to a disk with more room."
         )
         error.errno = exn.errno
@@ -113,11 +108,11 @@ class HttpSink(_Gathered):
     """PUT to a URL, tried again like a read (``WDS_RETRIES``, ``WDS_TIMEOUT``). The ``headers`` of its options are sent
     too, but not to another origin that the server redirects to."""
 
-    def __init__(self, url: str, options: Options = NO_OPTIONS) -> None:
-        self._backend = HttpBackend(options)
+    def __init__(self, location: Location) -> None:
+        self._backend = HttpBackend(location.options)
         self._backend.prepare()
-        self._request = self._backend.request(url)
-        super().__init__(url)
+        self._request = self._backend.request(location.target)
+        super().__init__(location)
 
     def _send(self, path: str) -> None:
         config = transfer_config()
@@ -137,11 +132,11 @@ class HttpSink(_Gathered):
                 fault = self._classify(exn)
             wait_s = retries.wait_s(fault)
             if wait_s is None:
-                raise error_for(fault, redact(self.url), self.offset, retries.failures)
+                raise error_for(fault, self.location.shown, self.offset, retries.failures)
             threading.Event().wait(wait_s)
 
     def _classify(self, outcome: Answer | BaseException) -> Fault:
-        return self._backend.explain(outcome, self.url)
+        return self._backend.classify(outcome, self.location)
 
     def _put(self, file: IO[bytes], timeout_s: float) -> Answer:
         """Send the file to where redirects lead. Raise OSError or `RedirectLoop`."""
@@ -225,22 +220,23 @@ class MultipartSink:
     """A streamed upload of a store whose files become objects only when they are completed. Each call of the store's
     client has a deadline; small pieces are put together, so that there are few calls."""
 
-    def __init__(self, url: str, stream: Any, *, transactional: bool, options: Mapping[str, Any] = NO_OPTIONS) -> None:
-        self._url, self._stream, self._transactional = url, stream, transactional
-        self._options, self._filesystem = options, getattr(stream, "fs", None)
+    def __init__(self, location: Location, stream: Any, *, transactional: bool) -> None:
+        self._location, self._stream, self._transactional = location, stream, transactional
+        self._filesystem = getattr(stream, "fs", None)
         self._timeout_s = transfer_config().retry.timeout_s
         self._pending = bytearray()
-        self._gather_bytes = min(_BLOCK_BYTES, getattr(stream, "blocksize", None) or _BLOCK_BYTES)
+        self._block_bytes = getattr(stream, "blocksize", None)
         self._offset = 0
         self._open = True
 
     def write(self, data: Data) -> int:
-        if len(data) >= self._gather_bytes:
+        gather_bytes = min(_BLOCK_BYTES, self._block_bytes or _BLOCK_BYTES)
+        if len(data) >= gather_bytes:
             self._send_pending()
             self._call(self._stream.write, data)
         else:
             self._pending += data
-            if len(self._pending) >= self._gather_bytes:
+            if len(self._pending) >= gather_bytes:
                 self._send_pending()
         self._offset += len(data)
         return len(data)
@@ -252,8 +248,8 @@ class MultipartSink:
 
     def _call(self, function: Callable[..., Any], *args: Any) -> None:
         # It may send what the client has held back: one block, where it tells the size of its blocks.
-        held_bytes = min(self._offset, getattr(self._stream, "blocksize", None) or self._offset)
-        with self._explained():
+        held_bytes = min(self._offset, self._block_bytes or self._offset)
+        with _explained(self._location, self._offset, self._filesystem):
             call_with_deadline(transfer_s(self._timeout_s, held_bytes + sum(map(len, args))), function, *args)
 
     def flush(self) -> None:
@@ -273,9 +269,6 @@ class MultipartSink:
         self._open = False
         close_writer(self._filesystem)
 
-    def _explained(self) -> _explained:
-        return _explained(self._url, self._offset, options=self._options, filesystem=self._filesystem)
-
     def abort(self) -> None:
         if not self._open:
             return
@@ -290,10 +283,10 @@ class MultipartSink:
 class StoreSink(_Gathered):
     """A file put to any other filesystem of fsspec."""
 
-    def __init__(self, url: str, filesystem: Any, target: str, *, renames: bool, user: str = "") -> None:
-        super().__init__(url)
-        self._user = user
-        self._filesystem, self._target, self._renames = filesystem, target, renames
+    def __init__(self, location: Location, filesystem: Any, path: str) -> None:
+        super().__init__(location)
+        self._filesystem, self._target = filesystem, path
+        self._renames = location.scheme in _RENAMED and len(location.links) == 1
 
     def commit(self) -> None:
         try:
@@ -308,8 +301,8 @@ class StoreSink(_Gathered):
     def _send(self, path: str) -> None:
         folder, slash, name = self._target.rpartition("/")
         first = f"{folder}{slash}.{name}.{os.urandom(4).hex()}.tmp" if self._renames else self._target
-        with _explained(self.url, self.offset, self._user):
-            timeout_s = transfer_config().retry.timeout_s
+        timeout_s = transfer_config().retry.timeout_s
+        with _explained(self.location, self.offset):
             try:
                 call_with_deadline(transfer_s(timeout_s, self.offset), self._filesystem.put_file, path, first)
                 if self._renames:
@@ -328,81 +321,56 @@ class StoreSink(_Gathered):
             self._filesystem.mv(first, self._target)
 
 
-def fsspec_sink(url: str, options: Mapping[str, Any]) -> MultipartSink | StoreSink:
-    """Begin to write ``url`` through fsspec, a blob's https address too; ``options`` are its filesystem's."""
-    address, user, given = url, user_of(url, options), options
-    chained, timeout_s = len(links(url)) > 1, transfer_config().retry.timeout_s
-    spec = spec_of("generic") if chained else _spec(url)
-    with _explained(url, 0, user, given):
+def fsspec_sink(location: Location) -> MultipartSink | StoreSink:
+    """Begin to write to ``location`` through fsspec, a blob's https address too."""
+    spec, timeout_s = location.spec, transfer_config().retry.timeout_s
+    with _explained(location, 0):
+        address, options = location.target, cast("Mapping[str, Any]", location.options)
         if spec.write_options:
-            address, options = load(spec.write_options)(url, options)
+            address, options = load(spec.write_options)(address, options)
         try:
             filesystem, path = call_with_deadline(timeout_s, filesystem_of, address, options)
         except ValueError as exn:
             if "Protocol not known" not in str(exn):
                 raise
-            raise UrlError(f"{redact(url)}: nothing here writes to URLs of this scheme") from None
+            raise UrlError(f"{location.shown}: nothing here writes to URLs of this scheme") from None
         if not spec.publish:
-            renames = not chained and scheme(url) in _RENAMED
-            return StoreSink(url, filesystem, str(path), renames=renames, user=user)
+            return StoreSink(location, filesystem, path)
         transactional = spec.publish == "commit"
         stream = call_with_deadline(timeout_s, filesystem.open, path, "wb", autocommit=not transactional)
-        return MultipartSink(url, stream, transactional=transactional, options=given)
+        return MultipartSink(location, stream, transactional=transactional)
 
 
-def _spec(url: str) -> StoreSpec:
-    """Return the spec of the store that ``url`` is written to."""
-    spec = BY_SCHEME.get(scheme(url), spec_of("generic"))
-    return web_store(url) if spec.guarded else spec
-
-
-class _explained:
-    """Exceptions of a filesystem as errors of the tree."""
-
-    def __init__(
-        self,
-        url: str,
-        offset: int,
-        user: str = "",
-        options: Mapping[str, Any] = NO_OPTIONS,
-        filesystem: Any = None,
-    ) -> None:
-        self._url, self._offset, self._user = url, offset, user
-        self._options, self._filesystem = options, filesystem
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, exn: BaseException | None, trace: Any) -> None:
-        if isinstance(exn, Exception) and not isinstance(exn, MissingExtra | ValueError):
-            self._raise(exn)
-
-    def _raise(self, exn: Exception) -> NoReturn:
-        if isinstance(exn, FileNotFoundError):
-            shown = redact(self._url)
-            raise ShardNotFound(f"{shown}: there is no such bucket or folder to write to; make it first.") from exn
-        spec = _spec(self._url)
-        writer = writer_of(spec, self._url, self._options, self._filesystem)
-        fault = (
-            load(spec.explain_write)(exn, identity=writer.identity, **writer.details) if spec.explain_write else None
-        )
-        fault = fault or explain_foreign(exn, self._user)
+@contextlib.contextmanager
+def _explained(location: Location, offset: int, filesystem: Any = None) -> Iterator[None]:
+    """Raise exceptions of a filesystem as errors of the tree."""
+    try:
+        yield
+    except (MissingExtra, ValueError):
+        raise
+    except FileNotFoundError as exn:
+        raise ShardNotFound(f"{location.shown}: there is no such bucket or folder to write to; make it first.") from exn
+    except Exception as exn:
+        spec, writer, fault = location.spec, writer_of(location, filesystem), None
+        if spec.explain_write:
+            fault = load(spec.explain_write)(exn, identity=writer.identity, **writer.details)
+        fault = fault or explain_foreign(exn, user_of(location.target, location.options))
         repeats = any(writer.secrets.hidden(text) != text for text in (fault.reason, str(exn)))
-        error = error_for(writer.secrets.of_fault(fault), redact(self._url), self._offset, 1)
+        error = error_for(writer.secrets.of_fault(fault), location.shown, offset, 1)
         raise error from (None if spec.quotes_answers or repeats else exn)  # a cause's text is shown whole
 
 
 _NO_SECRETS = frozenset({"host", "port", "user", "username"})
 
 
-def writer_of(spec: StoreSpec, url: str, options: Mapping[str, Any], filesystem: Any) -> Writer:
-    """Return the identity and secrets that ``filesystem`` (None where it could not be made) writes ``url`` with. Called
-    once writing has failed: raises nothing, but may block."""
+def writer_of(location: Location, filesystem: Any) -> Writer:
+    """Return the identity and secrets that ``filesystem`` (None where it could not be made) writes with. Called once
+    writing has failed: raises nothing, but may block."""
     with contextlib.suppress(Exception):  # must not hide the error that led here
-        if spec.writer:
-            writer: Writer = load(spec.writer)(url, options, filesystem)
+        if location.spec.writer:
+            writer: Writer = load(location.spec.writer)(location.target, location.options, filesystem)
             return writer
-    return Writer(secrets=Secrets(*(value for option, value in options.items() if option not in _NO_SECRETS)))
+    return Writer(secrets=Secrets(*(value for name, value in location.options.items() if name not in _NO_SECRETS)))
 
 
 def close_writer(filesystem: Any) -> None:

@@ -89,8 +89,7 @@ class OpenedStream:
     restartable = False  # nothing says that opening again gives the same bytes
 
     def __init__(self, call: Call, location: Location) -> None:
-        self._call = call
-        self._location = location
+        self._call, self._location = call, location
         self._job: asyncio.Future[Any] | None = None
         self._left = False
         self._file: Any = None
@@ -155,16 +154,14 @@ class OpenedStream:
         data = file.read(size)
         if not isinstance(data, bytes | bytearray | memoryview):
             raise TypeError(f"the opener's read() returned {type(data).__name__}; open the file blocking, in binary")
-        return memoryview(data).cast("B")[:size] if len(data) <= size else _too_much(len(data), size)
+        if len(data) > size:
+            raise ValueError(f"the opener's read({size}) returned {len(data)} bytes")
+        return memoryview(data).cast("B")
 
     def _close(self) -> None:
         file, self._file = self._file, None
         if file is not None and hasattr(file, "close"):
             file.close()
-
-
-def _too_much(got: int, size: int) -> memoryview:
-    raise ValueError(f"the opener's read({size}) returned {got} bytes")
 
 
 def _retrieved(future: asyncio.Future[Any]) -> None:

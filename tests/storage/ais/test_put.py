@@ -11,6 +11,7 @@ import pytest
 from tests.clouds.ais import ais, no_settings  # noqa: F401 - fixtures
 from tests.servers import Tls
 from tests.servers.aistore import AisDouble
+from tests.storage.locations import location_of
 from tests.transfer.reading import data
 from wds_async.errors import AccessDenied, ShardNotFound, TransferError, UrlError
 from wds_async.storage.ais.put import AisSink
@@ -22,7 +23,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write(url: str, body: bytes, options: dict[str, Any] | None = None) -> None:
-    sink = AisSink(url, options)
+    sink = AisSink(location_of(url, options))
     sink.write(body[:100])
     sink.write(body[100:])
     sink.commit()
@@ -76,7 +77,7 @@ def test_errors(ais: AisDouble, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("url", ["ais://b", "ais://b/", "ais://b/d/", "ais://b/x?archpath=y"])
 def test_what_names_no_object(ais: AisDouble, url: str) -> None:
     with pytest.raises(UrlError, match="names no object to write"):
-        AisSink(url)
+        AisSink(location_of(url))
 
 
 def test_tls_by_options(no_settings: None, tls: Tls) -> None:
@@ -89,4 +90,4 @@ def test_tls_by_options(no_settings: None, tls: Tls) -> None:
 def test_our_own_service_only_reads(monkeypatch: pytest.MonkeyPatch, no_settings: None) -> None:
     monkeypatch.setenv("AIS_ENDPOINT", "unix:/run/s.sock")
     with pytest.raises(UrlError, match=r"the service at unix:/run/s\.sock only reads"):
-        AisSink("gs://b/x")
+        AisSink(location_of("gs://b/x"))

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import urllib.parse
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import IO, Any
+from typing import IO
 
 from wds_async.errors import UrlError
-from wds_async.redact import redact
 from wds_async.storage.ais.backend import explain_answer
 from wds_async.storage.ais.urls import ANONYMOUS, AisObject, cluster_for, read_token
-from wds_async.storage.base import Answer, Fault, RedirectLoop, Request
+from wds_async.storage.base import Answer, Fault, Location, RedirectLoop, Request
 from wds_async.storage.http.errors import explain_exception
 from wds_async.storage.http.messages import PLAIN_HEADERS
+from wds_async.storage.options import NO_OPTIONS
 from wds_async.storage.secrets import Secrets
 from wds_async.storage.upload import PUT_REDIRECTS, HttpSink, send_put
 
@@ -23,22 +22,21 @@ _HEADERS = (*PLAIN_HEADERS[:1], ("Content-Type", "application/octet-stream"))
 
 
 class AisSink(HttpSink):
-    """One object; it is gathered in a temporary file and sent at ``commit``, tried again like a read. ``options`` are
-    those of reading (`urls.OPTIONS`). UrlError for a URL that names no object. Proxies of the environment are not
+    """One object; it is gathered in a temporary file and sent at ``commit``, tried again like a read. The options
+    are those of reading (`urls.OPTIONS`). UrlError for a URL that names no object. Proxies of the environment are not
     used."""
 
-    def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
-        self._cluster = cluster_for(url, options or {})
-        place = AisObject.of(url)
+    def __init__(self, location: Location) -> None:
+        self._cluster = cluster_for(location.target, location.options)
+        place = AisObject.of(location.target)
         if not place.name or place.name.endswith("/") or place.query:
-            raise UrlError(f"{redact(url)}: names no object to write; write ais://bucket/object")
+            raise UrlError(f"{location.shown}: names no object to write; write ais://bucket/object")
         if self._cluster.socket:
             raise UrlError(
-                f"{redact(url)}: the service at {self._cluster.endpoint} only reads; write to the store itself"
+                f"{location.shown}: the service at {self._cluster.endpoint} only reads; write to the store itself"
             )
         target = place.object_url(self._cluster.base)
-        super().__init__(target)
-        self.url = url
+        super().__init__(replace(location, target=target, options=NO_OPTIONS))
         self._request = Request(target, _HEADERS, tls=self._cluster.tls)
         self._identity = ANONYMOUS
         self._secrets = Secrets()

@@ -118,13 +118,9 @@ def checked_header(name: str, value: Any) -> str:
     """``value`` where it can be sent as a header; ConfigError, without the value, where not."""
     if not isinstance(value, str):
         raise ConfigError(f"header {name!r}: its value is a str, not {type(value).__name__}")
-    if not value.isprintable() or not _latin1(name + value) or not name.strip() or ":" in name or " " in name:
+    if not value.isprintable() or not name.strip() or max(name + value) > "\xff" or ":" in name or " " in name:
         raise ConfigError(f"header {name!r}: a header is one line of Latin-1 text; look for a stray line break")
     return value
-
-
-def _latin1(text: str) -> bool:
-    return all(ord(character) < 256 for character in text)
 
 
 def _headers(given: Any) -> dict[str, str]:
@@ -147,29 +143,29 @@ def _identity(given: Mapping[str, Any], headers: Mapping[str, str]) -> Identity 
         raise ConfigError(f"storage_options for http(s): {' and '.join(ways)} contradict each other; give one")
     if given.get("password") is not None and given.get("username") is None:
         raise ConfigError("storage_options for http(s): a password needs a username")
-    if header:
-        return Identity(f"the {header} header of storage_options", (("Authorization", headers[header]),))
     if not ways:
         return None
-    if given.get("token") is not None:
-        token = checked_header("Authorization", given["token"])
-        if not token:
+    if header:
+        name, proof = f"the {header} header", headers[header]
+    elif ways == ["token"]:
+        name, proof = "the token", f"Bearer {checked_header('Authorization', given['token'])}"
+        if proof == "Bearer ":
             raise ConfigError("storage_options for http(s): the token is empty")
-        return Identity("the token of storage_options", (("Authorization", f"Bearer {token}"),))
-    user, proof = _pair(given)
-    return Identity(f"user {user!r} of storage_options", (("Authorization", proof),))
+    else:
+        user, proof = _pair(given)
+        name = f"user {user!r}"
+    return Identity(f"{name} of storage_options", (("Authorization", proof),))
 
 
 def _pair(given: Mapping[str, Any]) -> tuple[str, str]:
-    auth = given.get("auth")
+    auth: Any = given.get("auth")
     if auth is None:
-        user, password = given["username"], given.get("password") or ""
-    elif hasattr(auth, "login"):  # aiohttp's BasicAuth, with an encoding of its own
+        auth = given["username"], given.get("password") or ""
+    if hasattr(auth, "login"):  # aiohttp's BasicAuth, with an encoding of its own
         return str(auth.login), str(auth.encode())
-    elif isinstance(auth, tuple | list) and len(auth) == 2:
-        user, password = auth
-    else:
+    if not isinstance(auth, tuple | list) or len(auth) != 2:
         raise ConfigError("storage_options for http(s): auth is an aiohttp.BasicAuth, or a user and a password")
+    user, password = auth
     if not isinstance(user, str) or not isinstance(password, str):
         raise ConfigError("storage_options for http(s): username and password are str")
     return user, _basic(user, password)
@@ -221,25 +217,20 @@ class Netrc:
         named = variable("NETRC")
         path = os.path.expanduser(named or "~/.netrc")
         try:
-            found = netrc.netrc(path).hosts
+            hosts = netrc.netrc(path).hosts
+            return cls({host.lower(): (e[0] or "", e[2] or "") for host, e in hosts.items() if host != "default"})
         except netrc.NetrcParseError as exn:  # its own text may quote a password
-            _tell(f"netrc file {path}, line {exn.lineno or '?'}: cannot be understood; nothing of this file is used")
+            why = f", line {exn.lineno or '?'}: cannot be understood; nothing of this file is used"
         except UnicodeDecodeError:
-            _tell(f"netrc file {path}: is not text; nothing of this file is used")
+            why = ": is not text; nothing of this file is used"
         except OSError as exn:
-            if named or not isinstance(exn, FileNotFoundError):
-                _tell(f"netrc file {path}: {exn.strerror or exn}; it is not used")
-        else:
-            return cls({h.lower(): (e[0] or "", e[2] or "") for h, e in found.items() if h != "default"})
+            why = f": {exn.strerror or exn}; it is not used"
+            if not named and isinstance(exn, FileNotFoundError):
+                return cls({})
+        warn_once(logger, path + why, "netrc file %s%s", path, why)
         return cls({})
 
     def identity(self, host: str) -> Identity | None:
         """Of the entry for ``host``, None without one."""
         entry = self._entries.get(host.lower())
-        if entry is None:
-            return None
-        return Identity(f"the netrc entry for {host}", (("Authorization", _basic(*entry)),))
-
-
-def _tell(message: str) -> None:
-    warn_once(logger, message, "%s", message)
+        return entry and Identity(f"the netrc entry for {host}", (("Authorization", _basic(*entry)),))

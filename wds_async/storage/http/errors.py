@@ -33,10 +33,10 @@ __all__ = [
 ]
 
 _TRANSIENT = frozenset({408, 409, 425, 429, *range(500, 600)}) - {501, 505}
-_THROTTLED = frozenset({429, 503})
 _SECONDS = re.compile(r"[0-9]{1,300}(\.[0-9]{1,20})?")
 _PROXY_ADVICE = "The proxy wants credentials: HTTPS_PROXY=http://user:password@host:port."
-_SIGNATURES = frozenset({"x-amz-signature", "x-goog-signature", "signature", "sig"})
+# A signature of S3, CloudFront, GCS or Azure in a URL's query.
+_SIGNATURE = re.compile(r"[?&](?:x-amz-signature|x-goog-signature|signature|sig)=[^&#]", re.IGNORECASE)
 _SIGNED_ADVICE = (
     "Nobody but its maker can renew it: have it made again, for longer, or read by the store's own scheme (s3://, "
     "gs://, az://) with credentials, which are renewed."
@@ -59,13 +59,8 @@ def explain_status(answer: Answer) -> Fault:
     if status == 412:
         return Fault(Verdict.CHANGED, "the object was replaced while it was being read (412)", "Read it again.")
     if status in _TRANSIENT:
-        return Fault(
-            Verdict.TRANSIENT,
-            words,
-            "The server is overloaded or broken.",
-            retry_after_s(answer.fields),
-            throttled=status in _THROTTLED,
-        )
+        wait_s, throttled = retry_after_s(answer.fields), status in (429, 503)
+        return Fault(Verdict.TRANSIENT, words, "The server is overloaded or broken.", wait_s, throttled=throttled)
     return Fault(Verdict.FATAL, words)
 
 
@@ -178,7 +173,7 @@ def with_identity(fault: Fault, answer: Answer, name: str, url: str) -> Fault:
         return replace(fault, reason="the server speaks TLS on this port", advice="Write https:// for it.")
     if answer.status == 407:
         return replace(fault, advice=_PROXY_ADVICE)
-    if _is_signed(url) and answer.status in (400, 401, 403):
+    if _SIGNATURE.search(url) and answer.status in (400, 401, 403):
         text = answer.excerpt.decode("utf-8", "replace").lower()
         lapsed = "expired" in text or "not valid in the specified time" in text
         if lapsed or fault.verdict is Verdict.DENIED:
@@ -198,15 +193,6 @@ def with_identity(fault: Fault, answer: Answer, name: str, url: str) -> Fault:
     else:
         advice = f"Check that {name} may read this object."
     return replace(fault, reason=f"{fault.reason}, asked with {name}", advice=advice)
-
-
-def _is_signed(url: str) -> bool:
-    """Return whether the URL carries a signature of S3, CloudFront, GCS or Azure."""
-    try:
-        names = {name.lower() for name, _ in urllib.parse.parse_qsl(urllib.parse.urlsplit(url).query)}
-    except ValueError:
-        return False
-    return not _SIGNATURES.isdisjoint(names)
 
 
 def with_port_hint(fault: Fault, exn: BaseException, url: str) -> Fault:

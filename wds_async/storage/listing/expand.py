@@ -5,7 +5,7 @@ thread with an event loop of its own, which ends with the call; a program that f
 
 Only the folders that a pattern needs are listed, page by page, and of their names only those that match are held. The
 names of a folder in which something matched are kept for the run (`forget_listings` drops them), so that the datasets
-of one folder list it once: 16 million characters at most. A folder that is larger is listed anew each time.
+of one folder list it once: 16 MB at most. A folder that is larger is listed anew each time.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
 from wds_async.config import RetryPolicy
@@ -19,15 +19,15 @@ from wds_async.storage.registry import Backends, locate
 from wds_async.storage.retry import Retries
 from wds_async.storage.stores import STORES
 
-__all__ = ["KEPT_CHARS", "Folder", "Names", "forget", "keep", "kept"]
+__all__ = ["KEPT_BYTES", "Folder", "forget", "keep", "kept", "size_of"]
 
 logger = logging.getLogger("wds_async")
 
-KEPT_CHARS = 16_000_000
-"""The names of one folder, and of all that are kept, are no more characters than this."""
+KEPT_BYTES = 16_000_000
+"""The names of one folder, and of all that are kept, take no more memory than this."""
+_NAME_BYTES = 57  # of a str and its place in a list
 
 _RENEWALS_AT_MOST = 3
-_PIECE = 1000
 _LIST_ADVICE = (
     " Where these credentials may read objects but not list them (s3:ListBucket, storage.objects.list, …), name the "
     "shards with braces: x-{000..999}.tar."
@@ -46,65 +46,29 @@ _DECIDING = tuple(name for spec in STORES for name in spec.variables)
 _PREFIXES = tuple(name for name in _DECIDING if name.endswith("_"))
 _IDENTITIES = tuple(dict.fromkeys((*(v.name for v in VARIABLES if v.name.startswith(_PREFIXES)), *_DECIDING)))
 
-# -- the names of folders that were listed, for the run ---------------------------------------------------------
+_kept: dict[Any, list[str]] = {}
 
 
-class Names:
-    """The names in one folder, in compact form; those of folders end with "/".
-
-    A folder with an empty name (of keys with "//") is kept apart.
-    """
-
-    def __init__(self) -> None:
-        self._pieces: list[str] = []
-        self._last: list[str] = []
-        self._count = self.chars = 0
-        self._has_empty = False
-
-    def add(self, name: str) -> None:
-        """Add a name; that of a folder ends with "/"."""
-        self._count += 1
-        self.chars += len(name) + 1
-        if name == "/":
-            self._has_empty = True
-            return
-        self._last.append(name if name.endswith("/") else name + "//")  # '//' ends an object's
-        if len(self._last) == _PIECE:
-            self._pieces.append("".join(self._last))
-            self._last.clear()
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __iter__(self) -> Iterator[str]:
-        if self._has_empty:
-            yield "/"
-        for piece in (*self._pieces, "".join(self._last)):
-            for match in re.finditer("([^/]+/)(/?)", piece):
-                yield match[1][:-1] if match[2] else match[1]
+def size_of(names: Iterable[str]) -> int:
+    """Return the bytes that ``names`` take in memory, about."""
+    return sum(len(name) + _NAME_BYTES for name in names)
 
 
-_kept: dict[Any, Names] = {}
-
-
-def keep(key: Any, listed: Names) -> None:
-    """Remember a folder, and forget the oldest ones beyond `KEPT_CHARS`."""
-    _kept[key] = listed
-    while sum(names.chars for names in list(_kept.values())) > KEPT_CHARS:
+def keep(key: Any, names: list[str]) -> None:
+    """Remember the names in a folder, and forget the oldest folders beyond `KEPT_BYTES`."""
+    _kept[key] = names
+    while sum(map(size_of, list(_kept.values()))) > KEPT_BYTES:
         _kept.pop(next(iter(list(_kept))), None)
 
 
-def kept(key: Any) -> Names | None:
-    """Return the remembered names of a folder, None without."""
+def kept(key: Any) -> list[str] | None:
+    """Return the remembered names of a folder, those of folders with "/" at their end; None without."""
     return _kept.get(key)
 
 
 def forget() -> None:
     """Forget every folder that was listed."""
     _kept.clear()
-
-
-# -- one folder -------------------------------------------------------------------------------------------------
 
 
 class Folder:

@@ -17,7 +17,7 @@ from wds_async.config import RetryPolicy
 from wds_async.errors import ShardNotFound, UrlError, WdsError
 from wds_async.redact import redact
 from wds_async.storage.base import Entry
-from wds_async.storage.listing.folders import KEPT_CHARS, Folder, Names, keep, kept
+from wds_async.storage.listing.folders import KEPT_BYTES, Folder, keep, kept, size_of
 from wds_async.storage.listing.globs import ANY_DEPTH, SHARDS, Pattern, is_pattern, matcher
 from wds_async.storage.options import StorageOptions
 from wds_async.storage.registry import Backends
@@ -198,21 +198,22 @@ class Folders:
                 for aim in aims:
                     aim.take(name, Entry(name, None))
         while remembered is None:
-            aims, count, keeping = _aims(steps), 0, Names()
+            aims, names, names_bytes, count = _aims(steps), list[str](), 0, 0
             try:
                 async for name, entry in folder.names():
                     count += 1
                     for aim in aims:
                         aim.take(name, entry)
-                    if not self._fresh and keeping.chars <= KEPT_CHARS:
-                        keeping.add(name)
+                    if not self._fresh and names_bytes <= KEPT_BYTES:
+                        names.append(name)
+                        names_bytes += size_of((name,))
             except WdsError:
                 raise
             except Exception as exn:
                 await folder.again(exn)
                 continue
             if not self._fresh and any(aim.chosen() for aim in aims):  # what is to come may be what is looked for
-                keep(folder.key, keeping)
+                keep(folder.key, names)
             break
         for search in {id(aim.search): aim.search for aim in aims}.values():
             search.names += count
