@@ -24,7 +24,6 @@ from tests.servers.aistore import AisDouble
 from tests.servers.shards import make_tar
 from tests.transfer.reading import KIB, bytes_of, data, outcomes, quick, spans
 from wds_async.errors import AccessDenied, ConfigError, ShardNotFound, TransferError
-from wds_async.storage.registry import locate
 
 SIZE = 700_000  # three parts of `quick`
 
@@ -130,29 +129,6 @@ def test_the_token_stays_at_the_proxy(ais: AisDouble, monkeypatch: pytest.Monkey
     assert bytes_of(["ais://b/x"], quick(direct=direct)) == [data(SIZE)]
     assert {seen.authorization for seen in ais.at("proxy")} == {"Bearer s3cret"}
     assert {seen.authorization for seen in ais.at("t*")} == {""}
-
-
-@pytest.mark.parametrize("direct", [True, False])
-def test_a_wrong_token_is_named_but_not_shown(
-    ais: AisDouble, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, direct: bool
-) -> None:
-    caplog.set_level(logging.DEBUG)
-    ais.token = "right"
-    monkeypatch.setenv("AIS_AUTHN_TOKEN", "MARKEDSECRET")
-    ((_, error),) = outcomes(["ais://b/x"], quick(direct=direct))
-    assert isinstance(error, AccessDenied)
-    for words in ("401", "invalid token", "token of AIS_AUTHN_TOKEN", "ais auth login", "ais://b/x"):
-        assert words in str(error)
-    assert "MARKEDSECRET" not in f"{error!r} {error.__cause__!r} {caplog.text}"
-
-
-def test_no_token_and_no_permission(ais: AisDouble) -> None:
-    ais.put("ais/b/x", b"x")
-    ais.script("proxy", status=403, message="permission denied: GET ais://b", times=9)
-    ((_, error),) = outcomes(["ais://b/x"])
-    assert isinstance(error, AccessDenied)
-    assert "permission denied" in str(error)
-    assert "no token" in str(error)
 
 
 def test_a_token_file_that_is_renewed_while_reading(ais: AisDouble, tmp_path: Path, monkeypatch: Any) -> None:
@@ -349,18 +325,3 @@ def test_what_is_missing_is_not_looked_for_elsewhere(ais: AisDouble, fallback: C
     ais.put("aws/bucket/other", b"x")
     ((_, error),) = outcomes([fallback(b"x")])
     assert isinstance(error, ShardNotFound)
-
-
-def test_without_an_endpoint(no_settings: None) -> None:
-    ((_, error),) = outcomes(["ais://b/x"])
-    assert isinstance(error, ConfigError)
-    assert "AIS_ENDPOINT" in str(error)
-
-
-def test_nothing_listens(no_settings: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    with AisDouble() as double:
-        monkeypatch.setenv("AIS_ENDPOINT", double.endpoint)
-    ((_, error),) = outcomes(["ais://b/x"])
-    assert isinstance(error, TransferError)
-    assert f"proxy at {double.endpoint} (AIS_ENDPOINT)" in str(error)
-    assert locate("ais://b/x").kind == "ais"

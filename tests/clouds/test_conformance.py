@@ -29,9 +29,17 @@ from tests.servers.fakegcs import clean_google, fake_gcs  # noqa: F401 - fixture
 from tests.servers.hub import Hub
 from tests.transfer.reading import KIB, MIB, bytes_of, data, outcomes, quick
 from wds_async.errors import ObjectChanged, ShardNotFound, UrlError, WdsError
-from wds_async.storage.base import Ranges
+from wds_async.storage.ais.backend import explain_answer as explain_ais_answer
+from wds_async.storage.azure import errors as azureerrors
+from wds_async.storage.base import Answer, Fault, Ranges, Verdict
+from wds_async.storage.gcs import errors as gcserrors
+from wds_async.storage.gcs.credentials import GoogleIdentity
+from wds_async.storage.http.auth import ANONYMOUS
+from wds_async.storage.http.errors import explain_status
+from wds_async.storage.hub.backend import explain_hub_answer, hub_place
 from wds_async.storage.listing.expand import expand_listed, folder_entries, forget_listings
 from wds_async.storage.registry import Backends, locate
+from wds_async.storage.s3 import errors as s3errors
 
 clean_aws, moto = moto_server.clean_aws, moto_server.moto
 pytestmark = [
@@ -182,6 +190,37 @@ def writable(store: StoreUnderTest) -> StoreUnderTest:
     if store.names is None:
         pytest.skip(f"{store.kind} is only read")
     return store
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+EXPLAINERS: dict[str, Callable[[Answer], Fault]] = {
+    "http": explain_status,
+    "s3": lambda answer: s3errors.explain_refusal(s3errors.refusal_of_answer(answer), "me"),
+    "gs": lambda answer: gcserrors.explain(answer, GoogleIdentity("me", object()), generation="", renewable=False),
+    "az": lambda answer: azureerrors.explain_answer(answer, identity="me", kind="key", renewed=False),
+    "hf": lambda answer: explain_hub_answer(answer, hub_place("hf://o/n/x"), "https://hub", ANONYMOUS),
+    "ais": lambda answer: explain_ais_answer(answer, "me", "http://proxy"),
+}
+
+
+@pytest.mark.parametrize("explain", EXPLAINERS.values(), ids=EXPLAINERS)
+@pytest.mark.parametrize(
+    ("statuses", "verdict"),
+    [
+        ((401, 403), Verdict.DENIED),
+        ((404, 410), Verdict.MISSING),
+        ((412,), Verdict.CHANGED),
+        ((408, 409, 425, 429, 500, 502, 503, 504), Verdict.TRANSIENT),
+        ((501, 505), Verdict.FATAL),
+    ],
+)
+def test_a_status_alone(explain: Callable[[Answer], Fault], statuses: tuple[int, ...], verdict: Verdict) -> None:
+    for status in statuses:
+        fault = explain(Answer(status, {"retry-after": "4"}))
+        assert (fault.verdict, fault.throttled) == (verdict, status in (429, 503)), status
+        assert fault.retry_after_s == (4 if verdict is Verdict.TRANSIENT else None)
+        assert verdict is Verdict.CHANGED or str(status) in fault.reason
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------

@@ -154,17 +154,6 @@ def test_tokens_are_renewed_before_they_expire(guarded: GcsAuth, gce_metadata: G
 ONE_PART = {"part_bytes": MIB, "first_part_bytes": MIB}
 
 
-@pytest.mark.parametrize("direct", [True, False])
-def test_a_wrong_token(guarded: GcsAuth, fake_gcs: FakeGcs, direct: bool) -> None:
-    fake_gcs.put("bucket", "wrong.tar", b"x")
-    wrong = "ya29.marked-secret-wrong"
-    _, error = _outcome("gs://bucket/wrong.tar", guarded, quick(direct=direct, **ONE_PART), token=wrong)
-    assert isinstance(error, AccessDenied)
-    assert "access token (storage_options): Invalid Credentials" in str(error)
-    assert "marked-secret" not in "".join(traceback.format_exception(error))
-    assert 1 <= len(guarded.seen) <= (1 if direct else 2)  # gcsfs asks for the object and the folder at once
-
-
 def test_a_token_that_is_always_refused(guarded: GcsAuth, fake_gcs: FakeGcs) -> None:
     fake_gcs.put("bucket", "never.tar", b"x")
     guarded.good = lambda token: False
@@ -293,32 +282,12 @@ def test_throttling_and_faults_heal(guarded: GcsAuth, fake_gcs: FakeGcs) -> None
     assert not answers
 
 
-def test_forbidden(guarded: GcsAuth, fake_gcs: FakeGcs) -> None:
-    fake_gcs.put("bucket", "forbidden.tar", b"x")
-    words = f"{EMAIL} does not have storage.objects.get access to the Google Cloud Storage object."
-    guarded.before = lambda path, headers: guarded.refusal(403, "forbidden", words)
-    for direct in (True, False):
-        _, error = _outcome("gs://bucket/forbidden.tar", guarded, quick(direct=direct))
-        assert isinstance(error, AccessDenied)
-        assert "storage.objects.get is missing: grant metadata server, service account" in str(error)
-        assert "gs://bucket/forbidden.tar" in str(error)
-
-
 def test_reading_without_the_permission_to_list(guarded: GcsAuth, fake_gcs: FakeGcs) -> None:
     fake_gcs.put("bucket", "unlisted.tar", b"x")
     words = f"{EMAIL} does not have storage.objects.list access to the Google Cloud Storage bucket."
     guarded.before = lambda path, headers: guarded.refusal(403, "forbidden", words) if "/o?" in path else None
     for direct in (True, False):
         assert _read("gs://bucket/unlisted.tar", guarded, quick(direct=direct)) == b"x"
-
-
-@pytest.mark.parametrize("direct", [True, False])
-def test_an_endpoint_that_is_not_there(clean_google: Clean, direct: bool) -> None:
-    clean_google.setenv("STORAGE_EMULATOR_HOST", "127.0.0.1:9")
-    ((_, error),) = outcomes(["gs://bucket/x.tar"], quick(direct=direct))
-    assert isinstance(error, TransferError)
-    assert "gs://bucket/x.tar" in str(error)
-    assert "refused" in str(error)
 
 
 WRITE = """

@@ -19,7 +19,7 @@ from tests.servers.shards import make_tar
 from tests.storage.locations import location_of
 from tests.transfer.reading import KIB, bytes_of, data, outcomes, quick
 from wds_async.config import TransferConfig
-from wds_async.errors import AccessDenied, ConfigError, ShardNotFound, UrlError, WdsError
+from wds_async.errors import AccessDenied, ConfigError, ShardNotFound, WdsError
 from wds_async.storage.base import Entry
 from wds_async.storage.hub.backend import HuggingFaceBackend
 from wds_async.storage.options import Options, StorageOptions
@@ -240,40 +240,6 @@ def error_of(url: str, **config: Any) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-@pytest.mark.parametrize("direct", [True, False])
-def test_refusals(hub: Hub, monkeypatch: pytest.MonkeyPatch, direct: bool) -> None:
-    hub.tokens = {TOKEN}
-    for name in ("private", "gated"):
-        hub.add("x.tar", b"x", repo=f"o/{name}")
-        setattr(hub.repos["datasets", f"o/{name}"], name, True)
-    hub.add("x.tar", b"x")
-
-    def error(rest: str) -> str:
-        return error_of(f"hf://datasets/{rest}", direct=direct)
-
-    said = error("o/private/x.tar")
-    assert "AccessDenied" in said
-    assert "shows no dataset o/private (401)" in said
-    assert "asked with no credentials" in said
-    assert "HF_TOKEN" in said
-    assert f"Accept its terms at {hub.url}/datasets/o/gated, then set HF_TOKEN" in error("o/gated/x.tar")
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    said = error("o/gated/x.tar")
-    assert "AccessDenied" in said
-    assert "o/gated is gated" in said
-    assert "with the account that the token belongs to" in said
-    assert "ShardNotFound" in error("o/private/x.tar")
-    assert "the token of HF_TOKEN" in error("o/private/x.tar")
-    said = error("o/n/none.tar")
-    assert "ShardNotFound" in said
-    assert "the dataset o/n has no file 'none.tar' at revision 'main' (Entry not found)" in said
-    assert "has no revision 'v9'" in error("o/n@v9/x.tar")
-    monkeypatch.setenv("HF_TOKEN", OTHER)
-    said = error("o/n/x.tar")
-    assert "AccessDenied" in said
-    assert "refused the token (401) (Invalid credentials in Authorization header)" in said
-
-
 def test_limits_are_waited_for(hub: Hub) -> None:
     url = hub.add("x.tar", b"x")
     hub.refusals = [
@@ -290,19 +256,6 @@ def test_limits_are_waited_for(hub: Hub) -> None:
 
 def patient(attempts: int) -> Any:
     return type(quick().retry)(max_attempts=attempts, base_s=0.001, cap_s=0.01)
-
-
-def test_a_hub_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    assert "refused" in error_of("hf://datasets/o/n/x.tar")
-    monkeypatch.setenv("HF_ENDPOINT", "huggingface.co")
-    assert "ConfigError: HF_ENDPOINT" in error_of("hf://datasets/o/n/x.tar")
-
-
-def test_offline(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert "HF_HUB_OFFLINE is set" in error_of(hub.add("x.tar", b"x"))
-    assert not hub.seen
 
 
 def test_a_login_that_is_renewed_while_we_read(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -348,16 +301,6 @@ def test_listings(start: Callable[..., Hub], folder: str, monkeypatch: pytest.Mo
     assert {seen.headers.get("authorization") for seen in hub.seen} == {f"Bearer {TOKEN}"}
     assert not hub.cdn_seen
     assert (folder == "buckets") == all(entry.modified for entry in found if entry.size)
-
-
-def test_listings_that_fail(hub: Hub) -> None:
-    from wds_async.storage.base import RefusedAnswer
-
-    hub.add("x.tar", b"x")
-    with pytest.raises(RefusedAnswer):
-        listed("hf://datasets/o/n/none/")
-    with pytest.raises(UrlError, match="names no file"):
-        bytes_of(["hf://datasets/o/n/"])
 
 
 def test_descriptions(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

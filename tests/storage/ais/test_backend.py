@@ -17,7 +17,7 @@ from tests.servers import Tls
 from tests.servers.aistore import AisDouble
 from tests.storage.locations import location_of
 from wds_async.storage.ais.backend import AisBackend, explain_answer, explain_service
-from wds_async.storage.base import Answer, Description, ObjectReplaced, RefusedAnswer, Request, Verdict
+from wds_async.storage.base import Answer, Description, RefusedAnswer, Request, Verdict
 from wds_async.storage.http.backend import HttpStream
 from wds_async.storage.http.errors import explain_exception
 from wds_async.storage.options import Options
@@ -221,17 +221,3 @@ def test_a_client_certificate(no_settings: None, tls: Tls) -> None:
         ours = {"certificate": str(tls.cert), "key": str(tls.key)}
         given = {"endpoint": double.endpoint, "ca_file": str(tls.ca)}
         assert listed("ais://b/", options=Options({**given, **ours})) == [("ais://b/x", 1)]
-
-
-def test_an_object_that_is_replaced_between_ranges(ais: AisDouble) -> None:
-    ais.put("ais/b/x", b"0123456789")
-
-    async def work(backend: AisBackend) -> Any:
-        ranges: Any = await backend.access(location_of("ais://b/x"))
-        first = await ranges.read(0, 5)
-        ais.put("ais/b/x", b"abcdefghij")
-        with pytest.raises(ObjectReplaced) as caught:
-            await ranges.read(5, 10)
-        return first, backend.classify(caught.value, location_of("ais://b/x")).verdict
-
-    assert use(work, direct=False) == (b"01234", Verdict.CHANGED)

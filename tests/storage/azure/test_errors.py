@@ -5,6 +5,7 @@ from __future__ import annotations
 import email.utils
 import ssl
 import time
+from dataclasses import replace
 
 import pytest
 from azure.core.exceptions import (
@@ -60,13 +61,18 @@ def explained(found: Answer, kind: str = "key", renewed: bool = False) -> Fault:
         (500, "InternalError", Verdict.TRANSIENT, ""),
         (500, "OperationTimedOut", Verdict.TRANSIENT, ""),
         (400, "InvalidResourceName", Verdict.MISSING, "3 to 63"),
-        (502, "", Verdict.TRANSIENT, ""),
+        (429, "TooManyRequests", Verdict.TRANSIENT, "limits"),
+        (409, "AccountBeingCreated", Verdict.TRANSIENT, ""),
+        (409, "BlobModifiedWhileReading", Verdict.CHANGED, ""),
+        (409, "SnapshotsPresent", Verdict.FATAL, ""),
     ],
 )
 def test_codes(status: int, code: str, verdict: Verdict, advice: str) -> None:
     for header in (True, False):
-        fault = explained(answer(status, code, header=header))
-        assert fault.verdict is verdict
+        made = answer(status, code, header=header)
+        fault = explained(replace(made, fields={**made.fields, "retry-after": "4"}))
+        assert (fault.verdict, fault.throttled) == (verdict, status in (429, 503))
+        assert fault.retry_after_s == (4 if verdict is Verdict.TRANSIENT else None)
         assert advice in fault.advice
         assert f"Azure answered {status} {code}".rstrip() in fault.reason
         assert "(Words)" in fault.reason
@@ -113,11 +119,6 @@ def test_anonymous_refusals_say_what_to_set() -> None:
         assert not fault.verdict.retryable
 
 
-def test_retry_after_is_kept() -> None:
-    busy = Answer(503, {"x-ms-error-code": "ServerBusy", "retry-after": "7"})
-    assert explained(busy).retry_after_s == 7
-
-
 def test_exceptions_of_the_clients() -> None:
     refused = ServiceRequestError("no", error=ConnectionRefusedError(111, "refused"))
     assert explain_client(refused, identity="us").verdict is Verdict.TRANSIENT
@@ -145,29 +146,6 @@ def test_the_answer_behind_an_exception() -> None:
     assert (found.status, code_of(found)) == (404, "BlobNotFound")
     assert answer_of(HttpResponseError("x")) is None
     assert answer_of(OSError("x")) is None
-
-
-@pytest.mark.parametrize(
-    ("status", "code", "verdict", "throttled"),
-    [
-        (503, "ServerBusy", Verdict.TRANSIENT, True),
-        (503, "", Verdict.TRANSIENT, True),
-        (429, "TooManyRequests", Verdict.TRANSIENT, True),
-        (429, "", Verdict.TRANSIENT, True),
-        (500, "OperationTimedOut", Verdict.TRANSIENT, False),
-        (500, "InternalError", Verdict.TRANSIENT, False),
-        (408, "", Verdict.TRANSIENT, False),
-        (409, "", Verdict.TRANSIENT, False),
-        (409, "AccountBeingCreated", Verdict.TRANSIENT, False),
-        (409, "BlobModifiedWhileReading", Verdict.CHANGED, False),
-        (409, "SnapshotsPresent", Verdict.FATAL, False),
-        (425, "", Verdict.TRANSIENT, False),
-    ],
-)
-def test_what_asks_for_fewer_requests(status: int, code: str, verdict: Verdict, throttled: bool) -> None:
-    made = answer(status, code) if code else Answer(status, {})
-    fault = explained(Answer(status, {**made.fields, "retry-after": "4"}, made.excerpt))
-    assert (fault.verdict, fault.throttled, fault.retry_after_s) == (verdict, throttled, 4)
 
 
 def test_the_network_in_azures_words() -> None:

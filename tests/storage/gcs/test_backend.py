@@ -17,7 +17,7 @@ from tests.servers.gcsauth import GcsAuth
 from tests.storage.locations import location_of
 from tests.transfer.reading import bytes_of
 from wds_async.errors import MissingExtra, UrlError
-from wds_async.storage.base import Answer, Entry, RefusedAnswer, Request, Verdict
+from wds_async.storage.base import Answer, Entry, Request
 from wds_async.storage.filesystems import filesystem_of
 from wds_async.storage.gcs.backend import GcsBackend
 from wds_async.storage.options import Options
@@ -195,17 +195,6 @@ def test_buckets(fake_gcs: FakeGcs, clean_google: Clean) -> None:
         clean_google.setenv("GOOGLE_CLOUD_PROJECT", "p")
         found = run(lambda backend: entries_of(backend, "gs://"), options)
         assert Entry("gs://some-bucket/", None) in found
-
-
-def test_listing_a_missing_bucket(fake_gcs: FakeGcs, clean_google: Clean) -> None:
-    clean_google.setenv("STORAGE_EMULATOR_HOST", fake_gcs.base)
-
-    async def verdict(backend: GcsBackend) -> Verdict:
-        with pytest.raises(RefusedAnswer) as caught:
-            await entries_of(backend, "gs://no-such-bucket/")
-        return backend.classify(caught.value, location_of("gs://no-such-bucket/")).verdict
-
-    assert run(verdict) is Verdict.MISSING
 
 
 def test_expired_once_more(gce_metadata: GceMetadata) -> None:

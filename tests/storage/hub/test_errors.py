@@ -44,10 +44,6 @@ def test_urls() -> None:
         (401, "RepoNotFound", Verdict.DENIED, "the hub refused the token (401)"),
         (401, "", Verdict.DENIED, "the hub refused the token"),
         (403, "", Verdict.DENIED, "asked with the token of HF_TOKEN"),
-        (410, "", Verdict.MISSING, "410"),
-        (429, "", Verdict.TRANSIENT, "429"),
-        (500, "", Verdict.TRANSIENT, "500"),
-        (504, "", Verdict.TRANSIENT, "504"),
     ],
 )
 def test_answers(status: int, code: str, verdict: Verdict, words: str) -> None:
@@ -83,22 +79,3 @@ def test_limits(fields: dict[str, str], wait_s: float | None) -> None:
     assert fault.retry_after_s == wait_s
     assert "HF_TOKEN" not in fault.advice
     assert "set HF_TOKEN for a higher limit" in explained(429, ANONYMOUS, fields=fields).advice
-
-
-@pytest.mark.parametrize(
-    ("status", "fields", "wait_s", "throttled"),
-    [
-        (429, {"retry-after": "9", "ratelimit": '"api";r=0;t=55'}, 9, True),
-        (429, {"ratelimit": '"api";r=0;t=55'}, 55, True),
-        (429, {}, None, True),
-        (503, {"retry-after": "2"}, 2, True),
-        (500, {"retry-after": "2"}, 2, False),
-        (408, {}, None, False),
-        (409, {}, None, False),
-    ],
-)
-def test_what_asks_for_fewer_requests(
-    status: int, fields: dict[str, str], wait_s: float | None, throttled: bool
-) -> None:
-    fault = explained(status, fields=fields)
-    assert (fault.verdict, fault.retry_after_s, fault.throttled) == (Verdict.TRANSIENT, wait_s, throttled)

@@ -16,7 +16,7 @@ from tests.storage.locations import location_of
 from tests.storage.s3.test_client import on_backend
 from tests.transfer.reading import KIB, data, quick
 from wds_async.config import RetryPolicy
-from wds_async.errors import AccessDenied, ConfigError, ObjectChanged, ShardNotFound, TransferError, UrlError, WdsError
+from wds_async.errors import AccessDenied, ConfigError, ObjectChanged, TransferError, UrlError, WdsError
 from wds_async.logs import Once
 from wds_async.storage.base import Answer, Verdict
 from wds_async.storage.options import StorageOptions
@@ -208,35 +208,9 @@ def test_the_client_itself_waits_as_long_as_the_engine(clean_aws: pytest.MonkeyP
     assert read("s3://bucket/x.tar", config=quick(direct=False, stall_timeout_s=0.2), key=KEY, secret=SECRET) == SHARD
 
 
-def test_wrong_keys(store: SignedStore) -> None:
-    error = refusal(key="AKIANOBODYNOBODYNOBO", secret="hush")
-    assert isinstance(error, AccessDenied)
-    assert "InvalidAccessKeyId" in str(error)
-    assert "AKIA…NOBO (storage_options)" in str(error)
-    assert "SignatureDoesNotMatch" in str(refusal(key=KEY, secret="hush"))
-    assert "InvalidToken" in str(refusal(key=KEY, secret=SECRET, token="hush"))
-
-
-@pytest.mark.parametrize("direct", [True, False])
-def test_nothing_there(store: SignedStore, direct: bool) -> None:
-    for url, words in (("s3://bucket/none", "key"), ("s3://none/x", "bucket")):
-        error = refusal(url, config=quick(direct=direct))
-        assert isinstance(error, ShardNotFound)
-        assert url in str(error)
-        if direct:
-            assert words in str(error)
-
-
 @pytest.mark.parametrize("url", ["s3://bucket", "s3://bucket/"])
 def test_a_bucket_is_no_shard(store: SignedStore, url: str) -> None:
     assert isinstance(refusal(url), UrlError)
-
-
-def test_a_clock_that_is_wrong(store: SignedStore) -> None:
-    store.ahead_s = 7200
-    error = refusal()
-    assert isinstance(error, AccessDenied)
-    assert "Set this machine's clock" in str(error)
 
 
 def test_slow_down_is_waited_for(store: SignedStore) -> None:
@@ -256,24 +230,6 @@ def test_an_object_that_is_replaced(store: SignedStore) -> None:
         store.objects["bucket", "x.tar"] = data(1500 * KIB, seed=1)
         with pytest.raises(ObjectChanged, match="replaced"):
             list(iter(shard.read, None))
-
-
-def test_nobody_listens(clean_aws: pytest.MonkeyPatch) -> None:
-    clean_aws.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    for direct in (True, False):
-        retry = RetryPolicy(max_attempts=2, base_s=0.001)
-        options = {"key": KEY, "secret": SECRET, "config_kwargs": {"retries": {"total_max_attempts": 1}}}
-        error = refusal(config=quick(direct=direct, retry=retry), **options)
-        assert isinstance(error, TransferError)
-        assert "127.0.0.1:9" in str(error)
-        assert "AWS_ENDPOINT_URL_S3" in str(error)
-
-
-def test_a_profile_that_is_not_there(store: SignedStore) -> None:
-    error = refusal(profile="none")
-    assert isinstance(error, AccessDenied)
-    assert "none" in str(error)
-    assert "AWS_PROFILE" in str(error)
 
 
 def test_without_credentials_public_buckets_are_read(

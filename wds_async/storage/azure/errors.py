@@ -128,7 +128,8 @@ def explain_answer(answer: Answer, *, identity: str, kind: str, renewed: bool) -
     if kind == "anonymous" and answer.status in (403, 404, 409) and code not in ("BlobArchived", "BlobNotFound"):
         advice = _ANONYMOUS
     throttled = plain.throttled or code in _THROTTLED
-    return Fault(verdict, reason, advice, retry_after_s(answer.fields), throttled=throttled)
+    wait_s = retry_after_s(answer.fields) if verdict.retryable else None
+    return Fault(verdict, reason, advice, wait_s, throttled=throttled)
 
 
 def explain_client(exn: BaseException, *, identity: str) -> Fault:
