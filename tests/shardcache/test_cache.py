@@ -118,7 +118,7 @@ def test_threads_share_one_download(origin: Origin, tmp_path: Path) -> None:
     assert bytes_asked_for(origin) == sum(map(len, CONTENTS))
 
 
-def test_who_follows_goes_on_when_the_writer_is_killed(origin: Origin, tmp_path: Path) -> None:
+def test_followers_of_a_killed_writer_go_on(origin: Origin, tmp_path: Path) -> None:
     content = data(4_000_000)
     url = origin.add("x.tar", content)
     alive = True
@@ -140,7 +140,7 @@ def test_who_follows_goes_on_when_the_writer_is_killed(origin: Origin, tmp_path:
     assert len(kept(tmp_path)) == 1
 
 
-def test_who_follows_a_paused_writer_does_not_wait_long(
+def test_followers_of_a_paused_writer_do_not_wait_long(
     origin: Origin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("wds_async.shardcache.cache.PATIENCE_S", 0.2)
@@ -286,13 +286,15 @@ def test_pipes_are_kept(tmp_path: Path) -> None:
     assert len(kept(tmp_path / "cache")) == 1
 
 
-def test_what_happens_is_told(origin: Origin, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_verbose_logs_what_happens_to_each_shard(
+    origin: Origin, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     urls = serve(origin, CONTENTS[:2])
     cache = cache_at(tmp_path, verbose=True, limit_bytes=SIZE + 10)
     read(urls[:1], cache)
     read(urls, cache)
-    told = [record.getMessage().split(": ", 1)[1] for record in caplog.records]
-    assert told == [f"kept {urls[0]}", f"found {urls[0]}", f"kept {urls[1]}", f"removed {cache.name(urls[0])}"]
+    logged = [record.getMessage().split(": ", 1)[1] for record in caplog.records]
+    assert logged == [f"kept {urls[0]}", f"found {urls[0]}", f"kept {urls[1]}", f"removed {cache.name(urls[0])}"]
 
 
 def test_it_pickles_and_opens_nothing(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_one_writer(tmp_path: Path) -> None:
     assert (leftovers(tmp_path), held(tmp_path)) == ([], [])
 
 
-def test_what_somebody_else_wrote_is_not_published(tmp_path: Path) -> None:
+def test_a_part_with_bytes_of_another_writer_is_not_published(tmp_path: Path) -> None:
     filling = begun(tmp_path)
     filling.write(memoryview(b"mine"))
     (part,) = (tmp_path / ".partial").glob("*.part")
@@ -131,7 +131,7 @@ def test_following_one_that_leaves(tmp_path: Path) -> None:
     filling.drop()
     assert following.ended(5) is False
     assert following.ended(0) is None  # its bytes are as good as before
-    other = begun(tmp_path)  # somebody else begins again: another file
+    other = begun(tmp_path)  # another writer begins anew: another file
     other.write(memoryview(b"hello and more"))
     assert following.read(memoryview(bytearray(20)), 0) == 5
     other.publish()

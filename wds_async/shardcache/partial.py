@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PARTIAL", "PartialReader", "PartialWriter", "lock_file", "sweep"]
 
-PARTIAL = ".partial"
-"""The folder, within the cache's own, of unfinished shards."""
+PARTIAL = ".partial"  # the folder, within the cache's own, of unfinished shards
 
 CAN_FOLLOW = os.name == "posix"  # elsewhere an open file cannot be renamed
 

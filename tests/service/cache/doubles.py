@@ -32,12 +32,12 @@ class Thing:
     data: bytes
     identity: str = "v1"
     ranged: bool = True
-    told: bool = True
-    """Whether its size is told before its end."""
+    sized: bool = True
+    """Its size is known before its end."""
 
     @property
     def facts(self) -> Facts:
-        size = len(self.data) if self.told else None
+        size = len(self.data) if self.sized else None
         return Facts(size, self.identity, {"etag": self.identity}, None, self.ranged)
 
 
@@ -49,14 +49,13 @@ class Part:
 
 @dataclass
 class Bytes:
-    """The origin. ``asked`` is what it was asked for; ``gate``: parts wait while it is not set."""
+    """The origin. ``asked``: its requests; ``gate``: parts wait while it is not set."""
 
     things: dict[str, Thing] = field(default_factory=dict)
     asked: list[tuple[str, str, int, int]] = field(default_factory=list)
     bytes: int = 0
     broken: bool = False
     down: bool = False
-    """Whether `reachable` says so."""
     under_way: int = 0
     most: int = 0
     gate: asyncio.Event = field(default_factory=asyncio.Event)
@@ -97,7 +96,7 @@ class Bytes:
         try:
             await asyncio.sleep(0)
             thing = self._thing("part", url, start, stop)
-            if not thing.ranged or not thing.told:
+            if not thing.ranged or not thing.sized:
                 raise Unranged(url)
             await self.gate.wait()
             if facts is not None and facts.version != thing.identity:
@@ -105,7 +104,7 @@ class Bytes:
             data = bytearray(thing.data[start:stop])
             self.bytes += len(data)
             yield Part(memoryview(data), thing.facts)
-            data[:] = b"?" * len(data)  # the memory is somebody else's now
+            data[:] = b"?" * len(data)  # the memory is another part's now
         finally:
             self.under_way -= 1
 
@@ -203,6 +202,15 @@ async def running(folder: Path | None, origin: Any, limit: int = 1 << 20, **how:
         yield cache
     finally:
         await cache.close()
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    folder: Path | None, origin: Bytes, limit: int = 1 << 20, **how: Any
+) -> AsyncIterator[tuple[Bytes, ChunkCache]]:
+    """`running`, with the origin."""
+    async with running(folder, origin, limit, **how) as cache:
+        yield origin, cache
 
 
 async def taken(found: CachedObject, start: int = 0, stop: int | None = None, **how: Any) -> bytes:

@@ -27,6 +27,7 @@ from tests.service.cache.doubles import (
     origin_of_many,
     run,
     running,
+    serving,
     stored,
     taken,
     until,
@@ -51,8 +52,7 @@ async def test_ranges(tmp_path: Path, bounds: tuple[int, int | None]) -> None:
 
 
 async def test_many_readers_one_fetch(tmp_path: Path) -> None:
-    origin = origin_of(DATA)
-    async with running(tmp_path, origin) as cache:
+    async with serving(tmp_path, origin_of(DATA)) as (origin, cache):
         got = await asyncio.gather(*(get(cache, URL, client=Client("", str(number))) for number in range(16)))
         assert set(got) == {DATA}
         assert origin.bytes == len(DATA)
@@ -78,8 +78,7 @@ async def test_what_is_whole_is_ready_at_once(tmp_path: Path) -> None:
 
 
 async def test_chunks_are_readable_as_they_arrive(tmp_path: Path) -> None:
-    origin = origin_of(DATA)
-    async with running(tmp_path, origin) as cache:
+    async with serving(tmp_path, origin_of(DATA)) as (origin, cache):
         with await cache.open(URL) as found:
             await stored(cache)
             origin.gate.clear()
@@ -94,9 +93,8 @@ async def test_chunks_are_readable_as_they_arrive(tmp_path: Path) -> None:
             assert sum(rest) == len(DATA) - CHUNK
 
 
-async def test_who_leaves_takes_nothing_from_others(tmp_path: Path) -> None:
-    origin = origin_of(DATA)
-    async with running(tmp_path, origin) as cache:
+async def test_a_reader_that_leaves_takes_nothing_from_others(tmp_path: Path) -> None:
+    async with serving(tmp_path, origin_of(DATA)) as (origin, cache):
         origin.gate.clear()
         readers = [asyncio.create_task(get(cache, URL, CHUNK)) for _ in range(3)]
         await until(lambda: origin.under_way >= 9)
@@ -134,8 +132,7 @@ async def test_freshness(tmp_path: Path) -> None:
 
 
 async def test_a_replaced_object_is_another_and_old_readers_finish(tmp_path: Path) -> None:
-    origin = origin_of(DATA)
-    async with running(tmp_path, origin, freshness_s=0) as cache:
+    async with serving(tmp_path, origin_of(DATA), freshness_s=0) as (origin, cache):
         await get(cache, URL)
         old = await cache.open(URL)
         new = content(3 * CHUNK, 9)
@@ -149,8 +146,7 @@ async def test_a_replaced_object_is_another_and_old_readers_finish(tmp_path: Pat
 
 
 async def test_an_object_that_is_gone(tmp_path: Path) -> None:
-    origin = origin_of(DATA)
-    async with running(tmp_path, origin, freshness_s=0) as cache:
+    async with serving(tmp_path, origin_of(DATA), freshness_s=0) as (origin, cache):
         await get(cache, URL)
         del origin.things[URL]
         with pytest.raises(ShardNotFound):
@@ -181,7 +177,7 @@ async def test_an_origin_out_of_reach(tmp_path: Path, caplog: pytest.LogCaptureF
         assert await get(cache, URL) == DATA
         assert len(origin.asked) == asked + 1
         assert cache.statistics().unanswered == 2
-        origin.down = True  # then nobody waits for it, and what asks is a probe
+        origin.down = True  # then no request waits for it: one probe is sent
         clock.now += 1_000_000
         assert cache.peek(URL) is not None
         await cache.fetching.quiet()
@@ -191,8 +187,7 @@ async def test_an_origin_out_of_reach(tmp_path: Path, caplog: pytest.LogCaptureF
 
 
 async def test_freshness_zero_serves_nothing_unasked(tmp_path: Path) -> None:
-    origin = origin_of(DATA)
-    async with running(tmp_path, origin, freshness_s=0) as cache:
+    async with serving(tmp_path, origin_of(DATA), freshness_s=0) as (origin, cache):
         await get(cache, URL)
         await get(cache, URL)
         assert origin.count("facts") == 1
@@ -202,8 +197,7 @@ async def test_freshness_zero_serves_nothing_unasked(tmp_path: Path) -> None:
 
 
 async def test_errors_come_in_place_and_heal(tmp_path: Path) -> None:
-    origin = origin_of(DATA)
-    async with running(tmp_path, origin) as cache:
+    async with serving(tmp_path, origin_of(DATA)) as (origin, cache):
         with await cache.open(URL) as found:
             await stored(cache)
             origin.broken = True
@@ -216,8 +210,7 @@ async def test_errors_come_in_place_and_heal(tmp_path: Path) -> None:
 
 
 async def test_a_restart_finds_what_was_there(tmp_path: Path) -> None:
-    origin = origin_of(DATA)
-    async with running(tmp_path, origin) as cache:
+    async with serving(tmp_path, origin_of(DATA)) as (origin, cache):
         await get(cache, URL, 0, 3 * CHUNK)
     at_first = origin.bytes
     async with running(tmp_path, origin) as cache:
@@ -236,8 +229,7 @@ async def test_a_restart_finds_what_was_there(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["flip", "cut", "gone", "zeros"])
 async def test_bad_files_are_noticed(tmp_path: Path, how: str) -> None:
-    origin = origin_of(DATA)
-    async with running(tmp_path, origin) as cache:
+    async with serving(tmp_path, origin_of(DATA)) as (origin, cache):
         await get(cache, URL)
     (path,) = data_files(tmp_path)
     damage(path, how)
@@ -262,11 +254,10 @@ async def test_without_a_folder(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize(
-    "how", [{"ranged": False}, {"told": False}, {"identity": ""}, {"ranged": False, "identity": ""}]
+    "how", [{"ranged": False}, {"sized": False}, {"identity": ""}, {"ranged": False, "identity": ""}]
 )
 async def test_objects_that_are_read_in_order(tmp_path: Path, how: dict[str, object]) -> None:
-    origin = origin_of(DATA, **how)
-    async with running(tmp_path, origin) as cache:
+    async with serving(tmp_path, origin_of(DATA, **how)) as (origin, cache):
         got = await asyncio.gather(*(get(cache, URL, number * 1000) for number in range(8)))
         assert got == [DATA[number * 1000 :] for number in range(8)]
         assert origin.count("stream") == 1
@@ -278,8 +269,7 @@ async def test_objects_that_are_read_in_order(tmp_path: Path, how: dict[str, obj
 
 
 async def test_a_stream_that_breaks(tmp_path: Path) -> None:
-    origin = origin_of(DATA, ranged=False)
-    async with running(tmp_path, origin) as cache:
+    async with serving(tmp_path, origin_of(DATA, ranged=False)) as (origin, cache):
         with await cache.open(URL) as found:
             pieces = found.pieces()
             await anext(pieces)
@@ -291,9 +281,8 @@ async def test_a_stream_that_breaks(tmp_path: Path) -> None:
         assert await get(cache, URL) == DATA
 
 
-async def test_a_stream_that_nobody_reads_ends(tmp_path: Path) -> None:
-    origin = origin_of(content(CHUNK * 40), ranged=False)
-    async with running(tmp_path, origin) as cache:
+async def test_a_stream_without_readers_ends(tmp_path: Path) -> None:
+    async with serving(tmp_path, origin_of(content(CHUNK * 40), ranged=False)) as (origin, cache):
         with await cache.open(URL) as found:
             pieces = found.pieces()
             await anext(pieces)
@@ -305,18 +294,17 @@ async def test_a_stream_that_nobody_reads_ends(tmp_path: Path) -> None:
         assert len(await get(cache, URL)) == CHUNK * 40
 
 
-@pytest.mark.parametrize("how", [{}, {"ranged": False}, {"told": False}])
+@pytest.mark.parametrize("how", [{}, {"ranged": False}, {"sized": False}])
 async def test_an_object_of_no_bytes(tmp_path: Path, how: dict[str, object]) -> None:
     async with running(tmp_path, origin_of(b"", **how)) as cache:
         for _ in range(2):
             assert await get(cache, URL) == b""
 
 
-@pytest.mark.parametrize("how", [{}, {"ranged": False}, {"told": False}])
+@pytest.mark.parametrize("how", [{}, {"ranged": False}, {"sized": False}])
 async def test_an_object_larger_than_the_cache(tmp_path: Path, how: dict[str, object]) -> None:
     data = content(60 * CHUNK, 3)
-    origin = origin_of(data, **how)
-    async with running(tmp_path, origin, 20 * CHUNK) as cache:
+    async with running(tmp_path, origin_of(data, **how), 20 * CHUNK) as cache:
         for _ in range(2):
             assert await get(cache, URL) == data
             assert disk_bytes(tmp_path) <= 21 * CHUNK
@@ -327,10 +315,8 @@ async def test_an_object_larger_than_the_cache(tmp_path: Path, how: dict[str, ob
 
 
 async def test_readers_share_what_does_not_stay(tmp_path: Path) -> None:
-    origin = Bytes()
-    urls = [f"s3://bucket/{number}" for number in range(40)]
-    for number, url in enumerate(urls):
-        origin.put(url, content(8 * CHUNK, number))
+    origin = origin_of_many(40, 8)
+    urls = list(origin.things)
     async with running(tmp_path, origin, 80 * CHUNK) as cache:  # a quarter of them
         for _ in range(2):
             for url in urls:
@@ -342,10 +328,8 @@ async def test_readers_share_what_does_not_stay(tmp_path: Path) -> None:
 
 
 async def test_epochs_over_twice_the_cache(tmp_path: Path) -> None:
-    origin = Bytes()
-    urls = [f"s3://bucket/{number}" for number in range(60)]
-    for number, url in enumerate(urls):
-        origin.put(url, content(4 * CHUNK, number))
+    origin = origin_of_many(60, 4)
+    urls = list(origin.things)
     rng, hits = random.Random(5), []
     async with running(tmp_path, origin, 120 * CHUNK) as cache:
         for _ in range(4):
@@ -359,8 +343,7 @@ async def test_epochs_over_twice_the_cache(tmp_path: Path) -> None:
 
 
 async def test_fetch_brings_a_range_onto_the_disk(tmp_path: Path) -> None:
-    origin = origin_of(DATA)
-    async with running(tmp_path, origin) as cache:
+    async with serving(tmp_path, origin_of(DATA)) as (origin, cache):
         with await cache.open(URL, start=None) as found:
             assert origin.bytes == 0
             assert await found.fetch(CHUNK, 3 * CHUNK + 1, Urgency.PLAN) == 2 * CHUNK + 1
@@ -373,9 +356,7 @@ async def test_fetch_brings_a_range_onto_the_disk(tmp_path: Path) -> None:
 
 
 async def test_a_quota(tmp_path: Path) -> None:
-    origin = Bytes()
-    for number in range(20):
-        origin.put(f"s3://bucket/{number}", content(4 * CHUNK, number))
+    origin = origin_of_many(20, 4)
     async with running(tmp_path, origin, 100 * CHUNK, quotas={"small": 0.25}) as cache:
         for number in range(20):
             await get(cache, f"s3://bucket/{number}", client=Client("small"))
@@ -398,9 +379,7 @@ async def test_a_key_that_is_not_the_url(tmp_path: Path) -> None:
 
 
 async def test_a_smaller_cache_is_kept(tmp_path: Path) -> None:
-    origin = Bytes()
-    for number in range(20):
-        origin.put(f"s3://bucket/{number}", content(4 * CHUNK, number))
+    origin = origin_of_many(20, 4)
     async with running(tmp_path, origin, 100 * CHUNK) as cache:
         for number in range(20):
             await get(cache, f"s3://bucket/{number}")
@@ -412,8 +391,8 @@ async def test_a_smaller_cache_is_kept(tmp_path: Path) -> None:
         assert origin.bytes == 20 * 4 * CHUNK  # the ones used last have stayed
 
 
-async def test_who_comes_just_when_it_was_found_out_gets_it_though_it_was_closed(tmp_path: Path) -> None:
-    """What was found is thrown away in the very turn of the loop in which it was found: nobody waits for ever."""
+async def test_an_open_just_when_a_lookup_ends_with_a_closed_entry(tmp_path: Path) -> None:
+    """The entry is removed in the very turn of the loop in which its lookup ends: no caller waits for ever."""
 
     origin = origin_of(DATA)
     found = asyncio.Event()
@@ -440,7 +419,7 @@ async def test_who_comes_just_when_it_was_found_out_gets_it_though_it_was_closed
 
 
 @pytest.mark.parametrize("start", [0, None])
-async def test_what_nobody_waits_for_any_more_is_not_asked_for_any_longer(tmp_path: Path, start: int | None) -> None:
+async def test_a_lookup_without_waiters_is_cancelled(tmp_path: Path, start: int | None) -> None:
     origin, asked, left = origin_of(DATA), asyncio.Event(), asyncio.Event()
 
     async def never(*given: object) -> Facts:
@@ -468,7 +447,7 @@ async def test_what_nobody_waits_for_any_more_is_not_asked_for_any_longer(tmp_pa
         assert await get(cache, URL) == DATA
 
 
-async def test_what_lies_on_disk_holds_no_secret_and_is_nobody_elses(tmp_path: Path) -> None:
+async def test_files_hold_no_secret_and_are_private(tmp_path: Path) -> None:
     origin, url = Bytes(), "https://host/a.tar?X-Amz-Signature=TOPSECRET"
     origin.put(url, DATA)
     async with running(tmp_path, origin) as cache:
@@ -485,8 +464,7 @@ async def test_what_lies_on_disk_holds_no_secret_and_is_nobody_elses(tmp_path: P
 
 
 async def test_it_ends_though_another_program_keeps_the_index_locked(tmp_path: Path) -> None:
-    origin = origin_of(DATA)
-    async with running(tmp_path, origin) as cache:
+    async with running(tmp_path, origin_of(DATA)) as cache:
         other = sqlite3.connect(tmp_path / "index.sqlite", isolation_level=None)
         other.execute("BEGIN EXCLUSIVE")
         assert await get(cache, URL) == DATA
@@ -494,8 +472,7 @@ async def test_it_ends_though_another_program_keeps_the_index_locked(tmp_path: P
 
 
 async def test_what_is_read_is_not_put_away(tmp_path: Path) -> None:
-    origin = origin_of_many(20, 2, "")
-    async with running(tmp_path, origin, most_idle=2) as cache:
+    async with serving(tmp_path, origin_of_many(20, 2, ""), most_idle=2) as (origin, cache):
         held = [await cache.open(str(number)) for number in range(5)]
         for number in [*range(20), *range(20)]:
             assert await get(cache, str(number)) == origin.things[str(number)].data
@@ -508,9 +485,8 @@ async def test_what_is_read_is_not_put_away(tmp_path: Path) -> None:
         assert origin.bytes == 20 * 2 * CHUNK
 
 
-async def test_who_reads_what_is_removed_goes_on(tmp_path: Path) -> None:
-    origin = origin_of_many(1, 2, "")
-    async with running(tmp_path, origin) as cache:
+async def test_readers_of_a_removed_object_read_on(tmp_path: Path) -> None:
+    async with serving(tmp_path, origin_of_many(1, 2, "")) as (origin, cache):
         found = await cache.open("0")
         pieces = found.pieces()
         await anext(pieces)
@@ -527,8 +503,7 @@ async def test_who_reads_what_is_removed_goes_on(tmp_path: Path) -> None:
 async def test_an_index_that_cannot_be_read_is_replaced_at_the_next_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    origin = origin_of_many(3, 2, "")
-    async with running(tmp_path, origin) as cache:
+    async with serving(tmp_path, origin_of_many(3, 2, "")) as (origin, cache):
         await get(cache, "0")
         await cache.flush()
         database = sqlite3.connect(tmp_path / "index.sqlite")
@@ -552,8 +527,7 @@ async def test_an_index_that_cannot_be_read_is_replaced_at_the_next_start(
 
 
 async def test_a_damaged_row_is_fetched_anew_and_leaves_no_file(tmp_path: Path) -> None:
-    origin = origin_of_many(1, 2, "")
-    async with running(tmp_path, origin) as cache:
+    async with serving(tmp_path, origin_of_many(1, 2, "")) as (origin, cache):
         await get(cache, "0")
     database = sqlite3.connect(tmp_path / "index.sqlite")
     database.execute("UPDATE entries SET size = size - 5")
@@ -583,13 +557,13 @@ async def test_what_was_given_is_hit_or_miss(tmp_path: Path) -> None:
         assert stats.limit_bytes == 1 << 20
 
 
-async def test_what_was_fetched_ahead_is_told_from_what_was_there(tmp_path: Path) -> None:
+async def test_prefetched_bytes_are_counted_once(tmp_path: Path) -> None:
     origin = Bytes()
     origin.put("a", content(4 * CHUNK + 10))
     async with running(tmp_path, origin) as cache:
         with await cache.open("a", start=0) as found:
             assert await found.fetch(0, None, Urgency.PLAN) == 4 * CHUNK + 10
-        assert cache.statistics().ahead_bytes == 0  # nobody has read it yet
+        assert cache.statistics().ahead_bytes == 0  # not read yet
         await get(cache, "a", 0, CHUNK)
         assert cache.statistics().ahead_bytes == CHUNK
         for _ in range(2):
@@ -601,19 +575,19 @@ async def test_what_was_fetched_ahead_is_told_from_what_was_there(tmp_path: Path
 
 
 def test_what_is_warm_is_there(tmp_path: Path) -> None:
-    origin, told = Bytes(), list[Warmed]()
+    origin, results = Bytes(), list[Warmed]()
     for number in range(3):
         origin.put(f"s3://b/{number}", content(CHUNK_BYTES + number, number))
-    origin.put("s3://b/pipe", content(1000), ranged=False, told=False)
+    origin.put("s3://b/pipe", content(1000), ranged=False, sized=False)
     urls = [*origin.things, "s3://b/none"]
-    asyncio.run(warm(tmp_path, 64 << 20, urls, origin, told.append, at_once=2))
-    assert {one.url for one in told if one.whole} == set(origin.things)
-    (missing,) = (one for one in told if one.error)
+    asyncio.run(warm(tmp_path, 64 << 20, urls, origin, results.append, at_once=2))
+    assert {one.url for one in results if one.whole} == set(origin.things)
+    (missing,) = (one for one in results if one.error)
     assert "not there" in missing.error
     assert not missing.whole
     assert {row.key: row.size for row in upkeep.listed(tmp_path)} == {u: len(t.data) for u, t in origin.things.items()}
     fetched = origin.bytes
-    asyncio.run(warm(tmp_path, 64 << 20, urls[:3], origin, told.append))
+    asyncio.run(warm(tmp_path, 64 << 20, urls[:3], origin, results.append))
     assert origin.bytes == fetched
 
 

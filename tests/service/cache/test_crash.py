@@ -61,7 +61,7 @@ def test_killed(tmp_path: Path, after: int) -> None:
                 got = await get(cache, name)
                 assert hashlib.sha256(got).digest() == hashlib.sha256(origin.things[name].data).digest()
             assert cache.statistics().bytes <= LIMIT
-            assert cache.statistics().bad_chunks == 0  # what was said to be there was there: nobody pulled the plug
+            assert cache.statistics().bad_chunks == 0  # what was said to be there was there: the power did not fail
         rows = {row.id for row in open_index(tmp_path / "cache").rows()}
         files = {int(path.name, 16) for path in (tmp_path / "cache" / "data").rglob("*") if path.is_file()}
         assert files <= rows

@@ -29,6 +29,7 @@ from tests.service.cache.doubles import (
     origin_of,
     origin_of_many,
     running,
+    serving,
     until,
 )
 from tests.service.cache.test_index import row
@@ -230,7 +231,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 
 async def test_a_full_file_system(small: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The cache was told of more room than there is."""
+    """The cache has a larger limit than the disk has room."""
 
     origin, clock = origin_of_many(30, 10), Clock()
     async with running(small / "cache", origin, 100 << 20, clock=clock) as cache:
@@ -342,7 +343,7 @@ async def test_a_disk_that_is_full_at_the_start_is_written_to_by_others_alone(tm
         assert cache.statistics().passed_bytes == 2 * len(SHARD)
 
 
-async def test_a_file_system_that_does_not_tell_is_no_reason_to_end(tmp_path: Path) -> None:
+async def test_unknown_free_space_harms_nothing(tmp_path: Path) -> None:
     def free(folder: Path) -> int:
         raise OSError("gone")
 
@@ -363,8 +364,7 @@ BAD = {"flip": 1, "cut": 3, "gone": 6}
 @pytest.mark.parametrize("how", list(BAD))
 @pytest.mark.parametrize("open_files", [256, 1], ids=["in memory", "idle"])
 async def test_what_the_disk_has_lost_is_found_and_fetched_again(tmp_path: Path, how: str, open_files: int) -> None:
-    origin = origin_of(DATA, *URLS)
-    async with running(tmp_path, origin, most_idle=open_files) as cache:
+    async with serving(tmp_path, origin_of(DATA, *URLS), most_idle=open_files) as (origin, cache):
         for url in URLS:
             assert await get(cache, url) == DATA
         await cache.fetching.quiet()
@@ -385,8 +385,7 @@ async def test_what_the_disk_has_lost_is_found_and_fetched_again(tmp_path: Path,
 
 
 async def test_in_the_background_it_finds_what_no_reader_has_met(tmp_path: Path) -> None:
-    origin = origin_of(DATA, *URLS)
-    async with running(tmp_path, origin) as cache:
+    async with serving(tmp_path, origin_of(DATA, *URLS)) as (origin, cache):
         for url in URLS:
             await get(cache, url)
     damage(data_files(tmp_path)[1], "flip")
@@ -406,8 +405,7 @@ async def test_it_reads_no_faster_than_it_may(tmp_path: Path) -> None:
 
 
 async def test_a_copy_that_is_distrusted_is_compared_again(tmp_path: Path) -> None:
-    origin = origin_of(DATA, *URLS)
-    async with running(tmp_path, origin) as cache:
+    async with serving(tmp_path, origin_of(DATA, *URLS)) as (origin, cache):
         assert await get(cache, URLS[0]) == DATA
         await cache.fetching.quiet()
         damage(data_files(tmp_path)[0], "cut")

@@ -211,7 +211,7 @@ async def test_an_index_on_a_full_disk(tmp_path: Path, caplog: pytest.LogCapture
     journal.index.close()
 
 
-async def test_an_index_that_is_damaged_is_said_to_be(tmp_path: Path) -> None:
+async def test_a_damaged_index_is_reported(tmp_path: Path) -> None:
     said: list[str] = []
     Index(tmp_path / "index").close()  # all of it is in the file, nothing beside it
     journal = journal_of(tmp_path, broken=lambda: said.append("broken"))

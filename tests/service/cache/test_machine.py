@@ -1,4 +1,4 @@
-"""The cache against a model: whatever happens to it, its origin and its disk, it gives right bytes or says why not."""
+"""The cache against a model: in any course of events it serves right bytes, or fails with the reason."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES = st.sampled_from(["a", "b", "c", "d", "e", "f"])
 LIMIT = 24 * CHUNK
 FRESH_S = 60.0
 PLACES = st.integers(0, 9 * CHUNK)
-KINDS = st.sampled_from([{}, {}, {}, {"ranged": False}, {"told": False}, {"identity": ""}])
+KINDS = st.sampled_from([{}, {}, {}, {"ranged": False}, {"sized": False}, {"identity": ""}])
 
 
 class CacheMachine(RuleBasedStateMachine):

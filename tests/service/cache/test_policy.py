@@ -301,7 +301,7 @@ def test_what_was_read_goes_first() -> None:
         assert probation.put((1, number), 10, True, nothing) == []
     probation.spend((1, 1))
     assert probation.put((2, 0), 10, True, nothing) == [(1, 1)]
-    assert probation.put((2, 1), 10, False, nothing) is None  # what nobody has read goes for demand only
+    assert probation.put((2, 1), 10, False, nothing) is None  # unread chunks go for demand only
     assert probation.put((2, 1), 10, True, nothing) == [(1, 0)]
     assert probation.bytes == 30
 

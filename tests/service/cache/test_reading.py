@@ -21,6 +21,7 @@ from tests.service.cache.doubles import (
     get,
     origin_of,
     running,
+    serving,
     stored,
     taken,
     threaded,
@@ -36,7 +37,7 @@ DATA = content(20 * CHUNK)
 
 
 class OneAtATime:
-    """Turns that are given by hand, and say who asked."""
+    """Slots, and the requests for them."""
 
     def __init__(self, most: int = 1) -> None:
         self.slots = asyncio.Semaphore(most)
@@ -73,7 +74,7 @@ async def test_a_turn_for_each_chunk_and_how_urgent(tmp_path: Path) -> None:
     assert len(scheduler.asked) == 4
 
 
-async def test_what_only_one_wanted_and_has_not_begun_is_given_up(tmp_path: Path) -> None:
+async def test_a_fetch_that_has_not_begun_ends_with_its_last_reader(tmp_path: Path) -> None:
     origin, scheduler = origin_of(DATA), OneAtATime(2)
     async with running(tmp_path, origin, scheduler=scheduler) as cache:
         with await cache.open(URL) as found:
@@ -91,13 +92,12 @@ async def test_what_only_one_wanted_and_has_not_begun_is_given_up(tmp_path: Path
         assert origin.bytes == len(DATA)
 
 
-async def test_what_is_under_way_for_nobody_is_given_up_after_a_while(
+async def test_a_running_fetch_without_readers_is_given_up_after_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("wds_async.service.cache.fetching._UNWANTED_S", 0.05)
 
-    origin = origin_of(DATA)
-    async with running(tmp_path, origin) as cache:
+    async with serving(tmp_path, origin_of(DATA)) as (origin, cache):
         with await cache.open(URL) as found:
             origin.gate.clear()  # it will never answer
             pieces = found.pieces()
@@ -109,9 +109,8 @@ async def test_what_is_under_way_for_nobody_is_given_up_after_a_while(
             assert await taken(found) == DATA
 
 
-async def test_a_failed_fetch_is_told_to_all_and_made_again(tmp_path: Path) -> None:
-    origin = origin_of(DATA)
-    async with running(tmp_path, origin) as cache:
+async def test_a_failed_fetch_fails_all_its_readers_and_is_repeated(tmp_path: Path) -> None:
+    async with serving(tmp_path, origin_of(DATA)) as (origin, cache):
         objects = [await cache.open(URL) for _ in range(3)]
         origin.broken = True
         got = await asyncio.gather(*(taken(found) for found in objects), return_exceptions=True)
@@ -123,17 +122,15 @@ async def test_a_failed_fetch_is_told_to_all_and_made_again(tmp_path: Path) -> N
 
 
 async def test_a_short_answer_is_no_chunk(tmp_path: Path) -> None:
-    origin = origin_of(DATA)
-    async with running(tmp_path, origin) as cache:
+    async with serving(tmp_path, origin_of(DATA)) as (origin, cache):
         with await cache.open(URL) as found:
             origin.things[URL].data = DATA[: 5 * CHUNK + 3]  # of the same identity, as it says
             with pytest.raises(TransferError, match="3 bytes came of 8192 at byte 40960"):
                 await taken(found)
 
 
-async def test_closing_ends_readers_with_words(tmp_path: Path) -> None:
-    origin = origin_of(DATA)
-    async with running(tmp_path, origin) as cache:
+async def test_closing_ends_readers_with_an_error(tmp_path: Path) -> None:
+    async with serving(tmp_path, origin_of(DATA)) as (origin, cache):
         found = await cache.open(URL)
         origin.gate.clear()
         reading = asyncio.create_task(taken(found))
@@ -165,8 +162,7 @@ async def test_what_a_reader_has_in_hand_is_not_punched(tmp_path: Path) -> None:
 
 
 async def test_nothing_is_written_where_blocks_are_just_given_back(tmp_path: Path) -> None:
-    origin = origin_of(DATA)
-    async with running(tmp_path, origin) as cache:
+    async with serving(tmp_path, origin_of(DATA)) as (origin, cache):
         await get(cache, URL, 0, 1)
         (entry,) = cache.fetching.entries.values()
         cache.fetching.drop_bad(entry, 0)
@@ -200,7 +196,7 @@ async def test_memory_that_is_held_for_later_is_given_back_where_others_wait_for
         assert got == DATA
 
 
-async def test_who_joins_while_the_last_reader_leaves_gets_the_right_bytes() -> None:
+async def test_a_reader_that_joins_as_the_last_one_leaves_gets_right_bytes() -> None:
     origin = origin_of(DATA)
     async with running(None, origin) as cache:
         with await cache.open(URL) as one, await cache.open(URL) as two:
@@ -299,8 +295,7 @@ async def test_pieces_are_in_order_and_as_large_as_can_be(tmp_path: Path) -> Non
 
 
 async def test_a_slow_reader_has_no_more_asked_for_than_its_window(tmp_path: Path) -> None:
-    origin = origin_of(LONG)
-    async with running(tmp_path, origin, 4 << 20) as cache:
+    async with serving(tmp_path, origin_of(LONG), 4 << 20) as (origin, cache):
         with await cache.open(URL) as found:
             pieces, read = found.pieces(), 0
             while read < 10 * CHUNK:
@@ -343,8 +338,7 @@ async def test_what_passes_in_memory_is_shared_while_it_is_there() -> None:
 
 
 async def test_a_reader_in_the_middle_of_what_was_fetched(tmp_path: Path) -> None:
-    origin = origin_of(LONG)
-    async with running(tmp_path, origin, 4 << 20) as cache:
+    async with serving(tmp_path, origin_of(LONG), 4 << 20) as (origin, cache):
         await get(cache, URL, 5 * CHUNK, 9 * CHUNK)
         assert await get(cache, URL, 4 * CHUNK + 1, 10 * CHUNK + 1) == LONG[4 * CHUNK + 1 : 10 * CHUNK + 1]
         assert sorted(origin.parts_of(URL)) == [number * CHUNK for number in range(4, 11)]
@@ -357,8 +351,7 @@ STREAM = content(30 * CHUNK + 7)
 
 
 async def test_followers_read_behind(tmp_path: Path) -> None:
-    origin = origin_of(STREAM, PLAIN, ranged=False)
-    async with running(tmp_path, origin) as cache:
+    async with serving(tmp_path, origin_of(STREAM, PLAIN, ranged=False)) as (origin, cache):
         first = await cache.open(PLAIN)
         pieces = first.pieces()
         await anext(pieces)
@@ -373,8 +366,7 @@ async def test_followers_read_behind(tmp_path: Path) -> None:
 async def test_larger_than_the_cache_with_a_slow_reader(tmp_path: Path) -> None:
     """The stream waits for who reads it: nothing is dropped before it was read, and nothing is fetched twice."""
 
-    origin = origin_of(STREAM, PLAIN, ranged=False)
-    async with running(tmp_path, origin, 12 * CHUNK) as cache:
+    async with serving(tmp_path, origin_of(STREAM, PLAIN, ranged=False), 12 * CHUNK) as (origin, cache):
         with await cache.open(PLAIN) as found:
             got, pieces = 0, found.pieces()
             async for piece in pieces:
@@ -386,8 +378,7 @@ async def test_larger_than_the_cache_with_a_slow_reader(tmp_path: Path) -> None:
 
 
 async def test_a_late_follower_of_what_has_passed_reads_by_itself(tmp_path: Path) -> None:
-    origin = origin_of(STREAM, PLAIN, ranged=False)
-    async with running(tmp_path, origin, 12 * CHUNK) as cache:
+    async with running(tmp_path, origin_of(STREAM, PLAIN, ranged=False), 12 * CHUNK) as cache:
         with await cache.open(PLAIN) as found, await cache.open(PLAIN) as late:
             pieces = found.pieces(25 * CHUNK)
             await anext(pieces)
@@ -409,8 +400,7 @@ async def test_without_an_identity_it_is_fresh_as_long_as_that(tmp_path: Path) -
 
 @pytest.mark.parametrize("ranged", [True, False])
 async def test_another_object_than_was_opened(tmp_path: Path, ranged: bool) -> None:
-    origin = origin_of(STREAM, PLAIN, ranged=ranged)
-    async with running(tmp_path, origin) as cache:
+    async with serving(tmp_path, origin_of(STREAM, PLAIN, ranged=ranged)) as (origin, cache):
         with await cache.open(PLAIN) as found:
             origin.put(PLAIN, STREAM[:CHUNK], identity="v2", ranged=ranged)
             with pytest.raises(ObjectChanged, match=r"v1.*v2"):
@@ -419,8 +409,7 @@ async def test_another_object_than_was_opened(tmp_path: Path, ranged: bool) -> N
 
 
 async def test_one_of_two_readers_leaves(tmp_path: Path) -> None:
-    origin = origin_of(STREAM, PLAIN, ranged=False)
-    async with running(tmp_path, origin) as cache:
+    async with serving(tmp_path, origin_of(STREAM, PLAIN, ranged=False)) as (origin, cache):
         origin.gate.clear()
         tasks = [asyncio.create_task(get(cache, PLAIN)) for _ in range(2)]
         await until(lambda: origin.count("stream") == 1 and cache.statistics().readers == 2)
@@ -432,8 +421,7 @@ async def test_one_of_two_readers_leaves(tmp_path: Path) -> None:
 
 
 async def test_after_a_restart_it_is_there(tmp_path: Path) -> None:
-    origin = origin_of(STREAM, PLAIN, ranged=False, told=False)
-    async with running(tmp_path, origin) as cache:
+    async with serving(tmp_path, origin_of(STREAM, PLAIN, ranged=False, sized=False)) as (origin, cache):
         await get(cache, PLAIN)
     async with running(tmp_path, origin) as cache:
         assert await get(cache, PLAIN, 5, 9 * CHUNK) == STREAM[5 : 9 * CHUNK]
@@ -441,7 +429,7 @@ async def test_after_a_restart_it_is_there(tmp_path: Path) -> None:
         assert origin.count("stream") == 1
 
 
-async def test_who_joins_hastens() -> None:
+async def test_a_more_urgent_reader_hastens_a_fetch() -> None:
     class Turn:
         asked: tuple[object, ...] = ()
 

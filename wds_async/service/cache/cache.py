@@ -33,8 +33,7 @@ __all__ = ["CacheSettings", "CachedObject", "ChunkCache"]
 logger = logging.getLogger("wds_async")
 _FLUSH_EVERY_S, _ASK_AGAIN_S = 0.5, 10.0
 _ROWS_AT_ONCE = 1000
-_QUOTAS_EVERY = 20
-"""Quotas are enforced with every so many flushes."""
+_QUOTAS_EVERY = 20  # quotas are enforced with every so many flushes
 _SPACE_EVERY_S = 2.0
 _MARGIN = 20
 """Of the space to be kept free, this fraction more is made free at once: so that it is not made byte by byte."""
@@ -210,8 +209,7 @@ class ChunkCache:
         self._writers = writers
         self._stats = CacheStats()
         self._lookups: dict[tuple[str, bool], _Lookup] = {}
-        self._unanswering: set[str] = set()
-        """Stores that did not answer when a copy was to be revalidated."""
+        self._unanswering: set[str] = set()  # stores that did not answer when a copy was to be revalidated
         self._opened: OpenFolder | None = None
         self._upkeep: list[asyncio.Task[None]] = []
         self._scrubbing: asyncio.Task[None] | None = None

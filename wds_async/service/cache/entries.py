@@ -17,8 +17,7 @@ from wds_async.transfer.ranges import Facts
 __all__ = ["BLOCK", "CacheStats", "ChunkFetch", "ObjectEntry", "ObjectReader", "StreamFetch", "cost", "facts_of_row",
            "resident"]  # fmt: skip
 
-BLOCK = 4096
-"""Disks allocate files in multiples of this."""
+BLOCK = 4096  # disks allocate files in multiples of this
 
 
 def cost(count: int) -> int:
@@ -52,17 +51,13 @@ class ChunkFetch:
     stored: asyncio.Future[bool] = field(default_factory=asyncio.Future)
     readers: set[ObjectReader] = field(default_factory=set)
     holders: set[ObjectReader] = field(default_factory=set)
-    served_bytes: int = 0
-    """Bytes of it that readers took from memory."""
-    read_through: bool = False
-    """True if a reader took it from memory to its end."""
-    begun: bool = False
-    """True if the request was sent: then it goes on for a while without readers."""
+    served_bytes: int = 0  # bytes of it that readers took from memory
+    read_through: bool = False  # whether a reader took it from memory to its end
+    begun: bool = False  # whether the request was sent: then it goes on for a while without readers
     arrived: bool = False
     slot: Any = None
     task: asyncio.Task[None] | None = None
-    left: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the last reader or the last holder has left."""
+    left: asyncio.Event = field(default_factory=asyncio.Event)  # set when the last reader or the last holder has left
 
     def join(self, reader: ObjectReader, urgency: Urgency) -> None:
         """Add a reader; a more urgent one hastens the fetch."""
@@ -126,12 +121,9 @@ class ObjectEntry:
     tenant: str
     chunks: Chunks
     file: DataFile | None = None
-    indexed: Resident | None = None
-    """Its row of the index, until the policy has it."""
-    checked: float = 0.0
-    """When its version was last confirmed, by the cache's clock."""
-    ask_again_at: float = float("-inf")
-    """When its origin, which did not answer, is asked again."""
+    indexed: Resident | None = None  # its row of the index, until the policy has it
+    checked: float = 0.0  # when its version was last confirmed, by the cache's clock
+    ask_again_at: float = float("-inf")  # when its origin, which did not answer, is asked again
     revalidating: bool = False
     references: int = 0
     readers: list[ObjectReader] = field(default_factory=list)
@@ -139,12 +131,10 @@ class ObjectEntry:
     punching: dict[int, asyncio.Future[None]] = field(default_factory=dict)
     stream: StreamFetch | None = None
     creating: asyncio.Lock = field(default_factory=asyncio.Lock)
-    discovered: bool = False
-    """True if its first chunk came with its facts and is not charged to a reader yet."""
+    discovered: bool = False  # whether its first chunk came with its facts and is not charged to a reader yet
     gone: bool = False
     closed: bool = False
-    removed: bool = False
-    """True if its file was, or is being, removed."""
+    removed: bool = False  # whether its file was, or is being, removed
 
     @property
     def in_order(self) -> bool:
@@ -213,45 +203,29 @@ def resident(row: IndexRow) -> Resident:
 class CacheStats:
     """Counters since the start; from ``entries`` on, present values."""
 
-    hit_bytes: int = 0
-    """Served without a fetch of the reader's own: from the cache, or by sharing another's fetch."""
-    miss_bytes: int = 0
-    """Served to the reader for which they were fetched."""
-    ahead_bytes: int = 0
-    """Of ``hit_bytes``: prefetched by a plan, and served for the first time."""
-    hits: int = 0
-    """Reads of which nothing had to be fetched."""
+    hit_bytes: int = 0  # served without a fetch of the reader's own: from the cache, or by sharing another's fetch
+    miss_bytes: int = 0  # served to the reader for which they were fetched
+    ahead_bytes: int = 0  # of hit_bytes: prefetched by a plan, and served for the first time
+    hits: int = 0  # reads of which nothing had to be fetched
     misses: int = 0
-    coalesced: int = 0
-    """Chunks that one reader waited for and another's fetch brought."""
+    coalesced: int = 0  # chunks that one reader waited for and another's fetch brought
     evictions: int = 0
     evicted_bytes: int = 0
-    verified: int = 0
-    """Chunks of an earlier process that matched their checksum."""
-    bad_chunks: int = 0
-    """Chunks on disk that did not match their checksum; they were dropped, to be fetched again."""
-    distrusted: int = 0
-    """Copies of which a read came short or failed, here or at a client that has the file."""
-    scrubbed_bytes: int = 0
-    """Read in the background and compared with their checksums."""
+    verified: int = 0  # chunks of an earlier process that matched their checksum
+    bad_chunks: int = 0  # chunks on disk that did not match their checksum; they were dropped, to be fetched again
+    distrusted: int = 0  # copies of which a read came short or failed, here or at a client that has the file
+    scrubbed_bytes: int = 0  # read in the background and compared with their checksums
     disk_errors: int = 0
-    passed_bytes: int = 0
-    """Served from memory, not through the disk."""
-    stale: int = 0
-    """Served from a whole copy whose freshness had lapsed, without its origin's answer."""
-    unchanged: int = 0
-    """Revalidations that confirmed the copy."""
-    changed: int = 0
-    """Revalidations that found another version, one that nothing pins, or none."""
-    unanswered: int = 0
-    """Revalidations that the origin did not answer in time."""
+    passed_bytes: int = 0  # served from memory, not through the disk
+    stale: int = 0  # served from a whole copy whose freshness had lapsed, without its origin's answer
+    unchanged: int = 0  # revalidations that confirmed the copy
+    changed: int = 0  # revalidations that found another version, one that nothing pins, or none
+    unanswered: int = 0  # revalidations that the origin did not answer in time
     entries: int = 0
-    bytes: int = 0
-    """On disk, probation included."""
+    bytes: int = 0  # on disk, probation included
     limit_bytes: int = 0
     keep_free_bytes: int = 0
-    free_bytes: int = 0
-    """Of the file system, as far as it is watched."""
+    free_bytes: int = 0  # of the file system, as far as it is watched
     probation_bytes: int = 0
     readers: int = 0
     by_tenant: dict[str, tuple[int, int, int]] = field(default_factory=dict)

@@ -18,18 +18,14 @@ from wds_async.transfer.ranges import Unranged
 
 __all__ = ["AHEAD_CHUNKS", "ChunkFetcher", "DiskPiece", "Piece", "prefetch", "read"]
 
-AHEAD_CHUNKS = 16
-"""Chunks of read-ahead: 32 MiB."""
-_AHEAD_IN_MEMORY = 2
-"""The same for what cannot be put on disk."""
+AHEAD_CHUNKS = 16  # chunks of read-ahead: 32 MiB
+_AHEAD_IN_MEMORY = 2  # the same for what cannot be put on disk
 _PIECE_CHUNKS = 8
 _TO_THE_END = 1 << 62
-_UNWANTED_S = 2.0
-"""How long a running fetch without readers may take: it has cost a request already."""
+_UNWANTED_S = 2.0  # how long a running fetch without readers may take: it has cost a request already
 _LOOK_EVERY_S = 0.2
 _AHEAD_ENTRIES = 100_000
-_LARGE = 8
-"""Room is made for all of an object of which a range is read, unless it exceeds this fraction of the cache."""
+_LARGE = 8  # room is made for all of an object of which a range is read, unless it exceeds this fraction of the cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +38,7 @@ class DiskPiece:
     count: int
 
 
-Piece = DiskPiece | memoryview
-"""A memoryview is valid until the next piece is requested."""
+Piece = DiskPiece | memoryview  # A memoryview is valid until the next piece is requested
 
 Work = Callable[[ObjectEntry, ChunkFetch], Coroutine[Any, Any, None]]
 

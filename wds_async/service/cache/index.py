@@ -25,10 +25,8 @@ from wds_async.redact import redact
 
 __all__ = ["CHUNK_BYTES", "PAGE", "Chunks", "Index", "IndexBatch", "IndexRow", "Totals", "key_of"]
 
-CHUNK_BYTES = 2 << 20
-"""As large as the engine's parts, so that a chunk is one request."""
-PAGE = 512
-"""Chunks whose checksums are one row of the index."""
+CHUNK_BYTES = 2 << 20  # as large as the engine's parts, so that a chunk is one request
+PAGE = 512  # chunks whose checksums are one row of the index
 _RECORD = struct.Struct("<HI")
 
 
@@ -130,8 +128,7 @@ class Chunks:
 
 
 _VERSION = 1
-_LOCKED_S = 2.0
-"""How long to wait for another program that keeps the file locked: unwritten changes are kept in memory."""
+_LOCKED_S = 2.0  # how long to wait for another program that keeps the file locked: unwritten changes are kept in memory
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS entries (
@@ -202,10 +199,8 @@ class Totals:
     by_tenant: Mapping[str, int] = field(default_factory=dict)
     next_id: int = 1
     state: Mapping[str, Any] = field(default_factory=dict)
-    sweep_from: int = 1
-    """Files with this number or a higher one may exist without an entry."""
-    pins: tuple[str, ...] = ()
-    """Keys, and prefixes of keys that end with "/", of what is never evicted."""
+    sweep_from: int = 1  # files with this number or a higher one may exist without an entry
+    pins: tuple[str, ...] = ()  # keys, and prefixes of keys that end with "/", of what is never evicted
 
 
 class Index:

@@ -20,8 +20,7 @@ from wds_async.transfer.ranges import Facts
 __all__ = ["OpenEntries", "Scrub", "Verified"]
 
 logger = logging.getLogger("wds_async")
-_PASS_EVERY_S = 86400.0
-"""From the beginning of one pass over the cache to that of the next."""
+_PASS_EVERY_S = 86400.0  # from the beginning of one pass over the cache to that of the next
 _ROWS_AT_ONCE = 100
 
 

@@ -30,12 +30,9 @@ NO_CLIENT = Client()
 class Urgency(enum.IntEnum):
     """Priority of a fetch; lower values come first."""
 
-    DEMAND = 0
-    """A reader waits for it."""
-    AHEAD = 1
-    """A reader will need it soon: the rest of its object."""
-    PLAN = 2
-    """It will be read later, as a plan says."""
+    DEMAND = 0  # A reader waits for it
+    AHEAD = 1  # A reader will need it soon: the rest of its object
+    PLAN = 2  # it will be read later, as a plan says
 
 
 class FetchedRange(Protocol):

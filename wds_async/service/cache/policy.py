@@ -55,8 +55,7 @@ class Intervals:
         return {"weights": {str(k): v for k, v in self._weights.items()}, "count": self._count, "at": self._at}
 
 
-ChunkId = tuple[int, int]
-"""An entry's number, and which of its chunks."""
+ChunkId = tuple[int, int]  # an entry's number, and which of its chunks
 _MOST_EXAMINED = 512
 
 
@@ -172,8 +171,7 @@ class Policy:
         self.room_bytes = self._most_room_bytes = limit_bytes - self.probation.limit_bytes
         self.resident_bytes = sum(totals.by_tenant.values())
         self.now = int(totals.state.get("now", 0))
-        self.unseen = totals.entries
-        """Entries of the index that the policy does not know."""
+        self.unseen = totals.entries  # entries of the index that the policy does not know
         self.quotas: Mapping[str, float] = quotas or {}
         self.evictions = self.evicted_bytes = 0
         self._chunk_bytes = chunk_bytes

@@ -74,9 +74,9 @@ async def warm(
     async def work(cache: ChunkCache) -> None:
         for url in waiting:
             try:
-                with await cache.open(url) as found:
-                    await found.fetch(urgency=Urgency.DEMAND)
-                    report(Warmed(url, found.ready(0, _TO_THE_END) if found.size else 0, found.size))
+                with await cache.open(url) as cached:
+                    await cached.fetch(urgency=Urgency.DEMAND)
+                    report(Warmed(url, cached.ready(0, _TO_THE_END) if cached.size else 0, cached.size))
             except WdsError as exn:
                 report(Warmed(url, error=str(exn)))
 

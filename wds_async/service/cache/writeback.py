@@ -21,14 +21,10 @@ from wds_async.storage.base import Call
 __all__ = ["Disk", "Journal"]
 
 logger = logging.getLogger("wds_async")
-_FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS))
-"""Refusals for a reason outside of the file."""
-_PAUSE_S = 10.0
-"""How long nothing is written after the disk refused."""
-_STUCK_S = 5.0
-"""After so long a write that has not returned makes the disk unusable, until it returns."""
-_PATIENCE_S = 1.0
-"""How long a chunk waits for its turn to be written while others wait for its memory."""
+_FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS))  # refusals for a reason outside of the file
+_PAUSE_S = 10.0  # how long nothing is written after the disk refused
+_STUCK_S = 5.0  # after so long a write that has not returned makes the disk unusable, until it returns
+_PATIENCE_S = 1.0  # how long a chunk waits for its turn to be written while others wait for its memory
 _LOOK_EVERY_S = 0.1
 
 
@@ -183,10 +179,8 @@ class Journal:
     broken: Callable[[], None] = lambda: None
     _dirty: dict[int, ObjectEntry] = field(default_factory=dict)
     _pages: dict[tuple[int, int], ObjectEntry] = field(default_factory=dict)
-    _new: set[int] = field(default_factory=set)
-    """Entries that may have a file, but no row yet."""
-    _lagging: set[str] = field(default_factory=set)
-    """Keys whose row may lag, the batch that is being written included."""
+    _new: set[int] = field(default_factory=set)  # entries that may have a file, but no row yet
+    _lagging: set[str] = field(default_factory=set)  # keys whose row may lag, the batch that is being written included
     _going: set[int] = field(default_factory=set)
     _gone: set[int] = field(default_factory=set)
     _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
