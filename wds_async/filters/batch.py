@@ -34,12 +34,12 @@ def _combine(path: tuple[Any, ...], values: list[Any], combine_tensors: bool, co
 
 
 def _field(path: tuple[Any, ...]) -> str:
-    """``field 'meta.box'`` for what is found at ``sample["meta"]["box"]``."""
-    return f"field {path[0]!r}" if len(path) == 1 else f"field {'.'.join(str(part) for part in path)!r}"
+    """Return ``field 'meta.box'`` for the path ``("meta", "box")``."""
+    return f"field {path[0]!r}" if len(path) == 1 else f"field {'.'.join(map(str, path))!r}"
 
 
 def _transposed(samples: Sequence[Any], path: tuple[Any, ...] = ()) -> dict[Any, list[Any]]:
-    """Columns by name (dicts) or number (tuples, lists). AssertionError where the samples have different ones."""
+    """Return columns by name (dicts) or number (tuples, lists). AssertionError where they differ between samples."""
     first, where = samples[0], f"{_field(path)}: " if path else ""
     if isinstance(first, dict):
         if any(s.keys() != first.keys() for s in samples):
@@ -52,15 +52,13 @@ def _transposed(samples: Sequence[Any], path: tuple[Any, ...] = ()) -> dict[Any,
 
 
 def default_collation_fn(samples: Sequence[Any], combine_tensors: bool = True, combine_scalars: bool = True) -> Any:
-    """One batch of several samples: a dict of columns for dicts, a tuple of columns for tuples and lists.
+    """Return one batch of several samples: a dict of columns for dicts, a tuple of columns for tuples and lists.
 
     A column of int, float or bool becomes a numpy array (``combine_scalars``), one of arrays or tensors of one shape
     gains a first axis (``combine_tensors``), any other is a list, one of dicts too (see `tree_collation_fn`).
     AssertionError, naming the field, where shapes or fields differ.
     """
-    columns = _transposed(samples)
-    batch = {k: _combine((k,), column, combine_tensors, combine_scalars) for k, column in columns.items()}
-    return batch if isinstance(samples[0], dict) else tuple(batch.values())
+    return _collated(samples, (), (), combine_tensors, combine_scalars)
 
 
 def tree_collation_fn(samples: Sequence[Any], combine_tensors: bool = True, combine_scalars: bool = True) -> Any:
@@ -70,13 +68,14 @@ def tree_collation_fn(samples: Sequence[Any], combine_tensors: bool = True, comb
     For ``batched(16, collation_fn=tree_collation_fn)``; `unbatched` takes apart dicts in dicts again. AssertionError,
     naming the field's path (``'meta.box'``), where shapes, fields or lengths differ.
     """
-    return _collated(samples, (), combine_tensors, combine_scalars)
+    return _collated(samples, (), (dict, tuple), combine_tensors, combine_scalars)
 
 
-def _collated(samples: Sequence[Any], path: tuple[Any, ...], *combine: bool) -> Any:
+def _collated(samples: Sequence[Any], path: tuple[Any, ...], nested: tuple[type, ...], *combine: bool) -> Any:
+    """Collate ``samples``, columns of the types ``nested`` in turn."""
     batch = {
-        k: _collated(column, (*path, k), *combine)
-        if all(isinstance(v, type(column[0])) for v in column) and isinstance(column[0], (dict, tuple))
+        k: _collated(column, (*path, k), nested, *combine)
+        if isinstance(column[0], nested) and all(isinstance(v, type(column[0])) for v in column)
         else _combine((*path, k), column, *combine)
         for k, column in _transposed(samples, path).items()
     }
@@ -168,7 +167,6 @@ def _rows(batch: dict[Any, Any]) -> list[dict[Any, Any]]:
 
 
 def _columns(batch: dict[Any, Any]) -> list[Any]:
-    """The columns of ``batch``, of one length."""
     columns = [_rows(c) if isinstance(c, dict) else c for c in batch.values()]
     try:
         lengths = [len(c) for c in columns]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import os
 import queue
 import threading
@@ -26,6 +27,8 @@ __all__ = ["ordered_map"]
 
 _EXIT_S = 1.5
 
+Result = tuple[Any, BaseException | None]
+Job = tuple[Any, "queue.SimpleQueue[Result]"]
 _running: weakref.WeakSet[_Threads] = weakref.WeakSet()
 
 
@@ -59,7 +62,7 @@ def _threaded(
     items, ended = iter(source), False
     failure: BaseException | None = None
     owner = os.getpid()
-    jobs: deque[_Call] = deque()
+    jobs: deque[Job] = deque()
     with contextlib.closing(_Threads(f, threads)) as pool:
         while jobs or not ended:
             while not ended and len(jobs) < 2 * threads:
@@ -76,25 +79,17 @@ def _threaded(
                 break
             if os.getpid() != owner:
                 raise ReaderClosed("this iterator's threads are its parent process's: begin a new iteration here")
-            job = jobs.popleft()
-            result, error = job.answer.get()
+            item, answer = jobs.popleft()
+            result, error = answer.get()
             if error is None:
                 yield result
             elif not isinstance(error, Exception):
                 raise error
-            elif not passed(handler, located(error, stage, job.item), job.item):
+            elif not passed(handler, located(error, stage, item), item):
                 return
-            del result, error, job
+            del result, error, item, answer
     if failure is not None:
         raise failure
-
-
-class _Call:
-    __slots__ = ("answer", "item")
-
-    def __init__(self, item: Any) -> None:
-        self.item = item
-        self.answer: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
 
 
 class _Threads:
@@ -102,52 +97,48 @@ class _Threads:
     object, only its queue: an iterator that is garbage can be collected while they run."""
 
     def __init__(self, f: Callable[[Any], Any], threads: int) -> None:
-        self._queue: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._closed = threading.Event()
-        self._members: list[threading.Thread] = []
+        self.members: list[threading.Thread] = []
         arguments = (f, self._queue, self._closed)
         try:
             for n in range(threads):
                 thread = threading.Thread(target=_work, args=arguments, name=f"wds-async-map-{n}", daemon=True)
                 thread.start()
-                self._members.append(thread)
+                self.members.append(thread)
         except RuntimeError:  # the system gives no more of them
             self.close()
             raise
         _running.add(self)
 
-    def submit(self, item: Any) -> _Call:
-        job = _Call(item)
+    def submit(self, item: Any) -> Job:
+        job: Job = (item, queue.SimpleQueue())
         self._queue.put(job)
         return job
 
     def close(self) -> None:
-        """Let the threads end after what they are doing. Nobody waits: this may run on one of them, as a finaliser."""
+        """Let the threads end after their calls, without waiting: this may run on one of them, as a finaliser."""
         self._closed.set()
-        for _ in self._members:
+        for _ in self.members:
             self._queue.put(None)
 
-    def join(self, deadline: float) -> None:
-        for thread in self._members:
-            thread.join(max(0.0, deadline - time.monotonic()))
 
-
-def _work(f: Callable[[Any], Any], jobs: queue.SimpleQueue[_Call | None], closed: threading.Event) -> None:
+def _work(f: Callable[[Any], Any], jobs: queue.SimpleQueue[Job | None], closed: threading.Event) -> None:
     while (job := jobs.get()) is not None and not closed.is_set():
         try:
-            answer: tuple[Any, BaseException | None] = (f(job.item), None)
+            result: Result = (f(job[0]), None)
         except BaseException as exn:
-            answer = (None, exn)
-        job.answer.put(answer)
-        del job, answer  # nothing of a sample stays here while the thread waits for the next
+            result = (None, exn)
+        job[1].put(result)
+        del job, result  # nothing of a sample stays here while the thread waits for the next
 
 
 @atexit.register
 def _end_all() -> None:
-    """While the interpreter still runs: a thread that wakes in C++ code after its end would abort the process."""
+    """End all threads before the interpreter: one that wakes in C++ code after its end would abort the process."""
     pools = list(_running)
     for pool in pools:
         pool.close()
     deadline = time.monotonic() + _EXIT_S
-    for pool in pools:
-        pool.join(deadline)
+    for thread in itertools.chain.from_iterable(pool.members for pool in pools):
+        thread.join(max(0.0, deadline - time.monotonic()))

@@ -136,36 +136,30 @@ def count_samples(urls: Iterable[str]) -> Iterator[Shard]:
 
     All bytes are read, many shards at once, and none are kept. Raises the shard's own error, which names it.
     """
+    fits = admission()
     with open_shards(urls) as opened:
         for stream in opened:
-            counted = _CountedInput(stream)
-            unpacked, required = plain(counted.read, stream.url), stream.is_open_ended
-            for _ in members(unpacked, stream.url, admit=counted.admit, end_required=required):
+            size = samples = 0
+            last: str | None = None
+
+            def read(stream: ShardStream = stream) -> memoryview | None:
+                nonlocal size
+                piece = stream.read()
+                size += 0 if piece is None else len(piece)
+                return piece
+
+            def count(name: str) -> None:
+                nonlocal samples, last
+                key = base_plus_ext(name)[0] if fits(name) is not None else None
+                if key is not None and key != last:
+                    last = key
+                    samples += 1
+
+            for _ in members(plain(read, stream.url), stream.url, admit=count, end_required=stream.is_open_ended):
                 pass  # nothing is admitted: no data is copied
-            while counted.read() is not None:  # behind the end of the archive
+            while read() is not None:  # behind the end of the archive
                 pass
-            yield {"url": stream.url, "nsamples": counted.samples, "filesize": counted.size}
-
-
-class _CountedInput:
-    """A stream that counts its bytes and samples."""
-
-    def __init__(self, stream: ShardStream) -> None:
-        self.stream = stream
-        self.size = self.samples = 0
-        self._key: str | None = None
-        self._fits = admission()
-
-    def read(self) -> memoryview | None:
-        piece = self.stream.read()
-        self.size += 0 if piece is None else len(piece)
-        return piece
-
-    def admit(self, name: str) -> None:
-        key = base_plus_ext(name)[0] if self._fits(name) is not None else None
-        if key is not None and key != self._key:
-            self._key = key
-            self.samples += 1
+            yield {"url": stream.url, "nsamples": samples, "filesize": size}
 
 
 def placed_shards(

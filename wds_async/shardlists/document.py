@@ -83,9 +83,14 @@ class Document:
             return ""
         mark = node.start_mark
         for step in path:
-            if (part := _part(node, step)) is None:  # merged in from elsewhere ('<<'), or not there at all
+            parts: dict[str, tuple[Any, Any]] = {}
+            if isinstance(node, yaml.SequenceNode):
+                parts = {str(i): (part.start_mark, part) for i, part in enumerate(node.value)}
+            elif isinstance(node, yaml.MappingNode):
+                parts = {str(key.value): (key.start_mark, part) for key, part in reversed(node.value)}
+            if str(step) not in parts:  # merged in from elsewhere ('<<'), or not there at all
                 break
-            mark, node = part
+            mark, node = parts[str(step)]
         return f", line {mark.line + 1}, column {mark.column + 1}"
 
 
@@ -144,16 +149,6 @@ def _parsed(text: str, name: str) -> Any:
         if isinstance(exn, WdsError):
             raise
         raise ConfigError(f"{name}: not valid YAML: {exn}") from exn
-
-
-def _part(node: Any, step: str | int) -> tuple[Any, Any] | None:
-    """Where the part ``step`` of a node begins, its key if it has one, and the part."""
-    import yaml  # noqa: PLC0415
-
-    if isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
-        return node.value[step].start_mark, node.value[step]
-    pairs = node.value if isinstance(node, yaml.MappingNode) else ()
-    return next(((key.start_mark, part) for key, part in pairs if key.value == str(step)), None)
 
 
 def _loader(text: str) -> Any:

@@ -55,13 +55,13 @@ def plain(read: Read, url: str) -> Read:
     head = through.peek(_PEEK_BYTES)
     source = ByteSource(through, url)
     if head[:3] == b"\x1f\x8b\x08":
-        return _Pieces(_unpacked(source, "gzip", _Gunzip))
+        return _reader(_unpacked(source, "gzip", _Gunzip))
     if head[:3] == b"BZh" and head[4:10] in _BZ2_BLOCKS:  # "BZh" alone may begin the name of a tar's first member
-        return _Pieces(_unpacked(source, "bzip2", bz2.BZ2Decompressor))
+        return _reader(_unpacked(source, "bzip2", bz2.BZ2Decompressor))
     if head[:6] == b"\xfd7zXZ\0" or head[:5] == b"\x5d\0\0\x80\0":
-        return _Pieces(_unpacked(source, "xz", functools.partial(lzma.LZMADecompressor, memlimit=_MEMORY_BYTES)))
+        return _reader(_unpacked(source, "xz", functools.partial(lzma.LZMADecompressor, memlimit=_MEMORY_BYTES)))
     if head[:4] == _ZSTD or _is_skippable(head[:4]):
-        return _Pieces(_unzstd(source))
+        return _reader(_unzstd(source))
     return through
 
 
@@ -93,17 +93,12 @@ class _Through:
         return self.read()
 
 
-class _Pieces:
-    """A ``Read`` over what a generator yields."""
-
-    __slots__ = ("pieces",)
-
-    def __init__(self, pieces: Iterator[bytes]) -> None:
-        self.pieces = pieces
-
-    def __call__(self) -> memoryview | None:
-        piece = next(self.pieces, None)
+def _reader(pieces: Iterator[bytes]) -> Read:
+    def read() -> memoryview | None:
+        piece = next(pieces, None)
         return None if piece is None else memoryview(piece)
+
+    return read
 
 
 class _Gunzip:

@@ -232,7 +232,10 @@ class Headers:
             if extra.count > MAX_EXTENSIONS:
                 raise ValueError(f"has {extra.count} extension headers; more than {MAX_EXTENSIONS} are not believed")
             if kind not in _NO_DATA and records.get(b"size"):
-                size = _pax_size(records[b"size"])
+                digits = records[b"size"]
+                if not digits.isdigit() or len(digits) > 40 or int(digits) >= SIZE_LIMIT:
+                    raise ValueError(f"has the PAX size {digits[:40]!r}")
+                size = int(digits)
             if PREFIX in records:
                 raise ValueError("is stored sparse as a global PAX header says, which is not read")
             if extra.sparse is not None or kind == b"S":
@@ -289,12 +292,6 @@ def _records_that_count(pairs: Iterable[tuple[bytes, bytes]]) -> tuple[dict[byte
         if len(path) > LONG_NAME_BYTES:
             raise ValueError(f"a path of {len(path)} bytes; more than {LONG_NAME_BYTES} are not believed")
     return kept, sparse if sparse.any else None
-
-
-def _pax_size(digits: bytes) -> int:
-    if not digits.isdigit() or len(digits) > 40 or int(digits) >= SIZE_LIMIT:
-        raise ValueError(f"has the PAX size {digits[:40]!r}")
-    return int(digits)
 
 
 def pass_over(source: ByteSource, size: int, offset: int) -> None:
