@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import timeit
 
 from benchmarks.contenders import spin
 from benchmarks.corpus import image_like
@@ -18,14 +18,8 @@ COMPUTE_S_PER_SAMPLE = 180e-6
 def turns_per_sample() -> int:
     """How often `spin` has to turn on this machine."""
     turns = 200_000
-    best = min(_timed(turns) for _ in range(5))
+    best = min(timeit.repeat(lambda: spin(turns), number=1))
     return max(1, int(turns * COMPUTE_S_PER_SAMPLE / best))
-
-
-def _timed(turns: int) -> float:
-    began = time.perf_counter()
-    spin(turns)
-    return time.perf_counter() - began
 
 
 @command("busy")

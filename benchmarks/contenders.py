@@ -59,25 +59,15 @@ def _pipeline(module: str, job: dict[str, Any]) -> Run:
     return lambda: _count(dataset, job["spin"])
 
 
-def _decoded_loader(module: str, job: dict[str, Any]) -> Run:
-    """Two workers that decode pictures to tensors and make batches of 32."""
-    wds = __import__(module)
-    dataset = wds.WebDataset(job["urls"], shardshuffle=False).decode("torchrgb").to_tuple("jpg", "cls").batched(32)
-    return _loader(wds, dataset, workers=2)
-
-
-def _raw_loader(module: str, job: dict[str, Any]) -> Run:
-    """Eight workers that make batches of 256 undecoded samples."""
-    wds = __import__(module)
-    dataset = wds.WebDataset(job["urls"], shardshuffle=False).to_tuple("jpg", "cls", "json").batched(256)
-    return _loader(wds, dataset, workers=8)
-
-
-def _loader(wds: Any, dataset: Any, workers: int) -> Run:
+def _loader(module: str, job: dict[str, Any], workers: int, batch: int, decoded: bool = False) -> Run:
+    """Workers that make batches of undecoded samples, or of pictures decoded to tensors."""
     import torch
 
     torch.set_num_threads(1)
-    loader = wds.WebLoader(dataset, batch_size=None, num_workers=workers)
+    wds = __import__(module)
+    dataset = wds.WebDataset(job["urls"], shardshuffle=False)
+    dataset = dataset.decode("torchrgb").to_tuple("jpg", "cls") if decoded else dataset.to_tuple("jpg", "cls", "json")
+    loader = wds.WebLoader(dataset.batched(batch), batch_size=None, num_workers=workers)
     return lambda: sum(len(batch[0]) for batch in loader)
 
 
@@ -127,14 +117,6 @@ def _tarfile_over_fsspec(job: dict[str, Any]) -> Run:
         return count
 
     return run
-
-
-def _workers(job: dict[str, Any]) -> Run:
-    """Four workers that pass on batches of 64 undecoded samples."""
-    import wds_async as wds
-
-    dataset = wds.WebDataset(job["urls"], shardshuffle=False).to_tuple("jpg", "cls", "json").batched(64)
-    return _loader(wds, dataset, workers=4)
 
 
 def _aiohttp(job: dict[str, Any]) -> Run:
@@ -193,11 +175,6 @@ def _recv_into(job: dict[str, Any]) -> Run:
     return run
 
 
-def _nothing(job: dict[str, Any]) -> Run:
-    """No reading at all: what the consumer costs."""
-    return lambda: _count(range(job["samples"]), job["spin"])
-
-
 CONTENDERS: dict[str, Callable[[dict[str, Any]], Run]] = {
     "wds_async": lambda job: _dataset("wds_async", job),
     "wds_async pipeline": lambda job: _pipeline("wds_async", job),
@@ -205,16 +182,16 @@ CONTENDERS: dict[str, Callable[[dict[str, Any]], Run]] = {
     "webdataset": lambda job: _dataset("webdataset", job),
     "webdataset pipeline": lambda job: _pipeline("webdataset", job),
     "webdataset fsspec": _webdataset_over_fsspec,
-    "wds_async decoded": lambda job: _decoded_loader("wds_async", job),
-    "webdataset decoded": lambda job: _decoded_loader("webdataset", job),
-    "wds_async raw": lambda job: _raw_loader("wds_async", job),
-    "webdataset raw": lambda job: _raw_loader("webdataset", job),
-    "wds_async workers": _workers,
+    "wds_async decoded": lambda job: _loader("wds_async", job, 2, 32, decoded=True),
+    "webdataset decoded": lambda job: _loader("webdataset", job, 2, 32, decoded=True),
+    "wds_async raw": lambda job: _loader("wds_async", job, 8, 256),
+    "webdataset raw": lambda job: _loader("webdataset", job, 8, 256),
+    "wds_async workers": lambda job: _loader("wds_async", job, 4, 64),
     "tarfile fsspec": _tarfile_over_fsspec,
     "aiohttp": _aiohttp,
     "curl -Z": _curl,
     "recv_into": _recv_into,
-    "nothing": _nothing,
+    "nothing": lambda job: lambda: _count(range(job["samples"]), job["spin"]),
 }
 
 

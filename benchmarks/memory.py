@@ -7,7 +7,7 @@ import tarfile
 from pathlib import Path
 
 from benchmarks.corpus import Corpus, image_like, one_big, tiny
-from benchmarks.harness import MEMORY_SLACK_BYTES, Bench, command
+from benchmarks.harness import Bench, command
 from benchmarks.http import shard_bytes
 
 __all__ = ["main"]
@@ -39,22 +39,12 @@ def main(bench: Bench) -> None:
     huge = holes(bench.root, "huge.tar", 50 if bench.quick else 5_000, 4 << 20)
     field = holes(bench.root, "field.tar", 1, 100_000_000 if bench.quick else 1_000_000_000)
     small = tiny(bench.root, 4, 2_500 if bench.quick else 25_000)
-    ours = ["wds_async"]
 
     def case(title: str, corpus: Corpus, budget: str | None = None, *, held: int = 0, **server: bool) -> None:
         environment = {"WDS_BUDGET": budget} if budget else {}
         with bench.nginx(**server) as running:
-            result = bench.read(title, running, corpus, ours, environment=environment)
-        reading = result.get("wds_async")
-        if not held:
-            bench.memory_bar(title, reading)
-        elif reading is not None and reading.peak_bytes > 0:
-            limit = reading.budget_bytes + held + MEMORY_SLACK_BYTES
-            bar = f"≤ budget + field + 64 MB = {limit / 1e6:.0f} MB"
-            peak = reading.peak_bytes
-            bench.bar(
-                f"{title}: peak memory above the imported interpreter", bar, peak / 1e6, peak <= limit, "{:.0f} MB"
-            )
+            result = bench.read(title, running, corpus, ["wds_async"], environment=environment)
+        bench.memory_bar(title, result.get("wds_async"), held)
 
     case("66 MB shards", images)
     case("66 MB shards, TLS", images, tls=True)

@@ -73,6 +73,11 @@ def main(bench: Bench) -> None:
     _epochs(bench)
 
 
+def _rotated(names: list[str]) -> list[list[str]]:
+    """The names for each connection, which begins elsewhere."""
+    return [names[n:] + names[:n] for n in range(_CONNECTIONS)]
+
+
 def _path(name: str) -> str:
     return f"/v1/objects/bench/{name}?provider=ais"
 
@@ -94,9 +99,7 @@ def _served(bench: Bench, origin: Nginx, *options: str) -> Iterator[ServeProcess
 
 def _get(port: int, paths: list[list[str]], seconds: float | None = None) -> dict[str, Any]:
     """What `benchmarks.getter` did, a connection for each of ``paths``."""
-    job: dict[str, Any] = {"host": "127.0.0.1", "port": port, "paths": paths}
-    if seconds is not None:
-        job["seconds"] = seconds
+    job = {"host": "127.0.0.1", "port": port, "paths": paths, **({"seconds": seconds} if seconds else {})}
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.getter"],
         input=json.dumps(job) + "\n",
@@ -119,9 +122,8 @@ def _warm(bench: Bench, corpus: Corpus, sides: tuple[Side, Side]) -> None:
     for turn in range(bench.repeat):
         for side in sides:
             names = [side.path(name) for name in corpus.names]
-            rotated = [names[n:] + names[:n] for n in range(_CONNECTIONS)]
             before = cpu_s(side.pid)
-            got = _get(side.port, rotated, seconds)
+            got = _get(side.port, _rotated(names), seconds)
             spent = cpu_s(side.pid) - before
             rates[side.label].append(got["bytes"] / 1e6 / got["wall_s"])
             costs[side.label].append(spent / (got["bytes"] / 1e9))
@@ -165,15 +167,14 @@ def _ranges(bench: Bench, corpus: Corpus, sides: tuple[Side, Side]) -> None:
 def _crowd(bench: Bench, corpus: Corpus, origin: Nginx) -> None:
     """What a thousand idle and two hundred slow connections cost the service, and the others."""
     names = [_path(name) for name in corpus.names]
-    rotated = [names[n:] + names[:n] for n in range(_CONNECTIONS)]
     seconds = 1.0 if bench.quick else _SECONDS
     with _served(bench, origin) as service:
         _get(service.port, [names])
         alone, among = [], []
         for _ in range(bench.repeat):
-            alone.append(_rate(_get(service.port, rotated, seconds)))
+            alone.append(_rate(_get(service.port, _rotated(names), seconds)))
             with _held(service.port, names):
-                among.append(_rate(_get(service.port, rotated, seconds)))
+                among.append(_rate(_get(service.port, _rotated(names), seconds)))
         memory = peak_bytes(service.pid)
     share = statistics.median(among) / statistics.median(alone)
     label = f"{_IDLE:,} idle and {_SLOW} slow connections"
@@ -187,15 +188,8 @@ def _rate(got: dict[str, Any]) -> float:
 
 @contextlib.contextmanager
 def _held(port: int, names: list[str]) -> Iterator[None]:
-    job = {
-        "host": "127.0.0.1",
-        "port": port,
-        "paths": [],
-        "idle": _IDLE,
-        "slow": _SLOW,
-        "large": names,
-        "tiny": "/healthz",
-    }
+    job = {"host": "127.0.0.1", "port": port, "paths": [], "idle": _IDLE, "slow": _SLOW}
+    job |= {"large": names, "tiny": "/healthz"}
     with subprocess.Popen(
         [sys.executable, "-m", "benchmarks.getter"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
     ) as crowd:
