@@ -18,7 +18,7 @@ from tests.servers import BEFORE_HEAD, Origin
 from tests.transfer.reading import KIB, bytes_of, data, outcomes, quick, snapshot
 from wds_async.config import RetryPolicy
 from wds_async.errors import TransferError
-from wds_async.transfer.circuit_breaker import CircuitBreaker, CircuitBreakers, FailureLog
+from wds_async.transfer.circuit_breaker import CircuitBreaker, FailureLog
 from wds_async.transfer.reader import open_shards
 from wds_async.transfer.stats import Counters
 
@@ -66,7 +66,7 @@ class Clock:
 
 def _run(scenario: Callable[[Clock, CircuitBreaker], Coroutine[Any, Any, None]]) -> None:
     clock = Clock()
-    asyncio.run(scenario(clock, CircuitBreakers(clock, random.Random(5)).of("http://h")))  # type: ignore[arg-type]
+    asyncio.run(scenario(clock, CircuitBreaker("http://h", clock, random.Random(5))))  # type: ignore[arg-type]
 
 
 async def _sleeper(
@@ -278,7 +278,7 @@ def test_an_outage_is_told_once_a_minute_and_so_is_its_end(caplog: pytest.LogCap
 
 
 def test_names_are_redacted() -> None:
-    assert CircuitBreakers(Clock()).of("http://user:secret@h").name == "http://user:***@h"  # type: ignore[arg-type]
+    assert CircuitBreaker("http://user:secret@h", Clock()).name == "http://user:***@h"  # type: ignore[arg-type]
 
 
 def test_histories() -> None:

@@ -1,16 +1,9 @@
 """Circuit breakers of stores: all parts of a store wait out its outage together.
 
-A part that fails sleeps for its own back-off, with full jitter, while others of the same store do well. After three
-failed attempts in a row, of any parts, the circuit is **open**: every part waits here, and a few probes a second go out
-for all of them. The first good answer wakes the others, spread over some hundred milliseconds, so that no back-off
-outlasts the outage; only a ``Retry-After`` is waited for to its end. Eight good answers in a row wake the parts that
-sleep since a partial storm.
-
-The time of a part without progress is its own: an object that always fails ends after ``timeout_s``, however well the
-rest is read. It starts again when the store is back from an outage of ten seconds or more, so that no part ends because
-of two misfortunes.
-
-No I/O, and one log line: that nothing comes from a store, and that it answers again.
+After three failed attempts in a row, of any parts, the circuit is **open**: every part waits here, and a few probes a
+second go out for all of them. The first good answer wakes the others, spread over some hundred milliseconds; only a
+``Retry-After`` is waited for to its end. The time of a part without progress is its own, but starts again when the
+store is back from an outage of ten seconds or more, so that no part ends because of two misfortunes.
 """
 
 from __future__ import annotations
@@ -24,7 +17,7 @@ from typing import Any
 from wds_async.redact import redact
 from wds_async.transfer.rate_limits import LoopClock
 
-__all__ = ["CircuitBreaker", "CircuitBreakers", "FailureLog"]
+__all__ = ["CircuitBreaker", "FailureLog"]
 
 logger = logging.getLogger("wds_async")
 
@@ -66,12 +59,9 @@ class FailureLog:
         within = f" in {idle_s:.0f} s" if idle_s >= 1 else ""
         if len(self.reasons) < 2:
             return f" after {self.count} attempts{within}"
-        counted = ", ".join(f"{_times(count)} {reason}" for reason, count in self.reasons.items())
+        times = {reason: "once" if count == 1 else f"{count} times" for reason, count in self.reasons.items()}
+        counted = ", ".join(f"{count} {reason}" for reason, count in times.items())
         return f" after {self.count} attempts{within} ({counted})"
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
 
 
 @dataclass(slots=True, eq=False)
@@ -90,15 +80,15 @@ class _Waiter:
 class CircuitBreaker:
     """Circuit breaker of one store. Only `wait` is a coroutine; all of it runs on the loop."""
 
-    def __init__(self, name: str, clock: LoopClock, rng: random.Random) -> None:
-        self.name = name
+    def __init__(self, name: str, clock: LoopClock, rng: random.Random | None = None) -> None:
+        self.name = redact(name)
         """Scheme and host, redacted."""
         self.recovered_at = float("-inf")
         """End of the last outage of ten seconds or more."""
         self.failures: FailureLog | None = None
         """Failures since the last good answer; None without any."""
         self._clock = clock
-        self._rng = rng
+        self._rng = rng or random.Random()
         self._success_at = float("-inf")
         self._streak = 0
         self._throttling = 0.0
@@ -249,18 +239,3 @@ class CircuitBreaker:
         least, most = _PROBE_S
         bound = min(most, max(least, _PROBE_GROWTH * (now - self.failures.since)))
         return min(cap_s, bound * self._rng.uniform(0.75, 1.25))
-
-
-class CircuitBreakers:
-    """Circuit breakers of one process, by scheme and host."""
-
-    def __init__(self, clock: LoopClock, rng: random.Random | None = None) -> None:
-        self._clock = clock
-        self._rng = rng or random.Random()
-        self._breakers: dict[str, CircuitBreaker] = {}
-
-    def of(self, name: str) -> CircuitBreaker:
-        """Return the circuit breaker of the store ``name``."""
-        if name not in self._breakers:
-            self._breakers[name] = CircuitBreaker(redact(name), self._clock, self._rng)
-        return self._breakers[name]

@@ -1,7 +1,5 @@
-"""The number of requests in flight: additive increase, multiplicative decrease, within a bound from the latency.
-
-Each decision is a line of the logger ``wds_async.control``, with its reason.
-"""
+"""The number of requests in flight: additive increase, multiplicative decrease, within a bound from the latency. Each
+decision is a line of the logger ``wds_async.control``, with its reason."""
 
 from __future__ import annotations
 

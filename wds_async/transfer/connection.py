@@ -1,10 +1,7 @@
-"""A small HTTP/1.1 client whose bodies land in the caller's memory.
+"""A small HTTP/1.1 client whose bodies are received straight into the caller's memory (RFC 9112; ranges: RFC 9110 §14).
 
-One `Connection` carries one exchange at a time: request out, head parsed by ``httptools``, then the kernel (or TLS)
-writes the body straight into the slab that the caller gave. Only bodies with a ``Content-Length`` are read here; an
-answer framed otherwise (chunked, until close) or compressed is seen in its `Head` and read another way.
-
-Framing follows RFC 9112; ranges RFC 9110 §14.
+One `Connection` carries one exchange at a time. Only bodies with a ``Content-Length`` are read here; an answer framed
+otherwise (chunked, until close) or compressed is seen in its `Head` and read another way.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from wds_async.config import TransferConfig
 from wds_async.errors import AccessDenied
 from wds_async.storage.base import Guard, Tls
 from wds_async.storage.http.backend import tls_context
-from wds_async.transfer.circuit_breaker import CircuitBreakers
+from wds_async.transfer.circuit_breaker import CircuitBreaker
 from wds_async.transfer.connection import Connection, Origin, open_connection
 
 __all__ = ["ConnectionPool"]
@@ -64,8 +64,13 @@ class ConnectionPool:
         self._contexts: dict[Tls, ssl.SSLContext] = {}
         self._held: set[Connection] = set()
         self.peak = 0
-        self.breakers = CircuitBreakers(loop)
-        """Shared by all readers of the process."""
+        self._breakers: dict[str, CircuitBreaker] = {}
+
+    def breaker(self, store: str) -> CircuitBreaker:
+        """Return the circuit breaker of ``store`` (scheme and host), which all readers of the process share."""
+        if store not in self._breakers:
+            self._breakers[store] = CircuitBreaker(store, self._loop)
+        return self._breakers[store]
 
     @property
     def busy(self) -> int:

@@ -43,7 +43,7 @@ from wds_async.transfer.resources import Resources
 from wds_async.transfer.retry import Attempts, RetryController
 from wds_async.transfer.shard_state import ShardState, ignore_result
 from wds_async.transfer.streams import DirectStream
-from wds_async.transfer.traffic import FILES, OriginTraffic
+from wds_async.transfer.traffic import FILES
 from wds_async.transfer.window import Part, Shard
 
 __all__ = ["Fetcher", "Plan", "Unranged"]
@@ -83,12 +83,7 @@ class Fetcher:
     """Fetches the parts of one plan. ``hurried()``: the consumer is waiting right now."""
 
     def __init__(
-        self,
-        window: Plan,
-        resources: Resources,
-        options: ReadOptions,
-        *,
-        hurried: Callable[[], bool],
+        self, window: Plan, resources: Resources, options: ReadOptions, *, hurried: Callable[[], bool]
     ) -> None:
         self.answering: Part | None = None
         self._window = window
@@ -107,13 +102,12 @@ class Fetcher:
         """Fill ``part``; True where a streamed shard ends behind it. Raise one error of the tree: with ``once`` that of
         the first fault; then the circuit breaker has allowed the request already."""
         if not once:
-            await self._retry.wait_until_up(part.shard)
+            await self.ready(part.shard)
         attempts, clock = Attempts.of(part, once=once), asyncio.get_running_loop().time
         while True:
-            backed = part.backed
-            backend = self._retry.backend(part.shard)
+            backed, backend = part.backed, self._retry.backend(part.shard)
             try:
-                return await self._once(backend, part, attempts)
+                return await self._once(attempts, backend)
             except WdsError:
                 self._retry.bind(part.shard.state).errors += 1
                 raise
@@ -135,76 +129,72 @@ class Fetcher:
         return self._retry.breaker(shard.state.location)
 
     async def end(self) -> None:
-        """Return when no second request is in flight; the parts have landed already."""
+        """Return when no hedge is in flight; the parts have landed already."""
         if self._hedges is not None:
             await self._hedges.end()
 
-    async def _once(self, backend: Backend, part: Part, attempts: Attempts) -> bool:
+    async def _once(self, attempts: Attempts, backend: Backend) -> bool:
         """Make one attempt, by the backend's access."""
-        shard = part.shard
-        state: ShardState = shard.state
+        part, state = attempts.part, attempts.state
         attempts.begin(self._retry.bind(state))
         access = attempts.access = await state.request_access(backend)
         if part.dropped:
             return False
         match access:
             case CopiedFile() | GrowingStream() | HandedFile():
-                return await self._read_copy(backend, part, access, attempts)
-            case _ if shard.streamed:
-                return await self._stream(backend, part, access)
+                return await self._read_copy(attempts, backend, access)
+            case _ if part.shard.streamed:
+                pass
             case Request():
-                return await self._get(backend, part, access, attempts)
+                return await self._get(attempts, backend, access)
             case LocalFile():
+                self._learn(part, access.size, access.version, {})
                 return await self._read_file(part, access)
-            case Stream():
-                return await self._stream(backend, part, access)
             case Ranges():
                 self._retry.record_contact(attempts.location)  # the server gave the size
-                return await self._read_ranges(backend, part, access, attempts)
+                return await self._read_ranges(attempts, backend, access)
+        return await self._stream(backend, part, access)
 
     async def _read_copy(
-        self, backend: Backend, part: Part, copy: CopiedFile | GrowingStream | HandedFile, attempts: Attempts
+        self, attempts: Attempts, backend: Backend, copy: CopiedFile | GrowingStream | HandedFile
     ) -> bool:
         """Read the shard from a disk cache; where that fails, the rest from the store."""
-        shard = part.shard
-        state: ShardState = shard.state
+        part, state, location = attempts.part, attempts.state, attempts.location
         try:
-            if isinstance(copy, GrowingStream):
-                return await self._stream(backend, part, copy)
-            if isinstance(copy, HandedFile):
-                state.use_handed_file(copy.lose)
-                self._retry.record_contact(attempts.location)
-                self._learn(backend, part, copy.size, copy.version, copy.fields, at=attempts.location)
-                return await self._read_bytes(part, copy)
+            match copy:
+                case GrowingStream():
+                    return await self._stream(backend, part, copy)
+                case HandedFile():
+                    state.use_handed_file(copy.lose)
+                    self._retry.record_contact(location)
+                    self._learn(part, copy.size, copy.version, copy.fields, backend, location)
+                case CopiedFile():
+                    self._learn(part, copy.size, copy.version, {})
             return await self._read_file(part, copy)
         except (StoodStill, FileReplaced, OSError) as exn:
-            logger.info("%s at byte %d: left its copy on disk: %s", redact(shard.url), part.start + part.filled, exn)
-        state.leave_copy(forget_version=not isinstance(copy, GrowingStream | HandedFile))
-        if isinstance(copy, GrowingStream):
-            await state.close_stream()
-            self._window.turn_ranged(part)
-        elif isinstance(copy, HandedFile):
-            copy.lose()
-        else:
-            assert state.location.entry is not None
-            state.location.entry.lose()
-        return await self._once(backend, part, attempts)
+            logger.info("%s at byte %d: left its copy on disk: %s", redact(part.shard.url), attempts.position, exn)
+        state.leave_copy(forget_version=isinstance(copy, CopiedFile))
+        match copy:
+            case GrowingStream():
+                await state.close_stream()
+                self._window.turn_ranged(part)
+            case HandedFile():
+                copy.lose()
+            case CopiedFile():
+                assert state.location.entry is not None
+                state.location.entry.lose()
+        return await self._once(attempts, backend)
 
     async def _read_file(self, part: Part, file: LocalFile) -> bool:
-        self._learn(None, part, file.size, file.version, {})
-        return await self._read_bytes(part, file)
-
-    async def _read_bytes(self, part: Part, file: LocalFile) -> bool:
-        state: ShardState = part.shard.state
         await wait_for_memory(part)
         if part.dropped or part.start >= part.stop:
             return False
-        reader = state.file(file)
+        reader = part.shard.state.file(file)
         view = part.slab.view[part.filled : part.stop - part.start]
         job = asyncio.ensure_future(self._threads.call(reader.read, view, part.start + part.filled))
         job.add_done_callback(ignore_result)
         traffic, clock = self._counters.traffic.of(FILES), asyncio.get_running_loop().time
-        asked_at = clock()
+        began = clock()
         traffic.requests += 1
         traffic.connections += 1
         try:
@@ -218,17 +208,17 @@ class Fetcher:
         part.filled += len(view)
         self._counters.add("wire_bytes", len(view))
         traffic.bytes += len(view)
-        traffic.seconds.add(clock() - asked_at)
+        traffic.seconds.add(clock() - began)
         return False
 
-    async def _read_ranges(self, backend: Backend, part: Part, ranges: Ranges, attempts: Attempts) -> bool:
+    async def _read_ranges(self, attempts: Attempts, backend: Backend, ranges: Ranges) -> bool:
+        part = attempts.part
         fields = getattr(ranges, "fields", {})
-        self._learn(backend, part, ranges.size, ranges.version, fields, at=attempts.location)
-        clock, traffic = asyncio.get_running_loop().time, self._retry.bind(part.shard.state)
+        self._learn(part, ranges.size, ranges.version, fields, backend, attempts.location)
+        clock, traffic = asyncio.get_running_loop().time, self._retry.bind(attempts.state)
         await wait_for_memory(part)
         while not part.dropped and part.start + part.filled < part.stop:
-            start = part.start + part.filled
-            asked_at = clock()
+            start, began = part.start + part.filled, clock()
             traffic.requests += 1
             traffic.connections += 1
             try:
@@ -236,29 +226,29 @@ class Fetcher:
             finally:
                 traffic.connections -= 1
             if not 0 < len(data) <= part.stop - start:
-                raise Contradiction(f"asked for {part.stop - start} bytes, the filesystem gave {len(data)}")
+                raise Contradiction(f"requested {part.stop - start} bytes, the filesystem gave {len(data)}")
             part.slab.view[part.filled : part.filled + len(data)] = data
             part.filled += len(data)
-            self._window.concurrency.observe(len(data), clock() - asked_at, clock())
+            self._window.concurrency.observe(len(data), clock() - began, clock())
             self._retry.record_success(part.shard)
             self._counters.add("requests")
             self._counters.add("wire_bytes", len(data))
             traffic.bytes += len(data)
-            traffic.seconds.add(clock() - asked_at)
+            traffic.seconds.add(clock() - began)
         return False
 
-    async def _get(self, backend: Backend, part: Part, access: Request, attempts: Attempts) -> bool:
-        state: ShardState = part.shard.state
+    async def _get(self, attempts: Attempts, backend: Backend, access: Request) -> bool:
+        part, state = attempts.part, attempts.state
         if part.start + part.filled >= part.stop:
             return False  # all had come when the last attempt broke
         origin = Origin.of(access.url, access.tls, access.socket)
         if state.rangeless or self._pool.rangeless(origin):
             return await self._turn_streamed(backend, part, access)
-        kept, learn = state.redirected, functools.partial(self._learn, backend, at=attempts.location)
+        kept, learn = state.redirected, functools.partial(self._learn, backend=backend, at=attempts.location)
         traffic, observe = self._retry.bind(state), state.observe
         assert observe is not None
         request = kept or access
-        asked_again = False
+        original_retried = False
         for _ in range(_ANSWERS_AT_MOST):
             before = part.filled
             self._counters.add("requests")
@@ -274,11 +264,11 @@ class Fetcher:
                 state.keep_redirect(access, request)
                 continue
             except RefusedAnswer as refused:
-                if request is access or asked_again or refused.answer.status not in _MOVED_AWAY:
+                if request is access or original_retried or refused.answer.status not in _MOVED_AWAY:
                     raise
-                # Where the redirect points to may have expired, for all parts in flight: ask the original place once.
+                # The redirect's target may have expired, for all parts in flight: request the original place once.
                 state.forget_redirect(kept, request)
-                request, asked_again = access, True
+                request, original_retried = access, True
                 continue
             except NoSuchRange:
                 if part.start:
@@ -290,7 +280,7 @@ class Fetcher:
                 # Where ranges were given before (not only a 416), this is more likely a server's bad moment.
                 gives = state.version != "" or (state.location.kind == "http" and self._pool.ranged(origin))
                 if gives and attempts.history.count < _DOUBTS:
-                    raise Contradiction("asked for a range, the server's answer is not one") from None
+                    raise Contradiction("requested a range, the server's answer is not one") from None
                 state.stream_whole()
                 if part.filled == 0 and not gives and state.location.kind == "http":
                     self._pool.mark_rangeless(origin)  # a cloud's endpoint has objects of all kinds
@@ -313,37 +303,19 @@ class Fetcher:
 
     async def _turn_streamed(self, backend: Backend, part: Part, access: Access) -> bool:
         if not self._window.turn_streamed(part):
-            raise _Unready("the server ignored the range")
+            raise _Unready("an earlier part of the shard is in flight")
         return await self._stream(backend, part, access)
 
     async def _stream(self, backend: Backend, part: Part, access: Access) -> bool:
         shard = part.shard
         state: ShardState = shard.state
-        if not shard.streamed and not self._window.turn_streamed(part):
-            raise _Unready("this shard can be read in order only")
+        if not shard.streamed:
+            return await self._turn_streamed(backend, part, access)
         await wait_for_memory(part)
-        stream = state.open_stream()
-        before, opened = part.filled, functools.partial(state.learn_of_stream, backend)
+        stream, before = state.open_stream(), part.filled
         own = isinstance(access, GrowingStream)  # another process's file, on this host
         traffic = self._counters.traffic.of(FILES) if own else self._retry.bind(state)
-        traffic.connections += 1
-        try:
-            return await stream.fill(part, self._maker(backend, state, access, traffic), self._hurried, opened)
-        except RangesIgnored:  # not framed either: aiohttp reads it
-            state.stream_whole(unframed=True)
-            await stream.close()
-            return await stream.fill(part, self._maker(backend, state, access, traffic), self._hurried, opened)
-        finally:
-            self._counters.add("wire_bytes", part.filled - before)
-            traffic.bytes += part.filled - before
-            traffic.connections -= 1
-            if part.filled > before and not own:
-                self._retry.record_contact(state.location)
-                self._retry.record_success(shard)
 
-    def _maker(
-        self, backend: Backend, state: ShardState, access: Access, traffic: OriginTraffic
-    ) -> Callable[[], Stream]:
         def make() -> Stream:
             traffic.requests += 1
             match access:
@@ -353,15 +325,31 @@ class Fetcher:
                     return access
             raise TypeError(f"{type(access).__name__} cannot be read in order")
 
-        return make
+        fill = functools.partial(
+            stream.fill, part, make, self._hurried, functools.partial(state.learn_of_stream, backend)
+        )
+        traffic.connections += 1
+        try:
+            return await fill()
+        except RangesIgnored:  # not framed either: aiohttp reads it
+            state.stream_whole(unframed=True)
+            await stream.close()
+            return await fill()
+        finally:
+            self._counters.add("wire_bytes", part.filled - before)
+            traffic.bytes += part.filled - before
+            traffic.connections -= 1
+            if part.filled > before and not own:
+                self._retry.record_contact(state.location)
+                self._retry.record_success(shard)
 
     def _learn(
         self,
-        backend: Backend | None,
         part: Part,
         size: int,
         version: str,
         fields: Mapping[str, str],
+        backend: Backend | None = None,
         at: Location | None = None,
     ) -> None:
         """Take an answer's facts of the object: see `ShardState.learn`."""

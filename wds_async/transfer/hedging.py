@@ -1,19 +1,10 @@
-"""Hedged requests: request the missing bytes of a part a second time when it takes much longer than its peers.
-
-Only the slow tail is hedged ("The Tail at Scale", Dean and Barroso, 2013). A part is late once its connection has
-been silent for longer than is typical (before the head of its answer, or between two arrivals of its body), or once the
-whole takes longer: 1.2 times the 95th percentile while the consumer waits or after recent faults, 2 times otherwise.
-Latencies are measured per origin and kept for the life of the process (`OriginHistory`), so a new epoch starts with
-those of the last one. At an origin without any, 1.5 s without a byte are late.
-
-The cost is bounded by a token bucket per origin: `TransferConfig.hedge_share` of the bytes that are read, and 16 MiB
-to start with. A silent connection brings nothing, so replacing it costs next to nothing. After hedges that fail
-one at a time is tried (a circuit breaker), and few run at once, so an overloaded store gets few more requests.
+"""Hedged requests: request the missing bytes of a part a second time when it takes much longer than its peers ("The
+Tail at Scale", Dean and Barroso, 2013), within a token bucket per origin. When a part is late, and what it may cost:
+``docs/design.md``, section 3.
 
 **A slab has one writer.** The hedge writes nothing before its head has come and was judged as any other; then the first
-connection is aborted, after which it writes no byte, and the hedge goes on. What both have written are the same bytes,
-since the head named the same object. The primary request waits for the hedge; should that fail too, the part goes on
-by the ordinary retries, from the furthest byte.
+connection is aborted, and the hedge goes on with the bytes of the same object. Should it fail too, the part goes on by
+the ordinary retries, from the furthest byte.
 """
 
 from __future__ import annotations

@@ -263,7 +263,7 @@ class RetryController:
 
     def breaker(self, location: Location) -> CircuitBreaker | None:
         """Return the circuit breaker of the store of ``location``; None without a server."""
-        return self._pool.breakers.of(location.server) if location.spec.has_server else None
+        return self._pool.breaker(location.server) if location.spec.has_server else None
 
     def bind(self, state: ShardState) -> OriginTraffic:
         """Return the counters of the place where a shard is read; they and its circuit breaker are looked up once."""

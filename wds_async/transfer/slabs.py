@@ -1,11 +1,7 @@
-"""Slabs: reused pieces of memory that the kernel receives into, and the pool that owns them.
+"""Slabs: reused pieces of memory that the kernel receives into, and the pool that owns them. On the loop only.
 
-The pool cuts anonymous shared mappings ("blocks", one part long) by the buddy system into slabs of any power of
-two down to 64 KiB (Knowlton, "A fast storage allocator", CACM 1965), so that many small shards can be in
-flight within the same bytes as a few large parts. Fresh memory is the cost of a read (every new page is
-faulted in), so a block once mapped is kept and used again.
-
-The pool belongs to the loop thread: nothing here locks.
+Shared mappings ("blocks", one part long) are cut by the buddy system into slabs of any power of two down to 64 KiB
+(Knowlton, "A fast storage allocator", CACM 1965). Blocks are kept: fresh pages are the cost of a read.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Counters: what the engine did, shared between the processes of one dataset.
+"""Counters of the engine, shared between the processes of one dataset through its `Board`.
 
-A `Board` is a name. The process that made it counts in its own memory; every other process that gets it (a
-DataLoader worker, forked or spawned) counts in a small file of its own, mapped into memory, in a folder that the
-board names. So each cell has one writer, nothing is locked, a worker that dies leaves what it counted, and the
-parent's `Board.total` is the sum.
+The process that made the board counts in its own memory, every other one (a DataLoader worker, forked or spawned) in a
+small mapped file. So each cell has one writer, nothing is locked, and the counts of a worker that dies are kept.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The window of parts: which bytes to request next, and which may be handed on. No I/O, no clock, no threads.
 
-The shards of an epoch are one long stream, cut into parts. The window starts parts in stream order as long as
-memory, connections and what the consumer has taken so far allow, and delivers them in stream order whatever order
-they complete in. Progress is certain: the head of the line (the first part not yet delivered) needs nothing
-but memory once the consumer has nothing else to take, and one block of the pool is held back for it.
+Parts start in stream order as memory, connections and the consumer allow, and are delivered in stream order. Progress
+is certain: one block of the pool is held back for the head of the line, the first part not yet delivered.
 """
 
 from __future__ import annotations
