@@ -218,10 +218,6 @@ class ShardReader(Iterator["ShardStream"]):
             raise StorageError(f"{redact(url)}: the engine failed: {event.error!r}") from event.error
         return event
 
-    def _skip(self, number: int) -> None:
-        engine, pump = self._start()
-        engine.submit(pump.skip, number)
-
 
 class ShardStream:
     """The bytes of one shard, in order.
@@ -300,7 +296,8 @@ class ShardStream:
             self._drop_piece()
             return
         self._left = True
-        self._reader._skip(self.number)
+        engine, pump = self._reader._start()
+        engine.submit(pump.skip, self.number)
         with contextlib.suppress(WdsError):  # of bytes that are not wanted
             while self._received() is not None:
                 pass

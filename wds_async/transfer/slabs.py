@@ -88,7 +88,9 @@ class SlabPool:
             piece = self.block_bytes
             if not self._free[piece]:
                 try:
-                    self._map_block()
+                    block = _map_block(self.block_bytes)  # first: where there is none, nothing has changed
+                    self._free[piece][len(self._blocks) * piece] = None
+                    self._blocks.append(block)
                 except OSError:
                     if reserve or not self.used_bytes:
                         raise
@@ -128,19 +130,14 @@ class SlabPool:
             size *= 2
         return None
 
-    def _map_block(self) -> None:
-        block = _mapped(self.block_bytes)  # first: where there is none, nothing has changed
-        self._free[self.block_bytes][len(self._blocks) * self.block_bytes] = None
-        self._blocks.append(block)
-
     def _view(self, address: int, size: int) -> memoryview:
         block, offset = divmod(address, self.block_bytes)
         return memoryview(self._blocks[block])[offset : offset + size]
 
 
-def _mapped(size: int) -> mmap.mmap:
-    """Shared memory, with all its pages where that can be had: one by one, when they are first written to, they cost
-    twice the time."""
+def _map_block(size: int) -> mmap.mmap:
+    """Map shared memory, with all its pages where that can be had: one by one, when they are first written to, they
+    cost twice the time."""
     if not hasattr(mmap, "MAP_POPULATE"):
         return mmap.mmap(-1, size)
     return mmap.mmap(-1, size, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE)

@@ -233,19 +233,15 @@ class Board:
         Finalize(self, _remove, (self.folder,), exitpriority=-1)
 
     def counters(self) -> Counters:
-        """This process's row."""
+        """Return this process's row."""
         pid = os.getpid()
         if pid not in self._rows:
             # A forked child inherits the parent's row and must not count in its copy of it.
-            self._rows = {pid: Counters() if pid == self._pid else self._row_of_another(pid)}
+            self._rows = {pid: Counters() if pid == self._pid else _mapped_counters(self.folder, pid)}
         return self._rows[pid]
 
-    def _row_of_another(self, pid: int) -> Counters:
-        row = _map_row(self.folder, pid)
-        return Counters(row, file=self.folder / f"{_TRAFFIC}{pid}-{uuid.uuid4().hex[:8]}.json")
-
     def aside(self) -> Counters:
-        """This process's row, for one that reads nothing itself: it is not among ``processes``."""
+        """Return this process's row, for one that reads nothing itself: it is not among ``processes``."""
         fresh = os.getpid() not in self._rows
         counters = self.counters()
         if fresh:
@@ -253,10 +249,15 @@ class Board:
         return counters
 
     def total(self) -> Stats:
-        """The sum over this process and every other that counted on this board, as of now."""
+        """Return the sum over this process and every other that counted on this board, as of now."""
         own = self._rows.get(self._pid) if os.getpid() == self._pid else None
         rows = [own.values()] if own is not None else []
-        rows += [list(memoryview(row).cast("d")) for row in _read_rows(self.folder)]
+        with contextlib.suppress(OSError, ValueError):
+            for path in self.folder.iterdir():
+                # Other files are here: the ledger (lines of any length), the progress bar (longer ones than a row).
+                row = b"" if path.suffix else path.read_bytes()
+                if len(row) == _ROW_BYTES:
+                    rows.append(list(memoryview(row).cast("d")))
         return Stats(*(sum(column) for column in zip(*rows, strict=True))) if rows else Stats()
 
     def traffic(self) -> Traffic:
@@ -296,11 +297,11 @@ class Boards:
         return self
 
     def values(self) -> list[float]:
-        """This process's rows added up, in the order of `Stats`' fields."""
+        """Return the sum of this process's rows, in the order of `Stats`' fields."""
         return [sum(column) for column in zip(*(board.counters().values() for board in self.boards), strict=True)]
 
     def total(self) -> Stats:
-        """The sum over all boards and processes, as of now."""
+        """Return the sum over all boards and processes, as of now."""
         return sum((board.total() for board in self.boards), Stats())
 
     def traffic(self) -> Traffic:
@@ -309,30 +310,21 @@ class Boards:
 
 
 def temporary_folder() -> Path:
-    """The folder of what processes of this user leave for each other while they run."""
+    """Return the folder of files that running processes of this user share."""
     user = os.getuid() if hasattr(os, "getuid") else "user"
     return Path(tempfile.gettempdir()) / f"wds-async-{user}"
 
 
-def _map_row(folder: Path, pid: int) -> mmap.mmap:
+def _mapped_counters(folder: Path, pid: int) -> Counters:
+    """Return counters in a file of ``folder``."""
     folder.parent.mkdir(mode=0o700, exist_ok=True)
     if not folder.exists():
         _sweep(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
     with open(folder / f"{pid}-{uuid.uuid4().hex[:8]}", "w+b") as file:
         file.truncate(_ROW_BYTES)
-        return mmap.mmap(file.fileno(), _ROW_BYTES)
-
-
-def _read_rows(folder: Path) -> list[bytes]:
-    rows = []
-    with contextlib.suppress(OSError, ValueError):
-        for path in folder.iterdir():
-            # Others leave notes here: the ledger (lines of any length), the progress bar (longer ones than a row).
-            row = b"" if path.suffix else path.read_bytes()
-            if len(row) == _ROW_BYTES:
-                rows.append(row)
-    return rows
+        row = mmap.mmap(file.fileno(), _ROW_BYTES)
+    return Counters(row, file=folder / f"{_TRAFFIC}{pid}-{uuid.uuid4().hex[:8]}.json")
 
 
 def _remove(folder: Path) -> None:
@@ -343,7 +335,7 @@ def _remove(folder: Path) -> None:
 
 
 def _sweep(parent: Path) -> None:
-    """Remove what boards of processes that were killed left behind a day ago or earlier."""
+    """Remove folders of killed processes, a day after their end."""
     horizon = time.time() - 86400
     with contextlib.suppress(OSError, ValueError):
         for folder in parent.iterdir():

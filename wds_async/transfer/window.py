@@ -140,7 +140,7 @@ class Window:
         return shard
 
     def end_of_source(self) -> None:
-        """No shard will be added any more."""
+        """Note that no shard will be added any more."""
         self._source_ended = True
 
     def release(self, slab: Slab) -> None:
@@ -158,7 +158,7 @@ class Window:
             shard.finished = shard.streamed = True
 
     def close(self) -> list[Shard]:
-        """Drop everything; nothing is emitted any more. Returns the shards that were not over."""
+        """Drop everything, and emit no more. Return the shards that were not over."""
         shards = list(self._shards.values())
         for shard in shards:
             self._drop_parts(shard)
@@ -204,10 +204,8 @@ class Window:
             shard.streamed, shard.size, shard.planned = False, None, part.stop
 
     def landed(self, part: Part, *, last: bool = False, error: Exception | None = None) -> None:
-        """Nothing more will be written for ``part``: it is ready, or ended by ``error``, or was dropped.
-
-        ``last`` ends a streamed shard behind this part.
-        """
+        """Take a part that is written no more: it is ready, or ended by ``error``, or was dropped. ``last`` ends a
+        streamed shard behind it."""
         shard = part.shard
         part.error = error
         part.flying = False
@@ -245,7 +243,7 @@ class Window:
                 started.append(self._start(shard, slab, slab.size))
             elif self._may_start_ahead(shard, size):
                 part = self._start(shard, Slab(0, 0, memoryview(b"")), size, backed=False)
-                bisect.insort(self._ahead, part, key=_in_stream)
+                bisect.insort(self._ahead, part, key=lambda part: (part.shard.number, part.start))
                 started.append(part)
             else:
                 break
@@ -274,9 +272,9 @@ class Window:
                 part.on_memory()
 
     def _may_start_ahead(self, shard: Shard, size: int) -> bool:
-        """Whether a part may be requested before it has memory: over a line that fails now and then, while the consumer
-        has nothing. Then all memory waits for one part, and what is released next would wait a round trip for its first
-        byte. What arrives meanwhile stays in the sockets of half of the connections at most."""
+        """Return whether a part may be requested before it has memory: over a line that fails now and then, while the
+        consumer has nothing. Then all memory waits for one part, and each released slab would wait a round trip for its
+        first byte. What arrives meanwhile stays in the sockets of half of the connections at most."""
         room = max(1, self.concurrency.room // max(1, self._pool.readers))
         sized = not shard.streamed and (shard.size is not None or self._guess is not None)
         blocked = self.concurrency.rough > 0 and not self._handed and self._allowed(size)
@@ -305,7 +303,7 @@ class Window:
             self._emit(Finished())
 
     def _next_slab_bytes(self, shard: Shard) -> int:
-        """The slab that the shard's next part wants; 0 while it wants none."""
+        """Return the size of the slab for the shard's next part; 0 while it needs none."""
         most = min(self._ramp, self._pool.block_bytes)
         if shard.streamed:
             busy = shard.finished or (shard.parts and not shard.parts[-1].ready)
@@ -320,8 +318,8 @@ class Window:
         return slab_bytes(min(rest, most), most) if rest > 0 else 0
 
     def _may_start(self, shard: Shard, size: int, *, head: bool) -> bool:
-        """Whether a part may start. The head of the line may, unless the consumer has pieces before it and took so
-        little until now that it may never want more."""
+        """Return whether a part may start. The head of the line may, unless the consumer has pieces before it and took
+        so little until now that it may never want more."""
         if head and not self._handed:
             return True
         if not self._allowed(size):
@@ -385,8 +383,3 @@ class Window:
         if slab.reserved:
             self._reserve_in_use = False
         self._pool.give_back(slab)
-
-
-def _in_stream(part: Part) -> tuple[int, int]:
-    """The order of parts in the stream."""
-    return part.shard.number, part.start
