@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from wds_async import config, environment, packages
+from wds_async import config, environment, packages, tenbin
 from wds_async.decoding.images import IMAGE_EXTENSIONS, ImageHandler, imagehandler, imagespecs
 from wds_async.decoding.media import torch_audio, torch_video
 from wds_async.decoding.unpickle import TRUST_HINT, safe_loads
@@ -123,18 +123,8 @@ def _check_unpacked(archive: zipfile.ZipFile) -> None:
         raise FieldTooLarge(f"{size} bytes are packed in this field, more than the {MAX_UNPACKED_BYTES} that may be")
 
 
-def _tenbin_loads(data: bytes) -> Any:
-    from wds_async import tenbin  # noqa: PLC0415 (a format that few use)
-
-    return tenbin.decode_buffer(data)
-
-
-def _msgpack_loads(data: bytes) -> Any:
-    return packages.optional("msgpack", "decoding this field", "formats").unpackb(data)
-
-
-def _cbor_loads(data: bytes) -> Any:
-    return packages.optional("cbor2", "decoding this field", "formats").loads(data)
+def _packed_loads(package: str, function: str, data: bytes) -> Any:
+    return getattr(packages.optional(package, "decoding this field", "formats"), function)(data)
 
 
 decoders: dict[str, Callable[[bytes], Any]] = {
@@ -142,9 +132,9 @@ decoders: dict[str, Callable[[bytes], Any]] = {
     **dict.fromkeys(("cls", "cls2", "id", "index", "inx"), int),
     **dict.fromkeys(("json", "jsn"), json.loads),
     **dict.fromkeys(("pkl", "pickle", "pyd"), unpickle_loads),
-    **dict.fromkeys(("ten", "tb"), _tenbin_loads),
-    **dict.fromkeys(("mp", "msg"), _msgpack_loads),
-    "cbor": _cbor_loads,
+    **dict.fromkeys(("ten", "tb"), tenbin.decode_buffer),
+    **dict.fromkeys(("mp", "msg"), functools.partial(_packed_loads, "msgpack", "unpackb")),
+    "cbor": functools.partial(_packed_loads, "cbor2", "loads"),
     "npy": npy_loads,
     "npz": _npz_loads,
     "pth": torch_loads,

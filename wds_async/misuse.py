@@ -98,17 +98,12 @@ def warn_of_batches_in_torch(dataset: DataPipeline, depth: int) -> None:
 
 
 def _warn_of_batches_twice(dataset: Any) -> None:
-    if _gives_batches(dataset) and _first_time(dataset, _TWICE):
+    """Warn once where `batched` is the last stage of ``dataset`` that changes its items, as far as that is known."""
+    stages = reversed(getattr(dataset, "pipeline", []))
+    changing = (t for t in map(traits_of, stages) if t is None or t.batches or t.takes_batches)
+    last = next(changing, None)
+    if last is not None and last.batches and _first_time(dataset, _TWICE):
         warn(
             "the dataset makes batches (.batched), and the DataLoader makes batches of them again: pass batch_size=None"
             " to the loader, or leave .batched out"
         )
-
-
-def _gives_batches(dataset: Any) -> bool:
-    """Whether `batched` is the last stage that changes what an item is, as far as is known."""
-    for stage in reversed(getattr(dataset, "pipeline", [])):
-        traits = traits_of(stage)
-        if traits is None or traits.batches or traits.takes_batches:
-            return traits is not None and traits.batches is not None
-    return False
