@@ -10,16 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from wds_async import config
 from wds_async.config import (
     DEFAULT_BUDGET_BYTES,
-    MIN_BUDGET_BYTES,
     TransferConfig,
     configure_logging,
-    default_budget_bytes,
     place_from_env,
     proxy_for,
     settings,
@@ -123,13 +119,6 @@ def test_transfer_config_is_a_value() -> None:
     assert TransferConfig() == pickle.loads(pickle.dumps(TransferConfig()))
     with pytest.raises(FrozenInstanceError):
         TransferConfig().connections = 3  # type: ignore[misc]
-
-
-@given(st.integers(0, 100_000))
-def test_the_default_budget_is_bounded(processes: int) -> None:
-    budget = default_budget_bytes(processes)
-    assert MIN_BUDGET_BYTES <= budget <= DEFAULT_BUDGET_BYTES
-    assert budget == MIN_BUDGET_BYTES or budget * max(1, processes) <= 3 * GIB
 
 
 def test_the_budget_is_shared_by_workers_and_ranks_of_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
