@@ -213,14 +213,8 @@ PAIRS = [(f"{key}.{field}", b"x") for key in "abc" for field in ("jpg", "txt")]
 BETWEEN = 3 * 1024  # behind a.jpg, a.txt and b.jpg
 
 
-def put(tmp_path: Path, *shards: bytes) -> list[str]:
-    for number, shard in enumerate(shards):
-        (tmp_path / f"{number}.tar").write_bytes(shard)
-    return [str(tmp_path / f"{number}.tar") for number in range(len(shards))]
-
-
-def test_expected_fields_show_a_cut_between_two_members(tmp_path: Path) -> None:
-    urls = put(tmp_path, make_tar(PAIRS)[:BETWEEN], make_tar(PAIRS))
+def test_expected_fields_show_a_cut_between_two_members(put: Any) -> None:
+    urls = put(make_tar(PAIRS)[:BETWEEN], make_tar(PAIRS))
 
     def read(handler: str, expect: Any = ("jpg;png", "txt")) -> tuple[list[str], list[Any], Exception | None]:
         data = wds.WebDataset(urls, shardshuffle=False, handler=getattr(wds, handler), expect=expect)
@@ -266,8 +260,8 @@ def test_no_half_sample_where_fields_are_expected() -> None:
         assert out + lost == begun, cut
 
 
-def test_a_sample_without_an_expected_field_costs_no_other(tmp_path: Path) -> None:
-    (url,) = put(tmp_path, make_tar([("a.jpg", b""), ("b.png", b""), ("b.txt", b""), ("c.txt", b""), ("d.PNG", b"")]))
+def test_a_sample_without_an_expected_field_costs_no_other(put: Any) -> None:
+    (url,) = put(make_tar([("a.jpg", b""), ("b.png", b""), ("b.txt", b""), ("c.txt", b""), ("d.PNG", b"")]))
     stage = wds.tarfile_to_samples(wds.ignore_and_continue, expect=("jpg;png",))
     assert [sample["__key__"] for sample in stage([url])] == ["a", "b", "d"]
     assert [entry.key for entry in stage.ledger] == ["c"]

@@ -25,17 +25,6 @@ def damaged(at: int, size: int = 512, data: bytes = GOOD) -> bytes:
     return data[:at] + b"\xff" * size + data[at + size :]
 
 
-@pytest.fixture
-def put(tmp_path: Path) -> Any:
-    def write(*shards: bytes) -> list[str]:
-        paths = [tmp_path / f"{i}.tar" for i in range(len(shards))]
-        for path, data in zip(paths, shards, strict=True):
-            path.write_bytes(data)
-        return [str(path) for path in paths]
-
-    return write
-
-
 def dataset(urls: Any, **options: Any) -> wds.WebDataset:
     return wds.WebDataset(urls, **{"shardshuffle": False, "empty_check": False, **options})
 

@@ -7,7 +7,6 @@ import itertools
 import pickle
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,19 +20,6 @@ from wds_async.tariterators import tarfile_samples, tarfile_to_samples
 GOOD_A = make_shard({f"a{i}": {"txt": b"a%d" % i, "cls": b"1"} for i in range(3)})
 GOOD_B = make_shard({f"a{i}": {"cls": b"2"} for i in range(2, 5)})  # begins with the key that GOOD_A ends with
 BIG = make_shard({f"big{i}": {"bin": bytes(300_000), "cls": b"3"} for i in range(20)})
-
-
-@pytest.fixture
-def put(tmp_path: Path) -> Any:
-    def write(*shards: bytes | None) -> list[str]:
-        """The paths of shards with these bytes; None is a shard that is not there."""
-        paths = [tmp_path / f"{i}.tar" for i in range(len(shards))]
-        for path, data in zip(paths, shards, strict=True):
-            if data is not None:
-                path.write_bytes(data)
-        return [str(path) for path in paths]
-
-    return write
 
 
 def keys(samples: Any) -> list[str]:

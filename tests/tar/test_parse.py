@@ -503,6 +503,11 @@ def test_what_read_and_admit_raise_passes() -> None:
         parse(simple("a.txt"), admit=admit)
 
 
+def test_a_lying_size_takes_no_memory() -> None:
+    with pytest.raises(TruncatedShard):
+        parse(header(size=b"\x80" + (1 << 50).to_bytes(11, "big")) + b"x" * 5000, max_field_bytes=1 << 60)
+
+
 def test_names_in_messages_are_cut() -> None:
     with pytest.raises(FieldTooLarge) as info:
         parse(simple("n" * 300, format=tarfile.GNU_FORMAT), max_field_bytes=9)
