@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +22,20 @@ BODY = data(70_000)
 
 
 @pytest.fixture
-def service(origin: Origin, tmp_path: Path) -> Iterator[Inside]:
+def service(origin: Origin, serve: Callable[..., Inside]) -> Inside:
     origin.add("/d/x.tar", BODY)
-    (tmp_path / "tokens").write_text("right alice\n")
-    given = {"allow": (origin.base,), "buckets": {"b": f"{origin.base}/d/"}, "private": True}
-    with Inside(**given, socket=tmp_path / "socket", header_timeout_s=0.3) as running:
-        yield running
+    return serve(header_timeout_s=0.3)
 
 
 def test_each_answer_has_a_line_that_says_whose_it_was(
-    origin: Origin, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    origin: Origin, serve: Callable[..., Inside], caplog: pytest.LogCaptureFixture
 ) -> None:
     origin.add("/d/x.tar", BODY)
-    buckets = {"b": f"{origin.base}/d/"}
-    with caplog.at_level(logging.DEBUG, "wds_async.access"), Inside(buckets=buckets, folder=tmp_path / "c") as service:
+    service = serve(folder="c")
+    with caplog.at_level(logging.DEBUG, "wds_async.access"):
         for _ in range(2):  # from the origin, and from the disk
             assert ask(f"{service.base}/ais/b/x.tar", Wds_Client="job-7")[0] == 200
+        service.stop()
     lines = [vars(record) for record in caplog.records if record.name == "wds_async.access"]
     assert [(line["api"], line["status"], line["client"]) for line in lines] == [("short", 200, "job-7")] * 2
 
