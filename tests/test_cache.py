@@ -235,41 +235,29 @@ def test_a_local_file_by_rewriting_is_read_where_it_is(tmp_path: Path, monkeypat
 # -- the small ones -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "http://example.com/path/to/file.txt",
-        "http://example.com/",
-        "http://example.com",
-        "file:///path/to/file.txt",
-        "path/to/file.txt",
-        "s3://bucket/path/to/file.txt?versionId=1",
-        "unknown://example.com/path/to/file.txt",
-        "unknown://example.com/" + "path/" * 50,
-        "pipe:curl -s http://example.com/file.txt",
-    ],
-)
-@pytest.mark.parametrize("ndir", [0, 1, 5])
-def test_names_as_webdataset_gives_them(url: str, ndir: int) -> None:
-    assert url_to_cache_name(url, ndir) == theirs.url_to_cache_name(url, ndir)
+_URLS = [
+    "http://example.com/path/to/file.txt",
+    "http://example.com/",
+    "http://example.com",
+    "file:///path/to/file.txt",
+    "path/to/file.txt",
+    "s3://bucket/path/to/file.txt?versionId=1",
+    "unknown://example.com/path/to/file.txt",
+]
 
 
-def test_a_name_of_no_url() -> None:
+@pytest.mark.parametrize("url", [*_URLS, "unknown://example.com/" + "path/" * 50, "pipe:curl -s http://h/file.txt"])
+def test_names_as_webdataset_gives_them(url: str) -> None:
+    for ndir in (0, 1, 5):
+        assert url_to_cache_name(url, ndir) == theirs.url_to_cache_name(url, ndir)
     with pytest.raises(AssertionError):
         url_to_cache_name(123)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        "pipe:curl -s http://h/x.tar",
-        "pipe:gsutil cat gs://b/x.tar | gunzip",
-        "pipe:cat x.tar",
-        "http://h/x.tar",
-        "x.tar",
-        "pipe:aws s3 cp s3://b/x.tar -",
-    ],
-)
+_COMMANDS = ["curl -s http://h/x.tar", "gsutil cat gs://b/x.tar | gunzip", "cat x.tar", "aws s3 cp s3://b/x.tar -"]
+
+
+@pytest.mark.parametrize("spec", [*(f"pipe:{command}" for command in _COMMANDS), "http://h/x.tar", "x.tar"])
 def test_pipe_cleaner(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALLOW_OBSOLETE", "1")
     with warnings.catch_warnings():

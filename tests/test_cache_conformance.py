@@ -20,7 +20,7 @@ from tests.service.cache.doubles import CHUNK, Bytes, damage, data_files, full_d
 from tests.shardcache.processes import bytes_asked_for
 from tests.transfer.reading import quick
 from wds_async.cache import FileCache
-from wds_async.errors import ConfigError, StorageError, TransferError
+from wds_async.errors import ConfigError, TransferError
 from wds_async.samplecache import LMDBCached, SQLiteCache
 from wds_async.shardcache.cache import DiskCache
 from wds_async.transfer.reader import open_shards
@@ -285,14 +285,6 @@ def test_a_disk_that_fails_is_one_warning(
     assert str(tmp_path) in warning
     cache.restart()
     assert [cache.read(name) for name in "ab"] == [content(ord("a")), content(ord("b"))]
-
-
-def test_files_that_cannot_be_kept_are_an_error(opened: Any, tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    cache = opened("files", "file/cache")
-    cache.put("a", content())
-    with pytest.raises((StorageError, OSError)):
-        cache.read("a")
 
 
 @pytest.mark.parametrize("kind", ["service", "shards"])

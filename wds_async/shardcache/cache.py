@@ -165,10 +165,6 @@ class DiskCache:
             for name in evict(self.folder, self.limit_bytes, self._is_own):
                 self.log("removed", name)
 
-    def too_large(self, size: int) -> bool:
-        """Return whether a shard of so many bytes is not kept."""
-        return self.limit_bytes is not None and size > self.limit_bytes
-
     def patience_s(self) -> float:
         """Return how long to wait for another process's next byte."""
         return PATIENCE_S if time.monotonic() >= self._hasty_until else HASTE_S
@@ -287,7 +283,8 @@ class ShardEntry:
     def write(self, piece: memoryview) -> None:
         """Write the shard's next bytes, if this reader fills the cache. Never raises."""
         self._try(lambda writer: writer.write(piece))
-        if self._writer is not None and self._cache.too_large(self._writer.size):
+        limit_bytes = self._cache.limit_bytes
+        if self._writer is not None and limit_bytes is not None and self._writer.size > limit_bytes:
             self._cache.log("not kept, larger than the cache", redact(self._url))
             self._give_up()
 

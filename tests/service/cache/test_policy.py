@@ -61,6 +61,7 @@ def test_another_data_set_takes_over() -> None:
     ratios = [simulation.epoch(order) for order in epochs(same(200, 1000), 5, 2)]
     assert ratios[0] == 0
     assert min(ratios[3:]) >= 0.47
+    assert simulation.policy.evicted_bytes == simulation.policy.evictions * SIZE > 0
 
 
 def test_a_small_data_set_takes_over_from_a_large_one() -> None:

@@ -63,11 +63,11 @@ class ChunkFetcher:
 
     def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run work beside the readers; `close` cancels it."""
-        return _begin(work, self._tasks)
+        return _spawn(work, self._tasks)
 
     def finish(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run short work that `close` waits for."""
-        _begin(work, self._finishing)
+        _spawn(work, self._finishing)
 
     async def close(self) -> None:
         """Cancel all fetches and wait for their end."""
@@ -95,9 +95,8 @@ class ChunkFetcher:
             expected = entry.disk_bytes
             if expected > self.policy.room_bytes // _LARGE and not entry.chunks.settled and stop is not None:
                 expected = entry.disk_bytes_with(start, stop)
-            placed = self.policy.begin(
-                entry.id, indexed, entry.key, entry.tenant, expected, partly=not entry.in_order
-            )  # fmt: skip
+            partly = not entry.in_order
+            placed = self.policy.begin(entry.id, indexed, entry.key, entry.tenant, expected, partly=partly)
             self.remove(placed.evicted)
             if placed.stays:
                 for number in list(entry.chunks.on_probation):
@@ -329,7 +328,7 @@ class ChunkFetcher:
                 self.settle(entry)
 
 
-def _begin(work: Coroutine[Any, Any, Any], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[Any]:
+def _spawn(work: Coroutine[Any, Any, Any], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[Any]:
     task = asyncio.get_running_loop().create_task(work)
     tasks.add(task)
     task.add_done_callback(tasks.discard)

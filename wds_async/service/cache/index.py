@@ -213,7 +213,10 @@ class Index:
         if read_only:
             self._db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False)
         else:
-            _make(path)
+            try:  # with mode 0600, which SQLite's other files take over
+                os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            except OSError as exn:
+                raise sqlite3.OperationalError(f"unable to open database file: {exn}") from exn
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=_LOCKED_S)
         try:
             if not read_only:
@@ -324,11 +327,3 @@ class Index:
         if self._db.execute("PRAGMA user_version").fetchone()[0] == 0:
             self._db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {_VERSION}; COMMIT;")
         self._db.execute(_PINS)
-
-
-def _make(path: Path) -> None:
-    """Create the database file with mode 0600; SQLite's other files take over its mode."""
-    try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    except OSError as exn:
-        raise sqlite3.OperationalError(f"unable to open database file: {exn}") from exn
