@@ -17,8 +17,8 @@ from tests.servers import Origin
 from tests.transfer.reading import KIB, bytes_of, data, outcomes, quick
 from wds_async.errors import MissingExtra, ObjectChanged, ShardNotFound, StorageError, TransferError
 from wds_async.storage.base import Verdict
-from wds_async.storage.filesystems import known_protocol
 from wds_async.storage.generic import explain_foreign, reads_local_files
+from wds_async.storage.stores import known_protocol
 
 PART = 256 * KIB
 

@@ -16,8 +16,7 @@ from typing import Any
 from wds_async.environment import MIB, parse_bytes
 from wds_async.errors import ConfigError
 from wds_async.redact import redact
-from wds_async.storage.filesystems import known_protocol
-from wds_async.storage.stores import BY_SCHEME
+from wds_async.storage.stores import BY_SCHEME, known_protocol
 from wds_async.urls import rewrite, rules_from_env, scheme
 
 __all__ = ["ServiceConfig", "cache_limit", "check_quotas", "kept_free", "load_config", "reloaded"]

@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
-import functools
-import importlib.metadata
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
@@ -34,13 +32,10 @@ from wds_async.storage.stores import BY_SCHEME, STORES, load
 from wds_async.urls import links
 
 __all__ = [
-    "STORES_GROUP",
     "Filesystems",
     "FsspecRanges",
     "filesystem_of",
-    "installed_stores",
     "is_async",
-    "known_protocol",
     "protocols",
 ]
 
@@ -55,23 +50,6 @@ def protocols(url: str) -> list[str]:
     """Return the protocol of each link of an fsspec chain; "" for a path."""
     chain = links(url)
     return [link.partition("://")[0] if "://" in link or link is not chain[-1] else "" for link in chain]
-
-
-def known_protocol(name: str) -> bool:
-    """Return whether fsspec has a filesystem of this name (installed or not)."""
-    from fsspec.registry import known_implementations, registry  # noqa: PLC0415 (slow, and often not needed)
-
-    return name in known_implementations or name in registry
-
-
-STORES_GROUP = "wds_async.stores"
-"""The group of entry points by which installed packages bring stores: the name is the scheme."""
-
-
-@functools.cache
-def installed_stores() -> dict[str, importlib.metadata.EntryPoint]:
-    """Return the stores of installed packages by scheme, in lower case, without importing them."""
-    return {point.name.lower(): point for point in importlib.metadata.entry_points(group=STORES_GROUP)}
 
 
 def is_async(filesystem: Any) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from wds_async.errors import ConfigError
-from wds_async.storage.stores import BY_SCHEME
+from wds_async.storage.stores import BY_SCHEME, installed_stores, known_protocol
 from wds_async.urls import links, scheme
 
 __all__ = ["NOTHING_GIVEN", "NO_OPTIONS", "Options", "StorageOptions", "check_names"]
@@ -122,7 +122,5 @@ def _canonical(name: str) -> str:
 
 
 def _is_scheme(name: str) -> bool:
-    from wds_async.storage.filesystems import installed_stores, known_protocol  # noqa: PLC0415 (asyncio)
-
     name = name.lower().removesuffix("://")
     return name == "file" or name in BY_SCHEME or known_protocol(name) or name in installed_stores()

@@ -17,14 +17,23 @@ from wds_async.logs import warn_once
 from wds_async.redact import redact
 from wds_async.storage.base import Backend, Guard, Location
 from wds_async.storage.deadlines import BackendWithDeadlines, question_s
-from wds_async.storage.filesystems import STORES_GROUP, installed_stores, known_protocol
 from wds_async.storage.fsspec_config import configured
 from wds_async.storage.generic import reads_local_files
 from wds_async.storage.growing import CachedBackend
 from wds_async.storage.options import NO_OPTIONS, NOTHING_GIVEN, Options, StorageOptions
 from wds_async.storage.preload import import_client
 from wds_async.storage.spec import StoreSpec
-from wds_async.storage.stores import BY_SCHEME, PLUGIN, STORES, load, spec_of, web_store
+from wds_async.storage.stores import (
+    BY_SCHEME,
+    PLUGIN,
+    STORES,
+    STORES_GROUP,
+    installed_stores,
+    known_protocol,
+    load,
+    spec_of,
+    web_store,
+)
 from wds_async.storage.user_openers import default_opener, opener_of
 from wds_async.urls import links, native_pipe, rewrite, rules_from_env, scheme
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import pkgutil
 import urllib.parse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wds_async.storage.ais import SPEC as AIS
 from wds_async.storage.azure import SPEC as AZURE
@@ -15,13 +15,30 @@ from wds_async.storage.hub import SPEC as HUB
 from wds_async.storage.s3 import SPEC as S3
 from wds_async.storage.spec import StoreSpec
 
-__all__ = ["BY_SCHEME", "PLUGIN", "STORES", "load", "spec_of", "usual_scheme", "web_store"]
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+__all__ = [
+    "BY_SCHEME",
+    "PLUGIN",
+    "STORES",
+    "STORES_GROUP",
+    "installed_stores",
+    "known_protocol",
+    "load",
+    "spec_of",
+    "usual_scheme",
+    "web_store",
+]
 
 STORES = (HTTP, S3, GCS, AZURE, HUB, AIS)
 """Stores with a folder of their own. A new one is added here."""
 
 PLUGIN = "plugin:"
 """Prefix of the kind of a store from an installed package; the scheme follows."""
+
+STORES_GROUP = "wds_async.stores"
+"""The group of entry points by which installed packages bring stores: the name is the scheme."""
 
 _KINDS = {
     spec.kind: spec
@@ -69,3 +86,18 @@ def web_store(url: str) -> StoreSpec:
 def load(name: str) -> Any:
     """Import the object that a spec names as ``"module:object"``."""
     return pkgutil.resolve_name(name)
+
+
+def known_protocol(name: str) -> bool:
+    """Return whether fsspec has a filesystem of this name (installed or not)."""
+    from fsspec.registry import known_implementations, registry  # noqa: PLC0415 (slow, and often not needed)
+
+    return name in known_implementations or name in registry
+
+
+@functools.cache
+def installed_stores() -> dict[str, EntryPoint]:
+    """Return the stores of installed packages by scheme, in lower case, without importing them."""
+    import importlib.metadata  # noqa: PLC0415 (slow, and often not needed)
+
+    return {point.name.lower(): point for point in importlib.metadata.entry_points(group=STORES_GROUP)}

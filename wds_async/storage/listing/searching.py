@@ -32,7 +32,7 @@ _FOUND_AT_MOST = 10_000_000
 _NEAR_AT_MOST = 10_000
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Search:
     """The matches of one pattern, by URL, and counts of what was searched."""
 
@@ -119,7 +119,7 @@ class _Aim:
         return self.hits if self.literal is None else [self.literal]
 
 
-_Steps = dict[str, set[tuple[int, int]]]
+_Steps = dict[str, set[tuple[Search, int]]]
 
 
 class Folders:
@@ -157,8 +157,8 @@ class Folders:
         """Search for all patterns at once, so that a folder is listed once for all of them."""
         searches = [Search(pattern) for pattern in patterns]
         level: _Steps = {}
-        for number, search in enumerate(searches):
-            level.setdefault(search.pattern.folder, set()).add((number, 0))
+        for search in searches:
+            level.setdefault(search.pattern.folder, set()).add((search, 0))
         for depth in range(_DEPTH_AT_MOST):
             if not level:
                 return searches
@@ -167,28 +167,27 @@ class Folders:
             try:
                 async with asyncio.TaskGroup() as group:
                     for _ in range(min(_AT_ONCE, len(level))):
-                        group.create_task(self._work(todo, searches, deeper, missing_ok=depth > 0))
+                        group.create_task(self._work(todo, deeper, missing_ok=depth > 0))
             except BaseExceptionGroup as several:
                 raise several.exceptions[0] from None
             level = deeper
         raise UrlError(f"{redact(next(iter(level)))}: folders more than {_DEPTH_AT_MOST} deep are not listed")
 
     async def _work(
-        self, todo: Iterator[tuple[str, set[tuple[int, int]]]], searches: list[Search], deeper: _Steps, missing_ok: bool
+        self, todo: Iterator[tuple[str, set[tuple[Search, int]]]], deeper: _Steps, missing_ok: bool
     ) -> None:
         for url, steps in todo:
             try:
-                aims = await self._look(url, [(searches[number], at) for number, at in steps])
+                aims = await self._look(url, steps)
             except ShardNotFound:
                 if not missing_ok:
                     raise
                 continue
-            numbers = {id(search): number for number, search in enumerate(searches)}
             for aim in aims:
                 for child, at in self._taken(url, aim):
-                    deeper.setdefault(child, set()).add((numbers[id(aim.search)], at))
+                    deeper.setdefault(child, set()).add((aim.search, at))
 
-    async def _look(self, url: str, steps: list[tuple[Search, int]]) -> list[_Aim]:
+    async def _look(self, url: str, steps: set[tuple[Search, int]]) -> list[_Aim]:
         """List one folder for all searches in it."""
         folder = self._folder(url)
         remembered = None if self._fresh else kept(folder.key)
@@ -215,7 +214,7 @@ class Folders:
             if not self._fresh and any(aim.chosen() for aim in aims):  # what is to come may be what is looked for
                 keep(folder.key, names)
             break
-        for search in {id(aim.search): aim.search for aim in aims}.values():
+        for search in {aim.search for aim in aims}:
             search.names += count
             search.folders += 1
         return aims
@@ -255,16 +254,13 @@ class Folders:
         return url + name
 
 
-def _aims(steps: list[tuple[Search, int]]) -> list[_Aim]:
+def _aims(steps: set[tuple[Search, int]]) -> list[_Aim]:
     """Return the aims of one folder; `ANY_DEPTH` may also be no folder at all."""
-    todo, seen = list(steps), set()
-    aims = []
-    while todo:
-        search, at = todo.pop()
-        if (id(search), at) in seen:
-            continue
-        seen.add((id(search), at))
-        aims.append(_Aim(search, at))
-        if search.pattern.steps[at] == ANY_DEPTH and at + 1 < len(search.pattern.steps):
-            todo.append((search, at + 1))
-    return aims
+    todo, reached = list(steps), set(steps)
+    for search, at in todo:
+        deeper = search, at + 1
+        at_any_depth = search.pattern.steps[at] == ANY_DEPTH and at + 1 < len(search.pattern.steps)
+        if at_any_depth and deeper not in reached:
+            reached.add(deeper)
+            todo.append(deeper)
+    return [_Aim(search, at) for search, at in todo]
