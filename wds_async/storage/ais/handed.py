@@ -1,8 +1,8 @@
-"""Files that a service on the same host hands over: asked for on its Unix socket, and read as local files.
+"""Files that a service on the same host hands over on its Unix socket; they are read as local files.
 
 A service that has the whole of an object in its cache answers a HEAD with ``Wds-Hand: 1`` by the open descriptor itself
-(SCM_RIGHTS). Nothing of the cache's folder need be in reach, and what is evicted meanwhile is read to its end. Any
-other answer, and any fault, means that the object is asked for in ranges, which say what is wrong.
+(SCM_RIGHTS). Nothing of the cache's folder need be in reach, and what is evicted meanwhile is read to its end. After
+any other answer, and any fault, the object is requested in ranges, whose errors explain what is wrong.
 
 A file that turns out to be short, unreadable or wrong is reported by a HEAD with ``Wds-Hand: bad``: the service then
 compares its copy with its checksums, and fetches again what is bad.
@@ -36,7 +36,7 @@ _BAD_AT_MOST = 3
 
 
 class FileRequests:
-    """Asks the service at the socket ``path``, over one connection. `ask` blocks, and may be called from any thread."""
+    """Requests for files at the socket ``path``, over one connection. `ask` blocks; any thread may call it."""
 
     def __init__(self, path: str, timeout_s: float) -> None:
         self._path = path
@@ -44,40 +44,44 @@ class FileRequests:
         self._lock = threading.Lock()
         self._connection: socket.socket | None = None
         self._bad: dict[str, int] = {}
-        """How often the file of a URL was bad."""
+        """Number of bad files of a URL."""
         self._unreported: dict[str, Request] = {}
         self._not_before = 0.0
         self._closed = False
 
     def ask(self, request: Request, identify: Callable[[Mapping[str, str], int], str]) -> HandedFile | None:
-        """Return the file of the object that ``request`` would get; None where it is not to be had so. ``identify``
-        names an object by the fields of an answer and its size."""
-        url = request.url
+        """Return the file of the object that ``request`` names; None where the service hands none. ``identify`` gives
+        the object's version by the fields of an answer and its size."""
         with self._lock:
             if time.monotonic() < self._not_before:
                 return None
             try:
                 self._report()
-                if self._bad.get(url, 0) >= _BAD_AT_MOST:
+                if self._bad.get(request.url, 0) >= _BAD_AT_MOST:
                     return None
-                raw, fds = self._exchange(_asking(request, "1"))
+                raw, fds = self._exchange(_head(request, "1"))
             except (OSError, ValueError) as exn:
                 self._drop()
-                if isinstance(exn, TimeoutError):  # what waits here waits for no descriptor, but for bytes
+                if isinstance(exn, TimeoutError):  # the reader waits for bytes, and not for a descriptor
                     self._not_before = time.monotonic() + _LEAVE_ALONE_S
                 return None
         owned = [Descriptor(fd) for fd in fds]
-        status, fields = _read(raw)
+        status, fields = _parsed(raw)
         text = fields.get("content-length", "")
-        size = int(text) if text.isascii() and text.isdigit() else -1
-        if status != 200 or fields.get("wds-handed") != "1" or len(owned) != 1 or size < 0:
+        if (
+            status != 200
+            or fields.get("wds-handed") != "1"
+            or len(owned) != 1
+            or not (text.isascii() and text.isdigit())
+        ):
             return None
+        size = int(text)
         if os.fstat(owned[0].fd).st_size < size:
             self._distrust(request)
             with self._lock, contextlib.suppress(OSError, ValueError):
                 self._report()
             return None
-        return HandedFile(url, size, identify(fields, size), owned[0], fields, lambda: self._distrust(request))
+        return HandedFile(request.url, size, identify(fields, size), owned[0], fields, lambda: self._distrust(request))
 
     def close(self) -> None:
         """Close the connection; nothing is handed after that."""
@@ -95,20 +99,22 @@ class FileRequests:
         """Send the reports of bad files to the service, and ignore its answers."""
         while self._unreported:
             _, request = self._unreported.popitem()
-            _, fds = self._exchange(_asking(request, "bad"))
+            _, fds = self._exchange(_head(request, "bad"))
             for fd in fds:
                 os.close(fd)
 
     def _exchange(self, request: bytes) -> tuple[bytes, list[int]]:
-        """Return the head of the answer, and what came with it. A kept connection may have been closed meanwhile."""
-        for fresh in (self._connection is None, True):
-            try:
-                return self._answer(self._connected(fresh), request)
-            except (BrokenPipeError, ConnectionResetError):
-                self._drop()
-                if fresh:
-                    raise
-        raise ConnectionResetError("the service closed the connection")
+        """Return the head of the answer and its descriptors. A kept connection may have been closed meanwhile."""
+        if self._connection is not None:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                return self._answer(self._connection, request)
+            self._drop()
+        if self._closed:
+            raise OSError("closed")
+        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._connection.settimeout(self._timeout_s)
+        self._connection.connect(self._path)
+        return self._answer(self._connection, request)
 
     def _answer(self, connection: socket.socket, request: bytes) -> tuple[bytes, list[int]]:
         connection.sendall(request)
@@ -129,22 +135,6 @@ class FileRequests:
             self._drop()
         return raw, fds
 
-    def _connected(self, fresh: bool) -> socket.socket:
-        if self._closed:
-            raise OSError("closed")
-        if fresh:
-            self._drop()
-        if self._connection is None:
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                connection.settimeout(self._timeout_s)
-                connection.connect(self._path)
-            except BaseException:
-                connection.close()
-                raise
-            self._connection = connection
-        return self._connection
-
     def _drop(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -163,30 +153,27 @@ def _received(connection: socket.socket) -> tuple[bytes, list[int]]:
     return raw, list(fds)
 
 
-class _FileHeadFields:
-    """Collects what ``httptools`` calls back with."""
-
-    def __init__(self) -> None:
-        self.fields: dict[str, str] = {}
+class _HeadFields(dict[str, str]):
+    """Fields of a head, filled by ``httptools``."""
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.fields[name.decode("latin-1").lower()] = value.decode("latin-1").strip()
+        self[name.decode("latin-1").lower()] = value.decode("latin-1").strip()
 
 
-def _read(raw: bytes) -> tuple[int, Mapping[str, str]]:
+def _parsed(raw: bytes) -> tuple[int, Mapping[str, str]]:
     """Return status and fields of an answer; status 0 for what is none."""
-    found = _FileHeadFields()
-    parser: Any = httptools.HttpResponseParser(found)
+    fields = _HeadFields()
+    parser: Any = httptools.HttpResponseParser(fields)
     try:
         parser.feed_data(raw)
     except httptools.HttpParserError:
         return 0, {}
-    return parser.get_status_code(), found.fields
+    return parser.get_status_code(), fields
 
 
-def _asking(request: Request, hand: str) -> bytes:
-    """Return the request for the descriptor of what ``request`` would get (``hand`` is "1"), or the report that it is
-    "bad". ValueError where a header would break its line."""
+def _head(request: Request, hand: str) -> bytes:
+    """Return the request for the descriptor of the object that ``request`` names (``hand`` is "1"), or the report that
+    it is "bad". ValueError where a header would break its line."""
     target = wire_url(request.url).partition("://")[2].partition("/")[2]
     lines = [f"HEAD /{target} HTTP/1.1", "Host: localhost", f"Wds-Hand: {hand}"]
     lines += [f"{name}: {value}" for name, value in request.headers]

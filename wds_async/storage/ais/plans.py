@@ -1,4 +1,4 @@
-"""Telling our own service what will be read soon, so that it fetches ahead (``POST /v1/plan``).
+"""Plans for our own service: the shards that will be read soon, which it fetches ahead (``POST /v1/plan``).
 
 A hint, and never more: at most one message is in flight, nothing waits for it, and errors are ignored. After an error
 the service gets no hint for some time. AIStore gets none at all.
@@ -36,34 +36,31 @@ _JOBS = ("SLURM_JOB_ID", "JOB_NAME", "TORCHELASTIC_RUN_ID")
 _numbers = itertools.count()
 
 
-def _client_name() -> str:
-    """Return the engine's name for services: host and process, and a number from the second engine of a process on."""
-    number = next(_numbers)
-    return f"{socket.gethostname()}:{os.getpid()}{f'.{number}' if number else ''}"
-
-
 class Announcer:
     """The plans of one engine at one service. ``send`` is `HttpBackend.send` of a client for that service."""
 
     def __init__(self, send: Callable[..., Awaitable[Any]]) -> None:
         self.client = ""
-        """How we call ourselves; "" until it is known that the other side is our own service."""
+        """Our name for the service: host, process, and a number from the second engine of a process on. "" until the
+        other side has shown that it is our own service."""
         self._send = send
         self._ahead: dict[str, None] = {}
         self._task: asyncio.Task[None] | None = None
         self._request: Request | None = None
         self._not_before = 0.0
-        self._changed = self._told = self._closed = False
+        self._changed = self._sent = self._closed = False
 
     def expect(self, urls: Iterable[str]) -> None:
-        """Append ``urls`` to what will be read."""
+        """Append ``urls`` to the plan."""
         if len(self._ahead) < _SHARDS_AT_MOST:
             self._ahead.update(dict.fromkeys(urls))
             self._changed = True
 
     def greet(self) -> None:
         """Start to send plans: the server is our own service."""
-        self.client = self.client or _client_name()
+        if not self.client:
+            number = next(_numbers)
+            self.client = f"{socket.gethostname()}:{os.getpid()}{f'.{number}' if number else ''}"
 
     def begun(self, url: str) -> None:
         """Take ``url`` out of the plan: it is being read."""
@@ -81,7 +78,7 @@ class Announcer:
         self._closed = True
         if self._task is not None:
             self._task.cancel()
-        if self._told and self._request is not None:
+        if self._sent and self._request is not None:
             path = f"/v1/plan/{urllib.parse.quote(self.client, safe='')}"
             with contextlib.suppress(Exception):
                 await self._exchange("DELETE", path, None, _GOOD_BYE_S)
@@ -90,21 +87,19 @@ class Announcer:
         try:
             await asyncio.sleep(_GATHER_S[0])
             while self._changed and self._request is not None:
-                self._changed, self._told = False, True
-                plan = self._plan(list(self._ahead))
+                self._changed, self._sent = False, True
+                shards = list(self._ahead)
+                job = next(filter(None, map(environment.variable, _JOBS)), "")
+                plan = {"client": self.client, "job": job, "shards": shards, "ahead": len(shards), "position": 0}
                 status = await self._exchange("POST", "/v1/plan", plan, _TIMEOUT_S)
                 if not 200 <= status < 300:
                     raise OSError(f"status {status}")
                 await asyncio.sleep(_GATHER_S[1])
         except Exception as exn:
             self._not_before = time.monotonic() + _LEAVE_ALONE_S
-            logger.debug("the service was not told what is read next: %r", exn)
+            logger.debug("no plan was sent to the service: %r", exn)
         finally:
             self._task = None
-
-    def _plan(self, shards: list[str]) -> dict[str, Any]:
-        job = next((found for name in _JOBS if (found := environment.variable(name))), "")
-        return {"client": self.client, "job": job, "shards": shards, "ahead": len(shards), "position": 0}
 
     async def _exchange(self, method: str, path: str, body: Any, timeout_s: float) -> int:
         """Return the status of the answer."""
