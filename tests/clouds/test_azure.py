@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import datetime
 import logging
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +24,15 @@ from tests.servers.azurite import (
     azurite_fixture,  # noqa: F401
     azurite_tls_fixture,  # noqa: F401
 )
-from tests.storage.locations import location_of
+from tests.storage.locations import location_of, on_backend, page_through
 from tests.transfer.reading import KIB, MIB, data, quick
 from wds_async.errors import AccessDenied, ConfigError, ShardNotFound, WdsError
 from wds_async.storage.azure import account as azureauthority
 from wds_async.storage.azure.account import adlfs_options
 from wds_async.storage.azure.backend import AzureBackend
 from wds_async.storage.azure.errors import explain_writing
-from wds_async.storage.base import Entry, Verdict
-from wds_async.storage.options import Options, StorageOptions
+from wds_async.storage.base import Verdict
+from wds_async.storage.options import StorageOptions
 from wds_async.transfer.reader import open_shards
 
 pytestmark = pytest.mark.servers
@@ -98,27 +97,6 @@ def count_signatures(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def _without_ours() -> dict[str, str]:
     """The environment, less what is the tests' own."""
     return {name: value for name, value in os.environ.items() if name != "WDS_AZURITE"}
-
-
-def with_backend(ask: Callable[[AzureBackend], Awaitable[Any]], options: dict[str, Any] | None = None) -> Any:
-    """What ``ask`` gets of a backend on a loop of its own."""
-
-    async def scenario() -> Any:
-        backend = AzureBackend(asyncio.to_thread, Options(options or {}))
-        try:
-            return await ask(backend)
-        finally:
-            await backend.close()
-
-    return asyncio.run(scenario())
-
-
-def entries(url: str, options: dict[str, Any] | None = None) -> list[Entry]:
-    async def ask(backend: AzureBackend) -> list[Entry]:
-        return [entry async for entry in backend.entries(location_of(url))]
-
-    found: list[Entry] = with_backend(ask, options)
-    return found
 
 
 @pytest.fixture
@@ -254,11 +232,13 @@ def test_a_managed_identity_reads_and_lists(
     with caplog.at_level(logging.DEBUG):
         for direct in (True, False):
             assert read(["az://managed/x.tar"], options, direct=direct) == [data(SIZE)]
-        assert [entry.url for entry in entries("az://managed/", options)] == [
+        assert [entry.url for entry in page_through(AzureBackend, "az://managed/", options)] == [
             "az://managed/x.tar",
             "az://managed/y.tar",
         ]
-        described = with_backend(lambda backend: backend.describe(location_of("az://managed/x.tar")), options)
+        described = on_backend(
+            AzureBackend, lambda backend: backend.describe(location_of("az://managed/x.tar")), options
+        )
     assert (described.identity, described.direct) == ("managed identity", True)
     assert described.endpoint == azurite_tls.endpoint
     assert machine.given
@@ -380,12 +360,12 @@ def test_a_busy_service_is_asked_again(origin: Origin, azure_environment: pytest
 
 def test_listing_by_the_address_of_the_account(configured: Azurite) -> None:
     configured.put("listing", {"train/a.tar": b"0", "50%25 #.tar": b"x"})
-    (entry,) = entries("az://listing/train/")
+    (entry,) = page_through(AzureBackend, "az://listing/train/")
     assert entry.modified
     assert abs(time.time() - entry.modified) < 600
-    assert "az://listing/" in {entry.url for entry in entries("az://")}
+    assert "az://listing/" in {entry.url for entry in page_through(AzureBackend, "az://")}
     base = f"https://{ACCOUNT}.blob.core.windows.net/listing/"
-    assert {entry.url for entry in entries(base)} == {f"{base}train/", f"{base}50%2525%20%23.tar"}
+    assert {entry.url for entry in page_through(AzureBackend, base)} == {f"{base}train/", f"{base}50%2525%20%23.tar"}
     assert read([f"{base}50%2525%20%23.tar"]) == [b"x"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import collections
 import importlib.util
 import logging
@@ -16,13 +15,13 @@ import pytest
 import wds_async as wds
 from tests.servers.hub import Hub, Seen
 from tests.servers.shards import make_tar
-from tests.storage.locations import location_of
+from tests.storage.locations import location_of, on_backend, page_through
 from tests.transfer.reading import KIB, bytes_of, data, outcomes, quick
 from wds_async.config import TransferConfig
 from wds_async.errors import AccessDenied, ConfigError, ShardNotFound, WdsError
 from wds_async.storage.base import Entry
 from wds_async.storage.hub.backend import HuggingFaceBackend
-from wds_async.storage.options import Options, StorageOptions
+from wds_async.storage.options import StorageOptions
 from wds_async.transfer.reader import open_shards
 
 TOKEN = "hf_MARKEDSECRETofthetest"
@@ -77,19 +76,11 @@ def no_secret(requests: list[Seen]) -> bool:
 
 
 def listed(url: str, **options: Any) -> list[Entry]:
-    async def collect() -> list[Entry]:
-        backend = HuggingFaceBackend(asyncio.to_thread, Options(options))
-        try:
-            return [entry async for entry in backend.entries(location_of(url))]
-        finally:
-            await backend.close()
-
-    return asyncio.run(collect())
+    return page_through(HuggingFaceBackend, url, options)
 
 
 def described(url: str, direct: bool = True, **options: Any) -> Any:
-    backend = HuggingFaceBackend(asyncio.to_thread, Options(options), direct=direct)
-    return asyncio.run(backend.describe(location_of(url)))
+    return on_backend(HuggingFaceBackend, lambda backend: backend.describe(location_of(url)), options, direct=direct)
 
 
 # -- reading --------------------------------------------------------------------------------------------------

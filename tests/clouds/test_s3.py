@@ -20,7 +20,7 @@ from tests.servers import radosgw as rados
 from tests.servers.shards import make_shards
 from tests.servers.sigv4 import Account, SignedStore
 from tests.storage.locations import location_of
-from tests.storage.s3.test_client import on_backend
+from tests.storage.s3.test_client import on_s3
 from tests.transfer.reading import KIB, data, outcomes, quick
 from wds_async.config import RetryPolicy, TransferConfig
 from wds_async.errors import ObjectChanged
@@ -108,7 +108,7 @@ def listing(url: str, **options: Any) -> list[Entry]:
     async def collect(backend: S3Backend) -> list[Entry]:
         return [entry async for entry in backend.entries(location_of(url))]
 
-    return on_backend(collect, **options)
+    return on_s3(collect, **options)
 
 
 def test_listing(bucket: Any) -> None:

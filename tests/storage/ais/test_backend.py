@@ -4,10 +4,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import ssl
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,37 +13,15 @@ import pytest
 from tests.clouds.ais import ais, no_settings  # noqa: F401 - fixtures
 from tests.servers import Tls
 from tests.servers.aistore import AisDouble
-from tests.storage.locations import location_of
+from tests.storage.locations import location_of, on_backend, page_through
 from wds_async.storage.ais.backend import AisBackend, explain_answer, explain_service
 from wds_async.storage.base import Answer, Description, RefusedAnswer, Request, Verdict
 from wds_async.storage.http.backend import HttpStream
 from wds_async.storage.http.errors import explain_exception
-from wds_async.storage.options import Options
 
 
-async def call(function: Callable[..., Any], *args: Any) -> Any:
-    return await asyncio.to_thread(function, *args)
-
-
-def use(work: Callable[[AisBackend], Any], **kwargs: Any) -> Any:
-    """What ``await work(backend)`` gives, the backend closed."""
-
-    async def run() -> Any:
-        backend = AisBackend(call, **kwargs)
-        try:
-            return await work(backend)
-        finally:
-            await backend.close()
-
-    return asyncio.run(run())
-
-
-def listed(url: str, **kwargs: Any) -> list[tuple[str, int | None]]:
-    async def work(backend: AisBackend) -> list[tuple[str, int | None]]:
-        return [(entry.url, entry.size) async for entry in backend.entries(location_of(url))]
-
-    found: list[tuple[str, int | None]] = use(work, **kwargs)
-    return found
+def listed(url: str, **options: Any) -> list[tuple[str, int | None]]:
+    return [(entry.url, entry.size) for entry in page_through(AisBackend, url, options)]
 
 
 @pytest.mark.parametrize(
@@ -100,7 +76,7 @@ def test_a_listing_that_fails_at_first(ais: AisDouble, monkeypatch: pytest.Monke
 def test_a_listing_shows_the_token(ais: AisDouble, monkeypatch: pytest.MonkeyPatch) -> None:
     ais.token = "t"
     ais.put("ais/b/x", b"1")
-    assert listed("ais://b/", options=Options({"token": "t"})) == [("ais://b/x", 1)]
+    assert listed("ais://b/", token="t") == [("ais://b/x", 1)]
 
 
 @pytest.mark.parametrize(
@@ -158,7 +134,7 @@ def test_a_token_of_a_file_is_read_again(ais: AisDouble, tmp_path: Any, monkeypa
         path.write_text('{"token": "two"}')
         return [first, verdict, await backend.access(location_of("ais://b/x"))]
 
-    first, verdict, second = use(work)
+    first, verdict, second = on_backend(AisBackend, work)
     assert verdict is Verdict.EXPIRED
     assert dict(first.headers)["Authorization"] == "Bearer one"
     assert dict(second.headers)["Authorization"] == "Bearer two"
@@ -169,7 +145,7 @@ def test_the_way_of_each(ais: AisDouble, monkeypatch: pytest.MonkeyPatch) -> Non
     ais.put("ais/b/x", b"123")
 
     def way(url: str, **kwargs: Any) -> Any:
-        return use(lambda backend: backend.access(location_of(url)), **kwargs)
+        return on_backend(AisBackend, lambda backend: backend.access(location_of(url)), **kwargs)
 
     request = way("ais://b/x")
     assert isinstance(request, Request)
@@ -183,7 +159,7 @@ def test_the_way_of_each(ais: AisDouble, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_described(ais: AisDouble, monkeypatch: pytest.MonkeyPatch) -> None:
     def described(url: str = "ais://b/x", **kwargs: Any) -> Description:
-        found: Description = use(lambda backend: backend.describe(location_of(url)), **kwargs)
+        found: Description = on_backend(AisBackend, lambda backend: backend.describe(location_of(url)), **kwargs)
         return found
 
     assert described() == Description("AIStore", ais.endpoint, "anonymous (no token)", True)
@@ -208,7 +184,7 @@ def test_a_proxy_in_the_way(ais: AisDouble, monkeypatch: pytest.MonkeyPatch) -> 
             await backend.access(location_of("ais://b/x"))
         return caught.value.answer.status
 
-    assert use(work) == 400  # it reached the double, which is no proxy
+    assert on_backend(AisBackend, work) == 400  # it reached the double, which is no proxy
     assert ais.seen[0].path.startswith("http://cluster.invalid:51080/v1/objects/b/x")
 
 
@@ -220,4 +196,4 @@ def test_a_client_certificate(no_settings: None, tls: Tls) -> None:
         double.put("ais/b/x", b"1")
         ours = {"certificate": str(tls.cert), "key": str(tls.key)}
         given = {"endpoint": double.endpoint, "ca_file": str(tls.ca)}
-        assert listed("ais://b/", options=Options({**given, **ours})) == [("ais://b/x", 1)]
+        assert listed("ais://b/", **given, **ours) == [("ais://b/x", 1)]

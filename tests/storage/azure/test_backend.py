@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import sys
 import urllib.parse
@@ -12,12 +11,11 @@ from typing import Any
 import pytest
 
 from tests.servers.azurite import KEY, azure_environment_fixture  # noqa: F401
-from tests.storage.locations import location_of
+from tests.storage.locations import location_of, on_backend
 from wds_async.errors import ConfigError, UrlError
 from wds_async.storage.azure import SPEC as AZURE
 from wds_async.storage.azure.backend import AzureBackend
 from wds_async.storage.base import Answer, RefusedAnswer, Request, Verdict
-from wds_async.storage.options import Options
 from wds_async.storage.stores import web_store
 from wds_async.transfer.connection import request_bytes
 
@@ -32,14 +30,7 @@ def resolved(azure_environment: pytest.MonkeyPatch) -> None:
 
 
 def asked(ask: Callable[[AzureBackend], Awaitable[Any]], options: dict[str, Any] | None = None) -> Any:
-    async def scenario() -> Any:
-        backend = AzureBackend(asyncio.to_thread, Options(OPTIONS if options is None else options))
-        try:
-            return await ask(backend)
-        finally:
-            await backend.close()
-
-    return asyncio.run(scenario())
+    return on_backend(AzureBackend, ask, OPTIONS if options is None else options)
 
 
 def request(url: str, options: dict[str, Any] | None = None) -> Request:

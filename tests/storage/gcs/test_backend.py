@@ -14,13 +14,12 @@ import pytest
 from tests.servers.fakegcs import FakeGcs, clean_google, fake_gcs
 from tests.servers.gcemetadata import EMAIL, GceMetadata, gce_metadata
 from tests.servers.gcsauth import GcsAuth
-from tests.storage.locations import location_of
+from tests.storage.locations import location_of, on_backend
 from tests.transfer.reading import bytes_of
 from wds_async.errors import MissingExtra, UrlError
 from wds_async.storage.base import Answer, Entry, Request
 from wds_async.storage.filesystems import filesystem_of
 from wds_async.storage.gcs.backend import GcsBackend
-from wds_async.storage.options import Options
 from wds_async.transfer.connection import request_bytes
 
 __all__ = ["clean_google", "fake_gcs", "gce_metadata"]
@@ -30,19 +29,8 @@ Clean = pytest.MonkeyPatch
 
 
 def run(use: Callable[[GcsBackend], Coroutine[Any, Any, T]], options: Any = None, *, direct: bool = True) -> T:
-    """What ``use`` makes of a backend, whose blocking calls are seen to be on a thread."""
-
-    async def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return await asyncio.to_thread(function, *args, **kwargs)
-
-    async def main() -> T:
-        backend = GcsBackend(call, Options(options or {}), direct=direct)
-        try:
-            return await use(backend)
-        finally:
-            await backend.close()
-
-    return asyncio.run(main())
+    result: T = on_backend(GcsBackend, use, options, direct=direct)
+    return result
 
 
 def request_of(url: str, **options: Any) -> Request:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.servers.origin import Origin
-from tests.storage.locations import location_of
+from tests.storage.locations import location_of, on_backend
 from wds_async.errors import ConfigError, UrlError
 from wds_async.storage.base import Answer, RefusedAnswer, Request, Verdict
 from wds_async.storage.checked import CheckedRanges
@@ -86,14 +86,7 @@ def test_revisions_of_options() -> None:
 
 
 def access(url: str = "hf://datasets/o/n/x.tar", direct: bool = True, **options: Any) -> Any:
-    async def ask() -> Any:
-        backend = HuggingFaceBackend(asyncio.to_thread, Options(options), direct=direct)
-        try:
-            return await backend.access(location_of(url))
-        finally:
-            await backend.close()
-
-    return asyncio.run(ask())
+    return on_backend(HuggingFaceBackend, lambda backend: backend.access(location_of(url)), options, direct=direct)
 
 
 def token_of(**options: Any) -> str | None:

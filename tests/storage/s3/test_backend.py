@@ -13,7 +13,7 @@ from tests.servers import Tls as Authority
 from tests.servers.awsmetadata import AwsMetadata
 from tests.servers.sigv4 import Account, SignedStore
 from tests.storage.locations import location_of
-from tests.storage.s3.test_client import on_backend
+from tests.storage.s3.test_client import on_s3
 from tests.transfer.reading import KIB, data, quick
 from wds_async.config import RetryPolicy
 from wds_async.errors import AccessDenied, ConfigError, ObjectChanged, TransferError, UrlError, WdsError
@@ -89,7 +89,7 @@ def test_the_same_bytes_by_the_client_itself(store: SignedStore, options: dict[s
 def test_a_proxy_is_the_clients_business(store: SignedStore, clean_aws: pytest.MonkeyPatch) -> None:
     clean_aws.setenv("http_proxy", "http://127.0.0.1:9")
     clean_aws.setenv("no_proxy", "")
-    found = on_backend(lambda backend: backend.describe(location_of("s3://bucket/x.tar")))
+    found = on_s3(lambda backend: backend.describe(location_of("s3://bucket/x.tar")))
     assert (found.direct, found.why) == (False, "a proxy is in the way")
 
 
@@ -196,7 +196,7 @@ def test_what_a_former_session_is_told_is_not_held_against_the_next(
         await sign("b")
         return [*told, refused("b")]
 
-    *told, last = on_backend(run)
+    *told, last = on_s3(run)
     assert set(told) == {Verdict.EXPIRED}
     assert last is Verdict.DENIED  # it was found again, and refused again
 

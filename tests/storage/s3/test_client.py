@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import re
@@ -17,9 +16,8 @@ import pytest
 from tests.servers import moto as moto_server
 from tests.servers.awsmetadata import AwsMetadata
 from tests.servers.sigv4 import signature_of
-from tests.storage.locations import location_of
+from tests.storage.locations import location_of, on_backend
 from wds_async.storage.base import Answer, Request, Tls
-from wds_async.storage.options import Options
 from wds_async.storage.s3.backend import S3Backend
 from wds_async.transfer.connection import request_bytes
 
@@ -38,17 +36,9 @@ def aws(clean_aws: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return clean_aws
 
 
-def on_backend(do: Callable[[S3Backend], Awaitable[T]], direct: bool = True, **options: Any) -> T:
-    """What ``do`` returns for a backend, which is closed then."""
-
-    async def run() -> T:
-        backend = S3Backend(asyncio.to_thread, Options(options), direct=direct)
-        try:
-            return await do(backend)
-        finally:
-            await backend.close()
-
-    return asyncio.run(run())
+def on_s3(do: Callable[[S3Backend], Awaitable[T]], direct: bool = True, **options: Any) -> T:
+    result: T = on_backend(S3Backend, do, options, direct=direct)
+    return result
 
 
 def request_for(url: str, **options: Any) -> Request:
@@ -57,7 +47,7 @@ def request_for(url: str, **options: Any) -> Request:
         assert isinstance(access, Request)
         return access
 
-    return on_backend(get, **options)
+    return on_s3(get, **options)
 
 
 def as_sent(request: Request) -> tuple[str, dict[str, str]]:
@@ -179,7 +169,7 @@ def test_authorities_of_the_environment(aws: pytest.MonkeyPatch) -> None:
 
 
 def identity(**options: Any) -> str:
-    return on_backend(lambda backend: backend.describe(location_of("s3://bucket/x")), **options).identity
+    return on_s3(lambda backend: backend.describe(location_of("s3://bucket/x")), **options).identity
 
 
 def test_identities_of_variables_options_and_files(aws: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -236,7 +226,7 @@ def test_a_signature_does_not_outlive_its_credentials(clean_aws: pytest.MonkeyPa
         async def twice(backend: S3Backend) -> list[Any]:
             return [await backend.access(location_of("s3://bucket/x")) for _ in range(2)]
 
-        first, second = on_backend(twice)
+        first, second = on_s3(twice)
         assert first.headers != second.headers
         assert len(service.asked) >= 2
         for request in (first, second):
@@ -261,13 +251,13 @@ def test_debug_lines_of_the_client_show_no_secret(
             assert isinstance(access, Request)
             return access
 
-        signed = [dict(on_backend(listed).headers)]
+        signed = [dict(on_s3(listed).headers)]
         (tmp_path / "token").write_text("good")
         clean_aws.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
         clean_aws.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/training")
         clean_aws.setenv("AWS_ENDPOINT_URL_STS", service.base)
         clean_aws.setenv("AWS_DEFAULT_REGION", "eu-west-1")
-        signed.append(dict(on_backend(listed).headers))
+        signed.append(dict(on_s3(listed).headers))
     for headers in signed:
         fields = {name.lower(): value for name, value in headers.items()}
         given += [fields["x-amz-security-token"], fields["authorization"].rpartition("Signature=")[2]]
@@ -288,4 +278,4 @@ def test_percent_decoding_is_explained_only_for_keys_with_a_percent_sign(aws: py
         urls = ("s3://b/a%20b.tar", "s3://b/ab.tar")
         return ["percent-decoding" in backend.classify(answer, location_of(url)).advice for url in urls]
 
-    assert on_backend(advice) == [True, False]
+    assert on_s3(advice) == [True, False]
