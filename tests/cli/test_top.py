@@ -67,7 +67,7 @@ def test_a_bearer_token_is_sent_and_not_shown(call: Any) -> None:
 def test_nobody_answers(call: Any) -> None:
     result = call("top", "http://127.0.0.1:1", "--once", *QUICKLY)
     assert result.exit_code == 1
-    assert "asked again" in result.output
+    assert "tried again" in result.output
     assert call("top", "ftp://x", "--once", *QUICKLY).exit_code == 1
 
 

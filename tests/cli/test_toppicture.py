@@ -76,7 +76,7 @@ def test_the_whole_picture() -> None:
     rows = {line.split()[0]: line for line in text if line.strip()}
     assert re.search(r"node-1:51080 +2\.0 GB +▁█ +500\.0 MB +▁█ +50% +25% +40% +━━────── 25%", rows["node-1:51080"])
     assert re.search(r"gpu-7 job +1\.0 GB +▁█ +1\.0 GB +▁█ +– +– +– +━━────── 19%", rows["gpu-7"])
-    assert rows["http://gone:1:"].startswith("http://gone:1: no answer: refused; asked again")
+    assert rows["http://gone:1:"].startswith("http://gone:1: no answer: refused; tried again")
     fast, slow, *_ = [line for line in text if line.startswith("s3://bucket")]
     assert re.search(r"s3://bucket +node-1:51080 +500\.0 MB +50 ms +2\.5 s +1 +0 +7 +0\.50–1\.25", fast)
     assert re.search(r"s3://bucket +gpu-7 +250\.0 MB", slow)

@@ -138,7 +138,7 @@ def _pin(*, url: tuple[str, ...], folder: Path | None) -> None:
 @click.argument("url", nargs=-1, required=True)
 @_FOLDER
 def _unpin(*, url: tuple[str, ...], folder: Path | None) -> None:
-    """Let objects be evicted again: what was given to `cache pin`, as it was given. Also while a service runs.
+    """Let objects be evicted again: the same names as for `cache pin`. Also while a service runs.
 
     Example: wds-async cache unpin s3://bucket/val/ --folder /nvme/wds-cache
     """

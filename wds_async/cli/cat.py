@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import click
@@ -46,64 +47,52 @@ def command(
         _write(shards.raw(shards.expand(url)))
         return
     entries = (entry for entry in shards.entries(url) if key is None or entry.key == key)
-    chosen = itertools.islice(entries, 1 if key is not None else limit)
+    chosen: Iterator[shards.ListedShard] = itertools.islice(entries, 1 if key is not None else limit)
+    first = next(chosen, None)
+    if first is None:
+        if key is None and not name:
+            return
+        what = "no sample" if key is None else f"no sample with key {key!r}"
+        raise WdsError(f"{what} in {', '.join(map(redact, url))}: `wds-async ls` shows which there are")
+    chosen = itertools.chain([first], chosen)
     if name:
-        _write(_field(chosen, name.lower(), url, key))
+        _write(_field(entry, name.lower()) for entry in chosen)
     else:
-        _show(chosen, as_json, url, key)
+        for entry in chosen:
+            terminal.say(json.dumps(_object(entry)) if as_json else _line(entry))
 
 
 def _write(pieces: Iterable[bytes | memoryview]) -> None:
-    out = sys.stdout.buffer
     for piece in pieces:
-        out.write(piece)
-    out.flush()
+        sys.stdout.buffer.write(piece)
+    sys.stdout.buffer.flush()
 
 
-def _field(entries: Iterable[shards.ListedShard], name: str, given: Sequence[str], key: str | None) -> Iterable[bytes]:
-    none = True
-    for entry in entries:
-        none = False
-        if name not in entry.fields:
-            raise WdsError(
-                f"sample {entry.key!r} of {redact(entry.url)} (offset {entry.offset}) has no field {name!r}: "
-                f"it has {', '.join(entry.fields)}"
-            )
-        yield entry.fields[name]
-    if none:
-        raise _missing(given, key)
-
-
-def _show(entries: Iterable[shards.ListedShard], as_json: bool, given: Sequence[str], key: str | None) -> None:
-    none = True
-    for entry in entries:
-        none = False
-        terminal.say(json.dumps(_object(entry)) if as_json else _line(entry))
-    if none and key is not None:
-        raise _missing(given, key)
-
-
-def _missing(given: Sequence[str], key: str | None) -> WdsError:
-    what = "no sample" if key is None else f"no sample with key {key!r}"
-    return WdsError(f"{what} in {', '.join(map(redact, given))}: `wds-async ls` shows which there are")
+def _field(entry: shards.ListedShard, name: str) -> bytes:
+    if name in entry.fields:
+        return entry.fields[name]
+    raise WdsError(
+        f"sample {entry.key!r} of {redact(entry.url)} (offset {entry.offset}) has no field {name!r}: "
+        f"it has {', '.join(entry.fields)}"
+    )
 
 
 def _text(data: bytes) -> str | None:
-    """The field as text where it is short and printable, None for anything else."""
+    """Return the field as text where it is short and printable, None for anything else."""
     if len(data) > 4 * _WIDTH:
         return None
-    try:
+    with contextlib.suppress(UnicodeDecodeError):
         text = data.decode("utf-8")
-    except UnicodeDecodeError:
-        return None
-    return text if all(c.isprintable() or c.isspace() for c in text) else None
+        return text if all(c.isprintable() or c.isspace() for c in text) else None
+    return None
 
 
 def _object(entry: shards.ListedShard) -> dict[str, Any]:
-    fields = {}
-    for name, data in entry.fields.items():
-        text = _text(data)
-        fields[name] = {"bytes": len(data)} | ({} if text is None else {"text": text})
+    texts = {name: _text(data) for name, data in entry.fields.items()}
+    fields = {
+        name: {"bytes": len(data)} if texts[name] is None else {"bytes": len(data), "text": texts[name]}
+        for name, data in entry.fields.items()
+    }
     return {"key": entry.key, "fields": fields, "shard": redact(entry.url), "offset": entry.offset}
 
 
@@ -112,7 +101,6 @@ def _line(entry: shards.ListedShard) -> str:
     for name, data in entry.fields.items():
         text = _text(data)
         shown = f"<{shards.human(len(data))}>" if text is None else " ".join(text.split())
-        if len(shown) > _WIDTH:
-            shown = shown[: _WIDTH - 1] + "…"
+        shown = shown if len(shown) <= _WIDTH else shown[: _WIDTH - 1] + "…"
         parts.append(f"{click.style(name, fg='cyan')}={shown}")
     return "  ".join(parts)

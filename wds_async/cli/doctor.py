@@ -29,7 +29,7 @@ _BAR = 24
 
 
 @click.command("doctor")
-@click.argument("given", metavar="SPEC...", nargs=-1, required=True)
+@click.argument("specs", metavar="SPEC...", nargs=-1, required=True)
 @click.option("--seconds", default=10.0, show_default=True, type=click.FloatRange(0.1), help="How long to look.")
 @click.option("--workers", default=0, show_default=True, type=click.IntRange(0), help="DataLoader workers.")
 @click.option("--decode", help="Decode images so: rgb8, pil, torchrgb, …; without it fields stay bytes.")
@@ -37,7 +37,7 @@ _BAR = 24
     "--batch", default=64, show_default=True, type=click.IntRange(1), help="Samples that a worker hands over."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(*, given: tuple[str, ...], seconds: float, as_json: bool, **how: Any) -> None:
+def command(*, specs: tuple[str, ...], seconds: float, as_json: bool, **how: Any) -> None:
     """Find the bottleneck of a pipeline (network, store, CPU, hand-over, consumer, …) and the knob to turn next.
 
     SPEC is shards (paths, URLs, braces, a specification in YAML or JSON) or one package.module:function: its
@@ -51,28 +51,28 @@ def command(*, given: tuple[str, ...], seconds: float, as_json: bool, **how: Any
 
     Example: wds-async doctor http://localhost:9090
     """
-    if doctor.is_running(given[0]):
-        if len(given) > 1:
+    if doctor.is_running(specs[0]):
+        if len(specs) > 1:
             raise click.UsageError("one running job or service at a time")
-        examination = doctor.examine_running(given[0], seconds)
+        examination = doctor.examine_running(specs[0], seconds)
     else:
-        examination = doctor.examine(pipeline_of(given, **how), seconds)
+        examination = doctor.examine(pipeline_of(specs, **how), seconds)
     if as_json:
         click.echo(json.dumps(figures(examination), indent=2))
     else:
         _print(examination)
 
 
-def pipeline_of(given: tuple[str, ...], *, workers: int, decode: str | None, batch: int) -> Any:
+def pipeline_of(specs: tuple[str, ...], *, workers: int, decode: str | None, batch: int) -> Any:
     """Return the pipeline to examine."""
     import wds_async  # noqa: PLC0415 (what a user would write)
 
-    if any(spec.is_function(one) for one in given):
-        if len(given) > 1:
+    if any(spec.is_function(one) for one in specs):
+        if len(specs) > 1:
             raise click.UsageError("module:function is examined alone: it takes no further SPEC")
-        dataset: Any = wds_async.FluidWrapper(shards.made(given[0]))
+        dataset: Any = wds_async.FluidWrapper(shards.made(specs[0]))
     else:
-        dataset = wds_async.WebDataset(shards.expand(given), shardshuffle=False, empty_check=False)
+        dataset = wds_async.WebDataset(shards.expand(specs), shardshuffle=False, empty_check=False)
     if decode is not None:
         dataset = dataset.decode(decode)
     if not workers:

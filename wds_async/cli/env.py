@@ -13,7 +13,7 @@ import click
 from wds_async import config, environment
 from wds_async.redact import redact
 
-__all__ = ["command", "markdown", "rows"]
+__all__ = ["command", "markdown"]
 
 
 @click.command("env")
@@ -32,7 +32,7 @@ def command(names: tuple[str, ...], changed: bool, as_json: bool, as_markdown: b
     if as_markdown:
         click.echo(markdown())
         return
-    table = rows()
+    table = [_row(record) for record in environment.VARIABLES]
     for name in names:
         if not any(fnmatch.fnmatchcase(row["name"], name.upper()) for row in table):
             near = difflib.get_close_matches(name.upper(), [row["name"] for row in table], 1)
@@ -59,12 +59,8 @@ def command(names: tuple[str, ...], changed: bool, as_json: bool, as_markdown: b
         click.get_current_context().exit(2)
 
 
-def rows() -> list[dict[str, Any]]:
-    """Return one row a variable: group, name, type, value (secrets redacted), origin, meaning and error."""
-    return [_row(record) for record in environment.VARIABLES]
-
-
 def _row(record: environment.Variable) -> dict[str, Any]:
+    """Return group, name, type, value (secrets redacted), origin, meaning and error."""
     text = environment.variable(record.name)
     error = None
     if text:

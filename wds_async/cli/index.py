@@ -32,11 +32,11 @@ def command(*, url: tuple[str, ...], output: str, name: str | None, base: str | 
 
     Example: wds-async index 'https://host/train-{000..009}.tar' -o train.json
     """
-    found = shards.expand(url)
+    urls = shards.expand(url)
     with contextlib.ExitStack() as stack:
-        each: Iterable[dict[str, Any]] = index.count_samples(found)
+        each: Iterable[dict[str, Any]] = index.count_samples(urls)
         if sys.stderr.isatty():
-            bar = click.progressbar(each, length=len(found), label="shards", file=sys.stderr, show_pos=True)
+            bar = click.progressbar(each, length=len(urls), label="shards", file=sys.stderr, show_pos=True)
             each = stack.enter_context(bar)
         counted = list(each)
     path = None if output == "-" else local_path(output)
@@ -49,4 +49,5 @@ def command(*, url: tuple[str, ...], output: str, name: str | None, base: str | 
         publish_text(output, text)
     total = sum(shard["nsamples"] for shard in counted)
     size = sum(shard["filesize"] for shard in counted)
-    click.echo(f"{len(counted)} shards, {total} samples, {shards.human(size)}", err=True)
+    counts = f"{shards.counted(len(counted), 'shard')}, {shards.counted(total, 'sample')}"
+    click.echo(f"{counts}, {shards.human(size)}", err=True)

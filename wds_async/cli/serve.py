@@ -34,7 +34,7 @@ __all__ = ["command"]
 @click.option("--certificate", help="PEM file: serve HTTPS; with --key.")
 @click.option("--key", help="PEM file of the certificate's key.")
 @click.option("--log", type=click.Choice(["human", "json"]), help="Form of the log on standard error [human].")
-def command(*, file: str | None, allow: tuple[str, ...], buckets: tuple[str, ...], **given: Any) -> None:
+def command(*, file: str | None, allow: tuple[str, ...], buckets: tuple[str, ...], **options: Any) -> None:
     """Serve shards to every process of this node from one cache: each is fetched once for all.
 
     AIStore's clients read it by AIS_ENDPOINT=http://HOST:51080 (and USE_AIS_FOR=gs:s3), others by /gs/BUCKET/OBJECT,
@@ -47,13 +47,9 @@ def command(*, file: str | None, allow: tuple[str, ...], buckets: tuple[str, ...
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nothing is read yet that could be read again
     from wds_async.service.running import run  # noqa: PLC0415 (takes half a second, in which SIGHUP must not end it)
 
+    names = dict(bucket.partition("=")[::2] for bucket in buckets)
+    if not all(names) or not all(names.values()):
+        raise ConfigError(f"--bucket {' '.join(buckets)}: write name=URL, as imagenet=https://host/imagenet/")
     path = file or environment.value("WDS_SERVE_CONFIG") or None
-    load = partial(load_config, path, allow=allow or None, buckets=_pairs(buckets), **given)
+    load = partial(load_config, path, allow=allow or None, buckets=names or None, **options)
     click.get_current_context().exit(asyncio.run(run(load)))
-
-
-def _pairs(given: tuple[str, ...]) -> dict[str, str] | None:
-    found = dict(one.partition("=")[::2] for one in given)
-    if not all(found) or not all(found.values()):
-        raise ConfigError(f"--bucket {' '.join(given)}: write name=URL, as imagenet=https://host/imagenet/")
-    return found or None

@@ -45,7 +45,7 @@ def command(*, address: tuple[str, ...], interval: float, once: bool, as_json: b
     """Show services and training jobs at work: throughput, hit ratio, window, origins, slowest shards, errors.
 
     URL is http://host:port or unix:/path of a service (wds-async serve) or of a job (WDS_METRICS_PORT); several are
-    shown together. One that cannot be reached is a red line, and is asked again. Keys: q leaves, and Ctrl-C.
+    shown together. One that cannot be reached is a red line, and is tried again. Keys: q leaves, and Ctrl-C.
 
     Example: wds-async top http://node-1:51080 http://node-2:51080 http://localhost:9090
 

@@ -120,7 +120,7 @@ def draw(sources: list[StatsSource], width: int, *, at: float | None = None, key
         if source.error:
             error = Text(terminal.line(source.error), style="red")
             error.truncate(width - 13, overflow="ellipsis")
-            parts.append(error.append("; asked again"))
+            parts.append(error.append("; tried again"))
     for table in (_origins(sources, width), _slowest(sources, width), _plans(sources), _errors(sources)):
         if table is not None:
             parts += [Text(), table]

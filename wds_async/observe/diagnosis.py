@@ -272,22 +272,22 @@ def diagnose_service(now: Mapping[str, Any], before: Mapping[str, Any]) -> Diagn
     """Return the bottleneck of a service between two of its ``/v1/stats`` documents, whatever they hold."""
     moved = _moved(now.get("counters", {}), before.get("counters", {}))
     gauges = {name: _finite(value) for name, value in now.get("gauges", {}).items()}
-    given = moved.get("hit_bytes", 0) + moved.get("miss_bytes", 0)
-    hits = moved.get("hit_bytes", 0) / max(1, given)
+    taken = moved.get("hit_bytes", 0) + moved.get("miss_bytes", 0)
+    hits = moved.get("hit_bytes", 0) / max(1, taken)
     result: Diagnosis | None = None
     for name, row in now.get("origins", {}).items():
         fault = _store_fault(Figures.of(_moved(row, before.get("origins", {}).get(name, {}))))
         if fault is not None and result is None:
             result = replace(fault, why=f"{name}: {fault.why}")
-    if result is None:
-        result = _given(given, hits, gauges.get("window_bytes", 0) / (gauges.get("window_limit_bytes", 0) or math.inf))
+    full = gauges.get("window_bytes", 0) / (gauges.get("window_limit_bytes", 0) or math.inf)
+    result = result or _of_service(taken, hits, full)
     return replace(result, shares={"from_disk": round(hits, 4)})
 
 
-def _given(given: float, hits: float, full: float) -> Diagnosis:
+def _of_service(taken: float, hits: float, full: float) -> Diagnosis:
     """Return the bottleneck of a service that gave so many bytes, ``hits`` of them from its disk, with its window
     ``full``."""
-    if not given:
+    if not taken:
         job = "look at a job instead: wds-async doctor http://job:port"
         return Diagnosis(Bound.NOTHING_READ, "no client took a shard's byte", job)
     if hits >= _MOST:

@@ -167,8 +167,8 @@ def examine_running(address: str, seconds: float = 10.0, *, timeout_s: float = 1
     now = fetch_stats(address, timeout_s)
     passed = time.monotonic() - began
     if now.get("kind") == "service":
-        given = max(0.0, now["counters"].get("client_bytes", 0) - before["counters"].get("client_bytes", 0))
-        return Examination(diagnose_service(now, before), Figures(bytes=given), passed)
+        taken = max(0.0, now["counters"].get("client_bytes", 0) - before["counters"].get("client_bytes", 0))
+        return Examination(diagnose_service(now, before), Figures(bytes=taken), passed)
     figures = _figures_in(now).since(_figures_in(before))
     return Examination(diagnose(figures), figures, passed)
 
@@ -221,10 +221,10 @@ def _checked(document: dict[str, Any]) -> dict[str, Any]:
     return clean
 
 
-def _row(given: Any) -> dict[str, Any]:
-    """Return the numbers, and the texts of known names; ``dollars`` are two numbers."""
+def _row(part: Any) -> dict[str, Any]:
+    """Return the numbers, and the texts of expected names; ``dollars`` are two numbers."""
     row: dict[str, Any] = {}
-    for name, value in given.items() if isinstance(given, dict) else ():
+    for name, value in part.items() if isinstance(part, dict) else ():
         pair = name == "dollars" and isinstance(value, list) and len(value) == 2 and all(map(_is_number, value))
         if pair or _is_number(value) or (name in _TEXTS and isinstance(value, str)):
             row[name] = value

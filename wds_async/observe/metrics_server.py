@@ -158,7 +158,7 @@ class _JobMetrics:
                 self._meter = meter_of_job()
             if id(board) not in self._boards:
                 self._boards[id(board)] = weakref.ref(board), weakref.ref(ledger), vars(board)
-                # After this one comes the board's own, which removes its folder: the last to register is asked first.
+                # After this one comes the board's own, which removes its folder: the last to register is called first.
                 weakref.finalize(board, self._retire, id(board)).atexit = False
 
     def _retire(self, key: int) -> None:

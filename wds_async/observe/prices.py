@@ -193,7 +193,7 @@ def _without_region(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def region_here(region: str = "") -> str:
-    """Return the region of this machine: ``region``, else ``WDS_REGION``, else "" (unknown). No network is asked.
+    """Return the region of this machine: ``region``, else ``WDS_REGION``, else "" (unknown). No request is made.
 
     ``AWS_REGION`` counts only where Amazon itself has set it: in Lambda and ECS (``AWS_EXECUTION_ENV``), and in pods of
     EKS with a role of their own. Elsewhere it is the region that a program talks to, from any machine in the world.
@@ -283,7 +283,7 @@ def _built_in() -> Mapping[str, Any]:
 
 
 def _parsed(text: str, where: str) -> Mapping[str, Any]:
-    import yaml  # noqa: PLC0415 (only where prices are asked for)
+    import yaml  # noqa: PLC0415 (only where prices are needed)
 
     try:
         sections = _mapping(yaml.safe_load(text), f"the table of prices {where}")
