@@ -324,15 +324,6 @@ def test_connections_that_all_died_while_idle_cost_no_attempt(origin: Origin) ->
     assert len(used) > 6
 
 
-def test_redirects_in_a_circle_end_with_words(origin: Origin) -> None:
-    url = origin.add("x.tar", b"x")
-    origin.behave(redirect="/x.tar")
-    ((_, error),) = outcomes([url], quick(retry=RetryPolicy(max_attempts=1)))
-    assert isinstance(error, TransferError)
-    assert f"{url} at byte 0: the server redirects in a circle" in str(error)
-    assert sum(str(request.range).startswith("bytes=0-") for request in origin.requests) == 1
-
-
 def test_a_socket_has_no_name_to_ask_for(tmp_path: Path) -> None:
     loop = Loop()
     names = Names()

@@ -230,15 +230,6 @@ def test_the_first_contact_ends_soon() -> None:
     assert f"127.0.0.1:{port}/y.tar at byte 0: the connection was refused" in str(refused)
 
 
-def test_first_contact_has_a_limit_of_its_own() -> None:
-    retry = RetryPolicy(max_attempts=1000, first_contact_s=0.3, base_s=0.02, cap_s=0.05)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    ((_, error),) = outcomes([f"http://127.0.0.1:{port}/y.tar"], quick(retry=retry))
-    assert isinstance(error, TransferError)
-
-
 @pytest.mark.parametrize("url", ["http:///x.tar", "http://h:99999999/x.tar", "http://[::1/x.tar", "http://h:x/y.tar"])
 def test_malformed_urls(url: str) -> None:
     (got, error), following = outcomes([url, "/nonexistent/x.tar"])

@@ -84,17 +84,6 @@ def test_memory_is_free_once_everything_was_read(origin: Origin) -> None:
     outer.close()
 
 
-def test_an_error_in_front_does_not_stop_what_follows() -> None:
-    found = []
-    with open_shards(["nosuch://x", "/nonexistent", "pipe:", "pipe:printf ok"]) as reader:
-        for shard in reader:
-            try:
-                found.append(bytes(shard.read() or b""))
-            except WdsError as exn:
-                found.append(type(exn).__name__.encode())
-    assert found == [b"UrlError", b"ShardNotFound", b"UrlError", b"ok"]
-
-
 def test_counters_tell_the_story(origin: Origin) -> None:
     urls = [origin.add(f"{i}.tar", data(2 * PART, i)) for i in range(4)]
     urls.insert(2, origin.url("missing.tar"))

@@ -53,23 +53,6 @@ def test_a_few_samples_of_a_big_shard_fetch_little() -> None:
         assert snapshot(counters).wire_bytes <= 4 * MIB
 
 
-def test_three_hundred_megabytes_through_sixteen() -> None:
-    content = random.Random(0).randbytes(1 * MIB) * 75
-    with Origin({"/x.tar": content}) as origin:
-        counters = Counters()
-        config = TransferConfig(budget_bytes=16 * MIB)
-        total = 0
-        with open_shards([origin.url("x.tar")] * 4, config=config, stats=counters) as reader:
-            for shard in reader:
-                at = 0
-                while (piece := shard.read()) is not None:
-                    assert piece == content[at : at + len(piece)]
-                    at += len(piece)
-                total += at
-        assert total == 300 * MIB
-        assert snapshot(counters).window_peak_bytes <= 16 * MIB
-
-
 def test_the_source_is_pulled_lazily(origin: Origin) -> None:
     url = origin.add("x.tar", b"x")
     taken = 0

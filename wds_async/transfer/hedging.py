@@ -73,7 +73,7 @@ class TypicalLatency(NamedTuple):
     gap_s: float
     """The longest silence within the body."""
     s_per_byte: float
-    """Of the body."""
+    """Pace of the body."""
 
     def whole_s(self, size_bytes: int) -> float:
         """Return the seconds for a part of so many bytes."""

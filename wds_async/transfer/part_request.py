@@ -37,7 +37,7 @@ _SCRATCH_BYTES = 64 << 10
 EXCERPT_BYTES = 4096
 _EXCERPT_WITHIN_S = 1.0
 _UNREAD_S = 2.0
-"""How long a body may be left unread in its connection for want of memory."""
+"""Time for which a body may be left unread in its connection for want of memory."""
 _HEXADECIMAL = re.compile(rb"[0-9A-Fa-f]{1,8}")
 
 
@@ -51,7 +51,7 @@ class RangesIgnored(Exception):
 
 class NoSuchRange(RangesIgnored):
     """416 without the object's size, which some stores leave out (RFC 9110 only asks for it): it ends at or before the
-    part. At its beginning that says that it is empty, or not cut."""
+    part. At its beginning that means that it is empty, or not cut."""
 
 
 class Redirected(Exception):
@@ -186,7 +186,7 @@ class PartRequest:
         self.learn = learn
         self.offset = offset
         self.sent_at = self.headed_at = 0.0
-        """When it was sent, and when the head of its answer was complete."""
+        """Times when it was sent, and when the head of its answer was complete."""
         self.successor: Successor | None = None
         """Hedge that has replaced it."""
         self.status = 0

@@ -32,7 +32,7 @@ from wds_async.transfer.window import Part, Shard, Window
 __all__ = ["HEAD_BYTES", "Described", "Probed", "describe", "probe"]
 
 HEAD_BYTES = 512
-"""How much of a shard is read: a tar's first header."""
+"""Bytes of a shard that are read: a tar's first header."""
 
 _AT_ONCE = 32
 _AHEAD = 1024
@@ -49,22 +49,22 @@ class Probed:
     size: int | None = None
     """Bytes; None where the answer did not give it, as one without ranges does not."""
     version: str = ""
-    """What pins it while it is read: an ETag, say."""
+    """Version that pins it while it is read: an ETag, say."""
     head: bytes = b""
-    """Its first bytes, at most `HEAD_BYTES`."""
+    """First bytes, at most `HEAD_BYTES`."""
     seconds: float = 0.0
     """From the request to these bytes: with names, sign-in, connections and attempts that failed."""
     error: WdsError | None = None
     checked: bool = True
     why: str = ""
-    """Why it was not checked."""
+    """Reason why it was not checked."""
     location: Location | None = field(default=None, repr=False)
-    """Where it was read: its own store, where AIStore could not be reached (``WDS_AIS_FALLBACK``)."""
+    """Place where it was read: its own store, if AIStore could not be reached (``WDS_AIS_FALLBACK``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """How one shard would be read: ``found`` by its backend, or an ``error`` in its stead."""
+    """Description of one shard by its backend, or an ``error`` in its stead."""
 
     url: str = field(repr=False)
     location: Location | None = field(default=None, repr=False)

@@ -72,12 +72,12 @@ class Facts:
     size: int | None
     """Bytes; None: unknown before its end (a pipe, a server without ranges and length)."""
     version: str
-    """What pins it; "" where its origin gives nothing."""
+    """Version that pins it; "" where its origin gives none."""
     fields: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Of that answer's head, in lower case: ``etag``, ``last-modified``, ``content-type``, ``ais-version`` and the
+    """Head of that answer, in lower case: ``etag``, ``last-modified``, ``content-type``, ``ais-version`` and the
     checksums of the whole object, as far as they were there."""
     checksum: Checksum | None = None
-    """Of the whole object, where the answer brought one."""
+    """Checksum of the whole object, if the answer brought one."""
     ranged: bool = True
     """False: it can be read in order only."""
 

@@ -181,7 +181,7 @@ class ShardState:
         self.fields = self.fields or fields
 
     def learn_of_stream(self, backend: Backend, fields: Mapping[str, str]) -> None:
-        """Keep what the head of an answer that is read in order says; another start changes no checksum."""
+        """Keep the facts in the head of an answer that is read in order; another start changes no checksum."""
         if self.checksum is None:
             self.fields = self.fields or fields
             self.modified, self.checksum = modified_of(fields), backend.checksum(fields)

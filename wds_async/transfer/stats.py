@@ -49,15 +49,15 @@ class Stats:
     """Bytes that came twice for it; among ``wire_bytes``."""
     samples: float = 0
     bad_samples: float = 0
-    """Samples that a handler let pass, that damage cut, or that lost a member."""
+    """Samples that a handler skipped, that damage cut, or that lost a member."""
     shards: float = 0
     """Shards that ended well."""
     bad_shards: float = 0
     """Shards that ended in an error."""
     passed_shards: float = 0
-    """Shards of which a handler, or ``on_corrupt``, let the rest go."""
+    """Shards of which a handler, or ``on_corrupt``, skipped the rest."""
     bad_bytes: float = 0
-    """Bytes that were passed over: rests of shards that a handler let go, and gaps behind damage."""
+    """Bytes that were skipped: rests of shards, and gaps behind damage."""
     verified_shards: float = 0
     """Shards whose checksum was compared, and was right."""
     wait_s: float = 0
@@ -69,9 +69,9 @@ class Stats:
     connections_limit: float = 0
     """Limit on parts in flight now."""
     connections_most: float = 0
-    """As many as it may find (``WDS_CONNECTIONS``)."""
+    """Upper bound of that limit (``WDS_CONNECTIONS``)."""
     slowdown: float = 0
-    """How many times their best time parts take (summed over processes)."""
+    """Time of parts as a multiple of their best (summed over processes)."""
     window_bytes: float = 0
     """Slab bytes in flight or waiting for the consumer, now."""
     window_peak_bytes: float = 0
@@ -90,7 +90,7 @@ class Stats:
     thread_s: float = 0
     """Seconds in which the threads that read had a reader open; once, however many readers a thread has."""
     cpu_s: float = 0
-    """Of ``thread_s``: they computed, or waited for a processor."""
+    """Share of ``thread_s`` in which they computed, or waited for a processor."""
     full_s: float = 0
     """Seconds in which a reader was open times the share of the byte budget that was taken."""
     batches: float = 0

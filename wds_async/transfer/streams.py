@@ -1,4 +1,4 @@
-"""Reading in order only: a framed body that the server would not cut, and the filling of slabs from any stream."""
+"""Streams: the whole body of an object in order, and the filling of slabs from any stream."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class DirectStream:
         self._rest = 0
         self._keep_alive = False
         self.fields: Mapping[str, str] = {}
-        """Of the answer's head, in lower case, once it is open."""
+        """Head of the answer, in lower case, once it is open."""
 
     async def open(self) -> str:
         request = self._request
@@ -104,7 +104,7 @@ class _ArchiveEnd:
 
 
 class StreamReader:
-    """One shard's stream over all its attempts: remembers where it is, and starts again where that is possible.
+    """One shard's stream over all its attempts, started again where that is possible.
 
     An end that nothing confirms (see `Stream`) and that is not the end of a tar is taken for a fault, until another
     attempt has ended at the same byte."""
@@ -118,12 +118,12 @@ class StreamReader:
 
     @property
     def version(self) -> str:
-        """What pins what is read; "" before it was opened, and where there is nothing."""
+        """Version of the stream; "" before it was opened, and where there is none."""
         return self._version or ""
 
     @property
     def restartable(self) -> bool:
-        """Whether another attempt can be made after a fault (nothing was lost, or it can be read again)."""
+        """Whether another attempt can be made after a fault."""
         return self._stream is None or self._stream.restartable
 
     async def fill(
@@ -133,8 +133,8 @@ class StreamReader:
         hurried: Callable[[], bool],
         opened: Callable[[Mapping[str, str]], None],
     ) -> bool:
-        """Fill ``part`` from where it stands; True at the end of the stream. Where it has to start (again) ``make``
-        gives what is read: it may be another request by now. While the consumer waits (``hurried``) the part may stay
+        """Fill ``part`` from where it stands; True at the end of the stream. ``make`` returns the stream where it has
+        to start (again): it may be another request by now. While the consumer waits (``hurried``) the part may stay
         short, so that a slow stream is not held back. ``opened`` takes the head of an answer."""
         view, offset = part.slab.view, part.start
         if self._stream is None or self._position != offset + part.filled:
