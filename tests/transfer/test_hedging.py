@@ -248,9 +248,13 @@ def _asked_for(path: str, start: int) -> Any:
     return {"path": path, "when": lambda request: str(request.range).startswith(f"bytes={start}-"), "times": 1}
 
 
+_STALL_S = 1.5
+"""Longer than a busy machine delays an answer, and shorter than a body is left unread (2 s)."""
+
+
 def _held_up(origin: Origin) -> tuple[list[str], list[bytes], int]:
-    """Four shards, and the head at which their line stands for a second, with all memory full behind it. What is more
-    than 8 MiB behind it can be asked for ahead of its memory only, because a fault came before."""
+    """Four shards, and the head that stalls, with all memory full behind it. What is more than 8 MiB behind it can be
+    requested ahead of its memory only, because a fault came before."""
     urls, contents = _shards(origin, 4, parts=32)
     head = 10 * PART
     origin.behave(stall_after=0, **_asked_for("/0.tar", 20 * PART))
@@ -263,7 +267,7 @@ def test_a_line_that_a_fault_holds_up_is_asked_for_ahead_of_its_memory(origin: O
     urls, contents, head = _held_up(origin)
     origin.behave(cut_after=1000, **_asked_for("/3.tar", 11 * PART))
     origin.behave(cut_after=0, **_asked_for("/3.tar", 12 * PART))
-    got, stats = _read(urls, hedge_share=0.0, stall_timeout_s=1.0)
+    got, stats = _read(urls, hedge_share=0.0, stall_timeout_s=_STALL_S)
     origin.release()
     assert got == contents
     again = max(one.number for one in origin.requests if one.path == "/2.tar" and _start_of(one) == head)
@@ -279,13 +283,13 @@ def test_the_wait_for_memory_is_no_time_without_an_answer(origin: Origin) -> Non
     urls, contents, head = _held_up(origin)
     origin.behave(cut_after=0, **_asked_for("/3.tar", 11 * PART))
     origin.behave(status=503, **_asked_for("/3.tar", 11 * PART))
-    patient = RetryPolicy(timeout_s=2.5, base_s=0.001, cap_s=0.02)
+    patient = RetryPolicy(timeout_s=3.5, base_s=0.001, cap_s=0.02)
     got = bytearray()
-    with open_shards(urls, config=quick(hedge_share=0.0, stall_timeout_s=1.0, retry=patient)) as reader:
+    with open_shards(urls, config=quick(hedge_share=0.0, stall_timeout_s=_STALL_S, retry=patient)) as reader:
         for shard in reader:
             while (piece := shard.read()) is not None:
                 if shard.number == 2 and head <= len(got) - 2 * 32 * PART < head + PART:
-                    time.sleep(2.0)
+                    time.sleep(2.5)
                 got += piece
     origin.release()
     assert got == b"".join(contents)
@@ -296,7 +300,7 @@ def test_a_connection_is_not_left_unread_for_long(origin: Origin, monkeypatch: p
     """A server that answers so many requests at once may have no place for the one that memory waits for."""
     monkeypatch.setattr(part_request, "_UNREAD_S", 0.2)
     urls, contents, _ = _held_up(origin)
-    got, stats = _read(urls, hedge_share=0.0, stall_timeout_s=1.0)
+    got, stats = _read(urls, hedge_share=0.0, stall_timeout_s=_STALL_S)
     origin.release()
     assert got == contents
     assert sum(one.path == "/3.tar" and str(one.range).endswith(f"-{12 * PART - 1}") for one in origin.requests) == 2
@@ -315,7 +319,7 @@ def test_what_waits_for_memory_comes_whole(tls: Tls, monkeypatch: pytest.MonkeyP
         urls, contents, _ = _held_up(origin)
         if way == "streamed":
             origin.behave(path="/3.tar", ignore_range=True)
-        got, stats = _read(urls, hedge_share=0.0, stall_timeout_s=1.0)
+        got, stats = _read(urls, hedge_share=0.0, stall_timeout_s=_STALL_S)
         origin.release()
     assert got == contents
     assert stats.window_peak_bytes <= 8 * MIB
@@ -329,7 +333,7 @@ def test_a_part_without_memory_is_hedged(origin: Origin) -> None:
     origin.behave(stall_after=20 * PART, **in_order)
     origin.behave(path="/2.tar", ignore_range=True)
     origin.behave(stall_after=BEFORE_HEAD, **_asked_for("/4.tar", PART))
-    got, stats = _read(urls, stall_timeout_s=1.0)
+    got, stats = _read(urls, stall_timeout_s=_STALL_S)
     origin.release()
     assert got == contents
     again = max(one.number for one in origin.requests if one.path == "/2.tar")
