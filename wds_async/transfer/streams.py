@@ -10,7 +10,7 @@ from wds_async.storage.base import Answer, ObjectReplaced, RefusedAnswer, Reques
 from wds_async.storage.http.messages import same_object, version_of
 from wds_async.transfer.connection import Connection, ConnectionBroken, Head, Origin, request_bytes
 from wds_async.transfer.connection_pool import ConnectionPool
-from wds_async.transfer.part_request import RangesIgnored, Redirected, excerpt_of, follow
+from wds_async.transfer.part_request import RangesIgnored, excerpt_of, follow
 from wds_async.transfer.window import Part
 
 __all__ = ["DirectStream", "StreamReader"]
@@ -36,21 +36,13 @@ class DirectStream:
 
     async def open(self) -> str:
         request = self._request
-        while True:
-            try:
-                return await self._open(request)
-            except Redirected as moved:
-                request = follow(request, moved.location)
-
-    async def _open(self, request: Request) -> str:
-        head = await self._exchange(request)
-        if head.status != 200:
+        while (head := await self._exchange(request)).status != 200:
             assert self._connection is not None
             excerpt = await excerpt_of(self._connection, head)
             await self.close()
-            if head.status // 100 == 3 and "location" in head.fields:
-                raise Redirected(head.fields["location"])
-            raise RefusedAnswer(Answer(head.status, head.fields, excerpt))
+            if head.status // 100 != 3 or "location" not in head.fields:
+                raise RefusedAnswer(Answer(head.status, head.fields, excerpt))
+            request = follow(request, head.fields["location"])
         if head.length is None or head.encoded:
             await self.close()
             raise RangesIgnored
