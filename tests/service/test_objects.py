@@ -213,16 +213,6 @@ def test_nothing_is_written_where_the_disk_is_to_be_kept_free(
     assert "wds_cache_bytes 0.0" in page
 
 
-def test_urls_and_what_is_not_allowed(service: Inside, origin: Origin) -> None:
-    import urllib.parse
-
-    escaped = urllib.parse.quote(f"{origin.base}/d/x.tar", safe="")
-    assert ask(f"{service.base}/url/{escaped}", Range="bytes=0-9")[::2] == (206, BODY[:10])
-    other = urllib.parse.quote("http://127.0.0.1:1/secret?sig=hush", safe="")
-    status, _, body = ask(f"{service.base}/url/{other}")
-    assert (status, b"hush" in body) == (403, False)
-
-
 def test_one_client_may_have_so_many_under_way(serve: Callable[..., Inside], origin: Origin) -> None:
     origin.add("/d/x.tar", BODY)
     origin.behave(stall_after=1000)

@@ -60,7 +60,12 @@ class Archives:
                     self._tables.move_to_end(key)
                     return self._tables[key]
                 async with self._scans:
-                    made = await _scanned(held, call)
+                    try:
+                        made = await _walked(held, call)
+                    except CachedFileFault as exn:
+                        logger.warning("%s: its copy on disk is compared and read again: %s", redact(held.url), exn)
+                        held.distrust()
+                        made = await _walked(held, call)
                 if held.facts.version and len(made) <= self._most:
                     self._tables[key] = made
                     while sum(map(len, self._tables.values())) > self._most:
@@ -69,16 +74,6 @@ class Archives:
         finally:
             if not lock.locked():
                 self._being_made.pop(key, None)
-
-
-async def _scanned(held: CachedObject, call: Call) -> dict[str, ByteRange]:
-    """Return the members of the tar; chunks on disk that cannot be read are fetched again."""
-    try:
-        return await _walked(held, call)
-    except CachedFileFault as exn:
-        logger.warning("%s: its copy on disk is compared and read again: %s", redact(held.url), exn)
-        held.distrust()
-        return await _walked(held, call)
 
 
 async def _walked(held: CachedObject, call: Call) -> dict[str, ByteRange]:
@@ -91,9 +86,7 @@ async def _walked(held: CachedObject, call: Call) -> dict[str, ByteRange]:
         async def following() -> bytes | DiskPiece | None:
             piece: Piece | None = await anext(pieces, None)
             # Memory is valid until the next piece is requested, and the walk may hold two of them.
-            if isinstance(piece, memoryview):
-                return bytes(piece)
-            return piece
+            return bytes(piece) if isinstance(piece, memoryview) else piece
 
         waiting: list[concurrent.futures.Future[bytes | DiskPiece | None]] = []
 

@@ -60,7 +60,12 @@ def name_of(path: str, query: str, config: ServiceConfig) -> ObjectName:
     malformed name, 404 for an unknown path or bucket, 414 for a name that is too long."""
     api, rest = _api(path)
     if api == "url":
-        return _by_url(rest, query)
+        url = _decoded(rest)
+        if query and "?" in url:
+            raise _malformed("/url: escape the whole URL, with its query (%3F for ?)")
+        if _CONTROL.search(query) or not query.isascii():
+            raise _malformed("/url: the query holds characters that no URL has")
+        return _foreign(f"{url}?{query}" if query else url)  # a query that was not escaped belongs to it
     parameters = _parameters(query)
     provider, rest = _provider(api, rest, parameters)
     if provider == "ht":
@@ -168,16 +173,6 @@ def _folder(api: str, provider: str, bucket: str, namespace: str, config: Servic
     if not environment.value("AIS_ENDPOINT"):
         raise Refusal(404, f"bucket ais://{bucket} does not exist; this service's own are in its `buckets`", "bucket")
     return f"ais://{space}/{bucket}/" if space else f"ais://{bucket}/"
-
-
-def _by_url(rest: str, query: str) -> ObjectName:
-    """Return the name of ``/url/`` and an escaped URL. A query that was not escaped belongs to it."""
-    url = _decoded(rest)
-    if query and "?" in url:
-        raise _malformed("/url: escape the whole URL, with its query (%3F for ?)")
-    if _CONTROL.search(query) or not query.isascii():
-        raise _malformed("/url: the query holds characters that no URL has")
-    return _foreign(f"{url}?{query}" if query else url)
 
 
 def _foreign(url: str) -> ObjectName:

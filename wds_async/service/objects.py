@@ -162,7 +162,9 @@ async def _sent(
     *,
     status: int = 200,
 ) -> HttpResponse:
-    request, length = exchange.request, _length(parts)
+    request, length = exchange.request, None
+    if parts[-1].stop is not None:
+        length = sum(len(part.before) + (part.stop or 0) - part.start + len(part.after) for part in parts)
     if request.method == "HEAD" or length == 0:
         return HttpResponse(status, headers=fields if length is None else {**fields, "Content-Length": str(length)})
     body, delivery = _body(context, held, parts[0]), None
@@ -202,13 +204,6 @@ async def _sent(
 
 def _body(context: Context, held: CachedObject, part: _Part) -> BodyWriter:
     return BodyWriter(held, part.start, part.stop, call=context.call, spill_folder=context.config.folder)
-
-
-def _length(parts: Sequence[_Part]) -> int | None:
-    """Return the bytes of an answer's body; None if that is not known."""
-    if parts[-1].stop is None:
-        return None
-    return sum(len(part.before) + (part.stop or 0) - part.start + len(part.after) for part in parts)
 
 
 def _broken(context: Context, exchange: Exchange, held: CachedObject, at: int, exn: BaseException) -> None:

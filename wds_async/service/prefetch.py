@@ -151,7 +151,8 @@ class PrefetchPlans:
         plan = present = self._plans.get(client)
         if "shards" in message:
             shards = self._checked(message["shards"])
-            if present is None and not self._has_place(client.tenant):
+            of_tenant = sum(other.tenant == client.tenant for other in self._plans)
+            if present is None and of_tenant >= _SHARE_OF_PLACES * (PLANS_AT_MOST - len(self._plans)):
                 raise Refusal(429, "too many plans of your tenant, or in all; try again later", "plan", 30)
             most, job = self._config.ahead_bytes, str(message.get("job") or "")[:128]
             ahead = _number(message, "ahead", _AHEAD, _AHEAD_AT_MOST)
@@ -261,11 +262,6 @@ class PrefetchPlans:
         except Refusal as exn:
             logger.debug("a plan's %s is left out: %s", redact(named.url), exn.message)
             return False
-
-    def _has_place(self, tenant: str) -> bool:
-        """Return whether one more plan of ``tenant`` leaves places to other tenants."""
-        of_tenant = sum(client.tenant == tenant for client in self._plans)
-        return of_tenant < _SHARE_OF_PLACES * (PLANS_AT_MOST - len(self._plans))
 
     def _find(self, plan: _Plan, url: str) -> int | None:
         """Return the first index of the object ``url`` among the next shards of ``plan``."""
