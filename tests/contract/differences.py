@@ -125,7 +125,7 @@ PROOFS: dict[str, dict[str, str]] = {
     },
     "test_cache.py": {
         "FileCache's own names": "test_files_of_two_buckets",
-        "FileCache after a failure": "test_files_and_handlers",
+        "FileCache after a failure": "test_handlers",
         "pipe_cleaner": "test_pipe_cleaner",
         "get_filetype": "test_file_types",
     },
@@ -158,8 +158,8 @@ PROOFS: dict[str, dict[str, str]] = {
         "iterating after close()": "test_close",
     },
     "test_samplecache.py": {
-        "LMDBCached in several workers": "test_lmdb_with_workers",
-        "LMDBCached reading pickles": "test_lmdb_reads_by_the_rules_for_pickles",
+        "LMDBCached in several workers": "test_workers_share_the_stream",
+        "LMDBCached reading pickles": "test_samples_are_read_by_the_rules_for_pickles",
         "LMDBCached and equal, odd or long keys": "test_lmdb_loses_no_sample_to_its_key",
     },
     "test_shardwriter.py": {
