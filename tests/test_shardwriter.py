@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import zstandard
 
-from tests.writing import entries, memory, read, small
+from tests.writing import entries, memory, read, read_dali, small
 from wds_async.errors import ConfigError
-from wds_async.tar.index import read_dali
 from wds_async.writer import ShardWriter
 
 

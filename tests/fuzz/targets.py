@@ -27,7 +27,6 @@ from wds_async.storage.http.errors import explain_status
 from wds_async.storage.listing import expand
 from wds_async.tar.decompress import plain
 from wds_async.tar.group import samples
-from wds_async.tar.index import read_dali
 from wds_async.tar.parse import members, members_of
 from wds_async.tar.resync import resync
 from wds_async.tar.source import ByteSource
@@ -169,13 +168,6 @@ def index(data: bytes) -> None:
     assert json.dumps(found["shardlist"])
 
 
-def dali(data: bytes) -> None:
-    """DALI's index of one shard."""
-    for sample in read_dali(data.decode("latin-1")):
-        for entry in sample:
-            assert isinstance(entry.offset, int)
-
-
 def tenbin(data: bytes) -> None:
     """Arrays; ValueError is what it promises."""
     try:
@@ -194,7 +186,7 @@ def pickled(data: bytes) -> None:
 
 TARGETS: dict[str, Target] = {
     target.__name__: target
-    for target in (tar, damaged, compressed, head, rules, urls, specification, index, dali, tenbin, pickled)
+    for target in (tar, damaged, compressed, head, rules, urls, specification, index, tenbin, pickled)
 }
 
 

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from wds_async.errors import ConfigError, WdsError
 from wds_async.redact import redact
-from wds_async.shardlists.document import Document, Path, read
+from wds_async.shardlists.document import Document, ValuePath, read
 from wds_async.tar.decompress import plain
 from wds_async.tar.group import admission, base_plus_ext
 from wds_async.tar.parse import members
@@ -62,7 +62,7 @@ def load_index(
     return {**data, "base": place, "shardlist": shards}
 
 
-def _component(document: Document, path: Path, part: Any, place: str) -> list[Shard]:
+def _component(document: Document, path: ValuePath, part: Any, place: str) -> list[Shard]:
     """Return the shards of one entry of ``datasets``."""
     if not isinstance(part, dict):
         raise _wrong(document, path, f"{part!r:.80} is no object")
@@ -103,7 +103,7 @@ def _base(document: Document, data: Mapping[str, Any], base: str | None) -> str:
     return merge_url(document.base, str(data["base"])) if data.get("base") else document.base
 
 
-def _rebased(document: Document, path: Path, data: Mapping[str, Any], place: str, **defaults: Any) -> list[Shard]:
+def _rebased(document: Document, path: ValuePath, data: Mapping[str, Any], place: str, **defaults: Any) -> list[Shard]:
     """Return copies of the object's shards, checked, their URLs absolute, with ``defaults`` that are not None."""
     defaults = {name: value for name, value in defaults.items() if value is not None}
     path = (*path, "shardlist")
@@ -124,7 +124,7 @@ def _rebased(document: Document, path: Path, data: Mapping[str, Any], place: str
     return rebased
 
 
-def _wrong(document: Document, path: Path, why: str) -> WdsError:
+def _wrong(document: Document, path: ValuePath, why: str) -> WdsError:
     return document.error(path, f"no index of shards: {why} (`wds-async index SHARDS… -o index.json` makes one)")
 
 

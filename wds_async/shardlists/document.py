@@ -16,14 +16,14 @@ from wds_async.redact import redact
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.urls import local_path, scheme
 
-__all__ = ["MAX_BYTES", "Document", "Path", "read"]
+__all__ = ["MAX_BYTES", "Document", "ValuePath", "read"]
 
 logger = logging.getLogger("wds_async")
 
 MAX_BYTES = 64 << 20
 """The largest document that is read, in bytes."""
 
-Path = tuple[str | int, ...]
+ValuePath = tuple[str | int, ...]
 """From the top of a document to a value: keys, and numbers in lists."""
 
 
@@ -45,31 +45,31 @@ class Document:
     trusted: bool = True
     options: StorageOptions = NOTHING_GIVEN
 
-    def error(self, path: Path, message: str, kind: type[WdsError] = ConfigError) -> WdsError:
+    def error(self, path: ValuePath, message: str, kind: type[WdsError] = ConfigError) -> WdsError:
         """An error about the value at ``path``, naming its line and column."""
         steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
         return kind(f"{self.name}{self._place(path)}{f' ({steps})' if steps else ''}: {message}")
 
-    def refuse_local(self, path: Path, url: str) -> None:
+    def refuse_local(self, path: ValuePath, url: str) -> None:
         """Raise UnsafeContent where a document from elsewhere names a command or a file of this machine."""
         from wds_async.storage.generic import reads_local_files  # noqa: PLC0415 (the engine)
 
         if not self.trusted and (scheme(url) in ("", "file", "-", "pipe") or reads_local_files(url)):
             raise self.unsafe(path, url)
 
-    def unsafe(self, path: Path, url: str) -> WdsError:
+    def unsafe(self, path: ValuePath, url: str) -> WdsError:
         """Return the error of `refuse_local`."""
         why = "what was fetched may not name commands or files of this machine"
         return self.error(path, f"{redact(url)!r}: {why}; if you trust it, save it to a file", UnsafeContent)
 
-    def warn_of_misspelt(self, path: Path, keys: Iterable[Any], valid: Collection[str]) -> None:
+    def warn_of_misspelt(self, path: ValuePath, keys: Iterable[Any], valid: Collection[str]) -> None:
         """Warn of ``keys`` at ``path`` that are nearly ``valid``: ``wieght`` would silently be a metadata key."""
         for key in keys:
             near = [] if key in valid else difflib.get_close_matches(str(key), valid, 1, 0.8)
             if near:
                 logger.warning("%s", self.error((*path, key), f"{key!r} means nothing; did you mean {near[0]!r}?"))
 
-    def _place(self, path: Path) -> str:
+    def _place(self, path: ValuePath) -> str:
         if self.text is None:
             return ""
         # JSON is YAML; composing is slow, but only an error asks for it.

@@ -42,7 +42,7 @@ __all__ = [
 
 logger = logging.getLogger("wds_async")
 
-Options = Mapping[str, Any] | StorageOptions | None
+StorageOptionsLike = Mapping[str, Any] | StorageOptions | None
 
 
 def __getattr__(name: str) -> Any:
@@ -81,7 +81,7 @@ class Expanded(list[str]):
     """URLs that are not expanded again: what a pattern matched may hold braces."""
 
 
-def expand_urls(urls: Any, *, storage_options: Options = None) -> list[str]:
+def expand_urls(urls: Any, *, storage_options: StorageOptionsLike = None) -> list[str]:
     """Every shard that ``urls`` names, in order: braces, ``::``, ``${X}`` for ``WDS_X``, and patterns and folders in
     files and stores (see `storage.listing.expand`). ``storage_options`` are for the stores that are listed.
     """
@@ -90,7 +90,7 @@ def expand_urls(urls: Any, *, storage_options: Options = None) -> list[str]:
     return expand_listed(urls, StorageOptions(storage_options))
 
 
-def expand_source(source: Any, max_urls: int = 10**9, *, storage_options: Options = None) -> list[str]:
+def expand_source(source: Any, max_urls: int = 10**9, *, storage_options: StorageOptionsLike = None) -> list[str]:
     """Return the URLs of a string, path, list or other iterable (of which at most ``max_urls`` items are taken); those
     of an `Expanded` as they are. An item may be ``{"url": …}``. ``storage_options`` are for the stores that are listed.
 
@@ -134,7 +134,7 @@ class SimpleShardList(world.TorchDataset):
         seed: Any = None,
         *,
         counts: Mapping[str, int] | None = None,
-        storage_options: Options = None,
+        storage_options: StorageOptionsLike = None,
     ) -> None:
         self.urls = expand_source(urls, storage_options=storage_options)
         _prepare(self.urls)
@@ -172,7 +172,7 @@ class ResampledShards(world.CountsEpochs, world.TorchDataset):
         max_urls: int | None = 10**6,
         empty_check: bool = True,
         *,
-        storage_options: Options = None,
+        storage_options: StorageOptionsLike = None,
     ) -> None:
         most = sys.maxsize if max_urls is None else check_size("ResampledShards", "max_urls", max_urls, at_least=1)
         self.nshards = check_size("ResampledShards", "nshards", nshards)

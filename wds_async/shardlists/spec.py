@@ -28,7 +28,7 @@ from typing import Any
 from wds_async import environment
 from wds_async.errors import ConfigError, UnsafeContent, UrlError, WdsError
 from wds_async.redact import redact
-from wds_async.shardlists.document import Document, Path, read
+from wds_async.shardlists.document import Document, ValuePath, read
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.urls import expand_urls, merge_url, scheme
 
@@ -159,7 +159,7 @@ class _Value:
     """A value in a document, and its path there for errors."""
 
     document: Document
-    path: Path
+    path: ValuePath
     data: Any
 
     def get(self, key: str | int, default: Any = None) -> _Value:

@@ -17,13 +17,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from wds_async.errors import CorruptShard, ShardFormatError
+from wds_async.errors import CorruptShard
 from wds_async.tar.blocks import padded
 from wds_async.tar.group import SKIP_META, base_plus_ext
 from wds_async.tar.headers import Headers, pass_over
 from wds_async.tar.source import ByteSource, Read
 
-__all__ = ["DaliIndex", "MemberEntry", "dali_name", "read_dali", "scan", "shard_list", "shard_list_name"]
+__all__ = ["DaliIndex", "MemberEntry", "dali_name", "scan", "shard_list", "shard_list_name"]
 
 _VERSION = "v1.2"
 _KIND = "wids-shard-index-v1"
@@ -81,32 +81,6 @@ def dali_name(url: str) -> str:
     """Return the name that ``wds2idx`` gives the index of a shard: ``a/train-000.idx`` for ``a/train-000.tar``."""
     folder, slash, name = url.rpartition("/")
     return f"{folder}{slash}{name[:1]}{name[1:].partition('.')[0]}.idx"
-
-
-def read_dali(text: str) -> list[list[MemberEntry]]:
-    """Return the samples of an index, each a list of its entries. Raise ShardFormatError, with the line, for what is
-    none, and for versions 1.0 and 1.1, which hold no names."""
-    first, *lines = text.splitlines() or [""]
-    version, _, count = first.rstrip().partition(" ")
-    if version != _VERSION or not (count.isascii() and count.isdecimal()):
-        raise ShardFormatError(f"line 1 of an index is '{_VERSION} N', not {first[:80]!r}; make it again with wds2idx")
-    samples = [_sample(line, number) for number, line in enumerate(lines, 2) if line.strip()]
-    if len(samples) != int(count):
-        raise ShardFormatError(f"the index has {len(samples)} samples and not the {int(count)} it names: it is cut off")
-    return samples
-
-
-def _sample(line: str, number: int) -> list[MemberEntry]:
-    words = line.split()
-    try:
-        if len(words) % 4:
-            raise ValueError
-        quads = zip(words[1::4], words[2::4], words[3::4], strict=True)
-        return [MemberEntry(name, int(offset), int(size)) for offset, size, name in quads]
-    except ValueError:
-        raise ShardFormatError(
-            f"line {number} of the index is not 'extension offset size name …': {line[:80]!r}"
-        ) from None
 
 
 def scan(read: Read, url: str) -> Iterator[MemberEntry]:
