@@ -73,6 +73,8 @@ STORE_ROOMS = (
     *("cli.warm", "service.names", "service.app", "service.buckets", "service.objects", "service.s3api"),  # AIStore's
 )
 """Rooms that may name a store outside its folder."""
+URL_ROOMS = ("storage.base", "storage.registry", "storage.options", "storage.listing.globs", "storage.ais.urls")
+"""Rooms of the stores and the engine that read the parts of a URL; the others are given a `Location`."""
 ASYNC_ROOMS = ("background", "storage.*", "transfer.*", "shardcache.*", "service.*", "asyncreader", "cli.cache",
                "cli.warm", "cli.demo.server")  # fmt: skip
 SYS_MODULES_ROOMS = ("packages", "gopen", "cli.alias")
@@ -273,6 +275,17 @@ def print_in_cli(module: Module) -> list[str]:
     ]
 
 
+def urls_parsed_once(module: Module) -> list[str]:
+    if not module.is_in(("storage.*", "transfer.*")) or module.is_in(URL_ROOMS):
+        return []
+    return [
+        f"line {node.lineno}: takes a URL apart; read the fields of its Location"
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ImportFrom) and node.module == f"{PACKAGE}.urls"
+        if any(alias.name == "scheme" for alias in node.names)
+    ]
+
+
 def async_in_its_rooms(module: Module) -> list[str]:
     if module.is_in(ASYNC_ROOMS):
         return []
@@ -396,6 +409,7 @@ RULES: tuple[Callable[[Module], list[str]], ...] = (
     no_sleep,
     subprocess_in_pipe,
     print_in_cli,
+    urls_parsed_once,
     async_in_its_rooms,
     torch_late_and_in_its_rooms,
     fsspec_in_storage,
@@ -440,6 +454,7 @@ OFFENDERS: tuple[tuple[Callable[[Module], list[str]], str, str], ...] = (
     (subprocess_in_pipe, "writer", "import os\nos.system('true')"),
     (subprocess_in_pipe, "transfer.fetch", "import asyncio\nasyncio.create_subprocess_exec('true')"),
     (print_in_cli, "filters.basic", "print(1)"),
+    (urls_parsed_once, "storage.upload", "from wds_async.urls import links, scheme"),
     (async_in_its_rooms, "filters.basic", "class A:\n    async def f(self): pass"),
     (torch_late_and_in_its_rooms, "urls", "def f():\n    import torch.utils.data"),
     (torch_late_and_in_its_rooms, "loader", "import torch"),
@@ -466,6 +481,7 @@ INNOCENTS: tuple[tuple[Callable[[Module], list[str]], str, str], ...] = (
     (no_shared_randomness, "filters.basic", "import numpy as np\nnp.random.default_rng(1)"),
     (subprocess_in_pipe, "storage.pipe", "import subprocess"),
     (print_in_cli, "cli.env", "print(1)"),
+    (urls_parsed_once, "storage.base", "from wds_async.urls import scheme"),
     (async_in_its_rooms, "transfer.fetch", "async def f(): pass"),
     (torch_late_and_in_its_rooms, "loader", "def f():\n    import torch"),
     (torch_late_and_in_its_rooms, "urls", "if TYPE_CHECKING:\n    import torch"),

@@ -10,7 +10,6 @@ from braceexpand import braceexpand
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wds_async import urls
 from wds_async.errors import UrlError
 from wds_async.urls import expand_urls, links, local_path, merge_url, scheme
 
@@ -329,10 +328,6 @@ def test_errors_hide_passwords() -> None:
 )
 def test_urls_are_seen_from_a_folder(base: str, url: str, merged: str) -> None:
     assert merge_url(base, url) == merged
-
-
-def test_all_is_there() -> None:
-    assert all(hasattr(urls, name) for name in urls.__all__)
 
 
 @pytest.mark.parametrize(

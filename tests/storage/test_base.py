@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from wds_async import errors
-from wds_async.storage.base import Answer, Fault, RefusedAnswer, Request, Verdict, error_for
+from wds_async.storage.base import Fault, Pages, Request, Verdict, error_for
 
 
 @pytest.mark.parametrize(
@@ -36,18 +36,13 @@ def test_one_attempt_is_not_counted() -> None:
     assert str(error_for(Fault(Verdict.FATAL, "no"), "x", 0, 1)) == "x at byte 0: no."
 
 
-def test_only_some_verdicts_are_worth_another_attempt() -> None:
-    assert {verdict for verdict in Verdict if verdict.retryable} == {
-        Verdict.TRANSIENT,
-        Verdict.EXPIRED,
-        Verdict.STALLED,
-    }
-
-
 def test_headers_are_not_shown() -> None:
     assert "SECRET" not in repr(Request("http://h/x", (("Authorization", "SECRET"),)))
 
 
-def test_a_refused_answer_carries_it() -> None:
-    answer = Answer(503, {"retry-after": "1"})
-    assert RefusedAnswer(answer).answer is answer
+def test_a_listing_that_would_never_end() -> None:
+    pages = Pages("the store at http://h", "gs://b/dir/")
+    pages.turn("a")
+    pages.turn("b")
+    with pytest.raises(errors.TransferError, match=r"gs://b/dir/ cannot be listed: the store at http://h repeats"):
+        pages.turn("a")

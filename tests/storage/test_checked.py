@@ -11,6 +11,7 @@ from tests.servers.azurite import KEY, azure_environment_fixture  # noqa: F401
 from tests.servers.behaviour import Request
 from tests.servers.origin import Origin
 from tests.transfer.reading import KIB, data, quick
+from wds_async.config import TransferConfig
 from wds_async.errors import ObjectChanged, TransferError, WdsError
 from wds_async.storage.options import StorageOptions
 from wds_async.transfer.reader import open_shards
@@ -30,6 +31,7 @@ CUTS = ("s3", "gcs", "azure", "ais", "hf", "http")
 
 
 def options(origin: Origin) -> StorageOptions:
+    """Every store is ``origin``."""
     return StorageOptions({
         "s3": {"key": "AKIAEXAMPLE000000000", "secret": "s", "endpoint_url": origin.base},
         "gs": {"token": "anon", "endpoint_url": origin.base},
@@ -47,26 +49,32 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, azure_e
     return str(request.param)
 
 
+def shard_of(store: str, origin: Origin, content: bytes = SHARD) -> str:
+    """Return the URL of a shard in ``store``, which is ``origin``."""
+    path, url = WAYS[store]
+    address = origin.add(path, content)
+    if store == "azure":
+        origin.behave(when=lambda request: "sig=" not in request.target, status=403)
+    return url or address
+
+
+def read_to_error(url: str, origin: Origin, config: TransferConfig) -> tuple[bytes, WdsError | None]:
+    """Return the bytes of a shard up to the first error, and that."""
+    got = bytearray()
+    with open_shards([url], config=config, options=options(origin)) as reader:
+        try:
+            for shard in reader:
+                while (piece := shard.read()) is not None:
+                    got += piece
+        except WdsError as exn:
+            return bytes(got), exn
+    return bytes(got), None
+
+
 @pytest.fixture
 def read(way: str, origin: Origin) -> Read:
-    path, url = WAYS[way]
-    address = origin.add(path, SHARD)
-    if way == "azure":
-        origin.behave(when=lambda request: "sig=" not in request.target, status=403)
-
-    def run() -> tuple[bytes, WdsError | None]:
-        got = bytearray()
-        config = quick(direct=False, connections=4)
-        with open_shards([url or address], config=config, options=options(origin)) as reader:
-            try:
-                for shard in reader:
-                    while (piece := shard.read()) is not None:
-                        got += piece
-            except WdsError as exn:
-                return bytes(got), exn
-        return bytes(got), None
-
-    return run
+    url = shard_of(way, origin)
+    return lambda: read_to_error(url, origin, quick(direct=False, connections=4))
 
 
 def later(request: Request) -> bool:

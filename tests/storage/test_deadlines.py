@@ -14,36 +14,23 @@ from fsspec.asyn import AsyncFileSystem, get_loop
 from fsspec.implementations.memory import MemoryFileSystem
 
 from tests.servers import Origin
-from tests.servers.azurite import KEY, azure_environment_fixture
+from tests.servers.azurite import azure_environment_fixture
 from tests.servers.behaviour import BEFORE_HEAD
 from tests.servers.moto import clean_aws
-from tests.storage.test_checked import WAYS
+from tests.storage.test_checked import WAYS, options, read_to_error, shard_of
 from tests.transfer.reading import KIB, bytes_of, data, outcomes, quick
 from wds_async.config import RetryPolicy
 from wds_async.errors import FetchTimeout, StorageError, WdsError
 from wds_async.storage.deadlines import Progress, call_with_deadline, with_deadline
 from wds_async.storage.listing.expand import folder_entries
-from wds_async.storage.options import StorageOptions
 from wds_async.storage.sink import open_sink
 from wds_async.transfer.probe import probe
-from wds_async.transfer.reader import open_shards
 
 __all__ = ["azure_environment_fixture", "clean_aws"]
 
 SHARD = data(300 * KIB)
 SHORT = {"connect_timeout_s": 0.1, "stall_timeout_s": 0.2}
 TWICE = RetryPolicy(max_attempts=2, base_s=0.001)
-
-
-def options(origin: Origin) -> StorageOptions:
-    """Every store is ``origin``."""
-    return StorageOptions({
-        "s3": {"key": "AKIAEXAMPLE000000000", "secret": "s", "endpoint_url": origin.base},
-        "gs": {"token": "anon", "endpoint_url": origin.base},
-        "az": {"connection_string": f"BlobEndpoint={origin.base}/acc;AccountName=acc;AccountKey={KEY}"},
-        "ais": {"endpoint": origin.base},
-        "hf": {"endpoint": origin.base, "token": False},
-    })  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -152,32 +139,15 @@ def test_a_blocking_call_is_left_on_its_thread() -> None:
 # -- reading, store by store ----------------------------------------------------------------------------------------
 
 
-def shard_of(store: str, origin: Origin) -> str:
-    """The URL of a shard in ``store``, which is ``origin``."""
-    path, url = WAYS[store]
-    address = origin.add(path, SHARD)
-    if store == "azure":
-        origin.behave(when=lambda request: "sig=" not in request.target, status=403)
-    return url or address
-
-
 def read(url: str, origin: Origin, **config: Any) -> tuple[bytes, WdsError | None]:
-    got = bytearray()
-    with open_shards([url], config=quick(**{**SHORT, "retry": TWICE, **config}), options=options(origin)) as reader:
-        try:
-            for shard in reader:
-                while (piece := shard.read()) is not None:
-                    got += piece
-        except WdsError as exn:
-            return bytes(got), exn
-    return bytes(got), None
+    return read_to_error(url, origin, quick(**{**SHORT, "retry": TWICE, **config}))
 
 
 @pytest.mark.parametrize("direct", [True, False], ids=["direct", "others"])
 @pytest.mark.parametrize("store", WAYS)
 def test_a_rubbish_chunk_size_is_a_stall(store: str, direct: bool, origin: Origin) -> None:
     """aiohttp waits for ever there: its error and its timer are lost."""
-    url = shard_of(store, origin)
+    url = shard_of(store, origin, SHARD)
     origin.behave(when=lambda request: request.method == "GET", bad_chunk=True, cut_after=100_000, cut="fin")
     got, error = read(url, origin, direct=direct)
     assert isinstance(error, FetchTimeout)
@@ -187,7 +157,7 @@ def test_a_rubbish_chunk_size_is_a_stall(store: str, direct: bool, origin: Origi
 
 @pytest.mark.parametrize("store", WAYS)
 def test_a_rubbish_chunk_size_heals(store: str, origin: Origin) -> None:
-    url = shard_of(store, origin)
+    url = shard_of(store, origin, SHARD)
     origin.behave(times=4, bad_chunk=True, cut_after=100_000, cut="fin")
     assert read(url, origin, retry=RetryPolicy(base_s=0.001)) == (SHARD, None)
 
@@ -195,7 +165,7 @@ def test_a_rubbish_chunk_size_heals(store: str, origin: Origin) -> None:
 @pytest.mark.parametrize("direct", [True, False], ids=["direct", "others"])
 @pytest.mark.parametrize("store", WAYS)
 def test_a_store_that_never_answers(store: str, direct: bool, origin: Origin) -> None:
-    url = shard_of(store, origin)
+    url = shard_of(store, origin, SHARD)
     origin.behave(stall_after=BEFORE_HEAD)
     got, error = read(url, origin, direct=direct)
     assert isinstance(error, FetchTimeout)
@@ -204,7 +174,7 @@ def test_a_store_that_never_answers(store: str, direct: bool, origin: Origin) ->
 
 @pytest.mark.parametrize("store", WAYS)
 def test_an_error_page_without_end(store: str, origin: Origin) -> None:
-    url = shard_of(store, origin)
+    url = shard_of(store, origin, SHARD)
     origin.behave(status=500, body=b"", bad_chunk=True)
     _, error = read(url, origin, direct=False, connect_timeout_s=1.0)
     assert error is not None

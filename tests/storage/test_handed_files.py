@@ -32,9 +32,3 @@ def test_it_is_open_as_long_as_its_file_is_known() -> None:
     del file
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
-
-
-def test_files_are_the_same_by_what_they_are_of() -> None:
-    one, other = (HandedFile("s3://b/x", 0, "e", Descriptor(opened()), {}, lambda: None) for _ in range(2))
-    assert one == other
-    assert one.descriptor.fd != other.descriptor.fd

@@ -171,7 +171,7 @@ class Growing(Protocol):
     """A file that another process is writing. Every method may block."""
 
     awaited: bool
-    """Whether the consumer has come to this shard: before that nobody is kept waiting by it."""
+    """Whether the consumer has come to this shard: before that no consumer waits for it."""
     patience_s: float
     """How long to wait for a byte more, once it is awaited."""
     patience_lost: bool
@@ -186,7 +186,7 @@ class Growing(Protocol):
         ...
 
     def ended(self, offset: int) -> bool | None:
-        """True: the file is whole and ends at ``offset``. False: nobody writes it any more. None: neither."""
+        """True: the file is whole and ends at ``offset``. False: its writer is gone. None: neither."""
         ...
 
     def close(self) -> None:
@@ -352,7 +352,7 @@ class Fault:
     contradicts: bool = False
     """The answer is not one to the request: a broken server, which is tried less often."""
     connection_refused: bool = False
-    """Nobody listens there (any more): where a shard can be read elsewhere, it soon is."""
+    """The port is closed: where a shard can be read elsewhere, it soon is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,10 +152,8 @@ class Filesystems:
         connect_timeout_s: float = 5.0,
         stall_timeout_s: float = 30.0,
     ) -> None:
-        self._call = call
-        self._stall_s = stall_timeout_s
+        self._call, self._options, self._stall_s = call, options, stall_timeout_s
         self.question_s = question_s(connect_timeout_s, stall_timeout_s)
-        self._options = options
         self._made: dict[str, Any] = {}
         self._turns: dict[int, _Turn] = {}
         self._lost: list[Any] = []
@@ -317,12 +315,10 @@ class FsspecRanges:
     one of the same size by a server that tells no tag and no time, and one that was replaced where the filesystem
     remembers its listings (FTP does)."""
 
-    def __init__(self, owner: Filesystems, url: str, found: tuple[Any, str], size: int, version: str) -> None:
+    def __init__(self, owner: Filesystems, url: str, place: tuple[Any, str], size: int, version: str) -> None:
         self._owner, self._url = owner, url
-        self._filesystem, self._path = found
-        self.size = size
-        self.version = version
-        self._left = size
+        self._filesystem, self._path = place
+        self.size, self.version, self._left = size, version, size
 
     async def read(self, start: int, stop: int) -> bytes:
         if self._owner.lost(self._filesystem):

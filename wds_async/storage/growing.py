@@ -50,9 +50,7 @@ class GrowingStream:
     restartable = True
 
     def __init__(self, call: Call, growing: Growing) -> None:
-        self._call = call
-        self._growing = growing
-        self._offset = 0
+        self._call, self._growing, self._offset = call, growing, 0
         self._busy: asyncio.Future[Any] | None = None
 
     async def open(self) -> str:
@@ -105,13 +103,13 @@ class CachedBackend(BackendWrapper):
         self._call, self._entry = call, entry
 
     async def access(self, location: Location) -> Access:
-        found: CopiedFile | Growing | None = await self._call(self._entry.begin)
-        if isinstance(found, CopiedFile) and self._entry.check and await self._has_changed(found, location):
+        copy: CopiedFile | Growing | None = await self._call(self._entry.begin)
+        if isinstance(copy, CopiedFile) and self._entry.check and await self._has_changed(copy, location):
             await self._call(self._entry.replaced)
-            found = await self._call(self._entry.begin)
-        if found is None:
+            copy = await self._call(self._entry.begin)
+        if copy is None:
             return await self.store.access(location)
-        return found if isinstance(found, CopiedFile) else GrowingStream(self._call, found)
+        return copy if isinstance(copy, CopiedFile) else GrowingStream(self._call, copy)
 
     async def _has_changed(self, copy: CopiedFile, location: Location) -> bool:
         """Return whether the object has another size or date than ``copy``, which was given its object's date. Where

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
-from wds_async.errors import UrlError
 from wds_async.storage.base import Request
 from wds_async.storage.http.messages import redirected, version_of, wire_url
 
@@ -13,15 +10,6 @@ def test_what_pins_an_object() -> None:
     assert version_of({"etag": '"1"', "last-modified": "x"}, 5) == 'etag "1"'
     assert version_of({"last-modified": "x"}, 5) != version_of({"last-modified": "x"}, 6)
     assert version_of({}, 5) == "5 bytes"
-
-
-def test_credentials_stay_at_their_origin() -> None:
-    asked = Request("http://a/x", (("Accept", "*/*"), ("Authorization", "secret"), ("X-Mine", "too")))
-    assert redirected(asked, "/y").headers == asked.headers
-    elsewhere = redirected(asked, "http://b/y")
-    assert (elsewhere.url, elsewhere.headers) == ("http://b/y", (("Accept", "*/*"),))
-    with pytest.raises(UrlError, match="not HTTP"):
-        redirected(asked, "file:///etc/passwd")
 
 
 def test_what_is_escaped_stays_escaped() -> None:

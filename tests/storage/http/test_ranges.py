@@ -9,18 +9,14 @@ import pytest
 from tests.servers.origin import Origin
 from wds_async.storage.base import RedirectLoop, Request
 from wds_async.storage.checked import CheckedRanges
-from wds_async.storage.http.backend import HttpBackend, RangeRequests
+from wds_async.storage.http.backend import HttpBackend, RangeRequests, always
 from wds_async.storage.http.messages import version_of
 
 
 async def parts(request: Request, count: int, failing: int = -1, origin: Origin | None = None) -> bytes:
     client = HttpBackend()
-
-    async def same() -> Request:
-        return request
-
     try:
-        ranges = await CheckedRanges.of(RangeRequests(client, same), version_of, 30.0)
+        ranges = await CheckedRanges.of(RangeRequests(client, always(request)), version_of, 30.0)
         assert ranges is not None
         got = b""
         for at in range(count):

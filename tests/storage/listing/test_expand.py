@@ -28,7 +28,6 @@ from tests.servers.moto import clean_aws, moto
 from tests.servers.s3list import S3List
 from wds_async import shardlists
 from wds_async.errors import AccessDenied, ConfigError, TransferError, UnsafeContent, UrlError
-from wds_async.storage.listing import expand
 from wds_async.storage.listing.expand import expand_listed, folder_entries, forget_listings, matches
 from wds_async.storage.options import StorageOptions
 
@@ -399,10 +398,6 @@ def test_what_is_wrong_is_said_at_once(memory: Any) -> None:
         shardlists.SimpleShardList("memory://b/*.tar", storage_options=3)  # type: ignore[arg-type]
     with pytest.raises(UrlError, match="an empty list"):
         expand_listed([])
-
-
-def test_all_is_there() -> None:
-    assert all(hasattr(expand, name) for name in expand.__all__)
 
 
 # ---------------------------------------------------------------- the other stores

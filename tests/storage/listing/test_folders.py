@@ -26,10 +26,6 @@ def test_the_oldest_folders_are_forgotten() -> None:
     assert [kept(key) for key in ("b", "c", "huge")] == [None] * 3
 
 
-def test_all_is_there() -> None:
-    assert all(hasattr(folders, name) for name in folders.__all__)
-
-
 @pytest.mark.parametrize("name", ["AWS_SESSION_TOKEN", "AZURE_STORAGE_CLIENT_ID", "NETRC", "AIS_AUTHN_TOKEN_FILE"])
 def test_a_listing_is_not_for_another_identity(name: str) -> None:
     assert name in folders._IDENTITIES

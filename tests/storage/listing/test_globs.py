@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from wds_async.errors import UrlError
-from wds_async.storage.listing import globs
 from wds_async.storage.listing.globs import Pattern, matcher, parse
 
 
@@ -75,7 +74,3 @@ def test_names() -> None:
 
 def test_a_name_of_many_stars_is_matched_soon() -> None:
     assert not matcher("*a" * 20 + "b")("a" * 5000)
-
-
-def test_all_is_there() -> None:
-    assert all(hasattr(globs, name) for name in globs.__all__)

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from wds_async.config import RetryPolicy
 from wds_async.errors import ShardNotFound, UrlError
-from wds_async.storage.listing import searching
 from wds_async.storage.listing.folders import forget
 from wds_async.storage.listing.globs import parse
 from wds_async.storage.listing.searching import Folders
@@ -181,7 +180,3 @@ def test_loops_end() -> None:
     fsspec.register_implementation("endless", Endless, clobber=True)
     with pytest.raises(UrlError, match="64 deep"):
         search("**/x.tar", root="endless://b/")
-
-
-def test_all_is_there() -> None:
-    assert all(hasattr(searching, name) for name in searching.__all__)

@@ -197,13 +197,10 @@ class HttpBackend(Backend):
         stall_timeout_s: float = 30.0,
         guard: Guard | None = None,
     ) -> None:
-        self._options = options
-        self._settings = HttpSettings.of(options)
-        self._netrc: Netrc | None = None
-        self._call = call
-        self._direct = direct
-        self._guard = guard
+        self._options, self._settings = options, HttpSettings.of(options)
+        self._call, self._direct, self._guard = call, direct, guard
         self.timeouts_s = connect_timeout_s, stall_timeout_s
+        self._netrc: Netrc | None = None
         self._sessions: dict[str, aiohttp.ClientSession] = {}  # by the path of a Unix socket, "" for TCP
         self._contexts: dict[Tls, ssl.SSLContext] = {}
 
@@ -458,8 +455,7 @@ class HttpStream:
     restartable = True
 
     def __init__(self, backend: HttpBackend, request: Request) -> None:
-        self._backend = backend
-        self._request = request
+        self._backend, self._request = backend, request
         self._response: aiohttp.ClientResponse | None = None
         self._chunk = memoryview(b"")
         self._opened = 0
@@ -530,8 +526,7 @@ class RangeRequests:
     ``keeps_redirect``, later ranges go straight to the redirect's target, until that refuses."""
 
     def __init__(self, client: HttpBackend, request: Callable[[], Awaitable[Request]]) -> None:
-        self._client = client
-        self._request = request
+        self._client, self._request = client, request
         self._moved: Request | None = None
 
     @contextlib.asynccontextmanager

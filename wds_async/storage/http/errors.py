@@ -38,7 +38,7 @@ _PROXY_ADVICE = "The proxy wants credentials: HTTPS_PROXY=http://user:password@h
 # A signature of S3, CloudFront, GCS or Azure in a URL's query.
 _SIGNATURE = re.compile(r"[?&](?:x-amz-signature|x-goog-signature|signature|sig)=[^&#]", re.IGNORECASE)
 _SIGNED_ADVICE = (
-    "Nobody but its maker can renew it: have it made again, for longer, or read by the store's own scheme (s3://, "
+    "Only its maker can renew it: have it made again, for longer, or read by the store's own scheme (s3://, "
     "gs://, az://) with credentials, which are renewed."
 )
 _CHECK_PROXY = "Check the proxy: HTTP_PROXY, HTTPS_PROXY, or what was given as trust_env."

@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 PLAIN_HEADERS = (("User-Agent", "wds-async"), ("Accept", "*/*"), ("Accept-Encoding", "identity"))
-"""What every request says, whoever asks."""
+"""Headers of every request."""
 
 _HARMLESS_HEADERS = frozenset(name.lower() for name, _ in PLAIN_HEADERS)
 REDIRECTS = frozenset({301, 302, 303, 307, 308})

@@ -126,10 +126,7 @@ class Folders:
     """Lister on the running loop, for one call. ``fresh``: not from memory, and so with sizes and dates."""
 
     def __init__(self, backends: Backends, options: StorageOptions, retry: RetryPolicy, *, fresh: bool = False) -> None:
-        self._backends = backends
-        self._options = options
-        self._retry = retry
-        self._fresh = fresh
+        self._backends, self._options, self._retry, self._fresh = backends, options, retry, fresh
         self._rules = rules_from_env()
         self._listed = 0
 
