@@ -20,7 +20,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
 BENCHMARKS := importtime first_sample http tls small store busy memory link clouds faults verify service filters decode loader
 
-.PHONY: help test test-fast fuzz demo lint format bench clean
+.PHONY: help test test-fast fuzz demo lint format generate bench clean
 .DEFAULT_GOAL := help
 
 help: ## This list
@@ -48,6 +48,9 @@ lint: $(VENV)/.lint-ready ## ruff and mypy
 format: $(VENV)/.lint-ready ## Let ruff put the code in order
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+generate: $(VENV)/.lint-ready ## Write the fluent methods and the page of variables anew
+	$(BIN)/python .ci/generate.py
 
 bench: $(VENV)/.bench-ready ## All benchmarks, side by side with webdataset (half an hour; link needs root)
 	@for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name || exit 1; done

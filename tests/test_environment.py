@@ -94,7 +94,7 @@ def test_each_default_is_the_parsed_form_of_its_text() -> None:
 def test_the_page_of_variables_is_generated_from_the_records() -> None:
     page = (Path(__file__).parents[1] / "docs" / "environment.md").read_text(encoding="utf-8")
     tables = page.partition("-->\n")[2].partition("\n<!-- /variables -->")[0]
-    assert tables == markdown(), "replace the tables by the output of `wds-async env --markdown`"
+    assert tables == markdown(), "run make generate"
 
 
 def test_unknown_variables_come_with_the_nearest_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,9 +28,9 @@ def as_tree(source: str) -> str:
 
 
 def test_the_methods_are_those_of_the_filters() -> None:
-    generator = runpy.run_path(str(ROOT / ".ci" / "fluent.py"))
-    here = generator["PAGE"].read_text(encoding="utf-8")
-    assert as_tree(here) == as_tree(generator["source"]()), "run python .ci/fluent.py"
+    generator = runpy.run_path(str(ROOT / ".ci" / "generate.py"))
+    here = generator["METHODS"].read_text(encoding="utf-8")
+    assert as_tree(here) == as_tree(generator["methods"]()), "run make generate"
 
 
 def test_every_filter_is_a_method() -> None:

@@ -6,7 +6,7 @@ import random
 from typing import TYPE_CHECKING, Any, Self
 
 from wds_async.arguments import check_size
-from wds_async.filters import basic
+from wds_async.filters import basic, batch, shuffling
 from wds_async.filters.methods import FilterMethods
 from wds_async.legacy.fluent import OlderMethods
 from wds_async.pipeline import DataPipeline
@@ -57,11 +57,11 @@ class FluidInterface(FilterMethods, OlderMethods):
         """
         if check_size("shuffle", "size", size) < 1:
             return self
-        return self.compose(basic.shuffle(size, initial, rng, seed, handler))
+        return self.compose(shuffling.shuffle(size, initial, rng, seed, handler))
 
     def listed(self, batchsize: int, partial: bool = True) -> Self:
         """Lists of ``batchsize`` samples; ``partial=False`` drops a shorter last list."""
-        return self.compose(basic.batched(batchsize, collation_fn=None, partial=partial))
+        return self.compose(batch.batched(batchsize, collation_fn=None, partial=partial))
 
     def lmdb_cached(self, *args: Any, **kw: Any) -> Self:
         """Keep the samples of the first complete epoch in an LMDB file: ``lmdb_cached(fname, …)``, with the arguments

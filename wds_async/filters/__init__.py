@@ -1,17 +1,33 @@
-"""Door: every filter under the module name that WebDataset gives it."""
+"""Door: every filter under the module name that WebDataset gives it, exported by the room that defines it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from wds_async.filters import basic
+from wds_async.decoding import streamdecode
+from wds_async.filters import basic, batch, fields, shuffling
+from wds_async.handlers import reraise_exception
+from wds_async.pipeline import FilterFunction, RestCurried, pipelinefilter
 
 if TYPE_CHECKING:
+    from wds_async.decoding.streamdecode import *  # noqa: F403
     from wds_async.filters.basic import *  # noqa: F403
+    from wds_async.filters.batch import *  # noqa: F403
+    from wds_async.filters.fields import *  # noqa: F403
+    from wds_async.filters.shuffling import *  # noqa: F403
 
-__all__: list[str] = []
+_ROOMS = (basic, batch, fields, shuffling, streamdecode)
+
+__all__ = ["FilterFunction", "RestCurried", "pipelinefilter", "reraise_exception"]
 __all__ += basic.__all__
+__all__ += batch.__all__
+__all__ += fields.__all__
+__all__ += shuffling.__all__
+__all__ += streamdecode.__all__
 
 
 def __getattr__(name: str) -> Any:
-    return getattr(basic, name)
+    for room in _ROOMS:
+        if hasattr(room, name):
+            return getattr(room, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,34 +15,11 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from wds_async.arguments import check_function, check_slice, check_type, each, function, of_type, passing, size
-from wds_async.decoding.streamdecode import _xdecode, xdecode
 from wds_async.errors import ConfigError
-from wds_async.filters.batch import (
-    _batched,
-    _unbatched,
-    _unlisted,
-    batched,
-    default_collation_fn,
-    tree_collation_fn,
-    unbatched,
-    unlisted,
-)
-from wds_async.filters.fields import (
-    _extract_keys,
-    _rename,
-    _rename_keys,
-    _to_tuple,
-    extract_keys,
-    getfirst,
-    not_found,
-    rename,
-    rename_keys,
-    to_tuple,
-)
-from wds_async.filters.shuffling import _rsample, _shuffle, detshuffle, rsample, shuffle
+from wds_async.filters.fields import not_found
 from wds_async.filters.threads import ordered_map
 from wds_async.handlers import Handler, passed, reraise_exception
-from wds_async.pipeline import FilterFunction, PipelineStage, RestCurried, Traits, pipelinefilter
+from wds_async.pipeline import PipelineStage, Traits, pipelinefilter
 from wds_async.tracebacks import located
 
 if TYPE_CHECKING:
@@ -50,46 +27,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Cached",
-    "FilterFunction",
     "LMDBCached",
-    "RestCurried",
-    "_batched",
-    "_extract_keys",
-    "_rename",
-    "_rename_keys",
-    "_rsample",
-    "_shuffle",
-    "_to_tuple",
-    "_unbatched",
-    "_unlisted",
-    "_xdecode",
     "associate",
-    "batched",
     "decode",
-    "default_collation_fn",
-    "detshuffle",
-    "extract_keys",
-    "getfirst",
     "identity",
     "info",
     "log_keys",
     "map",
     "map_dict",
     "map_tuple",
-    "pipelinefilter",
-    "rename",
-    "rename_keys",
-    "reraise_exception",
-    "rsample",
     "select",
-    "shuffle",
     "slice",
-    "to_tuple",
     "transform_with",
-    "tree_collation_fn",
-    "unbatched",
-    "unlisted",
-    "xdecode",
 ]
 
 Sample = dict[str, Any]

@@ -13,7 +13,7 @@ from typing import Any
 from wds_async import config, world
 from wds_async.arguments import check_function, check_size
 from wds_async.errors import ConfigError
-from wds_async.filters import basic
+from wds_async.filters import shuffling
 from wds_async.logs import warn_once
 from wds_async.shardlists import lists
 from wds_async.shardlists.lists import DirectoryShardList, MultiShardSample, ResampledShards, SimpleShardList
@@ -116,7 +116,7 @@ class ShardPlan:
         ordered = isinstance(shards, ResampledShards | MultiShardSample | DirectoryShardList)
         if self.buffer > 0 and not ordered:
             epoch = config.settings().epoch or 0
-            stages.append(basic.detshuffle(self.buffer, seed=self.seed, epoch=epoch - 1))
+            stages.append(shuffling.detshuffle(self.buffer, seed=self.seed, epoch=epoch - 1))
         splitters = [self.nodesplitter, self.workersplitter]
         if isinstance(shards, ResampledShards) or self.mode in _DIRECTORY_MODES:
             # Each worker draws for itself, and a share of an endless draw is just another one; what a directory gives
