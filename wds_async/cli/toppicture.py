@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -23,6 +23,13 @@ _LEVELS = "▁▂▃▄▅▆▇█"
 _KEPT = 120
 _ROWS = 8
 _NARROW, _BROAD, _WIDE = 90, 112, 130
+_LEAST = {
+    **dict.fromkeys(("taken/s", "fetched/s", "throttled", "requests", "$"), 9),
+    **dict.fromkeys(("p50", "p99", "retries", "time", "size"), 7),
+    **dict.fromkeys(("hits", "disk", "ahead", "conns", "hedges"), 5),
+    "shards": 12,
+}
+"""Width of a column at least, so that changing figures move no other column."""
 _Columns = list[tuple[str, Callable[[Any], RenderableType]]]
 
 
@@ -144,9 +151,8 @@ def _table(columns: _Columns, rows: Sequence[Any]) -> Table | None:
         return None
     table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
     for number, (title, _) in enumerate(columns):
-        table.add_column(
-            title, justify="right" if number and title not in ("", "window") else "left", no_wrap=number > 0
-        )
+        justify: Literal["left", "right"] = "right" if number and title not in ("", "window") else "left"
+        table.add_column(title, justify=justify, no_wrap=number > 0, min_width=_LEAST.get(title))
     for row in rows:
         table.add_row(*(cell(row) for _, cell in columns))
     return table
@@ -162,7 +168,7 @@ def _sources(sources: list[StatsSource], width: int) -> Table | None:
     cells = max(8, min(40, (width - 94) // 2 if broad else width - 92))
 
     def spark(name: str, style: str) -> Callable[[StatsSource], Text]:
-        return lambda source: Text(sparkline(getattr(source, name), cells), style=style)
+        return lambda source: Text(sparkline(getattr(source, name), cells).ljust(cells), style=style)
 
     columns: _Columns = [
         ("source", _name),
