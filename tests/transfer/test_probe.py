@@ -116,7 +116,7 @@ def test_a_server_without_ranges_is_left_after_the_first_bytes(origin: Origin, f
     url = origin.add("x.tar", content)
     origin.behave(rate_bytes_s=MIB // 2, **fault)  # the whole would take half a minute
     counters, _began = Counters(), time.monotonic()
-    (found,) = look(url, counters=counters)
+    (found,) = look(url, counters=counters, config=quick(hedge_share=0))
     assert (found.head, found.error) == (content[:HEAD_BYTES], None)
     assert snapshot(counters).wire_bytes == HEAD_BYTES
     origin.wait_until(lambda server: server.in_flight == 0, 3)  # aborted, and not read to its end
