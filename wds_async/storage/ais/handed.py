@@ -153,7 +153,7 @@ def _received(connection: socket.socket) -> tuple[bytes, list[int]]:
     return raw, list(fds)
 
 
-class _HeadFields(dict[str, str]):
+class _FileHeadFields(dict[str, str]):
     """Fields of a head, filled by ``httptools``."""
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -162,7 +162,7 @@ class _HeadFields(dict[str, str]):
 
 def _parsed(raw: bytes) -> tuple[int, Mapping[str, str]]:
     """Return status and fields of an answer; status 0 for what is none."""
-    fields = _HeadFields()
+    fields = _FileHeadFields()
     parser: Any = httptools.HttpResponseParser(fields)
     try:
         parser.feed_data(raw)
