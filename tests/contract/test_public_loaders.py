@@ -556,13 +556,14 @@ def openclip_stages(wds: Any, *reading: Any, partial: bool) -> list[Any]:
         wds.decode("pilrgb", handler=carry_on),
         wds.rename(image="jpg;png;jpeg;webp", text="txt"),
         wds.map_dict(image=pixels, text=len),
-        wds.to_tuple("image", "text"),
+        wds.to_tuple("image", "text", "__key__"),
         wds.batched(4, partial=partial),
     ]
 
 
 def openclip_training(wds: Any, folder: Path) -> Any:
-    """Epochs of the same number of whole batches; which samples are in them is chance."""
+    """Epochs of the same number of whole batches, in another order each. Which samples are in them is chance, but
+    without resampling none comes twice, except where a worker begins again."""
     epoch = Shared()
 
     class ShardShuffle(wds.PipelineStage):  # type: ignore[misc]
@@ -577,7 +578,8 @@ def openclip_training(wds: Any, folder: Path) -> Any:
             return ({"url": rng.choices(names, weights=[1.0] * SHARDS)[0]} for _ in itertools.count())
 
     shuffled = [wds.SimpleShardList(urls(folder)), ShardShuffle(), wds.split_by_node, wds.split_by_worker]
-    found = []
+    found: list[Any] = []
+    runs: list[list[str]] = []
     for shards in (shuffled, [WeightedShards()]):
         stages = openclip_stages(wds, *shards, forgiving(wds), wds.shuffle(bufsize=20, initial=5), partial=False)
         dataset = wds.DataPipeline(*stages).with_epoch(5)
@@ -586,7 +588,12 @@ def openclip_training(wds: Any, folder: Path) -> Any:
         loader.num_batches = 10
         for number in range(2):
             epoch.value.value = number
-            found.append([(images.shape, len(texts)) for images, texts in loader])
+            batches = list(loader)
+            runs.append([key for *_, keys in batches for key in keys])
+            found.append([(images.shape, len(texts)) for images, texts, _ in batches])
+    assert runs[0] != runs[1]
+    assert runs[2] != runs[3]
+    assert all(len(set(run)) >= len(run) - 2 * 4 for run in runs[:2])
     return found
 
 
