@@ -21,6 +21,7 @@
     │   ├── FieldTooLarge                   one field above ``max_field_bytes``
     │   ├── DuplicateField                  a sample has the same field twice
     │   └── MissingField                    a sample lacks a field that ``expect`` names
+    ├── ShardCutError (ValueError)          a shard cannot be cut into spans by its bytes alone
     ├── DecodingError                       a field could not be decoded
     ├── CostLimitReached (RuntimeError)     the run would cost more than ``WDS_COST_LIMIT``
     ├── TooMuchLost (RuntimeError)          handlers skipped too much, or no shard gives a sample any more
@@ -39,7 +40,7 @@ from typing import Self
 __all__ = [
     "AccessDenied", "ChecksumMismatch", "ConfigError", "CorruptShard", "CostLimitReached", "DecodingError",
     "DuplicateField", "FetchTimeout", "FieldTooLarge", "MissingExtra", "MissingField", "NotATar", "ObjectChanged",
-    "PipeError", "ReaderClosed", "ShardFormatError", "ShardNotFound", "StorageError", "TooMuchLost",
+    "PipeError", "ReaderClosed", "ShardCutError", "ShardFormatError", "ShardNotFound", "StorageError", "TooMuchLost",
     "TransferError", "TruncatedShard", "UnsafeContent", "UrlError", "WdsError",
 ]  # fmt: skip
 
@@ -139,6 +140,11 @@ class MissingField(ShardFormatError):
 
     key: str | None = None
     field: str | None = None
+
+
+class ShardCutError(WdsError, ValueError):
+    """A shard cannot be cut into spans by its bytes alone (``split="bytes"``): two readers would not agree on the first
+    sample behind the cut. No handler can catch this, since samples would be lost or come twice."""
 
 
 class DecodingError(WdsError):

@@ -24,6 +24,7 @@ __all__ = [
     "complete",
     "expected",
     "key_behind",
+    "key_of",
     "name_behind",
     "samples",
 ]
@@ -216,6 +217,17 @@ def key_behind(name: str | None, keys: Keys = base_plus_ext) -> str | None:
         return None if name is None else keys(name)[0]
     except Exception:  # as above
         return None
+
+
+def key_of(name: str, keys: Keys = base_plus_ext) -> str | None:
+    """Return the key of the sample that a member of this name belongs to; None where it belongs to none."""
+    if name.startswith("__") and _skip_meta.match(name):
+        return None
+    try:
+        key, ext = keys(name)
+    except Exception:  # `samples` calls it too, and its `on_error`
+        return None
+    return None if ext is None else key
 
 
 class _Recent:

@@ -70,8 +70,8 @@ class Headers:
 
     def next(self, first: int) -> tuple[str, int, int] | None:
         """Return name, size in bytes and offset of the next regular file, with the source at its data; ``None`` at the
-        end of the archive. ``first`` is the offset of an extension header that was read already and belongs to the next
-        member, or -1."""
+        end of the archive, and before a member that begins at ``source.bound`` or behind. ``first`` is the offset of an
+        extension header that was read already and belongs to the next member, or -1."""
         source, extra = self.source, _Extra(first)
         while True:
             at = source.offset
@@ -82,6 +82,10 @@ class Headers:
                 continue
             if at == self.zeros_end:
                 self._begins_anew(block, at)
+            if at >= source.bound and extra.first < 0:
+                source.put_back(block)
+                source.at_bound, source.with_globals = True, bool(self.shared)
+                return None
             kind = block[156:157]
             if extra.first < 0 and kind != b"g":  # a global header belongs to no member
                 extra.first = at

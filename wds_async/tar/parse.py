@@ -87,16 +87,16 @@ def members_of(
     After an error ``source`` still has its piece and its place, so that the shard can be read on: by `resync.resync`
     and then this function again after ``CorruptShard`` (or ``NotATar``), by this function alone after
     ``FieldTooLarge``, which passes that member over. Otherwise call ``source.drop()``. Global PAX headers are forgotten
-    between two calls.
+    between two calls. It ends early at ``source.bound``.
     """
     return _walk(source, admit, max_field_bytes, keep=True)
 
 
 def _walk(source: ByteSource, admit: Callable[[str], str | None] | None, limit: int, *, keep: bool) -> Iterator[Member]:
-    """``members``, spelled for speed: what the loop needs of ``source`` is in locals while it runs here."""
+    """``members``, spelled for speed: what the loop needs of ``source`` is in locals, ``end`` before the bound."""
     headers = _headers_behind(source)
     sums, sizes, unpack, adler32 = LOW_SUMS, _sizes, _HEADER.unpack_from, zlib.adler32
-    view, pos, end, first, plain = source.view, source.pos, source.end, -1, b"0"
+    view, pos, end, first, plain = source.view, source.pos, min(source.end, source.bound - source.base), -1, b"0"
     last: str | None = None
     try:
         while True:
@@ -122,8 +122,8 @@ def _walk(source: ByteSource, admit: Callable[[str], str | None] | None, limit: 
                 source.pos, view = pos, NOTHING
                 if (member := headers.next(first)) is None:
                     return
-                name, size, offset = member
-                view, pos, end = source.view, source.pos, -1 if headers.sparse_at == offset else source.end
+                (name, size, offset), view, pos = member, source.view, source.pos
+                end = -1 if headers.sparse_at == offset else min(source.end, source.bound - source.base)
                 plain = b"" if headers.shared else b"0"  # with global PAX records no header is plain
             else:
                 offset, pos = (first if first >= 0 else source.base + pos), pos + BLOCK
@@ -143,7 +143,7 @@ def _walk(source: ByteSource, admit: Callable[[str], str | None] | None, limit: 
                     yield name, _data(headers, size, name, offset, limit), offset
                     whole -= size
                 pass_over(source, whole, offset)
-                view, pos, end = source.view, source.pos, source.end
+                view, pos, end = source.view, source.pos, min(source.end, source.bound - source.base)
     except Exception as exn:
         _note_last_member(exn, headers.refused or (name if admit is None else last))
         raise

@@ -11,7 +11,7 @@ from __future__ import annotations
 from wds_async.tar.blocks import BLOCK, MAGIC, checks, number, padded, records
 from wds_async.tar.source import ByteSource
 
-__all__ = ["resync", "seek"]
+__all__ = ["is_header", "resync", "seek"]
 
 _MAGIC = b"ustar"
 _WINDOW_BYTES = 64 << 10  # what is looked through at once
@@ -52,7 +52,7 @@ def seek(source: ByteSource) -> bool:
             seen, at = seen[kept:] + more, at - kept
             continue
         block = seen[at : at + BLOCK]
-        if not _is_header(block):
+        if not is_header(block):
             at += 1
             continue
         if block[156] in _EXTENSIONS or not (orphan or _lost_its_name(block, seen[max(at - BLOCK, 0) : at])):
@@ -64,7 +64,8 @@ def seek(source: ByteSource) -> bool:
         seen, at = source.take(_WINDOW_BYTES), 0
 
 
-def _is_header(block: bytes) -> bool:
+def is_header(block: bytes) -> bool:
+    """Return whether a block is a header that can be believed: its checksum, its type and all its numbers are good."""
     if not block[0] or block[156] not in _KINDS or not checks(block):
         return False
     try:

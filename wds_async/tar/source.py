@@ -7,6 +7,7 @@ in an attribute (never in a local of a frame that an exception could keep alive)
 from __future__ import annotations
 
 import io
+import sys
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -35,6 +36,9 @@ class ByteSource:
     says that an extension header was, so that the next member lacks its own name or size. ``doubt``: what was odd about
     the end, if anything. ``empty``: the archive has ended, and has no members.
 
+    For a span of a tar (see `cut`): `parse.members_of` ends before the first member that begins at ``bound`` or behind.
+    ``at_bound`` says that it has, and ``with_globals`` that global PAX headers before it change how members are read.
+
     ``end_required`` is called when the stream ends between two members of a tar that has no end-of-archive marker (two
     blocks of zeros). If it returns True, because the length of the stream was never known, that end is a
     ``TruncatedShard``; by default it ends the shard.
@@ -43,7 +47,9 @@ class ByteSource:
     __slots__ = (
         "_shown",
         "after",
+        "at_bound",
         "base",
+        "bound",
         "doubt",
         "empty",
         "end",
@@ -54,6 +60,7 @@ class ByteSource:
         "rest",
         "url",
         "view",
+        "with_globals",
     )
 
     def __init__(self, read: Read, url: str, end_required: Callable[[], bool] | None = None) -> None:
@@ -70,6 +77,8 @@ class ByteSource:
         self.orphan = False
         self.doubt = ""
         self.empty = False
+        self.bound = sys.maxsize
+        self.at_bound = self.with_globals = False
 
     @property
     def shown(self) -> str:
