@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import zstandard
 
-from tests.writing import entries, memory, read, read_dali, small
+from tests.writing import entries, memory, read, small
 from wds_async.errors import ConfigError
+from wds_async.tar.index import read_dali
 from wds_async.writer import ShardWriter
 
 

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.writing import SAMPLE, entries, in_memory, memory, read, read_dali
+from tests.writing import SAMPLE, entries, in_memory, memory, read
 from wds_async.errors import ConfigError, PipeError, UrlError
+from wds_async.tar.index import read_dali
 from wds_async.writer import TarWriter
 
 # -- TarWriter ----------------------------------------------------------------------------------------------------

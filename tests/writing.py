@@ -14,7 +14,7 @@ from wds_async.tar.group import samples
 from wds_async.tar.parse import members
 from wds_async.writer import TarWriter
 
-__all__ = ["SAMPLE", "entries", "in_memory", "memory", "read", "read_dali", "small"]
+__all__ = ["SAMPLE", "entries", "in_memory", "memory", "read", "small"]
 
 SAMPLE: dict[str, Any] = {
     "__key__": "a/b",
@@ -62,14 +62,3 @@ def memory() -> Any:
     filesystem.store.clear()
     filesystem.pseudo_dirs[:] = [""]
     return filesystem
-
-
-def read_dali(text: str) -> list[list[tuple[str, int, int]]]:
-    """Return the name, offset and size of each field, by sample, of DALI's index."""
-    head, *lines = text.splitlines()
-    assert head == f"v1.2 {len(lines)}"
-    words = [line.split() for line in lines]
-    return [
-        [(name, int(offset), int(size)) for offset, size, name in zip(w[1::4], w[2::4], w[3::4], strict=True)]
-        for w in words
-    ]

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         reraise_exception as reraise_exception, warn_and_continue as warn_and_continue,
         warn_and_stop as warn_and_stop,
     )
+    from wds_async.indexed.randomaccess import IndexedDataset as IndexedDataset
     from wds_async.legacy.datasets import (
         ChoppedDataset as ChoppedDataset, Composable as Composable, Dataset as Dataset, DBCache as DBCache,
         MultiDataset as MultiDataset, Processor as Processor, PytorchShardList as PytorchShardList,
@@ -96,6 +97,7 @@ _HOMES = {
     "tree_collation_fn unbatched unlisted xdecode",
     "fluid": "FluidInterface FluidWrapper",
     "handlers": "ignore_and_continue ignore_and_stop reraise_exception warn_and_continue warn_and_stop",
+    "indexed.randomaccess": "IndexedDataset",
     "loader": "WebLoader",
     "mix": "RandomMix RoundRobin",
     "reading.url_files": "gopen gopen_schemes",

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.servers import make_shard
 from wds_async.errors import ConfigError, ShardNotFound, UnsafeContent
-from wds_async.indexed.index import count_samples, load_index, placed_shards
+from wds_async.indexed.index import load_index, placed_shards
 from wds_async.tar.index import shard_list
 
 
@@ -120,10 +119,7 @@ def test_only_files_of_the_user_name_commands_and_files(url: str, origin: Any, t
 
 
 def test_what_is_made_can_be_loaded(tmp_path: Path) -> None:
-    for name, keys in (("a.tar", "xyz"), ("b.tar", "uv")):
-        (tmp_path / name).write_bytes(make_shard({key: {"cls": b"1", "txt": b"t"} for key in keys}))
-    counted = list(count_samples([str(tmp_path / "a.tar"), str(tmp_path / "b.tar")]))
-    assert [shard["nsamples"] for shard in counted] == [3, 2]
+    counted = [{"url": str(tmp_path / name), "nsamples": count} for name, count in (("a.tar", 3), ("b.tar", 2))]
     placed = placed_shards(counted, folder=str(tmp_path))
     assert [shard["url"] for shard in placed] == ["a.tar", "b.tar"]
     assert placed_shards(counted) == counted

@@ -16,6 +16,7 @@ from wds_async.indexed.samplers import (
     DistributedChunkedSampler,
     ShardedSampler,
     ShardListSampler,
+    WeightedSampler,
 )
 
 lengths_of_shards = st.lists(st.integers(0, 30), min_size=1, max_size=12)
@@ -170,3 +171,53 @@ def test_distributed_takes_the_rank_from_the_environment(monkeypatch: pytest.Mon
 def test_distributed_refuses_a_rank_beyond_the_last() -> None:
     with pytest.raises(ConfigError, match="rank 4 of 4"):
         DistributedChunkedSampler(Lengths(10), num_replicas=4, rank=4)
+
+
+weights_of_indexes = st.lists(st.sampled_from([0.0, 1e-300, 0.5, 1.0, 7.0, 1e300]), max_size=40)
+
+
+@given(weights_of_indexes, st.integers(0, 2**32), st.integers(1, 5), st.data())
+def test_weighted_no_index_twice_and_none_without_weight(
+    weights: list[float], seed: int, replicas: int, data: st.DataObject
+) -> None:
+    possible = {index for index, weight in enumerate(weights) if weight}
+    count = data.draw(st.integers(0, len(possible)))
+    ranks = [WeightedSampler(weights, count, seed=seed, rank=rank, num_replicas=replicas) for rank in range(replicas)]
+    (alone,) = [WeightedSampler(weights, count, seed=seed, rank=0, num_replicas=1)]
+    for epoch in range(2):
+        order, shares = list(alone), [list(sampler) for sampler in ranks]
+        assert len(set(order)) == len(order) == count == len(alone)
+        assert set(order) <= possible
+        assert {len(share) for share in shares} == {count // replicas} == {len(sampler) for sampler in ranks}
+        assert [index for step in zip(*shares, strict=True) for index in step] == order[: count // replicas * replicas]
+        alone.set_epoch(epoch)
+        assert list(alone) == order  # an epoch has one order
+
+
+def test_weighted_draws_by_weight() -> None:
+    """Against the exact chances of drawing two of three without replacement."""
+    weights, draws = [1.0, 2.0, 5.0], 20_000
+    seen = Counter(tuple(WeightedSampler(weights, 2, seed=seed)) for seed in range(draws))
+    total = sum(weights)
+    for first in range(3):
+        for second in set(range(3)) - {first}:
+            chance = weights[first] / total * weights[second] / (total - weights[first])
+            assert abs(seen[first, second] / draws - chance) < 0.015
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (([-1.0],), "weights"),
+        (([float("nan")],), "weights"),
+        (([float("inf")],), "weights"),
+        (([[1.0]],), "weights"),
+        (([1.0, 0.0], 2), "1 indexes have a weight"),
+        (([1.0], -1), "num_samples"),
+    ],
+)
+def test_weighted_refuses_what_cannot_be_drawn(arguments: tuple[object, ...], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        WeightedSampler(*arguments)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="rank 2 of 2"):
+        WeightedSampler([1.0], rank=2, num_replicas=2)

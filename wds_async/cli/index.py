@@ -1,19 +1,26 @@
-"""``wds-async index``: count the samples of shards once, and write the counts down."""
+"""``wds-async index``: read the headers of shards once, and write down how many samples each holds, and where."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from wds_async.cli import shards
-from wds_async.indexed import index
-from wds_async.storage.sink import publish_text
-from wds_async.tar.index import shard_list
+from wds_async.cli import shards, terminal
+from wds_async.errors import ConfigError, ShardFormatError, WdsError
+from wds_async.indexed import index, places
+from wds_async.indexed.scan import ScannedShard, scan_shards, up_to_date
+from wds_async.indexed.shardindex import ShardIndex
+from wds_async.redact import redact
+from wds_async.storage.sink import publish, publish_text
+from wds_async.tar.index import energon_index, read_dali, shard_list
 from wds_async.urls import local_path
 
 __all__ = ["command"]
@@ -21,33 +28,196 @@ __all__ = ["command"]
 
 @click.command("index")
 @click.argument("url", nargs=-1, required=True, metavar="SHARDS...")
-@click.option("-o", "--output", default="-", help="The file or URL to write (default: standard output).")
-@click.option("--name", help="A name for the dataset.")
-@click.option("--base", help="URL of the folder where SHARDS given as relative paths will be.")
-def command(*, url: tuple[str, ...], output: str, name: str | None, base: str | None) -> None:
-    """Write a JSON index of SHARDS: how many samples and bytes each holds.
+@click.option(
+    "--kind", type=click.Choice(["json", *places.KINDS]), default="json", show_default=True,
+    help="json: one list of all shards. The others: a file for each shard, for DALI, Energon or IndexedDataset.",
+)  # fmt: skip
+@click.option(
+    "-o", "--output", default="-",
+    help="json: the file or URL to write (default: standard output). Other kinds: the folder for the files (default: "
+    "each beside its shard).",
+)  # fmt: skip
+@click.option("--name", help="A name for the dataset (json).")
+@click.option("--base", help="URL of the folder where SHARDS given as relative paths will be (json).")
+@click.option("--again", is_flag=True, help="Read all shards, also those whose index is up to date.")
+@click.option("--dry-run", is_flag=True, help="Show how many shards would be read, and write nothing.")
+def command(
+    *, url: tuple[str, ...], kind: str, output: str, name: str | None, base: str | None, again: bool, dry_run: bool
+) -> None:
+    """Write an index of SHARDS: how many samples each holds, and where they are.
 
-    ShardListDataset reads samples by number from it. All bytes of the shards are read once; an error names its shard
-    and writes nothing. Local shards in the folder of the index, or below it, are named relative to it.
+    All bytes of the shards are read once, many shards at a time. What a shard holds is kept in the cache folder
+    (WDS_CACHE) with the shard's size and version, and a later run passes over shards that have not changed: one that
+    was interrupted goes on. Shards with errors are listed at the end, and the status is 1; a json index is not written
+    then.
+
+    Local shards in the folder of a json index, or below it, are named relative to it.
 
     Example: wds-async index 'https://host/train-{000..009}.tar' -o train.json
     """
+    if kind != "json" and (name is not None or base is not None):
+        raise ConfigError(f"--name and --base are for --kind json, not {kind}")
     urls = shards.expand(url)
-    with contextlib.ExitStack() as stack:
-        each: Iterable[dict[str, Any]] = index.count_samples(urls)
-        if sys.stderr.isatty():
-            bar = click.progressbar(each, length=len(urls), label="shards", file=sys.stderr, show_pos=True)
-            each = stack.enter_context(bar)
-        counted = list(each)
+    work = _Work(kind, list(dict.fromkeys(urls)), None if output == "-" else output)
+    if not again:
+        work.find()
+    if dry_run:
+        click.echo(f"{shards.counted(len(work.todo), 'shard')} would be read, {len(work.done)} are up to date")
+        return
+    work.write_known()
+    work.read()
+    if kind == "json" and not work.errors:
+        _write_list([work.done[each] for each in urls], urls, output, name=name or "", base=base)
+    for line in work.report():
+        terminal.say(line, err=True)
+    click.get_current_context().exit(1 if work.errors else 0)
+
+
+@dataclass
+class _Work:
+    """The shards to index, and what is known of them. ``done`` has those whose index is known, ``todo`` those that have
+    to be read."""
+
+    kind: str
+    urls: list[str]
+    folder: str | None
+    done: dict[str, ShardIndex] = field(default_factory=dict)
+    errors: dict[str, Exception] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        per_shard = self.kind != "json"
+        found = places.places(self.urls, self.kind, self.folder) if per_shard else []
+        self.targets = dict(zip(self.urls, found, strict=per_shard))
+        self.present: dict[str, bytes] = {}
+        self.known = 0
+        self._kept = True
+
+    @property
+    def todo(self) -> list[str]:
+        return [url for url in self.urls if url not in self.done and url not in self.errors]
+
+    def find(self) -> None:
+        """Find the shards whose index is up to date."""
+        indexes = {url: cached for url in self.urls if (cached := places.cached_index(url)) is not None}
+        for (url, target), data in zip(self.targets.items(), places.read_files(self.targets.values()), strict=True):
+            if isinstance(data, bytes):
+                self.present[url] = data
+                if self.kind == "wds":
+                    with contextlib.suppress(ConfigError):
+                        indexes[url] = ShardIndex.from_bytes(data, target)
+        usable = {url: one for url, one in indexes.items() if self._suffices(url, one)}
+        self.done = {url: usable[url] for url, good in up_to_date(usable) if good}
+        self.known = len(self.done)
+
+    def _suffices(self, url: str, one: ShardIndex) -> bool:
+        """Return whether what is asked for can be made of an index. One that was learnt while training has no keys, and
+        its last sample ends with the file."""
+        if self.kind != "dali":
+            return self.kind != "energon" or one.keys is not None
+        try:
+            return len(read_dali(self.present[url].decode("utf-8", "surrogateescape"))) == len(one)
+        except (KeyError, ConfigError):
+            return False
+
+    def write_known(self) -> None:
+        """Write the files of the shards that need not be read, where they are missing or others."""
+        if self.kind in ("energon", "wds"):
+            for url, one in list(self.done.items()):
+                self._publish(url, one)
+
+    def read(self) -> None:
+        """Read the other shards, and write each one's file as soon as it is known."""
+        with _bar(len(self.urls), len(self.urls) - len(self.todo)) as advance:
+            for scanned in scan_shards(self.todo, dali=self.kind == "dali", received=lambda n: advance(0, n)):
+                self._take(scanned)
+                advance(1, 0)
+
+    def _take(self, scanned: ScannedShard) -> None:
+        url, one = scanned.url, scanned.index
+        if one is None:
+            assert scanned.error is not None
+            self.errors[url] = scanned.error
+            return
+        self.done[url] = one
+        if one.facts.version and self._kept:
+            try:
+                places.keep(one, url)
+            except (OSError, WdsError) as exn:
+                self._kept = False
+                terminal.say(f"what was found is not kept: {exn}", err=True)
+        if self.kind != "json":
+            self._publish(url, one, scanned.dali)
+
+    def _publish(self, url: str, one: ShardIndex, dali: str = "") -> None:
+        """Write the file of one shard, unless it is there."""
+        try:
+            data = self._file(url, one, dali)
+            if data != self.present.get(url):
+                publish(self.targets[url], data)
+        except (WdsError, OSError) as exn:
+            self.errors[url] = exn
+
+    def _file(self, url: str, one: ShardIndex, dali: str) -> bytes:
+        """Return the bytes of a shard's own index."""
+        if self.kind == "wds":
+            return one.to_bytes()
+        if self.kind == "dali":
+            return dali.encode("utf-8", "surrogateescape")
+        if not one.facts.plain:
+            raise ShardFormatError(f"{redact(url)}: it is compressed, and Energon reads plain tars only")
+        return energon_index(one.starts.tolist(), one.stop(len(one) - 1) if len(one) else 0)
+
+    def report(self) -> Iterator[str]:
+        """Yield the lines of the end: what was found, and every error."""
+        repeats = terminal.Repeats()
+        for url, exn in self.errors.items():
+            if not repeats.seen(str(exn), redact(url)):
+                yield f"{click.style('error', fg='red', bold=True)}  {exn}"
+        yield from repeats.lines()
+        found = [self.done[url] for url in self.urls if url in self.done]
+        parts = [shards.counted(len(found), "shard"), shards.counted(sum(map(len, found)), "sample")]
+        parts.append(shards.human(sum(one.facts.size for one in found)))
+        if self.known:
+            parts.append(f"{self.known:,} up to date before")
+        if self.errors:
+            parts.append(shards.counted(len(self.errors), "error"))
+        yield ", ".join(parts)
+
+
+def _write_list(found: list[ShardIndex], urls: list[str], output: str, *, name: str, base: str | None) -> None:
+    counted: list[dict[str, Any]] = [
+        {"url": url, "nsamples": len(one), "filesize": one.facts.size} for url, one in zip(urls, found, strict=True)
+    ]
     path = None if output == "-" else local_path(output)
     folder = None if path is None else os.path.dirname(os.path.abspath(path))
-    placed = index.placed_shards(counted, base=base, folder=folder)
-    text = shard_list(placed, name or "")
+    text = shard_list(index.placed_shards(counted, base=base, folder=folder), name)
     if output == "-":
         click.echo(text, nl=False)
     else:
         publish_text(output, text)
-    total = sum(shard["nsamples"] for shard in counted)
-    size = sum(shard["filesize"] for shard in counted)
-    counts = f"{shards.counted(len(counted), 'shard')}, {shards.counted(total, 'sample')}"
-    click.echo(f"{counts}, {shards.human(size)}", err=True)
+
+
+@contextlib.contextmanager
+def _bar(total: int, done: int) -> Iterator[Callable[[int, int], None]]:
+    """Show a progress bar on a terminal; gives ``advance(shards, bytes)``."""
+    progress = Progress(
+        SpinnerColumn(),
+        TextColumn("index"),
+        BarColumn(bar_width=28),
+        MofNCompleteColumn(),
+        TextColumn("shards  {task.fields[read]}"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )
+    received = 0
+    with progress:
+        task = progress.add_task("", total=total, completed=done, read="")
+
+        def advance(count: int, size: int) -> None:
+            nonlocal received
+            received += size
+            progress.update(task, advance=count, read=shards.human(received))
+
+        yield advance

@@ -13,19 +13,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import IO, Any
 
 from wds_async.errors import ConfigError, WdsError
 from wds_async.redact import redact
 from wds_async.shardlists.document import Document, ValuePath, read
-from wds_async.tar.decompress import plain
-from wds_async.tar.group import admission, base_plus_ext
-from wds_async.tar.parse import members
-from wds_async.transfer.reader import ShardStream, open_shards
 from wds_async.urls import local_path, merge_url, scheme
 
-__all__ = ["count_samples", "load_index", "placed_shards"]
+__all__ = ["load_index", "placed_shards"]
 
 Shard = dict[str, Any]
 
@@ -131,41 +127,10 @@ def _wrong(document: Document, path: ValuePath, why: str) -> WdsError:
 # ------------------------------------------------------------------ making one
 
 
-def count_samples(urls: Iterable[str]) -> Iterator[Shard]:
-    """``{"url", "nsamples", "filesize"}`` of every shard, in order; ``filesize`` is its bytes as stored.
-
-    All bytes are read, many shards at once, and none are kept. Raises the shard's own error, which names it.
-    """
-    fits = admission()
-    with open_shards(urls) as opened:
-        for stream in opened:
-            size = samples = 0
-            last: str | None = None
-
-            def read(stream: ShardStream = stream) -> memoryview | None:
-                nonlocal size
-                piece = stream.read()
-                size += 0 if piece is None else len(piece)
-                return piece
-
-            def count(name: str) -> None:
-                nonlocal samples, last
-                key = base_plus_ext(name)[0] if fits(name) is not None else None
-                if key is not None and key != last:
-                    last = key
-                    samples += 1
-
-            for _ in members(plain(read, stream.url), stream.url, admit=count, end_required=stream.is_open_ended):
-                pass  # nothing is admitted: no data is copied
-            while read() is not None:  # behind the end of the archive
-                pass
-            yield {"url": stream.url, "nsamples": samples, "filesize": size}
-
-
 def placed_shards(
     shards: Iterable[Mapping[str, Any]], *, base: str | None = None, folder: str | None = None
 ) -> list[Shard]:
-    """Return the shards (see `count_samples`) with URLs as an index in ``folder`` names them (see `tar.index`).
+    """Return ``shards`` with URLs as an index in ``folder`` names them (see `tar.index`).
 
     ``base`` is the URL of a folder where the shards will be, for those that are given as relative paths: copies at
     hand can be indexed for another place. Other local shards are named relative to ``folder``, if they lie in it, or

@@ -1,4 +1,5 @@
-"""Orders of indexes for `dataset.ShardListDataset`: shuffled, and yet near each other on disk.
+"""Orders of indexes for `dataset.ShardListDataset`: shuffled, and yet near each other on disk. And one by weight, for
+`randomaccess.IndexedDataset`.
 
 The indexes are cut into ranges (shards, or chunks of a size). The order of the ranges is shuffled, then the indexes
 in each, so that few shards are read at a time. Every order follows from seed and epoch alone.
@@ -8,13 +9,15 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
+
+import numpy as np
 
 from wds_async import world
 from wds_async.arguments import check_size
 from wds_async.errors import ConfigError
 
-__all__ = ["ChunkedSampler", "DistributedChunkedSampler", "ShardListSampler", "ShardedSampler"]
+__all__ = ["ChunkedSampler", "DistributedChunkedSampler", "ShardListSampler", "ShardedSampler", "WeightedSampler"]
 
 _EPOCH_STEP = 1289738273  # wids's own, so that one seed gives one order in both
 
@@ -164,3 +167,63 @@ def DistributedChunkedSampler(
         shuffle=shuffle,
         shufflefirst=shufflefirst,
     )
+
+
+class WeightedSampler:
+    """``num_samples`` indexes drawn by ``weights`` without replacement: no index comes twice in an epoch.
+
+    The next index is always drawn among those that are left, each with a chance in proportion to its weight: those of
+    large weights come sooner, and more often where not all are drawn. An index of weight 0 never comes.
+    ``num_samples``: how many all ranks draw together (default: all that have a weight).
+
+    The order follows from ``seed`` and epoch (`set_epoch`; each pass is the next one) and is the same on all ranks, of
+    which each takes every ``num_replicas``-th index from its own ``rank`` on (default: those of `world.place`). All
+    ranks have as many: the last few that do not divide evenly are left out.
+
+    Raises ConfigError for weights that are negative, not finite, or fewer than ``num_samples``, and for a rank that is
+    not below ``num_replicas``. The draw is that of Efraimidis and Spirakis, "Weighted random sampling with a reservoir"
+    (2006): one random number an index, divided by its weight.
+    """
+
+    def __init__(
+        self,
+        weights: Iterable[float],
+        num_samples: int | None = None,
+        *,
+        seed: int = 0,
+        rank: int | None = None,
+        num_replicas: int | None = None,
+    ) -> None:
+        self.weights = np.asarray(weights if isinstance(weights, np.ndarray) else list(weights), np.float64)
+        if self.weights.ndim != 1 or not np.isfinite(self.weights).all() or (self.weights < 0).any():
+            raise ConfigError("WeightedSampler: weights: one finite number, 0 or more, for each index")
+        possible = int(np.count_nonzero(self.weights))
+        wanted = possible if num_samples is None else num_samples
+        self.num_samples = check_size("WeightedSampler", "num_samples", wanted, at_least=0)
+        if self.num_samples > possible:
+            why = f"{possible} indexes have a weight above 0, and each comes once"
+            raise ConfigError(f"WeightedSampler: num_samples={self.num_samples}: {why}")
+        here = world.place()
+        self.num_replicas = here.world_size if num_replicas is None else num_replicas
+        self.rank = here.rank if rank is None else rank
+        if not 0 <= self.rank < self.num_replicas:
+            raise ConfigError(f"rank {self.rank} of {self.num_replicas} replicas: ranks count from 0")
+        self.seed = seed
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next pass that of ``epoch``."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.num_samples // self.num_replicas
+
+    def __iter__(self) -> Iterator[int]:
+        numbers = np.random.default_rng(world.make_seed("weights", self.seed, self.epoch)).random(len(self.weights))
+        drawable = np.flatnonzero(self.weights)
+        # Times of independent exponential clocks: which rings next is drawn by weight among those that have not rung.
+        with np.errstate(over="ignore"):
+            times = -np.log1p(-numbers[drawable]) / self.weights[drawable]
+        order = drawable[np.argsort(times, kind="stable")]
+        yield from order[self.rank : len(self) * self.num_replicas : self.num_replicas].tolist()
+        self.epoch += 1

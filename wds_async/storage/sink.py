@@ -21,7 +21,7 @@ from wds_async.storage.options import StorageOptions
 from wds_async.storage.stores import load
 from wds_async.storage.user_openers import GOPEN_BUFSIZE, named_opener
 
-__all__ = ["FileSink", "LocalSink", "PipeSink", "Sink", "open_sink", "publish_text"]
+__all__ = ["FileSink", "LocalSink", "PipeSink", "Sink", "open_sink", "publish", "publish_text"]
 
 Data = bytes | bytearray | memoryview
 
@@ -235,12 +235,17 @@ def open_sink(url: str, *, options: Mapping[str, Any] | StorageOptions | None = 
     return sink
 
 
-def publish_text(url: str, text: str, options: Mapping[str, Any] | StorageOptions | None = None) -> None:
-    """Write a small text file, in UTF-8, to ``url``; it appears whole or not at all. Raises what `open_sink` does."""
+def publish(url: str, data: Data, options: Mapping[str, Any] | StorageOptions | None = None) -> None:
+    """Write a small file to ``url``; it appears whole or not at all. Raises what `open_sink` does."""
     sink = open_sink(url, options=options)
     try:
-        sink.write(text.encode("utf-8"))
+        sink.write(data)
         sink.commit()
     except BaseException:
         sink.abort()
         raise
+
+
+def publish_text(url: str, text: str, options: Mapping[str, Any] | StorageOptions | None = None) -> None:
+    """Write a small text file, in UTF-8, to ``url``, as `publish` does."""
+    publish(url, text.encode("utf-8"), options)

@@ -22,11 +22,12 @@ from wds_async.tar.blocks import BLOCK, LOW_SUMS, padded
 from wds_async.tar.headers import Headers, pass_over, shown, truncated
 from wds_async.tar.source import NOTHING, ByteSource, Read
 
-__all__ = ["Member", "Read", "members", "members_of"]
+__all__ = ["HEADER", "SIZES", "TIMES", "Member", "Read", "members", "members_of"]
 
-# name, size, checksum, type, first byte of the ustar prefix
-_HEADER = struct.Struct("100s24x12s12x8sc188xc166x")
-_TIMES = re.compile(rb"(?:[0-9]+ [acm]time=[-.0-9]+\n)+\0")
+HEADER = struct.Struct("100s24x12s12x8sc188xc166x")
+"""Fields of a header: name, size, checksum, type, first byte of the ustar prefix."""
+TIMES = re.compile(rb"(?:[0-9]+ [acm]time=[-.0-9]+\n)+\0")
+"""Data of a PAX header that only gives times."""
 
 
 Member = tuple[str, bytes, int]
@@ -47,7 +48,8 @@ class _Sizes(dict[bytes, int]):
         return size
 
 
-_sizes = _Sizes()
+SIZES = _Sizes()
+"""Size by the size field of a plain header; -1 for any other kind."""
 
 
 def members(
@@ -95,7 +97,7 @@ def members_of(
 def _walk(source: ByteSource, admit: Callable[[str], str | None] | None, limit: int, *, keep: bool) -> Iterator[Member]:
     """``members``, spelled for speed: what the loop needs of ``source`` is in locals, ``end`` before the bound."""
     headers = _headers_behind(source)
-    sums, sizes, unpack, adler32 = LOW_SUMS, _sizes, _HEADER.unpack_from, zlib.adler32
+    sums, sizes, unpack, adler32 = LOW_SUMS, SIZES, HEADER.unpack_from, zlib.adler32
     view, pos, end, first, plain = source.view, source.pos, min(source.end, source.bound - source.base), -1, b"0"
     last: str | None = None
     try:
@@ -114,7 +116,7 @@ def _walk(source: ByteSource, admit: Callable[[str], str | None] | None, limit: 
                         kind == b"x"
                         and first < 0 < size <= BLOCK
                         and (behind := pos + 2 * BLOCK) <= end
-                        and _TIMES.match(view, pos + BLOCK, behind)
+                        and TIMES.match(view, pos + BLOCK, behind)
                     ):
                         first, pos = source.base + pos, behind
                         continue

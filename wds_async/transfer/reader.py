@@ -256,6 +256,13 @@ class ShardStream:
             self._comparison = Comparison(self._crc32c)
 
     @property
+    def version(self) -> str:
+        """Version of the object (its ETag, or another text that changes with it), once its first bytes have come; ""
+        while it is not known, and where nothing tells it. Of a copy in a disk cache only the size is known."""
+        state: ShardState | None = None if self._shard is None else self._shard.state
+        return "" if state is None else state.version
+
+    @property
     def local_path(self) -> str | None:
         """The path of a local file, or of the shard in the cache: where it is or, once it was read to its end, will be
         (unless the cache cannot be written). None for what has no such place."""
