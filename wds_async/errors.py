@@ -49,13 +49,14 @@ class WdsError(Exception):
     """Base of every error that wds_async raises on purpose. ``str(error)`` gives the URL (secrets
     redacted), the byte, the attempts and the next step.
 
-    ``shard`` (its URL, redacted), ``offset`` (where in it, in bytes) and, of a tar, ``last_member`` (the name in the
-    last header that was read before the error) are for programs and the ledger; None where they are not known, and in
-    an error built from a string."""
+    ``shard`` (its URL, redacted), ``offset`` (where in it, in bytes) and, of a tar, ``last_member`` and ``last_header``
+    (the name in the last header that was read before the error, and where its member begins) are for programs and the
+    ledger; None where they are not known, and in an error built from a string."""
 
     shard: str | None = None
     offset: int | None = None
     last_member: str | None = None
+    last_header: int | None = None
 
     def at(self, shard: str, offset: int | None) -> Self:
         """Set ``shard`` and ``offset`` and return this error."""

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from tests.tar.test_parse import Feed
 from wds_async.errors import CorruptShard, FieldTooLarge, ShardFormatError, TruncatedShard
-from wds_async.tar.decompress import PIECE_BYTES, gunzip, plain
+from wds_async.tar.decompress import PIECE_BYTES, gunzip, plain, plain_span
 from wds_async.tar.parse import members
 from wds_async.tar.source import Read
 
@@ -268,3 +268,26 @@ def test_errors_of_the_stream_pass() -> None:
 
     with pytest.raises(ConnectionError):
         drain(plain(read, URL))
+
+
+@pytest.mark.parametrize("kind", PACK)
+@pytest.mark.parametrize("start", [0, 512, 100_000])
+def test_a_span_of_a_compressed_shard_is_refused(kind: str, start: int) -> None:
+    """At the beginning of a stream, or a later one of several, by its bytes; elsewhere by the name of the shard."""
+    packed = PACK[kind](bytes(1000))
+    with pytest.raises(ShardFormatError, match=f"at byte {start}: compressed shards have no spans") as caught:
+        plain_span(Feed(packed, [7]), URL, start)
+    assert (caught.value.shard, caught.value.offset) == (URL, start)
+    for name in ("x.tar.gz", "x.TGZ?sig=a", "x.tar.zst#a", "x.tar.bz2", "x.txz"):
+        with pytest.raises(ShardFormatError, match=f"no tar header at byte {start or 1}: compressed"):
+            plain_span(Feed(b"in the middle of it" * 100, [512]), f"http://host/{name}", start or 1)
+
+
+@pytest.mark.parametrize("name", ["\x1f\x8b\x08a.txt", "BZh91AY&SY.txt", "]\0\0\x80\0", "(\xb5/\xfd.txt"])
+def test_a_header_in_the_middle_of_a_tar_is_never_taken_for_compressed_data(name: str) -> None:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT, encoding="latin-1") as tar:
+        tar.addfile(tarfile.TarInfo(name))
+    for data in (out.getvalue(), bytes(1024), b"", b"rubbish" * 100):
+        assert drain(plain_span(Feed(data, [100, 700]), "http://host/x.tar", 512)) == data
+    assert drain(plain_span(Feed(out.getvalue(), [512]), "http://host/x.tar.gz", 512)) == out.getvalue()

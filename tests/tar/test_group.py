@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 import pickle
 import tarfile
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from wds_async.errors import DuplicateField, TruncatedShard
+from wds_async.errors import CorruptShard, DuplicateField, TruncatedShard
 from wds_async.tar.group import RawSample, admission, base_plus_ext, samples
 from wds_async.tar.parse import Member, members
 
@@ -118,14 +119,41 @@ def test_a_sample_knows_where_it_stands_without_a_key_for_it() -> None:
     [copy.copy, copy.deepcopy, RawSample.copy]
     + [lambda sample, n=n: pickle.loads(pickle.dumps(sample, n)) for n in range(2, pickle.HIGHEST_PROTOCOL + 1)],
 )
-def test_shard_and_offset_survive_copies(through: Callable[[RawSample], RawSample]) -> None:
+def test_its_place_survives_copies(through: Callable[[RawSample], RawSample]) -> None:
     (sample,) = samples(named("a.jpg", "a.cls"), URL)
-    sample.offset = 77
+    sample.offset, sample.stop = 77, 99
     other = through(sample)
     assert type(other) is RawSample
     assert other == sample
     assert other is not sample
-    assert (other.shard, other.offset) == (URL, 77)
+    assert (other.shard, other.offset, other.stop) == (URL, 77, 99)
+
+
+@settings(max_examples=200, deadline=None)
+@given(names=st.lists(NAMES, max_size=10))
+@example(["a.jpg", "__index__", "nothing", "b.jpg", "b.cls", "c.__bad__", "d.jpg"])
+def test_a_sample_ends_where_the_next_one_begins(names: list[str]) -> None:
+    found = list(samples(named(*names), URL, on_error=lambda exn: True))
+    heads = [offset for name, _, offset in named(*names) if base_plus_ext(name)[0] is not None]
+    assert all(sample.stop in heads and sample.stop > sample.offset for sample in found[:-1])
+    for sample, following in itertools.pairwise(found):
+        assert sample.stop is not None
+        assert sample.stop <= following.offset  # less where a sample between them was dropped
+    for number, sample in enumerate(found):  # what stands between is that sample, whatever comes before and behind
+        between = [member for member in named(*names) if sample.offset <= member[2] < (sample.stop or 1 << 30)]
+        assert list(samples(between, URL, on_error=lambda exn: True)) == [sample], number
+
+
+def test_the_last_sample_before_damage_ends_at_the_damaged_member() -> None:
+    found: list[RawSample] = []
+    with pytest.raises(TruncatedShard):
+        found.extend(samples(entries(pack(["a.jpg", "b.jpg"])[:1024]), URL))  # the byte of b.jpg is missing
+    assert [(sample.offset, sample.stop) for sample in found] == [(0, 512)]
+    damaged = bytearray(pack(["a.jpg", "b.jpg", "c.jpg"]))
+    damaged[512 + 130] ^= 1  # in the header of b.jpg, so that nothing says whose it is
+    with pytest.raises(CorruptShard):
+        found.extend(samples(entries(bytes(damaged)), URL))
+    assert len(found) == 1
 
 
 def test_a_duplicate_field_names_everything() -> None:

@@ -18,7 +18,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from wds_async.errors import CorruptShard, FieldTooLarge, NotATar, ShardFormatError, TruncatedShard
-from wds_async.tar.parse import Member, members
+from wds_async.tar.parse import Member, members, members_of
+from wds_async.tar.source import ByteSource
 
 Entry = tuple[bytes, str, bytes, float]  # type, name, data, mtime
 FORMATS = (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
@@ -548,3 +549,42 @@ def test_a_required_end_of_archive_that_is_there(end: bytes) -> None:
     assert len(parse(two, end_required=never)) == 2
     with pytest.raises(TruncatedShard):
         parse(two[: -len(END)], end_required=lambda: True)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    names=st.lists(st.sampled_from(["a.jpg", "b" * 150, "d/ü.txt", "c" * 90 + "/" + "e" * 60]), min_size=1, max_size=6),
+    sizes=st.lists(st.integers(1, 3000), min_size=1, max_size=4),
+    format=st.sampled_from(FORMATS),
+    cut=st.integers(0, 5),
+)
+def test_offsets_are_those_of_the_whole_tar_wherever_reading_begins(
+    names: list[str], sizes: list[int], format: int, cut: int
+) -> None:
+    assume(format != tarfile.USTAR_FORMAT or not any(len(name) > 100 for name in names))
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=format) as tar:
+        for number, name in enumerate(names):
+            info = tarfile.TarInfo(name)
+            info.size = 700 * number
+            tar.addfile(info, io.BytesIO(b"x" * info.size))
+    data = out.getvalue()
+    whole = parse(data)
+    starts = [offset for _, _, offset in whole]
+    start = starts[min(cut, len(starts) - 1)]
+    feed = Feed(data[start:], sizes)
+    source = ByteSource(feed, URL, start=start)
+    assert list(members_of(source)) == whole[starts.index(start) :]
+    assert (source.offset, source.doubt, source.empty) == (len(data), "", False)
+    source.drop()
+
+
+def test_what_is_wrong_behind_the_beginning_of_a_span_is_told_by_its_place() -> None:
+    data = b"\1" * 512
+    for start, kind in ((0, NotATar), (512, CorruptShard)):
+        with pytest.raises(kind, match=f"at byte {start}") as caught:
+            list(members_of(ByteSource(Feed(data, [512]), URL, start=start)))
+        assert caught.value.offset == start
+    source = ByteSource(Feed(b"", [512]), URL, start=1024)  # it begins at the end of its shard
+    assert list(members_of(source)) == []
+    assert source.doubt == ""

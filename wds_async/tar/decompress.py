@@ -10,14 +10,16 @@ import bz2
 import functools
 import gzip
 import lzma
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from wds_async.errors import CorruptShard, FieldTooLarge, TruncatedShard
+from wds_async.errors import CorruptShard, FieldTooLarge, ShardFormatError, TruncatedShard
+from wds_async.tar.blocks import BLOCK, checks
 from wds_async.tar.source import ByteSource, Read
 
-__all__ = ["gunzip", "plain"]
+__all__ = ["gunzip", "plain", "plain_span"]
 
 PIECE_BYTES = 512 << 10  # the most that comes out at once
 FEED_BYTES = 256 << 10  # the most that goes in at once: decompressors copy what they cannot use yet
@@ -25,6 +27,7 @@ _PEEK_BYTES = 10
 _MEMORY_BYTES = 512 << 20  # the most that a stream may claim for its window (``zstd --long=29``)
 _ADVICE = "write or copy the shard again"
 _ZSTD = b"\x28\xb5\x2f\xfd"
+_PACKED = re.compile(r"\.(tgz|tbz2?|txz|gz|bz2|xz|lzma|zst)($|[?#])")  # names of compressed shards, for a message
 _BZ2_BLOCKS = (b"1AY&SY", b"\x17\x72\x45\x38\x50\x90")  # a first block, or the end of an empty stream
 
 
@@ -54,15 +57,48 @@ def plain(read: Read, url: str) -> Read:
     through = _Through(read)
     head = through.peek(_PEEK_BYTES)
     source = ByteSource(through, url)
-    if head[:3] == b"\x1f\x8b\x08":
-        return _reader(_unpacked(source, "gzip", _Gunzip))
-    if head[:3] == b"BZh" and head[4:10] in _BZ2_BLOCKS:  # "BZh" alone may begin the name of a tar's first member
-        return _reader(_unpacked(source, "bzip2", bz2.BZ2Decompressor))
-    if head[:6] == b"\xfd7zXZ\0" or head[:5] == b"\x5d\0\0\x80\0":
-        return _reader(_unpacked(source, "xz", functools.partial(lzma.LZMADecompressor, memlimit=_MEMORY_BYTES)))
-    if head[:4] == _ZSTD or _is_skippable(head[:4]):
-        return _reader(_unzstd(source))
+    match _format_of(head):
+        case "gzip":
+            return _reader(_unpacked(source, "gzip", _Gunzip))
+        case "bzip2":
+            return _reader(_unpacked(source, "bzip2", bz2.BZ2Decompressor))
+        case "xz":
+            return _reader(_unpacked(source, "xz", functools.partial(lzma.LZMADecompressor, memlimit=_MEMORY_BYTES)))
+        case "zstd":
+            return _reader(_unzstd(source))
     return through
+
+
+def plain_span(read: Read, url: str, start: int) -> Read:
+    """Return the bytes of a plain tar from its header at byte ``start`` on, as they come from ``read``.
+
+    The first block is read at once. ShardFormatError where it shows that the shard is compressed: no byte in the middle
+    of such a one tells where a member begins. A block that is a header, or zeros, is never taken for compressed data.
+    """
+    through = _Through(read)
+    head = through.peek(BLOCK)
+    if not head.strip(b"\0") or (len(head) == BLOCK and checks(head)):
+        return through
+    what = _format_of(head)
+    if what is None and (start == 0 or not _PACKED.search(url.lower())):
+        return through  # whatever it is: it is damage to the tar's reader
+    raise ByteSource(through, url).error(
+        ShardFormatError,
+        f"{f'{what} data' if what else 'no tar header'} at byte {start}: compressed shards have no spans, since their"
+        " members cannot be found by their place; read it whole, or pack it as a plain tar",
+        start,
+    )
+
+
+def _format_of(head: bytes) -> str | None:
+    """Return the name of the compression whose data begin so, None for anything else."""
+    if head[:3] == b"\x1f\x8b\x08":
+        return "gzip"
+    if head[:3] == b"BZh" and head[4:10] in _BZ2_BLOCKS:  # "BZh" alone may begin the name of a tar's first member
+        return "bzip2"
+    if head[:6] == b"\xfd7zXZ\0" or head[:5] == b"\x5d\0\0\x80\0":
+        return "xz"
+    return "zstd" if head[:4] == _ZSTD or _is_skippable(head[:4]) else None
 
 
 class _Through:

@@ -46,19 +46,22 @@ _NO_KEY = "\0"  # a prefix that no name of a tar has
 class RawSample(dict[str, Any]):
     """A sample as it stands in its shard: ``__key__``, ``__url__`` and fields of bytes.
 
-    Its attributes ``shard`` (URL) and ``offset`` (of its first header block, in bytes, in the uncompressed tar) stay
-    through pickling and copying; a stage that builds a new dictionary loses them.
+    Its attributes ``shard`` (URL), ``offset`` (of its first header block, in bytes, in the uncompressed tar) and
+    ``stop`` stay through pickling and copying; a stage that builds a new dictionary loses them. ``stop`` is the offset
+    of the next sample's first header, or None for the last sample of its shard. For the last one before damage it is
+    the offset of the member that is damaged.
     """
 
-    __slots__ = ("offset", "shard")
+    __slots__ = ("offset", "shard", "stop")
 
     shard: str
     offset: int
+    stop: int | None
 
     def copy(self) -> RawSample:
-        """A shallow copy, with ``shard`` and ``offset``."""
+        """A shallow copy, with ``shard``, ``offset`` and ``stop``."""
         other = RawSample(self)
-        other.shard, other.offset = self.shard, self.offset
+        other.shard, other.offset, other.stop = self.shard, self.offset, self.stop
         return other
 
 
@@ -282,6 +285,7 @@ def _group(
                     continue
                 if key != sample["__key__"]:
                     if not sample.get("__bad__"):
+                        sample.stop = offset
                         yield sample
                     sample = RawSample()
                     sample["__key__"] = key
@@ -308,6 +312,7 @@ def _group(
             yield sample
         raise
     if not sample.get("__bad__"):
+        sample.stop = None
         yield sample
 
 
@@ -323,6 +328,7 @@ def _is_whole(
     key, good = sample["__key__"], not sample.get("__bad__")
     behind = key_behind(name_behind(exn, rename_files), keys)
     whole = behind not in (None, key)
+    sample.stop = getattr(exn, "last_header", None) if whole else None
     if on_cut is not None and (whole or good):
         whole = on_cut(behind or key, exn) or whole
     return whole and good

@@ -139,6 +139,8 @@ class Headers:
                 " whether more members follow, and the last sample may be incomplete; have it sent with its length"
             )
             raise truncated(source, at + rest, where)
+        if at == source.start:  # nothing came: it begins at the end of its shard
+            return
         if not zeros:
             source.doubt = f"it ends at byte {at}, behind a member, without the zeros that end an archive"
         elif zeros > _ZEROS_USUAL_BYTES:

@@ -30,6 +30,8 @@ TIMES = re.compile(rb"(?:[0-9]+ [acm]time=[-.0-9]+\n)+\0")
 """Data of a PAX header that only gives times."""
 
 
+_NONE_YET: tuple[str | None, int | None] = (None, None)  # no name, no offset
+
 Member = tuple[str, bytes, int]
 """A regular file of a tar: its name (UTF-8, undecodable bytes as surrogates), its bytes, and the offset in bytes,
 in the uncompressed tar, of its first header block, extension headers included. A plain tuple: a named one costs a
@@ -84,7 +86,8 @@ def members_of(
     admit: Callable[[str], str | None] | None = None,
     max_field_bytes: int = 2 << 30,
 ) -> Iterator[Member]:
-    """`members` of what is left of ``source``, which must stand at a header.
+    """`members` of what is left of ``source``, which must stand at a header. Offsets are those of ``source``: in the
+    whole tar, also where it begins in the middle of one. Global PAX headers that came before are not known there.
 
     After an error ``source`` still has its piece and its place, so that the shard can be read on: by `resync.resync`
     and then this function again after ``CorruptShard`` (or ``NotATar``), by this function alone after
@@ -99,7 +102,7 @@ def _walk(source: ByteSource, admit: Callable[[str], str | None] | None, limit: 
     headers = _headers_behind(source)
     sums, sizes, unpack, adler32 = LOW_SUMS, SIZES, HEADER.unpack_from, zlib.adler32
     view, pos, end, first, plain = source.view, source.pos, min(source.end, source.bound - source.base), -1, b"0"
-    last: str | None = None
+    last, offset = _NONE_YET
     try:
         while True:
             name: str | None = None
@@ -147,7 +150,7 @@ def _walk(source: ByteSource, admit: Callable[[str], str | None] | None, limit: 
                 pass_over(source, whole, offset)
                 view, pos, end = source.view, source.pos, min(source.end, source.bound - source.base)
     except Exception as exn:
-        _note_last_member(exn, headers.refused or (name if admit is None else last))
+        _note_last_member(exn, headers, name if admit is None else last, offset)
         raise
     finally:
         if view is not NOTHING:
@@ -162,11 +165,12 @@ def _headers_behind(source: ByteSource) -> Headers:
     return Headers(source)
 
 
-def _note_last_member(exn: Exception, name: str | None) -> None:
-    """Note the name in the last header on ``exn``: its data may be what is missing, and samples of other keys are
-    whole."""
+def _note_last_member(exn: Exception, headers: Headers, name: str | None, offset: int | None) -> None:
+    """Note the name and the offset of the last header on ``exn``: its data may be what is missing, and samples of other
+    keys are whole."""
     with contextlib.suppress(AttributeError):  # an exception without a dict, of a program's own opener
-        exn.last_member = name  # type: ignore[attr-defined]
+        exn.last_member = headers.refused or name  # type: ignore[attr-defined]
+        exn.last_header = getattr(exn, "offset", None) if headers.refused else offset  # type: ignore[attr-defined]
 
 
 def _data(headers: Headers, size: int, name: str, offset: int, limit: int) -> bytes:

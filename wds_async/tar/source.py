@@ -30,7 +30,8 @@ class ByteSource:
     """A stream of pieces with a position.
 
     ``view`` is the current piece, ``pos`` and ``end`` are positions in it, and ``base`` is the offset of its first byte
-    in the stream, in bytes.
+    in the stream, in bytes. ``start`` is the offset of the first byte that ``read`` gives: other than 0 where a tar is
+    read from its middle on.
 
     For reading on behind an error: ``rest`` is how many bytes of a member that was refused come next, and ``orphan``
     says that an extension header was, so that the next member lacks its own name or size. ``doubt``: what was odd about
@@ -58,12 +59,13 @@ class ByteSource:
         "pos",
         "read",
         "rest",
+        "start",
         "url",
         "view",
         "with_globals",
     )
 
-    def __init__(self, read: Read, url: str, end_required: Callable[[], bool] | None = None) -> None:
+    def __init__(self, read: Read, url: str, end_required: Callable[[], bool] | None = None, start: int = 0) -> None:
         self.read = read
         self.url = url
         self._shown: str | None = None
@@ -71,7 +73,7 @@ class ByteSource:
         self.view = NOTHING
         self.pos = 0
         self.end = 0
-        self.base = 0
+        self.start = self.base = start
         self.after: memoryview | None = None  # what is left of the piece that was interrupted by `put_back`
         self.rest = 0
         self.orphan = False
@@ -94,7 +96,7 @@ class ByteSource:
 
     @property
     def arrived(self) -> int:
-        """Bytes of the stream that have come so far, all of the current piece included."""
+        """Offset behind the bytes of the stream that have come so far, all of the current piece included."""
         return self.base + self.end + (0 if self.after is None else len(self.after))
 
     def error(self, kind: type[E], message: str, offset: int) -> E:
