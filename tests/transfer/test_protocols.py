@@ -51,7 +51,7 @@ class Cache:
     def __init__(self) -> None:
         self.shard = Entry()
 
-    def entry(self, location: Location) -> CachedShard:
+    def entry(self, location: Location, *, whole: bool = True) -> CachedShard:
         return self.shard
 
 

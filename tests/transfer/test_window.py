@@ -25,19 +25,41 @@ BLOB = random.Random(0).randbytes(4 * MIB)
 
 @dataclass(frozen=True)
 class Plan:
-    """A shard as its store has it. ``way``: how it is read; a ``breaks`` offset ends it in an error."""
+    """A shard as its store has it. ``way``: how it is read; a ``breaks`` offset ends it in an error. Bytes from
+    ``start`` to ``stop`` are wanted of it."""
 
     size: int
     way: str = "ranges"  # or "stream", known as one from the start; "turns", found out by its first answer;
     # "flaky", a range ignored in its middle; "left", a stream at first, then ranges; "refused", an error at once
     breaks: int | None = None
     skip_after: int | None = None
+    start: int = 0
+    stop: int | None = None
+
+    @property
+    def end(self) -> int:
+        """Where it ends if all goes well."""
+        return self.size if self.stop is None else min(self.size, self.stop)
+
+    @property
+    def behind(self) -> bool:
+        """Whether bytes are wanted where there are none."""
+        return self.start != self.stop and (
+            self.start > self.size or (self.start == self.size and self.stop is not None)
+        )
+
+    @property
+    def broken(self) -> bool:
+        """Whether it ends in an error."""
+        breaks = self.breaks is not None and self.start < self.end and self.breaks < self.end
+        return self.way == "refused" or self.behind or breaks
 
     def expected(self) -> int:
-        """How many bytes come before its end."""
-        if self.way == "refused":
-            return 0
-        return self.size if self.breaks is None else min(self.size, self.breaks)
+        """Where its good bytes end."""
+        if self.way == "refused" or self.behind:
+            return self.start
+        end = self.end if self.breaks is None else min(self.end, self.breaks)
+        return max(self.start, end)
 
 
 class Reader:
@@ -53,7 +75,7 @@ class Reader:
         self.cancelled: set[Part] = set()
         self.events: list[Piece | End | Finished] = []
         self.holds: Piece | None = None
-        self.read = [0] * len(self.plans)
+        self.read = [plan.start for plan in self.plans]
         self.ended = 0
         self.skipped: set[int] = set()
         self.finished = False
@@ -77,7 +99,8 @@ class Reader:
             return False
         plan = self.plans[self.added]
         error = TransferError("refused") if plan.way == "refused" else None
-        self.window.add(f"shard{self.added}", streamed=plan.way == "stream", error=error)
+        streamed, span = plan.way == "stream", {"start": plan.start, "stop": plan.stop}
+        self.window.add(f"shard{self.added}", streamed=streamed, error=error, **span)  # type: ignore[arg-type]
         self.added += 1
         if self.added == len(self.plans):
             self.window.end_of_source()
@@ -113,15 +136,15 @@ class Reader:
             self.read[number] += event.length
             assert event.slab.view[: event.length] == self.content(number)[start : self.read[number]], "wrong bytes"
             self.holds = event
-            if plan.skip_after is not None and self.read[number] > plan.skip_after and number not in self.skipped:
+            read = self.read[number] - plan.start
+            if plan.skip_after is not None and read > plan.skip_after and number not in self.skipped:
                 self.skipped.add(number)
                 self.window.skip(number)
             return True
         self.ended += 1
         if number not in self.skipped:
             assert self.read[number] == plan.expected()
-            broken = plan.way == "refused" or (plan.breaks is not None and plan.breaks < plan.size)
-            assert (event.shard.error is not None) == broken
+            assert (event.shard.error is not None) == plan.broken
         return True
 
     def settle(self) -> None:
@@ -140,7 +163,9 @@ class Reader:
         last = False
         if not part.dropped and part not in self.cancelled:
             shard, plan = part.shard, self.plans[part.shard.number]
+            assert plan.start <= part.start < (part.stop if plan.stop is None else plan.stop)
             whole = part.start == 0 and plan.size <= (part.slab.size if part.backed else part.stop)
+            whole = whole and plan.size == plan.end
             ignored = (plan.way == "turns" and not whole) or (plan.way == "flaky" and part.start > plan.size // 2)
             left = plan.way == "left" and part.start > plan.size // 2
             ignored = ignored or (plan.way == "left" and not left and shard.size is None)
@@ -151,14 +176,18 @@ class Reader:
                     return  # it waits for memory
                 last = self._stream(part, plan)
             elif not part.backed:
-                if self.rng.random() < 0.5:  # its head may have come, its body waits for memory
+                if plan.behind:
+                    part.error = TransferError("behind the end")
+                elif self.rng.random() < 0.5:  # its head may have come, its body waits for memory
                     self.window.learn(shard, plan.size)
-                if part.dropped or plan.breaks is None or plan.breaks > part.start:
+                if part.dropped or (plan.behind is False and (plan.breaks is None or plan.breaks > part.start)):
                     return
-                part.error = TransferError("broken")  # no attempt came as far as a body
+                part.error = part.error or TransferError("broken")  # no attempt came as far as a body
+            elif plan.behind:
+                part.error = TransferError("behind the end")
             else:
                 if shard.streamed:  # it stood still within this part
-                    self._fill(part, plan, self.rng.randint(part.start, min(part.start + part.slab.size, plan.size)))
+                    self._fill(part, plan, self.rng.randint(part.start, min(part.start + part.slab.size, plan.end)))
                     self.window.turn_ranged(part)
                 self.window.learn(shard, plan.size)
                 self._fill(part, plan, max(part.stop, part.start + part.filled))
@@ -168,15 +197,18 @@ class Reader:
         self.window.landed(part, last=last, error=part.error)
 
     def _stream(self, part: Part, plan: Plan) -> bool:
+        if plan.behind:
+            part.error = TransferError("behind the end")
+            return False
         room = part.slab.size if self.rng.random() < 0.5 else self.rng.randint(1, part.slab.size)
-        self._fill(part, plan, min(part.start + room, plan.size))
-        at_end = part.error is None and part.start + part.filled == plan.size
+        self._fill(part, plan, min(part.start + room, plan.end))
+        at_end = part.error is None and part.start + part.filled == plan.end
         return at_end and (part.filled == 0 or self.rng.random() < 0.5)
 
     def _fill(self, part: Part, plan: Plan, stop: int) -> None:
         if part.dropped:
             return
-        if plan.breaks is not None and plan.breaks < plan.size and stop > plan.breaks:
+        if plan.breaks is not None and plan.breaks < plan.end and stop > plan.breaks:
             stop, part.error = plan.breaks, TransferError("broken")
         if part.start >= stop:
             return
@@ -209,8 +241,12 @@ sizes = st.one_of(
     st.integers(0, 1536 * KIB),
 )
 plans = st.builds(
-    Plan,
+    lambda size, start, length, **more: Plan(
+        size, start=start % (size + 2), stop=None if length is None else start % (size + 2) + length, **more
+    ),
     size=sizes,
+    start=st.just(0) | sizes,
+    length=st.none() | sizes,
     way=st.sampled_from(["ranges", "ranges", "ranges", "stream", "turns", "flaky", "left", "refused"]),
     breaks=st.none() | st.integers(0, 600 * KIB),
     skip_after=st.none() | st.integers(0, 600 * KIB),
@@ -232,6 +268,10 @@ configs = st.builds(
 @example(plans=[Plan(400 * KIB, breaks=300 * KIB)], config=TransferConfig(), seed=1, rough=False)
 @example(plans=[Plan(1536 * KIB, "flaky")] * 4, config=TransferConfig(), seed=2, rough=True)
 @example(plans=[Plan(1536 * KIB, "left")] * 4, config=TransferConfig(), seed=3, rough=True)
+@example(plans=[Plan(1000, start=1000)], config=TransferConfig(), seed=4, rough=False)
+@example(plans=[Plan(1000, start=1000, stop=1001)], config=TransferConfig(), seed=5, rough=False)
+@example(plans=[Plan(1000, start=2000, stop=2000)], config=TransferConfig(), seed=6, rough=False)
+@example(plans=[Plan(1536 * KIB, "left", start=MIB, stop=1200 * KIB)] * 4, config=TransferConfig(), seed=7, rough=True)
 def test_any_order_gives_the_same_stream(plans: list[Plan], config: TransferConfig, seed: int, rough: bool) -> None:
     rng = random.Random(seed)
     pool = SlabPool(config.budget_bytes, config.part_bytes)
@@ -424,3 +464,34 @@ def test_a_shard_that_shrank_drops_what_lies_behind_its_end() -> None:
         window.landed(part)
     window.deliver()
     assert [type(event) for event in events] == [Piece, End, Finished]
+
+
+def _started(guess: int | None = None, **span: int) -> tuple[Window, Shard, list[Part]]:
+    """A window of one shard, of which so much is wanted, and the parts that start at once."""
+    config = TransferConfig()
+    window = Window(SlabPool(config.budget_bytes, config.part_bytes), config, lambda event: None, lambda part: None)
+    window._guess = guess
+    shard = window.add("x", **span)  # type: ignore[arg-type]
+    return window, shard, window.plan()
+
+
+def test_a_span_whose_end_is_known_needs_no_guess() -> None:
+    window, shard, parts = _started(start=5 * MIB, stop=5 * MIB + 300 * KIB)
+    assert [(part.start - 5 * MIB, part.stop - 5 * MIB) for part in parts] == [(0, 128 * KIB), (128 * KIB, 300 * KIB)]
+    window.learn(shard, 64 * MIB)
+    assert (window.plan(), window._guess) == ([], 64 * MIB)  # what is learned is the size of the whole shard
+
+
+def test_a_span_without_an_end_is_guessed_from_its_start_on() -> None:
+    window, shard, parts = _started(start=5 * MIB)
+    assert (parts[0].start, parts[-1].stop) == (5 * MIB, 6 * MIB)  # as much as of any shard of unknown size
+    window.learn(shard, 5 * MIB + 1000)
+    assert [part.stop for part in parts if not part.dropped] == [5 * MIB + 1000]
+    for guess, bytes_ in ((8 * MIB, 128 * KIB), (1 * MIB, 64 * KIB)):  # the first part, and the least there is
+        _, _, (first, *_) = _started(guess, start=7 * MIB)
+        assert (first.start, first.stop - first.start) == (7 * MIB, bytes_)
+
+
+def test_an_empty_span_asks_for_nothing() -> None:
+    _, shard, parts = _started(start=MIB, stop=MIB)
+    assert (parts, shard.complete) == ([], True)

@@ -22,7 +22,7 @@ from wds_async.handlers import Handler
 from wds_async.observe.ledger import EpochLog
 from wds_async.reading.parts import Ended, ShardOutcome
 from wds_async.redact import redact
-from wds_async.tar.decompress import plain
+from wds_async.tar.decompress import plain, plain_span
 from wds_async.tar.resync import resync
 from wds_async.tar.source import ByteSource, Read
 from wds_async.transfer.reader import ShardStream
@@ -43,7 +43,7 @@ class ShardRecovery:
         self.failed = False
         self.bad = False
         self._ledger = ledger
-        self._stored_bytes = 0
+        self._stored_bytes = stream.start  # offset of the next stored byte
         self._source: ByteSource | None = None
         self._cut: str | None = None
         self._gap_at: int | None = None
@@ -51,21 +51,26 @@ class ShardRecovery:
         self._drained = False
 
     def source(self) -> ByteSource:
-        """Return the bytes of its tar, from where they were read last."""
+        """Return the bytes of its tar, from where they were read last. Those of a span stand where they do in the whole
+        tar."""
         if self._source is None:
             unpack: Read | None = None
 
             def read() -> memoryview | None:
                 nonlocal unpack
                 try:
-                    unpack = unpack or plain(self._stored, self.stream.url)
+                    unpack = unpack or self._unpacked()
                     return unpack()
                 except Exception as exn:
                     self.broke = exn
                     raise
 
-            self._source = ByteSource(read, self.stream.url, self.stream.is_open_ended)
+            self._source = ByteSource(read, self.stream.url, self.stream.is_open_ended, self.stream.start)
         return self._source
+
+    def _unpacked(self) -> Read:
+        url, span = self.stream.url, self.stream.span
+        return plain(self._stored, url) if span.whole else plain_span(self._stored, url, span.start)
 
     def _stored(self) -> memoryview | None:
         piece = self.stream.read()
@@ -75,7 +80,7 @@ class ShardRecovery:
     @property
     def offset(self) -> int:
         """Position of the next byte in the tar."""
-        return 0 if self._source is None else self._source.offset
+        return self.stream.start if self._source is None else self._source.offset
 
     def on_cut(self, key: str, exn: Exception) -> bool:
         """Remember that ``exn`` cut the sample ``key``, once a gap. Return True where the sample is to be yielded: a
@@ -111,8 +116,10 @@ class ShardRecovery:
         if size is None and getattr(self.stream.located, "kind", "") == "local" and self.stream.local_path:
             with contextlib.suppress(OSError):
                 size = os.stat(self.stream.local_path).st_size
+        if self.stream.stop is not None and size is not None:
+            size = min(size, self.stream.stop)
         if size is None or self._source is None:
-            return size
+            return None if size is None else max(0, size - self.stream.start)
         compressed = self._stored_bytes != self._source.arrived
         return max(0, size - (self._stored_bytes if compressed else offset))
 
@@ -124,8 +131,9 @@ class ShardRecovery:
 
     def over(self, delivered: int) -> None:
         """End the shard after ``delivered`` samples; reject copies of a bad one."""
-        source, url = self._source, self.stream.url
-        if source is not None and source.doubt and not self.failed:
+        source, url, stop = self._source, self.stream.url, self.stream.stop
+        cut = source is not None and stop is not None and source.offset >= stop  # where it is to end
+        if source is not None and source.doubt and not self.failed and not cut:
             # Its rest may have been lost between two members, which nothing in a tar shows.
             why = TruncatedShard(f"{redact(url)}: {source.doubt}: what stood behind it may be lost")
             self._ledger.note(why, "tar", shard=url, offset=source.offset, size=0, samples=0)

@@ -63,7 +63,8 @@ class ShardFile(io.RawIOBase):
     ) -> None:
         super().__init__()
         self.name = redact(url)
-        self._open = functools.partial(open_shards, [url], final=final, options=options)
+        shard = url if stream is None else stream.info
+        self._open = functools.partial(open_shards, [shard], final=final, options=options)
         self._stream = stream
         self._reader: ShardReader | None = None
         self._piece: memoryview | None = None

@@ -109,12 +109,13 @@ class DiskCache:
     def name(self, url: str) -> str:
         return cache_name(url) if self._url_to_name is None else given_name(url, self._url_to_name)
 
-    def entry(self, location: Location) -> ShardEntry | None:
-        """Return the shard for one reader; None for one that is not cached."""
+    def entry(self, location: Location, *, whole: bool = True) -> ShardEntry | None:
+        """Return the shard for one reader; None for one that is not cached. Unless it is read ``whole``, a copy is used
+        where there is one, and otherwise the cache is left alone."""
         is_local = location.kind == "local" or (location.kind == "generic" and reads_local_files(location.target))
         if location.kind == "stdin" or (is_local and not self.local):
             return None
-        return ShardEntry(self, location.url, elsewhere(self.name(location.url), location.options.place))
+        return ShardEntry(self, location.url, elsewhere(self.name(location.url), location.options.place), whole=whole)
 
     def find(self, url: str, name: str | None = None) -> Path | None:
         """Return the file that holds the whole shard; it counts as used now. ``name``: its `name`, if known."""
@@ -222,13 +223,14 @@ class ShardEntry:
     """The shard at ``url``, which ``cache`` keeps under ``name``, for one reader (see `storage.base.CacheEntry`).
     `begin` runs on a thread of the engine, all else on the consumer's; `over` ends it whenever it comes."""
 
-    def __init__(self, cache: DiskCache, url: str, name: str) -> None:
+    def __init__(self, cache: DiskCache, url: str, name: str, *, whole: bool = True) -> None:
         self.role: Role = "new"
         self.check = cache.check
         self._cache = cache
         self._url = url
         self._target = cache.folder / name
         self._name = name
+        self._whole = whole
         self._path: Path | None = None
         self._writer: PartialWriter | None = None
         self._following: PartialReader | None = None
@@ -246,7 +248,8 @@ class ShardEntry:
         if self.role == "store":
             return None
         if self._path is None and self.role == "new":
-            return str(self._cache.find(self._url, self._name) or self._target)
+            found = self._cache.find(self._url, self._name)
+            return str(found or self._target) if found or self._whole else None
         return str(self._path or self._target)
 
     def begin(self) -> CopiedFile | PartialReader | None:
@@ -309,6 +312,9 @@ class ShardEntry:
         copied = self._find()
         if copied is not None:
             return copied
+        if not self._whole:
+            self.role = "store"
+            return None
         if self._following is not None:  # it stood still
             if self._following.patience_lost:
                 self._cache.lose_patience()

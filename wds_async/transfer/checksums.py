@@ -35,6 +35,7 @@ from wds_async.storage.filewriting import write_all
 from wds_async.storage.registry import Backends
 from wds_async.storage.stores import STORES
 from wds_async.transfer.engine import Engine
+from wds_async.transfer.options import Span
 from wds_async.transfer.shard_state import ShardState
 from wds_async.transfer.stats import Counters, Stats
 
@@ -62,6 +63,7 @@ class VerifiableShard(Protocol):
 
     info: dict[str, Any]
     url: str
+    span: Span
     located: Location | WdsError
 
     @property
@@ -465,8 +467,9 @@ class Verifier:
 
 
 def _comparable(stream: VerifiableShard | BaseException) -> Location | None:
-    """Return the place of a shard whose bytes can be read again; None for a pipe, a FIFO, a shard with an error."""
-    place = None if isinstance(stream, BaseException) else stream.located
+    """Return the place of a shard whose bytes can be read again; None for a pipe, a FIFO, a shard with an error, and a
+    span."""
+    place = None if isinstance(stream, BaseException) or not stream.span.whole else stream.located
     if place is None or isinstance(place, WdsError) or place.spec.in_order:
         return None
     return place if place.path is None or os.path.isfile(place.path) else None

@@ -24,7 +24,7 @@ from wds_async.config import TransferConfig
 from wds_async.errors import ReaderClosed, WdsError
 from wds_async.storage.base import Location
 from wds_async.transfer.fetch import Fetcher
-from wds_async.transfer.options import ReadOptions
+from wds_async.transfer.options import ReadOptions, Span
 from wds_async.transfer.resources import Resources
 from wds_async.transfer.shard_state import ShardState
 from wds_async.transfer.slabs import Slab, SlabPool
@@ -230,14 +230,15 @@ class Pump:
         self.counters.set("budget_bytes", self._slabs.budget_bytes)
         self.counters.set("connections_most", self._config.connections)
 
-    def add(self, shards: Sequence[tuple[str, Location | WdsError]], *, ended: bool) -> None:
+    def add(self, shards: Sequence[tuple[str, Location | WdsError, Span]], *, ended: bool) -> None:
         """Append shards to the stream; ``ended``: no more will come."""
-        for url, place in shards:
+        for url, place, span in shards:
             if isinstance(place, WdsError):
                 self.window.add(url, error=place)
                 continue
-            self.window.add(url, streamed=place.in_order, state=ShardState(place))
-            if place.spec.announced and place.entry is None:
+            state = ShardState(place, expected=span.version)
+            self.window.add(url, streamed=place.in_order, start=span.start, stop=span.stop, state=state)
+            if place.spec.announced and place.entry is None and span.whole:
                 self._resources.backends.of(place).expect(place)
         if ended:
             self.window.end_of_source()

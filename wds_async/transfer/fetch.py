@@ -42,7 +42,7 @@ from wds_async.transfer.part_request import (
 from wds_async.transfer.resources import Resources
 from wds_async.transfer.retry import Attempts, RetryController
 from wds_async.transfer.shard_state import ShardState, ignore_result
-from wds_async.transfer.streams import DirectStream
+from wds_async.transfer.streams import DirectStream, span_behind_end
 from wds_async.transfer.traffic import FILES
 from wds_async.transfer.window import Part, Shard
 
@@ -168,8 +168,8 @@ class Fetcher:
                     state.use_handed_file(copy.lose)
                     self._retry.record_contact(location)
                     self._learn(part, copy.size, copy.version, copy.fields, backend, location)
-                case CopiedFile():
-                    self._learn(part, copy.size, copy.version, {})
+                case CopiedFile():  # its own version says nothing of the object's
+                    self._learn(part, copy.size, f"{copy.size} bytes", {})
             return await self._read_file(part, copy)
         except (StoodStill, FileReplaced, OSError) as exn:
             logger.info("%s at byte %d: left its copy on disk: %s", redact(part.shard.url), attempts.position, exn)
@@ -271,7 +271,7 @@ class Fetcher:
                 request, original_retried = access, True
                 continue
             except NoSuchRange:
-                if part.start:
+                if part.start > part.shard.start:
                     await self._size_of(part)
                     raise _Unready("it may lie behind the end") from None
                 state.stream_whole()
@@ -355,6 +355,8 @@ class Fetcher:
         """Take an answer's facts of the object: see `ShardState.learn`."""
         shard = part.shard
         shard.state.learn(shard.size, size, version, fields, backend, at)
+        if size <= shard.start and (size < shard.start or shard.stop is not None):
+            raise span_behind_end(shard, size)
         self.answering = part
         try:
             self._window.learn(shard, size)

@@ -364,7 +364,8 @@ class HedgingController:
 
     def _allowed(self, part: Part, history: OriginHistory, now: float) -> bool:
         shard = part.shard
-        behind = part.start >= (1 if shard.size is None else shard.size)  # or it may be, before the size is known
+        # Or it may be, before the size is known.
+        behind = part.start >= (shard.start + 1 if shard.size is None else shard.size)
         if part.dropped or shard.streamed or behind:
             return False
         most = max(_MIN_HEDGES, len(self._in_flight) // _HEDGED_SHARE)

@@ -2,15 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from numbers import Integral
+from typing import Any, Protocol
 
 from wds_async.config import TransferConfig
+from wds_async.errors import ConfigError
+from wds_async.redact import redact
 from wds_async.storage.base import CacheEntry, Location
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.transfer.stats import Counters
 
-__all__ = ["CachedShard", "Limit", "ReadOptions", "ShardCache"]
+__all__ = ["CachedShard", "Limit", "ReadOptions", "ShardCache", "Span"]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Bytes ``[start, stop)`` of a shard's object (``stop`` None: to its end), which must have ``version`` unless that
+    is ""."""
+
+    start: int = 0
+    stop: int | None = None
+    version: str = ""
+
+    @classmethod
+    def of(cls, info: Mapping[str, Any]) -> Span:
+        """Return what a shard's dict asks for by ``start``, ``stop`` and ``version``. Raise ConfigError unless they are
+        whole numbers with ``0 <= start <= stop`` and a string."""
+        start, stop, version = info.get("start", 0), info.get("stop"), info.get("version") or ""
+        numbers = [start] if stop is None else [start, stop]
+        if not (_are_whole(numbers) and start >= 0 and (stop is None or start <= stop) and isinstance(version, str)):
+            raise ConfigError(
+                f"{redact(str(info['url']))}: start={start!r}, stop={stop!r}, version={version!r}: a span of a shard is"
+                " two numbers of bytes, 0 <= start <= stop (stop None: to the end), and a version is a string"
+            )
+        return cls(int(start), None if stop is None else int(stop), version)
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is the whole object."""
+        return self.start == 0 and self.stop is None
+
+
+def _are_whole(numbers: list[Any]) -> bool:
+    return all(isinstance(number, Integral) and not isinstance(number, bool) for number in numbers)
 
 
 class CachedShard(CacheEntry, Protocol):
@@ -47,8 +83,9 @@ class CachedShard(CacheEntry, Protocol):
 class ShardCache(Protocol):
     """Protocol: shards on this machine's disk."""
 
-    def entry(self, location: Location) -> CachedShard | None:
-        """Return the shard for one reader; None for one that is not cached."""
+    def entry(self, location: Location, *, whole: bool = True) -> CachedShard | None:
+        """Return the shard for one reader; None for one that is not cached. Unless it is read ``whole``, a copy may be
+        used and none is made."""
         ...
 
 

@@ -267,8 +267,10 @@ class PartRequest:
     def _accept_whole(self, head: Head) -> memoryview:
         part = self.part
         length = head.length
-        room = part.slab.size or part.stop - part.start
+        room, stop = part.slab.size or part.stop - part.start, part.shard.stop
         if part.start or self.offset or length is None or head.encoded or length > room:
+            raise RangesIgnored
+        if stop is not None and length > stop:  # more than what is wanted of it
             raise RangesIgnored
         self._learn(head, length)
         return self._slab(length)

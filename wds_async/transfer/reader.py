@@ -28,7 +28,7 @@ from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.storage.registry import locate
 from wds_async.transfer.checksums import Comparison, HeldShard, Verifier
 from wds_async.transfer.engine import Engine, EventQueue, Pump
-from wds_async.transfer.options import CachedShard, Limit, ReadOptions, ShardCache
+from wds_async.transfer.options import CachedShard, Limit, ReadOptions, ShardCache, Span
 from wds_async.transfer.shard_state import ShardState
 from wds_async.transfer.slabs import Slab
 from wds_async.transfer.stats import Board, Counters
@@ -55,6 +55,12 @@ def open_shards(
     options: StorageOptions = NOTHING_GIVEN,
 ) -> ShardReader:
     """Read ``shards`` (URLs, or dicts with a ``url``) one after another, fetching ahead within the byte budget.
+
+    A dict may have ``start`` (default 0) and ``stop`` (default None: the end): only these bytes of the stored object
+    are requested and delivered. They end where the object does, if that is before ``stop``; TruncatedShard where it has
+    none of them, unless none are wanted. ConfigError in the place of a shard whose span is none. Checksums are those of
+    whole objects, so a span is not compared with one, whatever ``verify`` says, and a disk cache keeps no span. With
+    ``version`` (of `ShardStream.version`) the object must have that version, or `ObjectChanged` is raised.
 
     Nothing is started before the first shard is requested. ``config`` and ``stats`` default to new ones; for the rest
     see `ReadOptions`.
@@ -183,10 +189,11 @@ class ShardReader(Iterator["ShardStream"]):
 
     def _top_up(self) -> None:
         """Take shards from the source until enough are ahead."""
-        batch: list[tuple[str, Location | WdsError]] = []
+        batch: list[tuple[str, Location | WdsError, Span]] = []
         while self._source is not None and len(self._ahead) < self._lookahead:
             try:
                 info = next(self._source)
+                stream = ShardStream(self, info, self._taken)
             except StopIteration:
                 self._source = None
                 break
@@ -194,12 +201,11 @@ class ShardReader(Iterator["ShardStream"]):
                 self._source = None
                 self._ahead.append(exn)
                 break
-            stream = ShardStream(self, info, self._taken)
             if self._verbose:
                 logger.warning("shard %d: %s", stream.number, redact(stream.url))
             self._taken += 1
             self._ahead.append(stream)
-            batch.append((stream.url, stream.located))
+            batch.append((stream.url, stream.located, stream.span))
             if getattr(info, "alone", False):  # it changes its name once the next one is taken
                 break
         if batch:
@@ -223,13 +229,15 @@ class ShardStream:
     """The bytes of one shard, in order.
 
     ``url`` is as the user wrote it (expanded, before rewriting); ``info`` is the dict that the shard list gave;
-    ``number`` counts the shards of this reader from 0; ``size`` is None until an answer gives it.
+    ``number`` counts the shards of this reader from 0. Its bytes are those from ``start`` to ``stop`` (None: the end);
+    ``size`` is that of the whole object, None until an answer gives it.
     """
 
     def __init__(self, reader: ShardReader, info: str | Mapping[str, Any], number: int) -> None:
         self.number = number
         self.info: dict[str, Any] = {"url": info} if isinstance(info, str) else dict(info)
         self.url: str = os.fspath(self.info["url"])
+        self.span = span = Span.of(self.info)
         self.located: Location | WdsError
         self.size: int | None = None
         self._cached: CachedShard | None = None
@@ -237,7 +245,7 @@ class ShardStream:
         try:
             self.located = locate(self.url, final=reader.options.final, options=reader.options.storage)
             if reader.options.cache is not None:
-                self._cached = reader.options.cache.entry(self.located)
+                self._cached = reader.options.cache.entry(self.located, whole=span.whole)
                 self.located = replace(self.located, entry=self._cached)
         except WdsError as exn:
             self.located = exn
@@ -249,11 +257,23 @@ class ShardStream:
         self._left = False
         self._comparison: Comparison | None = None
         self._held: HeldShard | None = None
+        if not span.whole:  # checksums are those of whole objects
+            return
         if reader._verifier is not None:
             self._held = HeldShard(self, self._received, reader._verifier)
             self._comparison = self._held.comparison
         elif reader.config.verify == "auto":
             self._comparison = Comparison(self._crc32c)
+
+    @property
+    def start(self) -> int:
+        """Offset of its first byte in the object."""
+        return self.span.start
+
+    @property
+    def stop(self) -> int | None:
+        """Offset behind its last byte in the object; None: that is the object's end."""
+        return self.span.stop
 
     @property
     def version(self) -> str:

@@ -34,7 +34,7 @@ from wds_async.transfer.concurrency import Concurrency
 from wds_async.transfer.connection import PACE_BYTES, Origin
 from wds_async.transfer.options import ReadOptions
 from wds_async.transfer.resources import Resources
-from wds_async.transfer.shard_state import ShardState
+from wds_async.transfer.shard_state import ShardState, UnexpectedVersion
 from wds_async.transfer.traffic import BOUNDS_S, OriginTraffic, origin_of
 from wds_async.transfer.window import Part, Shard
 
@@ -457,6 +457,9 @@ class RetryController:
 
 
 def _explain(backend: Backend, exn: Exception, location: Location) -> Fault:
+    if isinstance(exn, UnexpectedVersion):
+        advice = "Put the former shard back, or begin without that state."
+        return Fault(Verdict.CHANGED, f"the shard was replaced since the state was saved: {exn}", advice)
     if isinstance(exn, ObjectReplaced):
         return Fault(Verdict.CHANGED, f"the object was replaced while it was being read: {exn}", "Read it again.")
     fault = backend.classify(exn, location)

@@ -6,22 +6,30 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from wds_async.storage.base import Access, Backend, Checksum, Fault, LocalFile, Location, ObjectReplaced, Request
-from wds_async.storage.http.messages import modified_of
+from wds_async.storage.http.messages import modified_of, same_object
 from wds_async.transfer.circuit_breaker import CircuitBreaker
 from wds_async.transfer.files import FileReader
 from wds_async.transfer.streams import StreamReader
 from wds_async.transfer.traffic import OriginTraffic, region_of
 
-__all__ = ["ShardState", "ignore_result"]
+__all__ = ["ShardState", "UnexpectedVersion", "ignore_result"]
 
 Observe = Callable[[int, float, float], None]
 """Bytes, seconds, and when."""
+
+_INODE = re.compile(r"inode \d+, ")
+_SIZE = re.compile(r"\b(\d+) bytes\b")
+
+
+class UnexpectedVersion(ObjectReplaced):
+    """The object has another version than the one that the caller expects."""
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +46,8 @@ class ShardState:
     """The server ignores ranges for this object."""
     unframed: bool = False
     """Only aiohttp can read the way in which the server frames the whole object."""
+    expected: str = ""
+    """Version that the caller expects, "" for any."""
     version: str = ""
     """Version of the object, pinned by the first answer."""
     etag: str = ""
@@ -118,13 +128,16 @@ class ShardState:
             self.redirected = None
 
     def move_to_fallback(self) -> StreamReader | None:
-        """Read on at the fallback, if there is one: only the object's size stays. Return the stream to close."""
+        """Read on at the fallback, if there is one: only the object's size stays, since each store has versions of its
+        own. Return the stream to close."""
         if self.location.fallback is None:
             return None
         self.location, self.access, self.redirected = self.location.fallback, None, None
         self.rangeless, self.unframed, self.breaker = False, False, None
         self.traffic, self.observe, self.fields = None, None, {}
         self.version = self.etag = ""
+        size = _SIZE.search(self.expected)
+        self.expected = size[0] if size else ""
         stream, self.stream = self.stream, None
         return stream
 
@@ -173,6 +186,7 @@ class ShardState:
         if known_size not in (None, size):
             raise ObjectReplaced(f"it had {known_size} bytes and now has {size}")
         if not self.version:
+            self._check_expected(version, size)
             self.version, self.etag = version, fields.get("etag", "")
             self.checksum = None if backend is None else backend.checksum(fields)
             self.modified = modified_of(fields)
@@ -180,11 +194,29 @@ class ShardState:
             raise ObjectReplaced(f"it was {self.version} and is now {version}")
         self.fields = self.fields or fields
 
-    def learn_of_stream(self, backend: Backend, fields: Mapping[str, str]) -> None:
-        """Keep the facts in the head of an answer that is read in order; another start changes no checksum."""
+    def learn_of_stream(self, backend: Backend, version: str, fields: Mapping[str, str]) -> None:
+        """Keep the version and the facts in the head of an answer that is read in order; another start changes no
+        checksum. `UnexpectedVersion` where the caller expects another."""
+        length, plain = fields.get("content-length", ""), "content-encoding" not in fields
+        self._check_expected(version, int(length) if plain and length.isascii() and length.isdigit() else None)
+        self.version = self.version or version
         if self.checksum is None:
             self.fields = self.fields or fields
             self.modified, self.checksum = modified_of(fields), backend.checksum(fields)
+
+    def _check_expected(self, version: str, size: int | None) -> None:
+        """Raise `UnexpectedVersion` where the object, of this version and size, is not the expected one. Versions of
+        different kinds (an ETag, a date) are of different ways to read one object: only their sizes are compared."""
+        expected, seen = _INODE.sub("", self.expected), _INODE.sub("", version)
+        if not expected:
+            return
+        sizes = {match[1] for match in (_SIZE.search(expected), _SIZE.search(seen)) if match}
+        sizes |= set() if size is None else {str(size)}
+        of_one_kind = seen != "" and expected.partition(" ")[0] == seen.partition(" ")[0]
+        if len(sizes) > 1 or (of_one_kind and not same_object(expected, seen)):
+            told = size is None or _SIZE.search(version)
+            found = version if told else f"{version or 'an object'}, {size} bytes"
+            raise UnexpectedVersion(f"it was {self.expected} and is now {found}")
 
     def end_stream(self, *, open_ended: bool, in_doubt: bool) -> None:
         """Keep how the stream ended."""

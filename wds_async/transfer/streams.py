@@ -6,14 +6,16 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
 
+from wds_async.errors import TruncatedShard
+from wds_async.redact import redact
 from wds_async.storage.base import Answer, ObjectReplaced, RefusedAnswer, Request, Stream
 from wds_async.storage.http.messages import same_object, version_of
 from wds_async.transfer.connection import Connection, ConnectionBroken, Head, Origin, request_bytes
 from wds_async.transfer.connection_pool import ConnectionPool
 from wds_async.transfer.part_request import RangesIgnored, excerpt_of, follow
-from wds_async.transfer.window import Part
+from wds_async.transfer.window import Part, Shard
 
-__all__ = ["DirectStream", "StreamReader"]
+__all__ = ["DirectStream", "StreamReader", "span_behind_end"]
 
 _BLOCK = 512  # of a tar
 _SKIP_BYTES = 1 << 20
@@ -123,20 +125,23 @@ class StreamReader:
         part: Part,
         make: Callable[[], Stream],
         hurried: Callable[[], bool],
-        opened: Callable[[Mapping[str, str]], None],
+        opened: Callable[[str, Mapping[str, str]], None],
     ) -> bool:
-        """Fill ``part`` from where it stands; True at the end of the stream. ``make`` returns the stream where it has
-        to start (again): it may be another request by now. While the consumer waits (``hurried``) the part may stay
-        short, so that a slow stream is not held back. ``opened`` takes the head of an answer."""
-        view, offset = part.slab.view, part.start
+        """Fill ``part`` from where it stands; True at the end of the stream, or of what is wanted of it. ``make``
+        returns the stream where it has to start (again): it may be another request by now. While the consumer waits
+        (``hurried``) the part may stay short, so that a slow stream is not held back. ``opened`` takes the version and
+        the head of an answer."""
+        offset, shard = part.start, part.shard
+        view, stop = part.slab.view, shard.stop
+        if stop is not None:
+            view = view[: stop - offset]
         if self._stream is None or self._position != offset + part.filled:
-            # Of what was read in ranges before, every byte must be of the same object; from the start there is none.
-            pinned = part.shard.state.version if offset + part.filled else ""
-            await self._start(make, offset + part.filled, pinned)
-            opened(getattr(self._stream, "fields", {}))
+            # Of what was read in ranges before, every byte must be of the same object; at the start there is none.
+            pinned = shard.state.version if offset + part.filled > shard.start else ""
+            await self._start(make, part, pinned, opened)
         assert self._stream is not None
         try:
-            while part.filled < part.slab.size:
+            while part.filled < len(view):
                 count = await self._stream.readinto(view[part.filled :])
                 self._took(view[part.filled : part.filled + count])
                 part.filled += count
@@ -144,12 +149,14 @@ class StreamReader:
                     self._end(part)
                     await self.close()
                     return True
-                if hurried():
+                if hurried() and part.filled < len(view):
                     return False
         except BaseException:
             self._position = -1
             raise
-        return False
+        if self._position == stop:
+            await self.close()
+        return self._position == stop
 
     async def close(self) -> None:
         """Stop the stream."""
@@ -157,7 +164,15 @@ class StreamReader:
         if stream is not None:
             await stream.close()
 
-    async def _start(self, make: Callable[[], Stream], position: int, pinned: str) -> None:
+    async def _start(
+        self,
+        make: Callable[[], Stream],
+        part: Part,
+        pinned: str,
+        opened: Callable[[str, Mapping[str, str]], None],
+    ) -> None:
+        """Start (again), and pass over what stands before ``part`` or has come of it already."""
+        position = part.start + part.filled
         await self.close()
         stream = make()
         self._stream, self._position = stream, -1
@@ -166,12 +181,15 @@ class StreamReader:
             if not same_object(former, version):
                 raise ObjectReplaced(f"it was {former} and is now {version}")
         self._version = version
+        opened(version, getattr(stream, "fields", {}))
         self._position = 0
         self._archive = _ArchiveEnd() if getattr(stream, "open_ended", False) else None
         scratch = memoryview(bytearray(min(_SKIP_BYTES, position)))
         while self._position < position:
             count = await stream.readinto(scratch[: min(len(scratch), position - self._position)])
             if count == 0:
+                if position == part.shard.start and self._is_end():
+                    raise span_behind_end(part.shard, self._position)
                 raise ConnectionError(f"the stream ended at byte {self._position}, before byte {position}")
             self._took(scratch[:count])
             await asyncio.sleep(0)
@@ -183,8 +201,25 @@ class StreamReader:
 
     def _end(self, part: Part) -> None:
         """Judge the end of the stream. ConnectionError where it may be a cut, and was not confirmed yet."""
-        in_doubt = self._archive is not None and self._archive.missing
-        if in_doubt and self._ended_at != self._position:
-            self._ended_at = self._position
+        if not self._is_end():
             raise ConnectionError("the body has no length, and ended without the end of its archive")
-        part.shard.state.end_stream(open_ended=self._archive is not None, in_doubt=in_doubt)
+        shard = part.shard
+        if shard.stop is not None and self._position <= shard.start:
+            raise span_behind_end(shard, self._position)
+        in_doubt = self._archive is not None and self._archive.missing
+        shard.state.end_stream(open_ended=self._archive is not None, in_doubt=in_doubt)
+
+    def _is_end(self) -> bool:
+        """Return whether the end that has come is believed: one that may be a cut, at the second time only."""
+        before, self._ended_at = self._ended_at, self._position
+        return self._archive is None or not self._archive.missing or before == self._position
+
+
+def span_behind_end(shard: Shard, size: int) -> TruncatedShard:
+    """Return the error of a span that begins behind the ``size`` bytes of its object, or at their end although bytes
+    are expected there."""
+    shown = redact(shard.url)
+    return TruncatedShard(
+        f"{shown}: bytes from {shard.start} on were requested, and it has {size} bytes. It was cut or replaced since it"
+        " had more; copy it again, or begin without the saved state or index that named this place."
+    ).at(shown, size)

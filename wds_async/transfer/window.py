@@ -51,13 +51,17 @@ class Part:
 
 @dataclass(slots=True, eq=False)
 class Shard:
-    """The plan of one shard: ``size`` is None until an answer gives it; ``state`` is for the fetcher (`ShardState`);
-    ``error`` ends the shard behind its good bytes."""
+    """The plan of one shard, or of bytes ``[start, stop)`` of it (``stop`` None: to its end). ``size`` is that of the
+    whole object, None until an answer gives it, and ``end`` where the plan ends, as far as it is known; ``state`` is
+    for the fetcher (`ShardState`); ``error`` ends the shard behind its good bytes."""
 
     number: int
     url: str
     streamed: bool = False
+    start: int = 0
+    stop: int | None = None
     size: int | None = None
+    end: int | None = None
     planned: int = 0
     finished: bool = False
     flying: int = 0
@@ -69,7 +73,7 @@ class Shard:
     @property
     def complete(self) -> bool:
         """Nothing is left to plan."""
-        return self.finished if self.streamed else self.size is not None and self.planned >= self.size
+        return self.finished or (self.end is not None and self.planned >= self.end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +134,18 @@ class Window:
         self._source_ended = False
         self._handed: set[Slab] = set()
 
-    def add(self, url: str, *, streamed: bool = False, error: Exception | None = None, state: Any = None) -> Shard:
-        """Append a shard to the stream; one with an ``error`` ends there at once."""
-        shard = Shard(self._next_number, url, streamed, error=error, state=state)
+    def add(
+        self,
+        url: str,
+        *,
+        streamed: bool = False,
+        start: int = 0,
+        stop: int | None = None,
+        error: Exception | None = None,
+        state: Any = None,
+    ) -> Shard:
+        """Append a shard, or bytes ``[start, stop)`` of it, to the stream; one with an ``error`` ends there at once."""
+        shard = Shard(self._next_number, url, streamed, start, stop, end=stop, planned=start, error=error, state=state)
         self._next_number += 1
         self._shards[shard.number] = shard
         if error is None:
@@ -175,14 +188,15 @@ class Window:
         if shard.size is not None or shard.streamed:
             return
         shard.size = size
+        shard.end = end = size if shard.stop is None else min(size, shard.stop)
         self._sizes.append(size)
         self._guess = int(statistics.median_high(self._sizes))
         for part in list(shard.parts):
-            if part.start >= size:
+            if part.start >= end:
                 self._drop(part)
             else:
-                part.stop = min(part.stop, size)
-        if shard.planned < size and not shard.gone:
+                part.stop = min(part.stop, end)
+        if shard.planned < end and not shard.gone:
             heapq.heappush(self._unplanned, shard.number)
 
     def turn_streamed(self, part: Part) -> bool:
@@ -193,7 +207,7 @@ class Window:
             return False
         for other in [later for later in shard.parts if later.start > part.start]:
             self._drop(other)
-        shard.streamed, shard.size, shard.planned = True, None, part.start
+        shard.streamed, shard.size, shard.end, shard.planned = True, None, shard.stop, part.start
         return True
 
     def turn_ranged(self, part: Part) -> None:
@@ -201,7 +215,7 @@ class Window:
         shard = part.shard
         if shard.streamed and not part.dropped:
             part.stop = max(part.stop, part.start + part.filled)  # its slab may have room for more than was planned
-            shard.streamed, shard.size, shard.planned = False, None, part.stop
+            shard.streamed, shard.size, shard.end, shard.planned = False, None, shard.stop, part.stop
 
     def landed(self, part: Part, *, last: bool = False, error: Exception | None = None) -> None:
         """Take a part that is written no more: it is ready, or ended by ``error``, or was dropped. ``last`` ends a
@@ -276,7 +290,7 @@ class Window:
         consumer has nothing. Then all memory waits for one part, and each released slab would wait a round trip for its
         first byte. What arrives meanwhile stays in the sockets of half of the connections at most."""
         room = max(1, self.concurrency.room // max(1, self._pool.readers))
-        sized = not shard.streamed and (shard.size is not None or self._guess is not None)
+        sized = not shard.streamed and (shard.end is not None or self._guess is not None)
         blocked = self.concurrency.rough > 0 and not self._handed and self._allowed(size)
         return blocked and sized and self.flying < room and len(self._ahead) < room // 2
 
@@ -307,14 +321,17 @@ class Window:
         most = min(self._ramp, self._pool.block_bytes)
         if shard.streamed:
             busy = shard.finished or (shard.parts and not shard.parts[-1].ready)
-            return 0 if busy else slab_bytes(most, most)
-        if shard.size is not None:
-            rest = shard.size - shard.planned
-        elif self._guess is not None:
+            rest = most if shard.end is None else shard.end - shard.planned
+            rest = 0 if busy else rest
+        elif shard.end is not None:
+            rest = shard.end - shard.planned
+        elif self._guess is None:
+            rest = _UNKNOWN_PART_BYTES - (shard.planned - shard.start)
+        elif shard.planned == shard.start:
             # An eighth more than the median for a first part: shards of one dataset differ a little.
-            rest = self._guess - shard.planned if shard.planned else max(1, self._guess + self._guess // 8)
+            rest = max(1, self._guess + self._guess // 8 - shard.start)
         else:
-            rest = _UNKNOWN_PART_BYTES - shard.planned
+            rest = self._guess - shard.planned
         return slab_bytes(min(rest, most), most) if rest > 0 else 0
 
     def _may_start(self, shard: Shard, size: int, *, head: bool) -> bool:
@@ -334,7 +351,7 @@ class Window:
             return False
         if shard.streamed:
             return shard.number - next(iter(self._shards)) < self.config.open_streams
-        if shard.size is None and self._guess is None and self.held_bytes + size > self._pool.budget_bytes // 4:
+        if shard.end is None and self._guess is None and self.held_bytes + size > self._pool.budget_bytes // 4:
             return False
         return self.flying < max(1, self.concurrency.room // readers)
 
@@ -345,8 +362,8 @@ class Window:
 
     def _start(self, shard: Shard, slab: Slab, size: int, *, backed: bool = True) -> Part:
         stop = shard.planned + size
-        if shard.size is not None and not shard.streamed:
-            stop = min(stop, shard.size)
+        if shard.end is not None:
+            stop = min(stop, shard.end)
         part = Part(shard, shard.planned, stop, slab, backed=backed)
         shard.parts.append(part)
         shard.planned = stop
