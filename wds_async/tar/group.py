@@ -136,6 +136,7 @@ def samples(
     some: ``drop_first(key, offset)`` is called and that sample is not yielded. ``on_return(key, offset)`` is called
     when a key begins a sample again, behind others, if it came among the last 16384; it costs a small sample 8 %.
     """
+    came = _Recent(on_return).came if on_return is not None else None
     grouped = _group(
         members,
         url,
@@ -144,9 +145,8 @@ def samples(
         suffixes=suffixes,
         local_path=local_path,
         on_error=on_error or _raise,
-        came=_Recent(on_return).came if on_return is not None else None,
+        drops=came if drop_first is None else _first_dropped(drop_first, came),
         is_whole=functools.partial(_is_whole, keys, rename_files, on_cut),
-        drop_first=drop_first,
     )
     return complete(grouped, expect, on_error or _raise) if expect else grouped
 
@@ -243,13 +243,15 @@ class _Recent:
         self._new: set[str] = set()
         self._old: set[str] = set()
 
-    def came(self, key: str, offset: int) -> None:
+    def came(self, key: str, offset: int) -> bool:
+        """Note a new sample. Return False: none is dropped for this."""
         new, count = self._new, len(self._new)
         new.add(key)
         if len(new) == count or key in self._old:
             self._on_return(key, offset)
         elif count == _RECENT:
             self._old, self._new = new, set()
+        return False
 
 
 def _group(
@@ -261,9 +263,8 @@ def _group(
     suffixes: Collection[str] | None,
     local_path: str | None,
     on_error: Callable[[Exception], bool],
-    came: Callable[[str, int], None] | None,
+    drops: Callable[[str, int], bool] | None,
     is_whole: Callable[[RawSample, Exception], bool],
-    drop_first: Callable[[str, int], object] | None,
 ) -> Iterator[RawSample]:
     sample = RawSample(__key__=None, __bad__=True)  # what there is before the first: nothing to yield
     prefix, cut = _NO_KEY, 0  # what names of the current key begin with; only where it is plain what `keys` does
@@ -293,11 +294,8 @@ def _group(
                     sample.offset = offset
                     if keys is base_plus_ext:
                         prefix, cut = key + ".", len(key) + 1
-                    if drop_first is not None:
-                        _drop(sample, drop_first)
-                        drop_first = None
-                    if came is not None:
-                        came(key, offset)
+                    if drops is not None and drops(key, offset):
+                        sample["__bad__"] = True
                 field = fields.get(ext) or _field(fields, ext, lcase, sample)
             if field in sample:
                 if on_error(_duplicate(url, sample, name, field, offset)):
@@ -334,9 +332,22 @@ def _is_whole(
     return whole and good
 
 
-def _drop(sample: RawSample, drop_first: Callable[[str, int], object]) -> None:
-    sample["__bad__"] = True
-    drop_first(sample["__key__"], sample.offset)
+def _first_dropped(
+    drop_first: Callable[[str, int], object], came: Callable[[str, int], bool] | None
+) -> Callable[[str, int], bool]:
+    """Return a callback for each new sample that calls ``drop_first`` and returns True for the first of them."""
+    is_first = True
+
+    def drops(key: str, offset: int) -> bool:
+        nonlocal is_first
+        first, is_first = is_first, False
+        if first:
+            drop_first(key, offset)
+        if came is not None:
+            came(key, offset)
+        return first
+
+    return drops
 
 
 def _field(fields: dict[str, str], ext: str, lcase: bool, sample: RawSample) -> str:
