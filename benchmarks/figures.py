@@ -29,6 +29,7 @@ ORDER = (
     "service",
     "memory",
     "importtime",
+    "planning",
     "first_sample",
     "filters",
     "decode",

@@ -127,9 +127,12 @@ def test_a_seed_that_changes_no_order_is_not_logged(
     assert "the shards of 2 ranks are mixed by seed 0" in caplog.text
 
 
-def test_without_a_seed_ranks_take_shares_of_one_order(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("shuffle", [100, "epoch"])
+def test_without_a_seed_ranks_take_shares_of_one_order(
+    spec: str, shuffle: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The process group may begin after the dataset was made."""
-    ranks = [WebDataset(spec, shardshuffle=100) for _ in range(2)]
+    ranks = [WebDataset(spec, shardshuffle=shuffle) for _ in range(2)]
     monkeypatch.setenv("WORLD_SIZE", "2")
     shares = []
     for rank, ds in enumerate(ranks):
@@ -138,22 +141,23 @@ def test_without_a_seed_ranks_take_shares_of_one_order(spec: str, monkeypatch: p
     assert sorted(shares) == ALL
     monkeypatch.delenv("WORLD_SIZE")
     splitters = [lambda source, rank=rank: itertools.islice(source, rank, None, 2) for rank in range(2)]
-    own = [WebDataset(spec, shardshuffle=100, nodesplitter=splitter) for splitter in splitters]
+    own = [WebDataset(spec, shardshuffle=shuffle, nodesplitter=splitter) for splitter in splitters]
     assert sorted(keys(own[0]) + keys(own[1])) == ALL
     monkeypatch.setenv("NUM_WORKERS", "2")
     shares = []
     for worker in range(2):
         monkeypatch.setenv("WORKER", str(worker))
-        shares += keys(WebDataset(spec, shardshuffle=100))  # made in the worker itself
+        shares += keys(WebDataset(spec, shardshuffle=shuffle))  # made in the worker itself
     assert sorted(shares) == ALL
 
 
-def test_seed_and_epoch_from_the_environment(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    ds = WebDataset(spec, shardshuffle=100, seed=5)
+@pytest.mark.parametrize("shuffle", [100, "epoch"])
+def test_seed_and_epoch_from_the_environment(spec: str, shuffle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ds = WebDataset(spec, shardshuffle=shuffle, seed=5)
     orders = [shard_order(ds) for _ in range(3)]
     monkeypatch.setenv("WDS_SEED", "5")
     monkeypatch.setenv("WDS_EPOCH", "2")
-    assert shard_order(WebDataset(spec, shardshuffle=100)) == orders[2]
+    assert shard_order(WebDataset(spec, shardshuffle=shuffle)) == orders[2]
     assert WebDataset(spec).seed == 5
     assert WebDataset(spec, seed=6).seed == 6
     ds.set_epoch(1)
@@ -163,14 +167,15 @@ def test_seed_and_epoch_from_the_environment(spec: str, monkeypatch: pytest.Monk
         WebDataset(spec)
 
 
-def test_all_ranks_and_workers_share_one_order(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = WebDataset(spec, shardshuffle=100, seed=3)
+@pytest.mark.parametrize("shuffle", [100, "epoch"])
+def test_all_ranks_and_workers_share_one_order(spec: str, shuffle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = WebDataset(spec, shardshuffle=shuffle, seed=3)
     epochs = [shard_order(whole) for _ in range(2)]
     shares: dict[tuple[int, int], list[list[str]]] = {}
     for rank, worker in itertools.product(range(2), range(2)):
         for name, value in {"RANK": rank, "WORLD_SIZE": 2, "WORKER": worker, "NUM_WORKERS": 2}.items():
             monkeypatch.setenv(name, str(value))
-        ds = WebDataset(spec, shardshuffle=100, seed=3)
+        ds = WebDataset(spec, shardshuffle=shuffle, seed=3)
         shares[rank, worker] = [shard_order(ds) for _ in range(2)]
     for epoch, order in enumerate(epochs):
         for (rank, worker), share in shares.items():

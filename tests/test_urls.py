@@ -10,6 +10,7 @@ from braceexpand import braceexpand
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wds_async import urls
 from wds_async.errors import UrlError
 from wds_async.urls import expand_urls, links, local_path, merge_url, scheme
 
@@ -345,3 +346,40 @@ def test_urls_are_seen_from_a_folder(base: str, url: str, merged: str) -> None:
 )
 def test_only_a_file_system_over_another_begins_a_chain(url: str, found: list[str]) -> None:
     assert links(url) == found
+
+
+# ---------------------------------------------------------------- many names in one look
+
+_STARTS = [
+    "http://h/",
+    "https://h:80/",
+    "http://h:x/",
+    "http:///",
+    "HTTP://[::1]/",
+    "s3://b/",
+    "s3:///",
+    "file:///d/",
+    "pipe:cat ",
+    "/d/",
+    "./",
+]
+_MIDDLES = ["", "a", "d/", "{0..2}", "{x,y}", "{,z}", "{p:,q}", ":", "::", " ", "*", "\t", "\\", "~", "{", "?a=b"]
+_ENDS = ["", ".tar", ".TGZ", "/", "{.tar,.tgz}", "{0..1}.tar"]
+
+
+@given(st.sampled_from([*_STARTS, *_MIDDLES]), st.lists(st.sampled_from(_MIDDLES), max_size=3), st.sampled_from(_ENDS))
+def test_names_that_are_looked_at_together_are_those_that_are_looked_at_one_by_one(
+    start: str, middle: list[str], end: str
+) -> None:
+    text = "".join([start, *middle, end])
+
+    def outcome(one_look: bool) -> list[str] | None:
+        with pytest.MonkeyPatch.context() as patch:
+            if not one_look:
+                patch.setattr(urls, "_alike", lambda text, files: False)
+            try:
+                return expand_urls([text])
+            except UrlError:
+                return None
+
+    assert outcome(True) == outcome(False)

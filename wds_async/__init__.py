@@ -39,13 +39,13 @@ if TYPE_CHECKING:
         with_length as with_length,
     )
     from wds_async.filters import (  # noqa: F401
-        Cached as Cached, LMDBCached as LMDBCached, associate as associate, batched as batched,
+        Cached as Cached, LMDBCached as LMDBCached, associate as associate, batched as batched, bucketed as bucketed,
         decode as decode, default_collation_fn as default_collation_fn, detshuffle as detshuffle,
-        extract_keys as extract_keys, getfirst as getfirst, info as info, log_keys as log_keys, map as map,
-        map_dict as map_dict, map_tuple as map_tuple, rename as rename, rename_keys as rename_keys,
-        rsample as rsample, select as select, shuffle as shuffle, shuffling as shuffles, slice as slice,
-        to_tuple as to_tuple, transform_with as transform_with, tree_collation_fn as tree_collation_fn,
-        unbatched as unbatched, unlisted as unlisted, xdecode as xdecode,
+        epochshuffle as epochshuffle, extract_keys as extract_keys, getfirst as getfirst, info as info,
+        log_keys as log_keys, map as map, map_dict as map_dict, map_tuple as map_tuple, rename as rename,
+        rename_keys as rename_keys, rsample as rsample, select as select, shuffle as shuffle, shuffling as shuffles,
+        slice as slice, to_tuple as to_tuple, transform_with as transform_with,
+        tree_collation_fn as tree_collation_fn, unbatched as unbatched, unlisted as unlisted, xdecode as xdecode,
     )
     from wds_async.fluid import FluidInterface as FluidInterface, FluidWrapper as FluidWrapper
     from wds_async.handlers import (
@@ -92,9 +92,9 @@ _HOMES = {
     "dataset": "WebDataset",
     "errors": "DecodingError WdsError",
     "extradatasets": "MockDataset repeatedly with_epoch with_length",
-    "filters": "Cached LMDBCached associate batched decode default_collation_fn detshuffle extract_keys getfirst info "
-    "log_keys map map_dict map_tuple rename rename_keys rsample select shuffle slice to_tuple transform_with "
-    "tree_collation_fn unbatched unlisted xdecode",
+    "filters": "Cached LMDBCached associate batched bucketed decode default_collation_fn detshuffle epochshuffle "
+    "extract_keys getfirst info log_keys map map_dict map_tuple rename rename_keys rsample select shuffle slice "
+    "to_tuple transform_with tree_collation_fn unbatched unlisted xdecode",
     "fluid": "FluidInterface FluidWrapper",
     "handlers": "ignore_and_continue ignore_and_stop reraise_exception warn_and_continue warn_and_stop",
     "indexed.randomaccess": "IndexedDataset",

@@ -12,15 +12,15 @@ from typing import Any
 from wds_async.errors import ConfigError
 
 __all__ = [
-    "Check", "check_function", "check_probability", "check_size", "check_slice", "check_type", "each", "function",
-    "of_type", "passing", "size",
+    "Check", "check_function", "check_number", "check_probability", "check_size", "check_slice", "check_type", "each",
+    "function", "of_type", "passing", "size",
 ]  # fmt: skip
 
 Check = Callable[[str, str, Any], Any]
 """``check(stage, argument, value)`` returns the value to use; raises TypeError or ConfigError naming all three."""
 
 
-def _number(stage: str, argument: str, value: Any) -> float:
+def check_number(stage: str, argument: str, value: Any) -> float:
     """``value`` as a float. TypeError where it is none; numpy's numbers and tensors of one element are."""
     if not isinstance(value, (str, bytes)) and hasattr(type(value), "__float__"):
         try:
@@ -38,7 +38,7 @@ def check_size(stage: str, argument: str, value: Any, at_least: int | None = Non
     try:
         result = operator.index(value)
     except TypeError:
-        number = _number(stage, argument, value)
+        number = check_number(stage, argument, value)
         if math.isnan(number):
             raise ConfigError(f"{stage}: {argument}={value!r} is not a number of items") from None
         result = math.ceil(max(-sys.maxsize, min(number, sys.maxsize)))
@@ -102,7 +102,7 @@ def _each(check: Check, stage: str, argument: str, values: Any) -> Any:
 
 def check_probability(stage: str, argument: str, value: Any) -> Any:
     """Return a number from 0 to 1. TypeError for what is no number, ConfigError for other numbers."""
-    if not 0.0 <= _number(stage, argument, value) <= 1.0:
+    if not 0.0 <= check_number(stage, argument, value) <= 1.0:
         raise ConfigError(f"{stage}: {argument}={value!r} is not a probability, which is from 0 to 1")
     return value
 

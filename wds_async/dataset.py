@@ -79,9 +79,10 @@ class WebDataset(DataPipeline, FluidInterface):
         itself; with ``seed`` (or ``WDS_SEED``) the draws follow from seed, rank, worker and epoch, without one they
         differ from run to run.
     ``repeat``: True goes through the shards without end, a number that many times.
-    ``shardshuffle``: shuffle the shards, before they are split, through a buffer of that many (True warns and is
-        100). The order follows from seed and epoch (`set_epoch`) alone, so all ranks and workers take their shares
-        of the same one. False, 0: the order given; None too, with a warning.
+    ``shardshuffle``: shuffle the shards before they are split: ``"epoch"`` permutes all of them, each epoch anew; a
+        number shuffles through a buffer of that many (True warns and is 100), which leaves those far from each other
+        in the list far apart. The order follows from seed and epoch (`set_epoch`) alone, on every machine, so all
+        ranks and workers take their shares of the same one. False, 0: the order given; None too, with a warning.
     ``detshuffle``: accepted for WebDataset's sake; every shard shuffle is deterministic.
     ``seed``: of shard shuffling; default ``WDS_SEED``. Without either one rank draws a seed from ``random`` and logs it
         (level info), and several ranks take 0, with a warning. The first epoch is ``WDS_EPOCH``, else 0.
@@ -131,7 +132,7 @@ class WebDataset(DataPipeline, FluidInterface):
         mode: str | None = None,
         resampled: bool = False,
         repeat: bool | int = False,
-        shardshuffle: bool | int | None = None,
+        shardshuffle: bool | int | str | None = None,
         cache_size: float = -1,
         cache_dir: str | os.PathLike[str] | None = None,
         url_to_name: Callable[[str], str] | None = None,
@@ -161,13 +162,13 @@ class WebDataset(DataPipeline, FluidInterface):
         super().__init__()
         environment, options = config.settings(), StorageOptions(storage_options)
         config.configure_logging()
-        chosen = shuffle_seed(seed, nodesplitter)
+        chosen, resampled = shuffle_seed(seed, nodesplitter), resampled or mode == "resampled"
         self.seed = world.seed_number(chosen)
-        resampled = resampled or mode == "resampled"
         plan = ShardPlan(
             mode=mode,
             resampled=resampled,
             buffer=shuffle_buffer(shardshuffle, resampled, stacklevel=3),
+            permuted=isinstance(shardshuffle, str) and not resampled,
             seed=chosen,
             seeded=seed is not None or environment.seed is not None,
             strict=empty_check,
@@ -221,7 +222,7 @@ class WebDataset(DataPipeline, FluidInterface):
     def _add_source(self, urls: Any, plan: ShardPlan, reading: Callable[..., Any], cache: DiskCache | None) -> None:
         """Add the stages of raw samples: shards and their reading, a mix of several such, or a function's pipeline."""
         if spec.is_function(urls):
-            if plan.mode is not None or plan.resampled or plan.buffer:
+            if plan.mode is not None or plan.resampled or plan.shuffles:
                 raise ConfigError(f"{urls} returns a pipeline, which orders its shards itself: it cannot be done here")
             self.append(spec.call(urls))
         elif spec.is_specification(urls):
@@ -232,7 +233,7 @@ class WebDataset(DataPipeline, FluidInterface):
             self.append(Mixture(described, make, resampled=plan.resampled, seed=plan.seed))
         else:
             self.pipeline += [*plan.stages(urls), reading()]
-        if plan.buffer:
+        if plan.shuffles:
             log_seed(plan.seed, "shuffled")
         elif isinstance(first := self.pipeline[0], Mixture) and first.draws and not plan.resampled:
             log_seed(plan.seed, "mixed")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from wds_async import world
-from wds_async.filters.shuffling import detshuffle
+from wds_async.filters.shuffling import detshuffle, epochshuffle
 from wds_async.handlers import reraise_exception
 from wds_async.pipeline import Traits, bound_arguments, traits_of
 from wds_async.reading.stage import ReadingStage
@@ -40,7 +40,7 @@ def of(stages: Sequence[Any], workers: int = 1) -> Length | None:
     reading = next((i for i, stage in enumerate(rest) if isinstance(stage, ReadingStage)), None)
     if reading is None or not isinstance(first, lists.SimpleShardList) or not first.counts:
         return None
-    splitters = [stage for stage in rest[:reading] if not isinstance(stage, detshuffle)]
+    splitters = [stage for stage in rest[:reading] if not isinstance(stage, detshuffle | epochshuffle)]
     read = of_shards(first.urls, first.counts, splitters, len(splitters) < reading, workers)
     return through(read, rest[reading + 1 :])
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Self
 
-from wds_async import config, lengths, shared_batches
-from wds_async.errors import MissingExtra
+from wds_async import config, lengths, shared_batches, world
+from wds_async.errors import ConfigError, MissingExtra
 from wds_async.fluid import FluidInterface
 from wds_async.misuse import warn_of_batches_twice, warn_of_uneven_ranks
 from wds_async.pipeline import DataPipeline
@@ -45,6 +46,70 @@ class WebLoader(DataPipeline, FluidInterface):
             loader.collate_fn = shared_batches.Handover(loader.collate_fn)
         warn_of_batches_twice(loader.dataset, loader.batch_size)
         super().__init__(loader)
+        self.all_ranks = self.continues = False
+        self._stream: Iterator[Any] | None = None
+        self._pid = os.getpid()
+
+    def with_epoch(
+        self, nsamples: int = -1, nbatches: int = -1, *, all_ranks: bool = False, continue_stream: bool = False
+    ) -> Self:
+        """End each iteration after ``nsamples`` batches of all workers together, starting the workers again when they
+        end earlier. Changes this object and returns it. A number below 1 sets no end.
+
+        With ``all_ranks`` it is the number of the whole job: each rank gets its share, rounded down, so that all have
+        as many. ConfigError, when it is iterated, for less than one batch a rank.
+
+        By default every iteration begins the next epoch of the dataset; batches that the workers had ready when the
+        last one ended are lost. With ``continue_stream`` it goes on where the last one ended, also where the loop was
+        left early, through all of the data before any comes again: the workers stay, with what they have ready. Then
+        `set_epoch` sets the number of the next pass over the data, and does not end the one that is under way; an
+        error, and `close`, end it. Two iterations at once share one stream.
+        """
+        super().with_epoch(nsamples, nbatches)
+        self.all_ranks, self.continues = all_ranks, continue_stream
+        self._end_stream()
+        return self
+
+    def _epoch_length(self) -> int:
+        if not self.all_ranks or self.nsamples < 1:
+            return self.nsamples
+        ranks = world.place().world_size
+        if self.nsamples < ranks:
+            raise ConfigError(
+                f"with_epoch({self.nsamples}, all_ranks=True): there are {ranks} ranks, and each needs one batch"
+            )
+        return self.nsamples // ranks
+
+    def iterator(self) -> Iterator[Any]:
+        """Run the stages ``repetitions`` times; where the stream continues, go on in it."""
+        if not self.continues:
+            return super().iterator()
+        if self._stream is None or self._pid != os.getpid():  # after a fork, what is open is the parent's
+            self._stream, self._pid = super().iterator(), os.getpid()
+        return _Continued(self)
+
+    def _next_of_stream(self) -> Any:
+        """Return the next batch of the stream that continues; after its end or an error the next one begins anew."""
+        if self._stream is None:
+            raise StopIteration
+        try:
+            return next(self._stream)
+        except BaseException:
+            self._stream = None
+            raise
+
+    def _end_stream(self) -> None:
+        stream, self._stream = self._stream, None
+        if callable(close := getattr(stream, "close", None)):
+            close()
+
+    def close(self) -> None:
+        """Close every stage that can be closed, and end the workers of a stream that continues. Idempotent."""
+        self._end_stream()
+        super().close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_stream": None}  # a copy begins a stream of its own
 
     def _check_use(self) -> None:
         warn_of_uneven_ranks(self)
@@ -64,8 +129,8 @@ class WebLoader(DataPipeline, FluidInterface):
         return timed if getattr(f, "persistent_workers", False) else _left_soon(timed, workers)
 
     def __len__(self) -> int:
-        if self.size is None and self.repetitions == sys.maxsize and self.nsamples > 0:
-            return self.nsamples  # an epoch of `with_epoch` is cut to it, and filled by starting again
+        if self.size is None and self.repetitions == sys.maxsize and (length := self._epoch_length()) > 0:
+            return length  # an epoch of `with_epoch` is cut to it, and filled by starting again
         if self.size is None and self.repetitions == 1:
             received = lengths.through(_received(self.pipeline[0]), self.pipeline[1:])
             if received is not None:
@@ -78,6 +143,16 @@ def _sweeping(batches: Iterator[Any]) -> Iterator[Any]:
         yield from batches
     finally:
         shared_batches.sweep()
+
+
+class _Continued(Iterator[Any]):
+    """The stream of ``loader`` from where it is. An iterator over it that is closed leaves the stream open."""
+
+    def __init__(self, loader: WebLoader) -> None:
+        self._loader = loader
+
+    def __next__(self) -> Any:
+        return self._loader._next_of_stream()
 
 
 class _Timed(Iterator[Any]):
@@ -117,7 +192,7 @@ def _left_soon(batches: Iterator[Any], workers: Sequence[Any]) -> Iterator[Any]:
         yield from batches
         ended = True
     finally:
-        if not ended:
+        if not ended and not sys.is_finalizing():  # then no thread starts any more, and the workers are terminated
             # While torch joins one after the other.
             threading.Thread(target=_end, args=(list(workers),), name="leave-workers", daemon=True).start()
 

@@ -113,13 +113,18 @@ class RestCurried:
     """
 
     def __init__(
-        self, f: Callable[..., Any], checks: Mapping[str, Check] | None = None, traits: Traits | None = None
+        self,
+        f: Callable[..., Any],
+        checks: Mapping[str, Check] | None = None,
+        traits: Traits | None = None,
+        rule: Callable[..., object] | None = None,
     ) -> None:
         if traits is not None:
             vars(f)["traits"] = traits
         functools.update_wrapper(self, f)
         self.f = f
         self.checks = checks or {}
+        self.rule = rule
 
     def __call__(self, *args: Any, **kw: Any) -> FilterFunction:
         name = getattr(self.f, "__name__", "stage").lstrip("_")
@@ -143,27 +148,33 @@ class RestCurried:
                 kw[parameter.name] = check(name, parameter.name, kw[parameter.name])
             elif i < len(args) and parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
                 args = (*args[:i], check(name, parameter.name, args[i]), *args[i + 1 :])
+        if self.rule is not None:
+            self.rule(*args, **kw)
         return FilterFunction(self.f, *args, **kw)
 
     def __reduce__(self) -> Any:
         # By name where the decorated name is this object, else by the function it wraps.
         name = getattr(self, "__qualname__", "")
-        return name if _under_its_name(self) is self else (pipelinefilter, (self.f, self.checks))
+        return name if _under_its_name(self) is self else (pipelinefilter, (self.f, self.checks, None, self.rule))
 
 
 def pipelinefilter(
-    f: Callable[..., Any], checks: Mapping[str, Check] | None = None, traits: Traits | None = None
+    f: Callable[..., Any],
+    checks: Mapping[str, Check] | None = None,
+    traits: Traits | None = None,
+    rule: Callable[..., object] | None = None,
 ) -> RestCurried:
     """Make stages of ``f(source, *args, **kw)``: the result takes all arguments but the source.
 
     ``checks`` are functions by the name of an argument, called where a stage is made (see `arguments.Check`).
-    ``traits`` are facts about the stage, for `traits_of`.
+    ``traits`` are facts about the stage, for `traits_of`. ``rule`` is called with all arguments where a stage is made,
+    and raises for those that do not go together.
 
     >>> double = pipelinefilter(lambda source, by: (by * x for x in source))
     >>> list(DataPipeline([1, 2], double(2)))
     [2, 4]
     """
-    return RestCurried(f, checks, traits)
+    return RestCurried(f, checks, traits, rule)
 
 
 def stage_maker(f: _Maker) -> _Maker:
@@ -335,8 +346,12 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
         with Shortened():
             self._check_use()
             items = self.iterator1() if self.repetitions == 1 else self.iterator()
-        cut = self.repetitions != 1 and self.nsamples > 0
-        return _shortening(itertools.islice(items, self.nsamples) if cut else items)
+        length = self._epoch_length() if self.repetitions != 1 else 0
+        return _shortening(itertools.islice(items, length) if length > 0 else items)
+
+    def _epoch_length(self) -> int:
+        """The items of an iteration that is cut; below 1 for no bound."""
+        return self.nsamples
 
     def _check_use(self) -> None:
         """Warn of what is probably not meant; called where an iteration begins, by `__iter__` itself."""

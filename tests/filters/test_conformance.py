@@ -42,6 +42,11 @@ def number(x: Any) -> Any:
     return x
 
 
+def number_of(sample: dict[str, int]) -> int:
+    """Return the number in a sample; odd ones raise."""
+    return int(number(sample)["n"])
+
+
 def read_number(stream: Any) -> Any:
     """Return the number in a stream; odd ones raise."""
     return number(stream.read())
@@ -169,6 +174,8 @@ URLS = [f"{i}.tar" for i in range(4)]
 CASES: dict[str, Case] = {
     "associate": filtering("associate", SAMPLE, None, {}),
     "batched": filtering("batched", (2,), None, 3),
+    "bucketed": filtering("bucketed", {"n": 2}, {"n": 1}, number_of, [3], 1),
+    "bucketed, held": filtering("bucketed", {"n": 2}, None, "n", [3], 5),
     "decode": filtering("decode", {"cls": b"2"}, {"cls": b"?"}),
     "extract_keys": filtering("extract_keys", {"n": 2}, {"m": 1}, "n"),
     "info": filtering("info", SAMPLE, n=0),
@@ -193,6 +200,7 @@ CASES: dict[str, Case] = {
     "LMDBCached": Case(lambda folder: wds.LMDBCached(folder / "lmdb", map_size=1e8), sample),
     "SQLiteCache": Case(lambda folder: Sourced(SQLiteCache(folder / "samples.db", 100)), sample),
     "detshuffle": Case(lambda folder: wds.detshuffle(10, seed=1), sample, ordered=False),
+    "epochshuffle": Case(lambda folder: filters.epochshuffle(seed=1), sample, ordered=False),
     "tarfile_to_samples": reading(wds.tarfile_to_samples, SHARD),
     "cbors_to_samples": reading(wds.cbors_to_samples, cbor2.dumps({"n": 1}) * 3),
     "msgpacks_to_samples": reading(wds.msgpacks_to_samples, msgpack.packb({"n": 1}) * 3),

@@ -10,7 +10,7 @@ import pytest
 
 from wds_async import logs
 from wds_async.errors import ConfigError
-from wds_async.filters.shuffling import detshuffle
+from wds_async.filters.shuffling import detshuffle, epochshuffle
 from wds_async.shardlists import ResampledShards, SimpleShardList, split_by_node, split_by_worker
 from wds_async.shardlists.directories import DirectoryShardList
 from wds_async.shardlists.plan import ShardPlan, log_seed, shuffle_buffer, shuffle_seed
@@ -32,6 +32,8 @@ def test_stages(tmp_path: Path) -> None:
     splitters = [split_by_node, split_by_worker]
     assert kinds(ShardPlan().stages(URLS)) == [SimpleShardList, *splitters]
     assert kinds(ShardPlan(buffer=10).stages(URLS)) == [SimpleShardList, detshuffle, *splitters]
+    assert kinds(ShardPlan(permuted=True).stages(URLS)) == [SimpleShardList, epochshuffle, *splitters]
+    assert kinds(ShardPlan(permuted=True).stages(ResampledShards(URLS))) == [ResampledShards]
     assert kinds(ShardPlan(buffer=10, nodesplitter=None, workersplitter=False).stages(URLS)) == [
         SimpleShardList, detshuffle
     ]  # fmt: skip
@@ -64,7 +66,9 @@ def test_empty_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_buffer() -> None:
-    assert [shuffle_buffer(n, False, 2) for n in (False, 0, 7)] == [0, 0, 7]
+    assert [shuffle_buffer(n, False, 2) for n in (False, 0, 7, "epoch")] == [0, 0, 7, 0]
+    with pytest.raises(TypeError, match=r"'epochs'.*'epoch'"):
+        shuffle_buffer("epochs", False, 2)
     with pytest.warns(UserWarning, match="not given"):
         assert shuffle_buffer(None, False, 2) == 0
     with pytest.warns(UserWarning, match="100 shards"):

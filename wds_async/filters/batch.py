@@ -99,14 +99,15 @@ def _batched(
     source = iter(data)
     while batch := list(itertools.islice(source, batchsize)):
         if len(batch) == batchsize or partial:
-            yield batch if collation_fn is None else _collate(batch, collation_fn)
+            yield collate(batch, collation_fn)
 
 
-def _collate(batch: list[Any], collation_fn: Callable[[list[Any]], Any]) -> Any:
+def collate(batch: list[Any], collation_fn: Callable[[list[Any]], Any] | None, stage: str = "batched") -> Any:
+    """Return ``collation_fn(batch)``, the list itself where that is None. Errors have a note of ``stage``."""
     try:
-        return collation_fn(batch)
+        return batch if collation_fn is None else collation_fn(batch)
     except Exception as exn:
-        located(exn, f"batched, {len(batch)} samples of which this is the first", batch[0])
+        located(exn, f"{stage}, {len(batch)} samples of which this is the first", batch[0])
         raise
 
 

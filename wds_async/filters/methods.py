@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from wds_async.decoding import streamdecode
 from wds_async.decoding.streamdecode import StreamDecoder, default_decoders
-from wds_async.filters import basic, batch, fields, shuffling
+from wds_async.filters import basic, batch, buckets, fields, shuffling
 from wds_async.filters.batch import default_collation_fn
 from wds_async.handlers import Handler, reraise_exception
 
@@ -39,6 +39,58 @@ class FilterMethods:
         below 1; a fraction is rounded up.
         """
         return self.compose(batch.batched(batchsize, collation_fn=collation_fn, partial=partial))
+
+    def bucketed(
+        self,
+        key: Callable[[Any], Any] | str | int,
+        edges: Sequence[float] | None = None,
+        batch_size: int | Sequence[int] | None = None,
+        max_tokens: float | None = None,
+        collation_fn: Callable[[list[Any]], Any] | None = default_collation_fn,
+        partial: bool = True,
+        handler: Handler = reraise_exception,
+        same_shape: bool = False,
+        shares: Sequence[float] | None = None,
+        seed: int = 0,
+        max_held: int = 10000,
+    ) -> Self:
+        """Batch samples of like length, so that little is padded: ``bucketed("length", edges=[64, 256],
+        batch_size=32)``.
+
+        ``key`` is a function of the sample, the name of a field or the number of a value in a tuple. ``edges`` ascend:
+        with ``[64, 256]`` there is one bucket for keys below 64, one from 64 to below 256, and one from 256 on. Without
+        edges every key, of any type that a dict takes, has a bucket of its own; ``[]`` makes a single bucket.
+
+        A bucket becomes a batch as soon as it has ``batch_size`` samples (one number, or one for each bucket), or
+        before the longest key in it times the number of its samples, the padded size, would be above ``max_tokens``
+        (keys may be seconds, or pixels). ``collation_fn`` makes the batch of the list of samples, as in `batched`; None
+        gives the list. At the end the rest comes as smaller batches; ``partial=False`` drops it. Less than a batch is
+        held in each bucket.
+
+        With ``same_shape`` the batches of all ranks come from the same bucket at each step (in DataLoaders with as many
+        workers): their order is drawn by ``seed`` and ``shares``, how often each bucket comes (alike unless given), and
+        a batch waits until its bucket is full. More than ``max_held`` samples held for that are a ConfigError, which
+        tells the shares of the data. It ends with the samples: what is left then has no order in common, and ranks end
+        at different steps unless the number is cut (`with_epoch`).
+
+        A key that raises, is no number (where there are edges or tokens) or is above ``max_tokens`` goes to
+        ``handler``.
+        """
+        return self.compose(
+            buckets.bucketed(
+                key,
+                edges=edges,
+                batch_size=batch_size,
+                max_tokens=max_tokens,
+                collation_fn=collation_fn,
+                partial=partial,
+                handler=handler,
+                same_shape=same_shape,
+                shares=shares,
+                seed=seed,
+                max_held=max_held,
+            )
+        )
 
     def decode(
         self,

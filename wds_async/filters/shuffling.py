@@ -1,7 +1,9 @@
-"""Shuffling a stream through a buffer, and random subsampling."""
+"""Shuffling a stream through a buffer, or all of it, and random subsampling."""
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -11,7 +13,9 @@ from wds_async.errors import ConfigError
 from wds_async.pipeline import PipelineStage, Traits, pipelinefilter
 from wds_async.world import CountsEpochs, DrawnSeed, SharedEpoch, global_draws, seed_number
 
-__all__ = ["detshuffle", "rsample", "shuffle"]
+__all__ = ["detshuffle", "epochshuffle", "permutation", "rsample", "shuffle"]
+
+_PERMUTED_AT_MOST = 10**7
 
 
 def _below(rng: Any) -> Callable[[int], int]:
@@ -101,6 +105,53 @@ class detshuffle(CountsEpochs, PipelineStage):
     def __repr__(self) -> str:
         seed = seed_number(self.seed)
         return f"<detshuffle bufsize={self.bufsize} initial={self.initial} seed={seed} epoch={self.epoch}>"
+
+
+def permutation(n: int, seed: Any, epoch: int) -> list[int]:
+    """Return the numbers from 0 to n-1 in an order that follows from ``seed`` and ``epoch`` alone.
+
+    They are sorted by ``n`` draws of ``random()`` of a Mersenne Twister (`random.Random`) seeded with the SHA-256 of
+    ``"seed epoch"``. Python promises these numbers for all its versions, and does not promise those of its ``shuffle``.
+    So the order is the same on every machine; and seed 1 in epoch 2 has another one than seed 2 in epoch 1.
+    """
+    digest = hashlib.sha256(f"{seed} {epoch}".encode()).digest()
+    draw = random.Random(int.from_bytes(digest, "big")).random
+    keys = [draw() for _ in range(n)]
+    return sorted(range(n), key=keys.__getitem__)
+
+
+class epochshuffle(CountsEpochs, PipelineStage):
+    """All items in an order drawn anew for each epoch (`permutation`); every iteration is one, the first ``epoch + 1``.
+
+    A full permutation, for lists of shards: everything is taken from the source first, and each order is as likely as
+    any other, which a buffer (`detshuffle`) does not give. Epochs are counted as `detshuffle` counts them, so that all
+    ranks and workers compute the same order. ConfigError for more than 10 million items, which a source without end
+    would have.
+    """
+
+    traits = _ALL
+
+    def __init__(self, seed: int | DrawnSeed = 0, epoch: int = -1) -> None:
+        self.seed = seed
+        self._epoch = SharedEpoch(check_size("epochshuffle", "epoch", epoch))
+
+    def run(self, src: Iterable[Any]) -> Iterator[Any]:
+        """Begin the next epoch over ``src``."""
+        return _permuted(src, seed_number(self.seed), self._epoch.next())
+
+    def __repr__(self) -> str:
+        return f"<epochshuffle seed={seed_number(self.seed)} epoch={self.epoch}>"
+
+
+def _permuted(src: Iterable[Any], seed: Any, epoch: int) -> Iterator[Any]:
+    items = list(itertools.islice(src, _PERMUTED_AT_MOST + 1))
+    if len(items) > _PERMUTED_AT_MOST:
+        raise ConfigError(
+            f"epochshuffle holds all items, and more than {_PERMUTED_AT_MOST:,} came: shuffle a list without end "
+            "through a buffer (a number as shardshuffle=, or detshuffle)"
+        )
+    for i in permutation(len(items), seed, epoch):
+        yield items[i]
 
 
 def _rsample(data: Iterable[Any], p: float = 0.5, seed: Any = None) -> Iterator[Any]:

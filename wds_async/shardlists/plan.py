@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from wds_async import config, world
-from wds_async.arguments import check_function, check_size
+from wds_async.arguments import check_function, check_size, check_type
 from wds_async.errors import ConfigError
 from wds_async.filters import shuffling
 from wds_async.logs import warn_once
@@ -23,13 +23,19 @@ __all__ = ["ShardPlan", "log_seed", "shuffle_buffer", "shuffle_seed"]
 
 logger = logging.getLogger("wds_async")
 
+_EPOCH = "epoch"
+"""The ``shardshuffle`` that permutes all shards in each epoch."""
+
 _TRUE_SHUFFLE = 100
 _DIRECTORY_MODES = ("unlink", "keep", "resample")
 _NOTICED_AT_MOST = 1000
 
 
-def shuffle_buffer(shardshuffle: bool | int | None, resampled: bool, stacklevel: int) -> int:
-    """Return how many shards to shuffle through, 0 for not at all. Warn where ``shardshuffle`` leaves that open."""
+def shuffle_buffer(shardshuffle: bool | int | str | None, resampled: bool, stacklevel: int) -> int:
+    """Return how many shards to shuffle through, 0 for not at all or (``"epoch"``) all of them at once. Warn where
+    ``shardshuffle`` leaves that open. TypeError for another text."""
+    if isinstance(shardshuffle, str) and shardshuffle != _EPOCH:
+        check_type("WebDataset", "shardshuffle", shardshuffle, (), "a number of shards or 'epoch'")
     warning = ""
     if resampled and shardshuffle is not False:
         warning = (
@@ -38,13 +44,13 @@ def shuffle_buffer(shardshuffle: bool | int | None, resampled: bool, stacklevel:
     elif shardshuffle is None:
         warning = (
             "shardshuffle is not given: shards are read in the order of the list. Say shardshuffle=False if that is "
-            "meant, or a number of shards to shuffle through (for training, all of them)"
+            "meant, or a number of shards to shuffle through (for training 'epoch', all of them)"
         )
     elif shardshuffle is True:
-        warning = f"shardshuffle=True shuffles through {_TRUE_SHUFFLE} shards; give a number"
+        warning = f"shardshuffle=True shuffles through {_TRUE_SHUFFLE} shards; give a number, or 'epoch' for all"
     if warning:
         warnings.warn(warning, stacklevel=stacklevel)
-    if resampled or shardshuffle is None:
+    if resampled or shardshuffle is None or isinstance(shardshuffle, str):
         return 0
     return _TRUE_SHUFFLE if shardshuffle is True else check_size("WebDataset", "shardshuffle", shardshuffle, 0)
 
@@ -85,13 +91,14 @@ class ShardPlan:
     """How shards are ordered and shared out.
 
     ``mode``: that of a directory, or None. ``resampled``: drawn with replacement, following from ``seed`` where it was
-    ``seeded``. ``buffer``: of the shuffle, 0 for none. ``strict``: fewer shards than ranks are an error.
-    ``storage_options`` are for the stores in which patterns are looked for.
+    ``seeded``. ``buffer``: of the shuffle, 0 for none; ``permuted``: of all shards at once. ``strict``: fewer
+    shards than ranks are an error. ``storage_options`` are for the stores in which patterns are looked for.
     """
 
     mode: str | None = None
     resampled: bool = False
     buffer: int = 0
+    permuted: bool = False
     seed: int | world.DrawnSeed = 0
     seeded: bool = False
     strict: bool = True
@@ -105,6 +112,11 @@ class ShardPlan:
         check_function("WebDataset", "nodesplitter", self.nodesplitter or None, optional=True)
         check_function("WebDataset", "workersplitter", self.workersplitter or None, optional=True)
 
+    @property
+    def shuffles(self) -> bool:
+        """Whether the order of the shards differs between epochs."""
+        return self.permuted or self.buffer > 0
+
     def stages(self, urls: Any) -> list[Any]:
         """The shard list, its shuffle, and the splitters. ``urls`` may be a shard list already, the user's own too."""
         from wds_async.storage.registry import tell_of_native_pipes  # noqa: PLC0415 (pipes only)
@@ -114,9 +126,12 @@ class ShardPlan:
             tell_of_native_pipes(itertools.islice(shards.urls, _NOTICED_AT_MOST))
         stages = [shards]
         ordered = isinstance(shards, ResampledShards | MultiShardSample | DirectoryShardList)
-        if self.buffer > 0 and not ordered:
-            epoch = config.settings().epoch or 0
-            stages.append(shuffling.detshuffle(self.buffer, seed=self.seed, epoch=epoch - 1))
+        if self.shuffles and not ordered:
+            before = (config.settings().epoch or 0) - 1
+            if self.permuted:
+                stages.append(shuffling.epochshuffle(self.seed, before))
+            else:
+                stages.append(shuffling.detshuffle(self.buffer, seed=self.seed, epoch=before))
         splitters = [self.nodesplitter, self.workersplitter]
         if isinstance(shards, ResampledShards) or self.mode in _DIRECTORY_MODES:
             # Each worker draws for itself, and a share of an endless draw is just another one; what a directory gives

@@ -45,12 +45,15 @@ def expand_listed(urls: Urls, options: StorageOptions = NOTHING_GIVEN) -> list[s
     ``options``: for the stores' clients. Blocks while stores are listed. Raises `UrlError` for what cannot be listed
     and where nothing matches, and a StorageError where the store refuses or fails.
     """
-    return [entry.url for entry in _found(urls, options, fresh=False)]
+    expanded = expand_urls(urls)
+    patterns = _patterns(expanded, options)
+    return [entry.url for entry in _found(expanded, patterns, options, fresh=False)] if patterns else expanded
 
 
 def matches(urls: Urls, options: StorageOptions = NOTHING_GIVEN) -> list[Entry]:
     """Return the same, with sizes and times where a listing has them or the file is local; never from memory."""
-    return [_with_status(entry) for entry in _found(urls, options, fresh=True)]
+    expanded = expand_urls(urls)
+    return [_with_status(entry) for entry in _found(expanded, _patterns(expanded, options), options, fresh=True)]
 
 
 def folder_entries(url: str, *, recursive: bool = False, options: StorageOptions = NOTHING_GIVEN) -> Generator[Entry]:
@@ -69,12 +72,16 @@ def forget_listings() -> None:
     forget()
 
 
-def _found(urls: Urls, options: StorageOptions, *, fresh: bool) -> list[Entry]:
-    expanded = expand_urls(urls)
+def _patterns(urls: list[str], options: StorageOptions) -> dict[str, Pattern]:
+    """Return those of ``urls`` that are patterns, by URL."""
     patterns: dict[str, Pattern] = {}
-    for url in expanded:
-        if url not in patterns and (pattern := parse(url)) is not None and not _opened_by_program(pattern, options):
+    for url in urls:
+        if (pattern := parse(url)) is not None and url not in patterns and not _opened_by_program(pattern, options):
             patterns[url] = pattern
+    return patterns
+
+
+def _found(expanded: list[str], patterns: dict[str, Pattern], options: StorageOptions, *, fresh: bool) -> list[Entry]:
     if not patterns:
         return [Entry(url, None) for url in expanded]
     with _Loop(options, fresh=fresh) as loop:

@@ -28,6 +28,7 @@ SHARDS = ""
 _ROOT = re.compile(r"((?:[A-Za-z][\w+.\-]*::)*)[A-Za-z][\w+.\-]*://(?:[^/]*/)?")
 _ADDRESS = re.compile(r"\[[0-9A-Fa-f:.]+\]")  # an IPv6 host
 _MAGIC = re.compile(r"[*?]|\[!?\]?[^\]]*\]")
+_MAY_BE_MAGIC = re.compile(r"[*?\[]|/$")
 _QUERY = re.compile(r"\?[A-Za-z][\w.\-]*=")  # '?versionId=', '?generation='
 
 
@@ -63,6 +64,8 @@ def parse(url: str) -> Pattern | None:
     of any other scheme with ``?name=``, stand for themselves. So do commands, local files and archives within chains.
     `UrlError` for a pattern in the name of a bucket or host.
     """
+    if _MAY_BE_MAGIC.search(url) is None:  # nearly all URLs, of which there may be a hundred thousand
+        return None
     kind = scheme(url)
     root = _ROOT.match(url)
     if root is None or kind in ("", "-", "file", "pipe"):
