@@ -24,6 +24,7 @@ from tests.servers.aistore import AisDouble
 from tests.servers.shards import make_tar
 from tests.transfer.reading import KIB, bytes_of, data, outcomes, quick, spans
 from wds_async.errors import AccessDenied, ConfigError, ShardNotFound, TransferError
+from wds_async.transfer.reader import open_shards
 
 SIZE = 700_000  # three parts of `quick`
 
@@ -319,6 +320,23 @@ def test_a_cluster_that_dies_in_the_middle_of_a_shard(ais: AisDouble, fallback: 
 
     ais.script("t*", cut_at=30_000, then=die)
     assert bytes_of([fallback(body)]) == [body]
+
+
+def test_a_span_goes_on_in_the_bucket(ais: AisDouble, fallback: Callable[[bytes], str]) -> None:
+    """A version that the cluster gave says nothing of the bucket's object but its size."""
+    body = data(10 * SIZE)
+    ais.put("aws/bucket/x", body)
+    url = fallback(body)
+    with open_shards([url], config=quick()) as reader:
+        shard = next(reader)
+        assert shard.read()
+        version = shard.version
+
+    def die() -> None:
+        ais.script("proxy", status=503, message="gone", times=10_000)
+
+    ais.script("t*", cut_at=30_000, then=die)
+    assert bytes_of([{"url": url, "start": 1000, "stop": 9 * SIZE, "version": version}]) == [body[1000 : 9 * SIZE]]
 
 
 def test_what_is_missing_is_not_looked_for_elsewhere(ais: AisDouble, fallback: Callable[[bytes], str]) -> None:

@@ -28,7 +28,7 @@ from tests.servers.azurite import azure_environment_fixture, azurite_fixture  # 
 from tests.servers.fakegcs import clean_google, fake_gcs  # noqa: F401 - fixtures
 from tests.servers.hub import Hub
 from tests.transfer.reading import KIB, MIB, bytes_of, data, outcomes, quick
-from wds_async.errors import ObjectChanged, ShardNotFound, UrlError, WdsError
+from wds_async.errors import ObjectChanged, ShardNotFound, TruncatedShard, UrlError, WdsError
 from wds_async.storage.ais.backend import explain_answer as explain_ais_answer
 from wds_async.storage.azure import errors as azureerrors
 from wds_async.storage.base import Answer, Fault, Ranges, Verdict
@@ -40,6 +40,7 @@ from wds_async.storage.hub.backend import explain_hub_answer, hub_place
 from wds_async.storage.listing.expand import expand_listed, folder_entries, forget_listings
 from wds_async.storage.registry import Backends, locate
 from wds_async.storage.s3 import errors as s3errors
+from wds_async.transfer.reader import open_shards
 
 clean_aws, moto = moto_server.clean_aws, moto_server.moto
 pytestmark = [
@@ -233,6 +234,39 @@ def test_objects_of_every_size_and_name(store: StoreUnderTest, direct: bool) -> 
     for name, body in objects.items():
         store.put(name, body)
     assert bytes_of([store.url(name) for name in objects], quick(direct=direct)) == list(objects.values())
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_spans_of_objects(store: StoreUnderTest, direct: bool) -> None:
+    size = 300 * KIB + 5
+    body = data(size)
+    store.put("x.tar", body)
+    asked: list[tuple[int, int | None]] = [(0, 1), (0, size), (0, None), (1, 2), (5, 200 * KIB), (100 * KIB, None)]
+    asked += [(size - 1, None), (size - 1, 9 * MIB), (size, None), (size, size), (7, 7), (9 * MIB, 9 * MIB)]
+    with open_shards([store.url("x.tar")], config=quick(direct=direct)) as reader:
+        shard = next(reader)
+        assert shard.read()
+        version = shard.version
+    shards = [{"url": store.url("x.tar"), "start": start, "stop": stop, "version": version} for start, stop in asked]
+    assert bytes_of(shards, quick(direct=direct)) == [body[start:stop] for start, stop in asked]
+    for start, stop in ((size + 1, None), (size, size + 1), (9 * MIB, 10 * MIB)):
+        ((got, error),) = outcomes([{"url": store.url("x.tar"), "start": start, "stop": stop}], quick(direct=direct))
+        assert (got, type(error)) == (b"", TruncatedShard)
+        assert f"it has {size} bytes" in str(error)
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_shard_that_was_replaced_since_a_state_was_saved(store: StoreUnderTest, direct: bool) -> None:
+    url, config = store.url("x.tar"), quick(direct=direct)
+    store.put("x.tar", data(1000))
+    with open_shards([url], config=config) as reader:
+        shard = next(reader)
+        assert shard.read()
+        version = shard.version
+    store.put("x.tar", data(1001))
+    ((got, error),) = outcomes([{"url": url, "start": 10, "version": version}], config)
+    assert (got, type(error)) == (b"", ObjectChanged)
+    assert version in str(error)
 
 
 def on_backend(url: str, use: Callable[[Any, str], Any], direct: bool = True) -> Any:

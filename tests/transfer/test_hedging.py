@@ -66,6 +66,19 @@ def test_the_slow_tail_is_asked_for_twice(origin: Origin, slow: dict[str, Any]) 
     assert stats.wire_bytes == stats.bytes + stats.hedged_bytes
 
 
+def test_late_parts_of_spans_are_asked_for_twice(origin: Origin) -> None:
+    urls, contents = _shards(origin, 4)
+    origin.behave(when=_each(12), stall_after=100_000)
+    start, stop = 100_001, 15 * PART + 3
+    counters = Counters()
+    got = bytes_of([{"url": url, "start": start, "stop": stop} for url in urls], quick(), counters)
+    origin.release()
+    assert got == [content[start:stop] for content in contents]
+    stats = snapshot(counters)
+    assert stats.hedges >= 2
+    assert stats.retries == 0
+
+
 def test_over_tls(tls: Tls, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(tls.ca))
     with Origin(tls=tls.server_context()) as origin:

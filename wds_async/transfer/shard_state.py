@@ -214,8 +214,8 @@ class ShardState:
         sizes |= set() if size is None else {str(size)}
         of_one_kind = seen != "" and expected.partition(" ")[0] == seen.partition(" ")[0]
         if len(sizes) > 1 or (of_one_kind and not same_object(expected, seen)):
-            told = size is None or _SIZE.search(version)
-            found = version if told else f"{version or 'an object'}, {size} bytes"
+            untold = len(sizes) > 1 and not _SIZE.search(version)
+            found = f"{version or 'an object'}, {size} bytes" if untold else version
             raise UnexpectedVersion(f"it was {self.expected} and is now {found}")
 
     def end_stream(self, *, open_ended: bool, in_doubt: bool) -> None:

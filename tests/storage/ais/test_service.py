@@ -27,7 +27,7 @@ from tests.servers.shards import make_tar
 from tests.service.serving import Inside, Process, ask
 from tests.storage.locations import location_of
 from tests.transfer.reading import MIB, bytes_of, data, open_fds, outcomes, quick, snapshot
-from wds_async.errors import ShardNotFound, TransferError
+from wds_async.errors import ShardNotFound, TransferError, TruncatedShard
 from wds_async.shardcache.cache import DiskCache
 from wds_async.storage.ais.backend import AisBackend
 from wds_async.transfer.reader import open_shards
@@ -83,6 +83,28 @@ def test_every_way_gives_the_same_bytes(
     again = read(URLS, direct=direct)  # warm: from the disk, or by descriptors
     assert len(origin.requests) == asked
     assert (again.requests == 0) == (direct and not tcp)
+    assert ("handed" in answers(service)) == (direct and not tcp)
+
+
+@pytest.mark.parametrize("tcp", [False, True])
+@pytest.mark.parametrize("direct", [True, False])
+def test_spans_by_every_way(service: Inside, monkeypatch: pytest.MonkeyPatch, tcp: bool, direct: bool) -> None:
+    at(service, monkeypatch, tcp=tcp)
+    body = BODIES["x-0.tar"]
+    asked = [(5, 6), (1000, None), (300_000, 400_000), (len(body), None), (len(body) - 1, len(body) + 1)]
+    shards: list[dict[str, Any]] = [{"url": URLS[0], "start": start, "stop": stop} for start, stop in asked]
+    with open_shards(shards, config=quick(direct=direct)) as reader:
+        first = next(reader)
+        assert first.read() == body[5:6]
+        version = first.version
+    for _ in ("cold", "warm"):
+        assert bytes_of([{**shard, "version": version} for shard in shards], quick(direct=direct)) == [
+            body[start:stop] for start, stop in asked
+        ]
+        ((_, error),) = outcomes([{"url": URLS[0], "start": len(body) + 1}], quick(direct=direct))
+        assert isinstance(error, TruncatedShard)
+        read(URLS[:1], direct=direct)
+        service.stored()
     assert ("handed" in answers(service)) == (direct and not tcp)
 
 
