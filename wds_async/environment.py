@@ -188,6 +188,12 @@ VARIABLES: tuple[Variable, ...] = (
         ("WIDS_CACHE", TEXT, "", "folder of random access's shards, read where WDS_CACHE is not set"),
         ("WDS_CACHE_SIZE", SIZE, None, "most bytes in the shard cache; unset: no limit"),
         ("WDS_CACHE_CHECK", FLAG, False, "1: check once an epoch whether a cached shard has changed in its store"),
+        (
+            "WDS_LEARN_INDEX",
+            FLAG,
+            False,
+            "1: keep the places of the samples of every shard that is read whole",
+        ),
         ("WDS_VERBOSE_CACHE", FLAG, False, "1: log every shard that the cache keeps, uses or drops"),
     ),
     *_group(

@@ -1,4 +1,4 @@
-"""The number of items that one rank receives, where it follows from the samples of each shard in an index.
+"""The number of items that one rank receives, where it follows from the samples of each shard, in an index or learnt.
 
 A stage that may drop or add items ends the knowledge: a loop that trusts a wrong length stops early or waits for ever.
 """
@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from wds_async import world
+from wds_async.environment import value
 from wds_async.filters.shuffling import detshuffle, epochshuffle
 from wds_async.handlers import reraise_exception
 from wds_async.pipeline import Traits, bound_arguments, traits_of
@@ -38,11 +39,23 @@ def of(stages: Sequence[Any], workers: int = 1) -> Length | None:
     if isinstance(first, Mixture):
         return through(together(of(source.pipeline, workers) for source in first.datasets), rest)
     reading = next((i for i, stage in enumerate(rest) if isinstance(stage, ReadingStage)), None)
-    if reading is None or not isinstance(first, lists.SimpleShardList) or not first.counts:
+    if reading is None or not isinstance(first, lists.SimpleShardList):
+        return None
+    counts = first.counts or _learnt(first.urls, rest[reading])
+    if not counts:
         return None
     splitters = [stage for stage in rest[:reading] if not isinstance(stage, detshuffle | epochshuffle)]
-    read = of_shards(first.urls, first.counts, splitters, len(splitters) < reading, workers)
+    read = of_shards(first.urls, counts, splitters, len(splitters) < reading, workers)
     return through(read, rest[reading + 1 :])
+
+
+def _learnt(urls: Sequence[str], reading: ReadingStage) -> Mapping[str, int]:
+    """Return the samples of each shard, where they were learnt when it was read before; else nothing."""
+    if not value("WDS_LEARN_INDEX"):
+        return {}
+    from wds_async.indexed.learnt import learns, learnt_counts  # noqa: PLC0415 (numpy)
+
+    return learnt_counts(urls) if learns(reading.kw) else {}
 
 
 def of_shards(

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wds_async.errors import (
     ChecksumMismatch,
@@ -26,6 +26,9 @@ from wds_async.tar.decompress import plain, plain_span
 from wds_async.tar.resync import resync
 from wds_async.tar.source import ByteSource, Read
 from wds_async.transfer.reader import ShardStream
+
+if TYPE_CHECKING:
+    from wds_async.indexed.learnt import IndexRecorder
 
 __all__ = ["CorruptionPolicy", "ShardRecovery"]
 
@@ -122,6 +125,16 @@ class ShardRecovery:
             return None if size is None else max(0, size - self.stream.start)
         compressed = self._stored_bytes != self._source.arrived
         return max(0, size - (self._stored_bytes if compressed else offset))
+
+    def learn(self, recorder: IndexRecorder) -> None:
+        """Have ``recorder`` keep where its samples are, if it was read to its end and nothing of it may be missing."""
+        stream, source = self.stream, self._source
+        if source is None or self.failed or self.bad or source.doubt or stream.is_open_ended():
+            return
+        if not stream.info.keys().isdisjoint(("start", "stop")):  # a span of a shard
+            return
+        packed = self._stored_bytes != source.arrived
+        recorder.over(stream.url, stream.size, stream.version, source.offset, plain=not packed)
 
     def drop(self) -> None:
         """Release the engine's memory."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wds_async import config, world
+from wds_async.environment import value
 from wds_async.errors import ReaderClosed
 from wds_async.handlers import Handler, reraise_exception
 from wds_async.logs import Once
@@ -23,6 +24,9 @@ from wds_async.tar.parse import Member, members_of
 from wds_async.tar.source import ByteSource
 from wds_async.transfer.reader import ShardCache, ShardReader, ShardStream, open_shards
 from wds_async.transfer.stats import Board, Counters
+
+if TYPE_CHECKING:
+    from wds_async.indexed.learnt import IndexRecorder
 
 __all__ = ["base_plus_ext", "tarfile_samples"]
 
@@ -85,7 +89,7 @@ def tarfile_samples(
     opening = functools.partial(
         open_shards, src, config=setting, stats=ledger.counters, cache=cache, options=storage_options
     )
-    return _read(opening, opened or enforce, reading, ledger, parse, grouping)
+    return _read(opening, opened or enforce, reading, ledger, parse, grouping, _recorder(grouping, select_files))
 
 
 def _read(
@@ -95,6 +99,7 @@ def _read(
     ledger: EpochLog,
     parse: Callable[[ByteSource], Iterator[Member]],
     grouping: dict[str, Any],
+    recorder: IndexRecorder | None,
 ) -> Iterator[Sample]:
     counters = ledger.counters
     n = total = 0
@@ -104,6 +109,7 @@ def _read(
             for stream in reader:
                 before, behind = total + n, None
                 shard = reading.begin(stream)
+                note = None if recorder is None else recorder.begin()
                 grouping.update(local_path=stream.local_path, on_return=_return_warning(stream), on_cut=shard.on_cut)
                 while True:
                     try:
@@ -114,6 +120,8 @@ def _read(
                                 counters.add("samples", n)
                                 total, n = total + n, 0
                                 ledger.judge()
+                            if note is not None:
+                                note(sample.offset)
                             yield sample
                     except Exception as exn:
                         if reader.closed:  # the parser met memory that was taken from it
@@ -122,6 +130,8 @@ def _read(
                             behind = shard.on_first_behind
                             continue
                     break
+                if recorder is not None and not reading.stop and behind is None:
+                    shard.learn(recorder)
                 shard.over(total + n - before)
                 if reading.stop:
                     return
@@ -131,6 +141,15 @@ def _read(
             if n:
                 counters.add("samples", n)
             del ledger  # see `CorruptionPolicy`
+
+
+def _recorder(grouping: Mapping[str, Any], select_files: Any) -> IndexRecorder | None:
+    """Return what keeps the indexes of shards that are read (``WDS_LEARN_INDEX``); None where they are not learnt."""
+    if not value("WDS_LEARN_INDEX"):
+        return None
+    from wds_async.indexed.learnt import IndexRecorder, learns  # noqa: PLC0415 (numpy)
+
+    return IndexRecorder() if learns({**grouping, "select_files": select_files}) else None
 
 
 def _return_warning(stream: ShardStream) -> Callable[[str, int], None] | None:
