@@ -38,14 +38,14 @@ logger = logging.getLogger("wds_async")
 
 
 def check_empty(
-    source: Iterable[Any], shards: int | None = None, ledger: Ledger | Ledgers | None = None
+    source: Iterable[Any], shards: int | None = None, ledger: Ledger | Ledgers | None = None, cut: bool = False
 ) -> Iterator[Any]:
     """Yield everything; raise ConfigError (a ValueError) where that is nothing. ``shards`` is how many there are in
-    all; ``ledger`` tells which were empty or passed over."""
-    return lists.non_empty(source, functools.partial(_why_empty, shards, ledger))
+    all; ``ledger`` tells which were empty or passed over; ``cut`` says that shards are cut (``split="bytes"``)."""
+    return lists.non_empty(source, functools.partial(_why_empty, shards, ledger, cut))
 
 
-def _why_empty(shards: int | None, ledger: Ledger | Ledgers | None) -> str:
+def _why_empty(shards: int | None, ledger: Ledger | Ledgers | None, cut: bool) -> str:
     here = world.place()
     head = (
         f"no sample came out of the dataset in worker {here.worker} of {here.num_workers}, rank {here.rank} of "
@@ -53,6 +53,12 @@ def _why_empty(shards: int | None, ledger: Ledger | Ledgers | None) -> str:
     )
     if ledger is not None and (why := ledger.why_barren()):
         return f"{head}: {why}. Write these shards again or leave them out; empty_check=False lets a worker be empty"
+    if cut:
+        return (
+            f"{head}: there are fewer samples than ranks times workers ({here.world_size * here.num_workers}), or some"
+            " take the bytes of several workers, or the stages let no sample pass. Use fewer workers; empty_check=False"
+            " lets a worker be empty"
+        )
     return (
         f"{head}: either it has fewer shards{'' if shards is None else f' ({shards})'} than ranks times "
         f"workers ({here.world_size * here.num_workers}), or its stages let no sample pass. Use fewer "
@@ -88,6 +94,10 @@ class WebDataset(DataPipeline, FluidInterface):
         (level info), and several ranks take 0, with a warning. The first epoch is ``WDS_EPOCH``, else 0.
     ``nodesplitter``, ``workersplitter``: iterator to iterator; None for none. By default `split_by_node` and
         `split_by_worker`; `single_node_only` raises where there are several ranks.
+    ``split``: ``"bytes"`` cuts the shards of an epoch into equal byte spans for ranks and workers, so that fewer shards
+        than workers are no problem; every sample is in exactly one span. The sizes of the shards are looked up now, by
+        one small request each. ShardCutError where a shard cannot be cut by its bytes (a tar in a tar); compressed
+        shards are read whole. None: whole shards are split, by the two splitters.
     ``cache_dir``: a folder where shards are kept when they are first read; default ``WDS_CACHE``, else no cache.
         ``cache_size`` bounds its bytes (-1: what ``WDS_CACHE_SIZE`` says, else no bound; 0: no cache),
         ``url_to_name`` names the files in it, ``cache_local`` keeps local shards too (for network drives).
@@ -145,6 +155,7 @@ class WebDataset(DataPipeline, FluidInterface):
         verbose: bool = False,
         seed: int | None = None,
         *,
+        split: str | None = None,
         keys: Callable[[str], Any] | None = None,
         cache_local: bool = False,
         cache_check: bool | None = None,
@@ -164,18 +175,12 @@ class WebDataset(DataPipeline, FluidInterface):
         config.configure_logging()
         chosen, resampled = shuffle_seed(seed, nodesplitter), resampled or mode == "resampled"
         self.seed = world.seed_number(chosen)
-        plan = ShardPlan(
-            mode=mode,
-            resampled=resampled,
-            buffer=shuffle_buffer(shardshuffle, resampled, stacklevel=3),
-            permuted=isinstance(shardshuffle, str) and not resampled,
-            seed=chosen,
-            seeded=seed is not None or environment.seed is not None,
-            strict=empty_check,
-            nodesplitter=nodesplitter,
-            workersplitter=workersplitter,
-            storage_options=options,
-        )
+        order: Any = {"mode": mode, "resampled": resampled, "seed": chosen, "storage_options": options}
+        order["seeded"] = seed is not None or environment.seed is not None
+        order["buffer"] = shuffle_buffer(shardshuffle, resampled, stacklevel=3)
+        order["permuted"] = isinstance(shardshuffle, str) and not resampled
+        sharing: Any = {"nodesplitter": nodesplitter, "workersplitter": workersplitter, "strict": empty_check}
+        plan = ShardPlan(**order, **sharing, split=split, transfer=transfer or {})
         kept: Any = {"url_to_name": url_to_name, "verbose": verbose, "local": cache_local, "check": cache_check}
         cache = _shard_cache(cache_dir, cache_size, **kept)
         faults = {"verify": verify, "on_corrupt": on_corrupt, "max_bad_fraction": max_bad_fraction, "expect": expect}
@@ -184,15 +189,16 @@ class WebDataset(DataPipeline, FluidInterface):
         with Shortened():
             self._add_source(urls, plan, functools.partial(reading, cache=cache, **faults), cache)
             self._check(check, options, cache, transfer or {})
-        self._add_stages(empty_check, environment.progress if progress is None else progress, repeat, length, verbose)
+        progress = environment.progress if progress is None else progress
+        self._add_stages(empty_check, split is not None, progress, repeat, length, verbose)
 
     def _add_stages(
-        self, empty_check: bool, progress: bool | str, repeat: bool | int, length: int | None, verbose: bool
+        self, empty_check: bool, cut: bool, progress: bool | str, repeat: bool | int, length: int | None, verbose: bool
     ) -> None:
         if empty_check:
             urls = getattr(self.pipeline[0], "urls", None)
             shards = len(urls) if isinstance(urls, Sized) else None
-            self.append(functools.partial(check_empty, shards=shards, ledger=self.ledger))
+            self.append(functools.partial(check_empty, shards=shards, ledger=self.ledger, cut=cut))
         if progress:
             self._add_progress(progress if isinstance(progress, str) else None, length)
         times = -1 if repeat is True else check_size("WebDataset", "repeat", 0 if repeat is None else repeat)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import weakref
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from wds_async.errors import (
@@ -13,6 +15,7 @@ from wds_async.errors import (
     CorruptShard,
     CostLimitReached,
     NotATar,
+    ShardCutError,
     ShardFormatError,
     TooMuchLost,
     TruncatedShard,
@@ -21,8 +24,12 @@ from wds_async.errors import (
 from wds_async.handlers import Handler
 from wds_async.observe.ledger import EpochLog
 from wds_async.reading.parts import Ended, ShardOutcome
+from wds_async.reading.spans import SpanBytes, span_in
 from wds_async.redact import redact
+from wds_async.tar.cut import SpanMembers
 from wds_async.tar.decompress import plain, plain_span
+from wds_async.tar.group import Keys, base_plus_ext, key_of
+from wds_async.tar.parse import Member
 from wds_async.tar.resync import resync
 from wds_async.tar.source import ByteSource, Read
 from wds_async.transfer.reader import ShardStream
@@ -39,8 +46,11 @@ class ShardRecovery:
     """One shard while it is read, and where to resume behind damage. ``on_cut`` and ``on_first_behind`` are callbacks
     of `group.samples`."""
 
-    def __init__(self, stream: ShardStream, ledger: EpochLog) -> None:
+    def __init__(self, stream: ShardStream, ledger: EpochLog, key_of: Callable[[str], str | None]) -> None:
         self.stream = stream
+        span = span_in(stream.info)
+        self._cut_span = None if span is None else SpanMembers(span, key_of)
+        self._span_bytes = None if span is None else SpanBytes(stream, span)
         self.broke: Exception | None = None
         """Error of its stream: nothing can be read behind it."""
         self.failed = False
@@ -71,12 +81,19 @@ class ShardRecovery:
             self._source = ByteSource(read, self.stream.url, self.stream.is_open_ended, self.stream.start)
         return self._source
 
+    def members(self, parse: Callable[[ByteSource], Iterator[Member]]) -> Iterator[Member]:
+        """Return the members that ``parse`` reads, from where they were read last; of a shard that is cut, those of the
+        samples that belong to this reader."""
+        return parse(self.source()) if self._cut_span is None else self._cut_span.members(self.source(), parse)
+
     def _unpacked(self) -> Read:
+        if self._cut_span is not None:
+            return self._cut_span.watched(self._stored)
         url, span = self.stream.url, self.stream.span
         return plain(self._stored, url) if span.whole else plain_span(self._stored, url, span.start)
 
     def _stored(self) -> memoryview | None:
-        piece = self.stream.read()
+        piece = self.stream.read() if self._span_bytes is None else self._span_bytes()
         self._stored_bytes += 0 if piece is None else len(piece)
         return piece
 
@@ -115,6 +132,8 @@ class ShardRecovery:
         """Return how many bytes of it were not read (of a compressed shard, stored ones); None is unknown."""
         if self._drained:
             return max(0, self.offset - offset)
+        if self._cut_span is not None and self._cut_span.span.stop is not None:
+            return max(0, self._cut_span.span.stop - offset)
         size = self.stream.size
         if size is None and getattr(self.stream.located, "kind", "") == "local" and self.stream.local_path:
             with contextlib.suppress(OSError):
@@ -140,6 +159,8 @@ class ShardRecovery:
         """Release the engine's memory."""
         if self._source is not None:
             self._source.drop()
+        if self._span_bytes is not None:
+            self._span_bytes.close()
         self._source = self.broke = None
 
     def over(self, delivered: int) -> None:
@@ -163,8 +184,9 @@ class ShardRecovery:
 class CorruptionPolicy(ShardOutcome):
     """Decide by the user's handler and ``on_corrupt`` what follows an error of a shard, and record what is skipped."""
 
-    def __init__(self, handler: Handler, on_corrupt: str, ledger: EpochLog) -> None:
+    def __init__(self, handler: Handler, on_corrupt: str, ledger: EpochLog, keys: Keys = base_plus_ext) -> None:
         super().__init__(handler)
+        self._key_of = functools.partial(key_of, keys=keys)
         self.on_corrupt = on_corrupt
         # An error of the engine keeps the frames that it came through, and so what these have, until garbage is
         # collected. The pass must end before that: with its reader.
@@ -173,7 +195,7 @@ class CorruptionPolicy(ShardOutcome):
 
     def begin(self, stream: ShardStream) -> ShardRecovery:
         """Start the next shard."""
-        self.shard = ShardRecovery(stream, self.ledger)
+        self.shard = ShardRecovery(stream, self.ledger, self._key_of)
         return self.shard
 
     def drop(self) -> None:
@@ -194,7 +216,7 @@ class CorruptionPolicy(ShardOutcome):
         ``delivered`` samples. Otherwise skip its rest, or end everything (``stop``), or raise ``exn``."""
         shard = self.shard
         assert shard is not None
-        if isinstance(exn, TooMuchLost | CostLimitReached):
+        if isinstance(exn, TooMuchLost | CostLimitReached | ShardCutError):
             raise exn
         if isinstance(exn, Ended):  # the handler has decided already
             return False

@@ -80,7 +80,7 @@ def tarfile_samples(
     shard. ConfigError for choices that there are not.
     """
     ledger = ledger or Ledger(Board(), max_bad_fraction).begin(counters)
-    reading = CorruptionPolicy(handler, on_corrupt_policy(on_corrupt), ledger)
+    reading = CorruptionPolicy(handler, on_corrupt_policy(on_corrupt), ledger, keys)
     admit = guarded(admission(select_files, rename_files), reading.of_member) if select_files or rename_files else None
     parse = functools.partial(members_of, admit=admit, max_field_bytes=field_limit(max_field_bytes))
     grouping: dict[str, Any] = {"keys": keys, "lcase": lcase, "suffixes": suffixes, "rename_files": rename_files}
@@ -113,7 +113,7 @@ def _read(
                 grouping.update(local_path=stream.local_path, on_return=_return_warning(stream), on_cut=shard.on_cut)
                 while True:
                     try:
-                        parsed = parse(shard.source())
+                        parsed = shard.members(parse)
                         for sample in samples(parsed, stream.url, drop_first=behind, **grouping):
                             n += 1
                             if n == _COUNT_EVERY:

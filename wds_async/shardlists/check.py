@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -30,13 +29,6 @@ __all__ = ["check_shards", "lists_of", "looks_like", "shards_to_check"]
 logger = logging.getLogger("wds_async")
 
 _NAMED_AT_MOST = 20
-_COMPRESSED = (
-    (re.compile(rb"\x1f\x8b\x08"), "gzip"),
-    (re.compile(rb"BZh[1-9](1AY&SY|\x17\x72\x45\x38\x50\x90)"), "bzip2"),
-    (re.compile(rb"\xfd7zXZ\0|\x5d\0\0\x80\0"), "xz"),
-    (re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"), "zstd"),
-)
-"""By which words `decompress.plain` goes, and what to call it."""
 
 
 def looks_like(shard: Probed) -> tuple[str, ShardFormatError | None]:
@@ -44,7 +36,7 @@ def looks_like(shard: Probed) -> tuple[str, ShardFormatError | None]:
     reading it would begin with. The former is "" where it was not read."""
     if not shard.checked or shard.error is not None:
         return "", None
-    kind = next((name for magic, name in _COMPRESSED if magic.match(shard.head)), "tar")
+    kind = decompress.compressed_by(shard.head) or "tar"
     pieces = iter([memoryview(shard.head)] if shard.head else [])
     try:
         source = ByteSource(decompress.plain(lambda: next(pieces, None), shard.url), shard.url)

@@ -125,7 +125,7 @@ class SimpleShardList(world.TorchDataset):
     Globs and folders in stores are listed now, with ``storage_options`` for their clients. With ``seed`` the shards
     come in one shuffled order, the same in every iteration; ``True`` takes the time for it, ``None`` keeps the order
     given. ``counts`` are the samples of each shard by its URL, where an index tells them; the length of a dataset
-    follows from them. Raises UrlError for an empty list.
+    follows from them. ``sizes`` are the bytes, likewise. Raises UrlError for an empty list.
     """
 
     def __init__(
@@ -134,12 +134,14 @@ class SimpleShardList(world.TorchDataset):
         seed: Any = None,
         *,
         counts: Mapping[str, int] | None = None,
+        sizes: Mapping[str, int] | None = None,
         storage_options: StorageOptionsLike = None,
     ) -> None:
         self.urls = expand_source(urls, storage_options=storage_options)
         _prepare(self.urls)
         self.seed = time.time() if seed is True else seed
         self.counts: Mapping[str, int] = counts or {}
+        self.sizes: Mapping[str, int] = sizes or {}
 
     def __len__(self) -> int:
         return len(self.urls)

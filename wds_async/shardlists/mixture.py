@@ -127,7 +127,7 @@ def _shards(source: SpecSource, resampled: bool, seed: int | world.DrawnSeed) ->
     if resampled:  # drawn by the pipeline itself
         return Expanded(source.urls)
     if not (source.resample or source.choose):
-        return SimpleShardList(Expanded(source.urls), counts=source.counts)
+        return SimpleShardList(Expanded(source.urls), counts=source.counts, sizes=source.sizes)
     chosen: ResampledShards | MultiShardSample
     if source.resample is True:
         chosen = ResampledShards(Expanded(source.urls), seed=seed, deterministic=True)

@@ -6,8 +6,8 @@ import itertools
 import logging
 import os
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from wds_async import config, world
@@ -93,6 +93,8 @@ class ShardPlan:
     ``mode``: that of a directory, or None. ``resampled``: drawn with replacement, following from ``seed`` where it was
     ``seeded``. ``buffer``: of the shuffle, 0 for none; ``permuted``: of all shards at once. ``strict``: fewer
     shards than ranks are an error. ``storage_options`` are for the stores in which patterns are looked for.
+    ``split``: "bytes" cuts the shards into equal spans instead of the splitters (see `spans`), with ``transfer`` for
+    looking up their sizes.
     """
 
     mode: str | None = None
@@ -105,12 +107,28 @@ class ShardPlan:
     nodesplitter: Callable[..., Any] | None = lists.split_by_node
     workersplitter: Callable[..., Any] | bool | None = lists.split_by_worker
     storage_options: StorageOptions = NOTHING_GIVEN
+    split: str | None = None
+    transfer: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.mode not in (None, "resampled", *_DIRECTORY_MODES):
             raise ConfigError(f"mode={self.mode!r}: known are 'resampled' and, for directories, {_DIRECTORY_MODES}")
         check_function("WebDataset", "nodesplitter", self.nodesplitter or None, optional=True)
         check_function("WebDataset", "workersplitter", self.workersplitter or None, optional=True)
+        if self.split not in (None, "bytes"):
+            raise ConfigError(f"split={self.split!r}: known is 'bytes'; without it whole shards are split")
+        if self.split and (
+            self.resampled or self.mode or self.splitters != [lists.split_by_node, lists.split_by_worker]
+        ):
+            raise ConfigError(
+                'split="bytes" shares the shards of an epoch out itself: it goes with no nodesplitter= or '
+                "workersplitter=, with no mode= and with no resampled=True, where every worker draws its own shards"
+            )
+
+    @property
+    def splitters(self) -> list[Any]:
+        """The splitters by rank and by worker."""
+        return [self.nodesplitter, self.workersplitter]
 
     @property
     def shuffles(self) -> bool:
@@ -132,7 +150,9 @@ class ShardPlan:
                 stages.append(shuffling.epochshuffle(self.seed, before))
             else:
                 stages.append(shuffling.detshuffle(self.buffer, seed=self.seed, epoch=before))
-        splitters = [self.nodesplitter, self.workersplitter]
+        if self.split:
+            return [*stages, self._byte_split(shards)]
+        splitters = self.splitters
         if isinstance(shards, ResampledShards) or self.mode in _DIRECTORY_MODES:
             # Each worker draws for itself, and a share of an endless draw is just another one; what a directory gives
             # to one, it gives to no other.
@@ -141,6 +161,17 @@ class ShardPlan:
         elif self.strict and isinstance(shards, SimpleShardList) and self.nodesplitter is lists.split_by_node:
             _refuse_empty_ranks(len(shards), world.place().world_size)
         return [*stages, *(splitter for splitter in splitters if splitter)]
+
+    def _byte_split(self, shards: Any) -> Any:
+        from wds_async.shardlists.spans import ByteSplit, ShardSizes  # noqa: PLC0415 (the engine)
+
+        if isinstance(shards, ResampledShards):
+            raise ConfigError('split="bytes" cuts shards that are read once an epoch, and these are drawn without end')
+        setting = config.transfer_config(**self.transfer)
+        sizes = ShardSizes(getattr(shards, "sizes", None), self.storage_options, setting)
+        if isinstance(urls := getattr(shards, "urls", None), Sequence):
+            sizes.of(urls)  # once here, and not again in every worker
+        return ByteSplit(sizes)
 
     def _shards(self, urls: Any) -> Any:
         if world.is_iterable_dataset(urls):

@@ -53,7 +53,8 @@ class SpecSource:
     ``weight``: its share in the mix, in any scale; by default the number of shards it reads an epoch. 0 leaves it out.
     ``fields``: the fields that its samples keep beside ``__…__``; None keeps all.
     ``metadata``: its other keys.
-    ``nsamples``: samples of all its shards, where that is stated; ``counts``: those of single shards, by URL.
+    ``nsamples``: samples of all its shards, where that is stated; ``counts``: those of single shards, by URL;
+        ``sizes``: their bytes, likewise.
     ``resample``: True draws its shards with replacement and without end; a number draws so many each epoch.
     ``choose``: so many of its shards each epoch, without replacement; 0 for all.
     ``storage_options``: those of its stores' clients, over what the dataset was given.
@@ -68,6 +69,7 @@ class SpecSource:
     resample: bool | int = False
     choose: int = 0
     counts: Mapping[str, int] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)
     storage_options: StorageOptions = NOTHING_GIVEN
 
 
@@ -289,7 +291,7 @@ def _source(value: _Value, shards: _Value, names: _Names, index: int) -> SpecSou
     if "storage_options" in data:
         document = replace(value.document, options=_options(value.get("storage_options")))
         shards = replace(shards, document=document)
-    urls, total, counts = _shards(shards, names, bucket)
+    urls, total, counts, sizes = _shards(shards, names, bucket)
     drawn, chosen = value.get("resample"), value.get("choose")
     resample = drawn.data if isinstance(drawn.data, bool) else max(0, drawn.count(least=-1) or 0) or False
     choose = max(0, chosen.count(least=-1) or 0)
@@ -315,6 +317,7 @@ def _source(value: _Value, shards: _Value, names: _Names, index: int) -> SpecSou
         resample=resample,
         choose=choose,
         counts=counts,
+        sizes=sizes,
         storage_options=shards.document.options,
     )
 
@@ -332,26 +335,30 @@ def _options(value: _Value) -> StorageOptions:
         raise value.error(str(exn)) from exn
 
 
-def _shards(value: _Value, names: _Names, bucket: str) -> tuple[list[str], int | None, dict[str, int]]:
-    """Return the URLs, the samples in all where every entry has its count, and the counts of single shards."""
+def _shards(value: _Value, names: _Names, bucket: str) -> tuple[list[str], int | None, dict[str, int], dict[str, int]]:
+    """Return the URLs, the samples in all where every entry has its count, and counts and sizes of single shards."""
     entries = [value.get(i) for i in range(len(value.data))] if isinstance(value.data, list) else [value]
     if not entries:
         raise value.error("an empty list of shards: name at least one")
     urls: list[str] = []
     total: int | None = 0
     counts: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for entry in entries:
-        count = None
+        count = size = None
         if isinstance(entry.data, Mapping):
             if "url" not in entry.data:
                 raise entry.error(f"a shard without `url` ({', '.join(map(str, entry.data))})")
-            entry, count = entry.get("url"), entry.get("nsamples").count()  # noqa: PLW2901 (the URL of the entry)
+            count, size = entry.get("nsamples").count(), entry.data.get("filesize")
+            entry = entry.get("url")  # noqa: PLW2901 (the URL of the entry)
         expanded = _urls(entry, names, bucket)
         urls += expanded
         total = None if total is None or count is None else total + count
         if count is not None and len(expanded) == 1:
             counts[expanded[0]] = count
-    return urls, total, counts
+        if type(size) is int and size > 0 and len(expanded) == 1:
+            sizes[expanded[0]] = size
+    return urls, total, counts, sizes
 
 
 def _urls(value: _Value, names: _Names, bucket: str) -> list[str]:

@@ -19,7 +19,7 @@ from wds_async.errors import CorruptShard, FieldTooLarge, ShardFormatError, Trun
 from wds_async.tar.blocks import BLOCK, checks
 from wds_async.tar.source import ByteSource, Read
 
-__all__ = ["gunzip", "plain", "plain_span"]
+__all__ = ["compressed_by", "gunzip", "plain", "plain_span"]
 
 PIECE_BYTES = 512 << 10  # the most that comes out at once
 FEED_BYTES = 256 << 10  # the most that goes in at once: decompressors copy what they cannot use yet
@@ -57,7 +57,7 @@ def plain(read: Read, url: str) -> Read:
     through = _Through(read)
     head = through.peek(_PEEK_BYTES)
     source = ByteSource(through, url)
-    match _format_of(head):
+    match compressed_by(head):
         case "gzip":
             return _reader(_unpacked(source, "gzip", _Gunzip))
         case "bzip2":
@@ -79,7 +79,7 @@ def plain_span(read: Read, url: str, start: int) -> Read:
     head = through.peek(BLOCK)
     if not head.strip(b"\0") or (len(head) == BLOCK and checks(head)):
         return through
-    what = _format_of(head)
+    what = compressed_by(head)
     if what is None and (start == 0 or not _PACKED.search(url.lower())):
         return through  # whatever it is: it is damage to the tar's reader
     raise ByteSource(through, url).error(
@@ -90,7 +90,7 @@ def plain_span(read: Read, url: str, start: int) -> Read:
     )
 
 
-def _format_of(head: bytes) -> str | None:
+def compressed_by(head: bytes) -> str | None:
     """Return the name of the compression whose data begin so, None for anything else."""
     if head[:3] == b"\x1f\x8b\x08":
         return "gzip"

@@ -307,6 +307,11 @@ class ShardStream:
             self._reader._check()
         return self._held.read()
 
+    def others(self, start: int, stop: int) -> ShardReader:
+        """Return a reader of bytes ``[start, stop)`` of the same object, which must have this version."""
+        info = {"url": self.url, "start": start, "stop": stop, "version": self.version}
+        return ShardReader([info], replace(self._reader.options, lookahead=1))
+
     def is_open_ended(self) -> bool:
         """Return whether it was read to an end that nothing confirms: without a length, a cut looks the same."""
         return self._shard is not None and self._over and self._shard.state is not None and self._shard.state.open_ended
