@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ from click.testing import CliRunner
 from tests.servers import make_shard
 from tests.servers.moto import CREDENTIALS, clean_aws, moto
 from tests.tar.test_index import energon_of
-from wds_async.cli.index import command
+from wds_async.cli.index import command, progress_bar
 from wds_async.errors import ConfigError, ObjectChanged
 from wds_async.indexed.dataset import ShardListDataset
 from wds_async.indexed.randomaccess import IndexedDataset
@@ -216,3 +219,30 @@ def test_no_folder_to_keep_things_in_is_no_error(shards: Any, tmp_path: Path, mo
     result = call(*shards(2, 3))
     assert "is not kept" in result.stderr
     assert len(json.loads(result.stdout)["shardlist"]) == 2
+
+
+def test_a_store_that_cannot_be_written_is_said_with_what_to_do(shards: Any, origin: Any, tmp_path: Path) -> None:
+    urls = [origin.add(path.name, path.read_bytes()) for path in shards(3, 2)]
+    result = call(*urls, "--kind", "wds", status=1)
+    assert "405" in result.stderr
+    assert "2 with the same error" in result.stderr
+    assert "-o FOLDER" in result.stderr
+    assert call(*urls, "--kind", "wds", "--verbose", status=1).stderr.count("405 (405)") == 3
+    call(*urls, "--kind", "wds", "-o", tmp_path / "i")
+    with IndexedDataset(urls) as dataset:  # what was found is in the cache folder
+        assert len(dataset) == 6
+
+
+def test_a_terminal_has_a_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with progress_bar(3, 1) as advance:
+        advance(0, 2_000_000)
+        advance(1, 3_000_000)
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue())
+    assert "2/3 shards  5.0 MB" in shown

@@ -131,6 +131,16 @@ def test_compressed_and_empty_shards_are_counted(tmp_path: Path) -> None:
     assert len(learnt(empty)) == 0
 
 
+def test_a_part_of_a_shard_teaches_nothing(tmp_path: Path) -> None:
+    (path,) = make_shards(tmp_path / "data", 1, 5)
+    (scanned,) = scan_shards([str(path)])
+    assert scanned.index is not None
+    span = {"url": str(path), "start": int(scanned.index.starts[2])}
+    with wds.DataPipeline([span], wds.tarfile_to_samples()) as shards:
+        assert len(list(shards)) == 3
+    assert learnt(path) is None
+
+
 def test_a_copy_in_the_shard_cache_tells_no_version(tmp_path: Path, origin: Any) -> None:
     (path,) = make_shards(tmp_path / "data", 1, 5)
     url = origin.add(path.name, path.read_bytes())

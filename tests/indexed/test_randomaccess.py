@@ -24,7 +24,15 @@ import wds_async as wds
 from tests.servers import Nginx, make_shard, make_shards
 from tests.tar.test_index import energon_of
 from tests.writing import in_memory
-from wds_async.errors import ConfigError, CorruptShard, ObjectChanged, ShardFormatError, ShardNotFound, TruncatedShard
+from wds_async.errors import (
+    ConfigError,
+    CorruptShard,
+    CostLimitReached,
+    ObjectChanged,
+    ShardFormatError,
+    ShardNotFound,
+    TruncatedShard,
+)
 from wds_async.indexed import places
 from wds_async.indexed.randomaccess import IndexedDataset
 from wds_async.indexed.samplers import WeightedSampler
@@ -139,6 +147,24 @@ def test_a_batch_among_a_hundred_shards_takes_a_few_rounds(tmp_path: Path, nginx
         if start >= over:  # it began behind all of its round
             rounds, over = rounds + 1, end
     assert rounds <= 4
+
+
+def test_a_sample_larger_than_a_part_comes_in_several(tmp_path: Path, nginx: Callable[..., Nginx]) -> None:
+    make_shards(tmp_path / "data", 1, 2, payload=9 << 20)
+    server = nginx(tmp_path / "data", access_log=True)
+    url = server.url("shard-000000.tar")
+    with IndexedDataset(url, index=indexes([url]), transfer={"part_bytes": 1 << 20}) as dataset:
+        done = len(server.log())
+        assert len(dataset[1]["bin"]) == 9 << 20
+        assert dataset[1] == streamed([url])[1]
+        assert len([entry for entry in server.log()[done:] if entry["body_bytes"] <= 1 << 20]) >= 10
+
+
+def test_the_limit_on_costs_holds(served: tuple[list[str], Nginx], monkeypatch: pytest.MonkeyPatch) -> None:
+    urls, _ = served
+    monkeypatch.setenv("WDS_COST_LIMIT", "0")
+    with IndexedDataset(urls) as dataset, pytest.raises(CostLimitReached):
+        dataset[0]
 
 
 # ------------------------------------------------------------------ indexes

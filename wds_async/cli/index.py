@@ -23,7 +23,7 @@ from wds_async.storage.sink import publish, publish_text
 from wds_async.tar.index import energon_index, read_dali, shard_list
 from wds_async.urls import local_path
 
-__all__ = ["command"]
+__all__ = ["command", "progress_bar"]
 
 
 @click.command("index")
@@ -40,9 +40,18 @@ __all__ = ["command"]
 @click.option("--name", help="A name for the dataset (json).")
 @click.option("--base", help="URL of the folder where SHARDS given as relative paths will be (json).")
 @click.option("--again", is_flag=True, help="Read all shards, also those whose index is up to date.")
+@click.option("--verbose", is_flag=True, help="Show every error, and not only the first of equal ones.")
 @click.option("--dry-run", is_flag=True, help="Show how many shards would be read, and write nothing.")
 def command(
-    *, url: tuple[str, ...], kind: str, output: str, name: str | None, base: str | None, again: bool, dry_run: bool
+    *,
+    url: tuple[str, ...],
+    kind: str,
+    output: str,
+    name: str | None,
+    base: str | None,
+    again: bool,
+    verbose: bool,
+    dry_run: bool,
 ) -> None:
     """Write an index of SHARDS: how many samples each holds, and where they are.
 
@@ -68,7 +77,7 @@ def command(
     work.read()
     if kind == "json" and not work.errors:
         _write_list([work.done[each] for each in urls], urls, output, name=name or "", base=base)
-    for line in work.report():
+    for line in work.report(verbose):
         terminal.say(line, err=True)
     click.get_current_context().exit(1 if work.errors else 0)
 
@@ -90,6 +99,7 @@ class _Work:
         self.targets = dict(zip(self.urls, found, strict=per_shard))
         self.present: dict[str, bytes] = {}
         self.known = 0
+        self.unwritten = False
         self._kept = True
 
     @property
@@ -127,7 +137,7 @@ class _Work:
 
     def read(self) -> None:
         """Read the other shards, and write each one's file as soon as it is known."""
-        with _bar(len(self.urls), len(self.urls) - len(self.todo)) as advance:
+        with progress_bar(len(self.urls), len(self.urls) - len(self.todo)) as advance:
             for scanned in scan_shards(self.todo, dali=self.kind == "dali", received=lambda n: advance(0, n)):
                 self._take(scanned)
                 advance(1, 0)
@@ -152,10 +162,15 @@ class _Work:
         """Write the file of one shard, unless it is there."""
         try:
             data = self._file(url, one, dali)
+        except WdsError as exn:
+            self.errors[url] = exn
+            return
+        try:
             if data != self.present.get(url):
                 publish(self.targets[url], data)
         except (WdsError, OSError) as exn:
             self.errors[url] = exn
+            self.unwritten = self.folder is None
 
     def _file(self, url: str, one: ShardIndex, dali: str) -> bytes:
         """Return the bytes of a shard's own index."""
@@ -167,13 +182,15 @@ class _Work:
             raise ShardFormatError(f"{redact(url)}: it is compressed, and Energon reads plain tars only")
         return energon_index(one.starts.tolist(), one.stop(len(one) - 1) if len(one) else 0)
 
-    def report(self) -> Iterator[str]:
+    def report(self, verbose: bool) -> Iterator[str]:
         """Yield the lines of the end: what was found, and every error."""
         repeats = terminal.Repeats()
         for url, exn in self.errors.items():
-            if not repeats.seen(str(exn), redact(url)):
+            if verbose or not repeats.seen(str(exn), redact(url)):
                 yield f"{click.style('error', fg='red', bold=True)}  {exn}"
         yield from repeats.lines()
+        if self.unwritten:
+            yield "indexes that cannot be written beside their shards go into a folder with -o FOLDER"
         found = [self.done[url] for url in self.urls if url in self.done]
         parts = [shards.counted(len(found), "shard"), shards.counted(sum(map(len, found)), "sample")]
         parts.append(shards.human(sum(one.facts.size for one in found)))
@@ -198,7 +215,7 @@ def _write_list(found: list[ShardIndex], urls: list[str], output: str, *, name: 
 
 
 @contextlib.contextmanager
-def _bar(total: int, done: int) -> Iterator[Callable[[int, int], None]]:
+def progress_bar(total: int, done: int) -> Iterator[Callable[[int, int], None]]:
     """Show a progress bar on a terminal; gives ``advance(shards, bytes)``."""
     progress = Progress(
         SpinnerColumn(),
