@@ -131,13 +131,20 @@ def test_compressed_and_empty_shards_are_counted(tmp_path: Path) -> None:
     assert len(learnt(empty)) == 0
 
 
-def test_a_part_of_a_shard_teaches_nothing(tmp_path: Path) -> None:
+def test_a_part_of_a_shard_teaches_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (path,) = make_shards(tmp_path / "data", 1, 5)
     (scanned,) = scan_shards([str(path)])
     assert scanned.index is not None
     span = {"url": str(path), "start": int(scanned.index.starts[2])}
     with wds.DataPipeline([span], wds.tarfile_to_samples()) as shards:
         assert len(list(shards)) == 3
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    total = 0
+    for rank in range(3):
+        monkeypatch.setenv("RANK", str(rank))
+        with dataset([path], split="bytes", empty_check=False) as shards:
+            total += len(list(shards))
+    assert total == 5
     assert learnt(path) is None
 
 

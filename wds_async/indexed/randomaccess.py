@@ -105,7 +105,8 @@ class IndexedDataset(world.TorchMapDataset):
                 raise ShardFormatError(f"{redact(url)}: {why}")
 
     def _begin(self) -> None:
-        """Set what is made anew in another process."""
+        """Set what each process has of its own."""
+        self._pid = os.getpid()
         counters = Counters(traffic=Traffic())
         limit = limit_of_job()
         if limit is not None:
@@ -171,6 +172,8 @@ class IndexedDataset(world.TorchMapDataset):
                 groups.append([(shard, number)])
                 start = begin
             stop = end
+        if self._pid != os.getpid():  # forked: costs are counted, and memory is shared out, for each process
+            self._begin()
         ranges = [self._range(group) for group in groups]
         try:
             read = self._ranges.read(ranges)

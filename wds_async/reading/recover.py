@@ -150,7 +150,7 @@ class ShardRecovery:
         stream, source = self.stream, self._source
         if source is None or self.failed or self.bad or source.doubt or stream.is_open_ended():
             return
-        if not stream.info.keys().isdisjoint(("start", "stop")):  # a span of a shard
+        if self._span_bytes is not None or not stream.span.whole:
             return
         packed = self._stored_bytes != source.arrived
         recorder.over(stream.url, stream.size, stream.version, source.offset, plain=not packed)
