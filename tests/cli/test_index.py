@@ -19,6 +19,7 @@ from tests.servers import make_shard
 from tests.servers.moto import CREDENTIALS, clean_aws, moto
 from tests.tar.test_index import energon_of
 from wds_async.cli.index import command, progress_bar
+from wds_async.dataset import WebDataset
 from wds_async.errors import ConfigError, ObjectChanged
 from wds_async.indexed.dataset import ShardListDataset
 from wds_async.indexed.randomaccess import IndexedDataset
@@ -174,6 +175,33 @@ def test_a_file_that_is_gone_is_written_without_reading(shards: Any, origin: Any
     call(url, "--kind", "wds", "-o", tmp_path / "i")
     assert file.read_bytes() == before
     assert read_bytes(origin) == 0
+
+
+def test_dalis_index_of_a_former_shard_is_not_taken_for_the_new_ones(shards: Any) -> None:
+    """As many samples, and our own index is up to date: still DALI's has other offsets."""
+    (path,) = shards(1, 3)
+    call(path, "--kind", "dali")
+    path.write_bytes(make_shard({str(n): {"txt": bytes(1000)} for n in range(3)}))
+    call(path)
+    call(path, "--kind", "dali")
+    pieces = iter([memoryview(path.read_bytes())])
+    assert path.with_suffix(".idx").read_text() == DaliIndex(scan(lambda: next(pieces, None), "u")).text()
+
+
+def test_what_was_learnt_while_training_is_used(shards: Any, origin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (path,) = shards(1, 4)
+    url = origin.add(path.name, path.read_bytes())
+    monkeypatch.setenv("WIDS_CACHE", os.environ["WDS_CACHE"])
+    monkeypatch.delenv("WDS_CACHE")
+    monkeypatch.setenv("WDS_LEARN_INDEX", "1")
+    with WebDataset(url, shardshuffle=False) as dataset:
+        list(dataset)
+    origin.forget()
+    assert json.loads(call(url).stdout)["shardlist"][0]["nsamples"] == 4
+    call(url, "--kind", "wds", "-o", path.parent)
+    assert read_bytes(origin) == 0
+    call(url, "--kind", "energon", "-o", path.parent)  # which needs to know where the last sample ends
+    assert path.with_name(f"{path.name}.idx").read_bytes() == energon_of(path.read_bytes())
 
 
 def test_shards_whose_index_cannot_be(shards: Any, tmp_path: Path) -> None:

@@ -17,9 +17,10 @@ from wds_async.cli import shards, terminal
 from wds_async.errors import ConfigError, ShardFormatError, WdsError
 from wds_async.indexed import index, places
 from wds_async.indexed.scan import ScannedShard, scan_shards, up_to_date
-from wds_async.indexed.shardindex import ShardIndex
+from wds_async.indexed.shardindex import ShardFacts, ShardIndex
 from wds_async.redact import redact
 from wds_async.storage.sink import publish, publish_text
+from wds_async.tar.blocks import padded
 from wds_async.tar.index import energon_index, read_dali, shard_list
 from wds_async.urls import local_path
 
@@ -90,16 +91,16 @@ class _Work:
     kind: str
     urls: list[str]
     folder: str | None
-    done: dict[str, ShardIndex] = field(default_factory=dict)
+    done: dict[str, ShardFacts] = field(default_factory=dict)
     errors: dict[str, Exception] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         per_shard = self.kind != "json"
         found = places.places(self.urls, self.kind, self.folder) if per_shard else []
         self.targets = dict(zip(self.urls, found, strict=per_shard))
-        self.present: dict[str, bytes] = {}
         self.known = 0
         self.unwritten = False
+        self._present: set[str] = set()
         self._kept = True
 
     @property
@@ -108,31 +109,42 @@ class _Work:
 
     def find(self) -> None:
         """Find the shards whose index is up to date."""
-        indexes = {url: cached for url in self.urls if (cached := places.cached_index(url)) is not None}
+        facts: dict[str, ShardFacts] = {}
+        if self.kind == "json":
+            facts = {url: cached for url in self.urls if (cached := places.cached_facts(url)) is not None}
         for (url, target), data in zip(self.targets.items(), places.read_files(self.targets.values()), strict=True):
-            if isinstance(data, bytes):
-                self.present[url] = data
-                if self.kind == "wds":
-                    with contextlib.suppress(ConfigError):
-                        indexes[url] = ShardIndex.from_bytes(data, target)
-        usable = {url: one for url, one in indexes.items() if self._suffices(url, one)}
-        self.done = {url: usable[url] for url, good in up_to_date(usable) if good}
+            one = self._usable(url, target, data if isinstance(data, bytes) else None)
+            if one is not None:
+                facts[url] = one.facts
+        self.done = {url: facts[url] for url, good in up_to_date(facts) if good}
         self.known = len(self.done)
 
-    def _suffices(self, url: str, one: ShardIndex) -> bool:
-        """Return whether what is asked for can be made of an index. One that was learnt while training has no keys, and
-        its last sample ends with the file."""
-        if self.kind != "dali":
-            return self.kind != "energon" or one.keys is not None
-        try:
-            return len(read_dali(self.present[url].decode("utf-8", "surrogateescape"))) == len(one)
-        except (KeyError, ConfigError):
-            return False
+    def _usable(self, url: str, target: str, data: bytes | None) -> ShardIndex | None:
+        """Return the index of a shard from which its file, where ``data`` is, can be made without reading the shard.
+        One that was learnt while training has no keys, and its last sample ends with the file."""
+        if self.kind == "wds" and data is not None:
+            with contextlib.suppress(ConfigError):
+                one = ShardIndex.from_bytes(data, target)
+                self._present.add(url)
+                return one
+        cached = places.cached_index(url)
+        if cached is None or (cached.keys is None and self.kind != "wds"):
+            return None
+        if self.kind == "dali":
+            fits = data is not None and _is_of(data.decode("utf-8", "surrogateescape"), cached)
+            self._present |= {url} if fits else set()
+            return cached if fits else None
+        if self.kind == "energon" and cached.facts.plain and self._file(url, cached, "") == data:
+            self._present.add(url)
+        return cached
 
     def write_known(self) -> None:
         """Write the files of the shards that need not be read, where they are missing or others."""
-        if self.kind in ("energon", "wds"):
-            for url, one in list(self.done.items()):
+        for url in [url for url in self.done if url in self.targets and url not in self._present]:
+            one = places.cached_index(url)
+            if one is None:  # another process has removed it
+                del self.done[url]
+            else:
                 self._publish(url, one)
 
     def read(self) -> None:
@@ -148,7 +160,7 @@ class _Work:
             assert scanned.error is not None
             self.errors[url] = scanned.error
             return
-        self.done[url] = one
+        self.done[url] = one.facts
         if one.facts.version and self._kept:
             try:
                 places.keep(one, url)
@@ -159,15 +171,14 @@ class _Work:
             self._publish(url, one, scanned.dali)
 
     def _publish(self, url: str, one: ShardIndex, dali: str = "") -> None:
-        """Write the file of one shard, unless it is there."""
+        """Write the file of one shard."""
         try:
             data = self._file(url, one, dali)
         except WdsError as exn:
             self.errors[url] = exn
             return
         try:
-            if data != self.present.get(url):
-                publish(self.targets[url], data)
+            publish(self.targets[url], data)
         except (WdsError, OSError) as exn:
             self.errors[url] = exn
             self.unwritten = self.folder is None
@@ -192,8 +203,8 @@ class _Work:
         if self.unwritten:
             yield "indexes that cannot be written beside their shards go into a folder with -o FOLDER"
         found = [self.done[url] for url in self.urls if url in self.done]
-        parts = [shards.counted(len(found), "shard"), shards.counted(sum(map(len, found)), "sample")]
-        parts.append(shards.human(sum(one.facts.size for one in found)))
+        parts = [shards.counted(len(found), "shard"), shards.counted(sum(one.samples for one in found), "sample")]
+        parts.append(shards.human(sum(one.size for one in found)))
         if self.known:
             parts.append(f"{self.known:,} up to date before")
         if self.errors:
@@ -201,9 +212,19 @@ class _Work:
         yield ", ".join(parts)
 
 
-def _write_list(found: list[ShardIndex], urls: list[str], output: str, *, name: str, base: str | None) -> None:
+def _is_of(text: str, one: ShardIndex) -> bool:
+    """Return whether the text of DALI's index has the samples of ``one`` where that has them."""
+    try:
+        samples = read_dali(text)
+    except ConfigError:
+        return False
+    stops = [max(offset + padded(size) for _, offset, size in fields) for fields in samples]
+    return stops == [one.stop(i) for i in range(len(one))]
+
+
+def _write_list(found: list[ShardFacts], urls: list[str], output: str, *, name: str, base: str | None) -> None:
     counted: list[dict[str, Any]] = [
-        {"url": url, "nsamples": len(one), "filesize": one.facts.size} for url, one in zip(urls, found, strict=True)
+        {"url": url, "nsamples": one.samples, "filesize": one.size} for url, one in zip(urls, found, strict=True)
     ]
     path = None if output == "-" else local_path(output)
     folder = None if path is None else os.path.dirname(os.path.abspath(path))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from wds_async.config import transfer_config
 from wds_async.errors import CostLimitReached, ShardFormatError, WdsError
-from wds_async.indexed.shardindex import ShardIndex
+from wds_async.indexed.shardindex import ShardFacts, ShardIndex
 from wds_async.observe.cost_limit import enforce
 from wds_async.redact import redact
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
@@ -105,12 +105,10 @@ def _add(dali: DaliIndex, entry: MemberEntry, sparse: bool, source: ByteSource, 
         raise source.error(ShardFormatError, f"member {entry.name!r:.200} at byte {start}: {exn}", start) from None
 
 
-def up_to_date(
-    indexes: Mapping[str, ShardIndex], options: StorageOptions = NOTHING_GIVEN
-) -> Iterator[tuple[str, bool]]:
-    """Yield each of the URLs, in order, with whether its index is certain to be of the shard as it is now: the size and
-    version in the first answer of its store, for one small request a shard."""
-    urls: Sequence[str] = list(indexes)
+def up_to_date(facts: Mapping[str, ShardFacts], options: StorageOptions = NOTHING_GIVEN) -> Iterator[tuple[str, bool]]:
+    """Yield each of the URLs, in order, with whether the facts of its index are certain to be those of the shard as it
+    is now: by the size and version in the first answer of its store, for one small request a shard."""
+    urls: Sequence[str] = list(facts)
     for url, probed in zip(urls, probe(urls, options, config=transfer_config()), strict=True):
         good = probed.error is None and probed.checked
-        yield url, good and indexes[url].facts.fits(probed.size, probed.version)
+        yield url, good and facts[url].fits(probed.size, probed.version)
