@@ -9,7 +9,7 @@
     ├── StorageError (OSError)              the store's side
     │   ├── ShardNotFound (FileNotFoundError)
     │   ├── AccessDenied (PermissionError)
-    │   ├── ObjectChanged                   replaced while it was being read
+    │   ├── ObjectChanged                   replaced while it was being read, or since its version was saved
     │   ├── ChecksumMismatch                the bytes do not match the checksum
     │   ├── TransferError (ConnectionError) broken, refused, wrong answer, after all attempts
     │   │   └── FetchTimeout (TimeoutError) no progress within the time allowed
@@ -90,7 +90,8 @@ class AccessDenied(StorageError, PermissionError):
 
 
 class ObjectChanged(StorageError):
-    """The object was replaced while it was being read; the message names both identities."""
+    """The object was replaced while it was being read, or since a state named its version; the message names both
+    identities."""
 
 
 class ChecksumMismatch(StorageError):

@@ -49,17 +49,20 @@ class Plan:
         )
 
     @property
+    def breaks_at(self) -> int | None:
+        """Where it breaks, before its end; None where it does not."""
+        return self.breaks if self.breaks is not None and max(self.start, self.breaks) < self.end else None
+
+    @property
     def broken(self) -> bool:
         """Whether it ends in an error."""
-        breaks = self.breaks is not None and self.start < self.end and self.breaks < self.end
-        return self.way == "refused" or self.behind or breaks
+        return self.way == "refused" or self.behind or self.breaks_at is not None
 
     def expected(self) -> int:
         """Where its good bytes end."""
         if self.way == "refused" or self.behind:
             return self.start
-        end = self.end if self.breaks is None else min(self.end, self.breaks)
-        return max(self.start, end)
+        return max(self.start, self.end if self.breaks_at is None else self.breaks_at)
 
 
 class Reader:
@@ -180,7 +183,7 @@ class Reader:
                     part.error = TransferError("behind the end")
                 elif self.rng.random() < 0.5:  # its head may have come, its body waits for memory
                     self.window.learn(shard, plan.size)
-                if part.dropped or (plan.behind is False and (plan.breaks is None or plan.breaks > part.start)):
+                if part.dropped or (plan.behind is False and (plan.breaks_at is None or plan.breaks_at > part.start)):
                     return
                 part.error = part.error or TransferError("broken")  # no attempt came as far as a body
             elif plan.behind:
@@ -208,8 +211,8 @@ class Reader:
     def _fill(self, part: Part, plan: Plan, stop: int) -> None:
         if part.dropped:
             return
-        if plan.breaks is not None and plan.breaks < plan.end and stop > plan.breaks:
-            stop, part.error = plan.breaks, TransferError("broken")
+        if plan.breaks_at is not None and stop > plan.breaks_at:
+            stop, part.error = plan.breaks_at, TransferError("broken")
         if part.start >= stop:
             return
         part.slab.view[: stop - part.start] = self.content(part.shard.number)[part.start : stop]

@@ -94,7 +94,7 @@ class DiskCache:
 
         Raises ConfigError if ``url_to_name`` gives two of them one name: one would be read for the other.
         """
-        urls = list(urls)
+        urls = list(dict.fromkeys(urls))  # one that comes several times, as in spans of it, is one shard
         named: dict[str, str] = {}
         for url in urls if self._url_to_name is not None else ():
             other = named.setdefault(self.name(url), url)
