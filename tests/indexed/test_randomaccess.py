@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import wds_async as wds
-from tests.servers import Nginx, make_shard, make_shards
+from tests.servers import BEFORE_HEAD, Nginx, make_shard, make_shards
 from tests.tar.test_index import energon_of
 from tests.writing import in_memory
 from wds_async.errors import (
@@ -41,8 +41,6 @@ from wds_async.indexed.shardindex import ShardIndex
 from wds_async.tar.index import DaliIndex, scan
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-
-KIB = 1 << 10
 
 
 @pytest.fixture(autouse=True)
@@ -127,26 +125,24 @@ def test_neighbours_are_one_range_and_all_ranges_are_requested_at_once(served: t
         assert sent < 4 * 50_000  # nothing but the samples
 
 
-def test_a_batch_among_a_hundred_shards_takes_a_few_rounds(tmp_path: Path, nginx: Callable[..., Nginx]) -> None:
-    """Rounds are counted by what was in flight at the same time, not by the clock."""
-    paths = make_shards(tmp_path / "data", 100, 6, payload=300 * KIB)
-    server = nginx(tmp_path / "data", latency_ms=50, access_log=True)
-    urls = [server.url(path.name) for path in paths]
-    known = [
-        ShardIndex.of(url, one.facts.size, "", one.starts, [one.stop(i) for i in range(len(one))])
-        for url, one in zip(urls, indexes([str(path) for path in paths]), strict=True)
-    ]
-    wanted = random.Random(1).sample(range(600), 256)
-    with IndexedDataset(urls, index=known) as dataset:
-        assert [sample["__key__"] for sample in dataset.__getitems__(wanted)] == [f"{n:06d}" for n in wanted]
-    log = [entry for entry in server.log() if entry["range"]]
-    assert len(log) <= 256
-    begun = sorted((float(entry["end"]) - float(entry["request_s"]), float(entry["end"])) for entry in log)
-    rounds, over = 0, 0.0
-    for start, end in begun:
-        if start >= over:  # it began behind all of its round
-            rounds, over = rounds + 1, end
-    assert rounds <= 4
+def test_a_batch_among_a_hundred_shards_takes_two_rounds(tmp_path: Path, origin: Any) -> None:
+    """The server answers nothing until half of the requests are there, all without a first look at the shards."""
+    paths = make_shards(tmp_path / "data", 100, 12)
+    urls = [origin.add(path.name, path.read_bytes()) for path in paths]
+    known = indexes(urls)
+    origin.forget()
+    origin.behave(stall_after=BEFORE_HEAD)
+    wanted = random.Random(1).sample(range(1200), 256)
+    with (
+        IndexedDataset(urls, index=known, gap_bytes=0, transfer={"hedge_share": 0}) as dataset,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        batch = pool.submit(dataset.__getitems__, wanted)
+        origin.wait_until(lambda one: one.in_flight == 128, 30)
+        origin.release()
+        assert [sample["__key__"] for sample in batch.result(60)] == [f"{n:06d}" for n in wanted]
+    assert 200 < len(origin.requests) < 256
+    assert origin.most_in_flight == 128
 
 
 def test_a_sample_larger_than_a_part_comes_in_several(tmp_path: Path, nginx: Callable[..., Nginx]) -> None:
