@@ -44,7 +44,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
      "cache", "samplecache", "indexed.files",
      "indexed.index", "indexed.learnt", "indexed.places", "indexed.shardindex", "shared_batches", "pipeline",
      "observe", "observe.*"),
-    ("dataset", "fluid", "loader", "asyncreader", "lengths", "misuse", "multi", "indexed", "indexed.*",
+    ("dataset", "equalsteps", "fluid", "loader", "asyncreader", "lengths", "misuse", "multi", "indexed", "indexed.*",
      "legacy", "legacy.*"),
     ("writer",),
     ("service", "service.*"),

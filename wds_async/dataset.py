@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 from wds_async import config, lengths, world
 from wds_async.arguments import check_size
 from wds_async.environment import warn_of_unknown_variables
+from wds_async.equalsteps import chosen_steps, in_step
 from wds_async.errors import ConfigError
 from wds_async.fluid import FluidInterface
 from wds_async.handlers import Handler, reraise_exception
 from wds_async.misuse import log_unmatched_rules, warn_of_batches_in_torch, warn_of_uneven_ranks
-from wds_async.pipeline import DataPipeline, Traits
+from wds_async.pipeline import DataPipeline, Traits, epochs_of
 from wds_async.reading.options import MAX_FIELD_BYTES
 from wds_async.reading.stage import ReadingStage, tarfile_to_samples
 from wds_async.redact import redact
@@ -98,6 +99,12 @@ class WebDataset(DataPipeline, FluidInterface):
         than workers are no problem; every sample is in exactly one span. The sizes of the shards are looked up now, by
         one small request each. ShardCutError where a shard cannot be cut by its bytes (a tar in a tar); compressed
         shards are read whole. None: whole shards are split, by the two splitters.
+    ``equal``: as many items on every rank in an epoch, counted as they leave the pipeline (batches, where it makes
+        batches): ``"drop"`` ends all ranks with the one that has the fewest, ``"pad"`` repeats the last item of ranks
+        that have fewer, ``"repeat"`` begins their share again. ``steps`` of them for each rank, which its workers
+        share, where that is given (``equal`` is then ``"repeat"`` unless it is given; "drop" is ConfigError for a
+        worker that has fewer); otherwise the ranks compare what they have ready by torch.distributed, every eight
+        items (with DataLoader workers in `WebLoader`).
     ``cache_dir``: a folder where shards are kept when they are first read; default ``WDS_CACHE``, else no cache.
         ``cache_size`` bounds its bytes (-1: what ``WDS_CACHE_SIZE`` says, else no bound; 0: no cache),
         ``url_to_name`` names the files in it, ``cache_local`` keeps local shards too (for network drives).
@@ -156,6 +163,8 @@ class WebDataset(DataPipeline, FluidInterface):
         seed: int | None = None,
         *,
         split: str | None = None,
+        equal: str | None = None,
+        steps: int | None = None,
         keys: Callable[[str], Any] | None = None,
         cache_local: bool = False,
         cache_check: bool | None = None,
@@ -171,6 +180,7 @@ class WebDataset(DataPipeline, FluidInterface):
         expect: Collection[str] | None = None,
     ) -> None:
         super().__init__()
+        self.equal_steps, self._steps_by_loader = chosen_steps(equal, steps), False
         environment, options = config.settings(), StorageOptions(storage_options)
         config.configure_logging()
         chosen, resampled = shuffle_seed(seed, nodesplitter), resampled or mode == "resampled"
@@ -190,7 +200,7 @@ class WebDataset(DataPipeline, FluidInterface):
             self._add_source(urls, plan, functools.partial(reading, cache=cache, **faults), cache)
             self._check(check, options, cache, transfer or {})
         progress = environment.progress if progress is None else progress
-        self._add_stages(empty_check, split is not None, progress, repeat, length, verbose)
+        self._add_stages(empty_check, split is not None, progress, repeat, steps if length is None else length, verbose)
 
     def _add_stages(
         self, empty_check: bool, cut: bool, progress: bool | str, repeat: bool | int, length: int | None, verbose: bool
@@ -208,6 +218,27 @@ class WebDataset(DataPipeline, FluidInterface):
             self.with_length(length, silent=True)
         if verbose:
             logger.warning("%r, seed %s", self, self.seed)
+
+    def iterator1(self) -> Iterator[Any]:
+        """Run the stages once; with ``equal`` to as many items as other ranks get."""
+        start, equal = super().iterator1, self.equal_steps
+        if equal is None or (equal.steps is None and self._steps_by_loader and world.torch_worker() is not None):
+            return start()
+        if equal.steps is None and world.torch_worker() is not None and world.place().world_size > 1:
+            raise ConfigError(
+                "equal= without steps= lets the ranks compare what they have, which workers of a DataLoader cannot:"
+                " use WebLoader in place of DataLoader, or give steps="
+            )
+        return in_step(start, equal, self._rewind)
+
+    def _rewind(self) -> None:
+        """Make the next run that of the same epoch, in this worker."""
+        for counter in epochs_of(self.pipeline):
+            counter.go_to(counter.get() - 1)
+
+    def leave_steps_to_loader(self) -> None:
+        """Have the loader that is made of this dataset compare the ranks, since its workers cannot."""
+        self._steps_by_loader = True
 
     def _check_use(self) -> None:
         log_unmatched_rules(self)
@@ -263,7 +294,8 @@ class WebDataset(DataPipeline, FluidInterface):
     def __len__(self) -> int:
         """The number given to `with_length` or as ``length``, else of what this rank receives, where an index (a JSON
         shard list) tells the samples of each shard. TypeError otherwise."""
-        if self.size is None and self.repetitions == 1 and (length := lengths.of(self.pipeline)) is not None:
+        known = self.size is None and self.repetitions == 1 and self.equal_steps is None
+        if known and (length := lengths.of(self.pipeline)) is not None:
             return length.total
         return super().__len__()
 

@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 from wds_async import config, lengths, shared_batches, world
+from wds_async.equalsteps import in_step
 from wds_async.errors import ConfigError, MissingExtra
 from wds_async.fluid import FluidInterface
 from wds_async.misuse import warn_of_batches_twice, warn_of_uneven_ranks
-from wds_async.pipeline import DataPipeline
+from wds_async.pipeline import DataPipeline, epochs_of
 from wds_async.transfer.stats import Board, Counters
 
 __all__ = ["WebLoader"]
@@ -45,6 +46,9 @@ class WebLoader(DataPipeline, FluidInterface):
         if loader.num_workers and config.settings().handover and shared_batches.possible():
             loader.collate_fn = shared_batches.Handover(loader.collate_fn)
         warn_of_batches_twice(loader.dataset, loader.batch_size)
+        dataset: Any = loader.dataset
+        if getattr(dataset, "equal_steps", None) is not None:
+            dataset.leave_steps_to_loader()
         super().__init__(loader)
         self.all_ranks = self.continues = False
         self._stream: Iterator[Any] | None = None
@@ -115,8 +119,17 @@ class WebLoader(DataPipeline, FluidInterface):
         warn_of_uneven_ranks(self)
 
     def iterator1(self) -> Iterator[Any]:
-        """Run the workers once; they start now."""
-        return _sweeping(super().iterator1())
+        """Run the workers once; they start now. Where the dataset has ``equal``, to as many batches as other ranks."""
+        loader, run = self.pipeline[0], super().iterator1
+        equal = getattr(loader.dataset, "equal_steps", None)
+        if equal is None or equal.steps is not None or not loader.num_workers:  # else the dataset sees to it
+            return _sweeping(run())
+        return in_step(lambda: _sweeping(run()), equal, self._rewind)
+
+    def _rewind(self) -> None:
+        """Make the next run of the workers that of the same epoch."""
+        for counter in epochs_of(self.pipeline[0].dataset.pipeline):
+            counter.set(counter.latest() - 1)
 
     def invoke(self, f: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the output of stage ``f``. Where a DataLoader's is left early, workers that have not ended within a
@@ -217,7 +230,8 @@ def _received(loader: Any) -> lengths.Length | None:
             return lengths.Length(len(loader), (len(loader),))
         except TypeError:
             return None
-    length = lengths.of(dataset.pipeline, max(1, loader.num_workers)) if dataset.repetitions == 1 else None
+    known = dataset.repetitions == 1 and getattr(dataset, "equal_steps", None) is None
+    length = lengths.of(dataset.pipeline, max(1, loader.num_workers)) if known else None
     if length is None:
         return None
     if loader.batch_size is None:

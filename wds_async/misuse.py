@@ -70,7 +70,7 @@ def _samples(lists: list[shardlists.SimpleShardList], rank: int, world_size: int
 
 def _split_by_rank(pipeline: DataPipeline) -> list[shardlists.SimpleShardList]:
     """The shard lists that the ranks share out; none where the numbers of steps are evened out."""
-    if pipeline.repetitions == sys.maxsize or not pipeline.pipeline:
+    if pipeline.repetitions == sys.maxsize or not pipeline.pipeline or getattr(pipeline, "equal_steps", None):
         return []
     first, *rest = pipeline.pipeline
     if any((traits := traits_of(stage)) and traits.cuts for stage in rest):

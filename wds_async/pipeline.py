@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Composite", "DataPipeline", "FilterFunction", "Inheriting", "PipelineStage", "RestCurried", "Sourced",
-    "Traits", "bound_arguments", "pipelinefilter", "stage_maker", "stage_of", "stages_of", "traits_of",
+    "Traits", "bound_arguments", "epochs_of", "pipelinefilter", "stage_maker", "stage_of", "stages_of", "traits_of",
 ]  # fmt: skip
 
 _ANY_ARGUMENTS = inspect.signature(lambda source, *args, **kw: None)
@@ -500,6 +500,17 @@ def _epoch_of(stage: Any) -> world.SharedEpoch | None:
     """The counter of a stage whose order follows from the epoch, or that reads shards."""
     counter = getattr(stage, "_epoch", None) or getattr(getattr(stage, "ledger", None), "epoch", None)
     return counter if isinstance(counter, world.SharedEpoch) else None
+
+
+def epochs_of(stages: Iterable[Any]) -> list[world.SharedEpoch]:
+    """Return the counters of epochs of ``stages``, and of the pipelines that one of them mixes."""
+    found = []
+    for stage in stages:
+        if (counter := _epoch_of(stage)) is not None:
+            found.append(counter)
+        for source in getattr(stage, "datasets", ()):
+            found += epochs_of(getattr(source, "pipeline", ()))
+    return found
 
 
 def _name_of(stage: Any) -> str:

@@ -207,6 +207,11 @@ class SharedEpoch:
         for derived in list(self._derived):
             derived.set(epoch)
 
+    def go_to(self, epoch: int) -> None:
+        """Make ``epoch`` the latest one of this worker alone, as where each loads a state of its own."""
+        slot = self._slot()
+        self._slots[slot] += epoch - self.get()
+
     def next(self) -> int:
         """Begin the next epoch in this worker and return its number."""
         slot = self._slot()
