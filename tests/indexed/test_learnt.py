@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import wds_async as wds
-from tests.servers import make_shard, make_shards
+from tests.servers import BEFORE_HEAD, make_shard, make_shards
 from wds_async.handlers import ignore_and_continue
 from wds_async.indexed.places import cache_path, cached_index
 from wds_async.indexed.scan import scan_shards
@@ -129,6 +129,21 @@ def test_compressed_and_empty_shards_are_counted(tmp_path: Path) -> None:
         assert len(shards) == 7
     assert learnt(packed).facts.plain is False
     assert len(learnt(empty)) == 0
+
+
+def test_a_transfer_that_broke_off_teaches_nothing(
+    tmp_path: Path, origin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WDS_RETRIES", "1")
+    (path,) = make_shards(tmp_path / "data", 1, 9, payload=100_000)
+    url = origin.add(path.name, path.read_bytes())
+    origin.behave(when=lambda request: not request.headers["range"].startswith("bytes=0-"), cut_after=BEFORE_HEAD)
+    with dataset(url, handler=ignore_and_continue) as shards:
+        assert 0 < len(list(shards)) < 9
+    assert learnt(url) is None
+    origin.forget()
+    with dataset(url, handler=ignore_and_continue) as shards:
+        assert len(list(shards)) == len(shards) == 9
 
 
 def test_a_part_of_a_shard_teaches_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,8 +52,6 @@ class IndexRecorder:
         ``stop`` those of its tar; ``plain``: it is not compressed. Warn, once, where the folder cannot be written."""
         if size is None or not version or not pins_version(version):
             return
-        if version.startswith("inode") and locate(url).path is None:  # of a copy, not of the shard in its store
-            return
         try:
             known = cached_facts(url)
             if known is None or not known.fits(size, version) or known.samples != len(self._starts):
