@@ -16,8 +16,9 @@ import pytest
 
 from tests.servers import Origin
 from wds_async.dataset import WebDataset
-from wds_async.errors import ConfigError, ShardCutError, ShardNotFound
+from wds_async.errors import ConfigError, ObjectChanged, ShardCutError, ShardNotFound
 from wds_async.handlers import warn_and_continue
+from wds_async.indexed.scan import scan_shards
 from wds_async.shardlists import split_by_node
 
 KEYS = [f"{n:05d}" for n in range(600)]
@@ -245,3 +246,69 @@ def test_a_worker_without_a_sample_is_an_error_that_says_so(
     origin.add("/0.tar", archive(KEYS[:2]))
     with caplog.at_level(logging.WARNING), pytest.raises(ConfigError, match=r"no sample.*fewer samples"):
         each(monkeypatch, (2, 4), f"{origin.base}/0.tar", empty_check=True)
+
+
+# -- by an index ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def indexed(tmp_path: Path) -> str:
+    """Local shards with their indexes beside them: small samples, large ones, and one of tars."""
+    inner = archive(KEYS[300:310])
+    shards = [archive(KEYS[:100]), archive(KEYS[100:109], {"bin": bytes(90_000)}), archive(KEYS[109:120], {"x": inner})]
+    for n, content in enumerate(shards):
+        (tmp_path / f"{n}.tar").write_bytes(content)
+    urls = [str(tmp_path / f"{n}.tar") for n in range(3)]
+    for scanned in scan_shards(urls):
+        assert scanned.index is not None
+        Path(f"{scanned.url}.index").write_bytes(scanned.index.to_bytes())
+    return str(tmp_path / "{0..2}.tar")
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 2), (3, 5), (1, 60)], ids=str)
+def test_an_index_cuts_tars_of_tars(shape: tuple[int, int], indexed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = each(monkeypatch, shape, indexed, index=True)
+    assert list(itertools.chain(*found)) == KEYS[:120]
+
+
+@pytest.mark.parametrize("equal", ["drop", "pad", "repeat"])
+@pytest.mark.parametrize("shape", [(1, 1), (2, 2), (7, 1), (5, 9)], ids=str)
+def test_an_index_gives_every_worker_as_many_samples(
+    equal: str, shape: tuple[int, int], indexed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers = shape[0] * shape[1]
+    found = each(monkeypatch, shape, indexed, index=True, equal=equal, shardshuffle="epoch", seed=1)
+    samples = Counter(itertools.chain(*found))
+    assert {len(keys) for keys in found} == {120 // workers if equal == "drop" else -(-120 // workers)}
+    if equal == "drop":
+        assert max(samples.values()) == 1
+    else:
+        assert set(samples) == set(KEYS[:120])
+        assert all(len(keys) - len(set(keys)) <= 1 for keys in found)
+
+
+def test_indexes_that_do_not_fit(indexed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="120 samples for 200 workers"):
+        each(monkeypatch, (20, 10), indexed, index=True, equal="drop")
+    with pytest.raises(ConfigError, match="split="):
+        WebDataset(indexed, shardshuffle=False, index=True)
+    shard = Path(indexed.replace("{0..2}", "1"))
+    shard.write_bytes(shard.read_bytes() + bytes(1024))
+    with pytest.raises(ObjectChanged, match="wds-async index"):
+        WebDataset(indexed, shardshuffle=False, index=True, split="bytes")
+    shard.with_suffix(".tar.index").unlink()
+    with pytest.raises(ShardNotFound, match=r"1\.tar has no index"):
+        WebDataset(indexed, shardshuffle=False, index=True, split="bytes")
+
+
+def test_an_index_in_another_folder_over_http(
+    shards: str, origin: Origin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for scanned in scan_shards([f"{origin.base}/{n}.tar" for n in range(3)]):
+        assert scanned.index is not None
+        (tmp_path / f"{scanned.url.rpartition('/')[2]}.index").write_bytes(scanned.index.to_bytes())
+    found = each(monkeypatch, (2, 4), shards, index=tmp_path)
+    assert list(itertools.chain(*found)) == KEYS
+    origin.add("/1.tar", SHARDS[2])
+    with pytest.raises(ObjectChanged):
+        each(monkeypatch, (2, 4), shards, index=str(tmp_path))

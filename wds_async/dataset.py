@@ -7,7 +7,7 @@ import functools
 import logging
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any
 
 from wds_async import config, lengths, world
@@ -99,6 +99,10 @@ class WebDataset(DataPipeline, FluidInterface):
         than workers are no problem; every sample is in exactly one span. The sizes of the shards are looked up now, by
         one small request each. ShardCutError where a shard cannot be cut by its bytes (a tar in a tar); compressed
         shards are read whole. None: whole shards are split, by the two splitters.
+    ``index``: cut between samples, so that any plain tar can be cut, by the indexes of the shards that
+        ``wds-async index --kind wds`` writes: in this folder (path or URL); True: in the cache folder, else beside the
+        shards. With it, ``equal`` without ``steps`` gives every worker as many samples: one of a worker is left out or
+        comes twice at most.
     ``equal``: as many items on every rank in an epoch, counted as they leave the pipeline (batches, where it makes
         batches): ``"drop"`` ends all ranks with the one that has the fewest, ``"pad"`` repeats the last item of ranks
         that have fewer, ``"repeat"`` begins their share again. ``steps`` of them for each rank, which its workers
@@ -163,6 +167,7 @@ class WebDataset(DataPipeline, FluidInterface):
         seed: int | None = None,
         *,
         split: str | None = None,
+        index: str | os.PathLike[str] | bool | None = None,
         equal: str | None = None,
         steps: int | None = None,
         keys: Callable[[str], Any] | None = None,
@@ -180,7 +185,7 @@ class WebDataset(DataPipeline, FluidInterface):
         expect: Collection[str] | None = None,
     ) -> None:
         super().__init__()
-        self.equal_steps, self._steps_by_loader = chosen_steps(equal, steps), False
+        self.equal_steps, self._steps_by_loader = None if index and steps is None else chosen_steps(equal, steps), False
         environment, options = config.settings(), StorageOptions(storage_options)
         config.configure_logging()
         chosen, resampled = shuffle_seed(seed, nodesplitter), resampled or mode == "resampled"
@@ -190,7 +195,7 @@ class WebDataset(DataPipeline, FluidInterface):
         order["buffer"] = shuffle_buffer(shardshuffle, resampled, stacklevel=3)
         order["permuted"] = isinstance(shardshuffle, str) and not resampled
         sharing: Any = {"nodesplitter": nodesplitter, "workersplitter": workersplitter, "strict": empty_check}
-        plan = ShardPlan(**order, **sharing, split=split, transfer=transfer or {})
+        plan = ShardPlan(**order, **sharing, **_cuts(split, index, equal, steps, options), transfer=transfer or {})
         kept: Any = {"url_to_name": url_to_name, "verbose": verbose, "local": cache_local, "check": cache_check}
         cache = _shard_cache(cache_dir, cache_size, **kept)
         faults = {"verify": verify, "on_corrupt": on_corrupt, "max_bad_fraction": max_bad_fraction, "expect": expect}
@@ -304,6 +309,26 @@ def _shard_cache(*args: Any, **kw: Any) -> DiskCache | None:
     from wds_async.shardcache.cache import shard_cache  # noqa: PLC0415 (the engine)
 
     return shard_cache(*args, **kw)
+
+
+def _cuts(
+    split: str | None, index: Any, equal: str | None, steps: int | None, options: StorageOptions
+) -> dict[str, Any]:
+    """Return how `ShardPlan` cuts shards."""
+    if not index:
+        return {"split": split}
+    if split is None:
+        raise ConfigError('index= says where samples are, for split="bytes", which is not given')
+    if steps is None:
+        chosen_steps(equal, None)
+    in_samples = equal if steps is None else None
+    return {"split": split, "indexes": functools.partial(_sample_offsets, index, options), "equal": in_samples}
+
+
+def _sample_offsets(index: Any, options: StorageOptions, urls: Sequence[str]) -> Mapping[str, Any]:
+    from wds_async.indexed.randomaccess import sample_offsets  # noqa: PLC0415 (numpy)
+
+    return sample_offsets(urls, index, options)
 
 
 def _source(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from wds_async.indexed import places
 from wds_async.indexed.shardindex import ShardFacts, ShardIndex
 from wds_async.observe.cost_limit import limit_of_job
 from wds_async.redact import redact
+from wds_async.shardlists.spans import SampleOffsets
 from wds_async.storage.listing.expand import expand_listed
 from wds_async.storage.local import file_version
 from wds_async.storage.options import StorageOptions
@@ -31,7 +32,7 @@ from wds_async.transfer.ranges import Facts
 from wds_async.transfer.stats import Counters
 from wds_async.transfer.traffic import Traffic
 
-__all__ = ["IndexedDataset"]
+__all__ = ["IndexedDataset", "sample_offsets"]
 
 _GAP_BYTES = 256 << 10
 _RANGE_BYTES = 16 << 20
@@ -270,6 +271,23 @@ def _load(urls: list[str], kind: str, folder: str | None, options: StorageOption
             raise data
         found[url] = _parsed(url, kind, data, file)
     return [found[url] for url in urls]
+
+
+def sample_offsets(
+    urls: Iterable[str], index: str | os.PathLike[str] | Literal[True], options: StorageOptions
+) -> dict[str, SampleOffsets]:
+    """Return where the samples of each of ``urls`` are, by their indexes (``wds-async index --kind wds``): in the
+    folder ``index``, or for True in the cache folder, else beside the shards. Raises ShardNotFound where there is none,
+    ObjectChanged for a file that is another one since, and ShardFormatError for a compressed shard."""
+    distinct, found = list(dict.fromkeys(urls)), {}
+    for url, one in zip(
+        distinct, _load(distinct, "wds", None if index is True else os.fspath(index), options), strict=True
+    ):
+        if not one.facts.plain:
+            raise ShardFormatError(f"{redact(url)}: it is compressed, so that it cannot be cut, by its index neither")
+        pinned = _pinned(url, one.facts)
+        found[url] = SampleOffsets(one.starts, one.lengths, "" if pinned is None else pinned.version)
+    return found
 
 
 def _parsed(url: str, kind: str, data: bytes, name: str) -> ShardIndex:

@@ -8,7 +8,7 @@ import os
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wds_async import config, world
 from wds_async.arguments import check_function, check_size, check_type
@@ -18,6 +18,9 @@ from wds_async.logs import warn_once
 from wds_async.shardlists import lists
 from wds_async.shardlists.lists import DirectoryShardList, MultiShardSample, ResampledShards, SimpleShardList
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
+
+if TYPE_CHECKING:
+    from wds_async.shardlists.spans import SampleOffsets
 
 __all__ = ["ShardPlan", "log_seed", "shuffle_buffer", "shuffle_seed"]
 
@@ -94,7 +97,7 @@ class ShardPlan:
     ``seeded``. ``buffer``: of the shuffle, 0 for none; ``permuted``: of all shards at once. ``strict``: fewer
     shards than ranks are an error. ``storage_options`` are for the stores in which patterns are looked for.
     ``split``: "bytes" cuts the shards into equal spans instead of the splitters (see `spans`), with ``transfer`` for
-    looking up their sizes.
+    looking up their sizes, or with ``indexes``, which finds where samples are, and with ``equal`` as many for all.
     """
 
     mode: str | None = None
@@ -108,6 +111,8 @@ class ShardPlan:
     workersplitter: Callable[..., Any] | bool | None = lists.split_by_worker
     storage_options: StorageOptions = NOTHING_GIVEN
     split: str | None = None
+    indexes: Callable[[Sequence[str]], Mapping[str, SampleOffsets]] | None = None
+    equal: str | None = None
     transfer: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -163,13 +168,20 @@ class ShardPlan:
         return [*stages, *(splitter for splitter in splitters if splitter)]
 
     def _byte_split(self, shards: Any) -> Any:
-        from wds_async.shardlists.spans import ByteSplit, ShardSizes  # noqa: PLC0415 (the engine)
+        from wds_async.shardlists.spans import ByteSplit, IndexedSplit, ShardSizes  # noqa: PLC0415 (the engine)
 
         if isinstance(shards, ResampledShards):
             raise ConfigError('split="bytes" cuts shards that are read once an epoch, and these are drawn without end')
+        urls = getattr(shards, "urls", None)
+        if self.indexes is not None:
+            if not isinstance(urls, Sequence):
+                raise ConfigError(
+                    f"index= is for shards that are listed, and {type(shards).__name__} does not list them"
+                )
+            return IndexedSplit(self.indexes(urls), self.equal)
         setting = config.transfer_config(**self.transfer)
         sizes = ShardSizes(getattr(shards, "sizes", None), self.storage_options, setting)
-        if isinstance(urls := getattr(shards, "urls", None), Sequence):
+        if isinstance(urls, Sequence):
             sizes.of(urls)  # once here, and not again in every worker
         return ByteSplit(sizes)
 

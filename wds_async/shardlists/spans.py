@@ -6,6 +6,7 @@ import bisect
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from wds_async import world
@@ -21,7 +22,7 @@ from wds_async.tar.decompress import compressed_by
 from wds_async.tar.write import compression
 from wds_async.transfer.probe import Probed, probe
 
-__all__ = ["ByteSplit", "ShardSizes", "spans_of"]
+__all__ = ["ByteSplit", "IndexedSplit", "SampleOffsets", "ShardSizes", "spans_of"]
 
 logger = logging.getLogger("wds_async")
 
@@ -102,6 +103,85 @@ class ByteSplit(PipelineStage):
         number, count = here.rank * here.num_workers + here.worker, here.world_size * here.num_workers
         for which, span in spans_of(self.sizes.of(urls), number, count, lambda n: urls[n] in self.sizes.whole):
             yield entry_of(shards[which], span)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleOffsets:
+    """Where the samples of a plain tar start and how long they are, in bytes (arrays of integers), and the version of
+    the shard that this is true of ("": unknown)."""
+
+    starts: Any
+    lengths: Any
+    version: str = ""
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def stop(self, i: int) -> int:
+        """Return the end of sample ``i``, in bytes."""
+        return int(self.starts[i]) + int(self.lengths[i])
+
+
+class IndexedSplit(PipelineStage):
+    """`ByteSplit` of shards that have an index of samples: cuts are between samples, so that any plain tar can be cut.
+
+    With ``equal`` each worker of each rank gets as many samples as any other: "drop" leaves out one sample of workers
+    that would have one more, "pad" and "repeat" give the last or the first sample of the others again.
+    """
+
+    def __init__(self, indexes: Mapping[str, SampleOffsets], equal: str | None = None) -> None:
+        self.indexes, self.equal = indexes, equal
+
+    def run(self, source: Iterable[Any]) -> Iterator[dict[str, Any]]:
+        """Yield the shards of ``source``, or spans of them, that belong to this rank and worker."""
+        here = world.place()
+        shards = [{"url": item} if isinstance(item, str) else dict(item) for item in source]
+        indexes = [self.indexes[shard["url"]] for shard in shards]
+        number, count = here.rank * here.num_workers + here.worker, here.world_size * here.num_workers
+        ends = list(itertools.accumulate(map(len, indexes)))
+        for first, behind in self._ranges(indexes, ends, number, count):
+            for which in range(bisect.bisect_right(ends, first), len(ends)):
+                index, begin = indexes[which], ends[which] - len(indexes[which])
+                if begin >= behind:
+                    break
+                i, j = max(first - begin, 0), min(behind - begin, len(index))
+                shard = {**shards[which], "version": index.version}
+                if (i, j) == (0, len(index)):
+                    yield shard
+                else:
+                    yield {**shard, "start": int(index.starts[i]), "stop": index.stop(j - 1)}
+
+    def _ranges(
+        self, indexes: Sequence[SampleOffsets], ends: Sequence[int], number: int, count: int
+    ) -> Iterator[tuple[int, int]]:
+        """Yield samples of part ``number`` of ``count``, by their number in the epoch: first and behind the last."""
+        total = ends[-1] if ends else 0
+        if self.equal is None:
+            yield _by_bytes(indexes, ends, number, count), _by_bytes(indexes, ends, number + 1, count)
+            return
+        if total < count:
+            raise ConfigError(f"equal={self.equal!r}: {total} samples for {count} workers of all ranks; start fewer")
+        first, behind, least = total * number // count, total * (number + 1) // count, total // count
+        if self.equal == "drop":
+            if not number and total % count:
+                logger.info("equal='drop': %d of %d samples are left out in this epoch", total % count, total)
+            yield first, first + least
+            return
+        yield first, behind
+        if behind - first == least < -(-total // count):
+            yield (behind - 1, behind) if self.equal == "pad" else (first, first + 1)
+
+
+def _by_bytes(indexes: Sequence[SampleOffsets], ends: Sequence[int], number: int, count: int) -> int:
+    """Return the first sample, by its number in the epoch, of part ``number`` of ``count`` with equal bytes."""
+    sizes = [index.stop(len(index) - 1) if len(index) else 0 for index in indexes]
+    behind = list(itertools.accumulate(sizes))
+    at = (behind[-1] if behind else 0) * number // count
+    shard = bisect.bisect_right(behind, at)
+    if shard == len(behind):
+        return ends[-1] if ends else 0
+    starts = indexes[shard].starts
+    return ends[shard] - len(starts) + bisect.bisect_left(starts, at - behind[shard] + sizes[shard])
 
 
 def spans_of(

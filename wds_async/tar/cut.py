@@ -267,8 +267,8 @@ class SpanMembers:
             cause = "a global PAX header gives names or sizes of the members behind it"
         if cause:
             raise ShardCutError(
-                f"{source.shown}: cannot be cut at byte {stop}: {cause}. Make an index of the shards (wds-async index),"
-                ' which says where samples begin, or leave out split="bytes"'
+                f"{source.shown}: cannot be cut at byte {stop}: {cause}. Make indexes of the shards (`wds-async index"
+                ' --kind wds`) and give index=True, or leave out split="bytes"'
             ).at(source.shown, stop)
 
 
