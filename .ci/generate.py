@@ -73,9 +73,16 @@ def definition(function: Any) -> ast.FunctionDef:
     return node
 
 
+def without_state(signature: ast.arguments) -> ast.arguments:
+    """Return ``signature`` without the argument that pipelines give: what the stage holds between two items."""
+    kept = [pair for pair in zip(signature.kwonlyargs, signature.kw_defaults, strict=True) if pair[0].arg != "state"]
+    signature.kwonlyargs, signature.kw_defaults = [list(column) for column in zip(*kept, strict=True)] or ([], [])
+    return signature
+
+
 def method(name: str, function: Any) -> str:
     """Return ``function(source, …)`` as a method that adds its stage."""
-    signature = definition(function).args
+    signature = without_state(definition(function).args)
     assert not signature.posonlyargs
     assert signature.vararg is None or len(signature.args) == 1
     signature.args[0] = ast.arg("self")
@@ -92,7 +99,7 @@ def method(name: str, function: Any) -> str:
 
 def imports(function: Any) -> list[str]:
     """Return the imports of a call of ``function``, its annotations and defaults, its first argument's left out."""
-    signature = definition(function).args
+    signature = without_state(definition(function).args)
     signature.args[0] = ast.arg("self")
     used = {node.id for node in ast.walk(signature) if isinstance(node, ast.Name)} - {"Any"}
     module = inspect.getmodule(function)

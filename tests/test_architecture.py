@@ -43,7 +43,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
      "extradatasets",
      "cache", "samplecache", "indexed.files",
      "indexed.index", "indexed.learnt", "indexed.places", "indexed.shardindex", "shared_batches", "pipeline",
-     "observe", "observe.*"),
+     "observe", "observe.*", "checkpoint", "checkpoint.*"),
     ("dataset", "equalsteps", "fluid", "loader", "asyncreader", "lengths", "misuse", "multi", "indexed", "indexed.*",
      "legacy", "legacy.*"),
     ("writer",),
@@ -64,6 +64,8 @@ ENVIRONMENT_ROOMS = ("environment",)
 TORCH_ROOMS = ("world", "autodecode", "decoding.*", "filters.basic", "filters.batch", "pipeline", "dataset", "loader",
                "writer", "pytorch", "shardlists.lists", "indexed.dataset", "cli.demo*")  # fmt: skip
 GLOBAL_RANDOM_ROOMS = ("world",)
+RANDOM_STATE_ROOMS = ("checkpoint.packing",)
+"""Rooms that save the program's generators, and set them to what they were."""
 SUBPROCESS_ROOMS = ("storage.pipe",)
 PRINT_ROOMS = ("cli", "cli.*")
 STORE_ROOMS = (
@@ -240,6 +242,8 @@ def environment_in_one_room(module: Module) -> list[str]:
 
 
 def no_shared_randomness(module: Module) -> list[str]:
+    if module.is_in(RANDOM_STATE_ROOMS):
+        return []
     free = ("Random", "SystemRandom", *(("random", "randint") if module.is_in(GLOBAL_RANDOM_ROOMS) else ()))
     legacy = _uses(module, "random", lambda name: name not in free)
     for numpy in ("numpy", "np"):

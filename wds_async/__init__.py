@@ -32,15 +32,17 @@ if TYPE_CHECKING:
         LRUCleanup as LRUCleanup, cached_tarfile_samples as cached_tarfile_samples,
         cached_tarfile_to_samples as cached_tarfile_to_samples, pipe_cleaner as pipe_cleaner,
     )
+    from wds_async.checkpoint.merge import merge_states as merge_states
     from wds_async.dataset import WebDataset as WebDataset
-    from wds_async.errors import DecodingError as DecodingError, WdsError as WdsError
+    from wds_async.errors import DecodingError as DecodingError, StateError as StateError, WdsError as WdsError
     from wds_async.extradatasets import (
         MockDataset as MockDataset, repeatedly as repeatedly, with_epoch as with_epoch,
         with_length as with_length,
     )
     from wds_async.filters import (  # noqa: F401
         Cached as Cached, LMDBCached as LMDBCached, associate as associate, batched as batched, bucketed as bucketed,
-        decode as decode, default_collation_fn as default_collation_fn, detshuffle as detshuffle,
+        decode as decode, default_collation_fn as default_collation_fn, deterministic as deterministic,
+        detshuffle as detshuffle,
         epochshuffle as epochshuffle, extract_keys as extract_keys, getfirst as getfirst, info as info,
         log_keys as log_keys, map as map, map_dict as map_dict, map_tuple as map_tuple, rename as rename,
         rename_keys as rename_keys, rsample as rsample, select as select, shuffle as shuffle, shuffling as shuffles,
@@ -89,12 +91,13 @@ _HOMES = {
     "autodecode": "Continue Decoder gzfilter handle_extension imagehandler pytorch_weights_only torch_audio "
     "torch_loads torch_video",
     "cache": "LRUCleanup cached_tarfile_samples cached_tarfile_to_samples pipe_cleaner",
+    "checkpoint.merge": "merge_states",
     "dataset": "WebDataset",
-    "errors": "DecodingError WdsError",
+    "errors": "DecodingError StateError WdsError",
     "extradatasets": "MockDataset repeatedly with_epoch with_length",
-    "filters": "Cached LMDBCached associate batched bucketed decode default_collation_fn detshuffle epochshuffle "
-    "extract_keys getfirst info log_keys map map_dict map_tuple rename rename_keys rsample select shuffle slice "
-    "to_tuple transform_with tree_collation_fn unbatched unlisted xdecode",
+    "filters": "Cached LMDBCached associate batched bucketed decode default_collation_fn deterministic detshuffle "
+    "epochshuffle extract_keys getfirst info log_keys map map_dict map_tuple rename rename_keys rsample select shuffle "
+    "slice to_tuple transform_with tree_collation_fn unbatched unlisted xdecode",
     "fluid": "FluidInterface FluidWrapper",
     "handlers": "ignore_and_continue ignore_and_stop reraise_exception warn_and_continue warn_and_stop",
     "indexed.randomaccess": "IndexedDataset",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from wds_async import config, lengths, world
 from wds_async.arguments import check_size
+from wds_async.checkpoint.states import Counted
 from wds_async.environment import warn_of_unknown_variables
 from wds_async.equalsteps import chosen_steps, in_step
 from wds_async.errors import ConfigError
@@ -39,11 +40,16 @@ logger = logging.getLogger("wds_async")
 
 
 def check_empty(
-    source: Iterable[Any], shards: int | None = None, ledger: Ledger | Ledgers | None = None, cut: bool = False
+    source: Iterable[Any],
+    shards: int | None = None,
+    ledger: Ledger | Ledgers | None = None,
+    cut: bool = False,
+    *,
+    state: Counted | None = None,
 ) -> Iterator[Any]:
     """Yield everything; raise ConfigError (a ValueError) where that is nothing. ``shards`` is how many there are in
     all; ``ledger`` tells which were empty or passed over; ``cut`` says that shards are cut (``split="bytes"``)."""
-    return lists.non_empty(source, functools.partial(_why_empty, shards, ledger, cut))
+    return lists.non_empty(source, functools.partial(_why_empty, shards, ledger, cut), state)
 
 
 def _why_empty(shards: int | None, ledger: Ledger | Ledgers | None, cut: bool) -> str:
@@ -68,7 +74,7 @@ def _why_empty(shards: int | None, ledger: Ledger | Ledgers | None, cut: bool) -
     )
 
 
-check_empty.traits = Traits(one_to_one=True, same_items=True)  # type: ignore[attr-defined]
+check_empty.traits = Traits(one_to_one=True, same_items=True, state=Counted)  # type: ignore[attr-defined]
 
 
 class WebDataset(DataPipeline, FluidInterface):
@@ -224,9 +230,9 @@ class WebDataset(DataPipeline, FluidInterface):
         if verbose:
             logger.warning("%r, seed %s", self, self.seed)
 
-    def iterator1(self) -> Iterator[Any]:
+    def _run_once(self, iteration: Any) -> Iterator[Any]:
         """Run the stages once; with ``equal`` to as many items as other ranks get."""
-        start, equal = super().iterator1, self.equal_steps
+        start, equal = functools.partial(super()._run_once, iteration), self.equal_steps
         if equal is None or (equal.steps is None and self._steps_by_loader and world.torch_worker() is not None):
             return start()
         if equal.steps is None and world.torch_worker() is not None and world.place().world_size > 1:

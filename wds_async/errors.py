@@ -40,7 +40,8 @@ from typing import Self
 __all__ = [
     "AccessDenied", "ChecksumMismatch", "ConfigError", "CorruptShard", "CostLimitReached", "DecodingError",
     "DuplicateField", "FetchTimeout", "FieldTooLarge", "MissingExtra", "MissingField", "NotATar", "ObjectChanged",
-    "PipeError", "ReaderClosed", "ShardCutError", "ShardFormatError", "ShardNotFound", "StorageError", "TooMuchLost",
+    "PipeError", "ReaderClosed", "ShardCutError", "ShardFormatError", "ShardNotFound", "StateError", "StorageError",
+    "TooMuchLost",
     "TransferError", "TruncatedShard", "UnsafeContent", "UrlError", "WdsError",
 ]  # fmt: skip
 
@@ -168,6 +169,10 @@ class CostLimitReached(WdsError, RuntimeError):
 class TooMuchLost(WdsError, RuntimeError):
     """Handlers skipped more of the data than ``max_bad_fraction`` allows, or so many shards in a row gave no sample
     that going on would only look like a hang. No handler can catch this."""
+
+
+class StateError(WdsError, ValueError):
+    """The state of a pipeline cannot be saved, or was saved by another pipeline, or its shards have changed since."""
 
 
 class UnsafeContent(WdsError, ValueError):

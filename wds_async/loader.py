@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any, Self
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
 
 from wds_async import config, lengths, shared_batches, world
+from wds_async.checkpoint.states import StageState, WorkerState, WorkerStates, pack_bytes, unpack_bytes
 from wds_async.equalsteps import in_step
-from wds_async.errors import ConfigError, MissingExtra
+from wds_async.errors import ConfigError, MissingExtra, StateError
 from wds_async.fluid import FluidInterface
 from wds_async.misuse import warn_of_batches_twice, warn_of_uneven_ranks
 from wds_async.pipeline import DataPipeline, epochs_of
+from wds_async.shared_batches import DeliveredBatch
 from wds_async.transfer.stats import Board, Counters
 
-__all__ = ["WebLoader"]
+if TYPE_CHECKING:
+    from wds_async.checkpoint.run import Declared
+
+__all__ = ["LoaderState", "WebLoader"]
 
 _LEAVES_WITHIN_S = 1.0
 
@@ -32,6 +39,9 @@ class WebLoader(DataPipeline, FluidInterface):
     Where there are workers, on Linux, large bytes, arrays and tensors of a batch come through memory that is used
     again (see `handover`), not through torch's queue: ``WDS_HANDOVER=0`` turns that off.
 
+    `state_dict` counts the batches that came out of it: those that workers made ahead come again. A loader with
+    persistent workers takes a state before it is first iterated.
+
     ``len`` is the number given to `with_length`, else to `with_epoch`, else the DataLoader's own where no stage
     follows it (its dataset needs a length then); TypeError otherwise. Raises MissingExtra where torch is not
     installed.
@@ -43,8 +53,9 @@ class WebLoader(DataPipeline, FluidInterface):
         except ModuleNotFoundError as exn:
             raise MissingExtra('WebLoader needs torch: pip install "wds-async[torch]"') from exn
         loader = DataLoader(*args, **kw)
-        if loader.num_workers and config.settings().handover and shared_batches.possible():
-            loader.collate_fn = shared_batches.Handover(loader.collate_fn)
+        if loader.num_workers:
+            shared = config.settings().handover and shared_batches.possible()
+            loader.collate_fn = shared_batches.Handover(loader.collate_fn, shared)
         warn_of_batches_twice(loader.dataset, loader.batch_size)
         dataset: Any = loader.dataset
         if getattr(dataset, "equal_steps", None) is not None:
@@ -84,13 +95,24 @@ class WebLoader(DataPipeline, FluidInterface):
             )
         return self.nsamples // ranks
 
-    def iterator(self) -> Iterator[Any]:
-        """Run the stages ``repetitions`` times; where the stream continues, go on in it."""
+    def _run_often(self, iteration: Any) -> Iterator[Any]:
         if not self.continues:
-            return super().iterator()
+            return super()._run_often(iteration)
         if self._stream is None or self._pid != os.getpid():  # after a fork, what is open is the parent's
-            self._stream, self._pid = super().iterator(), os.getpid()
+            self._stream, self._pid = super()._run_often(iteration), os.getpid()
         return _Continued(self)
+
+    def _begin_iteration(self) -> Any:
+        """Return the next iteration: that of a stream that continues is one and the same."""
+        if self._stream is None or self._iteration is None or self._pid != os.getpid():
+            return super()._begin_iteration()
+        self._iteration.given = 0
+        return self._iteration
+
+    def _over(self, iteration: Any) -> None:
+        iteration.given = 0
+        if self._stream is None:
+            super()._over(iteration)
 
     def _next_of_stream(self) -> Any:
         """Return the next batch of the stream that continues; after its end or an error the next one begins anew."""
@@ -118,9 +140,9 @@ class WebLoader(DataPipeline, FluidInterface):
     def _check_use(self) -> None:
         warn_of_uneven_ranks(self)
 
-    def iterator1(self) -> Iterator[Any]:
+    def _run_once(self, iteration: Any) -> Iterator[Any]:
         """Run the workers once; they start now. Where the dataset has ``equal``, to as many batches as other ranks."""
-        loader, run = self.pipeline[0], super().iterator1
+        loader, run = self.pipeline[0], functools.partial(super()._run_once, iteration)
         equal = getattr(loader.dataset, "equal_steps", None)
         if equal is None or equal.steps is not None or not loader.num_workers:  # else the dataset sees to it
             return _sweeping(run())
@@ -131,15 +153,76 @@ class WebLoader(DataPipeline, FluidInterface):
         for counter in epochs_of(self.pipeline[0].dataset.pipeline):
             counter.set(counter.latest() - 1)
 
-    def invoke(self, f: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the output of stage ``f``. Where a DataLoader's is left early, workers that have not ended within a
-        second (they wait for bytes, or are in the user's function) are terminated; torch gives each 5 s."""
-        output = super().invoke(f, *args, **kwargs)
-        workers = getattr(output, "_workers", None)
-        if not workers:
-            return output
-        timed = _Timed(output, _counters_of(f.dataset))
-        return timed if getattr(f, "persistent_workers", False) else _left_soon(timed, workers)
+    def declared(self) -> list[Declared]:
+        first, *rest = super().declared()
+        loader = self.pipeline[0]
+        if isinstance(loader.dataset, DataPipeline):
+            first = replace(first, stage=_LoaderStage(loader), state=LoaderState)
+        else:
+            first = replace(first, stage=_LoaderStage(loader))
+        return [first, *rest]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the loader is, of the batches that came out of it (see `DataPipeline.state_dict`)."""
+        state, dataset = super().state_dict(), self.pipeline[0].dataset
+        if state["run"] is None and self._loaded is None and isinstance(dataset, DataPipeline):
+            state["dataset"] = dataset.state_dict()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from ``state`` when it is iterated next (see `DataPipeline.load_state_dict`). StateError where
+        persistent workers run already."""
+        loader = self.pipeline[0]
+        if getattr(loader, "_iterator", None) is not None:
+            raise StateError("the loader's persistent workers run already: load the state before the first iteration")
+        state = self._share_of(state) if "merged" in state else state
+        super().load_state_dict(state)
+        if "dataset" in state:
+            loader.dataset.load_state_dict(state["dataset"])
+
+    def _share_of(self, merged: Mapping[str, Any]) -> dict[str, Any]:
+        import torch  # noqa: PLC0415 (it is there: so is the loader)
+
+        from wds_async.checkpoint.merge import (  # noqa: PLC0415 (the engine)
+            WorkerPart,
+            given_of,
+            parts_of,
+            ranks_of,
+            share,
+            shared_states,
+        )
+
+        ranks, here, loader = ranks_of(merged), world.place(), self.pipeline[0]
+        if not ranks:
+            return dict(merged["merged"][0])
+        units, size = [], loader.batch_size or 1
+        for state in ranks:
+            workers = state["run"]["states"]["0"]["nested"]
+            for number, worker in enumerate(workers):
+                place = world.Place(state["place"][0], state["place"][1], number, len(workers))
+                if not worker["ended"]:
+                    units.append(WorkerPart(worker["state"], place, worker["behind"] * size))
+        count = max(1, loader.num_workers)
+        shares = []
+        for worker in range(count):
+            parts = parts_of(units, here.rank * count + worker, here.world_size * count)
+            with world.standing_at(world.Place(here.rank, here.world_size, worker, count)):
+                shares.append({"state": share(loader.dataset, parts, units[0].state)})
+        of_loader = {"nested": shares, "workers": loader.num_workers, "next": 0}
+        of_loader["seed"] = pack_bytes(torch.get_rng_state().numpy().tobytes())
+        parts = parts_of(
+            [WorkerPart(state, world.Place(state["place"][0], state["place"][1], 0, 1)) for state in ranks],
+            here.rank,
+            here.world_size,
+        )
+        states = {"0": of_loader}
+        for number, one in enumerate(self.declared()):
+            if number and isinstance(one.state, type):
+                saved = [(part, part.state["run"]["states"].get(str(number), {})) for part in parts]
+                states[str(number)] = shared_states(one, saved)
+        run = {"replayed": False, "states": states}
+        given = given_of(self.nsamples, parts)
+        return {**ranks[0], "place": [*here[:2]], "given": given, "run": run}
 
     def __len__(self) -> int:
         if self.size is None and self.repetitions == sys.maxsize and (length := self._epoch_length()) > 0:
@@ -168,18 +251,109 @@ class _Continued(Iterator[Any]):
         return self._loader._next_of_stream()
 
 
+class LoaderState(StageState):
+    """Which batches of each worker have come out of a DataLoader."""
+
+    def __init__(self) -> None:
+        self._loader: Any = None
+        self._workers: list[WorkerState] = []
+        self._next = 0
+        self._seed = b""
+        """State of torch's generator before it drew the seed of the workers."""
+        self._saved: dict[str, Any] | None = None
+
+    def save(self) -> dict[str, Any]:
+        for worker in self._workers:
+            if isinstance(worker.state, StateError):
+                raise worker.state
+        workers = self._workers or [_state_here(self._loader.dataset)]
+        saved = [{"state": worker.state, "behind": worker.behind, "ended": worker.ended} for worker in workers]
+        return {"nested": saved, "workers": len(self._workers), "next": self._next, "seed": pack_bytes(self._seed)}
+
+    def load(self, saved: dict[str, Any]) -> None:
+        self._saved = saved
+
+    def open(self, loader: Any) -> Iterator[Any]:
+        """Return the iterator of ``loader``, whose workers go on where they were."""
+        import torch  # noqa: PLC0415 (it is there: so is the loader)
+
+        self._loader, saved, self._saved = loader, self._saved, None
+        if saved is None:
+            self._seed = torch.get_rng_state().numpy().tobytes()
+            if loader.num_workers:
+                start = loader.dataset.state_dict() if isinstance(loader.dataset, DataPipeline) else None
+                self._workers = [WorkerState(start) for _ in range(loader.num_workers)]
+            return iter(loader)
+        if saved["workers"] != loader.num_workers:
+            raise StateError(
+                f"the state is of a loader with {saved['workers']} workers, and this one has {loader.num_workers}: "
+                "give it as many, or share out the state anew by wds.merge_states"
+            )
+        workers = [WorkerState(**one) for one in saved["nested"]]
+        self._workers, self._next = (workers if loader.num_workers else []), saved["next"]
+        self._seed, now = unpack_bytes(saved["seed"]), torch.get_rng_state()
+        loader.dataset.go_on_in_workers(WorkerStates(list(workers), self._next, loader.batch_size or 1))
+        # The seed of the workers is drawn again, and what was drawn behind it is not.
+        torch.set_rng_state(torch.frombuffer(bytearray(self._seed), dtype=torch.uint8))
+        try:
+            return iter(loader)
+        finally:
+            torch.set_rng_state(now)
+            if loader.num_workers:
+                loader.dataset.go_on_in_workers(None)
+
+    def take(self, delivery: DeliveredBatch) -> Any:
+        """Count the batch of ``delivery``, and return it."""
+        before, state = self._workers[delivery.worker], delivery.state
+        self._workers[delivery.worker] = state or replace(before, behind=before.behind + 1)
+        self._next = (delivery.worker + 1) % self._loader.num_workers
+        return delivery.batch
+
+
+def _state_here(dataset: Any) -> WorkerState:
+    """Return the state of a dataset that is iterated in this process."""
+    return WorkerState(dataset.state_dict(), ended=not dataset.is_iterated)
+
+
+class _LoaderStage:
+    """A DataLoader as the first stage. Where its iterator is left early, workers that have not ended within a second
+    (they wait for bytes, or are in the user's function) are terminated; torch gives each 5 s."""
+
+    def __init__(self, loader: Any, state: LoaderState | None = None) -> None:
+        self.loader = loader
+        self._state = state or LoaderState()
+
+    def with_state(self, state: LoaderState) -> _LoaderStage:
+        """Return this stage, which counts its batches in ``state``."""
+        return _LoaderStage(self.loader, state)
+
+    def run(self) -> Iterator[Any]:
+        """Start the workers, and return their batches."""
+        output = self._state.open(self.loader)
+        workers = getattr(output, "_workers", None)
+        if not workers:
+            return output
+        timed = _Timed(output, _counters_of(self.loader.dataset), self._state)
+        return timed if self.loader.persistent_workers else _left_soon(timed, workers)
+
+
 class _Timed(Iterator[Any]):
     """``batches``, with the time spent waiting for them, and between them. The first one, which waits for the workers
     to start, is not counted. No batch is kept: its memory is used again when the program lets go of it."""
 
-    def __init__(self, batches: Iterator[Any], counters: Counters) -> None:
+    def __init__(self, batches: Iterator[Any], counters: Counters, state: LoaderState) -> None:
         self._batches = batches
         self._counters = counters
+        self._state = state
         self._gave_at = 0.0
 
     def __next__(self) -> Any:
         asked_at, gave_at = time.monotonic(), self._gave_at
-        batch = next(self._batches)
+        delivery = next(self._batches)
+        while type(delivery) is DeliveredBatch and delivery.empty:
+            delivery = next(self._batches)
+        batch = self._state.take(delivery) if type(delivery) is DeliveredBatch else delivery
+        del delivery
         self._gave_at = now = time.monotonic()
         self._counters.add("batches")
         if gave_at:

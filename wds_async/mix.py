@@ -11,11 +11,13 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from wds_async import world
+from wds_async.checkpoint.states import RandomState
 from wds_async.errors import ConfigError
-from wds_async.pipeline import Composite
+from wds_async.pipeline import Composite, Traits
 
 __all__ = [
     "Mix",
+    "MixState",
     "RandomMix",
     "RoundRobin",
     "check_weights",
@@ -23,6 +25,40 @@ __all__ = [
     "round_robin_longest",
     "round_robin_shortest",
 ]
+
+
+class MixState(RandomState):
+    """State of a mix: its datasets', which of them are left, whose turn it is, and the generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left: list[int] | None = None
+        """Numbers of the datasets that have not ended; None before it begins."""
+        self.turn = 0
+        self._datasets: Sequence[Any] = ()
+        self._states: Sequence[Any] = ()
+
+    def begin_with(self, count: int) -> list[int]:
+        """Return the numbers of the datasets that are left of ``count``; the caller removes those that end."""
+        if self.left is None:
+            self.left = list(range(count))
+        return self.left
+
+    def of(self, datasets: Sequence[Any]) -> None:
+        """Go on with ``datasets``."""
+        self._datasets = datasets
+        for dataset, state in zip(datasets, self._states, strict=False):
+            dataset.load_state_dict(state)
+
+    def save(self) -> dict[str, Any]:
+        states = [dataset.state_dict() for dataset in self._datasets]
+        for state in states:
+            state.pop("random", None)  # the pipeline around it saves that
+        return {**super().save(), "nested": states, "left": self.left, "turn": self.turn}
+
+    def load(self, saved: dict[str, Any]) -> None:
+        super().load(saved)
+        self._states, self.left, self.turn = saved["nested"], saved["left"], saved["turn"]
 
 
 def round_robin_shortest(*sources: Iterable[Any]) -> Iterator[Any]:
@@ -66,6 +102,7 @@ def random_samples(
     *,
     rng: random.Random | None = None,
     endless: Collection[int] = (),
+    state: MixState | None = None,
 ) -> Iterator[Any]:
     """Items of ``sources``, each from one drawn with its probability (``probs``, in any scale; None: all alike).
 
@@ -73,23 +110,24 @@ def random_samples(
     last has ended. ``endless`` are numbers of sources that are not waited for: the mix is over once all others have
     ended. One ``rng.random()`` is taken for each draw; without ``rng``, one ``random.random()``.
     """
-    left = [iter(source) for source in sources]
-    weights = [1.0] * len(left) if probs is None else list(probs)
-    awaited = [number not in endless for number in range(len(left))]
-    draw = world.global_draws() if rng is None else rng.random
+    streams = [iter(source) for source in sources]
+    weights = [1.0] * len(streams) if probs is None else list(probs)
+    state = state or MixState()
+    left = state.begin_with(len(streams))
+    draw = world.global_draws() if rng is None else state.begin(rng).random
     while left:
-        bounds, last = _bounds(weights), len(left) - 1
+        bounds, last = _bounds([weights[number] for number in left]), len(left) - 1
+        drawn = [streams[number] for number in left]
         while True:
             i = min(bisect_left(bounds, draw()), last)  # the last bound may be rounded to just below 1
             try:
-                item = next(left[i])
+                item = next(drawn[i])
             except StopIteration:
                 break
             yield item
         if not longest:
             return
-        del left[i], weights[i]
-        if awaited.pop(i) and not any(awaited):
+        if left.pop(i) not in endless and all(number in endless for number in left):
             return
 
 
@@ -99,17 +137,34 @@ class Mix(world.TorchDataset, Composite):
     def __init__(self, datasets: Sequence[Any]) -> None:
         self.datasets = datasets
 
+    @property
+    def traits(self) -> Traits:
+        """Its state is known if those of all datasets are."""
+        return Traits(state=MixState if all(hasattr(one, "load_state_dict") for one in self.datasets) else False)
+
     def _parts(self) -> Sequence[Any]:
         return self.datasets
 
-    def mixed(self, sources: list[Iterator[Any]]) -> Iterator[Any]:
+    def mixed(self, sources: list[Iterator[Any]], state: MixState) -> Iterator[Any]:
         """The items of ``sources``, in this mix's order."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[Any]:
-        return self._closing(self.datasets)
+        return self.run()
 
-    def _closing(self, datasets: Iterable[Iterable[Any]]) -> Iterator[Any]:
+    def run(self, *, state: MixState | None = None) -> Iterator[Any]:
+        """Begin to mix, or go on where ``state`` is."""
+        state = state or MixState()
+        state.of(self.datasets)
+        left = state.begin_with(len(self.datasets))
+        datasets = [dataset if number in left else () for number, dataset in enumerate(self.datasets)]
+        return self._closing(self._streams(datasets), state)
+
+    def _streams(self, datasets: Sequence[Iterable[Any]]) -> Iterable[Iterable[Any]]:
+        """Return what is mixed of ``datasets``, of which those that have ended before are empty."""
+        return datasets
+
+    def _closing(self, datasets: Iterable[Iterable[Any]], state: MixState) -> Iterator[Any]:
         with contextlib.ExitStack() as stack:
             sources = []
             for dataset in datasets:
@@ -118,7 +173,7 @@ class Mix(world.TorchDataset, Composite):
                 if source is not dataset and callable(close := getattr(source, "close", None)):
                     stack.callback(close)
                 sources.append(source)
-            yield from self.mixed(sources)
+            yield from self.mixed(sources, state)
 
 
 class RoundRobin(Mix):
@@ -131,8 +186,18 @@ class RoundRobin(Mix):
         super().__init__(datasets)
         self.longest = longest
 
-    def mixed(self, sources: list[Iterator[Any]]) -> Iterator[Any]:
-        return round_robin_longest(*sources) if self.longest else round_robin_shortest(*sources)
+    def mixed(self, sources: list[Iterator[Any]], state: MixState) -> Iterator[Any]:
+        left = state.begin_with(len(sources))
+        while left:
+            state.turn %= len(left)
+            for item in sources[left[state.turn]]:
+                state.turn += 1
+                yield item
+                break
+            else:
+                if not self.longest:
+                    return
+                del left[state.turn]
 
 
 class RandomMix(Mix):
@@ -158,6 +223,6 @@ class RandomMix(Mix):
         self.longest = longest
         self.seed = seed
 
-    def mixed(self, sources: list[Iterator[Any]]) -> Iterator[Any]:
+    def mixed(self, sources: list[Iterator[Any]], state: MixState) -> Iterator[Any]:
         rng = None if self.seed is None else random.Random(self.seed)
-        return random_samples(sources, self.probs, self.longest, rng=rng)
+        return random_samples(sources, self.probs, self.longest, rng=rng, state=state)

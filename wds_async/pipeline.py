@@ -19,17 +19,22 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from wds_async import config, packages, world
 from wds_async.arguments import Check, check_size
-from wds_async.errors import ConfigError, ReaderClosed
+from wds_async.errors import ConfigError, ReaderClosed, StateError
 from wds_async.handlers import Recorder, check_handler, reraise_exception
 from wds_async.tracebacks import Shortened, shortened, warn
 
 if TYPE_CHECKING:
+    from wds_async.checkpoint.run import Declared, Run
+    from wds_async.checkpoint.states import StageState, WorkerStates
     from wds_async.observe.ledger import Ledger, Ledgers
 
 __all__ = [
     "Composite", "DataPipeline", "FilterFunction", "Inheriting", "PipelineStage", "RestCurried", "Sourced",
     "Traits", "bound_arguments", "epochs_of", "pipelinefilter", "stage_maker", "stage_of", "stages_of", "traits_of",
 ]  # fmt: skip
+
+STATE_VERSION = 1
+"""Version of the states of pipelines; a state of another one is refused."""
 
 _ANY_ARGUMENTS = inspect.signature(lambda source, *args, **kw: None)
 """The signature of built-in functions that have none."""
@@ -47,6 +52,11 @@ class Traits:
     batches: Callable[..., int | None] | None = None  # likewise the samples in the batches; None: not known
     takes_batches: bool = False  # batches come in and single samples come out
     cuts: bool = False  # the number of items may be bounded here, so that ranks have as many as each other
+    # What the stage holds between two items, for `DataPipeline.state_dict`: a class of which it gets an object as
+    # ``state``; True: nothing; False: unknown.
+    state: bool | type[StageState] = False
+    # (*args, **kw): run again over the same sample it gives the same item; None: never.
+    pure: Callable[..., bool] | None = None
 
 
 def traits_of(stage: Any) -> Traits | None:
@@ -77,6 +87,10 @@ class FilterFunction:
         return self.f(source, *self.args, **self.kw)
 
     run = __call__
+
+    def with_state(self, state: StageState) -> Any:
+        """Return this stage with ``state``, which it keeps what it holds in (see `Traits.state`)."""
+        return FilterFunction(self.f, *self.args, **self.kw, state=state)
 
     def __repr__(self) -> str:
         return f"<{self.f.__name__} {self.args} {self.kw}>"
@@ -232,6 +246,7 @@ class Inheriting:
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
+        state.pop("_iteration", None)  # a copy has none
         if world.spawning():
             here = world.place()
             if here.world_size > 1:
@@ -298,6 +313,12 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
     for an ``IterableDataset``.
     """
 
+    _iteration: _Iteration | None = None
+    """The latest iteration in this process, until it ends."""
+    _loaded: Mapping[str, Any] | None = None
+    """The state that the next iteration goes on from."""
+    _worker_states: WorkerStates | None = None
+
     def __init__(self, *stages: Any, **ignored: Any) -> None:
         if ignored:
             text = f"DataPipeline takes stages only; {', '.join(ignored)} has no effect here: give it to the stages"
@@ -323,35 +344,171 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
 
     def iterator1(self) -> Iterator[Any]:
         """Run the stages once."""
+        return self._run_once(_Iteration())
+
+    def _run_once(self, iteration: _Iteration) -> Iterator[Any]:
+        from wds_async.checkpoint.run import Run  # noqa: PLC0415 (the engine)
+
         if self.closed:
             raise ReaderClosed(f"this {type(self).__name__} was closed; make a new one")
         if not self.pipeline:
             raise ConfigError("a pipeline without stages cannot be iterated; append a source first")
-        source = self.invoke(self.pipeline[0])
-        for stage in _noting(self.pipeline):
-            source = self.invoke(stage, source)
-        return iter(source)
+        saved, iteration.saved_run = iteration.saved_run, None
+        run = iteration.run = Run(self.declared(), saved)
+        source = run.first(self.invoke)
+        for number, stage in enumerate(_noting(self.pipeline), 1):
+            _check_stage(stage, first=False)
+            source = self.invoke(run.bind(number, stage), source)
+        return run.items(source)
 
     def iterator(self) -> Iterator[Any]:
         """Run the stages ``repetitions`` times; a run that yields nothing ends it."""
-        for _ in range(self.repetitions):
-            empty = True
-            for sample in self.iterator1():
+        return self._run_often(_Iteration())
+
+    def _run_often(self, iteration: _Iteration) -> Iterator[Any]:
+        loaded = iteration.saved_run is not None
+        return self._repeated(iteration, self._run_once(iteration), loaded)  # it begins its epoch now
+
+    def _repeated(self, iteration: _Iteration, items: Iterator[Any], loaded: bool) -> Iterator[Any]:
+        while True:
+            empty = not loaded
+            for sample in items:
                 empty = False
                 yield sample
-            if empty:
+            iteration.passes, loaded = iteration.passes + 1, False
+            if empty or iteration.passes >= self.repetitions:
                 return
+            items = self._run_once(iteration)
 
     def __iter__(self) -> Iterator[Any]:
         with Shortened():
             self._check_use()
-            items = self.iterator1() if self.repetitions == 1 else self.iterator()
-        length = self._epoch_length() if self.repetitions != 1 else 0
-        return _shortening(itertools.islice(items, length) if length > 0 else items)
+            states, self._worker_states = self._worker_states, None
+            if states is not None:
+                return self._go_on(states)
+            return self._begin()
+
+    def _begin(self) -> Iterator[Any]:
+        iteration = self._iteration = self._begin_iteration()
+        items = self._run_once(iteration) if self.repetitions == 1 else self._run_often(iteration)
+        if self.repetitions != 1 and (length := self._epoch_length()) > 0:
+            items = iteration.counted(itertools.islice(items, max(0, length - iteration.given)))
+        return self._ending(iteration, items)
+
+    def _go_on(self, states: WorkerStates) -> Iterator[Any]:
+        """Return the items of this DataLoader worker behind its state; first something in place of a batch, where the
+        turn is that of a later worker."""
+        from wds_async.checkpoint.states import NO_BATCH  # noqa: PLC0415 (only in workers that go on)
+
+        number = (world.torch_worker() or (0, 1))[0]
+        worker = states.workers[number]
+        self.load_state_dict(worker.state)
+        items = iter(()) if worker.ended else itertools.islice(self._begin(), worker.behind * states.items_each, None)
+        return itertools.chain([NO_BATCH] * (states.items_each * (number < states.next)), items)
 
     def _epoch_length(self) -> int:
         """The items of an iteration that is cut; below 1 for no bound."""
         return self.nsamples
+
+    @property
+    def is_iterated(self) -> bool:
+        """Whether an iteration has begun in this process, and not come to its end."""
+        return self._iteration is not None
+
+    def _ending(self, iteration: _Iteration, items: Iterator[Any]) -> Iterator[Any]:
+        """Yield ``items``, whose errors leave by `shortened`."""
+        try:
+            yield from items
+        except Exception as exn:
+            shortened(exn)
+            raise
+        if self._iteration is iteration:
+            self._over(iteration)
+
+    def _over(self, iteration: _Iteration) -> None:
+        """Note that ``iteration`` has come to its end."""
+        self._iteration = None
+
+    def _begin_iteration(self) -> _Iteration:
+        """Return the next iteration: the one that was loaded, if one was."""
+        saved, self._loaded = self._loaded, None
+        return _Iteration() if saved is None or saved["run"] is None else _Iteration.of(saved)
+
+    def declared(self) -> list[Declared]:
+        """Return the stages with what they declare for their state."""
+        from wds_async.checkpoint.run import Declared  # noqa: PLC0415 (the engine)
+
+        declared = []
+        for stage in self.pipeline:
+            traits = traits_of(stage) or Traits()
+            pure = traits.pure is not None and traits.pure(*getattr(stage, "args", ()), **getattr(stage, "kw", {}))
+            declared.append(Declared(stage, _kind_of(stage), traits.state, traits.same_items, pure))
+        return declared
+
+    def _share_of(self, merged: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the state for this rank's share of what the old ranks had still to read."""
+        from wds_async.checkpoint.merge import WorkerPart, parts_of, ranks_of, share  # noqa: PLC0415 (the engine)
+
+        ranks, here = ranks_of(merged), world.place()
+        if not ranks:
+            return dict(merged["merged"][0])
+        units = [WorkerPart(state, world.Place(state["place"][0], state["place"][1], 0, 1)) for state in ranks]
+        return share(self, parts_of(units, here.rank, here.world_size), ranks[0])
+
+    def go_on_in_workers(self, states: WorkerStates | None) -> None:
+        """Make the DataLoader workers that are started next go on from ``states``."""
+        self._worker_states = states
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the latest iteration is, as JSON can hold it; without one, which epoch comes next.
+
+        Taken between two items, in the process that iterates (`WebLoader` has one for its workers, too); another
+        process goes on from it by `load_state_dict` with a pipeline of the same stages, with the same samples in the
+        same order. A state has no samples, but where they are; a stage behind functions that are not
+        `deterministic` has those that it holds. Raises StateError for what cannot be saved.
+        """
+        iteration = self._iteration
+        if self._loaded is not None:
+            return dict(self._loaded)
+        state: dict[str, Any] = {"version": STATE_VERSION, "stages": [_kind_of(stage) for stage in self.pipeline]}
+        state["place"] = list(world.place()[:2])
+        counters = {str(number): _epoch_of(stage) for number, stage in enumerate(self.pipeline)}
+        state["epochs"] = {number: _epoch_in(counter) for number, counter in counters.items() if counter is not None}
+        state["seeds"] = {
+            str(number): seed.number() for number, stage in enumerate(self.pipeline) if (seed := _drawn_seed(stage))
+        }
+        state["passes"], state["given"] = (0, 0) if iteration is None else (iteration.passes, iteration.given)
+        state["run"] = None if iteration is None or iteration.run is None else iteration.run.save()
+        if iteration is not None:
+            from wds_async.checkpoint.packing import save_global_random  # noqa: PLC0415 (the decoders)
+
+            state["random"] = save_global_random()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from ``state`` (see `state_dict`) when it is iterated next; the program's generators of random numbers
+        (Python's, numpy's, torch's of the CPU) are set to what they were. Of a merged state (`merge_states`) this rank
+        takes its share. Raises StateError where it was saved by another version or by a pipeline of other stages."""
+        if (version := state.get("version")) != STATE_VERSION:
+            raise StateError(f"a state of version {version!r}; this wds_async reads version {STATE_VERSION}")
+        names = [_kind_of(stage) for stage in self.pipeline]
+        if state["stages"] != names:
+            raise StateError(f"the state is of a pipeline with stages {state['stages']}, and this one has {names}")
+        if "merged" in state:
+            state = self._share_of(state)
+        for number, stage in enumerate(self.pipeline):
+            if (counter := _epoch_of(stage)) is not None:
+                # An iteration begins the next epoch: a running one is begun again.
+                begin = counter.set if world.torch_worker() is None else counter.go_to
+                begin(state["epochs"][str(number)] - (state["run"] is not None))
+            if (seed := _drawn_seed(stage)) is not None:
+                seed.restore(state["seeds"][str(number)])
+        if "random" in state:
+            from wds_async.checkpoint.packing import load_global_random  # noqa: PLC0415 (the decoders)
+
+            load_global_random(state["random"])
+        self._loaded = state
+        self._iteration = None
 
     def _check_use(self) -> None:
         """Warn of what is probably not meant; called where an iteration begins, by `__iter__` itself."""
@@ -465,6 +622,7 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
     def close(self) -> None:
         """Close every stage that can be closed, iterators that are still open included. Idempotent."""
         self.closed = True
+        self._iteration = None
         super().close()
 
     def __enter__(self) -> Self:
@@ -487,13 +645,36 @@ def _check_stage(f: Any, first: bool) -> None:
         )
 
 
-def _shortening(items: Iterator[Any]) -> Iterator[Any]:
-    """``items``, whose errors leave by `shortened`."""
-    try:
-        yield from items
-    except Exception as exn:
-        shortened(exn)
-        raise
+class _Iteration:
+    """One iteration of a pipeline: how many passes over its stages are over, and how many items were given."""
+
+    def __init__(self) -> None:
+        self.passes = self.given = 0
+        self.run: Run | None = None
+        self.saved_run: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> _Iteration:
+        """Return the iteration that a state was taken of."""
+        iteration = cls()
+        iteration.passes, iteration.given, iteration.saved_run = state["passes"], state["given"], state["run"]
+        return iteration
+
+    def counted(self, items: Iterator[Any]) -> Iterator[Any]:
+        """Yield ``items``, and count them."""
+        for item in items:
+            self.given += 1
+            yield item
+
+
+def _epoch_in(counter: world.SharedEpoch) -> int:
+    """Return the epoch of this worker, or the latest of all in the process that has them."""
+    return counter.latest() if world.torch_worker() is None else counter.get()
+
+
+def _drawn_seed(stage: Any) -> world.DrawnSeed | None:
+    seed = getattr(stage, "seed", None)
+    return seed if isinstance(seed, world.DrawnSeed) else None
 
 
 def _epoch_of(stage: Any) -> world.SharedEpoch | None:
@@ -516,6 +697,10 @@ def epochs_of(stages: Iterable[Any]) -> list[world.SharedEpoch]:
 def _name_of(stage: Any) -> str:
     if isinstance(dataset := getattr(stage, "dataset", None), DataPipeline):
         return f"{type(stage).__name__} of {dataset!r}"
+    return _kind_of(stage)
+
+
+def _kind_of(stage: Any) -> str:
     function = getattr(stage, "func", getattr(stage, "f", stage))
     return str(getattr(function, "__name__", type(function).__name__)).lstrip("_")
 

@@ -14,6 +14,7 @@ import itertools
 import mmap
 import os
 import pickle
+import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,8 +24,10 @@ from typing import Any
 import numpy as np
 
 from wds_async import packages, world
+from wds_async.checkpoint.states import NO_BATCH, WorkerState
+from wds_async.errors import StateError
 
-__all__ = ["Handover", "possible", "sweep"]
+__all__ = ["DeliveredBatch", "Handover", "possible", "sweep"]
 
 _BUFFER_BYTES = 4096  # smaller values go through the queue: finding them costs more than sending them
 _BATCH_BYTES = 65536  # so do batches whose large buffers are together smaller than this
@@ -56,13 +59,65 @@ def possible() -> bool:
 
 @dataclass
 class Handover:
-    """``collate_fn`` around another, whose batches it packs in a DataLoader worker; unpickling them gives the batch."""
+    """``collate_fn`` around another, which makes a `DeliveredBatch` in a DataLoader worker. With ``shared`` the
+    batch comes through shared memory; unpickling gives it."""
 
     collate_fn: Callable[[Any], Any]
+    shared: bool = True
 
     def __call__(self, data: Any) -> Any:
+        worker = world.torch_worker()
+        if worker is None:
+            return self.collate_fn(data)
+        if data is NO_BATCH or (isinstance(data, list) and data and data[0] is NO_BATCH):
+            return DeliveredBatch(None, worker[0], empty=True)
         batch = self.collate_fn(data)
-        return batch if world.torch_worker() is None else _pack(batch)
+        return DeliveredBatch(_pack(batch) if self.shared else batch, worker[0], _saver.state())
+
+
+@dataclass
+class DeliveredBatch:
+    """A batch on its way, with the number of its worker, and now and then the worker's state behind it."""
+
+    batch: Any
+    worker: int
+    state: Any = None
+    empty: bool = False
+
+    def pin_memory(self, device: Any = None) -> DeliveredBatch:
+        """Return this with the batch in pinned memory."""
+        pin_memory = packages.loaded("torch.utils.data._utils.pin_memory").pin_memory
+        return DeliveredBatch(pin_memory(self.batch, device), self.worker, self.state, self.empty)
+
+
+class _Saver:
+    """Saves the state of a worker's dataset so rarely that it takes at most 0.5 % of the time."""
+
+    def __init__(self) -> None:
+        self._due_at = 0.0
+        self._dataset: Any = None
+
+    def state(self) -> Any:
+        """Return the worker's state, or None where it is not yet due."""
+        dataset = packages.loaded("torch.utils.data").get_worker_info().dataset
+        began = time.monotonic()
+        if not hasattr(dataset, "go_on_in_workers"):
+            return None
+        ended = not dataset.is_iterated
+        if dataset is self._dataset and began < self._due_at and not ended:
+            return None
+        self._dataset = dataset
+        try:
+            return WorkerState(dataset.state_dict(), ended=ended)
+        except StateError as exn:
+            return WorkerState(exn)
+        finally:
+            now = time.monotonic()
+            self._due_at = now + _SAVE_EVERY * (now - began)
+
+
+_SAVE_EVERY = 200
+_saver = _Saver()
 
 
 # ------------------------------------------------------------------ in the worker

@@ -6,12 +6,13 @@ has not, there is no process group and no DataLoader worker to ask about.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import random
 import weakref
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wds_async import config, packages
@@ -20,7 +21,7 @@ from wds_async.errors import MissingExtra
 __all__ = [
     "CountsEpochs", "DrawnSeed", "Place", "SharedEpoch", "TorchDataset", "TorchMapDataset", "global_draws",
     "inherit_rank", "is_iterable_dataset", "make_seed", "may_fork_workers", "place", "seed_number", "spawning",
-    "torch_worker", "worker_seed",
+    "standing_at", "torch_worker", "worker_seed",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ else:
 _EPOCH_SLOTS = 513
 _inherited_rank: tuple[int, int] | None = None
 _xla_rank: tuple[int, int] | None = None
+_assumed: Place | None = None
 
 
 class Place(NamedTuple):
@@ -52,6 +54,8 @@ def place(group: Any = None) -> Place:
     from its parent, else of the task that Slurm's ``srun`` started, else 0 of 1. The worker is that of ``WORKER``
     and ``NUM_WORKERS``, else of the DataLoader worker, else 0 of 1.
     """
+    if _assumed is not None:
+        return _assumed
     rank = (
         config.place_from_env("RANK", "WORLD_SIZE")
         or _torch_rank(group)
@@ -63,6 +67,17 @@ def place(group: Any = None) -> Place:
     )
     worker = config.place_from_env("WORKER", "NUM_WORKERS") or torch_worker() or (0, 1)
     return Place(*rank, *worker)
+
+
+@contextlib.contextmanager
+def standing_at(here: Place) -> Iterator[None]:
+    """Take ``here`` for the place of this process, to read or list what another one would."""
+    global _assumed
+    before, _assumed = _assumed, here
+    try:
+        yield
+    finally:
+        _assumed = before
 
 
 def worker_seed(group: Any = None) -> int:
@@ -89,10 +104,15 @@ class DrawnSeed:
     def __init__(self) -> None:
         drawn = random.randint(0, 1_000_000)
         self._drawn = drawn if place().num_workers == 1 else 0
+        self._restored = False
 
     def number(self) -> int:
         """The seed in this run; the number of ranks is looked up now, since process groups begin after datasets."""
-        return self._drawn if place().world_size == 1 else 0
+        return self._drawn if self._restored or place().world_size == 1 else 0
+
+    def restore(self, number: int) -> None:
+        """Be the seed ``number`` of an earlier run."""
+        self._drawn, self._restored = number, True
 
 
 def seed_number(seed: Any) -> Any:

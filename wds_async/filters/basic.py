@@ -10,14 +10,15 @@ import functools
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from wds_async.arguments import check_function, check_slice, check_type, each, function, of_type, passing, size
-from wds_async.errors import ConfigError
+from wds_async.checkpoint.states import Counted
+from wds_async.errors import ConfigError, StateError
 from wds_async.filters.fields import not_found
-from wds_async.filters.threads import ordered_map
+from wds_async.filters.threads import ThreadsState, ordered_map
 from wds_async.handlers import Handler, passed, reraise_exception
 from wds_async.pipeline import PipelineStage, Traits, pipelinefilter
 from wds_async.tracebacks import located
@@ -30,6 +31,7 @@ __all__ = [
     "LMDBCached",
     "associate",
     "decode",
+    "deterministic",
     "identity",
     "info",
     "log_keys",
@@ -42,6 +44,34 @@ __all__ = [
 ]
 
 Sample = dict[str, Any]
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def deterministic(f: _Function) -> _Function:
+    """Declare that ``f`` gives the same result whenever it is called with the same argument: it draws no random
+    numbers. The state of a stage behind ``map(f)`` then has references to the samples that it holds, and not what ``f``
+    made of them (see `DataPipeline.state_dict`). Use it as a decorator, or around a function. TypeError for an object
+    that takes no attributes: put it into a function."""
+    try:
+        vars(f)["deterministic"] = True
+    except TypeError as exn:
+        raise TypeError(f"deterministic({f!r:.80}) takes a function: write a def, or a lambda, around it") from exn
+    return f
+
+
+def _always(*args: Any, **kw: Any) -> bool:
+    return True
+
+
+def _all_deterministic(*args: Any, handler: Any = None, threads: int = 0, **kw: Any) -> bool:
+    """Whether all functions among the arguments were declared `deterministic`."""
+    functions = [value for value in (*args, *kw.values()) if callable(value)]
+    return all(getattr(function, "deterministic", False) is True for function in functions)
+
+
+def _decodes_alike(*args: Any, pre: Any = None, post: Any = None, **kw: Any) -> bool:
+    """Whether the program's own decoders, if there are any, were declared `deterministic`."""
+    return _all_deterministic(*args, pre, post)
 
 
 def identity(x: Any) -> Any:
@@ -86,7 +116,7 @@ def _info(
 info = pipelinefilter(
     _info,
     {"fmt": of_type("a text or None", str, NoneType), "n": size(), "every": size(), "width": size(optional=True)},
-    Traits(one_to_one=True),
+    Traits(one_to_one=True, state=True, pure=_always),
 )
 
 
@@ -105,10 +135,10 @@ def _select(
         yield sample
 
 
-select = pipelinefilter(_select, {"predicate": function()}, Traits(handler="handler"))
+select = pipelinefilter(_select, {"predicate": function()}, Traits(same_items=True, handler="handler", state=True))
 
 
-def _log_keys(data: Iterable[Sample], logfile: str | None = None) -> Iterator[Sample]:
+def _log_keys(data: Iterable[Sample], logfile: str | None = None, *, state: Counted | None = None) -> Iterator[Sample]:
     """Append ``number, worker, rank, key`` (tabs between) of every sample to ``logfile``; None logs nothing.
 
     Each line is one append of its own, so the lines of several processes do not mix.
@@ -116,15 +146,19 @@ def _log_keys(data: Iterable[Sample], logfile: str | None = None) -> Iterator[Sa
     if not logfile:
         yield from data
         return
+    state = state or Counted()
     with open(logfile, "ab", buffering=0) as stream:
-        for i, sample in enumerate(data):
+        for i, sample in enumerate(data, state.count):
+            state.add()
             fields = (i, sample.get("__worker__"), sample.get("__rank__"), sample.get("__key__"))
             stream.write(("\t".join(str(f) for f in fields) + "\n").encode())
             yield sample
 
 
 log_keys = pipelinefilter(
-    _log_keys, {"logfile": of_type("a path or None", str, os.PathLike, NoneType)}, Traits(one_to_one=True)
+    _log_keys,
+    {"logfile": of_type("a path or None", str, os.PathLike, NoneType)},
+    Traits(one_to_one=True, state=Counted, pure=_always),
 )
 
 
@@ -139,6 +173,7 @@ def _decode(
     min_size: int | None = None,
     threads: int = 0,
     handler: Handler = reraise_exception,
+    state: ThreadsState | None = None,
 ) -> Iterator[Sample]:
     """Decode fields by extension; ``args`` are image specifications (``"torchrgb"``) and decoder functions
     ``f("." + field, data)``, tried in order before the built-in ones (None: not mine).
@@ -156,7 +191,7 @@ def _decode(
     chosen = [autodecode.imagehandler(a, min_size=min_size) if isinstance(a, str) else a for a in args]
     decode = autodecode.Decoder(chosen, pre, post, only, partial, allow_pickle=allow_pickle).decode
     if threads:
-        return ordered_map(data, decode, threads, handler, stage="decode")
+        return ordered_map(data, decode, threads, handler, stage="decode", state=state)
     return _each(data, decode, handler, "decode")
 
 
@@ -191,12 +226,17 @@ decode = pipelinefilter(
         "threads": size(at_least=0),
         "min_size": size(at_least=1, optional=True),
     },
-    Traits(one_to_one=True, handler="handler"),
+    Traits(one_to_one=True, handler="handler", state=ThreadsState, pure=_decodes_alike),
 )
 
 
 def _map(
-    data: Iterable[Any], f: Callable[[Any], Any], handler: Handler = reraise_exception, threads: int = 0
+    data: Iterable[Any],
+    f: Callable[[Any], Any],
+    handler: Handler = reraise_exception,
+    threads: int = 0,
+    *,
+    state: ThreadsState | None = None,
 ) -> Iterator[Any]:
     """Replace each sample by ``f(sample)``. None drops the sample; a dict made from a dict gets its ``__key__``.
 
@@ -204,7 +244,7 @@ def _map(
     threads run ``f`` ahead of the consumer, the order kept: for what releases the GIL (see `threads.ordered_map`).
     """
     if threads:
-        results = ordered_map(data, functools.partial(_applied, f), threads, handler, stage="map")
+        results = ordered_map(data, functools.partial(_applied, f), threads, handler, stage="map", state=state)
         yield from (result for result in results if result is not None)
         return
     for sample in data:
@@ -228,7 +268,11 @@ def _applied(f: Callable[[Any], Any], sample: Any) -> Any:
     return result
 
 
-map = pipelinefilter(_map, {"f": function(), "threads": size(at_least=0)}, Traits(handler="handler"))
+map = pipelinefilter(
+    _map,
+    {"f": function(), "threads": size(at_least=0)},
+    Traits(handler="handler", state=ThreadsState, pure=_all_deterministic),
+)
 
 
 def _map_dict(data: Iterable[Sample], handler: Handler = reraise_exception, **kw: Any) -> Iterator[Sample]:
@@ -256,7 +300,11 @@ def _check_functions(stage: str, argument: str, values: dict[str, Any]) -> dict[
     return {name: check_function(stage, name, value) for name, value in values.items()}
 
 
-map_dict = pipelinefilter(_map_dict, {"kw": _check_functions}, Traits(one_to_one=True, handler="handler"))
+map_dict = pipelinefilter(
+    _map_dict,
+    {"kw": _check_functions},
+    Traits(one_to_one=True, handler="handler", state=True, pure=_all_deterministic),
+)
 
 
 def _map_tuple(data: Iterable[Any], *args: Any, handler: Handler = reraise_exception) -> Iterator[tuple[Any, ...]]:
@@ -280,7 +328,9 @@ def _map_tuple(data: Iterable[Any], *args: Any, handler: Handler = reraise_excep
 
 
 map_tuple = pipelinefilter(
-    _map_tuple, {"args": each(function(optional=True))}, Traits(one_to_one=True, handler="handler")
+    _map_tuple,
+    {"args": each(function(optional=True))},
+    Traits(one_to_one=True, handler="handler", state=True, pure=_all_deterministic),
 )
 
 
@@ -299,19 +349,39 @@ def _associate(data: Iterable[Sample], associator: Any, **kw: Any) -> Iterator[S
 
 
 _ASSOCIATOR = passing("a function of the key, or a mapping", lambda value: callable(value) or hasattr(value, "get"))
-associate = pipelinefilter(_associate, {"associator": _ASSOCIATOR}, Traits(one_to_one=True))
+associate = pipelinefilter(
+    _associate, {"associator": _ASSOCIATOR}, Traits(one_to_one=True, state=True, pure=_all_deterministic)
+)
 
 
-def islice(data: Iterable[Any], *args: int | None) -> Iterator[Any]:
+class SliceState(Counted):
+    """State of a slice: how many items its worker took."""
+
+    @classmethod
+    def shared(cls, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        raise StateError("slice counts the items of each worker, which other numbers of ranks or workers cannot share")
+
+
+def islice(data: Iterable[Any], *args: int | None, state: SliceState | None = None) -> Iterator[Any]:
     """Take the items that ``itertools.islice`` takes with these arguments; the count is that of each worker."""
-    return itertools.islice(data, *args)
+    if state is None:
+        return itertools.islice(data, *args)
+    before = state.count
+    items = itertools.islice(itertools.chain(itertools.repeat(None, before), _counting(data, state)), *args)
+    return itertools.islice(items, len(range(before)[builtins.slice(*args)]), None)
+
+
+def _counting(data: Iterable[Any], state: Counted) -> Iterator[Any]:
+    for item in data:
+        state.add()
+        yield item
 
 
 # The function has the name that WebDataset shows of such a stage.
 slice = pipelinefilter(
     islice,
     {"args": check_slice},
-    Traits(count=lambda n, *args: len(range(n)[builtins.slice(*args)]), cuts=True),
+    Traits(count=lambda n, *args: len(range(n)[builtins.slice(*args)]), cuts=True, state=SliceState),
 )
 
 

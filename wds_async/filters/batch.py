@@ -8,6 +8,7 @@ from typing import Any
 
 from wds_async import packages
 from wds_async.arguments import check_size, function, size
+from wds_async.checkpoint.states import Rest
 from wds_async.pipeline import Traits, pipelinefilter
 from wds_async.tracebacks import located
 
@@ -127,35 +128,49 @@ def _samples_in_batches(
 batched = pipelinefilter(
     _batched,
     {"batchsize": size(at_least=1), "collation_fn": function(optional=True)},
-    Traits(count=_count, batches=_samples_in_batches),
+    Traits(count=_count, batches=_samples_in_batches, state=True),
 )
 
 
-def _unlisted(data: Iterable[Iterable[Any]]) -> Iterator[Any]:
+def _unlisted(data: Iterable[Iterable[Any]], *, state: Rest | None = None) -> Iterator[Any]:
     """Yield the samples of lists of samples one by one."""
+    return _one_by_one(_lists(data), state or Rest())
+
+
+def _one_by_one(batches: Iterable[Iterable[Any]], state: Rest) -> Iterator[Any]:
+    """Yield the items of each of ``batches``, those that are left of the first one in ``state``."""
+    yield from state.rest()
+    for batch in batches:
+        state.hold(batch)
+        yield from state.rest()
+
+
+def _lists(data: Iterable[Iterable[Any]]) -> Iterator[Iterable[Any]]:
     for batch in data:
         if not isinstance(batch, (list, tuple)):
             raise ValueError(f"unlisted takes lists of samples, got a {type(batch).__name__}")
-        yield from batch
+        yield batch
 
 
-unlisted = pipelinefilter(_unlisted, traits=Traits(takes_batches=True))
+unlisted = pipelinefilter(_unlisted, traits=Traits(takes_batches=True, state=Rest))
 
 
-def _unbatched(data: Iterable[Any]) -> Iterator[Any]:
+def _unbatched(data: Iterable[Any], *, state: Rest | None = None) -> Iterator[Any]:
     """Yield the single samples of batches, the reverse of `batched`.
 
     A batch is a tuple or dict of columns, each of which is taken apart along its first axis; a column that is a
     dict of columns itself gives dicts. ValueError, naming the lengths, where the columns of a batch differ in
     length.
     """
-    for batch in data:
-        if isinstance(batch, dict):
-            yield from _rows(batch)
-        elif isinstance(batch, (list, tuple)):
-            yield from zip(*_columns(dict(enumerate(batch))), strict=True)
-        else:
-            raise ValueError(f"unbatched takes tuples or dicts of columns, got a {type(batch).__name__}")
+    return _one_by_one(map(_samples_of, data), state or Rest())
+
+
+def _samples_of(batch: Any) -> Iterable[Any]:
+    if isinstance(batch, dict):
+        return _rows(batch)
+    if not isinstance(batch, (list, tuple)):
+        raise ValueError(f"unbatched takes tuples or dicts of columns, got a {type(batch).__name__}")
+    return zip(*_columns(dict(enumerate(batch))), strict=True)
 
 
 def _rows(batch: dict[Any, Any]) -> list[dict[Any, Any]]:
@@ -180,4 +195,4 @@ def _columns(batch: dict[Any, Any]) -> list[Any]:
     return columns
 
 
-unbatched = pipelinefilter(_unbatched, traits=Traits(takes_batches=True))
+unbatched = pipelinefilter(_unbatched, traits=Traits(takes_batches=True, state=Rest))

@@ -17,7 +17,7 @@ from wds_async.tracebacks import warn
 __all__ = ["extract_keys", "getfirst", "not_found", "rename", "rename_keys", "to_tuple"]
 
 Sample = dict[str, Any]
-_EACH = Traits(one_to_one=True, handler="handler")
+_EACH = Traits(one_to_one=True, handler="handler", state=True, pure=lambda *args, **kw: True)
 _MISSING = object()
 _NAMES = 1024  # whose matching patterns are remembered: matching costs a hundred times looking up
 

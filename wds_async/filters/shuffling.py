@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import itertools
 import random
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from wds_async.arguments import check_probability, check_size, size
+from wds_async.checkpoint.states import Held, RandomState, Rest
 from wds_async.errors import ConfigError
 from wds_async.pipeline import PipelineStage, Traits, pipelinefilter
 from wds_async.world import CountsEpochs, DrawnSeed, SharedEpoch, global_draws, seed_number
@@ -37,6 +39,21 @@ def _below(rng: Any) -> Callable[[int], int]:
     return below
 
 
+class ShuffleState(RandomState):
+    """State of a shuffle: the items in its buffer, and its generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.buffer: list[Any] = []
+
+    def save(self) -> dict[str, Any]:
+        return {**super().save(), "buffer": Held(self.buffer)}
+
+    def load(self, saved: dict[str, Any]) -> None:
+        super().load(saved)
+        self.buffer = saved.get("buffer", [])
+
+
 def _shuffle(
     data: Iterable[Any],
     bufsize: int = 1000,
@@ -44,6 +61,8 @@ def _shuffle(
     rng: random.Random | None = None,
     seed: Any = None,
     handler: Any = None,
+    *,
+    state: ShuffleState | None = None,
 ) -> Iterator[Any]:
     """Hold up to ``bufsize`` items and yield a random one of them for each that comes.
 
@@ -53,11 +72,12 @@ def _shuffle(
     """
     if seed is not None and rng is not None:
         raise ConfigError("shuffle: give seed or rng, not both")
-    below = _below(random.Random(seed) if rng is None else rng)  # Random(None) asks the operating system
+    state = state or ShuffleState()
+    below = _below(state.begin(random.Random(seed) if rng is None else rng))  # Random(None) asks the operating system
     bufsize = check_size("shuffle", "bufsize", bufsize)
     initial = min(check_size("shuffle", "initial", initial), bufsize)
     source = iter(data)
-    buffer: list[Any] = []
+    buffer = state.buffer
     append, pop = buffer.append, buffer.pop
     for item in source:
         append(item)
@@ -79,7 +99,7 @@ def _shuffle(
         yield pop()
 
 
-_ALL = Traits(one_to_one=True, same_items=True)
+_ALL = Traits(one_to_one=True, same_items=True, state=ShuffleState)
 shuffle = pipelinefilter(_shuffle, {"bufsize": size(), "initial": size()}, _ALL)
 
 
@@ -98,9 +118,10 @@ class detshuffle(CountsEpochs, PipelineStage):
         self.seed = seed
         self._epoch = SharedEpoch(check_size("detshuffle", "epoch", epoch))
 
-    def run(self, src: Iterable[Any]) -> Iterator[Any]:
+    def run(self, src: Iterable[Any], *, state: ShuffleState | None = None) -> Iterator[Any]:
         """Begin the next epoch over ``src``."""
-        return _shuffle(src, self.bufsize, self.initial, random.Random(seed_number(self.seed) + self._epoch.next()))
+        rng = random.Random(seed_number(self.seed) + self._epoch.next())
+        return _shuffle(src, self.bufsize, self.initial, rng, state=state)
 
     def __repr__(self) -> str:
         seed = seed_number(self.seed)
@@ -129,39 +150,42 @@ class epochshuffle(CountsEpochs, PipelineStage):
     would have.
     """
 
-    traits = _ALL
+    traits = Traits(one_to_one=True, same_items=True, state=Rest)
 
     def __init__(self, seed: int | DrawnSeed = 0, epoch: int = -1) -> None:
         self.seed = seed
         self._epoch = SharedEpoch(check_size("epochshuffle", "epoch", epoch))
 
-    def run(self, src: Iterable[Any]) -> Iterator[Any]:
+    def run(self, src: Iterable[Any], *, state: Rest | None = None) -> Iterator[Any]:
         """Begin the next epoch over ``src``."""
-        return _permuted(src, seed_number(self.seed), self._epoch.next())
+        return _permuted(src, seed_number(self.seed), self._epoch.next(), state or Rest())
 
     def __repr__(self) -> str:
         return f"<epochshuffle seed={seed_number(self.seed)} epoch={self.epoch}>"
 
 
-def _permuted(src: Iterable[Any], seed: Any, epoch: int) -> Iterator[Any]:
+def _permuted(src: Iterable[Any], seed: Any, epoch: int, state: Rest) -> Iterator[Any]:
+    yield from state.rest()
     items = list(itertools.islice(src, _PERMUTED_AT_MOST + 1))
     if len(items) > _PERMUTED_AT_MOST:
         raise ConfigError(
             f"epochshuffle holds all items, and more than {_PERMUTED_AT_MOST:,} came: shuffle a list without end "
             "through a buffer (a number as shardshuffle=, or detshuffle)"
         )
-    for i in permutation(len(items), seed, epoch):
-        yield items[i]
+    state.hold(deque(items[i] for i in permutation(len(items), seed, epoch)))
+    yield from state.rest()
 
 
-def _rsample(data: Iterable[Any], p: float = 0.5, seed: Any = None) -> Iterator[Any]:
+def _rsample(
+    data: Iterable[Any], p: float = 0.5, seed: Any = None, *, state: RandomState | None = None
+) -> Iterator[Any]:
     """Let each item pass with probability ``p``. With ``seed`` every iteration chooses the same ones;
     without one it draws from the global ``random``, which ``random.seed(...)`` and torch, in its workers, seed."""
     check_probability("rsample", "p", p)
-    draw = global_draws() if seed is None else random.Random(seed).random
+    draw = global_draws() if seed is None else (state or RandomState()).begin(random.Random(seed)).random
     for item in data:
         if draw() < p:
             yield item
 
 
-rsample = pipelinefilter(_rsample, {"p": check_probability}, Traits(same_items=True))
+rsample = pipelinefilter(_rsample, {"p": check_probability}, Traits(same_items=True, state=RandomState))

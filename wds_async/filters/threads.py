@@ -19,17 +19,54 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from wds_async.arguments import check_size
-from wds_async.errors import ReaderClosed
+from wds_async.checkpoint.states import Held, StageState
+from wds_async.errors import ReaderClosed, StateError
 from wds_async.handlers import Handler, passed, reraise_exception
 from wds_async.tracebacks import located
 
-__all__ = ["ordered_map"]
+__all__ = ["ThreadsState", "ordered_map"]
 
 _EXIT_S = 1.5
 
 Result = tuple[Any, BaseException | None]
 Job = tuple[Any, "queue.SimpleQueue[Result]"]
 _running: weakref.WeakSet[_Threads] = weakref.WeakSet()
+
+
+class ThreadsState(StageState):
+    """State of `ordered_map`: the items that are taken ahead, with their results as they come."""
+
+    def __init__(self) -> None:
+        self.jobs: deque[Job] = deque()
+        self.inputs: list[Any] = []
+        """Items of an earlier run that are to be submitted first."""
+
+    def save(self) -> dict[str, Any]:
+        return {"ahead": Held([item for item, _ in self.jobs], self._results)}
+
+    def load(self, saved: dict[str, Any]) -> None:
+        ahead = saved["ahead"]
+        if ahead.done:
+            self.jobs.extend((None, _answered((result, None))) for result in ahead)
+        else:
+            self.inputs = ahead
+
+    def _results(self) -> list[Any]:
+        """Return the results of the jobs, when they have come. StateError where a function raised."""
+        results = []
+        for number, (item, answer) in enumerate(self.jobs):
+            result = answer.get()
+            self.jobs[number] = item, _answered(result)
+            if result[1] is not None:
+                raise StateError("a function on a thread ahead has raised; the state can be saved behind that item")
+            results.append(result[0])
+        return results
+
+
+def _answered(result: Result) -> queue.SimpleQueue[Result]:
+    answer: queue.SimpleQueue[Result] = queue.SimpleQueue()
+    answer.put(result)
+    return answer
 
 
 def ordered_map(
@@ -39,6 +76,7 @@ def ordered_map(
     handler: Handler = reraise_exception,
     *,
     stage: str = "ordered_map",
+    state: ThreadsState | None = None,
 ) -> Iterator[Any]:
     """``f(item)`` for every item of ``source`` in order, computed by ``threads`` threads ahead of the consumer.
 
@@ -53,16 +91,17 @@ def ordered_map(
     Raises ConfigError for less than one thread, and ReaderClosed in a forked child that goes on with its parent's
     iterator.
     """
-    return _threaded(source, f, check_size("ordered_map", "threads", threads, at_least=1), handler, stage)
+    threads = check_size("ordered_map", "threads", threads, at_least=1)
+    return _threaded(source, f, threads, handler, stage, state or ThreadsState())
 
 
 def _threaded(
-    source: Iterable[Any], f: Callable[[Any], Any], threads: int, handler: Handler, stage: str
+    source: Iterable[Any], f: Callable[[Any], Any], threads: int, handler: Handler, stage: str, state: ThreadsState
 ) -> Iterator[Any]:
-    items, ended = iter(source), False
+    items, ended = itertools.chain(state.inputs, source), False
     failure: BaseException | None = None
     owner = os.getpid()
-    jobs: deque[Job] = deque()
+    jobs = state.jobs
     with contextlib.closing(_Threads(f, threads)) as pool:
         while jobs or not ended:
             while not ended and len(jobs) < 2 * threads:

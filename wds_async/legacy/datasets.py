@@ -433,6 +433,6 @@ class MultiDataset(WebLoader):
             dataset, batch_size=None, num_workers=workers, prefetch_factor=ahead, collate_fn=identity, pin_memory=False
         )
         # Asked for without a GPU, torch would warn in every epoch.
-        self.pipeline[0].pin_memory = pin_memory and packages.loaded("torch").cuda.is_available()
+        vars(self.pipeline[0])["pin_memory"] = pin_memory and packages.loaded("torch").cuda.is_available()
         if nominal is not None:
             self.with_length(nominal, silent=True)

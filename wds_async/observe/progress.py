@@ -61,7 +61,7 @@ class Label:
 class Watch:
     """A pipeline stage that shows progress; ``enabled`` None follows ``WDS_PROGRESS``."""
 
-    traits = Traits(one_to_one=True, same_items=True)
+    traits = Traits(one_to_one=True, same_items=True, state=True)
 
     def __init__(self, board: Board | Boards, enabled: bool | None = None, label: Label = Label()) -> None:
         self.board = board

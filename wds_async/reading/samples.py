@@ -14,8 +14,10 @@ from wds_async.handlers import Handler, reraise_exception
 from wds_async.logs import Once
 from wds_async.observe.cost_limit import enforce
 from wds_async.observe.ledger import EpochLog, Ledger
+from wds_async.pipeline import Traits
 from wds_async.reading.options import MAX_FIELD_BYTES, field_limit, on_corrupt_policy, transfer_fields
 from wds_async.reading.parts import guarded
+from wds_async.reading.position import ReadState, at_offsets
 from wds_async.reading.recover import CorruptionPolicy
 from wds_async.redact import redact
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
@@ -56,6 +58,7 @@ def tarfile_samples(
     counters: Counters | None = None,
     opened: Callable[[ShardReader], Any] | None = None,
     ledger: EpochLog | None = None,
+    state: ReadState | None = None,
 ) -> Iterator[Sample]:
     """The samples of the shards in ``src`` (``{"url": …}`` or URLs), in order, read ahead within the byte budget.
 
@@ -86,10 +89,15 @@ def tarfile_samples(
     grouping: dict[str, Any] = {"keys": keys, "lcase": lcase, "suffixes": suffixes, "rename_files": rename_files}
     grouping |= {"on_error": reading.of_member, "expect": expected(expect, lcase, suffixes)}
     setting = config.transfer_config(workers=world.place().num_workers, **transfer_fields(transfer, verify))
+    state = state or ReadState()
     opening = functools.partial(
-        open_shards, src, config=setting, stats=ledger.counters, cache=cache, options=storage_options
+        open_shards, state.shards(src), config=setting, stats=ledger.counters, cache=cache, options=storage_options
     )
-    return _read(opening, opened or enforce, reading, ledger, parse, grouping, _recorder(grouping, select_files))
+    recorder = _recorder(grouping, select_files)
+    return _read(opening, opened or enforce, reading, ledger, parse, grouping, recorder, state)
+
+
+tarfile_samples.traits = Traits(handler="handler", state=ReadState)  # type: ignore[attr-defined]
 
 
 def _read(
@@ -100,6 +108,7 @@ def _read(
     parse: Callable[[ByteSource], Iterator[Member]],
     grouping: dict[str, Any],
     recorder: IndexRecorder | None,
+    state: ReadState,
 ) -> Iterator[Sample]:
     counters = ledger.counters
     n = total = 0
@@ -109,12 +118,14 @@ def _read(
             for stream in reader:
                 before, behind = total + n, None
                 shard = reading.begin(stream)
-                note = None if recorder is None else recorder.begin()
+                state.begin(shard, stream.number)
+                note = None if recorder is None or "only" in stream.info else recorder.begin()
                 grouping.update(local_path=stream.local_path, on_return=_return_warning(stream), on_cut=shard.on_cut)
                 while True:
                     try:
                         parsed = shard.members(parse)
-                        for sample in samples(parsed, stream.url, drop_first=behind, **grouping):
+                        grouped = samples(parsed, stream.url, drop_first=behind, **grouping)
+                        for sample in grouped if "only" not in stream.info else at_offsets(grouped, stream):
                             n += 1
                             if n == _COUNT_EVERY:
                                 counters.add("samples", n)
@@ -122,6 +133,7 @@ def _read(
                                 ledger.judge()
                             if note is not None:
                                 note(sample.offset)
+                            state.sample = sample
                             yield sample
                     except Exception as exn:
                         if reader.closed:  # the parser met memory that was taken from it
@@ -133,6 +145,7 @@ def _read(
                 if recorder is not None and not reading.stop and behind is None:
                     shard.learn(recorder)
                 shard.over(total + n - before)
+                state.over(shard)
                 if reading.stop:
                     return
             counters.add("epochs")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from wds_async import config, world
@@ -16,6 +17,8 @@ from wds_async.storage.options import StorageOptions
 from wds_async.tar.group import Keys, base_plus_ext, expected
 
 if TYPE_CHECKING:
+    from wds_async.checkpoint.packing import Reference
+    from wds_async.checkpoint.states import StageState
     from wds_async.transfer.reader import ShardCache, ShardReader
     from wds_async.transfer.stats import Stats
     from wds_async.transfer.traffic import Traffic
@@ -37,6 +40,8 @@ class ReadingStage(FilterFunction):
 
         super().__init__(f, *args, **kw)
         if world.may_fork_workers():
+            from wds_async.checkpoint import run  # noqa: F401, PLC0415 (so that forked workers need not)
+
             prepare()
         self.board = Board()
         self.ledger = Ledger(self.board, max_bad_fraction)
@@ -45,14 +50,14 @@ class ReadingStage(FilterFunction):
             metrics.join(self.ledger)
         self._open: weakref.WeakSet[ShardReader] = weakref.WeakSet()
 
-    def run(self, source: Iterable[Any]) -> Iterator[Any]:
-        """Yield the contents of the shards of ``source``."""
+    def run(self, source: Iterable[Any], **kw: Any) -> Iterator[Any]:
+        """Yield the contents of the shards of ``source``; ``kw`` are for ``f``."""
         if (metrics := _metrics()) is not None:
             metrics.show()
         counters = self.board.counters()
         ledger = self.ledger.begin(counters)
         read: Iterator[Any] = self.f(
-            source, *self.args, counters=counters, opened=self._opened, ledger=ledger, **self.kw
+            source, *self.args, counters=counters, opened=self._opened, ledger=ledger, **self.kw, **kw
         )
         return read
 
@@ -110,6 +115,19 @@ class TarStage(ReadingStage):
         from wds_async.reading.samples import tarfile_samples  # noqa: PLC0415 (the engine)
 
         super().__init__(tarfile_samples, *args, **kw)
+
+    def with_state(self, state: StageState) -> Any:
+        """Return this stage with its position."""
+        return functools.partial(self.run, state=state)
+
+    def samples_at(self, references: Sequence[Reference], versions: Mapping[str, str]) -> list[Any]:
+        """Return the samples at ``references`` once more, read by ranges. StateError where a shard has changed."""
+        from wds_async.reading.position import entries_of, picked  # noqa: PLC0415 (the engine)
+
+        spans = entries_of(references, versions)
+        return picked(
+            self.f(spans, *self.args, counters=self.board.counters(), opened=self._opened, **self.kw), references
+        )
 
 
 @stage_maker

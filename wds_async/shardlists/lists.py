@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from wds_async import config, world
 from wds_async.arguments import check_size, size
+from wds_async.checkpoint.states import Counted, RandomState
 from wds_async.errors import ConfigError, UrlError
-from wds_async.pipeline import pipelinefilter
+from wds_async.pipeline import Traits, pipelinefilter
 from wds_async.rewrite import note_matches
 from wds_async.shardlists.directories import DirectoryShardList
 from wds_async.shardlists.spec import Spec, SpecSource, is_specification, load
@@ -164,6 +165,8 @@ class ResampledShards(world.CountsEpochs, world.TorchDataset):
     ``storage_options`` are for the clients of stores that are listed.
     """
 
+    traits = Traits(state=RandomState)
+
     def __init__(
         self,
         urls: Any,
@@ -186,13 +189,17 @@ class ResampledShards(world.CountsEpochs, world.TorchDataset):
         self._epoch = world.SharedEpoch()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
+        return self.run()
+
+    def run(self, *, state: RandomState | None = None) -> Iterator[dict[str, Any]]:
+        """Begin the next epoch: its draws."""
         parts = [self.worker_seed(), self._epoch.next(), world.seed_number(self.seed)]
         if not self.deterministic:
             parts.append(int.from_bytes(os.urandom(8), "little"))
         seed = world.make_seed(*parts)
         if config.settings().show_seed:
             logger.warning("ResampledShards seed %d", seed)
-        rng, last = random.Random(seed), len(self.urls) - 1
+        rng, last = (state or RandomState()).begin(random.Random(seed)), len(self.urls) - 1
         return ({"url": self.urls[rng.randint(0, last)]} for _ in range(self.nshards))
 
 
@@ -248,12 +255,14 @@ def shardspec(spec: Any) -> MultiShardSample | SimpleShardList:
     return MultiShardSample(spec) if is_specification(spec) else SimpleShardList(spec)
 
 
-def _resampled(src: Iterable[Any], n: int = sys.maxsize, seed: Any = None) -> Iterator[Any]:
+def _resampled(
+    src: Iterable[Any], n: int = sys.maxsize, seed: Any = None, *, state: RandomState | None = None
+) -> Iterator[Any]:
     """Read all of ``src``, then yield ``n`` items drawn from it with replacement."""
     items = list(src)
     if not items:
         raise UrlError("resampled: the source gave nothing to draw from")
-    rng = random.Random(seed)
+    rng = (state or RandomState()).begin(random.Random(seed))
     for _ in range(check_size("resampled", "n", n)):
         yield rng.choice(items)
 
@@ -261,14 +270,18 @@ def _resampled(src: Iterable[Any], n: int = sys.maxsize, seed: Any = None) -> It
 resampled = pipelinefilter(_resampled, {"n": size()})
 
 
-def non_empty(src: Iterable[Any], why: Callable[[], str] | None = None) -> Iterator[Any]:
+def non_empty(src: Iterable[Any], why: Callable[[], str] | None = None, state: Counted | None = None) -> Iterator[Any]:
     """Return everything. Raise ConfigError (a ValueError), with the text ``why()``, where that is nothing."""
+    state = state or Counted()
+    if state.count:
+        return iter(src)
     # In C behind the first: a generator of our own around it would cost each sample of a tar half a percent.
-    return itertools.chain.from_iterable(_first_and_rest(iter(src), why))
+    return itertools.chain.from_iterable(_first_and_rest(iter(src), why, state))
 
 
-def _first_and_rest(source: Iterator[Any], why: Callable[[], str] | None) -> Iterator[Iterable[Any]]:
+def _first_and_rest(source: Iterator[Any], why: Callable[[], str] | None, state: Counted) -> Iterator[Iterable[Any]]:
     for first in source:
+        state.add()
         yield (first,)
         del first  # or it would be held until the end
         break

@@ -107,16 +107,17 @@ class Mixture(mix.Mix):
         other.datasets = [source.compose() for source in self.datasets]
         return other
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        streams = [Labelled(samples, source) for samples, source in zip(self.datasets, self.sources, strict=True)]
-        if len(streams) == 1:
-            return iter(streams[0])
-        return self._closing(streams)
+    def _streams(self, datasets: Sequence[Iterable[Any]]) -> list[Labelled]:
+        return [Labelled(samples, source) for samples, source in zip(datasets, self.sources, strict=True)]
 
-    def mixed(self, sources: Sequence[Iterator[Any]]) -> Iterator[dict[str, Any]]:
+    def _closing(self, datasets: Iterable[Iterable[Any]], state: mix.MixState) -> Iterator[Any]:
+        streams = list(datasets)
+        return iter(streams[0]) if len(streams) == 1 else super()._closing(streams, state)
+
+    def mixed(self, sources: list[Iterator[Any]], state: mix.MixState) -> Iterator[dict[str, Any]]:
         """Drawn by weight, until every source that ends has ended."""
         rng = random.Random(world.make_seed(world.seed_number(self.seed), self._epoch.next(), world.worker_seed()))
-        return mix.random_samples(sources, self.weights, longest=True, rng=rng, endless=self.endless)
+        return mix.random_samples(sources, self.weights, longest=True, rng=rng, endless=self.endless, state=state)
 
 
 def _own(source: SpecSource) -> dict[str, Any]:

@@ -1,0 +1,130 @@
+"""Pipelines of every kind over the same shards, for the tests of states."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import wds_async as wds
+from tests.servers import make_shards
+from wds_async.handlers import ignore_and_continue
+from wds_async.reading.parts import group_by_keys, tar_file_expander, url_opener
+
+Make = Callable[[list[str]], Any]
+
+
+def number(sample: Any) -> int:
+    """Return the number in a sample."""
+    return int(sample["cls"])
+
+
+@wds.deterministic
+def doubled(sample: Any) -> Any:
+    return {**sample, "double": 2 * int(sample["cls"])}
+
+
+def augmented(sample: Any) -> Any:
+    """Draw from all generators that a user's function may draw from."""
+    return {**sample, "drawn": (random.random(), float(np.random.rand()), int(sample["cls"]))}
+
+
+def sometimes(sample: Any) -> Any:
+    if number(sample) % 5 == 0:
+        raise ValueError(sample["__key__"])
+    return sample
+
+
+def in_pairs(source: Iterable[Any]) -> Iterator[Any]:
+    """A user's stage that holds an item and declares nothing."""
+    source = iter(source)
+    for first in source:
+        yield (first["__key__"], next(source, {"__key__": "none"})["__key__"])
+
+
+def dataset(urls: list[str], **kw: Any) -> wds.WebDataset:
+    return wds.WebDataset(urls, **{"shardshuffle": False, **kw})
+
+
+def piped(urls: list[str], *stages: Any) -> wds.DataPipeline:
+    return wds.DataPipeline(wds.SimpleShardList(urls), wds.split_by_worker, wds.tarfile_to_samples(), *stages)
+
+
+def mixed(urls: list[str], cls: Any = wds.RandomMix, **kw: Any) -> wds.DataPipeline:
+    first = dataset(urls[::2], empty_check=False).shuffle(5, seed=3)
+    second = dataset(urls[1::2], shardshuffle=2, seed=1, empty_check=False)
+    return wds.DataPipeline(cls([first, second], longest=True, **kw), wds.shuffle(7, seed=2))
+
+
+PIPELINES: dict[str, Make] = {
+    "plain": dataset,
+    "shards shuffled": lambda urls: dataset(urls, shardshuffle=3, seed=7),
+    "shards shuffled, no seed": lambda urls: dataset(urls, shardshuffle=3),
+    "shuffle": lambda urls: dataset(urls, shardshuffle=3, seed=7).shuffle(10, initial=5, seed=1),
+    "shuffle, large": lambda urls: dataset(urls).shuffle(1000, seed=1),
+    "detshuffle": lambda urls: piped(urls, wds.detshuffle(10, 5, seed=3)),
+    "detshuffle of shards": lambda urls: wds.DataPipeline(
+        wds.SimpleShardList(urls), wds.detshuffle(3, seed=5), wds.split_by_node, wds.tarfile_to_samples()
+    ),
+    "two shuffles": lambda urls: dataset(urls).shuffle(8, seed=1).map(doubled).shuffle(5, seed=2),
+    "shuffle behind a random map": lambda urls: dataset(urls).map(augmented).shuffle(8, seed=2),
+    "shuffle behind decode": lambda urls: dataset(urls).decode().shuffle(8, seed=2),
+    "shuffle behind to_tuple": lambda urls: dataset(urls).to_tuple("cls", "json").shuffle(8, seed=2),
+    "random map": lambda urls: dataset(urls).shuffle(6, seed=1).map(augmented),
+    "select": lambda urls: dataset(urls).select(lambda s: number(s) % 3).shuffle(4, seed=1),
+    "rsample": lambda urls: dataset(urls).rsample(0.5, seed=3),
+    "rsample, no seed": lambda urls: dataset(urls).rsample(0.5),
+    "map_dict": lambda urls: dataset(urls).map_dict(cls=int).shuffle(5, seed=1),
+    "rename": lambda urls: dataset(urls).rename(label="cls").shuffle(5, seed=1),
+    "extract_keys": lambda urls: dataset(urls).extract_keys("cls", "json"),
+    "a handler": lambda urls: dataset(urls).map(sometimes, handler=ignore_and_continue).shuffle(5, seed=1),
+    "decode, threads": lambda urls: dataset(urls).decode(threads=2),
+    "map, threads": lambda urls: dataset(urls).map(doubled, threads=3).shuffle(4, seed=1),
+    "slice": lambda urls: dataset(urls).slice(3, 27, 2),
+    "batched": lambda urls: dataset(urls).shuffle(7, seed=1).to_tuple("__key__", "cls").batched(4),
+    "batched, no rest": lambda urls: dataset(urls).to_tuple("__key__", "cls").batched(4, partial=False),
+    "unbatched": lambda urls: dataset(urls).to_tuple("__key__", "cls").batched(4).unbatched().shuffle(3, seed=1),
+    "unlisted": lambda urls: dataset(urls).listed(5).compose(wds.unlisted()).shuffle(3, seed=1),
+    "with_epoch": lambda urls: dataset(urls).shuffle(5, seed=1).with_epoch(45),
+    "repeat": lambda urls: dataset(urls).repeat(2),
+    "resampled": lambda urls: dataset(urls, resampled=True, seed=4).shuffle(5, seed=2).with_epoch(30),
+    "resampled, no seed": lambda urls: dataset(urls, resampled=True).with_epoch(30),
+    "random mix": lambda urls: mixed(urls, probs=[1, 3], seed=5),
+    "random mix, no seed": mixed,
+    "round robin": lambda urls: mixed(urls, wds.RoundRobin),
+    "specification": lambda urls: wds.WebDataset(
+        {"dataset": [{"shards": urls[::2], "weight": 1}, {"shards": urls[1::2], "weight": 2}]},
+        shardshuffle=False,
+        seed=3,
+    ).shuffle(5, seed=1),
+    "a list": lambda urls: wds.DataPipeline(range(40), wds.shuffle(5, seed=1)),
+    "a function": lambda urls: wds.DataPipeline(functools.partial(range, 40), wds.shuffle(5, seed=1)),
+    "a stage of the user's": lambda urls: piped(urls, wds.shuffle(5), wds.map(augmented), in_pairs),
+    "step by step": lambda urls: wds.DataPipeline(
+        wds.SimpleShardList(urls), url_opener, tar_file_expander, group_by_keys
+    ),
+    "a pipeline in a pipeline": lambda urls: wds.DataPipeline(dataset(urls).shuffle(5, seed=1), wds.shuffle(3, seed=2)),
+    "check of emptiness": lambda urls: dataset(urls[:2]),
+}
+"""By name: a function that makes the pipeline anew, as another process would."""
+
+UNSEEDED_LATER = {"resampled, no seed", "a stage of the user's"}
+"""Pipelines whose later epochs are drawn from the operating system."""
+
+
+def shown(items: Iterable[Any]) -> list[str]:
+    """Return the items as text, for comparison."""
+    return [repr(sorted(item.items()) if isinstance(item, dict) else item) for item in items]
+
+
+def taken(iterator: Iterator[Any], count: int) -> Sequence[str]:
+    return shown(itertools.islice(iterator, count))
+
+
+def urls_in(folder: Path) -> list[str]:
+    return [str(path) for path in make_shards(folder, shards=5, samples=7)]

@@ -1,0 +1,157 @@
+"""States of all ranks, shared out among other numbers of ranks and workers: each sample that is left comes once."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import wds_async as wds
+from tests.checkpoint.pipelines import augmented, dataset, doubled, mixed
+from tests.servers import make_shards
+from wds_async.errors import StateError
+
+SHARDS, SAMPLES = 24, 11
+
+MAKERS: dict[str, Callable[[list[str]], Any]] = {
+    "plain": lambda urls: dataset(urls, empty_check=False),
+    "shuffle": lambda urls: dataset(urls, shardshuffle=9, seed=3, empty_check=False).shuffle(30, seed=1),
+    "random map, shuffle": lambda urls: dataset(urls, empty_check=False).map(augmented).shuffle(9, seed=2),
+    "threads": lambda urls: dataset(urls).shuffle(5, seed=2).map(doubled, threads=2),
+    "a mix": lambda urls: mixed(urls, probs=[1, 3], seed=5),
+    "a pipeline in a pipeline": lambda urls: wds.DataPipeline(dataset(urls).shuffle(5, seed=1), wds.shuffle(9, seed=2)),
+    "unlisted": lambda urls: dataset(urls).listed(4).compose(wds.unlisted()),
+}
+
+
+@pytest.fixture
+def urls(tmp_path: Path) -> list[str]:
+    return [str(path) for path in make_shards(tmp_path / "shards", shards=SHARDS, samples=SAMPLES)]
+
+
+class Job:
+    """The ranks of one job, in this process one after the other; ``state`` is a merged one to go on from."""
+
+    def __init__(
+        self,
+        make: Callable[[], Any],
+        ranks: int,
+        workers: int | None,
+        monkeypatch: pytest.MonkeyPatch,
+        state: Any = None,
+        **kw: Any,
+    ) -> None:
+        self.monkeypatch, self.ranks = monkeypatch, ranks
+        self.loaders = []
+        for rank in range(ranks):
+            self.be(rank)
+            loader = make()
+            if workers is not None:
+                loader = wds.WebLoader(loader, batch_size=None, num_workers=workers, **kw)
+            if state is not None:
+                loader.load_state_dict(json.loads(json.dumps(state)))
+            self.loaders.append(loader)
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin an iteration of each rank."""
+        self.iterators = []
+        for rank, loader in enumerate(self.loaders):
+            self.be(rank)
+            self.iterators.append(iter(loader))
+
+    def be(self, rank: int) -> None:
+        self.monkeypatch.setenv("RANK", str(rank))
+        self.monkeypatch.setenv("WORLD_SIZE", str(self.ranks))
+
+    def take(self, count: int | None = None) -> list[str]:
+        """Return the keys of the next ``count`` samples of each rank, or of all that are left."""
+        keys = []
+        for rank, iterator in enumerate(self.iterators):
+            self.be(rank)
+            keys += [sample["__key__"] for sample in itertools.islice(iterator, count)]
+        return keys
+
+    def merged(self) -> Any:
+        states = []
+        for rank, loader in enumerate(self.loaders):
+            self.be(rank)
+            states.append(json.loads(json.dumps(loader.state_dict())))
+        return wds.merge_states(states[::-1])
+
+
+def check(taken: Sequence[str]) -> None:
+    assert Counter(taken) == Counter(f"{number:06d}" for number in range(SHARDS * SAMPLES))
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_every_sample_comes_once(name: str, urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    make = lambda: MAKERS[name](urls)  # noqa: E731
+    job = Job(make, 4, None, monkeypatch)
+    taken = job.take(13)
+    for ranks in (3, 1, 5, 2):
+        state = job.merged()
+        job, again = Job(make, ranks, None, monkeypatch, state), Job(make, ranks, None, monkeypatch, state)
+        step = job.take(9)
+        assert step == again.take(9)
+        taken += step
+    check(taken + job.take())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(150)
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("name", ["shuffle", "random map, shuffle", "a mix"])
+def test_with_workers_there_and_back(name: str, urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    make = lambda: MAKERS[name](urls)  # noqa: E731
+    job = Job(make, 8, 4, monkeypatch)
+    taken = job.take(5)
+    for ranks, workers in ((3, 2), (8, 4), (1, 0), (2, 3)):
+        job = Job(make, ranks, workers, monkeypatch, job.merged())
+        taken += job.take(6)
+    check(taken + job.take())
+
+
+def test_batches_that_workers_made_ahead_of_the_state(urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setattr("wds_async.shared_batches._SAVE_EVERY", 10**9)
+    make = lambda: MAKERS["shuffle"](urls)  # noqa: E731
+    job = Job(make, 2, 2, monkeypatch)
+    taken = job.take(31)
+    job = Job(make, 3, 1, monkeypatch, job.merged())
+    check(taken + job.take())
+
+
+def test_the_next_epoch_is_whole(urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    make = lambda: MAKERS["shuffle"](urls)  # noqa: E731
+    job = Job(make, 4, None, monkeypatch)
+    taken = job.take(20)
+    job = Job(make, 3, None, monkeypatch, job.merged())
+    check(taken + job.take())
+    job.begin()
+    check(job.take())
+
+
+def test_a_merged_state_needs_every_rank_once(urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(lambda: dataset(urls), 3, None, monkeypatch)
+    job.take(4)
+    states = job.merged()["merged"]
+    for wrong in (states[1:], [*states, states[0]], []):
+        with pytest.raises(StateError):
+            wds.merge_states(wrong)
+
+
+def test_stages_that_declare_nothing_cannot_be_shared_out(urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def make() -> Any:
+        return dataset(urls).compose(iter)
+
+    job = Job(make, 2, None, monkeypatch)
+    job.take(4)
+    with pytest.raises(StateError, match="cannot be shared out"):
+        Job(make, 3, None, monkeypatch, job.merged())

@@ -1,0 +1,126 @@
+"""The state of a pipeline: another one that loads it goes on with the same items, in this epoch and in later ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import wds_async as wds
+from tests.checkpoint.pipelines import PIPELINES, UNSEEDED_LATER, dataset, shown, taken, urls_in
+from tests.servers import make_shards
+from wds_async.errors import StateError
+
+
+def state_of(pipeline: Any) -> dict[str, Any]:
+    """Return the state as another process reads it."""
+    state: dict[str, Any] = json.loads(json.dumps(pipeline.state_dict()))
+    return state
+
+
+@pytest.fixture
+def urls(tmp_path: Path) -> list[str]:
+    return urls_in(tmp_path / "shards")
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_goes_on_exactly_at_every_point(name: str, urls: list[str]) -> None:
+    pipeline = PIPELINES[name](urls)
+    shown(pipeline)  # the second epoch is looked at
+    states, items = [], []
+    iterator = iter(pipeline)
+    for item in iterator:
+        items += shown([item])
+        states.append(state_of(pipeline))
+    later = shown(pipeline)
+    for count in sorted({1, 2, len(items) // 3, len(items) // 2, len(items) - 1, len(items)}):
+        resumed = PIPELINES[name](urls)
+        resumed.load_state_dict(states[count - 1])
+        assert shown(resumed) == items[count:], count
+        assert name in UNSEEDED_LATER or shown(resumed) == later
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_goes_on_from_a_state_that_was_taken_after_going_on(name: str, urls: list[str]) -> None:
+    pipeline = PIPELINES[name](urls)
+    iterator = iter(pipeline)
+    taken(iterator, 4)
+    state = state_of(pipeline)
+    rest = shown(iterator)
+    for step in (0, 0, 1, 3):
+        pipeline = PIPELINES[name](urls)
+        pipeline.load_state_dict(state)
+        if step:
+            iterator = iter(pipeline)
+            assert taken(iterator, step) == rest[:step]
+            rest = rest[step:]
+        state = state_of(pipeline)
+    pipeline = PIPELINES[name](urls)
+    pipeline.load_state_dict(state)
+    assert shown(pipeline) == rest
+
+
+def test_between_epochs_the_next_one_comes(urls: list[str]) -> None:
+    pipeline = dataset(urls, shardshuffle=5, seed=3)
+    epochs = [shown(pipeline) for _ in range(3)]
+    assert epochs[1] != epochs[2]
+    again = dataset(urls, shardshuffle=5, seed=3)
+    shown(again)
+    resumed = dataset(urls, shardshuffle=5, seed=3)
+    resumed.load_state_dict(state_of(again))
+    assert [shown(resumed), shown(resumed)] == epochs[1:]
+
+
+def test_a_shuffle_of_10000_samples_has_a_small_state(tmp_path: Path) -> None:
+    urls = [str(path) for path in make_shards(tmp_path, shards=4, samples=3000)]
+    pipeline = dataset(urls).shuffle(10_000, initial=10_000, seed=1)
+    next(iter(pipeline))
+    assert len(json.dumps(pipeline.state_dict())) < 300_000
+
+
+def test_an_open_shard_is_read_from_where_it_was_left(tmp_path: Path) -> None:
+    urls = [str(path) for path in make_shards(tmp_path, shards=1, samples=200, payload=100_000)]
+    pipeline = dataset(urls)
+    taken(iter(pipeline), 150)
+    resumed = dataset(urls)
+    resumed.load_state_dict(state_of(pipeline))
+    assert len(shown(resumed)) == 50
+    assert resumed.statistics().bytes < 6e6
+
+
+def test_a_shard_that_was_replaced_is_an_error(tmp_path: Path) -> None:
+    urls = [str(path) for path in make_shards(tmp_path, shards=1, samples=50)]
+    pipeline = dataset(urls)
+    taken(iter(pipeline), 20)
+    state = state_of(pipeline)
+    make_shards(tmp_path, shards=1, samples=49, payload=10)
+    resumed = dataset(urls)
+    resumed.load_state_dict(state)
+    with pytest.raises(wds.WdsError, match=r"replaced|changed"):
+        shown(resumed)
+
+
+def test_another_list_of_shards_is_an_error(urls: list[str]) -> None:
+    pipeline = dataset(urls)
+    taken(iter(pipeline), 10)
+    resumed = dataset(urls[::-1])
+    resumed.load_state_dict(state_of(pipeline))
+    with pytest.raises(StateError, match="list of shards"):
+        shown(resumed)
+
+
+def test_a_state_of_other_stages_or_of_another_version_is_refused(urls: list[str]) -> None:
+    state = dataset(urls).state_dict()
+    with pytest.raises(StateError, match="stages"):
+        dataset(urls).shuffle(5).load_state_dict(state)
+    with pytest.raises(StateError, match="version"):
+        dataset(urls).load_state_dict({**state, "version": 0})
+
+
+def test_items_that_cannot_be_saved_say_so(urls: list[str]) -> None:
+    pipeline = dataset(urls).map(lambda sample: (sample["__key__"], object())).shuffle(5)
+    next(iter(pipeline))
+    with pytest.raises(StateError, match=r"shuffle.*deterministic"):
+        pipeline.state_dict()

@@ -1,0 +1,227 @@
+"""States of all ranks as one, shared out anew among another number of ranks and workers.
+
+What the old workers had still to read is laid end to end, worker by worker: samples that their stages held, the rest of
+the shard that each had open, and the shards after that. Each new worker takes an equal piece of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+from wds_async import world
+from wds_async.checkpoint.packing import (
+    load_global_random,
+    pack_items,
+    save_global_random,
+    unpack_items,
+    unpack_references,
+)
+from wds_async.checkpoint.run import Declared, Run
+from wds_async.errors import StateError
+
+__all__ = ["WorkerPart", "given_of", "merge_states", "parts_of", "ranks_of", "share", "shared_states"]
+
+
+@dataclass(frozen=True)
+class WorkerPart:
+    """A piece of what an old worker had still to read: from ``first`` to before ``last`` of ``whole``."""
+
+    state: Mapping[str, Any]
+    """State of its pipeline."""
+    place: world.Place
+    behind: int = 0
+    """Items that came behind the state."""
+    first: int = 0
+    last: int = 1
+    whole: int = 1
+
+    def of(self, items: Sequence[Any]) -> Sequence[Any]:
+        """Return the piece of ``items`` that is this part's."""
+        return items[-(-self.first * len(items) // self.whole) : -(-self.last * len(items) // self.whole)]
+
+
+def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the states of all ranks as one, which any number of ranks with any number of workers can load.
+
+    ``states`` are those that `DataPipeline.state_dict` (or `WebLoader`'s) returned on each rank at the same step, in
+    any order. Every rank loads the same merged state; together they read the samples that are left of the epoch, each
+    once. What can be shared out are pipelines whose stages all declare their state, from shards that end. Raises
+    StateError where a rank's state is missing or there twice, or where they are of different versions or stages.
+    """
+    merged = sorted(states, key=lambda state: tuple(state["place"]))
+    if not merged:
+        raise StateError("merge_states: no states were given")
+    places = [tuple(state["place"]) for state in merged]
+    if places != [(rank, len(merged)) for rank in range(len(merged))]:
+        raise StateError(
+            f"merge_states takes the state of each rank once, and got those of (rank, world size) {places}"
+        )
+    for name in ("version", "stages"):
+        if any(state[name] != merged[0][name] for state in merged):
+            raise StateError(f"merge_states: the {name} of the states differ: {[state[name] for state in merged]}")
+    return {"version": merged[0]["version"], "stages": merged[0]["stages"], "merged": merged}
+
+
+def ranks_of(merged: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the states of the ranks whose epoch had begun and was not over."""
+    return [state for state in merged["merged"] if state["run"] is not None]
+
+
+def parts_of(units: Sequence[WorkerPart], number: int, count: int) -> list[WorkerPart]:
+    """Return the pieces of ``units`` for the new worker ``number`` of ``count``: equal shares, in their order."""
+    begin, end, parts = number * len(units), (number + 1) * len(units), []
+    for place, unit in enumerate(units):
+        first, last = max(begin - place * count, 0), min(end - place * count, count)
+        if first < last:
+            parts.append(replace(unit, first=first, last=last, whole=count))
+    return parts
+
+
+def share(pipeline: Any, parts: Sequence[WorkerPart], template: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state of ``pipeline`` that has still to read ``parts``; ``template`` is any of the old states."""
+    settled = [_settled(pipeline, part) for part in parts]
+    begun = [part for part in settled if part.state["run"] is not None]
+    place = world.place()
+    return {
+        **{name: template[name] for name in ("version", "stages", "epochs", "seeds")},
+        "place": [place.rank, place.world_size],
+        "passes": min((part.state["passes"] for part in begun), default=0),
+        "given": given_of(pipeline.nsamples, begun),
+        "run": {"replayed": False, "states": {}, **_shared_run(pipeline, begun)},
+    }
+
+
+def given_of(epoch: int, parts: Sequence[WorkerPart]) -> int:
+    """Return how many of the ``epoch`` items of a pipeline have been given, so that the rest is shared out."""
+    left = sum(Fraction((epoch - part.state["given"]) * (part.last - part.first), part.whole) for part in parts)
+    return max(0, epoch - math.ceil(left))
+
+
+def _settled(pipeline: Any, part: WorkerPart) -> WorkerPart:
+    """Return ``part`` with the state behind the items that came behind its own, or of an epoch that has begun."""
+    if not part.behind and part.state["run"] is not None:
+        return part
+    before = save_global_random()
+    try:
+        copy = pipeline.compose()
+        copy.load_state_dict(part.state)
+        with world.standing_at(part.place), contextlib.closing(iter(copy)) as items:
+            came = sum(1 for _ in itertools.islice(items, part.behind))
+            state = copy.state_dict()
+    finally:
+        load_global_random(before)
+    return replace(part, state={**state, "run": None} if came < part.behind else state, behind=0)
+
+
+def _shared_run(pipeline: Any, parts: Sequence[WorkerPart]) -> dict[str, Any]:
+    """Return what a run over ``pipeline`` saves that has still to read ``parts``."""
+    declared = pipeline.declared()
+    run = Run(declared)
+    entries: list[Any] = []
+    nested = []
+    for part in parts:
+        saved = part.state["run"]
+        if saved["replayed"] or not (run.reads or isinstance(saved.get("source", {}), Mapping)):
+            raise StateError(
+                f"a state of the stages {part.state['stages']} cannot be shared out among other ranks or workers: one "
+                "of them declares nothing of its state, or the first is no list of shards"
+            )
+        if run.reads:
+            entries += [*_references(part, saved), *part.of(_remaining(pipeline, part))]
+        elif "source" in saved and not saved["ended"]:
+            nested.append(replace(part, state=saved["source"]))
+    states = {
+        str(number): shared_states(one, [(part, part.state["run"]["states"].get(str(number), {})) for part in parts])
+        for number, one in enumerate(declared)
+        if isinstance(one.state, type) and (number > run.source or not run.reads)
+    }
+    if run.reads:
+        states[str(run.source)] = {"shards": 0, "entries": entries, "endless": _is_endless(pipeline)}
+        return {"states": states}
+    if "0" in states:
+        return {"states": states}
+    source = share(pipeline.pipeline[0], nested, nested[0].state) if nested else parts[0].state["run"]["source"]
+    return {"states": states, "source": source, "ended": not nested}
+
+
+def shared_states(declared: Declared, states: Sequence[tuple[WorkerPart, Mapping[str, Any]]]) -> dict[str, Any]:
+    """Return the state of a stage that holds what the parts of its old ``states`` held, but for what comes again by its
+    references."""
+    combined = _combined(states, declared.name)
+    if (nested := [(part, saved) for part, saved in states if "nested" in saved]) and hasattr(
+        declared.stage, "datasets"
+    ):
+        combined |= _shared_mix(declared.stage.datasets, nested)
+    assert isinstance(declared.state, type)
+    return {**combined, **declared.state.shared([saved for _, saved in states])}
+
+
+def _shared_mix(datasets: Sequence[Any], states: Sequence[tuple[WorkerPart, Mapping[str, Any]]]) -> dict[str, Any]:
+    """Return the state of a mix of ``datasets``."""
+    nested, left = [], []
+    for number, dataset in enumerate(datasets):
+        parts = [replace(part, state=saved["nested"][number]) for part, saved in states if number in saved["left"]]
+        template = states[0][1]["nested"][number]
+        nested.append(share(dataset, parts, template) if parts else {**template, "run": None})
+        left += [number] if parts else []
+    return {"nested": nested, "left": left, "turn": 0}
+
+
+def _combined(states: Sequence[tuple[WorkerPart, Any]], stage: str) -> Any:
+    """Return the items that are in all ``states`` under their names, each part's piece."""
+    names = dict.fromkeys(name for _, saved in states for name in saved if name != "nested")
+    combined: dict[str, Any] = {}
+    for name in names:
+        values = [(part, saved[name]) for part, saved in states if isinstance(saved.get(name), Mapping)]
+        if any("count" in value for _, value in values):
+            items = [item for part, value in values if "items" in value for item in part.of(unpack_items(value))]
+            combined[name] = {**pack_items(items, stage), "done": True}
+        elif values:
+            combined[name] = _combined(values, stage)
+    return combined
+
+
+def _references(part: WorkerPart, saved: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the spans of shards that hold the samples of ``part`` which stages hold."""
+    from wds_async.reading.position import entries_of  # noqa: PLC0415 (the engine)
+
+    shards = saved.get("shards", [])
+    for packed in _packed(list(saved["states"].values())):
+        references = part.of(unpack_references(packed, [url for url, _ in shards]))
+        yield from entries_of(references, dict(shards), alone=True)
+
+
+def _packed(value: Any) -> Iterator[dict[str, Any]]:
+    """Yield the packed references in ``value``."""
+    if isinstance(value, Mapping) and "references" in value:
+        yield dict(value)
+    elif isinstance(value, Mapping):
+        for name, one in value.items():
+            yield from _packed(one) if name != "nested" else ()
+    elif isinstance(value, list):
+        for one in value:
+            yield from _packed(one)
+
+
+def _remaining(pipeline: Any, part: WorkerPart) -> list[Any]:
+    """Return the shards that the worker of ``part`` had still to read, the open one from where it was."""
+    from wds_async.reading.position import ReadState  # noqa: PLC0415 (the engine)
+
+    with world.standing_at(part.place):
+        copy = pipeline.compose()
+        copy.load_state_dict({**part.state, "random": save_global_random()})
+        run = Run(copy.declared(), part.state["run"])
+        state = ReadState()
+        state.load(part.state["run"]["states"][str(run.source)])
+        return list(state.listed() if _is_endless(pipeline) else state.shards(run.front(copy.invoke)))
+
+
+def _is_endless(pipeline: Any) -> bool:
+    return bool(getattr(pipeline.pipeline[0], "nshards", 0) == sys.maxsize)

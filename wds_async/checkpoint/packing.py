@@ -1,0 +1,119 @@
+"""Items and generators as text for a state: references to samples, pickled items, the program's own random states."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import random
+import zlib
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from wds_async import config, packages
+from wds_async.checkpoint.states import pack_bytes, pack_random, unpack_bytes, unpack_random
+from wds_async.decoding.unpickle import safe_loads
+from wds_async.errors import StateError, UnsafeContent
+from wds_async.tar.group import RawSample
+
+__all__ = [
+    "Reference",
+    "load_global_random",
+    "pack_items",
+    "pack_references",
+    "save_global_random",
+    "unpack_items",
+    "unpack_references",
+]
+
+Reference = tuple[str, int, int | None]
+"""A sample in its shard: URL, offset of its first header, offset behind its last byte (None: the shard's end)."""
+
+
+def save_global_random() -> dict[str, Any]:
+    """Return the states of the generators that functions of the program draw from: Python's, and those of numpy and
+    torch (its CPU's) where they are imported."""
+    saved: dict[str, Any] = {"python": pack_random(random.getstate())}
+    if (numpy := packages.loaded("numpy.random")) is not None:
+        name, keys, position, has_gauss, gauss = numpy.get_state()
+        saved["numpy"] = [name, pack_bytes(keys.tobytes()), int(position), int(has_gauss), float(gauss)]
+    if (torch := packages.loaded("torch")) is not None:
+        saved["torch"] = pack_bytes(torch.get_rng_state().numpy().tobytes())
+    return saved
+
+
+def load_global_random(saved: dict[str, Any]) -> None:
+    """Set these generators to the states that were saved."""
+    random.setstate(unpack_random(saved["python"]))
+    if "numpy" in saved:
+        import numpy as np  # noqa: PLC0415 (only where it was used before)
+
+        name, keys, *rest = saved["numpy"]
+        np.random.set_state((name, np.frombuffer(unpack_bytes(keys), np.uint32), *rest))
+    if "torch" in saved and (torch := packages.loaded("torch")) is not None:
+        torch.set_rng_state(torch.frombuffer(bytearray(unpack_bytes(saved["torch"])), dtype=torch.uint8))
+
+
+def pack_references(samples: Iterable[RawSample], number_of: Callable[[str], int]) -> dict[str, Any]:
+    """Return where ``samples`` stand in their shards, about 8 bytes for each; ``number_of`` numbers the URLs."""
+    shards, offsets, lengths = array("I"), array("Q"), array("Q")
+    for sample in samples:
+        shards.append(number_of(sample.shard))
+        offsets.append(sample.offset)
+        lengths.append(0 if sample.stop is None else sample.stop - sample.offset)
+    packed = [pack_bytes(zlib.compress(numbers.tobytes(), 1)) for numbers in (shards, offsets, lengths)]
+    return {"references": packed, "count": len(shards)}
+
+
+def unpack_references(packed: dict[str, Any], urls: Sequence[str]) -> list[Reference]:
+    """Return the references in ``packed``; ``urls`` by their numbers."""
+    columns = [
+        array(kind, zlib.decompress(unpack_bytes(text))) for kind, text in zip("IQQ", packed["references"], strict=True)
+    ]
+    return [
+        (urls[shard], offset, offset + length if length else None)
+        for shard, offset, length in zip(*columns, strict=True)
+    ]
+
+
+class _ItemPickler(pickle.Pickler):
+    """Writes samples as they come from shards as tuples that `_restored` makes samples of again."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        return (dict, (), None, None, iter(obj.items())) if type(obj) is RawSample else NotImplemented
+
+
+def pack_items(items: Sequence[Any], stage: str) -> dict[str, Any]:
+    """Return ``items`` themselves, pickled by the rules for pickled fields. StateError for what these refuse."""
+    places = [(item.shard, item.offset, item.stop) if type(item) is RawSample else None for item in items]
+    stream = io.BytesIO()
+    try:
+        _ItemPickler(stream, pickle.HIGHEST_PROTOCOL).dump((list(items), places))
+        data = stream.getvalue()
+        _loads(data)
+    except (UnsafeContent, pickle.PicklingError, TypeError, AttributeError) as exn:
+        raise StateError(
+            f"the stage {stage} holds items that cannot be saved ({exn}). Put it before the stages that make them, "
+            "mark the functions of those as wds.deterministic, or set WDS_ALLOW_PICKLE=1 if you trust the states"
+        ) from exn
+    return {"items": pack_bytes(zlib.compress(data, 1)), "count": len(items), "bytes": len(data)}
+
+
+def unpack_items(packed: dict[str, Any]) -> list[Any]:
+    """Return the items in ``packed``."""
+    items, places = _loads(zlib.decompress(unpack_bytes(packed["items"])))
+    return [item if place is None else _restored(item, place) for item, place in zip(items, places, strict=True)]
+
+
+def _loads(data: bytes) -> Any:
+    """Return what is in a pickle, by the rules for pickled fields."""
+    rules = config.settings()
+    if rules.secure:
+        raise UnsafeContent("WDS_SECURE=1 allows no pickles, and so no states that hold items themselves")
+    return pickle.loads(data) if rules.allow_pickle else safe_loads(data)
+
+
+def _restored(item: dict[str, Any], place: Reference) -> RawSample:
+    sample = RawSample(item)
+    sample.shard, sample.offset, sample.stop = place
+    return sample

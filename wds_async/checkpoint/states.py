@@ -1,0 +1,191 @@
+"""What stages hold between two items, as JSON can hold it.
+
+An iteration pulls its items one by one, so that between two of them every stage is suspended, and what it holds is well
+defined. A stage that holds something declares a class of `StageState` (`pipeline.Traits.state`) and receives an object
+of it as ``state``.
+"""
+
+from __future__ import annotations
+
+import base64
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from wds_async.errors import StateError
+
+__all__ = [
+    "Counted",
+    "Held",
+    "RandomState",
+    "Rest",
+    "StageState",
+    "pack_bytes",
+    "pack_random",
+    "unpack_bytes",
+    "unpack_random",
+]
+
+
+NO_BATCH = object()
+"""An item that stands for a batch that was given before: a worker that goes on in the middle of a turn begins so."""
+
+
+class StageState:
+    """Base of what a stage holds between two items.
+
+    `save` returns values that JSON can hold, in dicts and lists, and `Held` for items; `load` receives the same with
+    the items in their places, before the stage begins. What stands under the key ``nested`` is left as it is: states of
+    other pipelines. A stage in front of the one that reads shards is run again from
+    its beginning: `save_start` returns what `load` needs for that.
+    """
+
+    def save(self) -> dict[str, Any]:
+        """Return what the stage holds."""
+        return {}
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """Hold what was saved."""
+
+    def save_start(self) -> dict[str, Any]:
+        """Return what the stage held when it began."""
+        return {}
+
+    @classmethod
+    def shared(cls, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return what `load` needs, beside items, in one of several processes that share what was saved in
+        ``states``."""
+        return {}
+
+
+class Held(list[Any]):
+    """Items that a stage holds: saved as references to samples in shards if possible, otherwise themselves.
+
+    Where the stage has still to run its function over them, ``results`` returns what that made of them. They are saved
+    in their place if the function may give something else the next time, and loaded with ``done``.
+    """
+
+    def __init__(
+        self, items: Iterable[Any] = (), results: Callable[[], list[Any]] | None = None, done: bool = False
+    ) -> None:
+        super().__init__(items)
+        self.results = results
+        self.done = done
+
+
+class Rest(StageState):
+    """State of a stage that gives what it took in pieces, or holds it for later: ``items``, the next one first."""
+
+    def __init__(self) -> None:
+        self.items: deque[Any] = deque()
+
+    def hold(self, items: Iterable[Any]) -> None:
+        """Hold ``items`` in place of those before."""
+        self.items = deque(items)
+
+    def rest(self) -> Iterator[Any]:
+        """Yield the items that are held, and let go of each."""
+        while self.items:
+            yield self.items.popleft()
+
+    def save(self) -> dict[str, Any]:
+        return {"items_held": Held(self.items)}
+
+    def load(self, saved: dict[str, Any]) -> None:
+        self.items = deque(saved["items_held"])
+
+
+class Counted(StageState):
+    """State of a stage that counts what it took: ``count``."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self) -> None:
+        """Count one more."""
+        self.count += 1
+
+    def save(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load(self, saved: dict[str, Any]) -> None:
+        self.count = saved["count"]
+
+    @classmethod
+    def shared(cls, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        return {"count": max((state.get("count", 0) for state in states), default=0)}
+
+
+class RandomState(StageState):
+    """State of a stage that draws from a generator of its own."""
+
+    def __init__(self) -> None:
+        self.rng: Any = None
+        self._start: Any = None
+        self._loaded: Any = None
+
+    def begin(self, rng: Any) -> Any:
+        """Return the generator to draw from: ``rng``, in the state that was loaded if there is one."""
+        if self._loaded is not None:
+            rng.setstate(self._loaded)
+        self.rng = rng
+        self._start = rng.getstate() if hasattr(rng, "getstate") else None
+        return rng
+
+    def save(self) -> dict[str, Any]:
+        if self.rng is None:
+            return {} if self._loaded is None else {"random": pack_random(self._loaded)}
+        if self._start is None:
+            raise StateError(f"a generator of type {type(self.rng).__name__} cannot be saved: give random.Random")
+        return {"random": pack_random(self.rng.getstate())}
+
+    def load(self, saved: dict[str, Any]) -> None:
+        self._loaded = unpack_random(saved["random"]) if "random" in saved else None
+
+    def save_start(self) -> dict[str, Any]:
+        start = self._loaded if self._start is None else self._start
+        return {} if start is None else {"random": pack_random(start)}
+
+
+@dataclass(frozen=True)
+class WorkerState:
+    """State of a DataLoader worker's dataset: ``behind`` it so many batches came, or it ``ended``."""
+
+    state: Any
+    behind: int = 0
+    ended: bool = False
+
+
+@dataclass(frozen=True)
+class WorkerStates:
+    """States of a loader's workers."""
+
+    workers: Sequence[WorkerState]
+    next: int
+    """The worker whose batch comes next."""
+    items_each: int
+    """Items of the dataset in a batch."""
+
+
+def pack_random(state: tuple[Any, ...]) -> list[Any]:
+    """Return the state of a ``random.Random`` for JSON."""
+    version, numbers, gauss = state
+    return [version, pack_bytes(array("I", numbers).tobytes()), gauss]
+
+
+def unpack_random(packed: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the state of a ``random.Random`` from `pack_random`."""
+    version, numbers, gauss = packed
+    return version, tuple(array("I", unpack_bytes(numbers))), gauss
+
+
+def pack_bytes(data: bytes) -> str:
+    """Return ``data`` as text."""
+    return base64.b64encode(data).decode()
+
+
+def unpack_bytes(text: str) -> bytes:
+    """Return the bytes in ``text``."""
+    return base64.b64decode(text)
