@@ -140,7 +140,8 @@ def test_the_programs_collate_fn_is_kept_and_the_variable_turns_it_off(monkeypat
     loader = WebLoader(range(10), batch_size=5, num_workers=1, collate_fn=tuple)
     assert list(loader) == [(0, 1, 2, 3, 4), (5, 6, 7, 8, 9)]
     monkeypatch.setenv("WDS_HANDOVER", "0")
-    assert WebLoader(range(10), num_workers=1, collate_fn=tuple).pipeline[0].collate_fn is tuple
+    off = WebLoader(range(10), num_workers=1, collate_fn=tuple).pipeline[0].collate_fn
+    assert (off.collate_fn, off.shared) == (tuple, False)
     monkeypatch.delenv("WDS_HANDOVER")
     assert WebLoader(range(10), num_workers=0, collate_fn=tuple).pipeline[0].collate_fn is tuple
 

@@ -162,12 +162,9 @@ class WebLoader(DataPipeline, FluidInterface):
             first = replace(first, stage=_LoaderStage(loader))
         return [first, *rest]
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return where the loader is, of the batches that came out of it (see `DataPipeline.state_dict`)."""
-        state, dataset = super().state_dict(), self.pipeline[0].dataset
-        if state["run"] is None and self._loaded is None and isinstance(dataset, DataPipeline):
-            state["dataset"] = dataset.state_dict()
-        return state
+    def _sources(self) -> list[Any]:
+        dataset = self.pipeline[0].dataset
+        return [dataset] if isinstance(dataset, DataPipeline) else []
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from ``state`` when it is iterated next (see `DataPipeline.load_state_dict`). StateError where
@@ -175,10 +172,7 @@ class WebLoader(DataPipeline, FluidInterface):
         loader = self.pipeline[0]
         if getattr(loader, "_iterator", None) is not None:
             raise StateError("the loader's persistent workers run already: load the state before the first iteration")
-        state = self._share_of(state) if "merged" in state else state
         super().load_state_dict(state)
-        if "dataset" in state:
-            loader.dataset.load_state_dict(state["dataset"])
 
     def _share_of(self, merged: Mapping[str, Any]) -> dict[str, Any]:
         import torch  # noqa: PLC0415 (it is there: so is the loader)

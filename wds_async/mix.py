@@ -47,8 +47,8 @@ class MixState(RandomState):
     def of(self, datasets: Sequence[Any]) -> None:
         """Go on with ``datasets``."""
         self._datasets = datasets
-        for dataset, state in zip(datasets, self._states, strict=False):
-            dataset.load_state_dict(state)
+        for number, (dataset, state) in enumerate(zip(datasets, self._states, strict=False)):
+            dataset.load_state_dict(state if number in (self.left or ()) else {**state, "run": None})
 
     def save(self) -> dict[str, Any]:
         states = [dataset.state_dict() for dataset in self._datasets]

@@ -479,11 +479,19 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
         }
         state["passes"], state["given"] = (0, 0) if iteration is None else (iteration.passes, iteration.given)
         state["run"] = None if iteration is None or iteration.run is None else iteration.run.save()
+        if state["run"] is None:
+            state["sources"] = [source.state_dict() for source in self._sources()]
         if iteration is not None:
             from wds_async.checkpoint.packing import save_global_random  # noqa: PLC0415 (the decoders)
 
             state["random"] = save_global_random()
         return state
+
+    def _sources(self) -> list[Any]:
+        """Return the datasets within the first stage that have states."""
+        first = self.pipeline[0] if self.pipeline else None
+        datasets = [first] if hasattr(first, "load_state_dict") else getattr(first, "datasets", ())
+        return [dataset for dataset in datasets if hasattr(dataset, "load_state_dict")]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from ``state`` (see `state_dict`) when it is iterated next; the program's generators of random numbers
@@ -507,6 +515,8 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
             from wds_async.checkpoint.packing import load_global_random  # noqa: PLC0415 (the decoders)
 
             load_global_random(state["random"])
+        for source, saved in zip(self._sources(), state.get("sources", ()), strict=False):
+            source.load_state_dict(saved)
         self._loaded = state
         self._iteration = None
 

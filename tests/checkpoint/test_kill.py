@@ -48,7 +48,7 @@ def run_killed(folder: Path, training: tuple[str, int, str], urls: Sequence[str]
     while not (folder / "done").exists():
         process = start(folder, training, urls)
         try:
-            lines = count(folder) + rng.randint(1, 25) if kills < 4 else 10**9
+            lines = count(folder) + rng.randint(1, 25) if kills < 2 else 10**9
             while process.poll() is None and count(folder) < lines:
                 time.sleep(0.005)
         finally:

@@ -62,13 +62,11 @@ def test_goes_on_from_a_state_that_was_taken_after_going_on(name: str, urls: lis
     assert shown(pipeline) == rest
 
 
-def test_between_epochs_the_next_one_comes(urls: list[str]) -> None:
-    pipeline = dataset(urls, shardshuffle=5, seed=3)
+@pytest.mark.parametrize("name", ["shards shuffled", "random mix", "specification", "a pipeline in a pipeline"])
+def test_between_epochs_the_next_one_comes(name: str, urls: list[str]) -> None:
+    pipeline, again, resumed = (PIPELINES[name](urls) for _ in range(3))
     epochs = [shown(pipeline) for _ in range(3)]
-    assert epochs[1] != epochs[2]
-    again = dataset(urls, shardshuffle=5, seed=3)
     shown(again)
-    resumed = dataset(urls, shardshuffle=5, seed=3)
     resumed.load_state_dict(state_of(again))
     assert [shown(resumed), shown(resumed)] == epochs[1:]
 
