@@ -162,3 +162,21 @@ def test_persistent_workers_that_run_take_no_state(urls: list[str]) -> None:
     shown(loader)
     with pytest.raises(StateError, match="persistent"):
         loader.load_state_dict(state_of(loader))
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_by_torchdatas_loader(workers: int, urls: list[str]) -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def make() -> Any:
+        samples = dataset(urls, shardshuffle=3, seed=1).shuffle(5, seed=1).map(augmented)
+        return stateful.StatefulDataLoader(samples, batch_size=None, num_workers=workers)
+
+    loader = make()
+    iterator = iter(loader)
+    taken(iterator, 11)
+    state, rest = loader.state_dict(), shown(iterator)
+    resumed = make()
+    resumed.load_state_dict(state)
+    assert shown(resumed) == rest

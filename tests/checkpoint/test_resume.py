@@ -122,3 +122,19 @@ def test_items_that_cannot_be_saved_say_so(urls: list[str]) -> None:
     next(iter(pipeline))
     with pytest.raises(StateError, match=r"shuffle.*deterministic"):
         pipeline.state_dict()
+
+
+def test_the_stage_of_the_page_goes_on() -> None:
+    page = (Path(__file__).parent.parent.parent / "docs" / "exact.md").read_text()
+    block = next(block for block in page.split("```python\n") if block.startswith("from wds_async.checkpoint"))
+    names: dict[str, Any] = {}
+    exec(block.partition("```")[0], names)
+
+    def make() -> wds.DataPipeline:
+        return wds.DataPipeline((1, 4, 9, 16, 25), names["differences"])
+
+    pipeline = make()
+    assert taken(iter(pipeline), 2) == ["3", "5"]
+    resumed = make()
+    resumed.load_state_dict(state_of(pipeline))
+    assert list(resumed) == [7, 9]
