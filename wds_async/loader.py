@@ -257,10 +257,11 @@ class LoaderState(StageState):
         self._saved: dict[str, Any] | None = None
 
     def save(self) -> dict[str, Any]:
-        for worker in self._workers:
+        here = self._loader.dataset
+        workers = self._workers or [replace(_state_of(here), ended=not here.is_iterated)]
+        for worker in workers:
             if isinstance(worker.state, StateError):
                 raise worker.state
-        workers = self._workers or [_state_here(self._loader.dataset)]
         saved = [{"state": worker.state, "behind": worker.behind, "ended": worker.ended} for worker in workers]
         return {"nested": saved, "workers": len(self._workers), "next": self._next, "seed": pack_bytes(self._seed)}
 
@@ -275,8 +276,7 @@ class LoaderState(StageState):
         if saved is None:
             self._seed = torch.get_rng_state().numpy().tobytes()
             if loader.num_workers:
-                start = loader.dataset.state_dict() if isinstance(loader.dataset, DataPipeline) else None
-                self._workers = [WorkerState(start) for _ in range(loader.num_workers)]
+                self._workers = [_state_of(loader.dataset)] * loader.num_workers
             return iter(loader)
         if saved["workers"] != loader.num_workers:
             raise StateError(
@@ -304,9 +304,14 @@ class LoaderState(StageState):
         return delivery.batch
 
 
-def _state_here(dataset: Any) -> WorkerState:
-    """Return the state of a dataset that is iterated in this process."""
-    return WorkerState(dataset.state_dict(), ended=not dataset.is_iterated)
+def _state_of(dataset: Any) -> WorkerState:
+    """Return the state of a dataset in this process, or the error that says why it has none."""
+    if not isinstance(dataset, DataPipeline):
+        return WorkerState(None)
+    try:
+        return WorkerState(dataset.state_dict())
+    except StateError as exn:
+        return WorkerState(exn)
 
 
 class _LoaderStage:

@@ -468,6 +468,8 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
         `deterministic` has those that it holds. Raises StateError for what cannot be saved.
         """
         iteration = self._iteration
+        if getattr(self, "equal_steps", None) is not None:
+            raise StateError("equal= and steps= take items ahead to compare ranks, which a state cannot hold yet")
         if self._loaded is not None:
             return dict(self._loaded)
         state: dict[str, Any] = {"version": STATE_VERSION, "stages": [_kind_of(stage) for stage in self.pipeline]}

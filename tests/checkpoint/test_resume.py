@@ -138,3 +138,8 @@ def test_the_stage_of_the_page_goes_on() -> None:
     resumed = make()
     resumed.load_state_dict(state_of(pipeline))
     assert list(resumed) == [7, 9]
+
+
+def test_equal_steps_have_no_state(urls: list[str]) -> None:
+    with pytest.raises(StateError, match="equal="):
+        dataset(urls, steps=5).state_dict()
