@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
+import json
 import multiprocessing
 import pickle
 import subprocess
@@ -19,7 +21,7 @@ from wds_async.dataset import WebDataset
 from wds_async.errors import ConfigError, ReaderClosed
 from wds_async.loader import WebLoader
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+pytestmark = [pytest.mark.filterwarnings("ignore:This DataLoader will create"), pytest.mark.timeout(150)]
 
 SHARDS, PER_SHARD, BATCH, PASS = 8, 10, 5, 16
 EVERYTHING = Counter(f"{s}/{i}" for s in range(SHARDS) for i in range(PER_SHARD))
@@ -31,6 +33,7 @@ WORKERS = {
     "spawn, persistent": {"num_workers": 2, "multiprocessing_context": "spawn", "persistent_workers": True},
 }
 each_kind = pytest.mark.parametrize("kind", WORKERS)
+all_but_new_spawned_ones = pytest.mark.parametrize("kind", [kind for kind in WORKERS if kind != "spawn"])
 
 
 @pytest.fixture
@@ -56,7 +59,7 @@ def batches(items: Any) -> list[tuple[str, ...]]:
 
 @each_kind
 def test_a_stream_that_continues_gives_every_pass_whole_and_in_order(spec: str, kind: str) -> None:
-    reference = loader_of(spec, kind)
+    reference = loader_of(spec, kind.replace("spawn", "fork"))
     passes = [batches(reference) for _ in range(2)]
     assert passes[0] != passes[1]
     with loader_of(spec, kind).with_epoch(7, continue_stream=True) as loader:
@@ -71,9 +74,9 @@ def test_a_stream_that_continues_gives_every_pass_whole_and_in_order(spec: str, 
     assert Counter(itertools.chain.from_iterable(stream[:PASS])) == EVERYTHING
 
 
-@each_kind
+@all_but_new_spawned_ones
 def test_by_default_every_epoch_is_a_new_pass(spec: str, kind: str) -> None:
-    reference = loader_of(spec, kind)
+    reference = loader_of(spec, kind.replace("spawn", "fork"))
     passes = [batches(reference) for _ in range(3)]
     loader = loader_of(spec, kind).with_epoch(6)
     assert [batches(loader) for _ in range(2)] == [passes[0][:6], passes[1][:6]]
@@ -83,9 +86,9 @@ def test_by_default_every_epoch_is_a_new_pass(spec: str, kind: str) -> None:
     assert batches(loader) == passes[2][:6]
 
 
-@each_kind
+@all_but_new_spawned_ones
 def test_set_epoch_numbers_the_next_pass_of_a_stream_that_continues(spec: str, kind: str) -> None:
-    reference = loader_of(spec, kind)
+    reference = loader_of(spec, kind.replace("spawn", "fork"))
     passes = [batches(reference) for _ in range(4)]
     with loader_of(spec, kind).with_epoch(10, continue_stream=True) as loader:
         stream = batches(loader)
@@ -94,7 +97,7 @@ def test_set_epoch_numbers_the_next_pass_of_a_stream_that_continues(spec: str, k
     assert stream == (passes[0] + passes[3])[:30]
 
 
-@each_kind
+@all_but_new_spawned_ones
 def test_the_batches_of_the_whole_job_are_divided_over_the_ranks(
     spec: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +161,42 @@ def test_close_ends_the_workers_of_a_stream_that_continues(spec: str) -> None:
     assert not any(worker.is_alive() for worker in workers)
     with pytest.raises(ReaderClosed):
         list(loader)
+
+
+def test_a_loader_that_is_dropped_takes_its_workers_along(spec: str) -> None:
+    loader = loader_of(spec, "fork").with_epoch(3, continue_stream=True)
+    gc.collect()
+    gc.disable()
+    try:
+        assert len(batches(loader)) == 3
+        workers = multiprocessing.active_children()
+        del loader
+        for worker in workers:
+            worker.join(10)
+        assert len(workers) == 2
+        assert not any(worker.is_alive() for worker in workers)
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_that_continues_goes_on_from_its_state(spec: str, workers: int) -> None:
+    kind = "fork" if workers else "no workers"
+    with loader_of(spec, kind).with_epoch(7, continue_stream=True) as loader:
+        whole = [batch for _ in range(4) for batch in batches(loader)]
+    for stop in (3, 7, 9, 17):
+        with loader_of(spec, kind).with_epoch(7, continue_stream=True) as loader:
+            for _ in range(stop // 7):
+                batches(loader)
+            iterator = iter(loader)
+            list(itertools.islice(iterator, stop % 7))
+            state = json.loads(json.dumps(loader.state_dict()))
+        with loader_of(spec, kind).with_epoch(7, continue_stream=True) as loader:
+            loader.load_state_dict(state)
+            rest = batches(loader)
+            assert len(rest) == 7 - stop % 7
+            rest += batches(loader)
+        assert rest == whole[stop : stop + len(rest)]
 
 
 def test_a_program_may_end_with_a_stream_open(spec: str) -> None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         cached_tarfile_to_samples as cached_tarfile_to_samples, pipe_cleaner as pipe_cleaner,
     )
     from wds_async.checkpoint.merge import merge_states as merge_states
+    from wds_async.checkpoint.ranks import AllRanks as AllRanks
     from wds_async.dataset import WebDataset as WebDataset
     from wds_async.errors import DecodingError as DecodingError, StateError as StateError, WdsError as WdsError
     from wds_async.extradatasets import (
@@ -92,6 +93,7 @@ _HOMES = {
     "torch_loads torch_video",
     "cache": "LRUCleanup cached_tarfile_samples cached_tarfile_to_samples pipe_cleaner",
     "checkpoint.merge": "merge_states",
+    "checkpoint.ranks": "AllRanks",
     "dataset": "WebDataset",
     "errors": "DecodingError StateError WdsError",
     "extradatasets": "MockDataset repeatedly with_epoch with_length",

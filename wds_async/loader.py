@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 import sys
@@ -99,7 +100,8 @@ class WebLoader(DataPipeline, FluidInterface):
         if not self.continues:
             return super()._run_often(iteration)
         if self._stream is None or self._pid != os.getpid():  # after a fork, what is open is the parent's
-            self._stream, self._pid = super()._run_often(iteration), os.getpid()
+            # Of a copy: a loader that its own stream refers to would not be freed, with its workers, when dropped.
+            self._stream, self._pid = super(WebLoader, copy.copy(self))._run_often(iteration), os.getpid()
         return _Continued(self)
 
     def _begin_iteration(self) -> Any:
@@ -184,9 +186,13 @@ class WebLoader(DataPipeline, FluidInterface):
             ranks_of,
             share,
             shared_states,
+            state_of_rank,
         )
 
         ranks, here, loader = ranks_of(merged), world.place(), self.pipeline[0]
+        own = state_of_rank(merged, here)
+        if own is not None and (own["run"] is None or own["run"]["states"]["0"]["workers"] == loader.num_workers):
+            return own
         if not ranks:
             return dict(merged["merged"][0])
         units, size = [], loader.batch_size or 1

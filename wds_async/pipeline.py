@@ -447,9 +447,17 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
 
     def _share_of(self, merged: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state for this rank's share of what the old ranks had still to read."""
-        from wds_async.checkpoint.merge import WorkerPart, parts_of, ranks_of, share  # noqa: PLC0415 (the engine)
+        from wds_async.checkpoint.merge import (  # noqa: PLC0415 (the engine)
+            WorkerPart,
+            parts_of,
+            ranks_of,
+            share,
+            state_of_rank,
+        )
 
         ranks, here = ranks_of(merged), world.place()
+        if (own := state_of_rank(merged, here)) is not None:
+            return own
         if not ranks:
             return dict(merged["merged"][0])
         units = [WorkerPart(state, world.Place(state["place"][0], state["place"][1], 0, 1)) for state in ranks]

@@ -24,6 +24,15 @@ def number(sample: Any) -> int:
     return int(sample["cls"])
 
 
+def one_more(sample: Any) -> int:
+    return number(sample) + 1
+
+
+def drawn(sample: Any) -> int:
+    """Return the number in a sample that `augmented` made."""
+    return int(sample["drawn"][2])
+
+
 @wds.deterministic
 def doubled(sample: Any) -> Any:
     return {**sample, "double": 2 * int(sample["cls"])}
@@ -65,6 +74,8 @@ PIPELINES: dict[str, Make] = {
     "plain": dataset,
     "shards shuffled": lambda urls: dataset(urls, shardshuffle=3, seed=7),
     "shards shuffled, no seed": lambda urls: dataset(urls, shardshuffle=3),
+    "shards permuted": lambda urls: dataset(urls, shardshuffle="epoch", seed=7).shuffle(5, seed=1),
+    "epochshuffle of samples": lambda urls: piped(urls, wds.epochshuffle(seed=3)),
     "shuffle": lambda urls: dataset(urls, shardshuffle=3, seed=7).shuffle(10, initial=5, seed=1),
     "shuffle, large": lambda urls: dataset(urls).shuffle(1000, seed=1),
     "detshuffle": lambda urls: piped(urls, wds.detshuffle(10, 5, seed=3)),
@@ -88,6 +99,13 @@ PIPELINES: dict[str, Make] = {
     "slice": lambda urls: dataset(urls).slice(3, 27, 2),
     "batched": lambda urls: dataset(urls).shuffle(7, seed=1).to_tuple("__key__", "cls").batched(4),
     "batched, no rest": lambda urls: dataset(urls).to_tuple("__key__", "cls").batched(4, partial=False),
+    "bucketed": lambda urls: dataset(urls).bucketed(number, [2, 4], 3, collation_fn=None),
+    "bucketed, no rest": lambda urls: dataset(urls).bucketed(number, batch_size=3, collation_fn=None, partial=False),
+    "bucketed by tokens": lambda urls: dataset(urls).bucketed(one_more, [5], max_tokens=11, collation_fn=None),
+    "bucketed behind a random map": lambda urls: dataset(urls).map(augmented).bucketed(drawn, [3], 4, None, list),
+    "bucketed, one order": lambda urls: dataset(urls).bucketed(
+        number, [2, 4], 2, collation_fn=None, same_shape=True, shares=[2, 2, 3]
+    ),
     "unbatched": lambda urls: dataset(urls).to_tuple("__key__", "cls").batched(4).unbatched().shuffle(3, seed=1),
     "unlisted": lambda urls: dataset(urls).listed(5).compose(wds.unlisted()).shuffle(3, seed=1),
     "with_epoch": lambda urls: dataset(urls).shuffle(5, seed=1).with_epoch(45),

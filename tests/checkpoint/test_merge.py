@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import wds_async as wds
-from tests.checkpoint.pipelines import augmented, dataset, doubled, mixed
+from tests.checkpoint.pipelines import augmented, dataset, doubled, mixed, number, one_more
 from tests.servers import make_shards
 from wds_async.errors import StateError
 
@@ -25,6 +25,11 @@ MAKERS: dict[str, Callable[[list[str]], Any]] = {
     "threads": lambda urls: dataset(urls).shuffle(5, seed=2).map(doubled, threads=2),
     "a mix": lambda urls: mixed(urls, probs=[1, 3], seed=5),
     "a pipeline in a pipeline": lambda urls: wds.DataPipeline(dataset(urls).shuffle(5, seed=1), wds.shuffle(9, seed=2)),
+    "shards permuted": lambda urls: dataset(urls, shardshuffle="epoch", seed=5).shuffle(9, seed=1),
+    "bucketed": lambda urls: dataset(urls).bucketed(number, [3, 7], 4, collation_fn=None).compose(wds.unlisted()),
+    "bucketed by tokens": lambda urls: (
+        dataset(urls).map(augmented).bucketed(one_more, [], max_tokens=25, collation_fn=None).compose(wds.unlisted())
+    ),
     "unlisted": lambda urls: dataset(urls).listed(4).compose(wds.unlisted()),
 }
 
@@ -126,6 +131,16 @@ def test_batches_that_workers_made_ahead_of_the_state(urls: list[str], monkeypat
     taken = job.take(31)
     job = Job(make, 3, 1, monkeypatch, job.merged())
     check(taken + job.take())
+
+
+def test_an_order_of_buckets_cannot_be_shared_out(urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    make = lambda: (  # noqa: E731
+        dataset(urls).bucketed(number, [5], 2, collation_fn=None, same_shape=True).compose(wds.unlisted())
+    )
+    job = Job(make, 2, None, monkeypatch)
+    job.take(7)
+    with pytest.raises(StateError, match=r"same_shape=True.*begin the next epoch"):
+        Job(make, 3, None, monkeypatch, job.merged())
 
 
 def test_the_next_epoch_is_whole(urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from wds_async.checkpoint.packing import (
 from wds_async.checkpoint.run import Declared, Run
 from wds_async.errors import StateError
 
-__all__ = ["WorkerPart", "given_of", "merge_states", "parts_of", "ranks_of", "share", "shared_states"]
+__all__ = ["WorkerPart", "given_of", "merge_states", "parts_of", "ranks_of", "share", "shared_states", "state_of_rank"]
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,12 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         if any(state[name] != merged[0][name] for state in merged):
             raise StateError(f"merge_states: the {name} of the states differ: {[state[name] for state in merged]}")
     return {"version": merged[0]["version"], "stages": merged[0]["stages"], "merged": merged}
+
+
+def state_of_rank(merged: Mapping[str, Any], here: world.Place) -> dict[str, Any] | None:
+    """Return the state of this rank, from which it goes on exactly; None where the states are of other ranks."""
+    states = merged["merged"]
+    return dict(states[here.rank]) if len(states) == here.world_size else None
 
 
 def ranks_of(merged: Mapping[str, Any]) -> list[Mapping[str, Any]]:

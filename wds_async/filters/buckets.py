@@ -7,14 +7,15 @@ import hashlib
 import itertools
 import math
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from wds_async import world
 from wds_async.arguments import check_function, check_number, check_size, check_type
-from wds_async.errors import ConfigError
+from wds_async.checkpoint.states import Held, StageState
+from wds_async.errors import ConfigError, StateError
 from wds_async.filters.batch import collate, default_collation_fn
 from wds_async.filters.fields import not_found
 from wds_async.handlers import Handler, passed, reraise_exception
@@ -127,21 +128,54 @@ def _as_number(value: Any) -> float:
         ) from None
 
 
-class Buckets:
-    """The samples that wait in their buckets: all that `bucketed` holds between two batches.
+class BucketState(StageState):
+    """State of `bucketed`: the samples that wait in their buckets, and the place in the drawn order.
 
     ``held``: the samples of each bucket. ``longest``: the largest key of each, where tokens are counted. ``full``:
     batches that are full and were not taken yet. ``taken``: the batches that were taken in the drawn order, and
-    ``arrived`` the samples of each bucket that came, both for ``same_shape``.
+    ``arrived`` the samples of each bucket that came, both for ``same_shape``. ``loaded``: samples that were held when
+    the state was saved and are not in their buckets again yet. ``stopped``: a handler ended the stream.
     """
 
-    def __init__(self, options: BucketOptions, worker: int = 0) -> None:
-        self.options = options
+    options: BucketOptions
+
+    def __init__(self) -> None:
         self.held: dict[Any, list[Any]] = {}
         self.longest: dict[Any, float] = {}
         self.full: list[list[Any]] = []
         self.taken = 0
         self.arrived: Counter[Any] = Counter()
+        self.loaded: deque[Any] = deque()
+        self.stopped = False
+        self._worker = 0
+
+    def save(self) -> dict[str, Any]:
+        batches = itertools.chain(self.full, self.held.values(), [self.loaded])
+        saved: dict[str, Any] = {"samples": Held(itertools.chain.from_iterable(batches)), "stopped": self.stopped}
+        if self.arrived:  # the order is drawn; the samples that are held come again
+            came = {bucket: count - len(self.held.get(bucket, ())) for bucket, count in self.arrived.items()}
+            saved["drawn"] = {"taken": self.taken, "arrived": sorted(came.items())}
+        return saved
+
+    def load(self, saved: dict[str, Any]) -> None:
+        self.loaded = deque(saved.get("samples", ()))
+        self.stopped = saved.get("stopped", False)
+        if "drawn" in saved:
+            self.taken = saved["drawn"]["taken"]
+            self.arrived = Counter(dict(saved["drawn"]["arrived"]))
+
+    @classmethod
+    def shared(cls, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        if any("drawn" in state for state in states):
+            raise StateError(
+                "bucketed(same_shape=True) draws an order for each worker, and other numbers of ranks or workers "
+                "cannot go on in it: begin the next epoch with them"
+            )
+        return {"stopped": all(state.get("stopped", False) for state in states)}
+
+    def begin(self, options: BucketOptions, worker: int) -> None:
+        """Put samples into buckets by ``options``, in the order of the DataLoader worker ``worker``."""
+        self.options = options
         self._worker = worker
         count = 1 if options.edges is None else len(options.edges) + 1
         sizes = options.batch_size if isinstance(options.batch_size, Sequence) else [options.batch_size] * count
@@ -239,6 +273,8 @@ def _bucketed(
     shares: Sequence[float] | None = None,
     seed: int = 0,
     max_held: int = 10_000,
+    *,
+    state: BucketState | None = None,
 ) -> Iterator[Any]:
     """Batch samples of like length, so that little is padded: ``bucketed("length", edges=[64, 256],
     batch_size=32)``.
@@ -265,18 +301,21 @@ def _bucketed(
     options = BucketOptions(
         key, edges, batch_size, max_tokens, collation_fn, partial, handler, same_shape, shares, seed, max_held
     )
-    return _batches(Buckets(options, world.place().worker), data)
+    state = state or BucketState()
+    state.begin(options, world.place().worker)
+    return _batches(state, data)
 
 
-def _batches(buckets: Buckets, data: Iterable[Any]) -> Iterator[Any]:
+def _batches(buckets: BucketState, data: Iterable[Any]) -> Iterator[Any]:
     options = buckets.options
     made = functools.partial(collate, collation_fn=options.collation_fn, stage="bucketed")
-    for sample in data:
+    for sample in _arriving(buckets, data):
         try:
             value = options.measured(sample)
         except Exception as exn:
             if passed(options.handler, located(exn, "bucketed", sample), sample):
                 continue
+            buckets.stopped = True
             break
         buckets.add(value, sample)
         while (batch := buckets.take()) is not None:
@@ -285,8 +324,18 @@ def _batches(buckets: Buckets, data: Iterable[Any]) -> Iterator[Any]:
         yield made(batch)
 
 
+def _arriving(buckets: BucketState, data: Iterable[Any]) -> Iterator[Any]:
+    """Yield the samples that were held when a state was saved, then those that come."""
+    while buckets.loaded:
+        yield buckets.loaded.popleft()
+    if not buckets.stopped:
+        yield from data
+
+
 def _unknown(n: int, *args: Any, **kw: Any) -> None:
     """How many samples are in the batches: not known before the keys are."""
 
 
-bucketed = pipelinefilter(_bucketed, traits=Traits(handler="handler", batches=_unknown), rule=BucketOptions)
+bucketed = pipelinefilter(
+    _bucketed, traits=Traits(handler="handler", batches=_unknown, state=BucketState), rule=BucketOptions
+)
