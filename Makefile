@@ -18,7 +18,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
-BENCHMARKS := importtime planning first_sample http tls small store busy memory link clouds faults verify service filters decode loader
+BENCHMARKS := importtime planning first_sample http tls small store busy memory link clouds faults verify service filters decode loader exact
 
 .PHONY: help test test-fast fuzz demo lint format generate bench clean
 .DEFAULT_GOAL := help

@@ -34,6 +34,7 @@ ORDER = (
     "filters",
     "decode",
     "loader",
+    "exact",
 )
 PLOTTED = {
     "plain HTTP": "HTTP, on one machine",

@@ -7,7 +7,7 @@ import pickle
 import random
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from wds_async import config, packages
@@ -25,6 +25,9 @@ __all__ = [
     "unpack_items",
     "unpack_references",
 ]
+
+_BLOCK_BITS = 9
+"""Samples begin at blocks of 512 bytes: 32 bits of them are 2 TB."""
 
 Reference = tuple[str, int, int | None]
 """A sample in its shard: URL, offset of its first header, offset behind its last byte (None: the shard's end)."""
@@ -54,25 +57,20 @@ def load_global_random(saved: dict[str, Any]) -> None:
         torch.set_rng_state(torch.frombuffer(bytearray(unpack_bytes(saved["torch"])), dtype=torch.uint8))
 
 
-def pack_references(samples: Iterable[RawSample], number_of: Callable[[str], int]) -> dict[str, Any]:
-    """Return where ``samples`` stand in their shards, about 8 bytes for each; ``number_of`` numbers the URLs."""
-    shards, offsets, lengths = array("I"), array("Q"), array("Q")
-    for sample in samples:
-        shards.append(number_of(sample.shard))
-        offsets.append(sample.offset)
-        lengths.append(0 if sample.stop is None else sample.stop - sample.offset)
-    packed = [pack_bytes(zlib.compress(numbers.tobytes(), 1)) for numbers in (shards, offsets, lengths)]
-    return {"references": packed, "count": len(shards)}
+def pack_references(samples: Sequence[RawSample], numbers: dict[str, int]) -> dict[str, Any]:
+    """Return where ``samples`` stand in their shards, 16 characters for each; their URLs get ``numbers``."""
+    shards = array("I", [numbers.setdefault(sample.shard, len(numbers)) for sample in samples])
+    first = array("I", [sample.offset >> _BLOCK_BITS for sample in samples])
+    last = array("I", [(sample.stop or 0) >> _BLOCK_BITS for sample in samples])
+    return {"references": [pack_bytes(column.tobytes()) for column in (shards, first, last)], "count": len(samples)}
 
 
 def unpack_references(packed: dict[str, Any], urls: Sequence[str]) -> list[Reference]:
     """Return the references in ``packed``; ``urls`` by their numbers."""
-    columns = [
-        array(kind, zlib.decompress(unpack_bytes(text))) for kind, text in zip("IQQ", packed["references"], strict=True)
-    ]
+    columns = [array("I", unpack_bytes(text)) for text in packed["references"]]
     return [
-        (urls[shard], offset, offset + length if length else None)
-        for shard, offset, length in zip(*columns, strict=True)
+        (urls[shard], first << _BLOCK_BITS, (last << _BLOCK_BITS) or None)
+        for shard, first, last in zip(*columns, strict=True)
     ]
 
 

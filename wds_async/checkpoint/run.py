@@ -193,7 +193,7 @@ class Run:
         if isinstance(value, Held):
             again = value.results is not None
             if self._may_refer(number + again) and all(type(item) is RawSample for item in value):
-                return pack_references(value, lambda url: urls.setdefault(url, len(urls)))
+                return pack_references(value, urls)
             name = self._stages[number].name
             packed = {**pack_items(value if value.results is None else value.results(), name), "done": again}
             if packed["bytes"] > _LARGE_BYTES:
@@ -201,7 +201,7 @@ class Run:
                     logger,
                     f"large {name}",
                     "the state has the %d items that the stage %s holds, %.0f MB: put it before the functions that "
-                    "make them, or mark these as wds.deterministic, and the state has 8 bytes for each",
+                    "make them, or mark these as wds.deterministic, and the state has their places only",
                     packed["count"],
                     name,
                     packed["bytes"] / 1e6,
