@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import subprocess
@@ -13,8 +14,9 @@ from typing import Any
 import pytest
 
 from tests.servers import make_shard
+from wds_async.checkpoint.merge import merge_states
 from wds_async.dataset import WebDataset
-from wds_async.errors import ConfigError
+from wds_async.errors import ConfigError, StateError
 from wds_async.loader import WebLoader
 
 ROOT = Path(__file__).parent.parent
@@ -140,3 +142,48 @@ def test_one_rank_needs_none_of_it(folder: Path) -> None:
     dataset = WebDataset(str(folder / "{0..2}.tar"), shardshuffle=False, equal="drop")
     assert [sample["__key__"] for sample in dataset] == KEYS
     assert [sample["__key__"] for sample in WebLoader(dataset, batch_size=None, num_workers=1)] == KEYS
+
+
+@pytest.mark.parametrize("mode", ["repeat", "pad"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_steps_go_on_from_a_state(mode: str, workers: int, folder: Path) -> None:
+    """In the first pass over the share, at its end, in the second one, and behind all."""
+
+    def made() -> Any:
+        kw: dict[str, Any] = {"shardshuffle": 3, "seed": 5, "split": "bytes", "steps": 160, "equal": mode}
+        dataset = WebDataset(str(folder / "{0..2}.tar"), **kw).map(key_of)
+        return WebLoader(dataset, batch_size=None, num_workers=workers) if workers else dataset
+
+    whole = [list(loader) for loader in [made()] for _ in range(2)]
+    assert [len(epoch) for epoch in whole] == [160, 160]
+    for taken in (5, 71, 72, 73, 110, 159) if not workers else (5, 100):
+        first = made()
+        items = iter(first)
+        head = list(itertools.islice(items, taken))
+        state = json.loads(json.dumps(first.state_dict()))
+        del items
+        second = made()
+        second.load_state_dict(state)
+        assert head + list(second) == whole[0], taken
+        assert list(second) == whole[1]
+
+
+def test_what_a_state_cannot_hold(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    urls = str(folder / "{0..2}.tar")
+    with pytest.raises(StateError, match="without steps="):
+        WebDataset(urls, shardshuffle=False, equal="drop").state_dict()
+    states = []
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        dataset = WebDataset(urls, shardshuffle=False, steps=9, empty_check=False)
+        list(itertools.islice(dataset, 2))
+        states.append(dataset.state_dict())
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with pytest.raises(StateError, match="as many workers"):
+        WebDataset(urls, shardshuffle=False, steps=9, empty_check=False).load_state_dict(merge_states(states))
+
+
+def key_of(sample: dict[str, Any]) -> str:
+    return str(sample["__key__"])

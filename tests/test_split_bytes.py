@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.servers import Origin
+from wds_async.checkpoint.merge import merge_states
 from wds_async.dataset import WebDataset
 from wds_async.errors import ConfigError, ObjectChanged, ShardCutError, ShardNotFound
 from wds_async.handlers import warn_and_continue
@@ -246,6 +247,51 @@ def test_a_worker_without_a_sample_is_an_error_that_says_so(
     origin.add("/0.tar", archive(KEYS[:2]))
     with caplog.at_level(logging.WARNING), pytest.raises(ConfigError, match=r"no sample.*fewer samples"):
         each(monkeypatch, (2, 4), f"{origin.base}/0.tar", empty_check=True)
+
+
+# -- states ---------------------------------------------------------------------------------------------------------
+
+
+def stand(monkeypatch: pytest.MonkeyPatch, rank: int, world_size: int) -> None:
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("WORLD_SIZE", str(world_size))
+
+
+def taken_from(urls: str, count: int, state: Any = None) -> tuple[list[str], Any]:
+    """The keys of ``count`` samples behind a state, and the state behind them."""
+    with WebDataset(urls, split="bytes", shardshuffle=3, seed=2, empty_check=False) as dataset:
+        if state is not None:
+            dataset.load_state_dict(json.loads(json.dumps(state)))
+        keys = [sample["__key__"] for sample in itertools.islice(dataset, count)]
+        return keys, dataset.state_dict()
+
+
+def test_a_span_goes_on_at_any_sample(shards: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank in range(5):
+        stand(monkeypatch, rank, 5)
+        whole, _ = taken_from(shards, 1000)
+        for count in (1, 17, len(whole) // 2, len(whole) - 2, len(whole) - 1):
+            head, state = taken_from(shards, count)
+            middle, state = taken_from(shards, 1, state)
+            assert head + middle + taken_from(shards, 1000, state)[0] == whole, (rank, count)
+
+
+def test_the_rest_of_an_epoch_on_other_ranks(shards: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[str] = []
+    states = []
+    for rank in range(5):
+        stand(monkeypatch, rank, 5)
+        head, state = taken_from(shards, 10 + 17 * rank)
+        found += head
+        states.append(state)
+    for count in (3, 2):
+        merged, states = merge_states(states), []
+        for rank in range(count):
+            stand(monkeypatch, rank, count)
+            head, state = taken_from(shards, 21 if count == 3 else 1000, merged)
+            found += head
+            states.append(state)
+    assert Counter(found) == Counter(KEYS)
 
 
 # -- by an index ----------------------------------------------------------------------------------------------------

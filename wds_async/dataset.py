@@ -240,12 +240,15 @@ class WebDataset(DataPipeline, FluidInterface):
                 "equal= without steps= lets the ranks compare what they have, which workers of a DataLoader cannot:"
                 " use WebLoader in place of DataLoader, or give steps="
             )
-        return in_step(start, equal, self._rewind)
+        if equal.steps is None or self.repetitions != 1:
+            return in_step(start, equal, self._rewind)
+        return iteration.counted(in_step(start, equal, self._rewind, iteration.given))  # type: ignore[no-any-return]
 
     def _rewind(self) -> None:
         """Make the next run that of the same epoch, in this worker."""
         for counter in epochs_of(self.pipeline):
-            counter.go_to(counter.get() - 1)
+            back = counter.set if world.torch_worker() is None else counter.go_to
+            back(counter.get() - 1)
 
     def leave_steps_to_loader(self) -> None:
         """Have the loader that is made of this dataset compare the ranks, since its workers cannot."""

@@ -52,9 +52,11 @@ def chosen_steps(equal: str | None, steps: int | None) -> EqualSteps | None:
     return None if equal is None and steps is None else EqualSteps("repeat" if equal is None else equal, steps)
 
 
-def in_step(start: Passes, equal: EqualSteps, rewind: Callable[[], None]) -> Iterator[Any]:
+def in_step(start: Passes, equal: EqualSteps, rewind: Callable[[], None], given: int = 0) -> Iterator[Any]:
     """Yield as many items of ``start()`` on this rank as on any other. ``rewind`` makes ``start`` begin the same epoch
-    once more. Raises what `counted` and `aligned` raise, and ConfigError where the ranks cannot compare what they have.
+    once more. ``given``: so many of ``steps`` were given before, and ``start`` goes on behind them.
+
+    Raises what `counted` and `aligned` raise, and ConfigError where the ranks cannot compare what they have.
     """
     begun = False
 
@@ -66,13 +68,13 @@ def in_step(start: Passes, equal: EqualSteps, rewind: Callable[[], None]) -> Ite
         return start()
 
     if equal.steps is not None:
-        return counted(begin, equal)
+        return counted(begin, equal, given)
     tally = _tally_of_ranks()
     return begin() if tally is None else aligned(begin, equal.mode, tally)
 
 
-def counted(begin: Passes, equal: EqualSteps) -> Iterator[Any]:
-    """Yield this worker's share of ``equal.steps``.
+def counted(begin: Passes, equal: EqualSteps, given: int = 0) -> Iterator[Any]:
+    """Yield this worker's share of ``equal.steps``, of which so many were ``given`` before.
 
     Raises ConfigError where there are fewer and the mode is "drop", and where there are none at all.
     """
@@ -80,7 +82,7 @@ def counted(begin: Passes, equal: EqualSteps) -> Iterator[Any]:
     here = world.place()
     share, rest = divmod(equal.steps, here.num_workers)
     share += here.worker < rest
-    count, last = 0, None
+    count, last, goes_on = given, None, given > 0
     while count < share:
         before = count
         for item in itertools.islice(begin(), share - count):
@@ -89,13 +91,16 @@ def counted(begin: Passes, equal: EqualSteps) -> Iterator[Any]:
             yield item
         if count == share:
             return
-        if count == before or equal.mode == "drop":
+        empty, goes_on = count == before and not goes_on, False
+        if empty or equal.mode == "drop":
             raise ConfigError(
                 f"steps={equal.steps}: worker {here.worker} of rank {here.rank} has {count} of the {share} that are its"
                 " share; give fewer steps, or equal='repeat' or equal='pad', which give some samples twice"
             )
         _log_filled(equal.mode, share - count)
         if equal.mode == "pad":
+            if count == before:  # it goes on behind its last item
+                last = deque(begin(), maxlen=1).pop()
             yield from itertools.repeat(last, share - count)
             return
 

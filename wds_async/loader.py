@@ -193,6 +193,8 @@ class WebLoader(DataPipeline, FluidInterface):
         own = state_of_rank(merged, here)
         if own is not None and (own["run"] is None or own["run"]["states"]["0"]["workers"] == loader.num_workers):
             return own
+        if getattr(loader.dataset, "equal_steps", None) is not None:
+            raise StateError("steps= are shared by as many workers as there were: go on with these, or without steps=")
         if not ranks:
             return dict(merged["merged"][0])
         units, size = [], loader.batch_size or 1

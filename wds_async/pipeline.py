@@ -458,6 +458,8 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
         ranks, here = ranks_of(merged), world.place()
         if (own := state_of_rank(merged, here)) is not None:
             return own
+        if getattr(self, "equal_steps", None) is not None:
+            raise StateError("steps= are shared by as many workers as there were: go on with these, or without steps=")
         if not ranks:
             return dict(merged["merged"][0])
         units = [WorkerPart(state, world.Place(state["place"][0], state["place"][1], 0, 1)) for state in ranks]
@@ -476,8 +478,8 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
         `deterministic` has those that it holds. Raises StateError for what cannot be saved.
         """
         iteration = self._iteration
-        if getattr(self, "equal_steps", None) is not None:
-            raise StateError("equal= and steps= take items ahead to compare ranks, which a state cannot hold yet")
+        if (equal := getattr(self, "equal_steps", None)) is not None and equal.steps is None:
+            raise StateError("equal= without steps= takes items ahead to compare ranks, which a state cannot hold yet")
         if self._loaded is not None:
             return dict(self._loaded)
         state: dict[str, Any] = {"version": STATE_VERSION, "stages": [_kind_of(stage) for stage in self.pipeline]}
