@@ -516,6 +516,12 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
             raise StateError(f"the state is of a pipeline with stages {state['stages']}, and this one has {names}")
         if "merged" in state:
             state = self._share_of(state)
+        (rank, ranks), here = state["place"], world.place()
+        if state["run"] is not None and (rank, ranks) != here[:2]:
+            raise StateError(
+                f"the state is of rank {rank} of {ranks}, and this is rank {here.rank} of {here.world_size}: give each "
+                "rank its own, or for another number of ranks all of them (merge_states)"
+            )
         for number, stage in enumerate(self.pipeline):
             if (counter := _epoch_of(stage)) is not None:
                 # An iteration begins the next epoch: a running one is begun again.

@@ -170,3 +170,12 @@ def test_stages_that_declare_nothing_cannot_be_shared_out(urls: list[str], monke
     job.take(4)
     with pytest.raises(StateError, match="cannot be shared out"):
         Job(make, 3, None, monkeypatch, job.merged())
+
+
+def test_a_state_of_another_rank_is_refused(urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(lambda: dataset(urls), 2, None, monkeypatch)
+    job.take(4)
+    job.be(1)
+    state = job.loaders[0].state_dict()
+    with pytest.raises(StateError, match="rank"):
+        job.loaders[1].load_state_dict({**state, "place": [0, 2]})

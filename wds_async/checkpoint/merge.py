@@ -116,11 +116,12 @@ def _settled(pipeline: Any, part: WorkerPart) -> WorkerPart:
         return part
     before = save_global_random()
     try:
-        copy = pipeline.compose()
-        copy.load_state_dict(part.state)
-        with world.standing_at(part.place), contextlib.closing(iter(copy)) as items:
-            came = sum(1 for _ in itertools.islice(items, part.behind))
-            state = copy.state_dict()
+        with world.standing_at(part.place):
+            copy = pipeline.compose()
+            copy.load_state_dict(part.state)
+            with contextlib.closing(iter(copy)) as items:
+                came = sum(1 for _ in itertools.islice(items, part.behind))
+                state = copy.state_dict()
     finally:
         load_global_random(before)
     return replace(part, state={**state, "run": None} if came < part.behind else state, behind=0)
