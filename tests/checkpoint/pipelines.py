@@ -127,6 +127,8 @@ PIPELINES: dict[str, Make] = {
         wds.SimpleShardList(urls), url_opener, tar_file_expander, group_by_keys
     ),
     "a pipeline in a pipeline": lambda urls: wds.DataPipeline(dataset(urls).shuffle(5, seed=1), wds.shuffle(3, seed=2)),
+    "steps": lambda urls: dataset(urls, steps=50).shuffle(5, seed=1),
+    "shards cut": lambda urls: dataset(urls, split="bytes").shuffle(5, seed=1),
     "check of emptiness": lambda urls: dataset(urls[:2]),
 }
 """By name: a function that makes the pipeline anew, as another process would."""

@@ -183,10 +183,10 @@ def test_by_torchdatas_loader(workers: int, urls: list[str]) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_loader_with_equal_steps_runs_and_has_no_state(workers: int, urls: list[str]) -> None:
-    loader = wds.WebLoader(dataset(urls, steps=4), batch_size=None, num_workers=workers)
+def test_a_loader_of_a_dataset_without_state_runs(workers: int, urls: list[str]) -> None:
+    loader = wds.WebLoader(dataset(urls[:1], equal="drop"), batch_size=None, num_workers=workers)
     iterator = iter(loader)
     next(iterator)
     with pytest.raises(StateError, match="equal="):
         loader.state_dict()
-    assert len(list(iterator)) == 3
+    assert len(list(iterator)) == 6

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 
 import wds_async as wds
 from tests.checkpoint.pipelines import PIPELINES, UNSEEDED_LATER, dataset, shown, taken, urls_in
@@ -140,6 +143,43 @@ def test_the_stage_of_the_page_goes_on() -> None:
     assert list(resumed) == [7, 9]
 
 
-def test_equal_steps_have_no_state(urls: list[str]) -> None:
+def test_ranks_that_compare_what_they_have_take_no_state(urls: list[str]) -> None:
     with pytest.raises(StateError, match="equal="):
-        dataset(urls, steps=5).state_dict()
+        dataset(urls, equal="drop").state_dict()
+
+
+@pytest.mark.parametrize("packed", [gzip.compress, zstandard.compress], ids=["gzip", "zstd"])
+def test_compressed_shards_go_on_too(packed: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    urls = urls_in(tmp_path)
+    for url in urls[1::2]:
+        Path(url).write_bytes(packed(Path(url).read_bytes()))
+
+    def make() -> Any:
+        return dataset(urls).shuffle(9, initial=9, seed=1)
+
+    pipeline = make()
+    items, states = [], []
+    for item in pipeline:
+        items += shown([item])
+        states.append(state_of(pipeline))
+    for count in range(1, len(items)):
+        resumed, merged = make(), make()
+        resumed.load_state_dict(states[count - 1])
+        assert shown(resumed) == items[count:]
+        merged.load_state_dict({**wds.merge_states([states[count - 1]]), "alike": False})
+        assert sorted(shown(merged)) == sorted(items[count:])
+
+
+def test_a_shard_whose_samples_are_held_must_not_change(tmp_path: Path) -> None:
+    urls = [str(path) for path in make_shards(tmp_path, shards=3, samples=20)]
+    pipeline = dataset(urls).shuffle(30, initial=30, seed=1)
+    taken(iter(pipeline), 5)
+    resumed = dataset(urls).shuffle(30, initial=30, seed=1)
+    resumed.load_state_dict(state_of(pipeline))
+    taken(iter(resumed), 2)
+    state = state_of(resumed)
+    make_shards(tmp_path, shards=1, samples=20, payload=512)
+    again = dataset(urls).shuffle(30, initial=30, seed=1)
+    again.load_state_dict(state)
+    with pytest.raises(wds.WdsError, match="replaced"):
+        shown(again)

@@ -111,6 +111,8 @@ class Run:
         saved = {} if self._saved is None else self._saved["states"].get(str(number), {})
         if saved:
             state.load(self._with_items(saved, number))
+        if number == self.source and self._saved is not None and self._stages[number].reads:
+            state.know(dict(self._saved.get("shards", ())))  # type: ignore[attr-defined]
         if hasattr(stage, "with_state"):
             return stage.with_state(state)
         return functools.partial(stage.run if hasattr(stage, "run") else stage, state=state)
@@ -184,8 +186,8 @@ class Run:
             saved["source"] = first.state_dict() if hasattr(first, "state_dict") else self._given
             saved["ended"] = self._ended
         if urls:
-            versions = self._states[self.source].versions(urls)  # type: ignore[attr-defined]
-            saved["shards"] = list(zip(urls, versions, strict=True))
+            facts = self._states[self.source].facts(urls)  # type: ignore[attr-defined]
+            saved["shards"] = list(zip(urls, facts, strict=True))
         return saved
 
     def _packed(self, value: Any, number: int, urls: dict[str, int]) -> Any:

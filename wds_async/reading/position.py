@@ -15,7 +15,7 @@ from wds_async.redact import redact
 from wds_async.tar.group import RawSample
 from wds_async.transfer.reader import ShardStream
 
-__all__ = ["ReadState", "at_offsets", "entries_of", "picked"]
+__all__ = ["ReadState", "entries_of", "picked", "wanted"]
 
 _GAP_BYTES = 256 << 10
 """Samples that are nearer to each other are read by one request."""
@@ -36,7 +36,8 @@ class ReadState(StageState):
         self._endless = False
         self._first = 0
         self._open: ShardRecovery | None = None
-        self._versions: dict[str, str] = {}
+        self._facts: dict[str, Any] = {}
+        """By URL, facts of the shards that samples which stages hold may be of."""
 
     def shards(self, source: Iterable[Any]) -> Iterator[Any]:
         """Return the shards to read: those of ``source``, or those that were shared out, from the one that was open on,
@@ -74,7 +75,7 @@ class ReadState(StageState):
         elif self.sample is not None and self.sample.stop is None:
             number += 1
         elif self.sample is not None:
-            at = {"url": self.sample.shard, "start": self.sample.stop, "version": self._open.stream.version}
+            at = {"url": self.sample.shard, "start": self.sample.stop, **_facts_of(self._open)}
         saved: dict[str, Any] = {"shards": number, "at": at}
         if self._entries is not None:
             rest = self._entries[number:]
@@ -86,48 +87,75 @@ class ReadState(StageState):
         self._at = saved.get("at")
         self._entries, self._endless = saved.get("entries"), saved.get("endless", False)
 
-    def versions(self, urls: Iterable[str]) -> list[str]:
-        """Return the versions of shards that were read; "" is unknown."""
-        return [self._versions.get(url, "") for url in urls]
+    def facts(self, urls: Iterable[str]) -> list[dict[str, Any]]:
+        """Return facts of shards that were read, for `entries_of`."""
+        if self._open is not None:
+            self.over(self._open)
+        return [self._facts.get(url, {"version": ""}) for url in urls]
+
+    def know(self, facts: Mapping[str, Any]) -> None:
+        """Take the facts of shards that an earlier run has read."""
+        self._facts.update(facts)
 
     def over(self, shard: ShardRecovery) -> None:
-        """Note the version of a shard that is over."""
-        self._versions[shard.stream.url] = shard.stream.version
+        """Note the facts of a shard that is over."""
+        self._facts[shard.stream.url] = _facts_of(shard)
+
+
+def _facts_of(shard: ShardRecovery) -> dict[str, Any]:
+    """Return what reading a part of ``shard`` once more takes: its version, and whether it is compressed."""
+    version = shard.stream.version
+    return {"version": version, "compressed": True} if shard.compressed else {"version": version}
 
 
 def _at(entry: Mapping[str, Any], at: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``entry`` of a shard from the place that was saved on."""
-    return {**entry_at(entry, at["start"]), "version": at["version"]}
+    """Return ``entry`` of a shard from the place that was saved on. A compressed one is read from its start."""
+    rest = {**entry, "behind": at["start"]} if at.get("compressed") else entry_at(entry, at["start"])
+    return {**rest, "version": at["version"]}
 
 
 def entries_of(
-    references: Sequence[Reference], versions: Mapping[str, str], *, alone: bool = False
+    references: Sequence[Reference], facts: Mapping[str, Mapping[str, Any]], *, alone: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """Yield the spans of shards that hold ``references``, each to be read by one request or a few. ``alone``: for a
-    reading stage that is to give these samples and none of those between them."""
+    """Yield the spans of shards that hold ``references``, each to be read by one request or a few; compressed shards
+    whole. ``alone``: for a reading stage that is to give these samples and none of those between them."""
     for url, group in itertools.groupby(
         sorted(references if alone else set(references), key=_place), key=lambda reference: reference[0]
     ):
-        stop, offsets = None, []
+        stop: int | None = None
+        offsets: list[int] = []
         span: dict[str, Any] = {}
         for _, offset, behind in group:
-            again = alone and offset in offsets  # drawn twice: once more by another span
-            if span and stop is not None and offset - stop <= _GAP_BYTES and not again:
-                stop = span["stop"] = behind
+            again = alone and offsets[-1:] == [offset]  # drawn twice: once more by another span
+            whole = "start" not in span
+            if span and not again and (whole or (stop is not None and offset - stop <= _GAP_BYTES)):
+                stop = behind
+                span |= {} if whole else {"stop": stop}
                 offsets.append(offset)
                 continue
             if span:
                 yield span
             stop, offsets = behind, [offset]
-            span = {"url": url, "start": offset, "stop": stop, "version": versions.get(url, "")}
+            of_shard = facts.get(url, {})
+            span = {"url": url, "version": of_shard.get("version", "")}
+            span |= {} if of_shard.get("compressed") else {"start": offset, "stop": stop}
             if alone:
                 span["only"] = offsets
         yield span
 
 
-def at_offsets(samples: Iterable[RawSample], stream: ShardStream) -> Iterator[RawSample]:
-    """Yield those of ``samples`` that the entry of their shard names in ``only``. StateError where one is missing."""
-    left = {offset for offset in stream.info["only"] if offset >= stream.start}
+def wanted(samples: Iterator[RawSample], stream: ShardStream) -> Iterator[RawSample]:
+    """Return those of ``samples`` that the entry of their shard asks for: those ``behind`` an offset, or those that it
+    names in ``only``. StateError where one of these is missing."""
+    behind, only = stream.info.get("behind", stream.start), stream.info.get("only")
+    if only is not None:
+        return _at_offsets(samples, {offset for offset in only if offset >= behind}, stream.url)
+    if behind > stream.start:
+        return itertools.dropwhile(lambda sample: sample.offset < behind, samples)
+    return samples
+
+
+def _at_offsets(samples: Iterable[RawSample], left: set[int], url: str) -> Iterator[RawSample]:
     for sample in samples if left else ():
         if sample.offset in left:
             left.remove(sample.offset)
@@ -135,7 +163,7 @@ def at_offsets(samples: Iterable[RawSample], stream: ShardStream) -> Iterator[Ra
         if not left:
             return
     if left:
-        raise _missing(stream.url, min(left))
+        raise _missing(url, min(left))
 
 
 def _missing(url: str, offset: int) -> StateError:
@@ -152,8 +180,8 @@ def _place(reference: Reference) -> tuple[str, int, float]:
 
 def picked(samples: Iterable[RawSample], references: Sequence[Reference]) -> list[RawSample]:
     """Return the samples at ``references``, in their order, out of ``samples``. StateError where one is missing."""
-    wanted = {(url, offset) for url, offset, _ in references}
-    found = {(s.shard, s.offset): s for s in samples if (s.shard, s.offset) in wanted}
+    places = {(url, offset) for url, offset, _ in references}
+    found = {(s.shard, s.offset): s for s in samples if (s.shard, s.offset) in places}
     for url, offset, _ in references:
         if (url, offset) not in found:
             raise _missing(url, offset)

@@ -102,6 +102,11 @@ class ShardRecovery:
         """Position of the next byte in the tar."""
         return self.stream.start if self._source is None else self._source.offset
 
+    @property
+    def compressed(self) -> bool:
+        """Whether its tar has other bytes than are stored, as far as it was read."""
+        return self._source is not None and self._stored_bytes != self._source.arrived
+
     def on_cut(self, key: str, exn: Exception) -> bool:
         """Remember that ``exn`` cut the sample ``key``, once a gap. Return True where the sample is to be yielded: a
         handler ended the stream, nothing is damaged."""
@@ -142,8 +147,7 @@ class ShardRecovery:
             size = min(size, self.stream.stop)
         if size is None or self._source is None:
             return None if size is None else max(0, size - self.stream.start)
-        compressed = self._stored_bytes != self._source.arrived
-        return max(0, size - (self._stored_bytes if compressed else offset))
+        return max(0, size - (self._stored_bytes if self.compressed else offset))
 
     def learn(self, recorder: IndexRecorder) -> None:
         """Have ``recorder`` keep where its samples are, if it was read to its end and nothing of it may be missing."""
@@ -152,8 +156,7 @@ class ShardRecovery:
             return
         if self._span_bytes is not None or not stream.span.whole:
             return
-        packed = self._stored_bytes != source.arrived
-        recorder.over(stream.url, stream.size, stream.version, source.offset, plain=not packed)
+        recorder.over(stream.url, stream.size, stream.version, source.offset, plain=not self.compressed)
 
     def drop(self) -> None:
         """Release the engine's memory."""

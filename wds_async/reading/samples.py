@@ -17,7 +17,7 @@ from wds_async.observe.ledger import EpochLog, Ledger
 from wds_async.pipeline import Traits
 from wds_async.reading.options import MAX_FIELD_BYTES, field_limit, on_corrupt_policy, transfer_fields
 from wds_async.reading.parts import guarded
-from wds_async.reading.position import ReadState, at_offsets
+from wds_async.reading.position import ReadState, wanted
 from wds_async.reading.recover import CorruptionPolicy
 from wds_async.redact import redact
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
@@ -125,7 +125,7 @@ def _read(
                     try:
                         parsed = shard.members(parse)
                         grouped = samples(parsed, stream.url, drop_first=behind, **grouping)
-                        for sample in grouped if "only" not in stream.info else at_offsets(grouped, stream):
+                        for sample in wanted(grouped, stream):
                             n += 1
                             if n == _COUNT_EVERY:
                                 counters.add("samples", n)
@@ -144,8 +144,8 @@ def _read(
                     break
                 if recorder is not None and not reading.stop and behind is None:
                     shard.learn(recorder)
-                shard.over(total + n - before)
                 state.over(shard)
+                shard.over(total + n - before)
                 if reading.stop:
                     return
             counters.add("epochs")

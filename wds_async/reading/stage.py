@@ -120,11 +120,11 @@ class TarStage(ReadingStage):
         """Return this stage with its position."""
         return functools.partial(self.run, state=state)
 
-    def samples_at(self, references: Sequence[Reference], versions: Mapping[str, str]) -> list[Any]:
+    def samples_at(self, references: Sequence[Reference], facts: Mapping[str, Any]) -> list[Any]:
         """Return the samples at ``references`` once more, read by ranges. StateError where a shard has changed."""
         from wds_async.reading.position import entries_of, picked  # noqa: PLC0415 (the engine)
 
-        spans = entries_of(references, versions)
+        spans = entries_of(references, facts)
         return picked(
             self.f(spans, *self.args, counters=self.board.counters(), opened=self._opened, **self.kw), references
         )
