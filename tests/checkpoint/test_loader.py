@@ -14,7 +14,10 @@ from tests.checkpoint.pipelines import augmented, dataset, mixed, shown, taken, 
 from wds_async.errors import StateError
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:'pin_memory'")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:'pin_memory'"),
+]
 
 LOADERS: dict[str, tuple[Callable[[list[str]], Any], int | None]] = {
     "samples": (lambda urls: dataset(urls, shardshuffle=3, seed=1).shuffle(5, seed=1), None),
