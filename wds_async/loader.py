@@ -86,10 +86,10 @@ class WebLoader(DataPipeline, FluidInterface):
         self._end_stream()
         return self
 
-    def _epoch_length(self) -> int:
+    def _epoch_length(self, world_size: int | None = None) -> int:
         if not self.all_ranks or self.nsamples < 1:
             return self.nsamples
-        ranks = world.place().world_size
+        ranks = world_size or world.place().world_size
         if self.nsamples < ranks:
             raise ConfigError(
                 f"with_epoch({self.nsamples}, all_ranks=True): there are {ranks} ranks, and each needs one batch"
@@ -168,6 +168,14 @@ class WebLoader(DataPipeline, FluidInterface):
         dataset = self.pipeline[0].dataset
         return [dataset] if isinstance(dataset, DataPipeline) else []
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the loader is, of the batches that came out of it (see `DataPipeline.state_dict`). StateError
+        where its dataset is none of ours."""
+        if not isinstance(dataset := self.pipeline[0].dataset, DataPipeline):
+            kind = type(dataset).__name__
+            raise StateError(f"a loader of a {kind} has no state; one of a WebDataset or wds.DataPipeline(…) has")
+        return super().state_dict()
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from ``state`` when it is iterated next (see `DataPipeline.load_state_dict`). StateError where
         persistent workers run already."""
@@ -191,26 +199,29 @@ class WebLoader(DataPipeline, FluidInterface):
 
         ranks, here, loader = ranks_of(merged), world.place(), self.pipeline[0]
         own = state_of_rank(merged, here)
-        if own is not None and (own["run"] is None or own["run"]["states"]["0"]["workers"] == loader.num_workers):
+        saved = [_saved_in(state) for state in ranks]
+        if own is not None and all(one["workers"] == loader.num_workers for one in saved):
             return own
         if getattr(loader.dataset, "equal_steps", None) is not None:
             raise StateError("steps= are shared by as many workers as there were: go on with these, or without steps=")
         if not ranks:
             return dict(merged["merged"][0])
-        units, size = [], loader.batch_size or 1
+        units = []
         for state in ranks:
-            workers = state["run"]["states"]["0"]["nested"]
+            workers = _saved_in(state)["nested"]
             for number, worker in enumerate(workers):
                 place = world.Place(state["place"][0], state["place"][1], number, len(workers))
                 if not worker["ended"]:
-                    units.append(WorkerPart(worker["state"], place, worker["behind"] * size))
+                    units.append(WorkerPart(worker["state"], place, worker["behind"] * _saved_in(state)["batch_size"]))
+        if not units:  # all have ended, and their epoch is not over
+            return {**ranks[0], "run": None, "sources": [_saved_in(ranks[0])["nested"][0]["state"]]}
         count = max(1, loader.num_workers)
         shares = []
         for worker in range(count):
             parts = parts_of(units, here.rank * count + worker, here.world_size * count)
             with world.standing_at(world.Place(here.rank, here.world_size, worker, count)):
                 shares.append({"state": share(loader.dataset, parts, units[0].state)})
-        of_loader = {"nested": shares, "workers": loader.num_workers, "next": 0}
+        of_loader = {"nested": shares, "workers": loader.num_workers, "next": 0, "batch_size": loader.batch_size or 1}
         of_loader["seed"] = pack_bytes(torch.get_rng_state().numpy().tobytes())
         parts = parts_of(
             [WorkerPart(state, world.Place(state["place"][0], state["place"][1], 0, 1)) for state in ranks],
@@ -220,10 +231,10 @@ class WebLoader(DataPipeline, FluidInterface):
         states = {"0": of_loader}
         for number, one in enumerate(self.declared()):
             if number and isinstance(one.state, type):
-                saved = [(part, part.state["run"]["states"].get(str(number), {})) for part in parts]
-                states[str(number)] = shared_states(one, saved)
+                of_stage = [(part, part.state["run"]["states"].get(str(number), {})) for part in parts]
+                states[str(number)] = shared_states(one, of_stage)
         run = {"replayed": False, "states": states}
-        given = given_of(self.nsamples, parts)
+        given = given_of(self._epoch_length(), parts, old=self._epoch_length(len(merged["merged"])))
         return {**ranks[0], "place": [*here[:2]], "given": given, "run": run}
 
     def __len__(self) -> int:
@@ -266,12 +277,13 @@ class LoaderState(StageState):
 
     def save(self) -> dict[str, Any]:
         here = self._loader.dataset
-        workers = self._workers or [replace(_state_of(here), ended=not here.is_iterated)]
+        workers = self._workers or [WorkerState(here.state_dict(), ended=not here.is_iterated)]
         for worker in workers:
             if isinstance(worker.state, StateError):
                 raise worker.state
         saved = [{"state": worker.state, "behind": worker.behind, "ended": worker.ended} for worker in workers]
-        return {"nested": saved, "workers": len(self._workers), "next": self._next, "seed": pack_bytes(self._seed)}
+        facts = {"workers": len(self._workers), "next": self._next, "batch_size": self._loader.batch_size or 1}
+        return {"nested": saved, **facts, "seed": pack_bytes(self._seed)}
 
     def load(self, saved: dict[str, Any]) -> None:
         self._saved = saved
@@ -284,12 +296,16 @@ class LoaderState(StageState):
         if saved is None:
             self._seed = torch.get_rng_state().numpy().tobytes()
             if loader.num_workers:
-                self._workers = [_state_of(loader.dataset)] * loader.num_workers
+                self._workers = [_state_at_start(loader.dataset)] * loader.num_workers
             return iter(loader)
         if saved["workers"] != loader.num_workers:
             raise StateError(
                 f"the state is of a loader with {saved['workers']} workers, and this one has {loader.num_workers}: "
                 "give it as many, or share out the state anew by wds.merge_states"
+            )
+        if saved["batch_size"] != (loader.batch_size or 1):
+            raise StateError(
+                f"the state is of a loader with batch_size={saved['batch_size']}, and this one has {loader.batch_size}"
             )
         workers = [WorkerState(**one) for one in saved["nested"]]
         self._workers, self._next = (workers if loader.num_workers else []), saved["next"]
@@ -312,14 +328,23 @@ class LoaderState(StageState):
         return delivery.batch
 
 
-def _state_of(dataset: Any) -> WorkerState:
-    """Return the state of a dataset in this process, or the error that says why it has none."""
+def _saved_in(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `LoaderState` saved in the state of a rank's loader."""
+    saved: dict[str, Any] = state["run"]["states"].get("0", {})
+    if "nested" not in saved:
+        raise StateError("this loader's state cannot be shared out: a stage behind it declares nothing of its state")
+    return saved
+
+
+def _state_at_start(dataset: Any) -> WorkerState:
+    """Return the state that workers begin with, or the error that says why there is none."""
     if not isinstance(dataset, DataPipeline):
         return WorkerState(None)
     try:
-        return WorkerState(dataset.state_dict())
+        dataset.check_has_state()
     except StateError as exn:
         return WorkerState(exn)
+    return WorkerState(dataset.state_between())
 
 
 class _LoaderStage:

@@ -7,7 +7,7 @@ import itertools
 import math
 import random
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from wds_async import world
@@ -50,6 +50,10 @@ class MixState(RandomState):
         for number, (dataset, state) in enumerate(zip(datasets, self._states, strict=False)):
             dataset.load_state_dict(state if number in (self.left or ()) else {**state, "run": None})
 
+    def end(self) -> None:
+        """Note that the mix is over, whatever its datasets have left."""
+        self.left = []
+
     def save(self) -> dict[str, Any]:
         states = [dataset.state_dict() for dataset in self._datasets]
         for state in states:
@@ -58,7 +62,8 @@ class MixState(RandomState):
 
     def load(self, saved: dict[str, Any]) -> None:
         super().load(saved)
-        self._states, self.left, self.turn = saved["nested"], saved["left"], saved["turn"]
+        if "nested" in saved:  # not where the mix begins again
+            self._states, self.left, self.turn = saved["nested"], saved["left"], saved["turn"]
 
 
 def round_robin_shortest(*sources: Iterable[Any]) -> Iterator[Any]:
@@ -113,8 +118,18 @@ def random_samples(
     streams = [iter(source) for source in sources]
     weights = [1.0] * len(streams) if probs is None else list(probs)
     state = state or MixState()
-    left = state.begin_with(len(streams))
     draw = world.global_draws() if rng is None else state.begin(rng).random
+    return _drawn_by_weight(streams, weights, longest, endless, draw, state.begin_with(len(streams)))
+
+
+def _drawn_by_weight(
+    streams: Sequence[Iterator[Any]],
+    weights: Sequence[float],
+    longest: bool,
+    endless: Collection[int],
+    draw: Callable[[], float],
+    left: list[int],
+) -> Iterator[Any]:
     while left:
         bounds, last = _bounds([weights[number] for number in left]), len(left) - 1
         drawn = [streams[number] for number in left]
@@ -139,8 +154,10 @@ class Mix(world.TorchDataset, Composite):
 
     @property
     def traits(self) -> Traits:
-        """Its state is known if those of all datasets are."""
-        return Traits(state=MixState if all(hasattr(one, "load_state_dict") for one in self.datasets) else False)
+        """Its state is known if those of all datasets are, and no dataset is there twice."""
+        known = all(hasattr(one, "load_state_dict") for one in self.datasets)
+        apart = len({id(one) for one in self.datasets}) == len(self.datasets)
+        return Traits(state=MixState if known and apart else False)
 
     def _parts(self) -> Sequence[Any]:
         return self.datasets
@@ -165,15 +182,24 @@ class Mix(world.TorchDataset, Composite):
         return datasets
 
     def _closing(self, datasets: Iterable[Iterable[Any]], state: MixState) -> Iterator[Any]:
+        """Begin the epoch of all ``datasets`` now, so that a state has it of those, too, of which nothing came yet."""
+        pairs = [(dataset, iter(dataset)) for dataset in datasets]
+        # An iterator that was handed in is its owner's, who may go on with it.
+        closes = [getattr(source, "close", None) for dataset, source in pairs if source is not dataset]
+        items = self._drawn([source for _, source in pairs], state)
+        return self._until_closed(items, [close for close in closes if callable(close)], state)
+
+    def _drawn(self, sources: list[Iterator[Any]], state: MixState) -> Iterator[Any]:
+        return self.mixed(sources, state)
+
+    def _until_closed(
+        self, items: Iterator[Any], closes: Sequence[Callable[[], Any]], state: MixState
+    ) -> Iterator[Any]:
         with contextlib.ExitStack() as stack:
-            sources = []
-            for dataset in datasets:
-                source = iter(dataset)
-                # An iterator that was handed in is its owner's, who may go on with it.
-                if source is not dataset and callable(close := getattr(source, "close", None)):
-                    stack.callback(close)
-                sources.append(source)
-            yield from self.mixed(sources, state)
+            for close in closes:
+                stack.callback(close)
+            yield from items
+            state.end()
 
 
 class RoundRobin(Mix):

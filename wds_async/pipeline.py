@@ -317,6 +317,8 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
     """The latest iteration in this process, until it ends."""
     _loaded: Mapping[str, Any] | None = None
     """The state that the next iteration goes on from."""
+    _loaded_in: tuple[int, int] | None = None
+    """The DataLoader worker that loaded it."""
     _worker_states: WorkerStates | None = None
 
     def __init__(self, *stages: Any, **ignored: Any) -> None:
@@ -354,7 +356,7 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
         if not self.pipeline:
             raise ConfigError("a pipeline without stages cannot be iterated; append a source first")
         saved, iteration.saved_run = iteration.saved_run, None
-        run = iteration.run = Run(self.declared(), saved)
+        run = iteration.run = Run(self.declared(), saved, self._sources())
         source = run.first(self.invoke)
         for number, stage in enumerate(_noting(self.pipeline), 1):
             _check_stage(stage, first=False)
@@ -420,6 +422,7 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
         try:
             yield from items
         except Exception as exn:
+            iteration.failed = True
             shortened(exn)
             raise
         if self._iteration is iteration:
@@ -432,7 +435,14 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
     def _begin_iteration(self) -> _Iteration:
         """Return the next iteration: the one that was loaded, if one was."""
         saved, self._loaded = self._loaded, None
-        return _Iteration() if saved is None or saved["run"] is None else _Iteration.of(saved)
+        if saved is None:
+            return _Iteration()
+        if world.torch_worker() != self._loaded_in:
+            raise StateError(
+                "a state was loaded into a dataset, and now a DataLoader's workers iterate over it, each from that one "
+                "state: save and load the state of the WebLoader"
+            )
+        return _Iteration.of(saved)
 
     def declared(self) -> list[Declared]:
         """Return the stages with what they declare for their state."""
@@ -478,32 +488,46 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
         `deterministic` has those that it holds. Raises StateError for what cannot be saved.
         """
         iteration = self._iteration
-        if (equal := getattr(self, "equal_steps", None)) is not None and equal.steps is None:
-            raise StateError("equal= without steps= takes items ahead to compare ranks, which a state cannot hold yet")
+        self.check_has_state()
         if self._loaded is not None:
             return dict(self._loaded)
-        state: dict[str, Any] = {"version": STATE_VERSION, "stages": [_kind_of(stage) for stage in self.pipeline]}
-        state["place"] = list(world.place()[:2])
-        counters = {str(number): _epoch_of(stage) for number, stage in enumerate(self.pipeline)}
-        state["epochs"] = {number: _epoch_in(counter) for number, counter in counters.items() if counter is not None}
-        state["seeds"] = {
-            str(number): seed.number() for number, stage in enumerate(self.pipeline) if (seed := _drawn_seed(stage))
-        }
-        state["passes"], state["given"] = (0, 0) if iteration is None else (iteration.passes, iteration.given)
-        state["run"] = None if iteration is None or iteration.run is None else iteration.run.save()
-        if state["run"] is None:
-            state["sources"] = [source.state_dict() for source in self._sources()]
-        if iteration is not None:
-            from wds_async.checkpoint.packing import save_global_random  # noqa: PLC0415 (the decoders)
+        if iteration is not None and iteration.failed:
+            raise StateError(
+                "the iteration ended with an error, which may have cost items: go on from an earlier state"
+            )
+        if iteration is None or iteration.run is None:
+            return self.state_between()
+        from wds_async.checkpoint.packing import save_global_random  # noqa: PLC0415 (the decoders)
 
-            state["random"] = save_global_random()
-        return state
+        run = iteration.run.save()
+        now = {"passes": iteration.passes, "given": iteration.given, "run": run, "random": save_global_random()}
+        return {**self.state_between(), "sources": [], **now}
+
+    def check_has_state(self) -> None:
+        """Raise StateError for a dataset that cannot have a state."""
+        if (equal := getattr(self, "equal_steps", None)) is not None and equal.steps is None:
+            raise StateError("equal= without steps= takes items ahead to compare ranks, which a state cannot hold yet")
+
+    def state_between(self) -> dict[str, Any]:
+        """Return the state between two epochs: which one comes next, whatever iteration has begun."""
+        counters = {str(number): _epoch_of(stage) for number, stage in enumerate(self.pipeline)}
+        seeds = {str(number): _drawn_seed(stage) for number, stage in enumerate(self.pipeline)}
+        return {
+            "version": STATE_VERSION,
+            "stages": [_kind_of(stage) for stage in self.pipeline],
+            "place": list(world.place()[:2]),
+            "epochs": {number: _epoch_in(counter) for number, counter in counters.items() if counter is not None},
+            "seeds": {number: seed.number() for number, seed in seeds.items() if seed is not None},
+            "passes": 0,
+            "given": 0,
+            "run": None,
+            "sources": [source.state_between() for source in self._sources()],
+        }
 
     def _sources(self) -> list[Any]:
         """Return the datasets within the first stage that have states."""
         first = self.pipeline[0] if self.pipeline else None
-        datasets = [first] if hasattr(first, "load_state_dict") else getattr(first, "datasets", ())
-        return [dataset for dataset in datasets if hasattr(dataset, "load_state_dict")]
+        return [one for one in (first, *getattr(first, "datasets", ())) if isinstance(one, DataPipeline)]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from ``state`` (see `state_dict`) when it is iterated next; the program's generators of random numbers
@@ -535,7 +559,9 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
             load_global_random(state["random"])
         for source, saved in zip(self._sources(), state.get("sources", ()), strict=False):
             source.load_state_dict(saved)
-        self._loaded = state
+        # Between two epochs there is nothing to go on with: the epochs and seeds are set.
+        self._loaded = state if state["run"] is not None else None
+        self._loaded_in = world.torch_worker()
         self._iteration = None
 
     def _check_use(self) -> None:
@@ -678,6 +704,7 @@ class _Iteration:
 
     def __init__(self) -> None:
         self.passes = self.given = 0
+        self.failed = False
         self.run: Run | None = None
         self.saved_run: Mapping[str, Any] | None = None
 

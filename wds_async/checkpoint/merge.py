@@ -94,20 +94,31 @@ def share(pipeline: Any, parts: Sequence[WorkerPart], template: Mapping[str, Any
     """Return the state of ``pipeline`` that has still to read ``parts``; ``template`` is any of the old states."""
     settled = [_settled(pipeline, part) for part in parts]
     begun = [part for part in settled if part.state["run"] is not None]
+    if len({part.state["passes"] for part in begun}) > 1:
+        raise StateError(
+            "the workers are in different passes of repeat(): go on with as many ranks and workers as before"
+        )
     place = world.place()
     return {
-        **{name: template[name] for name in ("version", "stages", "epochs", "seeds")},
+        **{name: template[name] for name in ("version", "stages", "seeds")},
+        "epochs": _latest([template, *(part.state for part in settled)]),
         "place": [place.rank, place.world_size],
         "passes": min((part.state["passes"] for part in begun), default=0),
-        "given": given_of(pipeline.nsamples, begun),
+        "given": given_of(pipeline.nsamples, begun, old=pipeline.nsamples),
         "run": {"replayed": False, "states": {}, **_shared_run(pipeline, begun)},
     }
 
 
-def given_of(epoch: int, parts: Sequence[WorkerPart]) -> int:
-    """Return how many of the ``epoch`` items of a pipeline have been given, so that the rest is shared out."""
-    left = sum(Fraction((epoch - part.state["given"]) * (part.last - part.first), part.whole) for part in parts)
+def given_of(epoch: int, parts: Sequence[WorkerPart], *, old: int) -> int:
+    """Return how many of the ``epoch`` items of a pipeline count as given, so that what is left of the ``old`` ones is
+    shared out."""
+    left = sum(Fraction((old - part.state["given"]) * (part.last - part.first), part.whole) for part in parts)
     return max(0, epoch - math.ceil(left))
+
+
+def _latest(states: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Return the latest epochs of ``states``: a worker may have begun one before another."""
+    return {number: max(state["epochs"][number] for state in states) for number in states[0]["epochs"]}
 
 
 def _settled(pipeline: Any, part: WorkerPart) -> WorkerPart:

@@ -53,9 +53,12 @@ class Declared:
 
 
 class Run:
-    """One pass over ``stages``; ``saved`` is what `save` of an earlier one returned."""
+    """One pass over ``stages``; ``saved`` is what `save` of an earlier one returned. ``sources`` are the datasets
+    within the first stage."""
 
-    def __init__(self, stages: Sequence[Declared], saved: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, stages: Sequence[Declared], saved: Mapping[str, Any] | None = None, sources: Sequence[Any] = ()
+    ) -> None:
         self._stages = stages
         self._states: dict[int, StageState] = {}
         self.source = max((number for number, one in enumerate(stages) if one.reads), default=0)
@@ -64,11 +67,13 @@ class Run:
         self._given = 0
         self._ended = False
         self._random: dict[str, Any] = {}
+        self._sources: list[Any] = []
+        """States of the sources when the pass began, if it may have to be run again."""
         self._saved = saved
         if saved is not None and saved["replayed"] != bool(self._unknown):
             raise StateError("this state was saved by a pipeline whose stages declare other states")
         if self._unknown:
-            self._begin_replay()
+            self._begin_replay(sources)
 
     # ------------------------------------------------------------------ building the chain of iterators
 
@@ -137,10 +142,14 @@ class Run:
 
     # ------------------------------------------------------------------ running again from the beginning
 
-    def _begin_replay(self) -> None:
+    def _begin_replay(self, sources: Sequence[Any]) -> None:
         if self._saved is None:
             self._random = save_global_random()
+            self._sources = [source.state_between() for source in sources]
             return
+        self._sources = self._saved["sources"]
+        for source, saved in zip(sources, self._sources, strict=True):
+            source.load_state_dict(saved)
         self._random = self._saved["random"]
         warn_once(
             logger,
@@ -174,6 +183,7 @@ class Run:
                 "given": self._given,
                 "states": starts,
                 "random": self._random,
+                "sources": self._sources,
                 "random_now": save_global_random(),
             }
         urls: dict[str, int] = {}
@@ -182,6 +192,11 @@ class Run:
             front = number < self.source
             saved["states"][str(number)] = state.save_start() if front else self._packed(state.save(), number, urls)
         first = self._stages[0].stage
+        if hasattr(first, "datasets") and 0 not in self._states:
+            raise StateError(
+                f"a {type(first).__name__} has a state if each of its datasets has one and none is there twice: put "
+                "lists and mixes into wds.DataPipeline(...)"
+            )
         if self.source == 0 and 0 not in self._states:
             saved["source"] = first.state_dict() if hasattr(first, "state_dict") else self._given
             saved["ended"] = self._ended

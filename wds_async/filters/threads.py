@@ -27,6 +27,7 @@ from wds_async.tracebacks import located
 __all__ = ["ThreadsState", "ordered_map"]
 
 _EXIT_S = 1.5
+_RUNNING_S = 0.1  # for a call that ran when its threads were ended
 
 Result = tuple[Any, BaseException | None]
 Job = tuple[Any, "queue.SimpleQueue[Result]"]
@@ -40,6 +41,16 @@ class ThreadsState(StageState):
         self.jobs: deque[Job] = deque()
         self.inputs: list[Any] = []
         """Items of an earlier run that are to be submitted first."""
+        self.function: Callable[[Any], Any] | None = None
+        """Makes the results that are missing once the threads have ended, because the loop was left."""
+
+    @contextlib.contextmanager
+    def of(self, function: Callable[[Any], Any]) -> Iterator[None]:
+        """Note ``function`` when its threads have ended."""
+        try:
+            yield
+        finally:
+            self.function = function
 
     def save(self) -> dict[str, Any]:
         return {"ahead": Held([item for item, _ in self.jobs], self._results)}
@@ -55,12 +66,20 @@ class ThreadsState(StageState):
         """Return the results of the jobs, when they have come. StateError where a function raised."""
         results = []
         for number, (item, answer) in enumerate(self.jobs):
-            result = answer.get()
+            result = self._result(item, answer)
             self.jobs[number] = item, _answered(result)
             if result[1] is not None:
                 raise StateError("a function on a thread ahead has raised; the state can be saved behind that item")
             results.append(result[0])
         return results
+
+    def _result(self, item: Any, answer: queue.SimpleQueue[Result]) -> Result:
+        if self.function is None:
+            return answer.get()
+        try:
+            return answer.get(timeout=_RUNNING_S)
+        except queue.Empty:
+            return self.function(item), None
 
 
 def _answered(result: Result) -> queue.SimpleQueue[Result]:
@@ -102,7 +121,7 @@ def _threaded(
     failure: BaseException | None = None
     owner = os.getpid()
     jobs = state.jobs
-    with contextlib.closing(_Threads(f, threads)) as pool:
+    with state.of(f), contextlib.closing(_Threads(f, threads)) as pool:
         while jobs or not ended:
             while not ended and len(jobs) < 2 * threads:
                 try:

@@ -35,6 +35,10 @@ class ReadState(StageState):
         """Shards that were shared out, in place of those of the shard list."""
         self._endless = False
         self._first = 0
+        self._before: str | None = None
+        """URL of the last shard in front of those of this run."""
+        self._read: dict[int, str] = {}
+        """The open shard and the one before it, by their numbers."""
         self._open: ShardRecovery | None = None
         self._facts: dict[str, Any] = {}
         """By URL, facts of the shards that samples which stages hold may be of."""
@@ -44,7 +48,21 @@ class ReadState(StageState):
         which begins where it was left."""
         if self._entries is not None:
             source = itertools.chain(self._entries, source if self._endless else ())
-        return self._from_open(itertools.islice(source, self._shards, None))
+        return self._from_open(self._behind_those_read(iter(source)))
+
+    def _behind_those_read(self, source: Iterator[Any]) -> Iterator[Any]:
+        """Return what follows the shards that were read. StateError where the last one is not the one it was."""
+        for entry in itertools.islice(source, max(0, self._shards - 1), self._shards):
+            self._check(entry, self._before, self._shards - 1)
+        return source
+
+    def _check(self, entry: Any, url: str | None, number: int) -> None:
+        now = entry if isinstance(entry, str) or entry is None else entry["url"]
+        if url is not None and now != url:
+            raise StateError(
+                f"when the state was saved, shard {number} was {redact(url)}, and now it is {redact(str(now))}: the "
+                "list of shards or its seed has changed, or a function in front of the reading draws random numbers"
+            )
 
     def listed(self) -> Iterator[Any]:
         """Return the shards to read that do not come from an endless source."""
@@ -56,17 +74,15 @@ class ReadState(StageState):
         if self._at is None:
             return rest
         entry = next(rest, None)
+        self._check(entry, self._at["url"], self._shards)
         info = {"url": entry} if isinstance(entry, str) else dict(entry or {})
-        if info.get("url") != self._at["url"]:
-            raise StateError(
-                f"the state was saved in shard {self._shards}, {redact(self._at['url'])}, and now that is "
-                f"{redact(str(info.get('url')))}: the list of shards or its seed has changed"
-            )
         return itertools.chain([_at(info, self._at)], rest)
 
     def begin(self, shard: ShardRecovery, number: int) -> None:
         """Note that ``shard``, number ``number`` of this run, begins."""
         self._shards, self._open, self.sample = self._first + number, shard, None
+        self._read = {number: url for number, url in self._read.items() if number == self._shards - 1}
+        self._read[self._shards] = shard.stream.url
 
     def save(self) -> dict[str, Any]:
         number, at = self._shards, None
@@ -76,15 +92,17 @@ class ReadState(StageState):
             number += 1
         elif self.sample is not None:
             at = {"url": self.sample.shard, "start": self.sample.stop, **_facts_of(self._open)}
-        saved: dict[str, Any] = {"shards": number, "at": at}
+        before = self._before if self._open is None or number == self._first else self._read[number - 1]
+        saved: dict[str, Any] = {"shards": number, "at": at, "before": before}
         if self._entries is not None:
             rest = self._entries[number:]
-            saved |= {"shards": max(0, number - len(self._entries)), "entries": rest, "endless": self._endless}
+            shards = max(0, number - len(self._entries))
+            saved |= {"shards": shards, "entries": rest, "endless": self._endless, "before": None}
         return saved
 
     def load(self, saved: dict[str, Any]) -> None:
         self._shards = self._first = saved["shards"]
-        self._at = saved.get("at")
+        self._at, self._before = saved.get("at"), saved.get("before")
         self._entries, self._endless = saved.get("entries"), saved.get("endless", False)
 
     def facts(self, urls: Iterable[str]) -> list[dict[str, Any]]:

@@ -35,8 +35,11 @@ class Labelled(world.TorchDataset):
         self.fields = None if source.fields is None else frozenset(source.fields)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
+        return self._labelled(iter(self.samples))
+
+    def _labelled(self, samples: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         fields, warned = self.fields, False
-        for sample in self.samples:
+        for sample in samples:
             if fields is not None:
                 # In place: a raw sample knows its shard and offset, which a new dictionary would not.
                 for name in [name for name in sample if name not in fields and not name.startswith("__")]:
@@ -110,9 +113,9 @@ class Mixture(mix.Mix):
     def _streams(self, datasets: Sequence[Iterable[Any]]) -> list[Labelled]:
         return [Labelled(samples, source) for samples, source in zip(datasets, self.sources, strict=True)]
 
-    def _closing(self, datasets: Iterable[Iterable[Any]], state: mix.MixState) -> Iterator[Any]:
-        streams = list(datasets)
-        return iter(streams[0]) if len(streams) == 1 else super()._closing(streams, state)
+    def _drawn(self, sources: list[Iterator[Any]], state: mix.MixState) -> Iterator[Any]:
+        items = self.mixed(sources, state)
+        return sources[0] if len(sources) == 1 else items
 
     def mixed(self, sources: list[Iterator[Any]], state: mix.MixState) -> Iterator[dict[str, Any]]:
         """Drawn by weight, until every source that ends has ended."""
