@@ -232,7 +232,7 @@ class WebLoader(DataPipeline, FluidInterface):
         for number, one in enumerate(self.declared()):
             if number and isinstance(one.state, type):
                 of_stage = [(part, part.state["run"]["states"].get(str(number), {})) for part in parts]
-                states[str(number)] = shared_states(one, of_stage)
+                states[str(number)] = shared_states(one, of_stage, {})
         run = {"replayed": False, "states": states}
         given = given_of(self._epoch_length(), parts, old=self._epoch_length(len(merged["merged"])))
         return {**ranks[0], "place": [*here[:2]], "given": given, "run": run}

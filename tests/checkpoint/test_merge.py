@@ -143,6 +143,18 @@ def test_an_order_of_buckets_cannot_be_shared_out(urls: list[str], monkeypatch: 
         Job(make, 3, None, monkeypatch, job.merged())
 
 
+def test_samples_in_buffers_are_not_chosen_again(urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def make() -> Any:
+        return dataset(urls).rsample(0.5, seed=1).shuffle(400, initial=400, seed=1)
+
+    job = Job(make, 2, None, monkeypatch)
+    taken = job.take(1)
+    state = job.merged()
+    rest = job.take()
+    assert sorted(Job(make, 3, None, monkeypatch, state).take()) == sorted(rest)
+    assert len({*taken, *rest}) == len(taken) + len(rest)
+
+
 def test_the_next_epoch_is_whole(urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     make = lambda: MAKERS["shuffle"](urls)  # noqa: E731
     job = Job(make, 4, None, monkeypatch)

@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -19,6 +19,7 @@ from wds_async import world
 from wds_async.checkpoint.packing import (
     load_global_random,
     pack_items,
+    pack_places,
     save_global_random,
     unpack_items,
     unpack_references,
@@ -27,6 +28,9 @@ from wds_async.checkpoint.run import Declared, Run
 from wds_async.errors import StateError
 
 __all__ = ["WorkerPart", "given_of", "merge_states", "parts_of", "ranks_of", "share", "shared_states", "state_of_rank"]
+
+
+_AS_BEFORE = "go on with as many ranks and workers as before"
 
 
 @dataclass(frozen=True)
@@ -152,27 +156,33 @@ def _shared_run(pipeline: Any, parts: Sequence[WorkerPart]) -> dict[str, Any]:
                 "of them declares nothing of its state, or the first is no list of shards"
             )
         if run.reads:
-            entries += [*_references(part, saved), *part.of(_remaining(pipeline, part))]
+            entries += part.of(_remaining(pipeline, part))
         elif "source" in saved and not saved["ended"]:
             nested.append(replace(part, state=saved["source"]))
+    numbers: dict[str, int] = {}
     states = {
-        str(number): shared_states(one, [(part, part.state["run"]["states"].get(str(number), {})) for part in parts])
+        str(number): shared_states(
+            one, [(part, part.state["run"]["states"].get(str(number), {})) for part in parts], numbers
+        )
         for number, one in enumerate(declared)
         if isinstance(one.state, type) and (number > run.source or not run.reads)
     }
     if run.reads:
         states[str(run.source)] = {"shards": 0, "entries": entries, "endless": _is_endless(pipeline)}
-        return {"states": states}
+        facts = {url: fact for part in parts for url, fact in part.state["run"].get("shards", ())}
+        return {"states": states, "shards": [[url, facts[url]] for url in numbers]}
     if "0" in states:
         return {"states": states}
     source = share(pipeline.pipeline[0], nested, nested[0].state) if nested else parts[0].state["run"]["source"]
     return {"states": states, "source": source, "ended": not nested}
 
 
-def shared_states(declared: Declared, states: Sequence[tuple[WorkerPart, Mapping[str, Any]]]) -> dict[str, Any]:
-    """Return the state of a stage that holds what the parts of its old ``states`` held, but for what comes again by its
-    references."""
-    combined = _combined(states, declared.name)
+def shared_states(
+    declared: Declared, states: Sequence[tuple[WorkerPart, Mapping[str, Any]]], numbers: dict[str, int]
+) -> dict[str, Any]:
+    """Return the state of a stage that holds what the parts of its old ``states`` held; ``numbers`` are those of the
+    URLs that it refers to."""
+    combined = _combined(states, declared.name, numbers)
     if (nested := [(part, saved) for part, saved in states if "nested" in saved]) and hasattr(
         declared.stage, "datasets"
     ):
@@ -192,40 +202,26 @@ def _shared_mix(datasets: Sequence[Any], states: Sequence[tuple[WorkerPart, Mapp
     return {"nested": nested, "left": left, "turn": 0}
 
 
-def _combined(states: Sequence[tuple[WorkerPart, Any]], stage: str) -> Any:
-    """Return the items that are in all ``states`` under their names, each part's piece."""
+def _combined(states: Sequence[tuple[WorkerPart, Any]], stage: str, numbers: dict[str, int]) -> Any:
+    """Return the items that are in all ``states`` under their names, each part's piece; references stay references."""
     names = dict.fromkeys(name for _, saved in states for name in saved if name != "nested")
     combined: dict[str, Any] = {}
     for name in names:
         values = [(part, saved[name]) for part, saved in states if isinstance(saved.get(name), Mapping)]
-        if any("count" in value for _, value in values):
-            items = [item for part, value in values if "items" in value for item in part.of(unpack_items(value))]
-            combined[name] = {**pack_items(items, stage), "done": True}
-        elif values:
-            combined[name] = _combined(values, stage)
+        if not any("count" in value for _, value in values):
+            combined |= {name: _combined(values, stage, numbers)} if values else {}
+            continue
+        items = [item for part, value in values if "items" in value for item in part.of(unpack_items(value))]
+        places = [
+            place
+            for part, value in values
+            if "references" in value
+            for place in part.of(unpack_references(value, [url for url, _ in part.state["run"].get("shards", ())]))
+        ]
+        if items and places:
+            raise StateError(f"some workers have samples of the stage {stage} and others their places: {_AS_BEFORE}")
+        combined[name] = pack_places(places, numbers) if places else {**pack_items(items, stage), "done": True}
     return combined
-
-
-def _references(part: WorkerPart, saved: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the spans of shards that hold the samples of ``part`` which stages hold."""
-    from wds_async.reading.position import entries_of  # noqa: PLC0415 (the engine)
-
-    shards = saved.get("shards", [])
-    for packed in _packed(list(saved["states"].values())):
-        references = part.of(unpack_references(packed, [url for url, _ in shards]))
-        yield from entries_of(references, dict(shards), alone=True)
-
-
-def _packed(value: Any) -> Iterator[dict[str, Any]]:
-    """Yield the packed references in ``value``."""
-    if isinstance(value, Mapping) and "references" in value:
-        yield dict(value)
-    elif isinstance(value, Mapping):
-        for name, one in value.items():
-            yield from _packed(one) if name != "nested" else ()
-    elif isinstance(value, list):
-        for one in value:
-            yield from _packed(one)
 
 
 def _remaining(pipeline: Any, part: WorkerPart) -> list[Any]:

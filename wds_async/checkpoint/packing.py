@@ -20,6 +20,7 @@ __all__ = [
     "Reference",
     "load_global_random",
     "pack_items",
+    "pack_places",
     "pack_references",
     "save_global_random",
     "unpack_items",
@@ -59,10 +60,15 @@ def load_global_random(saved: dict[str, Any]) -> None:
 
 def pack_references(samples: Sequence[RawSample], numbers: dict[str, int]) -> dict[str, Any]:
     """Return where ``samples`` stand in their shards, 16 characters for each; their URLs get ``numbers``."""
-    shards = array("I", [numbers.setdefault(sample.shard, len(numbers)) for sample in samples])
-    first = array("I", [sample.offset >> _BLOCK_BITS for sample in samples])
-    last = array("I", [(sample.stop or 0) >> _BLOCK_BITS for sample in samples])
-    return {"references": [pack_bytes(column.tobytes()) for column in (shards, first, last)], "count": len(samples)}
+    return pack_places([(sample.shard, sample.offset, sample.stop) for sample in samples], numbers)
+
+
+def pack_places(references: Sequence[Reference], numbers: dict[str, int]) -> dict[str, Any]:
+    """Return ``references`` packed, likewise."""
+    shards = array("I", [numbers.setdefault(url, len(numbers)) for url, _, _ in references])
+    first = array("I", [offset >> _BLOCK_BITS for _, offset, _ in references])
+    last = array("I", [(stop or 0) >> _BLOCK_BITS for _, _, stop in references])
+    return {"references": [pack_bytes(column.tobytes()) for column in (shards, first, last)], "count": len(references)}
 
 
 def unpack_references(packed: dict[str, Any], urls: Sequence[str]) -> list[Reference]:

@@ -132,56 +132,31 @@ def _at(entry: Mapping[str, Any], at: Mapping[str, Any]) -> dict[str, Any]:
     return {**rest, "version": at["version"]}
 
 
-def entries_of(
-    references: Sequence[Reference], facts: Mapping[str, Mapping[str, Any]], *, alone: bool = False
-) -> Iterator[dict[str, Any]]:
+def entries_of(references: Sequence[Reference], facts: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the spans of shards that hold ``references``, each to be read by one request or a few; compressed shards
-    whole. ``alone``: for a reading stage that is to give these samples and none of those between them."""
-    for url, group in itertools.groupby(
-        sorted(references if alone else set(references), key=_place), key=lambda reference: reference[0]
-    ):
-        stop: int | None = None
-        offsets: list[int] = []
+    whole."""
+    places = sorted(set(references), key=_place)
+    for url, group in itertools.groupby(places, key=lambda reference: reference[0]):
+        of_shard = facts.get(url, {})
+        whole = {"url": url, "version": of_shard.get("version", "")}
+        if of_shard.get("compressed"):
+            yield whole
+            continue
         span: dict[str, Any] = {}
-        for _, offset, behind in group:
-            again = alone and offsets[-1:] == [offset]  # drawn twice: once more by another span
-            whole = "start" not in span
-            if span and not again and (whole or (stop is not None and offset - stop <= _GAP_BYTES)):
-                stop = behind
-                span |= {} if whole else {"stop": stop}
-                offsets.append(offset)
+        for _, offset, stop in group:
+            if span and span["stop"] is not None and offset - span["stop"] <= _GAP_BYTES:
+                span["stop"] = stop
                 continue
             if span:
                 yield span
-            stop, offsets = behind, [offset]
-            of_shard = facts.get(url, {})
-            span = {"url": url, "version": of_shard.get("version", "")}
-            span |= {} if of_shard.get("compressed") else {"start": offset, "stop": stop}
-            if alone:
-                span["only"] = offsets
+            span = {**whole, "start": offset, "stop": stop}
         yield span
 
 
 def wanted(samples: Iterator[RawSample], stream: ShardStream) -> Iterator[RawSample]:
-    """Return those of ``samples`` that the entry of their shard asks for: those ``behind`` an offset, or those that it
-    names in ``only``. StateError where one of these is missing."""
-    behind, only = stream.info.get("behind", stream.start), stream.info.get("only")
-    if only is not None:
-        return _at_offsets(samples, {offset for offset in only if offset >= behind}, stream.url)
-    if behind > stream.start:
-        return itertools.dropwhile(lambda sample: sample.offset < behind, samples)
-    return samples
-
-
-def _at_offsets(samples: Iterable[RawSample], left: set[int], url: str) -> Iterator[RawSample]:
-    for sample in samples if left else ():
-        if sample.offset in left:
-            left.remove(sample.offset)
-            yield sample
-        if not left:
-            return
-    if left:
-        raise _missing(url, min(left))
+    """Return those of ``samples`` that the entry of their shard asks for: those ``behind`` an offset."""
+    behind = stream.info.get("behind", 0)
+    return itertools.dropwhile(lambda sample: sample.offset < behind, samples) if behind else samples
 
 
 def _missing(url: str, offset: int) -> StateError:

@@ -119,7 +119,7 @@ def _read(
                 before, behind = total + n, None
                 shard = reading.begin(stream)
                 state.begin(shard, stream.number)
-                note = None if recorder is None or "only" in stream.info else recorder.begin()
+                note = None if recorder is None else recorder.begin()
                 grouping.update(local_path=stream.local_path, on_return=_return_warning(stream), on_cut=shard.on_cut)
                 while True:
                     try:
