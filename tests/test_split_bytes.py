@@ -172,7 +172,9 @@ def test_a_shard_without_a_size() -> None:
 
 
 @pytest.mark.parametrize(
-    "kw", [{"nodesplitter": None}, {"resampled": True}, {"workersplitter": split_by_node}, {"split": "shards"}], ids=str
+    "kw",
+    [{"nodesplitter": None}, {"resampled": True}, {"workersplitter": split_by_node}, {"split": "shards"}],
+    ids=" ".join,
 )
 def test_what_does_not_go_together(kw: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "0.tar").write_bytes(SHARDS[0])
