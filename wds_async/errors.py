@@ -25,6 +25,7 @@
     ├── DecodingError                       a field could not be decoded
     ├── CostLimitReached (RuntimeError)     the run would cost more than ``WDS_COST_LIMIT``
     ├── TooMuchLost (RuntimeError)          handlers skipped too much, or no shard gives a sample any more
+    ├── StateError (ValueError)             a state that cannot be saved, or not be gone on from
     ├── UnsafeContent (ValueError)          refused by the security rules
     └── ReaderClosed (RuntimeError)         a reader used after ``close`` or in another process
 
