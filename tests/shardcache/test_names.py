@@ -94,6 +94,7 @@ def test_names_stay_within_the_folder(url: str) -> None:
 @example("s3://b/x", "gs://b/x")
 @example("s3://b/a/x", "s3://b/a//x")
 @example("pipe:cat s3://b/x", "pipe:cat s3://b/x ")
+@example("/", "/\\")
 def test_different_urls_have_different_names(one: str, other: str) -> None:
     # A host in capitals is the same host, a URL with a bare '?' the same URL, and who logs in makes no difference.
     def same(url: str) -> str:

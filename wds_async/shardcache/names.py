@@ -125,7 +125,7 @@ def _parts(address: str) -> tuple[str, str, str, str]:
         return kind, "", "/" + "_".join(words), ""
     if kind in ("", "file"):
         path = os.path.abspath(local_path(address) or "")
-        return "file", "", "/" + path.replace("\\", "/").lstrip("/"), ""
+        return "file", "", "/" + path.replace(os.sep, "/").lstrip("/"), ""
     _, _, rest = address.partition("://")
     place, _, query = rest.partition("?")
     host, slash, path = place.partition("/")
