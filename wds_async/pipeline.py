@@ -533,13 +533,17 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
         """Go on from ``state`` (see `state_dict`) when it is iterated next; the program's generators of random numbers
         (Python's, numpy's, torch's of the CPU) are set to what they were. Of a merged state (`merge_states`) this rank
         takes its share. Raises StateError where it was saved by another version or by a pipeline of other stages."""
-        if (version := state.get("version")) != STATE_VERSION:
+        from wds_async.checkpoint.states import check_keys  # noqa: PLC0415 (only where states are used)
+
+        check_keys(state, "version", "stages")
+        if (version := state["version"]) != STATE_VERSION:
             raise StateError(f"a state of version {version!r}; this wds_async reads version {STATE_VERSION}")
         names = [_kind_of(stage) for stage in self.pipeline]
         if state["stages"] != names:
             raise StateError(f"the state is of a pipeline with stages {state['stages']}, and this one has {names}")
         if "merged" in state:
             state = self._share_of(state)
+        check_keys(state, "place", "epochs", "seeds", "passes", "given", "run")
         (rank, ranks), here = state["place"], world.place()
         if state["run"] is not None and (rank, ranks) != here[:2]:
             raise StateError(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -228,3 +230,30 @@ def test_the_rest_of_an_epoch_of_all_ranks_is_shared(
         monkeypatch.setenv("RANK", str(rank))
         left.append(len(list(one)))
     assert left == [12 // ranks] * ranks
+
+
+@pytest.mark.parametrize(
+    "state", [None, "text", {}, {"version": 1}, {"run": {}}, {"run": {"replayed": False}}], ids=str
+)
+def test_what_is_no_whole_state_says_so(state: Any, urls: list[str]) -> None:
+    pipeline = dataset(urls)
+    taken(iter(pipeline), 1)
+    whole = through_json(pipeline)
+    damaged = {**whole, **state} if isinstance(state, dict) and "run" in state else state
+    resumed = dataset(urls)
+
+    def go_on() -> None:
+        resumed.load_state_dict(damaged)
+        next(iter(resumed))
+
+    with pytest.raises(StateError, match="no state, or a damaged one"):
+        go_on()
+    if damaged is state:
+        with pytest.raises(StateError, match="no state, or a damaged one"):
+            wds.merge_states([state])
+
+
+def test_an_iteration_that_is_open_at_the_end_of_the_program_says_nothing(urls: list[str]) -> None:
+    code = "import sys, wds_async as wds; d = wds.WebDataset(sys.argv[1:], shardshuffle=False); i = iter(d); next(i)"
+    done = subprocess.run([sys.executable, "-c", code, *urls], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -25,10 +25,10 @@ from wds_async.checkpoint.packing import (
     unpack_references,
 )
 from wds_async.checkpoint.run import Declared, Run
+from wds_async.checkpoint.states import check_keys
 from wds_async.errors import StateError
 
 __all__ = ["WorkerPart", "given_of", "merge_states", "parts_of", "ranks_of", "share", "shared_states", "state_of_rank"]
-
 
 _AS_BEFORE = "go on with as many ranks and workers as before"
 
@@ -59,9 +59,12 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     once. What can be shared out are pipelines whose stages all declare their state, from shards that end. Raises
     StateError where a rank's state is missing or there twice, or where they are of different versions or stages.
     """
-    merged = sorted(states, key=lambda state: tuple(state["place"]))
-    if not merged:
+    given = list(states)
+    if not given:
         raise StateError("merge_states: no states were given")
+    for state in given:
+        check_keys(state, "version", "stages", "place", "run")
+    merged = sorted(given, key=lambda state: tuple(state["place"]))
     places = [tuple(state["place"]) for state in merged]
     if places != [(rank, len(merged)) for rank in range(len(merged))]:
         raise StateError(
@@ -99,9 +102,7 @@ def share(pipeline: Any, parts: Sequence[WorkerPart], template: Mapping[str, Any
     settled = [_settled(pipeline, part) for part in parts]
     begun = [part for part in settled if part.state["run"] is not None]
     if len({part.state["passes"] for part in begun}) > 1:
-        raise StateError(
-            "the workers are in different passes of repeat(): go on with as many ranks and workers as before"
-        )
+        raise StateError(f"the workers are in different passes of repeat(): {_AS_BEFORE}")
     place = world.place()
     return {
         **{name: template[name] for name in ("version", "stages", "seeds")},

@@ -22,7 +22,7 @@ from wds_async.checkpoint.packing import (
     unpack_items,
     unpack_references,
 )
-from wds_async.checkpoint.states import Held, StageState
+from wds_async.checkpoint.states import Held, StageState, check_keys
 from wds_async.errors import StateError
 from wds_async.logs import warn_once
 from wds_async.tar.group import RawSample
@@ -70,8 +70,10 @@ class Run:
         self._sources: list[Any] = []
         """States of the sources when the pass began, if it may have to be run again."""
         self._saved = saved
-        if saved is not None and saved["replayed"] != bool(self._unknown):
-            raise StateError("this state was saved by a pipeline whose stages declare other states")
+        if saved is not None:
+            check_keys(saved, "replayed", "states")
+            if saved["replayed"] != bool(self._unknown):
+                raise StateError("this state was saved by a pipeline whose stages declare other states")
         if self._unknown:
             self._begin_replay(sources)
 

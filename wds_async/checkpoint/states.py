@@ -17,11 +17,15 @@ from typing import Any
 from wds_async.errors import StateError
 
 __all__ = [
+    "NO_BATCH",
     "Counted",
     "Held",
     "RandomState",
     "Rest",
     "StageState",
+    "WorkerState",
+    "WorkerStates",
+    "check_keys",
     "pack_bytes",
     "pack_random",
     "unpack_bytes",
@@ -38,8 +42,8 @@ class StageState:
 
     `save` returns values that JSON can hold, in dicts and lists, and `Held` for items; `load` receives the same with
     the items in their places, before the stage begins. What stands under the key ``nested`` is left as it is: states of
-    other pipelines. A stage in front of the one that reads shards is run again from
-    its beginning: `save_start` returns what `load` needs for that.
+    other pipelines. A stage in front of the one that reads shards is run again from its beginning: `save_start` returns
+    what `load` needs for that.
     """
 
     def save(self) -> dict[str, Any]:
@@ -167,6 +171,16 @@ class WorkerStates:
     """The worker whose batch comes next."""
     items_each: int
     """Items of the dataset in a batch."""
+
+
+def check_keys(state: Any, *keys: str) -> None:
+    """Raise StateError for what is no state: no dict, or one without all of ``keys``."""
+    missing = [key for key in keys if key not in state] if isinstance(state, Mapping) else list(keys)
+    if missing:
+        raise StateError(
+            f"{state!r:.60} is no state, or a damaged one: it has no {', '.join(map(repr, missing))}. Load what "
+            "state_dict() returned, whole"
+        )
 
 
 def pack_random(state: tuple[Any, ...]) -> list[Any]:

@@ -11,6 +11,7 @@ import json
 import mmap
 import os
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -205,8 +206,8 @@ class ThreadClock:
         self._counters.add("cpu_s", self._last.at[1] - then[1])
 
     def stop(self) -> None:
-        """Count the rest, where the thread that reads closes its reader."""
-        if self._thread == threading.get_ident():
+        """Count the rest, where the thread that reads closes its reader; nothing at the interpreter's end."""
+        if self._thread == threading.get_ident() and not sys.is_finalizing():
             self.look(at_once=True)
 
 
