@@ -254,6 +254,10 @@ def test_what_is_no_whole_state_says_so(state: Any, urls: list[str]) -> None:
 
 
 def test_an_iteration_that_is_open_at_the_end_of_the_program_says_nothing(urls: list[str]) -> None:
-    code = "import sys, wds_async as wds; d = wds.WebDataset(sys.argv[1:], shardshuffle=False); i = iter(d); next(i)"
+    # The function holds the program's names in a cycle, which ends when Python's own have gone.
+    code = (
+        "import sys, wds_async as wds; d = wds.WebDataset(sys.argv[1:], shardshuffle=False); i = iter(d); next(i)\n"
+        "def cycle(): return d"
+    )
     done = subprocess.run([sys.executable, "-c", code, *urls], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
