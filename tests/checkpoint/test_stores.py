@@ -43,14 +43,7 @@ def http(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
 
 
 def s3(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
-    boto3 = pytest.importorskip("boto3")
-    address, patch = request.getfixturevalue("moto"), request.getfixturevalue("clean_aws")
-    for name, value in {**moto_server.CREDENTIALS, "AWS_DEFAULT_REGION": "us-east-1"}.items():
-        patch.setenv(name, value)
-    patch.setenv("AWS_ENDPOINT_URL", address)
-    moto_server.reset(address)
-    client = boto3.client("s3")
-    client.create_bucket(Bucket="bucket")
+    client = moto_server.empty_bucket(request.getfixturevalue("moto"), request.getfixturevalue("clean_aws"))
     for name, body in BODIES.items():
         client.put_object(Bucket="bucket", Key=name, Body=body)
     return [f"s3://bucket/{name}" for name in NAMES]

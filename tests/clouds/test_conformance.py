@@ -108,14 +108,7 @@ def memory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreUnde
 
 
 def s3(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreUnderTest]:
-    boto3 = pytest.importorskip("boto3")
-    address, patch = request.getfixturevalue("moto"), request.getfixturevalue("clean_aws")
-    for name, value in {**moto_server.CREDENTIALS, "AWS_DEFAULT_REGION": "us-east-1"}.items():
-        patch.setenv(name, value)
-    patch.setenv("AWS_ENDPOINT_URL", address)
-    moto_server.reset(address)
-    client = boto3.client("s3")
-    client.create_bucket(Bucket="bucket")
+    client = moto_server.empty_bucket(request.getfixturevalue("moto"), request.getfixturevalue("clean_aws"))
 
     def names() -> list[str]:
         assert not client.list_multipart_uploads(Bucket="bucket").get("Uploads"), "an upload was left behind"

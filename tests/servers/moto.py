@@ -11,7 +11,7 @@ import pytest
 
 from tests.servers.process import ServerMissing, required
 
-__all__ = ["CREDENTIALS", "clean_aws", "moto"]
+__all__ = ["CREDENTIALS", "clean_aws", "empty_bucket", "moto"]
 
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "AKIAMOTOMOTOMOTOMOTO", "AWS_SECRET_ACCESS_KEY": "hush-secret"}
 
@@ -62,3 +62,14 @@ def moto() -> Iterator[str]:
 def reset(base: str) -> None:
     """Forget all buckets."""
     urllib.request.urlopen(urllib.request.Request(f"{base}/moto-api/reset", method="POST")).close()
+
+
+def empty_bucket(address: str, environment: pytest.MonkeyPatch) -> Any:
+    """Point ``environment`` to the server at ``address``; return a client of it, with an empty bucket ``bucket``."""
+    boto3 = pytest.importorskip("boto3")
+    for name, value in {**CREDENTIALS, "AWS_DEFAULT_REGION": "us-east-1", "AWS_ENDPOINT_URL": address}.items():
+        environment.setenv(name, value)
+    reset(address)
+    client = boto3.client("s3")
+    client.create_bucket(Bucket="bucket")
+    return client

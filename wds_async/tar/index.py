@@ -156,6 +156,7 @@ def headers_of(source: ByteSource) -> Iterator[Header]:
     Raises what `parse.members` raises for the same bytes, but for FieldTooLarge. Call ``source.drop()`` at the end.
     """
     headers, first = Headers(source), -1
+    # The loop of `parse`, without the data. Both are spelled out: sharing it would take a call for each header.
     sums, sizes, unpack, adler32 = LOW_SUMS, SIZES, HEADER.unpack_from, zlib.adler32
     view, pos, end = source.view, source.pos, source.end
     try:
