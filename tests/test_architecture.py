@@ -42,7 +42,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("reading", "reading.*", "autodecode", "decoding", "decoding.*", "filters.*", "shardlists.*", "mix",
      "extradatasets",
      "cache", "samplecache", "indexed.files",
-     "indexed.index", "indexed.learnt", "indexed.places", "indexed.shardindex", "shared_batches", "pipeline",
+     "indexed.index", "indexed.learnt", "indexed.places", "indexed.shardindex", "shared_batches", "stages", "pipeline",
      "observe", "observe.*", "checkpoint", "checkpoint.*"),
     ("dataset", "equalsteps", "fluid", "loader", "asyncreader", "lengths", "misuse", "multi", "indexed", "indexed.*",
      "legacy", "legacy.*"),

@@ -12,9 +12,10 @@ import pytest
 from wds_async import filters, shardlists, world
 from wds_async.errors import ConfigError, ReaderClosed
 from wds_async.filters import shuffle
-from wds_async.pipeline import DataPipeline, FilterFunction, PipelineStage, Sourced, pipelinefilter, stage_of
+from wds_async.pipeline import DataPipeline
 from wds_async.reading.records import RecordStage, cbors_to_samples
 from wds_async.shardlists import split_by_worker
+from wds_async.stages import FilterFunction, PipelineStage, Sourced, pipelinefilter, stage_of
 from wds_async.tariterators import TarStage, tarfile_to_samples
 
 

@@ -64,9 +64,8 @@ if TYPE_CHECKING:
     )
     from wds_async.loader import WebLoader as WebLoader
     from wds_async.mix import RandomMix as RandomMix, RoundRobin as RoundRobin
-    from wds_async.pipeline import (
-        DataPipeline as DataPipeline, PipelineStage as PipelineStage, pipelinefilter as pipelinefilter,
-    )
+    from wds_async.pipeline import DataPipeline as DataPipeline
+    from wds_async.stages import PipelineStage as PipelineStage, pipelinefilter as pipelinefilter
     from wds_async.reading import records as records
     from wds_async.reading.records import (
         cbors2_to_samples as cbors2_to_samples, cbors_to_samples as cbors_to_samples,
@@ -106,7 +105,8 @@ _HOMES = {
     "loader": "WebLoader",
     "mix": "RandomMix RoundRobin",
     "reading.url_files": "gopen gopen_schemes",
-    "pipeline": "DataPipeline PipelineStage pipelinefilter",
+    "pipeline": "DataPipeline",
+    "stages": "PipelineStage pipelinefilter",
     "reading.records": "cbors2_to_samples cbors_to_samples msgpacks_to_samples",
     "shardlists": "MultiShardSample ResampledShards SimpleShardList non_empty resampled shardspec single_node_only "
     "split_by_node split_by_worker",

@@ -21,7 +21,6 @@ from wds_async.config import settings
 from wds_async.errors import CostLimitReached, NotATar, StorageError
 from wds_async.handlers import Handler, reraise_exception
 from wds_async.observe.cost_limit import enforce
-from wds_async.pipeline import stage_maker
 from wds_async.reading.samples import tarfile_samples
 from wds_async.reading.stage import TarStage, tarfile_to_samples
 from wds_async.reading.url_files import gopen
@@ -30,6 +29,7 @@ from wds_async.shardcache.cache import DiskCache, shard_cache
 from wds_async.shardcache.eviction import files, remove_until
 from wds_async.shardcache.formats import looks_like_shard
 from wds_async.shardcache.names import cache_name, claim
+from wds_async.stages import stage_maker
 from wds_async.storage.registry import locate
 from wds_async.urls import scheme
 

@@ -19,13 +19,14 @@ from wds_async.errors import ConfigError
 from wds_async.fluid import FluidInterface
 from wds_async.handlers import Handler, reraise_exception
 from wds_async.misuse import log_unmatched_rules, warn_of_batches_in_torch, warn_of_uneven_ranks
-from wds_async.pipeline import DataPipeline, Traits, epochs_of
+from wds_async.pipeline import DataPipeline, epochs_of
 from wds_async.reading.options import MAX_FIELD_BYTES
 from wds_async.reading.stage import ReadingStage, tarfile_to_samples
 from wds_async.redact import redact
 from wds_async.shardlists import lists, spec
 from wds_async.shardlists.mixture import Mixture
 from wds_async.shardlists.plan import ShardPlan, log_seed, shuffle_buffer, shuffle_seed
+from wds_async.stages import Traits
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.tar.group import base_plus_ext
 from wds_async.tracebacks import Shortened

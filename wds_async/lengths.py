@@ -13,10 +13,10 @@ from wds_async import world
 from wds_async.environment import value
 from wds_async.filters.shuffling import detshuffle, epochshuffle
 from wds_async.handlers import reraise_exception
-from wds_async.pipeline import Traits, bound_arguments, traits_of
 from wds_async.reading.stage import ReadingStage
 from wds_async.shardlists import lists
 from wds_async.shardlists.mixture import Mixture
+from wds_async.stages import Traits, bound_arguments, traits_of
 
 __all__ = ["Length", "batched", "of", "of_shards", "through", "together"]
 

@@ -7,10 +7,11 @@ import sys
 from typing import Any
 
 from wds_async import world
-from wds_async.pipeline import DataPipeline, traits_of
+from wds_async.pipeline import DataPipeline
 from wds_async.reading.stage import ReadingStage
 from wds_async.rewrite import note_matches, unmatched_rules
 from wds_async.shardlists import lists as shardlists
+from wds_async.stages import traits_of
 from wds_async.tracebacks import warn
 
 __all__ = ["log_unmatched_rules", "warn_of_batches_in_torch", "warn_of_batches_twice", "warn_of_uneven_ranks"]

@@ -13,7 +13,8 @@ from typing import Any
 from wds_async import world
 from wds_async.checkpoint.states import RandomState
 from wds_async.errors import ConfigError
-from wds_async.pipeline import Composite, Traits
+from wds_async.pipeline import Composite
+from wds_async.stages import Traits
 
 __all__ = [
     "Mix",

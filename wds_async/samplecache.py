@@ -29,7 +29,7 @@ from wds_async import packages, world
 from wds_async.arguments import check_size
 from wds_async.autodecode import torch_loads, unpickle_loads
 from wds_async.errors import ConfigError, UnsafeContent
-from wds_async.pipeline import PipelineStage
+from wds_async.stages import PipelineStage
 from wds_async.tar.group import RawSample
 
 __all__ = ["LMDBCached", "SQLiteCache"]

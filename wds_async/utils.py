@@ -5,7 +5,7 @@ from typing import Any
 from wds_async import config
 from wds_async.extradatasets import guess_batchsize, repeatedly
 from wds_async.filters.basic import identity
-from wds_async.pipeline import PipelineStage
+from wds_async.stages import PipelineStage
 from wds_async.world import make_seed
 from wds_async.world import place as pytorch_worker_info
 from wds_async.world import worker_seed as pytorch_worker_seed

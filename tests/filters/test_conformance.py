@@ -26,12 +26,12 @@ from wds_async import filters
 from wds_async.errors import DecodingError
 from wds_async.handlers import ignore_and_continue, ignore_and_stop
 from wds_async.mix import Mix
-from wds_async.pipeline import FilterFunction, RestCurried, Sourced, traits_of
 from wds_async.reading.parts import group_by_keys, tar_file_expander, url_opener
 from wds_async.samplecache import SQLiteCache
 from wds_async.shardlists.lists import DirectoryShardList, MultiShardSample, ResampledShards, SimpleShardList
 from wds_async.shardlists.mixture import Mixture
 from wds_async.shardlists.spec import load
+from wds_async.stages import FilterFunction, RestCurried, Sourced, traits_of
 
 
 def number(x: Any) -> Any:

@@ -1,7 +1,7 @@
 """What stages hold between two items, as JSON can hold it.
 
 An iteration pulls its items one by one, so that between two of them every stage is suspended, and what it holds is well
-defined. A stage that holds something declares a class of `StageState` (`pipeline.Traits.state`) and receives an object
+defined. A stage that holds something declares a class of `StageState` (`stages.Traits.state`) and receives an object
 of it as ``state``.
 """
 

@@ -10,7 +10,7 @@ from typing import IO, Any, Literal
 
 from wds_async.arguments import each, passing
 from wds_async.handlers import Handler, passed, reraise_exception
-from wds_async.pipeline import Traits, pipelinefilter
+from wds_async.stages import Traits, pipelinefilter
 
 __all__ = ["default_decoders", "xdecode"]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from wds_async.decoding import streamdecode
 from wds_async.filters import basic, batch, buckets, fields, shuffling
 from wds_async.handlers import reraise_exception
-from wds_async.pipeline import FilterFunction, RestCurried, pipelinefilter
+from wds_async.stages import FilterFunction, RestCurried, pipelinefilter
 
 if TYPE_CHECKING:
     from wds_async.decoding.streamdecode import *  # noqa: F403

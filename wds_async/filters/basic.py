@@ -20,7 +20,7 @@ from wds_async.errors import ConfigError, StateError
 from wds_async.filters.fields import not_found
 from wds_async.filters.threads import ThreadsState, ordered_map
 from wds_async.handlers import Handler, passed, reraise_exception
-from wds_async.pipeline import PipelineStage, Traits, pipelinefilter
+from wds_async.stages import PipelineStage, Traits, pipelinefilter
 from wds_async.tracebacks import located
 
 if TYPE_CHECKING:

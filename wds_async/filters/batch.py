@@ -9,7 +9,7 @@ from typing import Any
 from wds_async import packages
 from wds_async.arguments import check_size, function, size
 from wds_async.checkpoint.states import Rest
-from wds_async.pipeline import Traits, pipelinefilter
+from wds_async.stages import Traits, pipelinefilter
 from wds_async.tracebacks import located
 
 __all__ = ["batched", "default_collation_fn", "tree_collation_fn", "unbatched", "unlisted"]

@@ -19,7 +19,7 @@ from wds_async.errors import ConfigError, StateError
 from wds_async.filters.batch import collate, default_collation_fn
 from wds_async.filters.fields import not_found
 from wds_async.handlers import Handler, passed, reraise_exception
-from wds_async.pipeline import Traits, pipelinefilter
+from wds_async.stages import Traits, pipelinefilter
 from wds_async.tracebacks import located
 
 __all__ = ["bucketed"]

@@ -10,8 +10,8 @@ from typing import Any
 from wds_async.arguments import each, of_type, passing
 from wds_async.errors import ConfigError
 from wds_async.handlers import Handler, passed, reraise_exception
-from wds_async.pipeline import Traits, pipelinefilter
 from wds_async.redact import redact
+from wds_async.stages import Traits, pipelinefilter
 from wds_async.tracebacks import warn
 
 __all__ = ["extract_keys", "getfirst", "not_found", "rename", "rename_keys", "to_tuple"]

@@ -12,7 +12,7 @@ from typing import Any
 from wds_async.arguments import check_probability, check_size, size
 from wds_async.checkpoint.states import Held, RandomState, Rest
 from wds_async.errors import ConfigError
-from wds_async.pipeline import PipelineStage, Traits, pipelinefilter
+from wds_async.stages import PipelineStage, Traits, pipelinefilter
 from wds_async.world import CountsEpochs, DrawnSeed, SharedEpoch, global_draws, seed_number
 
 __all__ = ["detshuffle", "epochshuffle", "permutation", "rsample", "shuffle"]

@@ -21,9 +21,10 @@ from wds_async.handlers import Handler, passed, reraise_exception
 from wds_async.legacy.fluent import OlderMethods
 from wds_async.legacy.names import deprecated
 from wds_async.loader import WebLoader
-from wds_async.pipeline import Composite, FilterFunction, Inheriting, Traits, pipelinefilter, stage_of, stages_of
+from wds_async.pipeline import Composite, Inheriting
 from wds_async.reading.stage import TarStage
 from wds_async.shardlists import lists
+from wds_async.stages import FilterFunction, Traits, pipelinefilter, stage_of, stages_of
 from wds_async.tracebacks import located
 
 __all__ = [

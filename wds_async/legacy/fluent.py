@@ -11,7 +11,7 @@ from wds_async import world
 from wds_async.arguments import check_size
 from wds_async.errors import ConfigError
 from wds_async.legacy.names import deprecated
-from wds_async.pipeline import stage_of
+from wds_async.stages import stage_of
 
 __all__ = ["Equalized", "OlderMethods"]
 

@@ -28,7 +28,7 @@ from rich.text import Text
 from wds_async import config, packages, world
 from wds_async.observe import screen
 from wds_async.observe.prices import Range, meter_of_job
-from wds_async.pipeline import Traits
+from wds_async.stages import Traits
 from wds_async.transfer.stats import Board, Boards, Stats
 from wds_async.transfer.traffic import Traffic
 

@@ -25,9 +25,9 @@ from wds_async.errors import (
 )
 from wds_async.handlers import Handler, reraise_exception
 from wds_async.observe.ledger import EpochLog, Ledger
-from wds_async.pipeline import stage_maker
 from wds_async.reading.stage import ReadingStage
 from wds_async.redact import redact
+from wds_async.stages import stage_maker
 from wds_async.tar.decompress import plain
 from wds_async.tar.source import Read
 from wds_async.transfer.reader import ShardReader, open_shards

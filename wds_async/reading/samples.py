@@ -14,12 +14,12 @@ from wds_async.handlers import Handler, reraise_exception
 from wds_async.logs import Once
 from wds_async.observe.cost_limit import enforce
 from wds_async.observe.ledger import EpochLog, Ledger
-from wds_async.pipeline import Traits
 from wds_async.reading.options import MAX_FIELD_BYTES, field_limit, on_corrupt_policy, transfer_fields
 from wds_async.reading.parts import guarded
 from wds_async.reading.position import ReadState, wanted
 from wds_async.reading.recover import CorruptionPolicy
 from wds_async.redact import redact
+from wds_async.stages import Traits
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.tar.group import Keys, admission, base_plus_ext, expected, samples
 from wds_async.tar.parse import Member, members_of

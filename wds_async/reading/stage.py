@@ -11,8 +11,8 @@ from wds_async import config, world
 from wds_async.arguments import check_function
 from wds_async.environment import value
 from wds_async.handlers import Handler, check_handler, reraise_exception
-from wds_async.pipeline import FilterFunction, stage_maker
 from wds_async.reading.options import MAX_FIELD_BYTES, field_limit, on_corrupt_policy, transfer_fields
+from wds_async.stages import FilterFunction, stage_maker
 from wds_async.storage.options import StorageOptions
 from wds_async.tar.group import Keys, base_plus_ext, expected
 

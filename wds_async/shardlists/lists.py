@@ -15,10 +15,10 @@ from wds_async import config, world
 from wds_async.arguments import check_size, size
 from wds_async.checkpoint.states import Counted, RandomState
 from wds_async.errors import ConfigError, UrlError
-from wds_async.pipeline import Traits, pipelinefilter
 from wds_async.rewrite import note_matches
 from wds_async.shardlists.directories import DirectoryShardList
 from wds_async.shardlists.spec import Spec, SpecSource, is_specification, load
+from wds_async.stages import Traits, pipelinefilter
 from wds_async.storage.options import StorageOptions
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from wds_async import world
 from wds_async.config import TransferConfig
 from wds_async.errors import ConfigError
 from wds_async.logs import warn_once
-from wds_async.pipeline import PipelineStage
 from wds_async.reading.spans import entry_of
 from wds_async.redact import redact
+from wds_async.stages import PipelineStage
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.tar.cut import CutSpan
 from wds_async.tar.decompress import compressed_by
