@@ -21,7 +21,7 @@ Check = Callable[[str, str, Any], Any]
 
 
 def check_number(stage: str, argument: str, value: Any) -> float:
-    """``value`` as a float. TypeError where it is none; numpy's numbers and tensors of one element are."""
+    """Return ``value`` as a float. TypeError if it is none; numpy's numbers and tensors of one element are."""
     if not isinstance(value, (str, bytes)) and hasattr(type(value), "__float__"):
         try:
             return float(value)
@@ -52,7 +52,7 @@ def _check_optional_size(stage: str, argument: str, value: Any, at_least: int | 
 
 
 def size(at_least: int | None = None, *, optional: bool = False) -> Check:
-    """A `Check` by `check_size`; with ``optional``, None stays None."""
+    """Return a `Check` by `check_size`; with ``optional``, None stays None."""
     return functools.partial(_check_optional_size if optional else check_size, at_least=at_least)
 
 
@@ -64,12 +64,14 @@ def check_type(stage: str, argument: str, value: Any, types: tuple[type, ...], w
 
 
 def of_type(what: str, *types: type) -> Check:
-    """A `Check` by `check_type`."""
+    """Return a `Check` by `check_type`."""
     return functools.partial(check_type, types=types, what=what)
 
 
 def passing(what: str, predicate: Callable[[Any], bool]) -> Check:
-    """A `Check` of values for which ``predicate`` is true. TypeError, which names ``what`` it must be, for others."""
+    """Return a `Check` of values for which ``predicate`` is true. TypeError, which names ``what`` it must be, for
+    others.
+    """
 
     def check(stage: str, argument: str, value: Any) -> Any:
         return value if predicate(value) else check_type(stage, argument, value, (), what)
@@ -85,12 +87,12 @@ def check_function(stage: str, argument: str, value: Any, optional: bool = False
 
 
 def function(*, optional: bool = False) -> Check:
-    """A `Check` by `check_function`."""
+    """Return a `Check` by `check_function`."""
     return functools.partial(check_function, optional=optional)
 
 
 def each(check: Check) -> Check:
-    """A `Check` of ``*args`` or ``**kw``: of each value by ``check``."""
+    """Return a `Check` of ``*args`` or ``**kw``: of each value by ``check``."""
     return functools.partial(_each, check)
 
 

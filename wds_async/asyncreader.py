@@ -142,7 +142,7 @@ class _Channel:
         return wake is None or self._call(_resolve, wake)
 
     async def take(self) -> Any:
-        """The next item, or the end raised."""
+        """Return the next item, or raise the end."""
         self.taken += 1
         if self.taken % _TURN == 0:
             await asyncio.sleep(0)
@@ -161,7 +161,7 @@ class _Channel:
             await waiter
 
     def finish(self, end: BaseException) -> None:
-        """The stream is over: ``end`` is raised once what is ready has been taken, and ever after."""
+        """End the stream: ``end`` is raised once all ready items have been taken, and ever after."""
         with self.changed:
             self.end = end
             wake = self._waiting()
@@ -170,7 +170,7 @@ class _Channel:
         self._call(_resolve, self.ended)
 
     def stop(self) -> None:
-        """No more items are wanted; may be called from any thread, and often."""
+        """Stop the stream, since no more items are wanted; may be called from any thread, and repeatedly."""
         with self.changed:
             self.stopped = True
             self.ready.clear()

@@ -50,7 +50,7 @@ def _settings_for(*texts: str | bool | None) -> config.Settings:
 
 
 def _settings() -> config.Settings:
-    """The environment's rules for pickles, as they are now; parsed only when one of their texts has changed."""
+    """Return the environment's rules for pickles, as they are now; parsed only when one of their texts has changed."""
     names = ("WDS_SECURE", "WDS_ALLOW_PICKLE", "WDS_PYTORCH_WEIGHTS_ONLY")
     return _settings_for(config.security_enforced(), *[environment.variable(name) for name in names])
 
@@ -63,7 +63,8 @@ def _weights_only() -> bool:
 
 
 def unpickle_loads(data: bytes, allow_pickle: bool = False) -> Any:
-    """The object in a pickle. Only harmless classes are built, unless ``allow_pickle`` or ``WDS_ALLOW_PICKLE=1``.
+    """Return the object in a pickle. Only harmless classes are built, unless ``allow_pickle`` or
+    ``WDS_ALLOW_PICKLE=1``.
 
     Raises `UnsafeContent` for another class, and for every pickle under ``WDS_SECURE=1``.
     """
@@ -74,8 +75,8 @@ def unpickle_loads(data: bytes, allow_pickle: bool = False) -> Any:
 
 
 def torch_loads(data: bytes, allow_pickle: bool = False) -> Any:
-    """What ``torch.save`` wrote, on the CPU. Only tensors and plain containers, unless ``allow_pickle``,
-    ``WDS_ALLOW_PICKLE=1``, ``WDS_PYTORCH_WEIGHTS_ONLY=0`` or `pytorch_weights_only` says otherwise.
+    """Return what ``torch.save`` wrote, on the CPU. Only tensors and plain containers are loaded, unless
+    ``allow_pickle``, ``WDS_ALLOW_PICKLE=1``, ``WDS_PYTORCH_WEIGHTS_ONLY=0`` or `pytorch_weights_only` allows more.
 
     Raises `UnsafeContent` for another class, and for everything under ``WDS_SECURE=1``; `FieldTooLarge` for a file that
     was compressed and holds more than `MAX_UNPACKED_BYTES`.
@@ -103,8 +104,9 @@ def _trusted(allow_pickle: bool) -> bool:
 
 
 def npy_loads(data: bytes, allow_pickle: bool = False) -> Any:
-    """The array in a ``.npy``. Arrays of objects hold a pickle: ValueError, unless ``allow_pickle`` or
-    ``WDS_ALLOW_PICKLE=1``."""
+    """Return the array in a ``.npy``. Arrays of objects hold a pickle: ValueError, unless ``allow_pickle`` or
+    ``WDS_ALLOW_PICKLE=1``.
+    """
     return np.lib.format.read_array(io.BytesIO(data), allow_pickle=_trusted(allow_pickle))
 
 
@@ -164,7 +166,7 @@ def basichandlers(key: str, data: bytes) -> Any:
 
 
 def _trusting_basichandlers(key: str, data: bytes) -> Any:
-    """`basichandlers` for data that may hold any class."""
+    """Return `basichandlers` for data that may hold any class."""
     decode = decoders.get(key.rpartition(".")[2])
     if decode in _TAKES_TRUST:
         return decode(data, allow_pickle=True)  # type: ignore[call-arg]
@@ -176,7 +178,7 @@ def _by_extension(suffixes: tuple[str, ...], f: Callable[[bytes], Any], key: str
 
 
 def handle_extension(extensions: str, f: Callable[[bytes], Any]) -> DataHandler:
-    """A handler that applies ``f(data)`` to fields ending in one of ``extensions``, separated by blanks.
+    """Return a handler that applies ``f(data)`` to fields ending in one of ``extensions``, separated by blanks.
 
     An extension may have several parts (``"seg.jpg"``); whole parts are compared, and case does not count.
     """
@@ -234,7 +236,7 @@ class Decoder:
         self.partial = bool(partly)
 
     def decode1(self, key: str, data: Any) -> Any:
-        """The object in one field called ``key``, or ``data`` itself where no handler knows it."""
+        """Return the object in one field called ``key``, or ``data`` itself if no handler knows it."""
         key = f".{key}"
         for handler in self.handlers:
             result = handler(key, data)
@@ -246,7 +248,7 @@ class Decoder:
         return data
 
     def decode(self, sample: dict[str, Any]) -> dict[str, Any]:
-        """A new sample with the fields decoded. TypeError for what is not a dict."""
+        """Return a new sample with the fields decoded. TypeError for what is not a dict."""
         if not isinstance(sample, dict):
             kind = type(sample).__name__
             raise TypeError(f"decode takes samples that are dicts, not a {kind}: put it before to_tuple and batched")
@@ -270,8 +272,9 @@ class Decoder:
         return result
 
     def __call__(self, sample: Any) -> Any:
-        """`decode` of a sample. Of anything else that can be iterated, the dataset of its decoded samples
-        (deprecated): a dataset with ``compose`` keeps its class."""
+        """Return what `decode` makes of a sample. For anything else that can be iterated, return the dataset of its
+        decoded samples (deprecated): a dataset with ``compose`` keeps its class.
+        """
         if isinstance(sample, dict):
             return self.decode(sample)
         if not hasattr(sample, "__iter__"):
@@ -289,7 +292,7 @@ def _str_if_utf8(value: bytes) -> str | bytes:
 
 
 def _failure(sample: dict[str, Any], field: str, why: str) -> DecodingError:
-    """The error of one field. It holds names only, since an error that is kept must not keep a sample in memory."""
+    """Return the error of one field. It holds names only: an error that is kept must not keep a sample in memory."""
     value = sample[field]
     url, key = redact(str(sample.get("__url__", "?"))), sample.get("__key__", "?")
     what = f"{len(value)} bytes, {value[:16]!r}…" if isinstance(value, bytes) else type(value).__name__

@@ -50,7 +50,7 @@ class LoopThread:
 
     @property
     def alive(self) -> bool:
-        """Whether the thread runs."""
+        """True if the thread is running."""
         return self._thread.is_alive()
 
     def start(self) -> None:
@@ -101,7 +101,7 @@ class LoopThread:
 
 
 class BlockingThreads:
-    """At most ``most`` daemon threads, started when a call finds none idle."""
+    """Pool of at most ``most`` daemon threads; one is started when a call finds none idle."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, most: int = 24) -> None:
         self._loop = loop
@@ -171,7 +171,7 @@ _watched = 0
 
 
 def end_with_parent(stop: Callable[[], object]) -> None:
-    """In a DataLoader worker: end this process soon after its parent, ``stop`` being called first.
+    """End this process soon after its parent, if it is a DataLoader worker; ``stop`` is called first.
 
     torch's worker looks for its parent between two batches only: one that waits for bytes, or for a pipe that other
     workers hold open, would outlive a parent that was killed. The thread sleeps in the kernel. Does nothing in any

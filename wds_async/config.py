@@ -27,7 +27,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often and how long a part is tried.
+    """Rules for retrying a part: how often, and for how long.
 
     Attempts are counted without progress: one that brought a new byte starts the count again, so a long download over
     a bad line ends only when nothing moves any more.
@@ -57,7 +57,7 @@ class RetryPolicy:
         return self.max_contradictions if self.max_attempts is None else self.max_attempts
 
     def delay_s(self, attempt: int, rng: random.Random, retry_after_s: float | None = None) -> float:
-        """Seconds to wait after failed attempt number ``attempt`` (the first is 1)."""
+        """Return the seconds to wait after failed attempt number ``attempt`` (the first is 1)."""
         bound = min(self.cap_s, self.base_s * 2.0 ** min(attempt - 1, 30))
         return max(rng.uniform(0.0, bound), min(retry_after_s or 0.0, self.cap_s))
 
@@ -73,7 +73,7 @@ class RetryPolicy:
         return most is not None and attempt >= most
 
     def gives_up(self, attempt: int, idle_s: float, *, origin_known: bool, contradicted: bool = False) -> bool:
-        """Whether to stop after ``attempt`` failures in a row and ``idle_s`` seconds without a byte."""
+        """Return whether to stop after ``attempt`` failures in a row and ``idle_s`` seconds without a byte."""
         return idle_s >= self.allowed_s(origin_known=origin_known) or self.exhausted(attempt, contradicted=contradicted)
 
 
@@ -148,7 +148,7 @@ _OTHER_VARIABLES = {
 
 
 def settings() -> Settings:
-    """The environment as it is now; read again at each call, so that tests and notebooks can change it."""
+    """Return the environment as it is now; read again at each call, so that tests and notebooks can change it."""
     values = {name: value(_OTHER_VARIABLES.get(name) or f"WDS_{name.upper()}") for name in _SETTINGS}
     values["secure"] = values["secure"] or security_enforced()
     values["rewrite"] = values["rewrite"] or value("GOPEN_REWRITE")
@@ -157,8 +157,9 @@ def settings() -> Settings:
 
 
 def security_enforced() -> bool:
-    """Whether the program has set ``wds.utils.enforce_security``, which means the same as ``WDS_SECURE=1``; or its
-    parent has, which `inherit_security` passes to a spawned worker."""
+    """Return whether ``wds.utils.enforce_security`` is set, which means the same as ``WDS_SECURE=1``: by this program,
+    or by its parent, from which a spawned worker gets it (`inherit_security`).
+    """
     utils = packages.loaded("wds_async.utils")
     return _inherited_security or bool(getattr(utils, "__dict__", {}).get("enforce_security", False))
 

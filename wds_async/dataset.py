@@ -307,8 +307,9 @@ class WebDataset(DataPipeline, FluidInterface):
             self.append(Watch(boards[0] if len(boards) == 1 else Boards(boards), True, label))
 
     def __len__(self) -> int:
-        """The number given to `with_length` or as ``length``, else of what this rank receives, where an index (a JSON
-        shard list) tells the samples of each shard. TypeError otherwise."""
+        """Return the number given to `with_length` or as ``length``, else the number of samples that this rank
+        receives, if an index (a JSON shard list) gives the samples of each shard. TypeError otherwise.
+        """
         known = self.size is None and self.repetitions == 1 and self.equal_steps is None
         if known and (length := lengths.of(self.pipeline)) is not None:
             return length.total
@@ -344,7 +345,7 @@ def _sample_offsets(index: Any, options: StorageOptions, urls: Sequence[str]) ->
 def _source(
     shards: Any, plan: ShardPlan, reading: Callable[..., Any], storage_options: StorageOptions = NOTHING_GIVEN
 ) -> DataPipeline:
-    """The pipeline of one source of a specification, whose options go over the dataset's."""
+    """Return the pipeline of one source of a specification, whose options go over the dataset's."""
     own = {"storage_options": storage_options} if storage_options else {}
     return DataPipeline(plan.stages(shards), reading(**own))
 
@@ -356,7 +357,7 @@ def _samples(stages: tuple[Any, ...], length: int | None, workers: int) -> int |
 
 
 def _name_of(shards: Any) -> str:
-    """A name for the data of a shard list: that of its sources, or of its first shard without its number."""
+    """Return a name for the data of a shard list: that of its sources, or of its first shard without its number."""
     if isinstance(shards, Mixture):
         names = [source.name or _name_of(source) for source in shards.sources]
         return "+".join(dict.fromkeys(names)) if len(names) <= 3 else f"{len(names)} sources"

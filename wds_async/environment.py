@@ -34,7 +34,9 @@ _FLAGS = {**dict.fromkeys(("1", "true", "yes", "on"), True), **dict.fromkeys((""
 
 
 def parse_bytes(text: str) -> int:
-    """``"128M"``, ``"64MiB"``, ``"1.5g"`` or a number (``"1e12"``); units are powers of 1024. ValueError otherwise."""
+    """Return the bytes that a text means: ``"128M"``, ``"64MiB"``, ``"1.5g"`` or a number (``"1e12"``); units are
+    powers of 1024. ValueError otherwise.
+    """
     size = _SIZE.fullmatch(text.strip().lower())
     if size is None:
         raise ValueError(f"{text!r} is not a size; write 128M or 134217728")
@@ -42,7 +44,7 @@ def parse_bytes(text: str) -> int:
 
 
 def shown_bytes(count: int) -> str:
-    """``count`` bytes as `parse_bytes` reads them, in the largest unit that gives a whole number: ``"128M"``."""
+    """Return ``count`` bytes as `parse_bytes` reads them, in the largest unit that gives a whole number: ``"128M"``."""
     suffix, unit = next((s, u) for s, u in reversed(_SUFFIXES.items()) if u == 1 or (count and count % u == 0))
     return f"{count // unit}{suffix.upper()}"
 
@@ -254,18 +256,18 @@ _read: set[str] = set()
 
 
 def variable(name: str) -> str | None:
-    """The raw text of environment variable ``name``, None where it is not set."""
+    """Return the raw text of environment variable ``name``, None if it is not set."""
     _read.add(name)
     return os.environ.get(name)
 
 
 def names(prefix: str) -> list[str]:
-    """The variables that are set and begin with ``prefix``, sorted."""
+    """Return the variables that are set and begin with ``prefix``, sorted."""
     return sorted(name for name in os.environ if name.startswith(prefix))
 
 
 def value(name: str) -> Any:
-    """Environment variable ``name`` of `VARIABLES`, parsed, or its default. ConfigError where it does not parse."""
+    """Return environment variable ``name`` of `VARIABLES`, parsed, or its default. ConfigError if it does not parse."""
     record = _BY_NAME[name]
     text = variable(name)
     if text is None or (text == "" and record.type.parse is not str):

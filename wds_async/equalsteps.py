@@ -31,7 +31,7 @@ Tally = Callable[[int], tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class EqualSteps:
-    """What every rank gets equally many of: items as they leave the pipeline, so batches where it makes batches.
+    """Rule by which all ranks get equally many items, as they leave the pipeline: batches, if it makes batches.
 
     ``mode``: ``"drop"`` ends all ranks with the one that has the fewest, ``"pad"`` gives the last item of a rank that
     has fewer again, ``"repeat"`` begins its share again. ``steps``: so many for each rank, shared among its workers.

@@ -80,7 +80,7 @@ class with_length(world.TorchDataset):
 
 
 def guess_batchsize(batch: Any) -> int:
-    """The number of samples in a batch of columns: the length of the first."""
+    """Return the number of samples in a batch of columns: the length of the first."""
     return len(batch[0])
 
 
@@ -91,7 +91,8 @@ def repeatedly(
     nsamples: int | None = None,
     batchsize: Callable[[Any], int] = guess_batchsize,
 ) -> Iterator[Any]:
-    """``source`` again and again: ``nepochs`` times, or until ``nbatches`` items or ``nsamples`` samples came.
+    """Yield the items of ``source`` again and again: ``nepochs`` times, or until ``nbatches`` items or ``nsamples``
+    samples have come.
 
     Without any limit it does not end. ``batchsize`` tells how many samples an item holds; only ``nsamples`` asks
     for it. A pass that gives nothing ends it, as an iterator that is used up does.

@@ -22,15 +22,17 @@ class FluidInterface(FilterMethods, OlderMethods):
     """Filters as methods. Each gives a new pipeline with the stage added and leaves this one as it is."""
 
     def compose(self, *stages: Any) -> Self:
-        """A new pipeline with ``stages`` added, which are callables from iterator to iterator; this one stays as it is
-        (see `DataPipeline.compose`)."""
+        """Return a new pipeline with ``stages`` added, which are callables from iterator to iterator; this one stays as
+        it is (see `DataPipeline.compose`).
+        """
         raise NotImplementedError(f"{type(self).__name__}: put FluidInterface behind DataPipeline among the bases")
 
     def cost(self, samples: int | None = None) -> Range | None:
-        """US dollars that reading has cost so far, in this process and its workers, as ``low`` and ``high``: by list
-        prices (``WDS_PRICES``), wide where regions are not known (``WDS_REGION``). None where nothing reads shards.
-        ``samples`` extrapolates to so many of this rank, as in ``dataset.cost(samples=10 * len(dataset))`` for ten
-        epochs; ValueError before any was read."""
+        """Return the US dollars that reading has cost so far, in this process and its workers, as ``low`` and ``high``:
+        by list prices (``WDS_PRICES``), wide where regions are not known (``WDS_REGION``). None if nothing reads
+        shards. ``samples`` extrapolates to so many of this rank, as in ``dataset.cost(samples=10 * len(dataset))`` for
+        ten epochs; ValueError before any was read.
+        """
         from wds_async.observe.prices import of_pipeline  # noqa: PLC0415 (only where asked for)
 
         return of_pipeline(self, samples)
@@ -60,7 +62,7 @@ class FluidInterface(FilterMethods, OlderMethods):
         return self.compose(shuffling.shuffle(size, initial, rng, seed, handler))
 
     def listed(self, batchsize: int, partial: bool = True) -> Self:
-        """Lists of ``batchsize`` samples; ``partial=False`` drops a shorter last list."""
+        """Return the pipeline of lists of ``batchsize`` samples; ``partial=False`` drops a shorter last list."""
         return self.compose(batch.batched(batchsize, collation_fn=None, partial=partial))
 
     def lmdb_cached(self, *args: Any, **kw: Any) -> Self:

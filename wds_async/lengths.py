@@ -123,7 +123,7 @@ def _behind(stage: Any, length: Length) -> Length | None:
 
 
 def _raises(stage: Any, traits: Traits) -> bool:
-    """Whether ``stage`` raises for a sample that fails, and drops none."""
+    """Return whether ``stage`` raises for a sample that fails, and drops none."""
     if not traits.handler:
         return True
     bound = bound_arguments(stage)

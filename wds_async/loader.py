@@ -265,7 +265,7 @@ class _Continued(Iterator[Any]):
 
 
 class LoaderState(StageState):
-    """Which batches of each worker have come out of a DataLoader."""
+    """State of a DataLoader: which batches of each worker have come out of it."""
 
     def __init__(self) -> None:
         self._loader: Any = None
@@ -395,7 +395,7 @@ class _Timed(Iterator[Any]):
 
 
 def _counters_of(dataset: Any) -> Counters:
-    """Those of the first stage that reads shards; unused ones where there is none."""
+    """Return the counters of the first stage that reads shards; unused ones if there is none."""
     for stage in getattr(dataset, "pipeline", ()):
         board = getattr(stage, "board", None)
         if isinstance(board, Board):
@@ -429,7 +429,7 @@ def _end(workers: Sequence[Any]) -> None:
 
 
 def _received(loader: Any) -> lengths.Length | None:
-    """The length of a DataLoader; None where its dataset has none."""
+    """Return the length of a DataLoader; None if its dataset has none."""
     dataset = loader.dataset
     if not isinstance(dataset, DataPipeline) or dataset.size is not None:
         try:

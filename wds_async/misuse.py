@@ -62,7 +62,9 @@ def log_unmatched_rules(dataset: DataPipeline) -> None:
 
 
 def _samples(lists: list[shardlists.SimpleShardList], rank: int, world_size: int) -> int | None:
-    """The samples of ``rank`` in each epoch, where an index tells them, and shards are alike: they may be shuffled."""
+    """Return the numbers of samples of ``rank`` in each epoch, if an index gives them and shards are alike: they may be
+    shuffled.
+    """
     alike = [({one.counts.get(url) for url in one.urls}, len(one.urls[rank::world_size])) for one in lists]
     if any(len(counts) > 1 or None in counts for counts, _ in alike):
         return None
@@ -70,7 +72,7 @@ def _samples(lists: list[shardlists.SimpleShardList], rank: int, world_size: int
 
 
 def _split_by_rank(pipeline: DataPipeline) -> list[shardlists.SimpleShardList]:
-    """The shard lists that the ranks share out; none where the numbers of steps are evened out."""
+    """Return the shard lists that the ranks share out; none where the numbers of steps are evened out."""
     if pipeline.repetitions == sys.maxsize or not pipeline.pipeline or getattr(pipeline, "equal_steps", None):
         return []
     first, *rest = pipeline.pipeline

@@ -77,12 +77,15 @@ class Composite:
         self._call("set_epoch", epoch)
 
     def statistics(self) -> Any:
-        """What the shard readers did so far, in this process and its DataLoader workers, as a `transfer.stats.Stats`.
-        None where nothing reads shards."""
+        """Return the counts of the shard readers so far, in this process and its DataLoader workers, as a
+        `transfer.stats.Stats`. None if no stage reads shards.
+        """
         return self._sum("statistics")
 
     def traffic(self) -> Any:
-        """What they asked of each origin, as a `transfer.traffic.Traffic`, likewise; of workers a second old."""
+        """Return the shard readers' requests to each origin, as a `transfer.traffic.Traffic`, likewise; the figures of
+        workers are up to a second old.
+        """
         return self._sum("traffic")
 
     def close(self) -> None:
@@ -93,7 +96,7 @@ class Composite:
 
 
 def _holders(thing: Any, method: str, depth: int = 8) -> list[Any]:
-    """``thing`` where it has ``method``, else those that have among the datasets in it, as in a DataLoader."""
+    """Return ``thing`` if it has ``method``, else those that have it among the datasets in it, as in a DataLoader."""
     if hasattr(thing, method):
         return [thing]
     datasets = getattr(thing, "datasets", None)
@@ -207,12 +210,12 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
         return itertools.chain([NO_BATCH] * (states.items_each * (number < states.next)), items)
 
     def _epoch_length(self) -> int:
-        """The items of an iteration that is cut; below 1 for no bound."""
+        """Return the number of items of an iteration that is cut; below 1 for no bound."""
         return self.nsamples
 
     @property
     def is_iterated(self) -> bool:
-        """Whether an iteration has begun in this process, and not come to its end."""
+        """True if an iteration has begun in this process and has not ended."""
         return self._iteration is not None
 
     def _ending(self, iteration: _Iteration, items: Iterator[Any]) -> Iterator[Any]:
@@ -378,7 +381,7 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
         self.pipeline.append(f)
 
     def compose(self, *stages: Any, **kw: Any) -> Self:
-        """A new pipeline of the same class with ``stages`` added.
+        """Return a new pipeline of the same class with ``stages`` added.
 
         The earlier stages are shared, but for those that count epochs (`detshuffle`, `ResampledShards`, mixes): each
         pipeline counts its own, and `set_epoch` of this one reaches the new one. One stage may be written with its
@@ -466,8 +469,9 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
 
     @property
     def ledger(self) -> Ledger | Ledgers:
-        """What was passed over, by the shard readers of this pipeline and the stages behind them, in this process and
-        its DataLoader workers (see `ledger.Ledger`). Empty where no stage reads shards."""
+        """The record of what was skipped by the shard readers of this pipeline and the stages behind them, in this
+        process and its DataLoader workers (see `ledger.Ledger`). Empty if no stage reads shards.
+        """
         from wds_async.observe.ledger import ledger_of  # noqa: PLC0415 (the engine)
 
         return ledger_of(self.pipeline)
@@ -489,7 +493,7 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
 
 
 def _check_stage(f: Any, first: bool) -> None:
-    """ConfigError for what cannot be a stage, of which the ``first`` may be an iterable."""
+    """Raise ConfigError for what cannot be a stage; the ``first`` may be an iterable."""
     if isinstance(f, RestCurried) or getattr(f, "makes_stages", False) is True:
         name = getattr(f, "__name__", "stage").lstrip("_")
         raise ConfigError(f"{name} stands in the pipeline without its call: write {name}(…)")
@@ -535,7 +539,7 @@ def _drawn_seed(stage: Any) -> world.DrawnSeed | None:
 
 
 def _epoch_of(stage: Any) -> world.SharedEpoch | None:
-    """The counter of a stage whose order follows from the epoch, or that reads shards."""
+    """Return the counter of a stage whose order follows from the epoch, or that reads shards."""
     counter = getattr(stage, "_epoch", None) or getattr(getattr(stage, "ledger", None), "epoch", None)
     return counter if isinstance(counter, world.SharedEpoch) else None
 
@@ -563,7 +567,7 @@ def _kind_of(stage: Any) -> str:
 
 
 def _noting(pipeline: list[Any]) -> Iterator[Any]:
-    """The stages behind the first, ours with a handler that notes in the readers' ledger what it lets pass."""
+    """Yield the stages behind the first, ours with a handler that notes in the readers' ledger what it lets pass."""
     from wds_async.observe.ledger import ledgers_of  # noqa: PLC0415 (the engine)
 
     log, in_one = None, 1  # samples in an item: more behind `batched`

@@ -43,7 +43,7 @@ Token = tuple[int, int, int, int]
 
 
 def possible() -> bool:
-    """Whether the parent can open a worker's memory: on Linux, by ``/proc``."""
+    """Return whether the parent can open a worker's memory: on Linux, through ``/proc``."""
     if not hasattr(os, "memfd_create"):
         return False
     try:
@@ -148,7 +148,9 @@ _owner = 0
 
 
 def _take(size: int) -> _Slot | None:
-    """A free slot of at least ``size`` bytes; None while the program holds on to all of them, or there is no memory."""
+    """Return a free slot of at least ``size`` bytes; None while the program holds on to all of them, or there is no
+    memory.
+    """
     global _owner
     if _owner != os.getpid():  # what a forked child inherits belongs to its parent
         _slots.clear()
@@ -201,7 +203,7 @@ class _Bytes:
 
 
 def _marked(value: Any) -> Any:
-    """``value`` with the large bytes in its lists, tuples and dicts as `_Bytes`."""
+    """Return ``value`` with the large bytes in its lists, tuples and dicts as `_Bytes`."""
     kind = type(value)
     if kind is bytes:
         return _Bytes(value) if len(value) >= _BUFFER_BYTES else value

@@ -1,4 +1,4 @@
-"""What a stage is, and the currying that makes one of a function.
+"""Stages of pipelines, and the currying that makes a stage of a function.
 
 A stage is an iterable or a callable without arguments (the first), a callable from iterator to iterator, or
 an object with ``run(source)``.
@@ -101,7 +101,7 @@ class FilterFunction:
 
 
 def _under_its_name(f: Any) -> Any:
-    """The object that pickle finds in the place of ``f``."""
+    """Return the object that pickle finds in the place of ``f``."""
     module = packages.loaded(getattr(f, "__module__", None) or "")
     return getattr(module, getattr(f, "__qualname__", ""), None)
 
@@ -233,7 +233,7 @@ class Sourced(PipelineStage):
 
 
 def bound_arguments(stage: FilterFunction) -> inspect.BoundArguments | None:
-    """The arguments of a filter's stage by their names; None where they do not fit, which raises when it runs."""
+    """Return the arguments of a filter's stage by their names; None if they do not fit, which raises when it runs."""
     try:
         return inspect.signature(stage.f).bind(None, *stage.args, **stage.kw)
     except TypeError:

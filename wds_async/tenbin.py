@@ -28,7 +28,7 @@ _CODES = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8")
 
 
 def encode_buffer(l: list[Any], infos: Sequence[str] | None = None) -> bytearray:  # noqa: E741 - WebDataset's name
-    """The arrays of the list ``l`` (of any shape with up to nine dimensions) as tenbin bytes.
+    """Return the arrays of the list ``l`` (of any shape with up to nine dimensions) as tenbin bytes.
 
     ``infos`` gives each array a label of at most eight ASCII characters. Raises ValueError for anything but a
     list, and for dtypes other than float16 to 64, int8 to 64 and uint8 to 64.
@@ -39,7 +39,7 @@ def encode_buffer(l: list[Any], infos: Sequence[str] | None = None) -> bytearray
 
 
 def decode_buffer(buf: Buffer, infos: Infos = False) -> Any:
-    """The arrays in ``buf``, as a list of views into it (read-only where ``buf`` is).
+    """Return the arrays in ``buf``, as a list of views into it (read-only where ``buf`` is).
 
     ``infos=True`` returns the pair of arrays and labels; a sequence of labels must be those of the buffer.
     Raises ValueError where the bytes are not tenbin.

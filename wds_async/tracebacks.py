@@ -82,7 +82,9 @@ def _of(link: TracebackType, modules: tuple[str, ...]) -> bool:
 
 
 def _of_program(link: TracebackType) -> bool:
-    """Whether a frame is of the program itself: not of this package, an installed one or the standard library."""
+    """Return whether a frame belongs to the program itself: not to this package, an installed one or the standard
+    library.
+    """
     frame = link.tb_frame  # the module's file: compiled modules name no folder in their code
     file = str(frame.f_globals.get("__file__") or frame.f_code.co_filename)
     installed = file.startswith(("<frozen ", _STANDARD_LIBRARY)) or not _INSTALLED.isdisjoint(Path(file).parts)
@@ -112,7 +114,7 @@ def located(exn: Exception, stage: str, sample: Any) -> Exception:
 
 
 def _raw(sample: Any) -> list[str]:
-    """The values in ``sample`` that are bytes."""
+    """Return the values in ``sample`` that are bytes."""
     if isinstance(sample, dict):
         return [repr(name) for name, value in sample.items() if isinstance(value, bytes)]
     if isinstance(sample, tuple | list):

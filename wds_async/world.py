@@ -1,4 +1,4 @@
-"""Where this process stands: rank, worker, seeds, and the epoch that the workers of a dataset share.
+"""Position of this process (rank and worker), seeds, and the epoch that the workers of a dataset share.
 
 Nothing here imports torch. Where a program has imported it, its ``sys.modules`` entry is asked; where it
 has not, there is no process group and no DataLoader worker to ask about.
@@ -47,7 +47,7 @@ class Place(NamedTuple):
 
 
 def place(group: Any = None) -> Place:
-    """Where this process stands.
+    """Return the position of this process: its rank and its worker.
 
     The rank is that of ``RANK`` and ``WORLD_SIZE``, else of torch.distributed (``group``, default the world)
     where it is initialised, else of torch_xla where its runtime is, else the one that a spawned worker inherits
@@ -81,14 +81,14 @@ def standing_at(here: Place) -> Iterator[None]:
 
 
 def worker_seed(group: Any = None) -> int:
-    """``1000 * rank + worker``: a number that differs between all workers of all ranks."""
+    """Return ``1000 * rank + worker``: a number that differs between all workers of all ranks."""
     here = place(group)
     return here.rank * 1000 + here.worker
 
 
 def global_draws() -> Callable[[], float]:
-    """`random.random`, for stages without a seed whose choices follow ``random.seed(...)`` and the seeds of DataLoader
-    workers as WebDataset's do. A copy of the generator would give stage and program the same numbers.
+    """Return `random.random`, for stages without a seed whose choices follow ``random.seed(...)`` and the seeds of
+    DataLoader workers as WebDataset's do. A copy of the generator would give stage and program the same numbers.
     """
     return random.random
 
@@ -107,21 +107,21 @@ class DrawnSeed:
         self._restored = False
 
     def number(self) -> int:
-        """The seed in this run; the number of ranks is looked up now, since process groups begin after datasets."""
+        """Return the seed of this run; the number of ranks is looked up now: process groups begin after datasets."""
         return self._drawn if self._restored or place().world_size == 1 else 0
 
     def restore(self, number: int) -> None:
-        """Be the seed ``number`` of an earlier run."""
+        """Become the seed ``number`` of an earlier run."""
         self._drawn, self._restored = number, True
 
 
 def seed_number(seed: Any) -> Any:
-    """The number of a `DrawnSeed`; any other seed as it is."""
+    """Return the number of a `DrawnSeed`; any other seed as it is."""
     return seed.number() if isinstance(seed, DrawnSeed) else seed
 
 
 def make_seed(*values: Any) -> int:
-    """One 31-bit seed from several values, the same in every process.
+    """Return one 31-bit seed from several values, the same in every process.
 
     Text counts by its CRC-32, since Python's ``hash`` of it changes from process to process.
     """
@@ -141,7 +141,7 @@ def _torch_rank(group: Any) -> tuple[int, int] | None:
 
 
 def _rank_of_xla() -> tuple[int, int] | None:
-    """torch_xla's ordinal and world size, once the program has started its runtime: asking would start it, and
+    """Return torch_xla's ordinal and world size, once the program has started its runtime: asking would start it, and
     ``xmp.spawn`` refuses to run after that. A DataLoader worker, which must not talk to the device, has its parent's.
     """
     global _xla_rank
@@ -155,15 +155,16 @@ def _rank_of_xla() -> tuple[int, int] | None:
 
 
 def torch_worker() -> tuple[int, int] | None:
-    """The number of this DataLoader worker and how many there are; None in any other process."""
+    """Return the number of this DataLoader worker and how many there are; None in any other process."""
     data = packages.loaded("torch.utils.data")
     info = None if data is None else data.get_worker_info()
     return None if info is None else (info.id, info.num_workers)
 
 
 def may_fork_workers() -> bool:
-    """Whether the program has imported torch's DataLoader. Its workers are forked: what is imported before that is
-    there in all of them, and what is not is imported in each."""
+    """Return whether the program has imported torch's DataLoader. Its workers are forked: a module imported before that
+    is there in all of them, any other is imported in each.
+    """
     return packages.loaded("torch.utils.data") is not None
 
 
@@ -210,13 +211,13 @@ class SharedEpoch:
         return 0 if worker is None else 1 + worker[0] % (_EPOCH_SLOTS - 1)
 
     def get(self) -> int:
-        """The epoch of the latest (or running) iteration in this worker."""
+        """Return the epoch of the latest (or running) iteration in this worker."""
         slot = self._slot()
         before = self._parents if slot and self._times_set == self._slots[_EPOCH_SLOTS] else 0
         return int(self._slots[slot]) + before
 
     def latest(self) -> int:
-        """The latest epoch that any worker began."""
+        """Return the latest epoch that any worker began."""
         return int(max(self._slots[0], max(self._slots[1:_EPOCH_SLOTS]) + self._parents))
 
     def set(self, epoch: int) -> None:
@@ -281,7 +282,7 @@ class CountsEpochs:
         self._epoch.set(epoch - 1)
 
     def apart(self) -> Any:
-        """A copy that counts its epochs for itself, from here on; `set_epoch` of this one reaches it."""
+        """Return a copy that counts its epochs for itself, from here on; `set_epoch` of this one reaches it."""
         other = copy.copy(self)
         other._epoch = self._epoch.apart()
         return other
@@ -316,7 +317,7 @@ class TorchDataset(_IterableDataset):
             return type(self)
 
     def __add__(self, other: Any) -> Any:
-        """Both, one after the other, as a ``torch.utils.data.ChainDataset``. MissingExtra without torch."""
+        """Return a ``torch.utils.data.ChainDataset`` of both, one after the other. MissingExtra without torch."""
         if not hasattr(other, "__iter__"):
             return NotImplemented
         try:
@@ -328,12 +329,12 @@ class TorchDataset(_IterableDataset):
 
 
 def _torch_class(name: str) -> Any:
-    """A class of ``torch.utils.data``, None where that is not imported."""
+    """Return a class of ``torch.utils.data``, None if that is not imported."""
     return getattr(packages.loaded("torch.utils.data"), name, None)
 
 
 def is_iterable_dataset(x: Any) -> bool:
-    """Whether ``x`` is a `TorchDataset` or one of torch's, without importing torch."""
+    """Return whether ``x`` is a `TorchDataset` or one of torch's, without importing torch."""
     base = _torch_class("IterableDataset")
     return isinstance(x, TorchDataset) or (base is not None and isinstance(x, base))
 
@@ -363,7 +364,7 @@ class TorchMapDataset:
         return object.__new__, (type(self),), dict(self.__dict__)
 
     def __add__(self, other: Any) -> Any:
-        """Both, one after the other, as torch's datasets are added."""
+        """Return both, one after the other, as torch's datasets are added."""
         concat = _torch_class("ConcatDataset")
         return NotImplemented if concat is None else concat([self, other])
 

@@ -51,7 +51,7 @@ _unfinished: weakref.WeakSet[TarWriter] = weakref.WeakSet()
 
 
 def imageencoder(image: Any, format: str = "PNG", quality: int | None = None) -> bytes:
-    """An image file of ``format`` (``jpg``, ``png``, ``webp``, ``ppm``, ``tiff``, …).
+    """Return an encoder to an image file of ``format`` (``jpg``, ``png``, ``webp``, ``ppm``, ``tiff``, …).
 
     ``image`` is a PIL image or an array of shape (H, W) or (H, W, 1, 3 or 4): uint8, or float in [0, 1]; one of shape
     (H, W) may have any type that Pillow and the format know (uint16 in PNG and TIFF). ``quality`` is for JPEG, WebP
@@ -101,26 +101,26 @@ def _pil_image(array: Any) -> Any:
 
 
 def bytestr(data: Any) -> bytes:
-    """bytes as they are, anything else as the ASCII of its ``str``."""
+    """Return bytes as they are, anything else as the ASCII of its ``str``."""
     return data if isinstance(data, bytes) else str(data).encode("ascii")
 
 
 def torch_dumps(data: Any) -> bytes:
-    """``torch.save``, as bytes. Raises MissingExtra where torch, which is not imported before, is not installed."""
+    """Return what ``torch.save`` writes. Raises MissingExtra if torch, which is not imported before, is missing."""
     stream = io.BytesIO()
     packages.optional("torch", "encoding this field", "torch").save(data, stream)
     return stream.getvalue()
 
 
 def numpy_dumps(data: Any) -> bytes:
-    """An ``.npy`` file. Raises ValueError for arrays of objects, which no decoder would read."""
+    """Return the array as an ``.npy`` file. Raises ValueError for arrays of objects, which no decoder would read."""
     stream = io.BytesIO()
     np.lib.format.write_array(stream, np.asanyarray(data), allow_pickle=False)
     return stream.getvalue()
 
 
 def numpy_npz_dumps(data: dict[str, Any]) -> bytes:
-    """A compressed ``.npz`` file of a dict of arrays. Raises ValueError for anything else."""
+    """Return a dict of arrays as a compressed ``.npz`` file. Raises ValueError for anything else."""
     if not isinstance(data, dict) or not all(isinstance(array, np.ndarray) for array in data.values()):
         raise ValueError("an npz field is a dict of numpy arrays")
     stream = io.BytesIO()
@@ -129,17 +129,17 @@ def numpy_npz_dumps(data: dict[str, Any]) -> bytes:
 
 
 def tenbin_dumps(x: Any) -> memoryview:
-    """A list of arrays, or one array, as tenbin."""
+    """Return a list of arrays, or one array, encoded as tenbin."""
     return memoryview(tenbin.encode_buffer(x if isinstance(x, list) else [x]))
 
 
 def mp_dumps(x: Any) -> bytes:
-    """MessagePack. Raises MissingExtra where ``msgpack`` is not installed."""
+    """Return the value as MessagePack. Raises MissingExtra if ``msgpack`` is not installed."""
     return bytes(packages.optional("msgpack", "encoding this field", "formats").packb(x))
 
 
 def cbor_dumps(x: Any) -> bytes:
-    """CBOR. Raises MissingExtra where ``cbor2`` is not installed."""
+    """Return the value as CBOR. Raises MissingExtra if ``cbor2`` is not installed."""
     return bytes(packages.optional("cbor2", "encoding this field", "formats").dumps(x))
 
 
@@ -150,7 +150,7 @@ def add_handlers(d: Encoders, keys: str | list[str], value: Callable[[Any], Any]
 
 
 def make_handlers(quality: int | None = None) -> Encoders:
-    """A new dict of the encoders by extension; ``quality`` is that of JPEG and WebP, see `imageencoder`."""
+    """Return a new dict of the encoders by extension; ``quality`` is that of JPEG and WebP, see `imageencoder`."""
     handlers: Encoders = {}
     encoders: tuple[tuple[str, Callable[[Any], Any]], ...] = (
         ("cls cls2 class count index inx id", lambda x: str(x).encode("ascii")),
@@ -180,7 +180,7 @@ _OURS = dict(default_handlers)
 
 
 def encode_based_on_extension1(data: Any, tname: str, handlers: Encoders) -> Any:
-    """One value, encoded by the last extension of the field's name ``tname`` with ``handlers``.
+    """Return one value, encoded by the last extension of the field's name ``tname`` with ``handlers``.
 
     bytes and str are stored as they are, a name that ends in ``.gz`` is compressed, and metadata (``_…``) is left to
     the writer. Raises ValueError where there is no encoder.
@@ -202,7 +202,7 @@ def encode_based_on_extension1(data: Any, tname: str, handlers: Encoders) -> Any
 
 
 def encode_based_on_extension(sample: Sample, handlers: Encoders) -> dict[str, Any]:
-    """A whole sample, each field by `encode_based_on_extension1`.
+    """Return a whole sample, each field encoded by `encode_based_on_extension1`.
 
     What an encoder of ours raises becomes a ValueError that names the sample and the field; what an encoder of the
     program's raises keeps its type, and a note says the same.
@@ -445,7 +445,7 @@ class _CountedOutput:
         return len(data)
 
     def flush(self) -> None:
-        """For compressors, which call it; the file is flushed at the end."""
+        """Do nothing: compressors call it, and the file is flushed at the end."""
 
 
 def _index_files(
@@ -645,7 +645,8 @@ class ShardWriter:
 
 
 def _relative(url: str, folder: str) -> str:
-    """``url`` as an index in ``folder`` names it: its last component where it lies there, else whole; without a query,
-    which may hold a signature."""
+    """Return ``url`` as an index in ``folder`` names it: its last component where it lies there, else whole; without a
+    query, which may hold a signature.
+    """
     url = url.partition("?")[0] if "://" in url else url
     return url.rpartition("/")[2] if url.rpartition("/")[0] == folder else url

@@ -1,4 +1,4 @@
-"""What stages hold between two items, as JSON can hold it.
+"""States of stages between two items, as values that JSON can hold.
 
 An iteration pulls its items one by one, so that between two of them every stage is suspended, and what it holds is well
 defined. A stage that holds something declares a class of `StageState` (`stages.Traits.state`) and receives an object

@@ -93,7 +93,7 @@ def _exit_code(call: Any) -> int:
 
 
 def report(exn: BaseException) -> None:
-    """One red message on stderr, after the traceback where ``WDS_LOG=debug``."""
+    """Print one red message on stderr, after the traceback if ``WDS_LOG=debug``."""
     if (environment.variable("WDS_LOG") or "").lower() == "debug":
         traceback.print_exception(exn)
     click.echo(click.style(terminal.line(f"wds-async: {exn}", keep="\n"), fg="red"), err=True)

@@ -30,19 +30,21 @@ class Alias(MetaPathFinder, Loader):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """A spec for ``webdataset`` and what is below it and for ``wids``, None for any other name."""
+        """Return a spec for ``webdataset``, for what is below it and for ``wids``; None for any other name."""
         if not _is_theirs(name) or importlib.util.find_spec(_ours(name)) is None:
             return None
         return ModuleSpec(name, self)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """The module of wds_async."""
+        """Return the module of wds_async."""
         module = importlib.import_module(_ours(spec.name))
         self._own_specs[spec.name] = module.__spec__
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing to run; the import system has put its spec on the module, the module's own is put back."""
+        """Put the module's own spec back: there is nothing to run, but the import system has put its spec on the
+        module.
+        """
         spec = module.__spec__
         if spec is not None:
             module.__spec__ = self._own_specs[spec.name]

@@ -35,7 +35,7 @@ class Finding:
 
     @property
     def error(self) -> bool:
-        """Whether samples are lost or wrong, and not only unusual."""
+        """True if samples are lost or wrong; False for what is only unusual."""
         return self.kind in ("broken", "key", "name")
 
 

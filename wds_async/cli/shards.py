@@ -112,12 +112,12 @@ def raw(shards: Iterable[str], **how: Any) -> Iterator[memoryview]:
 
 
 def counted(count: int, what: str) -> str:
-    """``1 shard``, ``1,200 shards``."""
+    """Return ``count`` with its noun: ``1 shard``, ``1,200 shards``."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def human(count: float) -> str:
-    """``1536`` → ``1.5 kB``: powers of 1000, as disks and networks count."""
+    """Return bytes in powers of 1000, as disks and networks count: ``1.5 kB`` for 1536."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(count) < 1000:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"

@@ -69,17 +69,17 @@ class StatsSource:
 
     @property
     def alive(self) -> bool:
-        """Whether the last reading succeeded."""
+        """True if the last reading succeeded."""
         return bool(self.document)
 
     @property
     def settled(self) -> bool:
-        """Whether it has rates, or failed."""
+        """True if it has rates or has failed."""
         return bool(self.error or self._before)
 
     @property
     def is_job(self) -> bool:
-        """Whether it is a training job, and no service."""
+        """True if it is a training job, False for a service."""
         return self.document.get("kind") == "job"
 
     @property

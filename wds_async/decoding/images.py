@@ -127,7 +127,7 @@ class ImageHandler:
 def imagehandler(
     imagespec: str, extensions: Iterable[str] = IMAGE_EXTENSIONS, *, min_size: int | None = None
 ) -> ImageHandler:
-    """`ImageHandler` under the name that pipelines use."""
+    """Return an `ImageHandler`, under the name that pipelines use."""
     return ImageHandler(imagespec, extensions, min_size=min_size)
 
 
@@ -187,7 +187,9 @@ def _planar(data: bytes, channels: str, scaled: bool, min_size: int | None) -> N
 
 
 def _unit_range(pixels: NDArray[np.uint8], out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
-    """Bytes as floats in [0, 1], in one pass. A true division: a multiplication by 1/255 rounds differently."""
+    """Return bytes as floats in [0, 1], in one pass. This is a true division: a multiplication by 1/255 rounds
+    differently.
+    """
     return np.divide(pixels, np.float32(255), out=out, dtype=np.float32)
 
 
@@ -211,7 +213,7 @@ class _Scratch(threading.local):
         self._memory = np.empty(0, np.uint8)
 
     def __call__(self, size_bytes: int) -> NDArray[np.uint8] | None:
-        """At least ``size_bytes``, valid until the next call; None where that is more than is kept."""
+        """Return at least ``size_bytes``, valid until the next call; None for more than the limit of what is kept."""
         if size_bytes > _SCRATCH_BYTES:
             return None
         if len(self._memory) < size_bytes:

@@ -28,7 +28,7 @@ Reader = Callable[[bytes, str], Any]
 
 
 def torch_video(key: str, data: bytes) -> Any:
-    """``(frames, sound, info)`` of a video (avi h264 mjpeg mov mp4 mpg ogv webm wmv), None for other fields.
+    """Return ``(frames, sound, info)`` of a video (avi h264 mjpeg mov mp4 mpg ogv webm wmv), None for other fields.
 
     As torchvision's ``read_video``: ``frames`` is uint8, (frames, height, width, 3), in RGB; ``sound`` is float32,
     (channels, values), mostly in [-1, 1], of shape (1, 0) where there is none; ``info`` holds ``video_fps`` (float,
@@ -43,7 +43,7 @@ def torch_video(key: str, data: bytes) -> Any:
 
 
 def torch_audio(key: str, data: bytes) -> Any:
-    """``(sound, rate)`` of sound (flac m4a mp3 ogg sox wav wma), None for other fields.
+    """Return ``(sound, rate)`` of sound (flac m4a mp3 ogg sox wav wma), None for other fields.
 
     As torchaudio's ``load``: ``sound`` is float32, (channels, values), in [-1, 1] for whole-number formats; ``rate`` is
     the number of values a second (int).
@@ -112,7 +112,7 @@ def _audio_by_av(data: bytes, extension: str) -> Any:
 
 
 def _resampler() -> Callable[[Any], list[Any]]:
-    """Frames of any format as float32 arrays, (channels, values), at their own rate."""
+    """Return frames of any format as float32 arrays, (channels, values), at their own rate."""
     resampler = _package("av").AudioResampler(format="fltp")
     return lambda frame: [chunk.to_ndarray() for chunk in resampler.resample(frame)]
 

@@ -253,7 +253,7 @@ def _records(names: list[str], fields: dict[str, Any], size: int) -> list[np.dty
 
 
 def _unit(metadata: list[Any]) -> str:
-    """``"[25ns]"`` of a datetime's metadata ``({}, (b"ns", 25, 1, 1))``."""
+    """Return ``"[25ns]"`` of a datetime's metadata ``({}, (b"ns", 25, 1, 1))``."""
     unit, number, divisor, _ = metadata[0][1]
     if not (type(number) is type(divisor) is int) or not re.fullmatch(rb"[A-Za-z]{1,7}", unit):
         raise ValueError("not a unit of time")

@@ -64,23 +64,23 @@ def _always(*args: Any, **kw: Any) -> bool:
 
 
 def _all_deterministic(*args: Any, handler: Any = None, threads: int = 0, **kw: Any) -> bool:
-    """Whether all functions among the arguments were declared `deterministic`."""
+    """Return whether all functions among the arguments were declared `deterministic`."""
     functions = [value for value in (*args, *kw.values()) if callable(value)]
     return all(getattr(function, "deterministic", False) is True for function in functions)
 
 
 def _decodes_alike(*args: Any, pre: Any = None, post: Any = None, **kw: Any) -> bool:
-    """Whether the program's own decoders, if there are any, were declared `deterministic`."""
+    """Return whether the program's own decoders, if there are any, were declared `deterministic`."""
     return _all_deterministic(*args, pre, post)
 
 
 def identity(x: Any) -> Any:
-    """``x``."""
+    """Return ``x``."""
     return x
 
 
 def transform_with(sample: Sequence[Any], transformers: Sequence[Callable[[Any], Any] | None] | None) -> Any:
-    """``sample`` as a list with the i-th transformer applied to the i-th value; None leaves it as it is."""
+    """Return ``sample`` as a list with the i-th transformer applied to the i-th value; None leaves it as it is."""
     if not transformers:
         return sample
     if len(transformers) > len(sample):
@@ -397,7 +397,7 @@ class Cached(PipelineStage):
         self.cached: list[Any] | None = None
 
     def run(self, source: Iterable[Any]) -> Iterator[Any]:
-        """The source, or what was kept of it."""
+        """Yield the items of the source, or those that were kept of it."""
         if self.cached is not None:
             yield from self.cached
             return

@@ -63,8 +63,8 @@ def default_collation_fn(samples: Sequence[Any], combine_tensors: bool = True, c
 
 
 def tree_collation_fn(samples: Sequence[Any], combine_tensors: bool = True, combine_scalars: bool = True) -> Any:
-    """`default_collation_fn` that goes into dicts and tuples inside of samples: a column of dicts with the same fields
-    becomes a dict of columns, one of tuples of the same length a tuple of columns. Lists stay values.
+    """Collate like `default_collation_fn`, but go into dicts and tuples inside samples: a column of dicts with the same
+    fields becomes a dict of columns, one of tuples of the same length a tuple of columns. Lists stay values.
 
     For ``batched(16, collation_fn=tree_collation_fn)``; `unbatched` takes apart dicts in dicts again. AssertionError,
     naming the field's path (``'meta.box'``), where shapes, fields or lengths differ.

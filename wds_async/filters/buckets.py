@@ -233,14 +233,15 @@ class BucketState(StageState):
         return None
 
     def _due(self) -> int:
-        """The bucket of the next batch: a hash of seed, worker and its number, so that there is no generator to save
-        and every rank and machine has the same."""
+        """Return the bucket of the next batch: a hash of seed, worker and its number, so that there is no generator to
+        save and every rank and machine has the same.
+        """
         text = f"{self.options.seed} {self._worker} {self.taken}"
         number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big") / (1 << 56)
         return bisect_right(self._bounds, number)
 
     def _shares(self) -> list[float]:
-        """The share of each bucket in the batches that would come of the samples so far."""
+        """Return the share of each bucket in the batches that would come of the samples so far."""
         batches = [max(self.arrived[bucket], 1) / (self._size(bucket) or 1) for bucket in range(len(self._bounds) + 1)]
         return [round(number / sum(batches), 4) for number in batches]
 
@@ -333,7 +334,7 @@ def _arriving(buckets: BucketState, data: Iterable[Any]) -> Iterator[Any]:
 
 
 def _unknown(n: int, *args: Any, **kw: Any) -> None:
-    """How many samples are in the batches: not known before the keys are."""
+    """Return None: the number of samples in the batches depends on their keys, which are not known yet."""
 
 
 bucketed = pipelinefilter(

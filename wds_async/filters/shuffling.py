@@ -21,7 +21,7 @@ _PERMUTED_AT_MOST = 10**7
 
 
 def _below(rng: Any) -> Callable[[int], int]:
-    """``below(n)``: a random number in 0 … n-1, the one that ``rng.randint(0, n - 1)`` gives.
+    """Return ``below(n)``, which gives a random number in 0 … n-1: the one that ``rng.randint(0, n - 1)`` gives.
 
     For Python's own generator without the three calls that ``randint`` makes around ``getrandbits``.
     """

@@ -97,7 +97,7 @@ def ordered_map(
     stage: str = "ordered_map",
     state: ThreadsState | None = None,
 ) -> Iterator[Any]:
-    """``f(item)`` for every item of ``source`` in order, computed by ``threads`` threads ahead of the consumer.
+    """Yield ``f(item)`` for every item of ``source`` in order, computed by ``threads`` threads ahead of the consumer.
 
     At most ``2 * threads`` items are taken from ``source`` before their results are taken; it is iterated in the
     consumer's thread. Where ``f`` raises, ``handler`` is called when that item's turn comes: True leaves the item out,

@@ -166,7 +166,7 @@ class ShardListDataset(world.TorchMapDataset):
             )
 
     def get_shard(self, index: int) -> tuple[MappedShard, int, dict[str, Any]]:
-        """The opened shard of sample ``index``, the sample's number in it, and the shard's entry in ``shards``."""
+        """Return the opened shard of sample ``index``, the sample's number in it, and the entry in ``shards``."""
         number = self._number(index)
         position = int(np.searchsorted(self.cum_lengths, number, side="right"))
         entry = self.shards[position]

@@ -90,7 +90,7 @@ class ShardFiles:
         self.cache = DiskCache(self.folder, size_bytes, verbose=config.settings().verbose_cache).expect(urls)
 
     def open(self, url: str) -> BinaryIO:
-        """The shard as an open file, a plain tar; fetched first where it is not there.
+        """Return the shard as an open file, a plain tar; it is fetched first if it is not there.
 
         Raises the errors of reading the shard, and StorageError where it cannot be kept on disk.
         """
@@ -214,7 +214,9 @@ class MappedShard:
         return len(self.keys)
 
     def __getitem__(self, i: int) -> dict[str, bytes]:
-        """The fields of sample ``i``, from 0. IndexError beyond the last, DuplicateField where a field comes twice."""
+        """Return the fields of sample ``i``, from 0. IndexError beyond the last, DuplicateField where a field comes
+        twice.
+        """
         fields: dict[str, bytes] = {}
         for n in range(self._firsts[i], self._firsts[i + 1]):
             name, start = self._names[n], self._starts[n]
@@ -253,7 +255,7 @@ class OpenShards:
         self.accesses = self.misses = 0
 
     def get_shard(self, url: str) -> MappedShard:
-        """The shard at ``url``; opened, and fetched, where it is not open."""
+        """Return the shard at ``url``; opened, and fetched, where it is not open."""
         if self._pid != os.getpid():  # forked: a thread of the parent may have held the lock
             self._begin()
         with self._lock:

@@ -1,4 +1,4 @@
-"""Where the indexes of shards are: beside them, in a folder, or in the cache folder; reading many of them at once."""
+"""Places of the indexes of shards: beside them, in a folder, or in the cache folder; reading many indexes at once."""
 
 from __future__ import annotations
 

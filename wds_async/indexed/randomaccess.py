@@ -142,7 +142,7 @@ class IndexedDataset(world.TorchMapDataset):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Iterable[Any]) -> list[Any]:
-        """The samples ``indices``, in that order; all that they need is requested at the same time."""
+        """Return the samples ``indices``, in that order; all that they need is requested at the same time."""
         with Shortened():
             wanted = [self._place(index) for index in indices]
             raw = self._read(sorted(set(wanted)))

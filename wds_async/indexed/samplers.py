@@ -138,7 +138,7 @@ def DistributedChunkedSampler(
     drop_last: bool | None = None,
     chunksize: int = 1000000,
 ) -> ChunkedSampler:
-    """The `ChunkedSampler` of one rank: the ``rank``-th of ``num_replicas`` equal stretches of neighbours.
+    """Return the `ChunkedSampler` of one rank: the ``rank``-th of ``num_replicas`` equal stretches of neighbours.
 
     A rank stays in its stretch in every epoch, so it fetches no other shards. Rank and number of replicas are those of
     `world.place` where they are not given; ``num_samples`` is how many indexes are shared out (default: all).

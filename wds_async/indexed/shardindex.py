@@ -120,7 +120,7 @@ class ShardIndex:
         return ShardIndex(facts, begins, lengths, None if keys is None else PackedKeys.of(keys))
 
     def __len__(self) -> int:
-        """The number of samples."""
+        """Return the number of samples."""
         return len(self.starts)
 
     def stop(self, i: int) -> int:

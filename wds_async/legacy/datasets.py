@@ -91,12 +91,13 @@ class Composable(Inheriting, _Mixin):
         return self
 
     def then(self, f: Any, *args: Any, **kw: Any) -> Any:
-        """The dataset of ``f(iter(self), *args, **kw)``, or of a filter and its arguments."""
+        """Return the dataset of ``f(iter(self), *args, **kw)``, or of a filter and its arguments."""
         return Chain(self, stage_of(f, *args, **kw))
 
     def compose(self, *args: Any, **kw: Any) -> Any:
-        """``compose(cls, *args, **kw)``: an object of a class with ``source_`` that has this as its source. Else the
-        arguments are stages, one after another."""
+        """Return an object of a class with ``source_`` that has this as its source, for ``compose(cls, *args, **kw)``.
+        Otherwise the arguments are stages, one after another.
+        """
         if args and isinstance(args[0], type) and hasattr(args[0], "source_"):
             return args[0](*args[1:], **kw).source_(self)
         return functools.reduce(Chain, stages_of(*args, **kw), self)
@@ -106,7 +107,7 @@ class Shorthands(FluidInterface, OlderMethods, _Mixin):
     """Mixin of today's fluent methods and the older ones."""
 
     def slice(self, *args: Any) -> Any:
-        """``itertools.islice`` with these arguments; all without any."""
+        """Return the dataset after ``itertools.islice`` with these arguments; all of it without any."""
         return super().slice(*args) if args else self
 
     def repeat(self, nepochs: int | None = None, nbatches: int | None = None) -> Any:
@@ -114,8 +115,9 @@ class Shorthands(FluidInterface, OlderMethods, _Mixin):
         return FluidWrapper(self).repeat(nepochs or -1, nbatches or -1)
 
     def with_epoch(self, length: int, by_node: bool = False) -> Any:
-        """Iterations of ``length`` items each (``by_node``: ``length // world_size``), which go on where the last one
-        stopped."""
+        """Return the dataset with iterations of ``length`` items each (``by_node``: ``length // world_size``), which go
+        on where the last one stopped.
+        """
         return FluidWrapper(Chopped(self, length // world.place().world_size if by_node else length))
 
     def with_length(self, length: int) -> Any:
@@ -123,7 +125,7 @@ class Shorthands(FluidInterface, OlderMethods, _Mixin):
         return FluidWrapper(self).with_length(length, silent=True)
 
     def ddp_equalize(self, length: int, with_length: bool = False) -> Any:
-        """``length // world_size`` items on every rank, see `legacy.fluent.Equalized`."""
+        """Return the dataset with ``length // world_size`` items on every rank, see `legacy.fluent.Equalized`."""
         return OlderMethods.ddp_equalize(FluidWrapper(self), length, with_length)
 
 
@@ -162,7 +164,7 @@ class Processor(Chain):
         super().__init__(source, stage_of(f, *arguments, **(_kwa or {}), **kw))
 
     def __call__(self, source: Iterable[Any]) -> Any:
-        """This processor over ``source``."""
+        """Return this processor over ``source``."""
         return copy.copy(self).source_(source)
 
 
@@ -275,7 +277,7 @@ class PytorchShardList(world.TorchDataset, Composable):
 def _map_stream(
     data: Iterable[Any], f: Callable[[Any], Any] | None = None, handler: Handler = reraise_exception
 ) -> Iterator[Any]:
-    """``f(sample)``, None included; a dict made from a dict gets its ``__key__``. Without ``f``, the sample."""
+    """Yield ``f(sample)``, None included; a dict made from a dict gets its ``__key__``. Without ``f``, the sample."""
     for sample in data:
         try:
             result = sample if f is None else f(sample)
@@ -292,19 +294,19 @@ map_stream = pipelinefilter(_map_stream, traits=Traits(handler="handler"))
 
 
 def transformer(transformers: Sequence[Callable[[Any], Any] | None]) -> Callable[[Sequence[Any]], Any]:
-    """`transform_with` as a function of the sample."""
+    """Return `transform_with` as a function of the sample."""
     return functools.partial(transform_with, transformers=transformers)
 
 
 def worker_urls(urls: Iterable[Any]) -> list[Any]:
-    """This worker's share of ``urls``."""
+    """Return this worker's share of ``urls``."""
     return list(lists.split_by_worker(urls))
 
 
 def _on_urls(
     source: Iterable[dict[str, Any]], f: Callable[[list[str]], Iterable[str] | None]
 ) -> Iterator[dict[str, Any]]:
-    """The shards of the URLs that ``f`` returns of the list of all; in place where it returns None."""
+    """Return the shards of the URLs that ``f`` returns of the list of all; in place where it returns None."""
     urls = [shard["url"] for shard in source]
     chosen = f(urls)
     return ({"url": url} for url in (urls if chosen is None else chosen))
@@ -313,7 +315,7 @@ def _on_urls(
 def _members(
     source: Iterable[dict[str, Any]], open_fn: Callable[[str], Any] | None, handler: Handler
 ) -> Iterator[dict[str, Any]]:
-    """The members of shards that are opened by a user's ``open_fn(url)``, expanded as tars without the engine."""
+    """Return the members of shards that a user's ``open_fn(url)`` opens, expanded as tars without the engine."""
     from wds_async.reading import parts  # noqa: PLC0415 (few bring an opener of their own)
 
     opened = parts.url_opener(source, handler=handler) if open_fn is None else _opened(source, open_fn, handler)

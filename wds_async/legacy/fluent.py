@@ -54,12 +54,12 @@ class OlderMethods:
     """Methods of older versions for a class that has ``compose(*stages)``. All of them warn."""
 
     def pipe(self: Any, stage: Any) -> Any:
-        """`compose` by its name of 2020."""
+        """Call `compose`, under its name of 2020."""
         deprecated(".pipe(f)", ".compose(f)")
         return self.compose(stage_of(stage))
 
     def then(self: Any, f: Any, *args: Any, **kw: Any) -> Any:
-        """A stage of ``f(source, *args, **kw)``, or of a filter and its arguments."""
+        """Return a stage of ``f(source, *args, **kw)``, or of a filter and its arguments."""
         deprecated(".then(f, *args)", ".compose(pipelinefilter(f)(*args))")
         return self.compose(stage_of(f, *args, **kw))
 
@@ -71,7 +71,7 @@ class OlderMethods:
         return self.compose(SQLiteCache(fname, size))
 
     def ddp_equalize(self: Any, length: int, with_length: bool = False) -> Any:
-        """``length // world_size`` items on every rank (see `Equalized`): of a loader, batches.
+        """Return the dataset with ``length // world_size`` items on every rank (see `Equalized`): of a loader, batches.
 
         ``with_length`` makes ``len`` give that number.
         """

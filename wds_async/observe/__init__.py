@@ -1,1 +1,1 @@
-"""What a job sees of itself: ledger, cost, metrics, progress, diagnosis."""
+"""Observation of a job: ledger, cost, metrics, progress, diagnosis."""

@@ -155,7 +155,9 @@ class SkipCounts:
         return min(1.0, by_samples + (gone / (size + gone) if gone else 0.0))
 
     def text(self, share: float) -> str:
-        """``passed over 3 samples and 1 shard (12.3 MB, 0.40%): 2 DecodingError, 1 CorruptShard``"""
+        """Return the record as text: ``passed over 3 samples and 1 shard (12.3 MB, 0.40%): 2 DecodingError, 1
+        CorruptShard``
+        """
         amounts = {"sample": self.samples, "shard": self.shards}
         parts = [f"{count:,} {word}{'' if count == 1 else 's'}" for word, count in amounts.items() if count]
         size = f"{self.bytes / 1e6:,.1f} MB" if self.bytes >= 100_000 else f"{self.bytes:,} bytes"
@@ -380,7 +382,7 @@ class EpochLog:
 
     @property
     def own(self) -> bool:
-        """Whether it belongs to this process, and is not inherited by ``fork``."""
+        """True if it belongs to this process; False if it was inherited by ``fork``."""
         return self._pid == os.getpid()
 
     def note(

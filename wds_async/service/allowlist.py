@@ -1,4 +1,4 @@
-"""What may be read: prefixes of URLs, compared part by part in one spelling, and addresses of connections."""
+"""Rules for what may be read: prefixes of URLs, compared part by part in one spelling, and addresses of connections."""
 
 from __future__ import annotations
 

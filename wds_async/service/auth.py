@@ -1,4 +1,6 @@
-"""Who asks: bearer tokens, TLS and client certificates, names of clients, requests of web pages; and the audit log."""
+"""Authentication of clients (bearer tokens, TLS and client certificates, names of clients, requests of web pages), and
+the audit log.
+"""
 
 from __future__ import annotations
 
@@ -229,7 +231,7 @@ class BearerTokens:
 
     @property
     def name_tenants(self) -> bool:
-        """Whether any line names a tenant."""
+        """True if any line names a tenant."""
         return any(self._tenants.values())
 
     def _look(self) -> None:

@@ -1,4 +1,4 @@
-"""How a service is set up: a YAML file (``WDS_SERVE_CONFIG``), and the command line's options, which win over it."""
+"""Configuration of a service: a YAML file (``WDS_SERVE_CONFIG``), and the command line's options, which win over it."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ class ServiceConfig:
 
     @property
     def loopback(self) -> bool:
-        """Whether only this machine can reach it."""
+        """True if only this machine can reach it."""
         try:
             return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
         except ValueError:

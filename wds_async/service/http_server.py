@@ -76,7 +76,7 @@ class HttpRequest:
 
     @property
     def chunked(self) -> bool:
-        """Whether a body of unknown length is sent in chunks, and not to the connection's end."""
+        """True if a body of unknown length is sent in chunks; False if it ends with the connection."""
         return self.version != "1.0"
 
     @property
@@ -374,7 +374,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     @property
     def closing(self) -> bool:
-        """Whether nothing more can be sent."""
+        """True if nothing more can be sent."""
         return self._over or self._transport.is_closing()
 
     @property
@@ -422,7 +422,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     @property
     def idle(self) -> bool:
-        """Whether it has no request, and all answers have left."""
+        """True if it has no request and all responses have been sent."""
         return self._task is None and not self.unsent
 
     def close_if_idle(self) -> None:

@@ -1,4 +1,4 @@
-"""What is in a bucket, by name, page after page: made of the folders that its store lists, each in order."""
+"""Listings of buckets, by name and page by page, made of the folders that their stores list, each in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the path of a request, as it came over the wire, to the URL of the object.
+"""Conversion of a request's path, as it came over the wire, into the URL of the object.
 
 A name is cut into its parts and then percent-decoded, once: every byte that a store allows in a key can be used.
 """

@@ -81,7 +81,7 @@ class _Plan:
 
     @property
     def wants_more(self) -> bool:
-        """Whether there is a shard to fetch now."""
+        """True if there is a shard to fetch now."""
         waits = self.full or (self.looking and not self.usual_bytes)
         return not waits and self.following < min(len(self.shards), self.position + 1 + self.ahead)
 

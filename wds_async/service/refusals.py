@@ -1,4 +1,4 @@
-"""What the service does not do, or could not, in words and as a status: AIStore's JSON, or XML for clients of S3."""
+"""Error responses of the service, with their statuses: AIStore's JSON, or XML for clients of S3."""
 
 from __future__ import annotations
 

@@ -157,7 +157,9 @@ class Service:
     clients: ClientConnections
 
     def __init__(self, config: ServiceConfig, **transfer: Any) -> None:
-        """``transfer`` are fields of `TransferConfig`. ConfigError for settings that cannot be used."""
+        """Set up the service. ``transfer`` are fields of `TransferConfig`. ConfigError for settings that cannot be
+        used.
+        """
         self._config, self._transfer = config, transfer
         self._access = Access(config)
         self._prices = PriceTable.load(config.prices or None)
@@ -389,7 +391,7 @@ class Service:
 
     @property
     def addresses(self) -> list[str]:
-        """Where it listens: ``http://127.0.0.1:51080``, ``unix:/run/wds.sock``."""
+        """Addresses at which it listens: ``http://127.0.0.1:51080``, ``unix:/run/wds.sock``."""
         scheme = "https" if self.context.config.certificate else "http"
         addresses = []
         for name in (one.getsockname() for server in self._listening for one in server.sockets):

@@ -46,7 +46,7 @@ class Document:
     options: StorageOptions = NOTHING_GIVEN
 
     def error(self, path: ValuePath, message: str, kind: type[WdsError] = ConfigError) -> WdsError:
-        """An error about the value at ``path``, naming its line and column."""
+        """Return an error about the value at ``path``, naming its line and column."""
         steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
         return kind(f"{self.name}{self._place(path)}{f' ({steps})' if steps else ''}: {message}")
 
@@ -152,14 +152,14 @@ def _parsed(text: str, name: str) -> Any:
 
 
 def _loader(text: str) -> Any:
-    """A safe loader of YAML: plain values only, no objects."""
+    """Return a safe loader of YAML: plain values only, no objects."""
     import yaml  # noqa: PLC0415 (most datasets have no specification)
 
     return getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
 
 
 def _refuse_doubled_keys(root: Any, name: str) -> None:
-    """The last of two equal keys would win silently."""
+    """Refuse two equal keys, of which the last would win silently."""
     left, seen_nodes = [root], set()
     while left:
         node = left.pop()

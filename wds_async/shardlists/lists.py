@@ -1,4 +1,4 @@
-"""Which shards, in which order, and which of them this rank and worker reads."""
+"""Shard lists, their order, and the share of them that this rank and worker reads."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ class Expanded(list[str]):
 
 
 def expand_urls(urls: Any, *, storage_options: StorageOptionsLike = None) -> list[str]:
-    """Every shard that ``urls`` names, in order: braces, ``::``, ``${X}`` for ``WDS_X``, and patterns and folders in
-    files and stores (see `storage.listing.expand`). ``storage_options`` are for the stores that are listed.
+    """Return every shard that ``urls`` names, in order: braces, ``::``, ``${X}`` for ``WDS_X``, and patterns and
+    folders in files and stores (see `storage.listing.expand`). ``storage_options`` are for the stores that are listed.
     """
     from wds_async.storage.listing.expand import expand_listed  # noqa: PLC0415 (asyncio)
 
@@ -251,7 +251,9 @@ class MultiShardSample(world.CountsEpochs, world.TorchDataset):
 
 
 def shardspec(spec: Any) -> MultiShardSample | SimpleShardList:
-    """`MultiShardSample` for a specification (a dict, or a path or URL of YAML or JSON), else `SimpleShardList`."""
+    """Return `MultiShardSample` for a specification (a dict, or a path or URL of YAML or JSON), else a
+    `SimpleShardList`.
+    """
     return MultiShardSample(spec) if is_specification(spec) else SimpleShardList(spec)
 
 

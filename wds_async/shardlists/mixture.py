@@ -104,7 +104,7 @@ class Mixture(mix.Mix):
         super().set_epoch(epoch)
 
     def apart(self) -> Mixture:
-        """A copy that counts its epochs for itself, from here on, as do its sources."""
+        """Return a copy that counts its epochs for itself, from here on, as do its sources."""
         other = copy.copy(self)
         other._epoch = self._epoch.apart()
         other.datasets = [source.compose() for source in self.datasets]

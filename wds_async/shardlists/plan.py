@@ -1,4 +1,6 @@
-"""Which shards a rank and worker reads, in which order: the stages before reading, from `WebDataset`'s arguments."""
+"""Plan of the shards that a rank and worker reads, and of their order: the stages before reading, from `WebDataset`'s
+arguments.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,7 @@ def log_seed(seed: int | world.DrawnSeed, what: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardPlan:
-    """How shards are ordered and shared out.
+    """Rules by which shards are ordered and shared out.
 
     ``mode``: that of a directory, or None. ``resampled``: drawn with replacement, following from ``seed`` where it was
     ``seeded``. ``buffer``: of the shuffle, 0 for none; ``permuted``: of all shards at once. ``strict``: fewer
@@ -137,11 +139,13 @@ class ShardPlan:
 
     @property
     def shuffles(self) -> bool:
-        """Whether the order of the shards differs between epochs."""
+        """True if the order of the shards differs between epochs."""
         return self.permuted or self.buffer > 0
 
     def stages(self, urls: Any) -> list[Any]:
-        """The shard list, its shuffle, and the splitters. ``urls`` may be a shard list already, the user's own too."""
+        """Return the shard list, its shuffle, and the splitters. ``urls`` may be a shard list already, the user's own
+        too.
+        """
         from wds_async.storage.registry import tell_of_native_pipes  # noqa: PLC0415 (pipes only)
 
         shards = self._shards(urls)

@@ -107,8 +107,9 @@ class ByteSplit(PipelineStage):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleOffsets:
-    """Where the samples of a plain tar start and how long they are, in bytes (arrays of integers), and the version of
-    the shard that this is true of ("": unknown)."""
+    """Offsets and lengths of the samples of a plain tar, in bytes (arrays of integers), and the version of the shard to
+    which they apply ("": unknown).
+    """
 
     starts: Any
     lengths: Any

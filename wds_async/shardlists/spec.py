@@ -185,7 +185,7 @@ class _Value:
 
 @dataclass(frozen=True)
 class _Names:
-    """How the names of shards are completed: ``prefix + bucket/name``, relative ones behind ``base``."""
+    """Rules by which names of shards are completed: ``prefix + bucket/name``, relative ones behind ``base``."""
 
     base: str = ""
     prefix: str = ""

@@ -1,3 +1,3 @@
-"""Where shards are and with whose authority: one small module a backend."""
+"""Stores and the credentials for them: one small module per backend."""
 
 __all__: list[str] = []

@@ -178,7 +178,7 @@ class Growing(Protocol):
     """Set where that was too long."""
 
     def open(self) -> None:
-        """FileNotFoundError where it is there no more."""
+        """Open the file. FileNotFoundError if it is no longer there."""
         ...
 
     def read(self, into: memoryview, offset: int) -> int:
@@ -186,11 +186,11 @@ class Growing(Protocol):
         ...
 
     def ended(self, offset: int) -> bool | None:
-        """True: the file is whole and ends at ``offset``. False: its writer is gone. None: neither."""
+        """Return True if the file is whole and ends at ``offset``, False if its writer is gone, None otherwise."""
         ...
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the file; may be called again."""
         ...
 
 
@@ -199,20 +199,23 @@ class CacheEntry(Protocol):
 
     @property
     def check(self) -> bool:
-        """Whether a copy is compared with its object before it is used."""
+        """True if a copy is compared with its object before it is used."""
         ...
 
     def replaced(self) -> None:
-        """The object has changed since its copy was made: `begin` is called again, and gives no such copy. Blocks."""
+        """Note that the object has changed since its copy was made: `begin`, which is called again, must not give that
+        copy. Blocks.
+        """
         ...
 
     def begin(self) -> CopiedFile | Growing | None:
-        """How to read it: the copy on disk, the file that grows into one, or (None) from its store. Blocks. Asked
-        again where a growing file stood still: then never a growing one."""
+        """Return what to read: the copy on disk, the file that grows into one, or (None) the object in its store.
+        Blocks. Never returns a growing file when called again because one stopped growing.
+        """
         ...
 
     def lose(self) -> None:
-        """The copy that `begin` gave cannot be read: from now on the store is."""
+        """Note that the copy that `begin` gave cannot be read; the object in the store is read from now on."""
         ...
 
 
@@ -264,7 +267,7 @@ class Location:
 
     @property
     def in_order(self) -> bool:
-        """Whether its store can only be read from the start on."""
+        """True if its store can only be read from the start."""
         return self.entry is None and self.spec.in_order
 
 
@@ -283,7 +286,7 @@ class Verdict(enum.Enum):
 
     @property
     def retryable(self) -> bool:
-        """Whether another attempt can help."""
+        """True if another attempt can help."""
         return self in (Verdict.TRANSIENT, Verdict.EXPIRED, Verdict.STALLED)
 
 
@@ -329,8 +332,9 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """How a shard is read, for people: the ``store``, its ``endpoint`` (a URL), as whom (``identity``: never a
-    secret), and whether by the engine's own requests (``direct``) or not, and then ``why`` not."""
+    """Description for people of how a shard is read: its ``store``, its ``endpoint`` (a URL), the ``identity`` that is
+    used (never a secret), and whether the engine sends the requests itself (``direct``) or ``why`` not.
+    """
 
     store: str
     endpoint: str

@@ -37,9 +37,10 @@ class CheckedRanges:
 
     @classmethod
     async def of(cls, get: RangeGet, identify: Identify, stall_timeout_s: float) -> CheckedRanges | None:
-        """Asked for its first byte, in the same way that a part will be. None where the server does not cut, or does
-        not tell the size; what `RangeGet` raises, and `Contradiction`. A range is given up once nothing of its answer
-        has come for ``stall_timeout_s`` seconds."""
+        """Return the source after a request for its first byte, made in the same way as for a part. None if the server
+        does not answer ranges or does not tell the size; raises what `RangeGet` raises, and `Contradiction`. A range is
+        given up once nothing of its answer has come for ``stall_timeout_s`` seconds.
+        """
         async with get(0, 1, "") as (answer, body):
             total = answer.fields.get("content-range", "").rpartition("/")[2]
             if answer.status not in (206, 416) or not (total.isascii() and total.isdigit()) or _encoded(answer):
@@ -92,7 +93,7 @@ def _shown(text: str) -> str:
 
 
 async def _taken(body: AsyncIterator[bytes], count: int, progress: Progress | None = None) -> bytes:
-    """``count`` bytes, the whole of ``body``. `Contradiction` where it has more, or fewer."""
+    """Return ``count`` bytes, the whole of ``body``. `Contradiction` if it has more, or fewer."""
     pieces, size = [], 0
     async for piece in body:
         if progress is not None:

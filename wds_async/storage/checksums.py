@@ -52,7 +52,7 @@ class Digest(Protocol):
     """A sum in the making."""
 
     def update(self, data: memoryview, /) -> None:
-        """The next bytes."""
+        """Add the next bytes."""
         ...
 
     def digest(self) -> bytes:
@@ -99,7 +99,9 @@ def digest_of(algorithm: str) -> Digest:
 
 
 def google(fields: Mapping[str, str]) -> Checksum | None:
-    """Of Google: ``x-goog-hash``, which is that of the stored object on every answer, a range's too."""
+    """Return the checksum in an answer of Google: ``x-goog-hash``, which is that of the stored object in every answer,
+    a range's too.
+    """
     packed = fields.get("x-goog-stored-content-encoding", "identity").strip().lower() not in ("", "identity")
     if packed or not _as_stored(fields):
         return None
@@ -108,7 +110,7 @@ def google(fields: Mapping[str, str]) -> Checksum | None:
 
 
 def google_object(said: Mapping[str, object]) -> Checksum | None:
-    """Of the JSON API's description of an object."""
+    """Return the checksum in the JSON API's description of an object."""
     if str(said.get("contentEncoding") or "identity") != "identity":
         return None
     values = {"crc32c": str(said.get("crc32c") or ""), "md5": str(said.get("md5Hash") or "")}
@@ -116,7 +118,9 @@ def google_object(said: Mapping[str, object]) -> Checksum | None:
 
 
 def amazon(fields: Mapping[str, str]) -> Checksum | None:
-    """Of S3: ``x-amz-checksum-…`` of a whole object. A range's answer has none, or that of a part."""
+    """Return the checksum in an answer of S3: ``x-amz-checksum-…`` of a whole object. A range's answer has none, or
+    that of a part.
+    """
     kind = fields.get("x-amz-checksum-type", "FULL_OBJECT").strip().upper()
     if kind != "FULL_OBJECT" or not _of_all(fields) or not _as_stored(fields):
         return None
@@ -126,8 +130,9 @@ def amazon(fields: Mapping[str, str]) -> Checksum | None:
 
 
 def amazon_etag(fields: Mapping[str, str]) -> Checksum | None:
-    """Of S3: an ETag that is an MD5, as that of an object is which was put in one piece and not encrypted with keys of
-    KMS or the customer's."""
+    """Return the checksum in an ETag of S3 that is an MD5: the ETag of an object that was put in one piece and not
+    encrypted with keys of KMS or the customer's.
+    """
     encrypted = fields.get("x-amz-server-side-encryption", "").startswith("aws:kms")
     if encrypted or "x-amz-server-side-encryption-customer-algorithm" in fields or not _as_stored(fields):
         return None
@@ -135,7 +140,7 @@ def amazon_etag(fields: Mapping[str, str]) -> Checksum | None:
 
 
 def azure(fields: Mapping[str, str]) -> Checksum | None:
-    """Of Azure: the blob's MD5, which answers to ranges give under a name of its own."""
+    """Return the checksum in an answer of Azure: the blob's MD5, which answers to ranges give in another header."""
     if not _as_stored(fields):
         return None
     found = _base64("md5", fields.get("x-ms-blob-content-md5", ""), "x-ms-blob-content-md5")
@@ -145,8 +150,9 @@ def azure(fields: Mapping[str, str]) -> Checksum | None:
 
 
 def aistore(fields: Mapping[str, str]) -> Checksum | None:
-    """Of AIStore. Never of a range: a bucket may be set to give the range's (``checksum.enable_read_range``), and the
-    answer does not say which it is."""
+    """Return the checksum in an answer of AIStore to a request for the whole object. A range's may be that of the range
+    (``checksum.enable_read_range`` of the bucket), and the answer does not say which it is.
+    """
     if not _of_all(fields):
         return None
     name = fields.get("ais-checksum-type", "").strip().lower()
@@ -154,8 +160,9 @@ def aistore(fields: Mapping[str, str]) -> Checksum | None:
 
 
 def representation(fields: Mapping[str, str]) -> Checksum | None:
-    """Of any HTTP server: ``Repr-Digest`` (RFC 9530 §3) and the older ``Digest`` (RFC 3230), both of the whole also
-    where a range is answered, and ``Content-MD5``, of what the answer holds."""
+    """Return the checksum in an answer of any HTTP server: ``Repr-Digest`` (RFC 9530 §3) and the older ``Digest`` (RFC
+    3230), both of the whole even if a range is answered, and ``Content-MD5``, that of the answer's body.
+    """
     if not _as_stored(fields):
         return None
     for name in ("repr-digest", "digest"):
@@ -166,7 +173,7 @@ def representation(fields: Mapping[str, str]) -> Checksum | None:
 
 
 def hugging_face(fields: Mapping[str, str]) -> Checksum | None:
-    """Of the Hugging Face hub: the SHA-256 of a large file is its ETag."""
+    """Return the checksum in an answer of the Hugging Face hub: the ETag of a large file is its SHA-256."""
     etag = fields.get("x-linked-etag", "").removeprefix("W/").strip('"')
     return _hexadecimal("sha256", etag, "X-Linked-Etag")
 

@@ -60,7 +60,7 @@ class Pipe:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """True if `close` was called."""
         return self.stream is None or bool(self.stream.closed)
 
     def readable(self) -> bool:

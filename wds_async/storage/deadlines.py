@@ -41,7 +41,7 @@ def transfer_s(allowed_s: float, size_bytes: int) -> float:
 
 
 class Progress:
-    """When an operation last made progress, by the running loop's clock."""
+    """Clock of an operation: when it last made progress, by the running loop's clock."""
 
     def __init__(self) -> None:
         self._clock = asyncio.get_running_loop().time

@@ -106,7 +106,7 @@ class StorageOptions:
 
 
 def check_names(scheme: str, options: Mapping[str, Any], known: Sequence[str]) -> None:
-    """ConfigError, without any value, for a name among ``options`` that is not ``known`` (the usual ones first)."""
+    """Raise ConfigError, without any value, for a name in ``options`` that is not ``known`` (usual ones first)."""
     if unknown := sorted(name for name in options if name not in known):
         near = difflib.get_close_matches(unknown[0], known, 1)
         meant = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known[:6])}"

@@ -1,4 +1,4 @@
-"""From a URL to its store: rewriting, routing, and the backends of one engine."""
+"""Lookup of a URL's store: rewriting, routing, and the backends of one engine."""
 
 from __future__ import annotations
 

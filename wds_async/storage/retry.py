@@ -48,7 +48,7 @@ class Retries:
 
     @property
     def retryable(self) -> bool:
-        """Whether the last fault is one that may pass by itself."""
+        """True if the last fault may pass by itself."""
         return self.fault is not None and self.fault.verdict.retryable and self.fault.verdict is not Verdict.EXPIRED
 
 

@@ -1,4 +1,4 @@
-"""Where a shard is written: local files, standard output, commands, HTTP servers, and every store that fsspec knows.
+"""Destinations for shards: local files, standard output, commands, HTTP servers, and every store that fsspec knows.
 
 A shard appears under its name whole, at `Sink.commit`, or not at all. All calls are blocking: a writer has nothing else
 to do meanwhile.

@@ -72,7 +72,7 @@ class _Gathered:
         return len(data)
 
     def flush(self) -> None:
-        """Nothing is sent before `commit`."""
+        """Do nothing: nothing is sent before `commit`."""
 
     def commit(self) -> None:
         if not self._remove.alive:
@@ -253,7 +253,7 @@ class MultipartSink:
             call_with_deadline(transfer_s(self._timeout_s, held_bytes + sum(map(len, args))), function, *args)
 
     def flush(self) -> None:
-        """A store takes parts of its own size; there is nothing to hurry."""
+        """Do nothing: a store takes parts of its own size."""
 
     def commit(self) -> None:
         if not self._open:

@@ -12,7 +12,7 @@ MAGIC = slice(257, 262)  # ``ustar`` stands here
 
 
 class _Sums(dict[bytes, int]):
-    """From a header's checksum field to what the low half of its Adler-32 must be.
+    """Map from a header's checksum field to what the low half of its Adler-32 must be.
 
     The low half is one plus the sum of all bytes, modulo 65521 (RFC 1950); a tar's checksum is the same
     sum with the checksum field counted as eight spaces. So C code sums the header.

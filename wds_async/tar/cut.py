@@ -51,7 +51,7 @@ class CutSpan:
 
     @property
     def stop(self) -> int | None:
-        """Where the next span begins; None for the last span of a shard."""
+        """Offset of the next span; None for the last span of a shard."""
         return self.cuts[0] if self.cuts else None
 
     @property

@@ -160,7 +160,7 @@ class _Gunzip:
 
 
 def _unpacked(source: ByteSource, what: str, new: Callable[[], _Codec]) -> Iterator[bytes]:
-    """gzip, bzip2 or xz streams, one after another."""
+    """Yield the unpacked bytes of gzip, bzip2 or xz streams, one after another."""
     try:
         data = _feed(source)
         while data:

@@ -1,4 +1,4 @@
-"""From a shard's members to its samples.
+"""Grouping of a shard's members into samples.
 
 A sample is made of adjacent members of one key: ``a/001.jpg`` and ``a/001.cls`` are the fields ``jpg`` and ``cls`` of
 the sample ``a/001``. Members of other keys end it, so a shard never has to be held in memory.
@@ -59,7 +59,7 @@ class RawSample(dict[str, Any]):
     stop: int | None
 
     def copy(self) -> RawSample:
-        """A shallow copy, with ``shard``, ``offset`` and ``stop``."""
+        """Return a shallow copy, with ``shard``, ``offset`` and ``stop``."""
         other = RawSample(self)
         other.shard, other.offset, other.stop = self.shard, self.offset, self.stop
         return other

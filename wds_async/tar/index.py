@@ -67,7 +67,7 @@ class DaliIndex:
             self.add(entry)
 
     def __len__(self) -> int:
-        """The number of samples."""
+        """Return the number of samples."""
         return len(self._lines)
 
     def add(self, entry: MemberEntry) -> None:
@@ -90,7 +90,7 @@ class DaliIndex:
             self._lines.append(words)
 
     def text(self) -> str:
-        """The file's text."""
+        """Return the file's text."""
         return "\n".join([f"{_VERSION} {len(self._lines)}", *self._lines, ""])
 
 

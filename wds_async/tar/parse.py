@@ -1,4 +1,4 @@
-"""From the bytes of a tar to its members.
+"""Parser of tars: from their bytes to their members.
 
 Headers are read where they lie and a field's bytes are copied once. Nearly every header of a shard is a
 plain file's (ustar or GNU, its name within 100 bytes), perhaps behind a PAX header that only gives times;
@@ -39,7 +39,7 @@ tenth of the time that a small member takes."""
 
 
 class _Sizes(dict[bytes, int]):
-    """From a plain header's size field (octal, ended by NUL or a space) to the size; -1 for any other kind."""
+    """Map from a plain header's size field (octal, ended by NUL or a space) to the size; -1 for any other kind."""
 
     def __missing__(self, field: bytes) -> int:
         digits, last = field[:11], field[11:]
@@ -62,7 +62,7 @@ def members(
     max_field_bytes: int = 2 << 30,
     end_required: Callable[[], bool] | None = None,
 ) -> Iterator[Member]:
-    """The regular files of an uncompressed tar, in order.
+    """Return the regular files of an uncompressed tar, in order.
 
     ``admit`` is given each name and returns the name to use, or ``None`` to pass over the data uncopied;
     without it all are read. A member of more than ``max_field_bytes`` (2 GiB) raises ``FieldTooLarge``
@@ -86,8 +86,8 @@ def members_of(
     admit: Callable[[str], str | None] | None = None,
     max_field_bytes: int = 2 << 30,
 ) -> Iterator[Member]:
-    """`members` of what is left of ``source``, which must stand at a header. Offsets are those of ``source``: in the
-    whole tar, also where it begins in the middle of one. Global PAX headers that came before are not known there.
+    """Return `members` of the rest of ``source``, which must stand at a header. Offsets are those of ``source``: in the
+    whole tar, even if it begins in the middle of one. Global PAX headers that came before are not known there.
 
     After an error ``source`` still has its piece and its place, so that the shard can be read on: by `resync.resync`
     and then this function again after ``CorruptShard`` (or ``NotATar``), by this function alone after
@@ -98,7 +98,7 @@ def members_of(
 
 
 def _walk(source: ByteSource, admit: Callable[[str], str | None] | None, limit: int, *, keep: bool) -> Iterator[Member]:
-    """``members``, spelled for speed: what the loop needs of ``source`` is in locals, ``end`` before the bound."""
+    """Yield `members`, written for speed: what the loop needs of ``source`` is in locals, ``end`` before the bound."""
     headers = _headers_behind(source)
     sums, sizes, unpack, adler32 = LOW_SUMS, SIZES, HEADER.unpack_from, zlib.adler32
     view, pos, end, first, plain = source.view, source.pos, min(source.end, source.bound - source.base), -1, b"0"

@@ -91,7 +91,7 @@ class ByteSource:
 
     @property
     def offset(self) -> int:
-        """Where the next byte stands in the stream, in bytes."""
+        """Offset of the next byte in the stream."""
         return self.base + self.pos
 
     @property

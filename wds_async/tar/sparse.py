@@ -22,8 +22,9 @@ _DIGITS = 20  # of the largest file
 
 
 class Sparse(NamedTuple):
-    """How a sparse member is expanded: its true ``size`` in bytes, and its ``pieces`` as offsets and lengths; None:
-    the map stands before the data (format 1.0)."""
+    """Layout of a sparse member: its true ``size`` in bytes, and its ``pieces`` as offsets and lengths; None: the map
+    stands before the data (format 1.0).
+    """
 
     size: int
     pieces: list[tuple[int, int]] | None

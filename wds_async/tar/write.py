@@ -129,7 +129,7 @@ def compression(name: str, compress: bool | str | None) -> str:
 
 
 def compressed(stream: Any, kind: str, mtime: float | None) -> Any:
-    """``stream`` behind a compressor, whose ``close`` leaves ``stream`` open."""
+    """Return ``stream`` behind a compressor, whose ``close`` leaves ``stream`` open."""
     if kind == "gz":  # no file name and, with ``mtime``, no clock in its header: the same bytes every time
         stamp = None if mtime is None else int(mtime)
         return gzip.GzipFile(filename="", mode="wb", fileobj=stream, mtime=stamp)

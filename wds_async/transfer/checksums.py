@@ -237,7 +237,7 @@ class HeldShard:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more comes."""
+        """True if nothing more comes."""
         return self._next is None
 
     def read(self) -> memoryview | None:

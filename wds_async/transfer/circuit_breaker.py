@@ -52,7 +52,7 @@ class FailureLog:
         self.reasons[reason] = self.reasons.get(reason, 0) + 1
 
     def summary(self, now: float) -> str:
-        """ " after 37 attempts in 300 s (31 times the server answered 503, 6 times …)"; "" for a single attempt."""
+        """Return " after 37 attempts in 300 s (31 times the server answered 503, …)"; "" for a single attempt."""
         if self.count <= 1:
             return ""
         idle_s = now - self.since
@@ -99,12 +99,12 @@ class CircuitBreaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether the last three attempts or more have failed."""
+        """True if the last three attempts or more have failed."""
         return self.failures is not None and self.failures.count >= _FAULTS_OF_AN_OUTAGE
 
     @property
     def healthy(self) -> bool:
-        """Whether the store may get hedges too: neither down nor throttling."""
+        """True if the store may get hedges too: it is neither down nor throttling."""
         return not self.is_open and self._throttling < _MANY
 
     def allow_request(self) -> bool:
@@ -120,7 +120,7 @@ class CircuitBreaker:
 
     @property
     def failure_is_isolated(self) -> bool:
-        """Whether good answers came before the last failure, and failures are few."""
+        """True if good answers came before the last failure, and failures are few."""
         return self.failures is not None and self.healthy and self._success_at > float("-inf")
 
     @property

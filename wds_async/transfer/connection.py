@@ -43,8 +43,9 @@ class Origin(NamedTuple):
 
     @classmethod
     def of(cls, url: str, tls: Tls | None = None, socket: str = "") -> Origin:
-        """The origin of an ``http`` or ``https`` URL; ValueError for a malformed one. ``tls`` counts: a
-        connection that was verified in one way is none for another. So does ``socket`` (`Request.socket`)."""
+        """Return the origin of an ``http`` or ``https`` URL; ValueError for a malformed one. ``tls`` counts: a
+        connection that was verified in one way is none for another. So does ``socket`` (`Request.socket`).
+        """
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"not an HTTP URL: {url!r}")
@@ -84,7 +85,7 @@ class Head:
         return self.fields.get("content-encoding", "identity").lower() not in ("", "identity")
 
     def content_range(self) -> tuple[int, int, int | None] | None:
-        """``(start, stop, total)`` of ``Content-Range: bytes a-b/total``, stop exclusive; total None for ``*``.
+        """Return ``(start, stop, total)`` of ``Content-Range: bytes a-b/total``, stop exclusive; total None for ``*``.
 
         ``bytes */total`` (of a 416) gives ``(0, 0, total)``; None where the field is missing or malformed.
         """
@@ -112,7 +113,9 @@ class _HeadFields:
 
 
 def parse_head(raw: bytes) -> Head:
-    """The head of an answer, ``raw`` ending with its empty line; `ConnectionBroken` where it is not HTTP/1.x."""
+    """Return the head of an answer from ``raw``, which ends with its empty line; `ConnectionBroken` if it is not
+    HTTP/1.x.
+    """
     collected = _HeadFields()
     parser = httptools.HttpResponseParser(collected)
     if raw.count(b"\n") > FIELDS_LIMIT + 2:
@@ -125,7 +128,7 @@ def parse_head(raw: bytes) -> Head:
 
 
 def request_bytes(url: str, headers: Iterable[tuple[str, str]]) -> bytes:
-    """``GET`` for ``url`` with ``headers``; ValueError where a header would break the line."""
+    """Return the bytes of a ``GET`` for ``url`` with ``headers``; ValueError if a header would break the line."""
     parts = urllib.parse.urlsplit(url)
     path = urllib.parse.quote(parts.path or "/", safe="/%:@!$&'()*+,;=~-._")
     query = "?" + urllib.parse.quote(parts.query, safe="/%:@!$&'()*+,;=~-._?") if parts.query else ""
@@ -215,8 +218,9 @@ class Connection(asyncio.BufferedProtocol):
             await self._wait()
 
     async def beginning(self, enough: Callable[[bytes], bool], within_s: float) -> bytes:
-        """The bytes behind the head as they come, framing and all, until they are ``enough``, or fill 32 KiB, or the
-        time or the connection is over. For a body that is left after that: the connection must be aborted."""
+        """Return the bytes behind the head as they come, framing and all, until they are ``enough``, or fill 32 KiB, or
+        the time or the connection is over. For a body of which the rest is not read: the connection must be aborted.
+        """
         with contextlib.suppress(OSError):  # a broken connection, a stalled one, and the end of the time
             async with asyncio.timeout(within_s):
                 while len(self._early) < _EARLY_LIMIT_BYTES and not enough(bytes(self._early)):
@@ -245,7 +249,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._looked
 
     def reusable(self) -> bool:
-        """Whether another exchange may follow: open, and nothing unasked-for has come."""
+        """Return whether another exchange may follow: the connection is open, and no unrequested bytes have arrived."""
         transport = self._transport
         return self._broken is None and transport is not None and not transport.is_closing() and not self._early
 

@@ -133,7 +133,7 @@ class Engine:
 
     @property
     def alive(self) -> bool:
-        """Whether the loop thread runs."""
+        """True if the loop thread is running."""
         return self.thread.alive
 
     def release(self, pump: Pump) -> None:

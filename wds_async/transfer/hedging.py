@@ -141,7 +141,9 @@ class OriginHistory:
 
     @property
     def is_open(self) -> bool:
-        """Whether hedges have failed lately, and none has succeeded since: one at a time, until one does."""
+        """True if hedges have failed lately and none has succeeded since: until one does, only one at a time is
+        allowed.
+        """
         return self._failures >= _MAX_FAILURES
 
     def record_success(self) -> None:
@@ -194,7 +196,7 @@ class Hedge:
 
     @property
     def won(self) -> bool:
-        """Whether it has replaced the primary request."""
+        """True if it has replaced the primary request."""
         return self.primary.successor is self
 
     async def run(self, pool: ConnectionPool) -> None:

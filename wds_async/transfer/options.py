@@ -41,7 +41,7 @@ class Span:
 
     @property
     def whole(self) -> bool:
-        """Whether it is the whole object."""
+        """True if it is the whole object."""
         return self.start == 0 and self.stop is None
 
 
@@ -54,7 +54,7 @@ class CachedShard(CacheEntry, Protocol):
 
     @property
     def hit(self) -> bool:
-        """Whether the cache had it."""
+        """True if the cache had it."""
         ...
 
     @property

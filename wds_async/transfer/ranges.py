@@ -283,7 +283,7 @@ class RangeFetcher:
 
     @property
     def crowded(self) -> bool:
-        """Whether parts wait for the memory of others."""
+        """True if parts wait for memory that others hold."""
         return self._memory.crowded
 
     @property
@@ -292,8 +292,9 @@ class RangeFetcher:
         return self._resources.connections.open
 
     def reachable(self, url: str) -> bool:
-        """Whether the store of ``url`` may answer: False after three failed requests in a row, until a good answer
-        (the circuit breaker is open). It does no I/O."""
+        """Return whether the store of ``url`` may answer: False after three failed requests in a row, until a good
+        answer (the circuit breaker is open). It does no I/O.
+        """
         obj = self._objects.fresh(url)
         breaker = self._origin(obj).fetcher.breaker(obj)
         return breaker is None or not breaker.is_open
@@ -355,7 +356,8 @@ class RangeFetcher:
 
     @contextlib.asynccontextmanager
     async def part(self, url: str, start: int, stop: int, facts: Facts | None = None) -> AsyncIterator[RangePart]:
-        """Bytes ``[start, stop)`` of an object; fewer only at its end. Waits for memory, first come, first served.
+        """Yield bytes ``[start, stop)`` of an object; fewer only at its end. Waits for memory, first come, first
+        served.
 
         With ``facts`` (of `facts`, or of another part) the bytes are of that very object, or `ObjectChanged` is raised;
         without, its parts that are read at the same time are of one object. `Unranged` where only `stream` can read it.
@@ -473,7 +475,7 @@ class RangeFetcher:
         return slab, part.filled
 
     async def _pieces(self, obj: OpenObject, origin: _OriginFetcher, permit: Permit) -> AsyncGenerator[memoryview]:
-        """The object from its start to its end, each piece in memory of its own as long as it is looked at."""
+        """Yield the object from its start to its end; each piece has memory of its own as long as it is in use."""
         position, last = 0, False
         while not last and (obj.streamed or obj.size is None or position < obj.size):
             async with self._at_work():

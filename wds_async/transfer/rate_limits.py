@@ -54,7 +54,7 @@ class TokenBucket:
 
     @property
     def full(self) -> bool:
-        """Whether nothing was taken lately."""
+        """True if nothing was taken lately."""
         self._fill()
         return self._level >= self._burst
 
@@ -131,8 +131,10 @@ class OriginLimits:
     async def permit(
         self, origin: str, expected_bytes: int, room: Callable[[], int] | None = None
     ) -> AsyncIterator[Permit]:
-        """One request to ``origin``, once it may be made. ``expected_bytes`` are taken from the limits at once, and the
-        difference to what `Permit.settle` gives at its end. ``room()``: how many requests that origin bears now."""
+        """Grant one request to ``origin``, once it may be made. ``expected_bytes`` are taken from the limits at once,
+        and the difference to what `Permit.settle` gives at its end. ``room()``: how many requests that origin bears
+        now.
+        """
         queue = self._queue(origin)
         queue.room = room or queue.room
         permit = await self._wait(queue, expected_bytes, connects=True)

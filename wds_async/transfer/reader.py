@@ -291,7 +291,9 @@ class ShardStream:
 
     @property
     def kept(self) -> bool:
-        """Whether the cache had it: what is there was compared when it came, where it could be."""
+        """True if the cache had it. Such a copy was compared with its checksum when it was fetched, where there was
+        one.
+        """
         return self._cached is not None and self._cached.hit
 
     def read(self) -> memoryview | None:
@@ -425,7 +427,7 @@ class ShardStream:
 
 
 def _forget_in_child() -> None:
-    """A forked child shares the slabs with its parent, which goes on filling them: it reads no byte more there."""
+    """Stop reading in a forked child, which shares the slabs with its parent; the parent goes on filling them."""
     for reader in list(_readers):
         reader.closed = True
         with contextlib.suppress(AttributeError, BufferError):  # none is open

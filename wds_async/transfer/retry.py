@@ -136,7 +136,7 @@ def decide(fault: Fault, state: AttemptState, now: float) -> Decision:
 
 
 def _decide_refusal(state: AttemptState, now: float) -> Decision:
-    """A 403 or 404 is retried for a while where its bucket has answered the same credentials before."""
+    """Retry a 403 or 404 for a while if its bucket has answered the same credentials before."""
     most = state.policy.max_attempts
     if state.refusal_patience_s <= 0 or (most is not None and state.failures >= most):
         return GiveUp()
@@ -294,7 +294,7 @@ class RetryController:
             self._reached.add(location.server)
 
     def healthy(self, shard: Shard) -> bool:
-        """Whether the store may get more requests than are needed."""
+        """Return whether the store may get more requests than are needed."""
         breaker: CircuitBreaker | None = shard.state.breaker
         return breaker is not None and breaker.healthy
 

@@ -73,7 +73,7 @@ class ShardState:
     """Rejects the file of the shard that a service has handed over."""
 
     def current_access(self) -> Access | None:
-        """The access that has come; None while it is requested, or after that failed."""
+        """Return the access that has come; None while it is requested, or after that failed."""
         future = self.access
         if future is None or not future.done() or future.cancelled() or future.exception() is not None:
             return None
@@ -146,18 +146,18 @@ class ShardState:
         self.traffic, self.observe, self.breaker = traffic, observe, breaker
 
     def file(self, file: LocalFile) -> FileReader:
-        """The open reader of ``file``, shared by all parts."""
+        """Return the open reader of ``file``, shared by all parts."""
         return self.files.setdefault(file, FileReader(file))
 
     def open_stream(self) -> StreamReader:
-        """The reader of the shard's only stream."""
+        """Return the reader of the shard's only stream."""
         if self.stream is None:
             self.stream = StreamReader()
         return self.stream
 
     @property
     def restartable(self) -> bool:
-        """Whether another attempt can be made after a fault."""
+        """True if another attempt can be made after a fault."""
         return self.stream is None or self.stream.restartable
 
     async def close_stream(self) -> None:

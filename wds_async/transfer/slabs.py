@@ -19,7 +19,7 @@ LARGEST_BYTES = 4 << 20
 
 
 def slab_bytes(wanted: int, most: int) -> int:
-    """The size of the slab for ``wanted`` bytes: the next power of two within [64 KiB, ``most``]."""
+    """Return the size of the slab for ``wanted`` bytes: the next power of two within [64 KiB, ``most``]."""
     return min(max(1 << max(wanted - 1, 0).bit_length(), MIN_SLAB_BYTES), most)
 
 
@@ -163,7 +163,7 @@ class SlabBudget:
 
     @property
     def crowded(self) -> bool:
-        """Whether a caller waits."""
+        """True if a caller waits."""
         return bool(self._waiting)
 
     async def take(self, wanted_bytes: int) -> Slab:

@@ -102,14 +102,14 @@ class Stats:
     """Seconds between: what the program did with the items."""
 
     def as_dict(self) -> dict[str, float]:
-        """The fields as a plain dict, for JSON."""
+        """Return the fields as a plain dict, for JSON."""
         return asdict(self)
 
     def __add__(self, other: Stats) -> Stats:
         return Stats(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     def bound_by(self) -> str:
-        """One sentence: whether the network or the consumer sets the pace."""
+        """Return a sentence that says whether the network or the consumer sets the pace."""
         if self.read_s <= 0 or self.bytes <= 0:
             return "nothing was read"
         share = self.wait_s / self.read_s
@@ -165,7 +165,7 @@ class Counters:
         self._cells[cell] = max(self._cells[cell], value)
 
     def values(self) -> list[float]:
-        """The row, in the order of `Stats`' fields."""
+        """Return the row, in the order of `Stats`' fields."""
         return list(self._cells)
 
     def leave_traffic(self) -> None:

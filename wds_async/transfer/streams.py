@@ -93,7 +93,7 @@ class _ArchiveEnd:
 
     @property
     def missing(self) -> bool:
-        """Whether it is a tar (POSIX or GNU) without its end; False for what is none, compressed tars among them."""
+        """True if it is a tar (POSIX or GNU) without its end; False for anything else, compressed tars among them."""
         return self._head[257:262] == b"ustar" and (len(self._tail) < 2 * _BLOCK or any(self._tail))
 
 
@@ -117,7 +117,7 @@ class StreamReader:
 
     @property
     def restartable(self) -> bool:
-        """Whether another attempt can be made after a fault."""
+        """True if another attempt can be made after a fault."""
         return self._stream is None or self._stream.restartable
 
     async def fill(

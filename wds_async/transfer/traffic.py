@@ -110,7 +110,7 @@ class OriginTraffic:
         self.region = self.region or other.region
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON and `Traffic.of_dict`."""
+        """Return plain data, for JSON and `Traffic.of_dict`."""
         counts: dict[str, Any] = {name: getattr(self, name) for name in _COUNTS}
         return counts | {"counts": list(self.seconds.counts), "seconds": self.seconds.total, "region": self.region}
 
@@ -146,7 +146,7 @@ class Traffic:
             traffic.connections = 0
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
-        """Plain data, for JSON and `of_dict`."""
+        """Return plain data, for JSON and `of_dict`."""
         return {name: traffic.as_dict() for name, traffic in list(self.origins.items())}
 
     @classmethod

@@ -38,8 +38,9 @@ _STYLE = {
 
 @dataclass(frozen=True)
 class Course:
-    """How a training went: ``rates`` (second, bytes/s read, bytes/s trained on), ``losses`` (samples seen, loss),
-    ``tests`` (samples seen, accuracy from 0 to 1)."""
+    """The course of a training: ``rates`` (second, bytes/s read, bytes/s trained on), ``losses`` (samples seen, loss),
+    ``tests`` (samples seen, accuracy from 0 to 1).
+    """
 
     rates: list[tuple[float, float, float]]
     losses: list[tuple[int, float]]
@@ -61,7 +62,7 @@ def _figure(path: Path, rows: int, columns: int, size: tuple[float, float]) -> I
 
 
 def bench(outcomes: Sequence[Outcome], path: Path) -> None:
-    """Throughput and cost by number of workers, one bar a library."""
+    """Draw throughput and cost by number of workers, one bar per library."""
     libraries = list(dict.fromkeys(outcome.job.library for outcome in outcomes))
     with _figure(path, 1, 2, (12, 5)) as axes:
         _bars(axes[0], outcomes, libraries, [outcome.rate / 1e6 for outcome in outcomes], "{:,.0f}")
@@ -92,7 +93,7 @@ def _colour(library: str) -> str:
 
 
 def demo(course: Course, outcomes: Sequence[Outcome], path: Path) -> None:
-    """Training (throughput, learning curve) above, the raw read beside webdataset's below."""
+    """"""
     with _figure(path, 2, 2, (14, 9.5)) as axes:
         _training_rate(axes[0][0], course.rates)
         _learning(axes[0][1], course)
@@ -137,7 +138,7 @@ def _label(ax: Any, text: str, place: tuple[float, float], above: int, colour: s
 
 
 def _smooth(points: Sequence[tuple[int, float]], keep: float = 0.9) -> Iterable[tuple[int, float]]:
-    """An exponential mean, which starts at the first value."""
+    """Yield an exponential mean, which starts at the first value."""
     mean = points[0][1]
     for at, value in points:
         mean = keep * mean + (1 - keep) * value

@@ -118,7 +118,7 @@ def _watched(job: Job) -> Outcome:
 
 @contextmanager
 def watched(job: Job) -> Iterator[Callable[[Moment], None]]:
-    """A live view of ``job`` on stderr where that is a terminal; yields the function that takes each moment."""
+    """Show a live view of ``job`` on stderr if that is a terminal; yield the function that takes each moment."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda moment: None

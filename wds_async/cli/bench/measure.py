@@ -293,7 +293,7 @@ def _ours(job: Job) -> _Source:
 
 @dataclass
 class _Views:
-    """What ``begin`` returns, anew for each pass."""
+    """An iterable that calls ``begin`` anew for each pass."""
 
     begin: Callable[[], Iterator[memoryview]]
 

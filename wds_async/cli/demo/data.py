@@ -115,7 +115,7 @@ def _write(
 
 
 def _images(pool: ProcessPoolExecutor, plan: DemoPlan, part: str) -> Iterator[_Image]:
-    """Endless images in a fixed order, rendered a few batches ahead by ``pool``."""
+    """Yield endless images in a fixed order, rendered a few batches ahead by ``pool``."""
     ahead = deque(pool.submit(_batch, plan, part, i) for i in range(_AHEAD))
     for next_batch in itertools.count(_AHEAD):
         yield from ahead.popleft().result()
@@ -145,7 +145,7 @@ def _digits(part: str) -> tuple[Any, Any]:
 
 
 def render(digit: Any, pixels: int, random: np.random.Generator) -> bytes:
-    """A JPEG of ``pixels`` squared from an 8×8 ``digit`` (0 to 16): turned up to 12°, shifted, coloured, noisy."""
+    """Return a JPEG of ``pixels`` squared of an 8×8 ``digit`` (0 to 16), turned up to 12°, shifted, coloured, noisy."""
     from PIL import Image  # noqa: PLC0415 (in the extra "images")
 
     ink = Image.fromarray((np.pad(digit, 1) * (255 / 16)).astype(np.uint8))

@@ -18,7 +18,7 @@ _PIXELS = 32
 
 @dataclass(frozen=True)
 class State:
-    """Where the training stands, for the bar: samples seen, samples/s, bytes/s arriving, mean loss."""
+    """The state of the training, for the progress bar: samples seen, samples/s, bytes/s arriving, mean loss."""
 
     epoch: int
     samples: int
@@ -83,7 +83,9 @@ def _state(course: Course, epoch: int, passed_s: float) -> State:
 
 
 def shrink(sample: tuple[Any, int]) -> tuple[Any, int]:
-    """A square image reduced to 32×32 by the mean of each block, in the worker: 25 times fewer bytes to hand over."""
+    """Return a square image reduced to 32×32 by the mean of each block, in the worker: 25 times fewer bytes to hand
+    over.
+    """
     image, label = sample
     block = image.shape[0] // _PIXELS
     side = block * _PIXELS
@@ -92,7 +94,7 @@ def shrink(sample: tuple[Any, int]) -> tuple[Any, int]:
 
 
 def _normal(torch: Any, images: Any) -> Any:
-    """uint8 images N×32×32 to float N×1×32×32, each with mean 0 and deviation 1."""
+    """Convert uint8 images N×32×32 to float N×1×32×32, each with mean 0 and deviation 1."""
     x = torch.as_tensor(images).float().unsqueeze(1)
     return (x - x.mean((2, 3), keepdim=True)) / (x.std((2, 3), keepdim=True) + 1e-3)
 
@@ -109,7 +111,7 @@ def _model(torch: Any) -> Any:
 
 
 def _test(torch: Any, wds: Any, model: Any, urls: list[str]) -> float:
-    """The share of test images that are recognised."""
+    """Return the share of test images that are recognised."""
     right = count = 0
     model.eval()
     with torch.inference_mode(), wds.WebDataset(urls, shardshuffle=False) as dataset:

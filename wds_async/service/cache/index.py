@@ -193,7 +193,7 @@ class IndexBatch:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What an index holds: entries, bytes by tenant, the next entry's number, and the policy's learned state."""
+    """Totals of an index: entries, bytes by tenant, the next entry's number, and the policy's learned state."""
 
     entries: int = 0
     by_tenant: Mapping[str, int] = field(default_factory=dict)

@@ -60,8 +60,9 @@ _MOST_EXAMINED = 512
 
 
 class Probation:
-    """At most ``limit_bytes`` of chunks. Chunks that a reader has passed go first, oldest first; an unread chunk goes
-    only for one that a reader waits for."""
+    """Chunks on probation, at most ``limit_bytes`` of them. Chunks that a reader has passed go first, oldest first; an
+    unread chunk goes only for one that a reader waits for.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -364,7 +365,7 @@ class Policy:
 
     @property
     def patience_bytes(self) -> int:
-        """How long an entry may be unused before it is stale."""
+        """Number of bytes read by all clients, after which an entry that was not used meanwhile is stale."""
         learned = self._intervals.patience(self.limit_bytes / 8)
         return _UNLEARNED * self.limit_bytes if learned is None else learned
 

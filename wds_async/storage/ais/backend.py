@@ -143,7 +143,9 @@ class AisBackend(CloudBackend):
         return await self._http.by_aiohttp(same, _pinned_by)
 
     async def entries(self, location: Location) -> AsyncIterator[Entry]:
-        """One folder, a page at a time; transient faults are retried. RefusedAnswer, or what aiohttp raises."""
+        """Yield the entries of one folder, a page at a time; transient faults are retried. RefusedAnswer, or what
+        aiohttp raises.
+        """
         cluster, place = self._cluster(location.target), AisObject.of(location.target)
         request = await self._request(cluster, place.bucket_url(cluster.base))
         base = location.target.removesuffix(place.name)

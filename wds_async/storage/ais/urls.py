@@ -104,7 +104,7 @@ class AisObject:
 
     @property
     def in_order(self) -> bool:
-        """Whether it can only be read from its start: a member of an archive, or what an ETL makes."""
+        """True if it can only be read from its start: a member of an archive, or the result of an ETL."""
         return any(name in _IN_ORDER for name, _ in self.query)
 
     def object_url(self, endpoint: str) -> str:
@@ -162,7 +162,7 @@ class Cluster:
 
 
 def cluster_for(url: str, options: Mapping[str, Any]) -> Cluster:
-    """`Cluster.of`; its ConfigError names ``url``."""
+    """Return `Cluster.of`; its ConfigError names ``url``."""
     try:
         return Cluster.of(options)
     except ConfigError as exn:

@@ -57,7 +57,7 @@ _RENEWED_EVERY_S = 5.0
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """ConfigError, without any value, for an unknown option, and for an ``endpoint_url`` that is no URL."""
+    """Raise ConfigError, without any value, for an unknown option, and for an ``endpoint_url`` that is no URL."""
     check_names("gs", options, _OPTIONS)
     if endpoint := options.get("endpoint_url"):
         parts = urllib.parse.urlsplit(str(endpoint))

@@ -1,4 +1,4 @@
-"""As whom HTTP(S) is asked: what ``storage_options`` say, fsspec's configuration, the URL's userinfo and netrc files.
+"""Credentials for HTTP(S): ``storage_options``, fsspec's configuration, the URL's userinfo and netrc files.
 
 Options go before the URL, and the URL before netrc. What comes out is an `Identity`: the headers that prove it, and a
 name for people that holds no secret.
@@ -58,7 +58,7 @@ class Identity:
         return self.name if self.headers else "anonymous"
 
     def hidden(self, text: str) -> str:
-        """``text`` without the secrets of this identity: some servers repeat what they were sent."""
+        """Return ``text`` without the secrets of this identity: some servers repeat what they were sent."""
         for _, proof in self.headers:
             for secret in {proof, proof.rpartition(" ")[2]}:
                 if len(secret) > 3:
@@ -71,8 +71,9 @@ ANONYMOUS = Identity("no credentials")
 
 @dataclass(frozen=True, slots=True)
 class HttpSettings:
-    """What ``storage_options`` for HTTP(S) say: further ``headers``, as whom (None: what URL and netrc say), how TLS is
-    verified, and whether proxies and netrc of the ``environment`` count."""
+    """Settings of ``storage_options`` for HTTP(S): further ``headers``, the ``identity`` (None: from the URL and
+    netrc), how TLS is verified, and whether proxies and netrc of the ``environment`` are used.
+    """
 
     headers: Headers = field(default=(), repr=False)
     identity: Identity | None = None
@@ -81,8 +82,9 @@ class HttpSettings:
 
     @classmethod
     def of(cls, options: Mapping[str, Any], configured: Mapping[str, Any] | None = None) -> HttpSettings:
-        """``options`` over what is ``configured`` for fsspec. ConfigError for a name or value that nothing here knows;
-        what is configured for other programs and unknown here is passed over."""
+        """Return the settings of ``options``, which win over what is ``configured`` for fsspec. ConfigError for a name
+        or value that is not known here; what is configured for other programs and unknown here is ignored.
+        """
         given = {**_usable(configured or {}, options), **options}
         session = given.pop("client_kwargs", None) or {}
         _refuse_unknown(given, (*_ACCEPTED, "client_kwargs"), "storage_options for http(s)")
@@ -115,7 +117,7 @@ def _usable(configured: Mapping[str, Any], options: Mapping[str, Any]) -> dict[s
 
 
 def checked_header(name: str, value: Any) -> str:
-    """``value`` where it can be sent as a header; ConfigError, without the value, where not."""
+    """Return ``value`` where it can be sent as a header; ConfigError, without the value, where not."""
     if not isinstance(value, str):
         raise ConfigError(f"header {name!r}: its value is a str, not {type(value).__name__}")
     if not value.isprintable() or not name.strip() or max(name + value) > "\xff" or ":" in name or " " in name:
@@ -231,6 +233,6 @@ class Netrc:
         return cls({})
 
     def identity(self, host: str) -> Identity | None:
-        """Of the entry for ``host``, None without one."""
+        """Return the identity of the entry for ``host``, None without one."""
         entry = self._entries.get(host.lower())
         return entry and Identity(f"the netrc entry for {host}", (("Authorization", _basic(*entry)),))

@@ -82,7 +82,7 @@ __all__ = [
 
 
 def judge(guard: Guard, host: str, address: str) -> None:
-    """AccessDenied where ``guard`` lets no connection of ``host`` go to ``address``."""
+    """Raise AccessDenied if ``guard`` allows no connection of ``host`` to ``address``."""
     if why := guard.why_not(host, address):
         raise AccessDenied(f"no connection is made: {why}")
 
@@ -98,7 +98,7 @@ def is_address(host: str) -> bool:
 
 
 def guarded_resolver(guard: Guard) -> AbstractResolver:
-    """aiohttp's resolver, whose answers are judged. Made within a running loop."""
+    """Return aiohttp's resolver, whose answers are judged. Call it within a running loop."""
     from aiohttp.abc import AbstractResolver  # noqa: PLC0415 (a slow import that a direct read never needs)
     from aiohttp.resolver import ThreadedResolver  # noqa: PLC0415
 
@@ -251,7 +251,7 @@ class HttpBackend(Backend):
         return HttpStream(self, request)
 
     async def entries(self, location: Location) -> AsyncIterator[Entry]:
-        """The links of the folder's index page that lead one level down; the size of a file is None (unknown)."""
+        """Yield the links of the folder's index page that lead one level down; the size of a file is None (unknown)."""
         await self._prepared()
         response, page_url = await self.get(self.request(location.target))
         with contextlib.closing(response):
@@ -304,7 +304,9 @@ class HttpBackend(Backend):
         self._netrc = None
 
     def checksum(self, fields: Mapping[str, str]) -> Checksum | None:
-        """That of a store's headers too: its objects may be read by their plain URLs."""
+        """Return the checksum in an answer. Headers of cloud stores are known too, whose objects may be read by their
+        plain URLs.
+        """
         return google(fields) or amazon(fields) or azure(fields) or representation(fields)
 
     async def remote_checksum(self, location: Location) -> Checksum | None:
@@ -384,7 +386,7 @@ class HttpBackend(Backend):
         return self._sessions[path]
 
     def timeout(self) -> aiohttp.ClientTimeout:
-        """How long aiohttp waits for a connection and for the next bytes; for an answer as a whole, without end."""
+        """Return aiohttp's timeouts: for a connection and for the next bytes; none for an answer as a whole."""
         import aiohttp  # noqa: PLC0415 (loaded by `session`)
 
         connect_s, stall_s = self.timeouts_s

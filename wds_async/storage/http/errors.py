@@ -1,4 +1,4 @@
-"""What HTTP statuses and network exceptions mean, in words.
+"""Explanations of HTTP statuses and network exceptions.
 
 Statuses are those of RFC 9110; which of them are worth another attempt follows the clouds' own guidance
 (408, 409, 425, 429 and 5xx are, but not 501 and 505, which say that the server never will).
@@ -71,8 +71,9 @@ def _excerpt(answer: Answer) -> str:
 
 
 def retry_after_s(fields: Mapping[str, str]) -> float | None:
-    """What ``Retry-After`` asks for (RFC 9110 §10.2.3), seconds or a date; a date that is past is 0. None where it is
-    not given, or is neither. It may be absurd: the policy of retries has the last word."""
+    """Return the seconds that ``Retry-After`` asks for (RFC 9110 §10.2.3), as seconds or a date; 0 for a date that is
+    past. None if it is missing or is neither. The value may be absurd: the retry policy bounds it.
+    """
     text = fields.get("retry-after", "").strip()
     if _SECONDS.fullmatch(text):
         return float(text)

@@ -63,7 +63,7 @@ def pins_version(version: str) -> bool:
 
 
 def modified_of(fields: Mapping[str, str]) -> float | None:
-    """``Last-Modified`` in seconds since 1970; None where it is missing or malformed."""
+    """Return ``Last-Modified`` in seconds since 1970; None if it is missing or malformed."""
     try:
         return email.utils.parsedate_to_datetime(fields["last-modified"]).timestamp()
     except (KeyError, ValueError):
@@ -78,7 +78,9 @@ def same_object(one: str, other: str) -> bool:
 
 
 def wire_url(url: str) -> str:
-    """``url`` as it stands in a request: what is escaped already stays as it is, or a signature would not fit."""
+    """Return ``url`` as it is written in a request: what is escaped already stays as it is, or a signature would not
+    fit.
+    """
     parts = urllib.parse.urlsplit(url)
     path = urllib.parse.quote(parts.path or "/", safe="/%:@!$&'()*+,;=~-._")
     query = urllib.parse.quote(parts.query, safe="/%:@!$&'()*+,;=~-._?")

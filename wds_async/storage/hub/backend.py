@@ -66,7 +66,7 @@ class HubPlace:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Name of the store, for messages."""
         return f"the {self.folder[:-1]} {self.repo}"
 
     def resolve_url(self, endpoint: str) -> str:
@@ -186,7 +186,9 @@ class HuggingFaceBackend(CloudBackend):
         return await self._http.read_by(await self._request(place.resolve_url(self._endpoint())))
 
     async def entries(self, location: Location) -> AsyncIterator[Entry]:
-        """A folder of a repository or bucket, in the hub's order, as many at once as it gives (a thousand)."""
+        """Yield the entries of a folder of a repository or bucket, in the hub's order, as many at once as it gives (a
+        thousand).
+        """
         place = await self._place(location.target)
         folder = place.path.strip("/")
         beneath = f"{folder}/" if folder else ""

@@ -1,1 +1,1 @@
-"""What is in folders, and what patterns match there."""
+"""Listings of folders, and searches for names that match a pattern."""

@@ -1,4 +1,4 @@
-"""One folder of a store, listed with retries after rewriting and routing; and the memory of listings."""
+"""Listing of one folder of a store, with retries, after rewriting and routing; and the cache of listings."""
 
 from __future__ import annotations
 

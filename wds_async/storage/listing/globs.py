@@ -44,7 +44,7 @@ class Pattern:
 
     @property
     def encoded(self) -> bool:
-        """Whether names are percent-encoded where they stand in a URL."""
+        """True if names are percent-encoded in URLs of this kind."""
         return _is_encoded(scheme(self.url))
 
 

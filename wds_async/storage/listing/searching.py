@@ -242,7 +242,7 @@ class Folders:
         return Folder(url, self._backends, self._options, self._retry)
 
     def _spelt(self, url: str, name: str) -> str:
-        """``name`` behind the user's folder, if that is where it will be read from."""
+        """Return ``name`` behind the user's folder, if that is where it will be read from."""
         if self._rules and rewrite(url + name, self._rules) != rewrite(url, self._rules) + name:
             raise UrlError(
                 f"{redact(url + name)}: WDS_REWRITE leads this name elsewhere than its folder, so the folder cannot be "

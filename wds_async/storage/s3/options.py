@@ -93,5 +93,5 @@ class S3Name:
 
     @property
     def is_directory(self) -> bool:
-        """Whether the bucket is one of S3 Express, with sessions of its own and ETags that are made up."""
+        """True if the bucket is one of S3 Express, which has sessions of its own and ETags that are no checksums."""
         return self.bucket.endswith("--x-s3")
