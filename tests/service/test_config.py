@@ -68,8 +68,9 @@ def test_elsewhere_a_list_is_needed(host: str) -> None:
      ({"allow": ["https://SECRET@host/data/"]}, "holds credentials"),
      ({"buckets": {"b": "sftp://me:SECRET@host/data/"}}, "buckets: b: .* holds credentials"),
      ({"buckets": {"b": "https://host/data/?sig=SECRET"}}, "holds credentials"),
-     ({"allow": ["gz://bucket/"]}, "allow: 'gz://bucket/': unknown scheme 'gz'"),
-     ({"buckets": {"b": "mine://bucket/"}}, "buckets: b: 'mine://bucket/': unknown scheme 'mine'"),
+     ({"allow": ["gz://bucket/"]}, r"allow: 'gz://bucket/': unknown scheme 'gz'; did you mean gs://\?"),
+     ({"allow": ["s4://bucket/"]}, r"unknown scheme 's4'; did you mean s3://\?"),
+     ({"buckets": {"b": "mine://bucket/"}}, "buckets: b: 'mine://bucket/': unknown scheme 'mine'; write gs://bucket/"),
      ({"memory_bytes": "much"}, "memory_bytes: 'much' does not parse"),
      ({"clients": 0}, "clients: 0 must be more than 0"),
      ({"cost_limit_per": "week"}, "cost_limit_per: 'week'; write total or day"),
@@ -100,6 +101,28 @@ def test_a_bucket_may_be_what_rewriting_knows(monkeypatch: pytest.MonkeyPatch) -
     assert load_config(buckets={"b": "mine://bucket/"}).buckets == (("b", "mine://bucket/"),)
     with pytest.raises(ConfigError, match="unknown scheme"):
         load_config(allow=["mine://bucket/"])
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "serve.yaml").write_text("clients: 1")
+    (tmp_path / "secrets.txt").write_text("")
+    with pytest.raises(
+        ConfigError, match=r"cannot be read: .*\. Did you mean .*/serve\.yaml\? --config .* must name a YAML"
+    ):
+        load_config(tmp_path / "server.yml")
+    with pytest.raises(ConfigError, match=r"Did you mean .*/serve\.yaml\?"):
+        load_config(tmp_path)
+    with pytest.raises(ConfigError, match=r"No such file or directory\. --config"):
+        load_config(tmp_path / "other.txt")
+    with pytest.raises(ConfigError, match=r"There is no folder .*/missing\. --config"):
+        load_config(tmp_path / "missing" / "serve.yaml")
+
+
+def test_a_misspelt_setting() -> None:
+    with pytest.raises(ConfigError, match=r"'cache_sise' is no setting of the service; did you mean 'cache_size'\?"):
+        load_config(cache_sise="1G")
+    with pytest.raises(ConfigError, match="'zzz' is no setting of the service; its settings are allow, "):
+        load_config(zzz=1)
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import ipaddress
 import math
 import os
@@ -16,7 +17,7 @@ from typing import Any
 from wds_async.environment import MIB, parse_bytes
 from wds_async.errors import ConfigError
 from wds_async.redact import redact
-from wds_async.storage.stores import BY_SCHEME, known_protocol
+from wds_async.storage.stores import BY_SCHEME, known_protocol, similar_scheme
 from wds_async.urls import rewrite, rules_from_env, scheme
 
 __all__ = ["ServiceConfig", "cache_limit", "check_quotas", "kept_free", "load_config", "reloaded"]
@@ -197,7 +198,9 @@ def _check_prefix(setting: str, prefix: str) -> None:
             "come from the environment, or from the service's role"
         )
     if kind not in _SCHEMES and not known_protocol(kind):
-        raise ConfigError(f"{shown}: unknown scheme {kind!r}; {_EXAMPLES}")
+        near = similar_scheme(kind)
+        hint = f"did you mean {near}://?" if near else _EXAMPLES
+        raise ConfigError(f"{shown}: unknown scheme {kind!r}; {hint}")
 
 
 def load_config(path: str | os.PathLike[str] | None = None, **overrides: Any) -> ServiceConfig:
@@ -209,7 +212,9 @@ def load_config(path: str | os.PathLike[str] | None = None, **overrides: Any) ->
     settings |= {name: value for name, value in overrides.items() if value is not None}
     fields = {field.name: str(field.type) for field in dataclasses.fields(ServiceConfig)}
     if unknown := sorted(set(settings) - set(fields)):
-        raise ConfigError(f"{unknown[0]!r} is no setting of the service; its settings are {', '.join(sorted(fields))}")
+        near = difflib.get_close_matches(unknown[0], fields, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"its settings are {', '.join(sorted(fields))}"
+        raise ConfigError(f"{unknown[0]!r} is no setting of the service; {hint}")
     return ServiceConfig(**{name: _value(name, fields[name], value) for name, value in settings.items()})
 
 
@@ -251,8 +256,9 @@ def _read(path: Path) -> dict[str, Any]:
         settings = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as exn:
         raise ConfigError(
-            f"the service's configuration {path} cannot be read: {exn.strerror or exn}. --config (or WDS_SERVE_CONFIG) "
-            "names a YAML file with settings; without one, those of the options and the defaults hold"
+            f"the service's configuration {path} cannot be read: {exn.strerror or exn}. {_similar_file(path)}--config "
+            "(or WDS_SERVE_CONFIG) must name a YAML file that this user may read. Without it, the service starts with "
+            "the options of the command line and defaults (wds-async serve --help)"
         ) from exn
     except (ValueError, yaml.YAMLError) as exn:
         raise ConfigError(f"the service's configuration {path} (--config, WDS_SERVE_CONFIG) is no YAML: {exn}") from exn
@@ -261,6 +267,18 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(settings, dict):
         raise ConfigError(f"the service's configuration {path} must be a mapping of settings")
     return settings
+
+
+def _similar_file(path: Path) -> str:
+    """Return a sentence that suggests a file for a ``path`` that is none: the folder's YAML file with the most similar
+    name. "" if there is nothing to suggest."""
+    folder, name = (path, "serve.yaml") if path.is_dir() else (path.parent, path.name)
+    try:
+        files = [file.name for file in folder.iterdir() if file.suffix in (".yaml", ".yml")]
+    except OSError:
+        return f"There is no folder {folder}. " if not folder.exists() else ""
+    near = difflib.get_close_matches(name, files, 1, 0.6)
+    return f"Did you mean {folder / near[0]}? " if near and folder / near[0] != path else ""
 
 
 def _value(name: str, kind: str, value: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import itertools
 import logging
 import multiprocessing
@@ -31,6 +30,7 @@ from wds_async.storage.stores import (
     installed_stores,
     known_protocol,
     load,
+    similar_scheme,
     spec_of,
     web_store,
 )
@@ -60,9 +60,6 @@ logger = logging.getLogger("wds_async")
 _REPLACED = {name: spec.schemes[0] for spec in STORES for name in spec.replaced} | {"scp": "sftp"}
 
 _ROUTERS = tuple(spec for spec in STORES if spec.router)
-
-_SUGGESTED = ("file", "pipe", *BY_SCHEME, "sftp", "ftp", "webdav", "hdfs")
-"""Schemes that a misspelt one may have meant."""
 
 
 def _plugin_store(name: str, call: Callable[..., Awaitable[Any]], options: Options) -> Backend:
@@ -114,8 +111,8 @@ def locate(url: str, *, final: bool = False, options: StorageOptions = NOTHING_G
     if kind is None and not final and default_opener() is not None:
         return Location(url, target, "opener")
     if kind is None:
-        near = difflib.get_close_matches(name, _SUGGESTED, 1, 0.6 if len(name) > 2 else 0.5)
-        hint = f" Did you mean {near[0]}://?" if near else ""
+        near = similar_scheme(name)
+        hint = f" Did you mean {near}://?" if near else ""
         raise UrlError(
             f"{redact(url)}: no gopen handler defined: unknown scheme {name!r}.{hint} "
             "Known are local paths, file:, http:, https:, pipe:, -, ais:, every protocol of fsspec (s3, gs, az, hf, "

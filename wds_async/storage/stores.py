@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import pkgutil
 import urllib.parse
@@ -26,6 +27,7 @@ __all__ = [
     "installed_stores",
     "known_protocol",
     "load",
+    "similar_scheme",
     "spec_of",
     "usual_scheme",
     "web_store",
@@ -57,6 +59,8 @@ _KINDS = {
 BY_SCHEME = {name: spec for spec in STORES for name in (*spec.schemes, *spec.aliases)}
 """The store of each scheme and alias."""
 
+_OFTEN_MEANT = ("file", "pipe", *BY_SCHEME, "sftp", "ftp", "webdav", "hdfs")
+
 _USUAL = {alias: spec.schemes[0] for spec in STORES for alias in spec.aliases}
 
 
@@ -86,6 +90,12 @@ def web_store(url: str) -> StoreSpec:
 def load(name: str) -> Any:
     """Import the object that a spec names as ``"module:object"``."""
     return pkgutil.resolve_name(name)
+
+
+def similar_scheme(name: str) -> str | None:
+    """Return the known scheme that is most like the unknown scheme ``name``; None if none is similar."""
+    near = difflib.get_close_matches(name, _OFTEN_MEANT, 1, 0.6 if len(name) > 2 else 0.5)
+    return near[0] if near else None
 
 
 def known_protocol(name: str) -> bool:
