@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import cbor2
+import msgpack
 import numpy as np
 
 import wds_async as wds
@@ -62,6 +64,31 @@ def dataset(urls: list[str], **kw: Any) -> wds.WebDataset:
 
 def piped(urls: list[str], *stages: Any) -> wds.DataPipeline:
     return wds.DataPipeline(wds.SimpleShardList(urls), wds.split_by_worker, wds.tarfile_to_samples(), *stages)
+
+
+def as_records(urls: Sequence[str], dumps: Callable[[Any], bytes] = msgpack.packb) -> list[str]:
+    """Return files beside the shards with the same samples as records, and a number among them."""
+    paths = [Path(url).with_suffix(f".{dumps.__name__}") for url in urls]
+    for url, path in zip(urls, paths, strict=True):
+        if not path.exists():
+            samples = [{**sample, "__url__": ""} for sample in wds.tarfile_to_samples()([url])]
+            path.write_bytes(b"".join(map(dumps, [*samples[:3], 7, *samples[3:]])))
+    return [str(path) for path in paths]
+
+
+def packed(urls: Sequence[str], *stages: Any, **kw: Any) -> wds.DataPipeline:
+    """Return a pipeline of MessagePack records."""
+    return wds.DataPipeline(
+        wds.SimpleShardList(as_records(urls), **kw),
+        wds.split_by_node,
+        wds.split_by_worker,
+        wds.msgpacks_to_samples(),
+        *stages,
+    )
+
+
+def is_sample(record: Any) -> bool:
+    return isinstance(record, dict)
 
 
 def mixed(urls: list[str], cls: Any = wds.RandomMix, **kw: Any) -> wds.DataPipeline:
@@ -129,6 +156,12 @@ PIPELINES: dict[str, Make] = {
     "a pipeline in a pipeline": lambda urls: wds.DataPipeline(dataset(urls).shuffle(5, seed=1), wds.shuffle(3, seed=2)),
     "steps": lambda urls: dataset(urls, steps=50).shuffle(5, seed=1),
     "shards cut": lambda urls: dataset(urls, split="bytes").shuffle(5, seed=1),
+    "records": packed,
+    "records, shuffled": lambda urls: packed(urls, wds.shuffle(9, seed=1), seed=4),
+    "records, samples only": lambda urls: packed(urls, wds.select(is_sample), wds.map(doubled), wds.shuffle(9, seed=1)),
+    "records, CBOR": lambda urls: wds.DataPipeline(
+        wds.SimpleShardList(as_records(urls, cbor2.dumps)), wds.cbors_to_samples(), wds.shuffle(9, seed=1)
+    ),
     "check of emptiness": lambda urls: dataset(urls[:2]),
 }
 """By name: a function that makes the pipeline anew, as another process would."""

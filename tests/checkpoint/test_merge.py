@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import wds_async as wds
-from tests.checkpoint.pipelines import augmented, dataset, doubled, mixed, number, one_more
+from tests.checkpoint.pipelines import augmented, dataset, doubled, is_sample, mixed, number, one_more, packed
 from tests.servers import make_shards
 from wds_async.errors import StateError
 
@@ -30,6 +30,7 @@ MAKERS: dict[str, Callable[[list[str]], Any]] = {
     "bucketed by tokens": lambda urls: (
         dataset(urls).map(augmented).bucketed(one_more, [], max_tokens=25, collation_fn=None).compose(wds.unlisted())
     ),
+    "records": lambda urls: packed(urls, wds.select(is_sample), wds.shuffle(20, seed=1)),
     "unlisted": lambda urls: dataset(urls).listed(4).compose(wds.unlisted()),
 }
 

@@ -8,12 +8,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cbor2
+import msgpack
 import pytest
 import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import wds_async as wds
-from tests.checkpoint.pipelines import PIPELINES, UNSEEDED_LATER, dataset, shown, taken, urls_in
-from tests.servers import make_shards
+from tests.checkpoint.pipelines import (
+    PIPELINES,
+    UNSEEDED_LATER,
+    as_records,
+    dataset,
+    packed,
+    shown,
+    taken,
+    urls_in,
+)
+from tests.servers import Origin, make_shards
 from wds_async.errors import StateError
 
 
@@ -91,6 +104,74 @@ def test_an_open_shard_is_read_from_where_it_was_left(tmp_path: Path) -> None:
     assert resumed.statistics().bytes < 6e6
 
 
+def test_records_go_on_from_their_byte_and_those_that_are_held_are_read_by_ranges(origin: Origin) -> None:
+    records = [{"number": number, "data": bytes(20_000)} for number in range(500)]
+    origin.add("/a.msgpack", b"".join(map(msgpack.packb, records)))
+
+    def make() -> Any:
+        return wds.DataPipeline(
+            wds.SimpleShardList([origin.url("/a.msgpack")]),
+            wds.msgpacks_to_samples(transfer={"part_bytes": 1 << 16}),
+            wds.shuffle(20, initial=20, seed=1),
+        )
+
+    pipeline = make()
+    iterator = iter(pipeline)
+    taken(iterator, 380)
+    state, rest = state_of(pipeline), shown(iterator)
+    assert len(json.dumps(state)) < 30_000  # of 400 kB that are held
+    resumed = make()
+    resumed.load_state_dict(state)
+    assert shown(resumed) == rest
+    assert resumed.statistics().bytes < 4e6
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress, zstandard.compress], ids=["plain", "gzip", "zstd"])
+@given(sizes=st.lists(st.lists(st.integers(0, 3000), max_size=6), min_size=1, max_size=4), data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_records_of_any_sizes_go_on_anywhere(
+    compress: Callable[[bytes], bytes],
+    sizes: list[list[int]],
+    data: st.DataObject,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder, urls = tmp_path_factory.mktemp("records"), []
+    for number, of_file in enumerate(sizes):
+        path = folder / f"{number}.cbor"
+        objects = [
+            {"at": [number, place], "x": bytes(size)} if size % 5 else size for place, size in enumerate(of_file)
+        ]
+        path.write_bytes(compress(b"".join(map(cbor2.dumps, objects))))
+        urls.append(str(path))
+
+    def make() -> Any:
+        return wds.DataPipeline(wds.SimpleShardList(urls), wds.cbors_to_samples(), wds.shuffle(5, initial=3, seed=1))
+
+    pipeline = make()
+    states, items = [state_of(pipeline)], []
+    for item in pipeline:
+        items += shown([item])
+        states.append(state_of(pipeline))
+    count = data.draw(st.integers(0, len(items)))
+    for state in states[count : count + 1]:
+        resumed, merged = make(), make()
+        resumed.load_state_dict(state)
+        assert shown(resumed) == items[count:]
+        merged.load_state_dict(wds.merge_states([state]))
+        assert sorted(shown(merged)) == sorted(items[count:])
+
+
+def test_a_file_of_records_that_was_replaced_is_an_error(urls: list[str]) -> None:
+    pipeline = packed(urls, wds.shuffle(5, seed=1))
+    taken(iter(pipeline), 9)
+    state, path = state_of(pipeline), Path(as_records(urls)[1])
+    path.write_bytes(path.read_bytes() * 2)
+    resumed = packed(urls, wds.shuffle(5, seed=1))
+    resumed.load_state_dict(state)
+    with pytest.raises(wds.WdsError, match=r"replaced|changed"):
+        shown(resumed)
+
+
 def test_a_shard_that_was_replaced_is_an_error(tmp_path: Path) -> None:
     urls = [str(path) for path in make_shards(tmp_path, shards=1, samples=50)]
     pipeline = dataset(urls)
@@ -148,11 +229,11 @@ def test_ranks_that_compare_what_they_have_take_no_state(urls: list[str]) -> Non
         dataset(urls, equal="drop").state_dict()
 
 
-@pytest.mark.parametrize("packed", [gzip.compress, zstandard.compress], ids=["gzip", "zstd"])
-def test_compressed_shards_go_on_too(packed: Callable[[bytes], bytes], tmp_path: Path) -> None:
+@pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress], ids=["gzip", "zstd"])
+def test_compressed_shards_go_on_too(compress: Callable[[bytes], bytes], tmp_path: Path) -> None:
     urls = urls_in(tmp_path)
     for url in urls[1::2]:
-        Path(url).write_bytes(packed(Path(url).read_bytes()))
+        Path(url).write_bytes(compress(Path(url).read_bytes()))
 
     def make() -> Any:
         return dataset(urls).shuffle(9, initial=9, seed=1)

@@ -78,7 +78,8 @@ def test_cbor_types() -> None:
     moment = datetime.datetime(2026, 1, 2, 3, 4, tzinfo=datetime.UTC)
     samples = [moment, 10**40, cbor2.CBORTag(4711, "x"), {"shared": moment}]
     data = b"".join(map(cbor2.dumps, samples)) + b"\x9f\x01\x02\xff" + b"\x5f\x41a\x41b\xff"  # indefinite lengths
-    assert list(records._cbor_objects(pieces(data, 5), "u", 1000)) == [*samples, [1, 2], b"ab"]
+    decoded = list(records._cbor_objects(pieces(data, 5), "u", 1000))
+    assert [sample for sample, _, _ in decoded] == [*samples, [1, 2], b"ab"]
 
 
 @both
@@ -113,10 +114,10 @@ _VALUES = st.recursive(
 
 
 @pytest.mark.parametrize("cbor", [True, False], ids=["cbor", "msgpack"])
-@given(samples=st.lists(_VALUES, max_size=6), size=st.integers(1, 60), cut=st.integers(0, 1000))
+@given(samples=st.lists(_VALUES, max_size=6), size=st.integers(1, 60), cut=st.integers(0, 1000), base=st.integers(0, 9))
 @settings(max_examples=150, deadline=None)
-def test_any_samples_in_any_pieces_cut_anywhere(cbor: bool, samples: list[Any], size: int, cut: int) -> None:
-    """What is whole before the cut comes out; a cut inside an object is told, with the object's place."""
+def test_any_samples_in_any_pieces_cut_anywhere(cbor: bool, samples: list[Any], size: int, cut: int, base: int) -> None:
+    """What is whole before the cut comes out with its places; a cut inside an object is told, with the object's."""
     objects, dumps = (records._cbor_objects, cbor2.dumps) if cbor else (records._msgpack_objects, msgpack.packb)
     data = b"".join(map(dumps, samples))
     ends = [0]
@@ -124,12 +125,15 @@ def test_any_samples_in_any_pieces_cut_anywhere(cbor: bool, samples: list[Any], 
         ends.append(ends[-1] + len(dumps(sample)))
     cut = min(cut, len(data))
     whole = sum(end <= cut for end in ends) - 1
-    stream = objects(pieces(data[:cut], size), "some.url", 1 << 20)
-    assert list(itertools.islice(stream, whole)) == samples[:whole]
+    stream = objects(pieces(data[:cut], size), "some.url", 1 << 20, base)
+    places = [(base + start, base + stop) for start, stop in itertools.pairwise(ends)]
+    assert list(itertools.islice(stream, whole)) == [
+        (sample, *place) for sample, place in zip(samples[:whole], places, strict=False)
+    ]
     if cut == ends[whole]:
         assert list(stream) == []
         return
-    cut_at = f"some.url: the object at byte {ends[whole]} is cut by the end of the file at byte {cut};"
+    cut_at = f"some.url: the object at byte {base + ends[whole]} is cut by the end of the file at byte {base + cut};"
     with pytest.raises(TruncatedShard, match=re.escape(cut_at)):
         next(stream)
 

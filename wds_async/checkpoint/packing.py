@@ -14,6 +14,7 @@ from wds_async import config, packages
 from wds_async.checkpoint.states import pack_bytes, pack_random, unpack_bytes, unpack_random
 from wds_async.decoding.unpickle import safe_loads
 from wds_async.errors import StateError, UnsafeContent
+from wds_async.tar.blocks import BLOCK
 from wds_async.tar.group import RawSample
 
 __all__ = [
@@ -26,9 +27,6 @@ __all__ = [
     "unpack_items",
     "unpack_references",
 ]
-
-_BLOCK_BITS = 9
-"""Samples begin at blocks of 512 bytes: 32 bits of them are 2 TB."""
 
 Reference = tuple[str, int, int | None]
 """A sample in its shard: URL, offset of its first header, offset behind its last byte (None: the shard's end)."""
@@ -59,25 +57,25 @@ def load_global_random(saved: dict[str, Any]) -> None:
 
 
 def pack_references(samples: Sequence[RawSample], numbers: dict[str, int]) -> dict[str, Any]:
-    """Return where ``samples`` stand in their shards, 16 characters for each; their URLs get ``numbers``."""
+    """Return where ``samples`` stand in their shards, 16 characters for each of a tar; their URLs get ``numbers``."""
     return pack_places([(sample.shard, sample.offset, sample.stop) for sample in samples], numbers)
 
 
 def pack_places(references: Sequence[Reference], numbers: dict[str, int]) -> dict[str, Any]:
     """Return ``references`` packed, likewise."""
-    shards = array("I", [numbers.setdefault(url, len(numbers)) for url, _, _ in references])
-    first = array("I", [offset >> _BLOCK_BITS for _, offset, _ in references])
-    last = array("I", [(stop or 0) >> _BLOCK_BITS for _, _, stop in references])
-    return {"references": [pack_bytes(column.tobytes()) for column in (shards, first, last)], "count": len(references)}
+    shards = [numbers.setdefault(url, len(numbers)) for url, _, _ in references]
+    first, last = [offset for _, offset, _ in references], [stop or 0 for _, _, stop in references]
+    unit = BLOCK if not any(offset % BLOCK for offset in (*first, *last)) else 1  # of tars all are
+    columns = [shards, [offset // unit for offset in first], [offset // unit for offset in last]]
+    code = "I" if max((*columns[1], *columns[2]), default=0) < 1 << 32 else "Q"
+    packed = [pack_bytes(array(code, column).tobytes()) for column in columns]
+    return {"references": packed, "count": len(references), "unit": unit, "code": code}
 
 
 def unpack_references(packed: dict[str, Any], urls: Sequence[str]) -> list[Reference]:
     """Return the references in ``packed``; ``urls`` by their numbers."""
-    columns = [array("I", unpack_bytes(text)) for text in packed["references"]]
-    return [
-        (urls[shard], first << _BLOCK_BITS, (last << _BLOCK_BITS) or None)
-        for shard, first, last in zip(*columns, strict=True)
-    ]
+    columns, unit = [array(packed["code"], unpack_bytes(text)) for text in packed["references"]], packed["unit"]
+    return [(urls[shard], first * unit, (last * unit) or None) for shard, first, last in zip(*columns, strict=True)]
 
 
 class _ItemPickler(pickle.Pickler):

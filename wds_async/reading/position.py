@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from wds_async.checkpoint.packing import Reference
 from wds_async.checkpoint.states import StageState
 from wds_async.errors import StateError
-from wds_async.reading.recover import ShardRecovery
 from wds_async.reading.spans import entry_at
 from wds_async.redact import redact
 from wds_async.tar.group import RawSample
@@ -19,6 +18,16 @@ __all__ = ["ReadState", "entries_of", "picked", "wanted"]
 
 _GAP_BYTES = 256 << 10
 """Samples that are nearer to each other are read by one request."""
+
+
+class OpenShard(Protocol):
+    """A shard while it is read."""
+
+    stream: ShardStream
+
+    @property
+    def compressed(self) -> bool:
+        """Whether parts of it cannot be read by their places."""
 
 
 class ReadState(StageState):
@@ -39,7 +48,7 @@ class ReadState(StageState):
         """URL of the last shard in front of those of this run."""
         self._read: dict[int, str] = {}
         """The open shard and the one before it, by their numbers."""
-        self._open: ShardRecovery | None = None
+        self._open: OpenShard | None = None
         self._facts: dict[str, Any] = {}
         """By URL, facts of the shards that samples which stages hold may be of."""
 
@@ -78,7 +87,7 @@ class ReadState(StageState):
         info = {"url": entry} if isinstance(entry, str) else dict(entry or {})
         return itertools.chain([_at(info, self._at)], rest)
 
-    def begin(self, shard: ShardRecovery, number: int) -> None:
+    def begin(self, shard: OpenShard, number: int) -> None:
         """Note that ``shard``, number ``number`` of this run, begins."""
         self._shards, self._open, self.sample = self._first + number, shard, None
         self._read = {number: url for number, url in self._read.items() if number == self._shards - 1}
@@ -115,12 +124,12 @@ class ReadState(StageState):
         """Take the facts of shards that an earlier run has read."""
         self._facts.update(facts)
 
-    def over(self, shard: ShardRecovery) -> None:
+    def over(self, shard: OpenShard) -> None:
         """Note the facts of a shard that is over."""
         self._facts[shard.stream.url] = _facts_of(shard)
 
 
-def _facts_of(shard: ShardRecovery) -> dict[str, Any]:
+def _facts_of(shard: OpenShard) -> dict[str, Any]:
     """Return what reading a part of ``shard`` once more takes: its version, and whether it is compressed."""
     version = shard.stream.version
     return {"version": version, "compressed": True} if shard.compressed else {"version": version}
@@ -174,7 +183,7 @@ def _place(reference: Reference) -> tuple[str, int, float]:
 def picked(samples: Iterable[RawSample], references: Sequence[Reference]) -> list[RawSample]:
     """Return the samples at ``references``, in their order, out of ``samples``. StateError where one is missing."""
     places = {(url, offset) for url, offset, _ in references}
-    found = {(s.shard, s.offset): s for s in samples if (s.shard, s.offset) in places}
+    found = {(s.shard, s.offset): s for s in samples if type(s) is RawSample and (s.shard, s.offset) in places}
     for url, offset, _ in references:
         if (url, offset) not in found:
             raise _missing(url, offset)

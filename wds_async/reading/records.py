@@ -5,12 +5,14 @@
     wds.DataPipeline(wds.SimpleShardList("x-{000..099}.cbors"), wds.split_by_worker, wds.cbors_to_samples())
 
 Files may be compressed (gzip, bzip2, xz, zstd, recognised by their content). Every object is a sample as it is: it gets
-no ``__key__`` and no ``__url__``.
+no ``__key__`` and no ``__url__``. A map is a `RawSample`, which knows where it stands in its file.
 """
 
 from __future__ import annotations
 
+import functools
 import io
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -25,12 +27,14 @@ from wds_async.errors import (
 )
 from wds_async.handlers import Handler, reraise_exception
 from wds_async.observe.ledger import EpochLog, Ledger
+from wds_async.reading.position import ReadState
 from wds_async.reading.stage import ReadingStage
 from wds_async.redact import redact
-from wds_async.stages import stage_maker
-from wds_async.tar.decompress import plain
+from wds_async.stages import Traits, stage_maker
+from wds_async.tar.decompress import hands_through, plain
+from wds_async.tar.group import RawSample
 from wds_async.tar.source import Read
-from wds_async.transfer.reader import ShardReader, open_shards
+from wds_async.transfer.reader import ShardReader, ShardStream, open_shards
 from wds_async.transfer.stats import Board, Counters
 
 __all__ = [
@@ -49,13 +53,14 @@ _ADVICE = "write or copy the file again"
 
 E = TypeVar("E", bound=ShardFormatError)
 
-Objects = Callable[[Read, str, int], Iterator[Any]]
+Objects = Callable[..., Iterator[tuple[Any, int, int]]]
+"""Decoder of a file, ``(read, url, limit, base)``: it yields the objects, each with its offset and that of the byte
+behind it. ``limit`` is the most bytes of an object, and ``base`` the offset of the first byte that ``read`` gives."""
 
 
-def _cbor_objects(read: Read, url: str, limit: int) -> Iterator[Any]:
+def _cbor_objects(read: Read, url: str, limit: int, base: int = 0) -> Iterator[tuple[Any, int, int]]:
     """Decode what has arrived, and an object that is not all there once more when twice as much has."""
     cbor2 = _installed("cbor2")
-    base = 0  # where ``data`` begins in the stream
     data = _gather(read, 1)
     while data:
         stream = io.BytesIO(data)
@@ -67,7 +72,7 @@ def _cbor_objects(read: Read, url: str, limit: int) -> Iterator[Any]:
                 start, good = good, stream.tell()
                 if good - start > limit:
                     raise _too_large(url, base + start, limit)
-                yield sample
+                yield sample, base + start, base + good
         except cbor2.CBORDecodeError as exn:
             cause: BaseException | None = exn  # inside a tag, the end of the data is the cause of another error
             while cause is not None and not isinstance(cause, cbor2.CBORDecodeEOF):
@@ -92,9 +97,9 @@ def _gather(read: Read, size: int) -> bytes:
     return gathered.getvalue()
 
 
-def _msgpack_objects(read: Read, url: str, limit: int) -> Iterator[Any]:
+def _msgpack_objects(read: Read, url: str, limit: int, base: int = 0) -> Iterator[tuple[Any, int, int]]:
     msgpack = _installed("msgpack")
-    fed = good = 0  # bytes in all, and in whole objects
+    fed = good = base  # offsets behind all bytes, and behind whole objects
     # What is fed at once waits in the buffer together with what was there.
     unpacker = msgpack.Unpacker(strict_map_key=False, max_buffer_size=limit + (4 << 20))
     while (piece := read()) is not None:
@@ -102,10 +107,10 @@ def _msgpack_objects(read: Read, url: str, limit: int) -> Iterator[Any]:
         try:
             unpacker.feed(piece)
             for sample in unpacker:
-                start, good = good, unpacker.tell()
+                start, good = good, base + unpacker.tell()
                 if good - start > limit:
                     raise _too_large(url, start, limit)
-                yield sample
+                yield sample, start, good
         except msgpack.BufferFull as exn:
             raise _too_large(url, good, limit) from exn
         except FieldTooLarge:
@@ -148,6 +153,7 @@ def record_samples(
     counters: Counters | None = None,
     opened: Callable[[ShardReader], Any] | None = None,
     ledger: EpochLog | None = None,
+    state: ReadState | None = None,
 ) -> Iterator[Any]:
     """The objects of the files in ``src`` (``{"url": …}`` or URLs), in order, read ahead within the byte budget.
 
@@ -160,16 +166,42 @@ def record_samples(
     """
     setting = config.transfer_config(workers=world.place().num_workers, **(transfer or {}))
     ledger = ledger or Ledger(Board()).begin(counters)
+    state = state or ReadState()
+    opening = functools.partial(open_shards, state.shards(src), config=setting, stats=ledger.counters)
+    return _read(opening, opened, functools.partial(objects, limit=max_object_bytes), handler, ledger, state)
+
+
+record_samples.traits = Traits(handler="handler", state=ReadState)  # type: ignore[attr-defined]
+
+
+def _read(
+    opening: Callable[[], ShardReader],
+    opened: Callable[[ShardReader], Any] | None,
+    objects: Objects,
+    handler: Handler,
+    ledger: EpochLog,
+    state: ReadState,
+) -> Iterator[Any]:
     counters = ledger.counters
     try:
-        with open_shards(src, config=setting, stats=counters) as reader:
+        with opening() as reader:
             if opened is not None:
                 opened(reader)
             for stream in reader:
-                n = 0
+                n, url, end = 0, stream.url, None
+                file = RecordFile(stream)
+                state.begin(file, stream.number)
                 try:
-                    for sample in objects(plain(stream.read, stream.url), stream.url, max_object_bytes):
+                    for sample, start, stop in file.wanted(objects):
+                        if n == 0:
+                            end = file.end
                         n += 1
+                        if type(sample) is dict:
+                            sample = place = RawSample(sample)  # noqa: PLW2901 (the same one, which knows its place)
+                        else:
+                            place = RawSample()
+                        place.shard, place.offset, place.stop = url, start, (None if stop == end else stop)
+                        state.sample = place
                         yield sample
                 except CostLimitReached:
                     raise
@@ -178,15 +210,44 @@ def record_samples(
                         raise ReaderClosed("the dataset was closed while it was read") from None
                     goes_on = handler(exn)
                     stage = "records" if isinstance(exn, ShardFormatError) else "read"
-                    ledger.note(exn, stage, shard=stream.url, samples=None, rest=True)
+                    ledger.note(exn, stage, shard=url, samples=None, rest=True)
                     if not goes_on:
                         return
                 finally:
                     counters.add("samples", n)
-                ledger.shard_over(stream.url, n)
+                state.over(file)
+                ledger.shard_over(url, n)
             counters.add("epochs")
     finally:
         del ledger  # which an error's frames would keep, see `recover.CorruptionPolicy`
+
+
+class RecordFile:
+    """One file of records while it is read."""
+
+    def __init__(self, stream: ShardStream) -> None:
+        self.stream = stream
+        self._packed = False
+
+    def wanted(self, objects: Objects) -> Iterator[tuple[Any, int, int]]:
+        """Return the ``objects`` that its entry in the list of shards asks for: those ``behind`` an offset."""
+        stream = self.stream
+        if stream.start:  # only a file's beginning shows whether it is compressed
+            return objects(stream.read, stream.url, base=stream.start)
+        read, behind = plain(stream.read, stream.url), stream.info.get("behind", 0)
+        self._packed = not hands_through(read)
+        decoded = objects(read, stream.url)
+        return itertools.dropwhile(lambda item: item[1] < behind, decoded) if behind else decoded
+
+    @property
+    def compressed(self) -> bool:
+        """Whether it can only be read from its start: it is compressed, or does not tell where it ends."""
+        return self._packed or self.stream.size is None
+
+    @property
+    def end(self) -> int | None:
+        """Offset of its end, if it is known."""
+        return None if self._packed else self.stream.size
 
 
 class RecordStage(ReadingStage):

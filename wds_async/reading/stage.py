@@ -63,6 +63,19 @@ class ReadingStage(FilterFunction):
 
     __call__ = run
 
+    def with_state(self, state: StageState) -> Any:
+        """Return this stage with its position."""
+        return functools.partial(self.run, state=state)
+
+    def samples_at(self, references: Sequence[Reference], facts: Mapping[str, Any]) -> list[Any]:
+        """Return the samples at ``references`` once more, read by ranges. StateError where a shard has changed."""
+        from wds_async.reading.position import entries_of, picked  # noqa: PLC0415 (the engine)
+
+        spans = entries_of(references, facts)
+        return picked(
+            self.f(spans, *self.args, counters=self.board.counters(), opened=self._opened, **self.kw), references
+        )
+
     def _opened(self, reader: ShardReader) -> None:
         from wds_async.observe.cost_limit import enforce  # noqa: PLC0415 (the engine)
 
@@ -115,19 +128,6 @@ class TarStage(ReadingStage):
         from wds_async.reading.samples import tarfile_samples  # noqa: PLC0415 (the engine)
 
         super().__init__(tarfile_samples, *args, **kw)
-
-    def with_state(self, state: StageState) -> Any:
-        """Return this stage with its position."""
-        return functools.partial(self.run, state=state)
-
-    def samples_at(self, references: Sequence[Reference], facts: Mapping[str, Any]) -> list[Any]:
-        """Return the samples at ``references`` once more, read by ranges. StateError where a shard has changed."""
-        from wds_async.reading.position import entries_of, picked  # noqa: PLC0415 (the engine)
-
-        spans = entries_of(references, facts)
-        return picked(
-            self.f(spans, *self.args, counters=self.board.counters(), opened=self._opened, **self.kw), references
-        )
 
 
 @stage_maker

@@ -19,7 +19,7 @@ from wds_async.errors import CorruptShard, FieldTooLarge, ShardFormatError, Trun
 from wds_async.tar.blocks import BLOCK, checks
 from wds_async.tar.source import ByteSource, Read
 
-__all__ = ["compressed_by", "gunzip", "plain", "plain_span"]
+__all__ = ["compressed_by", "gunzip", "hands_through", "plain", "plain_span"]
 
 PIECE_BYTES = 512 << 10  # the most that comes out at once
 FEED_BYTES = 256 << 10  # the most that goes in at once: decompressors copy what they cannot use yet
@@ -67,6 +67,11 @@ def plain(read: Read, url: str) -> Read:
         case "zstd":
             return _reader(_unzstd(source))
     return through
+
+
+def hands_through(read: Read) -> bool:
+    """Return whether ``read``, of `plain`, hands its stream through: it is not compressed."""
+    return isinstance(read, _Through)
 
 
 def plain_span(read: Read, url: str, start: int) -> Read:
