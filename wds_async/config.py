@@ -9,6 +9,7 @@ import logging
 import operator
 import os
 import random
+import sys
 import urllib.parse
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +21,8 @@ from wds_async.errors import ConfigError
 
 __all__ = [
     "DEFAULT_BUDGET_BYTES", "MIN_BUDGET_BYTES", "RetryPolicy", "Settings", "TransferConfig", "configure_logging",
-    "default_budget_bytes", "inherit_security", "place_from_env", "proxy_for", "proxy_variable",
-    "security_enforced", "settings", "transfer_config",
+    "default_budget_bytes", "inherit_security", "is_secure", "place_from_env", "proxy_for", "proxy_variable",
+    "rewriting", "security_enforced", "settings", "transfer_config",
 ]  # fmt: skip
 
 
@@ -150,10 +151,19 @@ _OTHER_VARIABLES = {
 def settings() -> Settings:
     """Return the environment as it is now; read again at each call, so that tests and notebooks can change it."""
     values = {name: value(_OTHER_VARIABLES.get(name) or f"WDS_{name.upper()}") for name in _SETTINGS}
-    values["secure"] = values["secure"] or security_enforced()
-    values["rewrite"] = values["rewrite"] or value("GOPEN_REWRITE")
+    values["secure"], values["rewrite"] = is_secure(), rewriting()
     values["use_ais_for"] = schemes(values["use_ais_for"])
     return Settings(**values)
+
+
+def is_secure() -> bool:
+    """Whether secure mode is on: ``WDS_SECURE=1``, or the program enforces it."""
+    return bool(value("WDS_SECURE")) or security_enforced()
+
+
+def rewriting() -> str:
+    """The rules of ``WDS_REWRITE``, or else of ``GOPEN_REWRITE``, as they are written there."""
+    return str(value("WDS_REWRITE") or value("GOPEN_REWRITE"))
 
 
 def security_enforced() -> bool:
@@ -301,13 +311,18 @@ def place_from_env(index: str, count: str) -> tuple[int, int] | None:
 
 def proxy_for(url: str) -> str | None:
     """Return the proxy that the environment names for ``url``, None for a direct connection."""
+    parts = urllib.parse.urlsplit(url)
+    if sys.platform == "linux" and not any(map(variable, _proxy_variables(parts.scheme))):
+        return None  # asked for every shard: the look at all variables below takes long
     from urllib.request import getproxies, proxy_bypass  # noqa: PLC0415 (it loads http.client)
 
-    parts = urllib.parse.urlsplit(url)
     return None if proxy_bypass(parts.netloc.rpartition("@")[2]) else getproxies().get(parts.scheme)
 
 
 def proxy_variable(url: str) -> str:
     """Return the environment variable that names the proxy for ``url`` (`proxy_for`), or words for another source."""
-    name = f"{urllib.parse.urlsplit(url).scheme}_proxy"
-    return next(filter(variable, (name, name.upper())), "the system's proxy settings")
+    return next(filter(variable, _proxy_variables(urllib.parse.urlsplit(url).scheme)), "the system's proxy settings")
+
+
+def _proxy_variables(scheme: str) -> tuple[str, str]:
+    return f"{scheme}_proxy", f"{scheme}_proxy".upper()

@@ -18,7 +18,7 @@ import urllib.parse
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from wds_async.config import settings
+from wds_async.config import is_secure, rewriting
 from wds_async.errors import UnsafeContent, UrlError, WdsError
 from wds_async.redact import redact
 from wds_async.storage.stores import usual_scheme
@@ -216,14 +216,14 @@ def rules_from_env() -> tuple[Rule, ...]:
 
     Raises `UnsafeContent` where there are some and ``WDS_SECURE=1`` forbids them, `UrlError` for a malformed one.
     """
-    now = settings()
-    if now.rewrite and now.secure:
+    rules, secure = rewriting(), is_secure()
+    if rules and secure:
         raise UnsafeContent(
             "rewrite_url: unsafe_gopen is False, cannot rewrite URLs using environment variables: WDS_SECURE=1 is "
             "set; unset WDS_REWRITE (GOPEN_REWRITE) or WDS_SECURE"
         )
     try:
-        return parse_rules(now.rewrite) if now.rewrite else ()
+        return parse_rules(rules) if rules else ()
     except UrlError as exn:
         raise UrlError(f"WDS_REWRITE (or GOPEN_REWRITE): {exn}") from None
 

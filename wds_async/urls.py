@@ -40,6 +40,7 @@ __all__ = [
 SHARD_SUFFIXES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
 """Suffixes of shards, by which a folder stands for the shards in it."""
 
+_CONTROLS = re.compile(r"[\x00-\x1f]")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-_]+)(?:://|::)|(pipe|file):", re.IGNORECASE)
 _ANY_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-_]+):")  # two letters at least: one is a drive
 _SINGLE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):/[^/]")
@@ -236,7 +237,7 @@ def split_web_url(url: str) -> urllib.parse.SplitResult:
     with control characters."""
     try:
         parts = urllib.parse.urlsplit(url)
-        if parts.hostname and parts.port != 0 and not any(ord(c) < 32 for c in url):
+        if parts.hostname and parts.port != 0 and not _CONTROLS.search(url):
             return parts
     except ValueError:
         pass

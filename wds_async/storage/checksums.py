@@ -190,14 +190,16 @@ def _of_all(fields: Mapping[str, str]) -> bool:
 
 
 def _pairs(text: str) -> Iterator[tuple[str, str]]:
-    for each in text.split(","):
+    for each in text.split(",") if text else ():
         name, _, value = each.strip().partition("=")
         yield name, value
 
 
 def _first(said: Mapping[str, str], names: tuple[str, ...], source: str) -> Checksum | None:
-    found = (_base64(name, said.get(name, ""), source) for name in names)
-    return next((each for each in found if each is not None), None)
+    for name in names:
+        if (text := said.get(name)) and (found := _base64(name, text, source)) is not None:
+            return found
+    return None
 
 
 def _base64(algorithm: str, text: str, source: str) -> Checksum | None:

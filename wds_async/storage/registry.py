@@ -9,7 +9,7 @@ import multiprocessing
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-from wds_async.config import settings
+from wds_async.config import is_secure
 from wds_async.environment import value
 from wds_async.errors import UnsafeContent, UrlError, WdsError
 from wds_async.logs import warn_once
@@ -80,7 +80,7 @@ def check_allowed(kind: str) -> None:
     Standard input stays open to read, and so does what the program opens itself (kind ``opener``): secure mode is about
     data that names what to open, and both are the program's own choice.
     """
-    if not settings().secure:
+    if not is_secure():
         return
     if kind == "pipe":
         raise UnsafeContent("gopen_pipe: unsafe_gopen is False, cannot open pipe URLs (WDS_SECURE=1)")
@@ -148,14 +148,14 @@ def _routed(location: Location, options: StorageOptions) -> Location:
         if not own_options and not any(value(name) for name in spec.router_variables):
             continue
         if load(spec.router)(location.target, own_options):
-            falls_back = settings().ais_fallback and load(spec.has_origin)(location.target)
+            falls_back = value("WDS_AIS_FALLBACK") and load(spec.has_origin)(location.target)
             return Location(location.url, location.target, spec.kind, own_options, location if falls_back else None)
     return location
 
 
 def _native(target: str) -> str:
     """Return the URL that a ``pipe:`` stands for with ``WDS_NATIVE_PIPES``; else log it once a run."""
-    if settings().native_pipes:
+    if value("WDS_NATIVE_PIPES"):
         return native_pipe(target) or target
     if multiprocessing.parent_process() is None:  # a worker's parent logged it when it made the dataset
         tell_of_native_pipes((target,))
@@ -164,7 +164,7 @@ def _native(target: str) -> str:
 
 def tell_of_native_pipes(urls: Iterable[str]) -> None:
     """Log, once a run and tool, the ``pipe:`` commands among ``urls`` that could be plain URLs."""
-    if settings().native_pipes or settings().secure:
+    if value("WDS_NATIVE_PIPES") or is_secure():
         return
     for target in urls:
         if not target.startswith("pipe:") or (native := native_pipe(target)) is None:
