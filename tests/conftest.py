@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import inspect
+import linecache
 import logging
 import os
 import re
@@ -12,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,7 @@ _LONG = (
 """Files whose few tests take long. They come first: two processes share the files, and neither should be left with one
 of these when the other has nothing more to do."""
 _SLOW_FIXTURES = {"nginx", "origin", "tls", "gcs", "s3", "azurite", "radosgw", "service", "server"}
-_SLOW_WORDS = re.compile(r"subprocess|num_workers|get_context|Process\(|os\.fork|@given|bundle")
+_SLOW_WORDS = re.compile(r"subprocess|num_workers|get_context|Process\(|os\.fork|bundle")
 _THREADS_END_S = 10.0
 
 # An example may take long where others want the processor too.
@@ -52,10 +54,21 @@ def is_slow(item: pytest.Item) -> bool:
 
 @functools.cache
 def _source_is_slow(function: Callable[..., object] | None) -> bool:
-    try:
-        return function is not None and _SLOW_WORDS.search(inspect.getsource(function)) is not None
-    except (OSError, TypeError):
-        return False
+    if function is None or hasattr(function, "hypothesis"):
+        return function is not None
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return code is not None and _SLOW_WORDS.search(_source_of(code)) is not None
+
+
+def _source_of(code: types.CodeType) -> str:
+    """Return the lines of the function from its first decorator on, without the parsing of `inspect.getsource`, which
+    takes seconds for thousands of tests."""
+    last, inner = code.co_firstlineno, [code]
+    while inner:
+        one = inner.pop()
+        last = max(last, *(line or 0 for _, _, line in one.co_lines()))
+        inner += [constant for constant in one.co_consts if isinstance(constant, types.CodeType)]
+    return "".join(linecache.getlines(code.co_filename)[code.co_firstlineno - 1 : last])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

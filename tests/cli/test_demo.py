@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import importlib.util
 import io
 import json
 import shutil
@@ -21,8 +22,11 @@ from wds_async.cli.demo.server import serving
 from wds_async.cli.demo.train import State, shrink, train
 from wds_async.dataset import WebDataset
 
-for needed in ("torch", "sklearn", "matplotlib", "webdataset", "PIL"):
-    pytest.importorskip(needed)
+NEEDED = ("torch", "sklearn", "matplotlib", "webdataset", "PIL")
+pytestmark = pytest.mark.skipif(
+    not all(importlib.util.find_spec(name) for name in NEEDED),  # imported here, they would take seconds of every run
+    reason="the demo needs its extra",
+)
 
 
 def test_from_nothing_to_a_chart(program: Any, tmp_path: Path) -> None:
