@@ -23,18 +23,18 @@ from wds_async.errors import ConfigError, MissingExtra, UrlError, WdsError
 __all__ = ["COMMANDS", "Commands", "main"]
 
 COMMANDS = {
-    "ls": "List the samples of shards, or what is in a folder of any store.",
+    "ls": "List the samples of shards, or the contents of a folder in any store.",
     "cat": "Show samples, or write one field's or a whole shard's bytes.",
     "bench": "Measure reading: bytes/s, samples/s, CPU and memory.",
     "check": "Read shards from end to end and report what is wrong.",
-    "resolve": "Show what URLs become, who reads them, and whether they can be read.",
-    "index": "Count the samples of shards and write a JSON index.",
-    "doctor": "Say what bounds a pipeline, and the one knob to turn next.",
+    "resolve": "Show what URLs resolve to, how they are read, and whether they can be read.",
+    "index": "Write indexes of shards, for lengths and random access.",
+    "doctor": "Find the bottleneck of a pipeline and one setting to change next.",
     "top": "Show services and jobs at work.",
     "env": "Show every environment variable that is read.",
     "run": "Run a script whose `import webdataset` becomes wds_async.",
     "serve": "Serve shards to every process of a node from one cache.",
-    "cache": "Look after the cache of the service: list, sum up, remove, warm, verify.",
+    "cache": "Manage the cache of the service: list, sum up, remove, warm, verify, pin.",
     "demo": "Train a small model from shards streamed over HTTP.",
 }
 _INTERRUPTED = 130
@@ -108,7 +108,7 @@ def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Show the version.")
 def main() -> None:
-    """Read, list, measure and try out shards of training data, from files, HTTP or any cloud.
+    """Read, list, check and measure shards of training data, from files, HTTP or any cloud.
 
     Example: wds-async ls 'https://host/train-{000..009}.tar' -n 5
     """

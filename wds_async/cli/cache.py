@@ -38,15 +38,15 @@ _TIMEOUT_S = 600.0
 
 _FOLDER = click.option(
     "--folder", type=click.Path(path_type=Path), default=None,
-    help="The cache's folder; else that of the file that WDS_SERVE_CONFIG names.",
+    help="Folder of the cache. Default: the folder in the file that WDS_SERVE_CONFIG names.",
 )  # fmt: skip
-_JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 
 
 @click.group("cache")
 def command() -> None:
-    """Look after the cache of `wds-async serve`: list it, sum it up, remove from it, fill it, verify it, pin parts.
-    If a service runs on the folder, it does the work.
+    """Manage the cache of `wds-async serve`: list, sum up, remove, warm, verify, pin. If a service is running on the
+    folder, it does the work.
 
     Example: wds-async cache du /nvme/wds-cache
     """
@@ -57,8 +57,10 @@ def command() -> None:
 @_FOLDER
 @_JSON
 def _ls(*, prefix: str, folder: Path | None, as_json: bool) -> None:
-    """List the objects whose URL begins with PREFIX: how much is there, of how much, last use, tenant. Also while a
-    service runs on the folder. Instead of --folder, PREFIX may be the folder.
+    """List cached objects: bytes cached, size, last use, tenant.
+
+    PREFIX is the beginning of their URLs, or the cache's folder in place of --folder. This also works while a service
+    runs on the folder.
 
     Example: wds-async cache ls s3://bucket/train/ --folder /nvme/wds-cache
     """
@@ -77,12 +79,16 @@ def _ls(*, prefix: str, folder: Path | None, as_json: bool) -> None:
 
 @command.command("du")
 @click.argument("prefix", default="")
-@click.option("--depth", type=click.IntRange(min=0), default=1, show_default=True, help="Folders below the bucket.")
+@click.option(
+    "--depth", type=click.IntRange(min=0), default=1, show_default=True, help="Levels of folders below the bucket."
+)
 @_FOLDER
 @_JSON
 def _du(*, prefix: str, depth: int, folder: Path | None, as_json: bool) -> None:
-    """Sum up what is in the cache, by bucket and folder. Also while a service runs on the folder. Instead of --folder,
-    PREFIX may be the folder.
+    """Sum up the cache by bucket and folder.
+
+    PREFIX is the beginning of URLs, or the cache's folder in place of --folder. This also works while a service runs on
+    the folder.
 
     Example: wds-async cache du --depth 2 /nvme/wds-cache
     """
@@ -106,7 +112,9 @@ def _du(*, prefix: str, depth: int, folder: Path | None, as_json: bool) -> None:
 @click.option("--all", "everything", is_flag=True, help="Remove everything.")
 @_FOLDER
 def _rm(*, url: tuple[str, ...], everything: bool, folder: Path | None) -> None:
-    """Remove objects, pinned ones too: URLs, or prefixes that end with "/". Also while a service runs on the folder.
+    """Remove objects, including pinned ones.
+
+    Give their URLs, or prefixes that end with "/". This also works while a service runs on the folder.
 
     Example: wds-async cache rm s3://bucket/old/ --folder /nvme/wds-cache
     """
@@ -126,8 +134,11 @@ def _rm(*, url: tuple[str, ...], everything: bool, folder: Path | None) -> None:
 @click.argument("url", nargs=-1)
 @_FOLDER
 def _pin(*, url: tuple[str, ...], folder: Path | None) -> None:
-    """Never evict objects: URLs, or prefixes that end with "/", also of what is not cached yet. Without any, list what
-    is pinned. Pinned objects displace others when they come, and go by `cache rm` only. Also while a service runs.
+    """Keep objects from being evicted.
+
+    Give URLs, or prefixes that end with "/"; they need not be cached yet. Without any, the pins are listed. Pinned
+    objects displace others when they are downloaded, and only `cache rm` removes them. This also works while a service
+    runs on the folder.
 
     Example: wds-async cache pin s3://bucket/val/ --folder /nvme/wds-cache
     """
@@ -138,7 +149,9 @@ def _pin(*, url: tuple[str, ...], folder: Path | None) -> None:
 @click.argument("url", nargs=-1, required=True)
 @_FOLDER
 def _unpin(*, url: tuple[str, ...], folder: Path | None) -> None:
-    """Let objects be evicted again: the same names as for `cache pin`. Also while a service runs.
+    """Let pinned objects be evicted again.
+
+    Give the same names as for `cache pin`. This also works while a service runs on the folder.
 
     Example: wds-async cache unpin s3://bucket/val/ --folder /nvme/wds-cache
     """
@@ -163,8 +176,10 @@ def _change_pins(urls: tuple[str, ...], folder: Path | None, *, pinned: bool) ->
 @_FOLDER
 @_JSON
 def _quota(*, share: tuple[str, ...], folder: Path | None, as_json: bool) -> None:
-    """Show what each tenant holds of a running service's cache, and its quota; TENANT=SHARE changes quotas until the
-    next start (0: none). The setting `quotas` is what a start begins with.
+    """Show or change the quotas of a running service.
+
+    Without arguments, shows how much of the cache each tenant holds, and its quota. TENANT=SHARE changes a quota until
+    the next start, which uses the setting `quotas` again (0: no quota).
 
     Example: wds-async cache quota vision=0.5 speech=0.3 --folder /nvme/wds-cache
     """
@@ -187,18 +202,26 @@ def _quota(*, share: tuple[str, ...], folder: Path | None, as_json: bool) -> Non
 
 @command.command("warm")
 @click.argument("url", nargs=-1, required=True)
-@click.option("--service", default="", help="A running service: http://host:51080 or unix:/path.")
-@click.option("--token-file", type=click.Path(exists=True, path_type=Path), help="Its bearer token, the first line.")
-@click.option("--size", default="80%", show_default=True, help="Of the cache, where the folder is filled directly.")
-@click.option("--jobs", type=click.IntRange(min=1), default=8, show_default=True, help="Objects at once.")
+@click.option("--service", default="", help="Address of a running service: http://host:51080 or unix:/path.")
+@click.option(
+    "--token-file",
+    type=click.Path(exists=True, path_type=Path),
+    help="File whose first line is the service's bearer token.",
+)
+@click.option("--size", default="80%", show_default=True, help="Size of the cache, if there is no service.")
+@click.option(
+    "--jobs", type=click.IntRange(min=1), default=8, show_default=True, help="Number of objects to download at a time."
+)
 @_FOLDER
 @_JSON
 def _warm(*, url: tuple[str, ...], service: str, token_file: Path | None, size: str, jobs: int, folder: Path | None,
           as_json: bool) -> None:  # fmt: skip
-    """Fetch shards into the cache: by a running service, or (without --service) straight into its folder.
+    """Download shards into the cache.
 
-    The status is 1 where one could not be fetched. Example: wds-async cache warm 's3://bucket/train-{000..099}.tar'
-    --service unix:/run/wds-async.sock
+    A running service does it (--service), or without one this command itself, into the cache's folder. The exit status
+    is 1 if a shard could not be downloaded.
+
+    Example: wds-async cache warm 's3://bucket/train-{000..099}.tar' --service unix:/run/wds-async.sock
     """
     urls = shards.expand(url)
     failed: list[str] = []
@@ -230,8 +253,10 @@ def _warm(*, url: tuple[str, ...], service: str, token_file: Path | None, size: 
 @_FOLDER
 @_JSON
 def _verify(*, prefix: str, folder: Path | None, as_json: bool) -> None:
-    """Compare every chunk with its checksum, and drop what is bad; it is fetched again when it is read. Also while a
-    service runs on the folder. The status is 1 where something was bad. Instead of --folder, PREFIX may be the folder.
+    """Compare every chunk with its checksum and drop bad ones.
+
+    A dropped chunk is downloaded again when it is read. The exit status is 1 if something was bad. PREFIX is the
+    beginning of URLs, or the cache's folder in place of --folder. This also works while a service runs on the folder.
 
     Example: wds-async cache verify /nvme/wds-cache
     """

@@ -22,18 +22,18 @@ _WIDTH = 80
 
 @click.command("cat")
 @click.argument("url", nargs=-1, required=True)
-@click.option("--key", help="Only the sample of this key.")
-@click.option("--field", "name", help="Write this field's bytes and nothing else.")
+@click.option("--key", help="Show only the sample with this key.")
+@click.option("--field", "name", help="Write only the bytes of this field.")
 @click.option("--raw", "as_raw", is_flag=True, help="Write the shards' own bytes, one after another.")
 @click.option("-n", "limit", type=click.IntRange(min=0), help="Stop after this many samples.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def command(
     *, url: tuple[str, ...], key: str | None, name: str | None, as_raw: bool, limit: int | None, as_json: bool
 ) -> None:
-    """Show samples, short fields in full; or write bytes to standard output.
+    """Show samples in short, or write the bytes of a field or a shard to standard output.
 
-    URL is a path or URL, with brace notation where there are many, a dataset specification (.yaml, .json), or
-    package.module:function that returns a pipeline (not with --raw).
+    URL is a path or URL, with braces for several shards, a dataset specification (.yaml, .json), or
+    package.module:function, a function that returns a pipeline (not with --raw).
 
     Example: wds-async cat train-000.tar --key 000042 --field jpg > 42.jpg
 

@@ -41,14 +41,16 @@ class Finding:
 
 @click.command("check")
 @click.argument("url", nargs=-1, required=True)
-@click.option("--verbose", is_flag=True, help="Show every error, and not only the first of equal ones.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, the summary last.")
+@click.option("--verbose", is_flag=True, help="Show every error, not only the first of identical ones.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line, the summary last.")
 def command(*, url: tuple[str, ...], verbose: bool, as_json: bool) -> None:
-    """Read all shards and report what is wrong: broken or truncated shards, keys that come again (files of one sample
-    that do not stand together, or samples that are there twice), members without a field, empty archives, samples
-    unlike the others. Of equal errors the first is shown, and a line for the others at the end.
+    """Read all shards completely and report what is wrong with them.
 
-    The status is 1 where samples are lost or wrong.
+    Reported are broken or truncated shards, repeated keys (duplicate samples, or files of one sample that are not next
+    to each other), members without a field name, empty archives, and samples that are unlike the others. Of identical
+    errors only the first is shown, and their number at the end.
+
+    The exit status is 1 if samples are lost or wrong.
 
     Example: wds-async check 'train-{000..099}.tar'
     """

@@ -30,22 +30,23 @@ _BAR = 24
 
 @click.command("doctor")
 @click.argument("specs", metavar="SPEC...", nargs=-1, required=True)
-@click.option("--seconds", default=10.0, show_default=True, type=click.FloatRange(0.1), help="How long to look.")
-@click.option("--workers", default=0, show_default=True, type=click.IntRange(0), help="DataLoader workers.")
-@click.option("--decode", help="Decode images so: rgb8, pil, torchrgb, …; without it fields stay bytes.")
 @click.option(
-    "--batch", default=64, show_default=True, type=click.IntRange(1), help="Samples that a worker hands over."
+    "--seconds", default=10.0, show_default=True, type=click.FloatRange(0.1), help="Length of the measurement."
+)
+@click.option("--workers", default=0, show_default=True, type=click.IntRange(0), help="DataLoader workers.")
+@click.option("--decode", help="Decode images as rgb8, pil, torchrgb, …. Default: fields stay bytes.")
+@click.option(
+    "--batch", default=64, show_default=True, type=click.IntRange(1), help="Samples that a worker hands over at a time."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(*, specs: tuple[str, ...], seconds: float, as_json: bool, **how: Any) -> None:
-    """Find the bottleneck of a pipeline (network, store, CPU, hand-over, consumer, …) and the knob to turn next.
+    """Find the bottleneck of a pipeline (network, store, CPU, hand-over, consumer, …) and one setting to change next.
 
-    SPEC is shards (paths, URLs, braces, a specification in YAML or JSON) or one package.module:function: its
-    pipeline is read for some seconds, and nothing is done with the samples. Or it is the address of a running job
-    (WDS_METRICS_PORT) or service: http://host:port or unix:/path. Then its counters are read twice, and it is left
-    alone.
+    SPEC is shards (paths, URLs, braces, a specification in YAML or JSON) or one package.module:function, which returns
+    a pipeline: it is read for some seconds, and the samples are discarded. SPEC may also be the address of a running
+    job (WDS_METRICS_PORT) or service, http://host:port or unix:/path: then only its counters are read, twice.
 
-    In a program, print(loader.doctor()) says it of what was read so far.
+    In a program, print(loader.doctor()) does the same for what has been read so far.
 
     Example: wds-async doctor 'https://host/train-{000..009}.tar' --decode rgb8 --workers 4
 

@@ -18,14 +18,14 @@ __all__ = ["command", "markdown"]
 
 @click.command("env")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@click.option("--changed", is_flag=True, help="Only variables that are set.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.option("--changed", is_flag=True, help="Show only variables that are set.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--markdown", "as_markdown", is_flag=True, hidden=True, help="The tables of docs/environment.md.")
 def command(names: tuple[str, ...], changed: bool, as_json: bool, as_markdown: bool) -> None:
-    """Show the environment variables that are read: value, origin, meaning.
+    """Show the environment variables that wds_async reads: value, origin, meaning.
 
-    With NAMEs (whole, or patterns such as 'AIS_*') only those. Unknown WDS_* names are warned about, with the nearest
-    known name. A value that does not parse ends with status 2, after the table.
+    With NAMEs (whole names, or patterns such as 'AIS_*'), only those. For an unknown WDS_* name there is a warning that
+    suggests the nearest known one. If a value cannot be parsed, the exit status is 2, after the table.
 
     Example: WDS_BUDGET=64M wds-async env --changed 'WDS_*'
     """

@@ -28,19 +28,20 @@ _SORTED = 1000
 @click.command("ls")
 @click.argument("url", nargs=-1, required=True)
 @click.option("--members", "as_members", is_flag=True, help="List tar members instead of samples.")
-@click.option("--shards", "as_shards", is_flag=True, help="List the shards that match, and not what is in them.")
-@click.option("-r", "--recursive", is_flag=True, help="Of a folder: all objects, also those of the folders in it.")
+@click.option("--shards", "as_shards", is_flag=True, help="List the matching shards, not their samples.")
+@click.option("-r", "--recursive", is_flag=True, help="For a folder: list all objects below it.")
 @click.option("-n", "limit", type=click.IntRange(min=0), help="Stop after this many lines.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def command(
     *, url: tuple[str, ...], as_members: bool, as_shards: bool, recursive: bool, limit: int | None, as_json: bool
 ) -> None:
-    """List the samples of shards: key, fields with their sizes, shard, byte offset. Or what is in a folder.
+    """List the samples of shards (key, fields with their sizes, shard, byte offset), or the contents of a folder.
 
-    URL is a path or URL, with braces or * where there are many, a dataset specification (.yaml, .json), or
-    package.module:function that returns a pipeline: no more is fetched than is listed. Of a URL that ends with /, and
-    of a directory, the objects and folders are listed, with size and time (UTC); and of what a pattern matches with
-    --shards. Then nothing of the shards is read.
+    URL is a path or URL, with braces or wildcards for several shards, a dataset specification (.yaml, .json), or
+    package.module:function, a function that returns a pipeline. No more is read than is listed.
+
+    For a URL that ends with /, and for a local directory, its objects and folders are listed with size and time (UTC).
+    With --shards, the shards that the URL matches are listed in the same way. Neither reads any shard.
 
     Example: wds-async ls 'https://host/train-{000..009}.tar' -n 5
 

@@ -32,19 +32,21 @@ _Row = dict[str, Any]
 
 @click.command("resolve")
 @click.argument("url", nargs=-1, required=True)
-@click.option("--check", "wanted", is_flag=True, help="Read the first bytes of each, by one ranged GET.")
-@click.option("--all", "everything", is_flag=True, help=f"Show all shards, and not only the first {_SHOWN}.")
-@click.option("--verbose", is_flag=True, help="Show every error, and not only the first of equal ones.")
+@click.option("--check", "wanted", is_flag=True, help="Read the first bytes of each shard, by one ranged GET.")
+@click.option("--all", "everything", is_flag=True, help=f"Show all shards, not only the first {_SHOWN}.")
+@click.option("--verbose", is_flag=True, help="Show every error, not only the first of identical ones.")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=30.0, show_default=True,
-              help="Seconds for the look at each shard.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, the summary last.")
+              help="Time limit for --check, in seconds per shard.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line, the summary last.")
 def command(
     *, url: tuple[str, ...], wanted: bool, everything: bool, verbose: bool, timeout_s: float, as_json: bool
 ) -> None:
-    """Show what URLs become and how they would be read: expanded, rewritten (WDS_REWRITE), routed (AIStore); the
-    store, its endpoint, the identity (never a secret), by direct requests or why not.
+    """Show what URLs resolve to and how they would be read.
 
-    With --check the first bytes are read. The status is 1 where a shard cannot be resolved or read.
+    For each shard: the expanded URL, the URL after rewriting (WDS_REWRITE) and routing (AIStore), the store, its
+    endpoint, the identity (never a secret), and whether it is read by direct requests, or why not.
+
+    With --check, the first bytes are read too. The exit status is 1 if a shard cannot be resolved or read.
 
     Example: wds-async resolve 's3://bucket/train-{000..099}.tar' --check
     """

@@ -17,29 +17,36 @@ __all__ = ["command"]
 
 
 @click.command("serve")
-@click.option("--config", "file", help="YAML file with any of the settings (WDS_SERVE_CONFIG); options win over it.")
-@click.option("--host", help="Address to listen at [127.0.0.1].")
-@click.option("--port", type=click.IntRange(0, 65535), help="Port [51080]; 0 takes a free one.")
-@click.option("--socket", help="Path of a Unix socket to listen at too.")
-@click.option("--folder", help="Where the cache lies; without it nothing is kept.")
-@click.option("--hand-from", help="The same folder by a read-only mount; files for the Unix socket are opened there.")
-@click.option("--cache-size", help="Bytes (500G), or a share of the folder's file system [80%].")
-@click.option("--keep-free", help="What its file system keeps free, whatever uses it: bytes, or a share of it [2%].")
+@click.option("--config", "file", help="YAML file with settings (WDS_SERVE_CONFIG). Options override it.")
+@click.option("--host", help="Address to listen on [127.0.0.1].")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port [51080]; 0 picks a free one.")
+@click.option("--socket", help="Path of a Unix socket to listen on as well.")
+@click.option("--folder", help="Folder of the cache. Without it, nothing is cached.")
 @click.option(
-    "--freshness", "freshness_s", type=float, help="Seconds until a store is checked again [300]; inf: never."
+    "--hand-from", help="The same folder through a read-only mount; files for the Unix socket are opened there."
 )
-@click.option("--allow", multiple=True, help="What may be read, as gs://bucket/; as often as need be.")
-@click.option("--bucket", "buckets", multiple=True, help="name=URL: what ais://name/ stands for; as often as need be.")
-@click.option("--tokens", help="File of bearer tokens, a line each: token, then its tenant's name.")
-@click.option("--certificate", help="PEM file: serve HTTPS; with --key.")
+@click.option("--cache-size", help="Size of the cache: bytes (500G), or a share of the file system [80%].")
+@click.option("--keep-free", help="Space to keep free on the file system: bytes, or a share of it [2%].")
+@click.option(
+    "--freshness",
+    "freshness_s",
+    type=float,
+    help="Seconds until an object is checked in its store again [300]; inf: never.",
+)
+@click.option("--allow", multiple=True, help="URL prefix that may be read, such as gs://bucket/. May be repeated.")
+@click.option(
+    "--bucket", "buckets", multiple=True, help="name=URL: the URL or folder behind ais://name/. May be repeated."
+)
+@click.option("--tokens", help="File of bearer tokens, one per line, optionally followed by a tenant.")
+@click.option("--certificate", help="PEM file of the certificate, to serve HTTPS; needs --key.")
 @click.option("--key", help="PEM file of the certificate's key.")
-@click.option("--log", type=click.Choice(["human", "json"]), help="Form of the log on standard error [human].")
+@click.option("--log", type=click.Choice(["human", "json"]), help="Format of the log on standard error [human].")
 def command(*, file: str | None, allow: tuple[str, ...], buckets: tuple[str, ...], **options: Any) -> None:
-    """Serve shards to every process of this node from one cache: each is fetched once for all.
+    """Serve shards to every process of this node from one cache: each shard is downloaded once for all.
 
-    AIStore's clients read it by AIS_ENDPOINT=http://HOST:51080 (and USE_AIS_FOR=gs:s3), others by /gs/BUCKET/OBJECT,
-    /s3 (clients of S3) and /url/ESCAPED-URL. Without --allow it listens at this machine only, and serves no /url.
-    SIGTERM drains it. SIGHUP reads the configuration, tokens, certificates and prices again.
+    Clients of AIStore use AIS_ENDPOINT=http://HOST:51080 (and USE_AIS_FOR=gs:s3), S3 clients use /s3, others
+    /gs/BUCKET/OBJECT and /url/ESCAPED-URL. Without --allow, the service listens on this machine only and does not serve
+    /url. SIGTERM drains it. SIGHUP reloads the configuration, tokens, certificates and prices.
 
     Example: wds-async serve --folder /mnt/nvme/shards --allow gs://my-bucket/train/
     """

@@ -38,14 +38,14 @@ _LOOK_AT_KEYS_S = 0.2
 @click.option(
     "--interval", default=1.0, show_default=True, type=click.FloatRange(0.05), help="Seconds between readings."
 )
-@click.option("--once", is_flag=True, help="Print one picture and end; so it is where output is no terminal.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and end.")
-@click.option("--width", type=click.IntRange(60, 200), help="Columns; the terminal's unless given.")
+@click.option("--once", is_flag=True, help="Print one picture and exit; the default if the output is not a terminal.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and exit.")
+@click.option("--width", type=click.IntRange(60, 200), help="Width in columns. Default: that of the terminal.")
 def command(*, address: tuple[str, ...], interval: float, once: bool, as_json: bool, width: int | None) -> None:
     """Show services and training jobs at work: throughput, hit ratio, window, origins, slowest shards, errors.
 
-    URL is http://host:port or unix:/path of a service (wds-async serve) or of a job (WDS_METRICS_PORT); several are
-    shown together. One that cannot be reached is a red line, and is tried again. Keys: q leaves, and Ctrl-C.
+    URL is http://host:port or unix:/path of a service (wds-async serve) or of a job (WDS_METRICS_PORT). Several are
+    shown together. One that cannot be reached is shown in red and tried again. Press q or Ctrl-C to quit.
 
     Example: wds-async top http://node-1:51080 http://node-2:51080 http://localhost:9090
 

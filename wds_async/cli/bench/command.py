@@ -31,28 +31,30 @@ _FULL = 0.9
 
 @click.command("bench")
 @click.argument("url", nargs=-1, required=True)
-@click.option("--workers", default="0", show_default=True, help="DataLoader workers, or several: 0,1,2,4.")
+@click.option(
+    "--workers", default="0", show_default=True, help="Number of DataLoader workers, or several numbers: 0,1,2,4."
+)
 @click.option(
     "--pipeline",
     default="raw",
     show_default=True,
     help="bytes: the engine alone; raw: undecoded samples; decode or decode:SPEC (rgb8, pil, torchrgb, …).",
 )
-@click.option("--seconds", default=10.0, show_default=True, help="Length of each measurement; 0: one pass.")
+@click.option("--seconds", default=10.0, show_default=True, help="Length of each measurement in seconds; 0: one pass.")
 @click.option("--batch", default=64, show_default=True, help="Samples that a worker hands over at a time.")
-@click.option("--budget", help="Bytes in memory a process, as WDS_BUDGET (128M).")
-@click.option("--against", type=click.Choice(["webdataset"]), help="Measure it on the same shards too.")
+@click.option("--budget", help="Byte budget per process, like WDS_BUDGET (128M).")
+@click.option("--against", type=click.Choice(["webdataset"]), help="Also measure this library on the same shards.")
 @click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="Draw the table as a chart.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(*, url: tuple[str, ...], **options: Any) -> None:
-    """Read shards and measure: bytes/s, samples/s, CPU seconds a GB, peak memory.
+    """Measure how fast shards can be read: bytes/s, samples/s, CPU seconds per GB, peak memory.
 
-    URL is a path or URL, with brace notation where there are many, a dataset specification (.yaml, .json: its
-    shards), or one package.module:function: the pipeline that it returns is measured as it is.
+    URL is a path or URL, with braces for several shards, a dataset specification (.yaml, .json) whose shards are read,
+    or one package.module:function, whose pipeline is measured as it is.
 
-    Each measurement is a process of its own. Bytes are those of the samples' fields as stored. With several
-    worker counts, workers and a memory budget are recommended, with the reason. Connections are as many as the
-    engine found to pay; what it decided, and why, stands below the table.
+    Each measurement runs in a process of its own. Bytes are those of the samples' fields as stored. With several worker
+    counts, a number of workers and a memory budget are recommended, with the reason. The engine chooses the number of
+    connections; its decisions and their reasons are printed below the table.
 
     Example: wds-async bench 'https://host/train-{000..009}.tar' --workers 1,2,4 --png bench.png
 

@@ -28,16 +28,20 @@ _MIB = 1 << 20
 
 
 @click.command("demo")
-@click.option("--folder", type=click.Path(file_okay=False, path_type=Path), help="Where the shards are kept.")
+@click.option(
+    "--folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for the shards. Default: below the temporary folder.",
+)
 @click.option("--png", type=click.Path(dir_okay=False, path_type=Path), default="demo.png", show_default=True)
 @click.option("--epochs", type=click.IntRange(min=1), default=2, show_default=True)
 @click.option("--workers", type=click.IntRange(min=1), default=2, show_default=True, help="DataLoader workers.")
-@click.option("--seconds", default=6.0, show_default=True, help="Length of each side of the comparison.")
-@click.option("--quick", is_flag=True, help="Tiny data and one epoch: shows that it runs, not what it can do.")
+@click.option("--seconds", default=6.0, show_default=True, help="Seconds for each side of the comparison.")
+@click.option("--quick", is_flag=True, help="Use tiny data and one epoch, only to see that it runs.")
 def command(*, folder: Path | None, png: Path, epochs: int, workers: int, seconds: float, quick: bool) -> None:
-    """Make images, serve them as an object store would, train on the stream, compare with webdataset.
+    """Make images, serve them as an object store would, train on the stream, and compare with webdataset.
 
-    Ends with status 1 where the test accuracy is not above 95 %. The second run uses the first one's shards.
+    The exit status is 1 if the test accuracy is not above 95 %. Later runs use the shards of the first one.
 
     Example: wds-async demo --png demo.png
     """
