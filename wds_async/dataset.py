@@ -24,6 +24,7 @@ from wds_async.reading.options import MAX_FIELD_BYTES
 from wds_async.reading.stage import ReadingStage, tarfile_to_samples
 from wds_async.redact import redact
 from wds_async.shardlists import lists, spec
+from wds_async.shardlists.canonical import check_canonical, samples_counted
 from wds_async.shardlists.mixture import Mixture
 from wds_async.shardlists.plan import ShardPlan, log_seed, shuffle_buffer, shuffle_seed
 from wds_async.stages import Traits
@@ -110,6 +111,12 @@ class WebDataset(DataPipeline, FluidInterface):
         ``wds-async index --kind wds`` writes: in this folder (path or URL); True: in the cache folder, else beside the
         shards. With it, ``equal`` without ``steps`` gives every worker as many samples: one of a worker is left out or
         comes twice at most.
+    ``canonical``: samples of a global batch, over all ranks: the sequence of global batches is the same for every
+        number of ranks (which has to divide it) and workers. The shards of an epoch are laid end to end in its order;
+        each rank takes an equal run of every ``canonical`` samples, by ``.batched(canonical // world_size)`` and a
+        loader with ``batch_size=None``. Needs ``index``. Samples behind the last whole batch are left out, with a
+        warning, unless ``equal`` is "pad" or "repeat". A merged state goes on with the next global batch in any shape.
+        Stages that drop samples or reorder them (`shuffle`) depend on the ranks again. The seed is 0 unless given.
     ``equal``: as many items on every rank in an epoch, counted as they leave the pipeline (batches, where it makes
         batches): ``"drop"`` ends all ranks with the one that has the fewest, ``"pad"`` repeats the last item of ranks
         that have fewer, ``"repeat"`` begins their share again. ``steps`` of them for each rank, which its workers
@@ -175,6 +182,7 @@ class WebDataset(DataPipeline, FluidInterface):
         *,
         split: str | None = None,
         index: str | os.PathLike[str] | bool | None = None,
+        canonical: int | None = None,
         equal: str | None = None,
         steps: int | None = None,
         keys: Callable[[str], Any] | None = None,
@@ -195,14 +203,12 @@ class WebDataset(DataPipeline, FluidInterface):
         self.equal_steps, self._steps_by_loader = None if index and steps is None else chosen_steps(equal, steps), False
         environment, options = config.settings(), StorageOptions(storage_options)
         config.configure_logging()
-        chosen, resampled = shuffle_seed(seed, nodesplitter), resampled or mode == "resampled"
-        self.seed = world.seed_number(chosen)
-        order: Any = {"mode": mode, "resampled": resampled, "seed": chosen, "storage_options": options}
-        order["seeded"] = seed is not None or environment.seed is not None
-        order["buffer"] = shuffle_buffer(shardshuffle, resampled, stacklevel=3)
-        order["permuted"] = isinstance(shardshuffle, str) and not resampled
+        chosen, resampled = _seed(seed, nodesplitter, canonical), resampled or mode == "resampled"
+        self.seed, self.canonical = world.seed_number(chosen), canonical
+        order: Any = _order(shardshuffle, mode, resampled, chosen, seed is not None or environment.seed is not None)
         sharing: Any = {"nodesplitter": nodesplitter, "workersplitter": workersplitter, "strict": empty_check}
-        plan = ShardPlan(**order, **sharing, **_cuts(split, index, equal, steps, options), transfer=transfer or {})
+        cuts = _cuts(split, index, equal, steps, options, canonical, keys)
+        plan = ShardPlan(**order, **sharing, **cuts, storage_options=options, transfer=transfer or {})
         kept: Any = {"url_to_name": url_to_name, "verbose": verbose, "local": cache_local, "check": cache_check}
         cache = _shard_cache(cache_dir, cache_size, **kept)
         faults = {"verify": verify, "on_corrupt": on_corrupt, "max_bad_fraction": max_bad_fraction, "expect": expect}
@@ -217,7 +223,7 @@ class WebDataset(DataPipeline, FluidInterface):
     def _add_stages(
         self, empty_check: bool, cut: bool, progress: bool | str, repeat: bool | int, length: int | None, verbose: bool
     ) -> None:
-        if empty_check:
+        if empty_check and self.canonical is None:  # there, a worker may have no batch of what is left of an epoch
             urls = getattr(self.pipeline[0], "urls", None)
             shards = len(urls) if isinstance(urls, Sized) else None
             self.append(functools.partial(check_empty, shards=shards, ledger=self.ledger, cut=cut))
@@ -259,6 +265,15 @@ class WebDataset(DataPipeline, FluidInterface):
         log_unmatched_rules(self)
         warn_of_uneven_ranks(self)
         warn_of_batches_in_torch(self, depth=2)
+        if self.canonical is not None:
+            from wds_async.checkpoint.globalbatches import check_batches  # noqa: PLC0415 (only where they are used)
+
+            if self.repetitions != 1:
+                raise ConfigError(
+                    "canonical= goes with no repeat and no with_epoch of the dataset, where each worker counts for "
+                    "itself: count epochs on the loader, loader.with_epoch(…)"
+                )
+            check_batches(self)
 
     def _check(
         self, which: str | None, options: StorageOptions, cache: DiskCache | None, transfer: Mapping[str, Any]
@@ -274,10 +289,14 @@ class WebDataset(DataPipeline, FluidInterface):
     def _add_source(self, urls: Any, plan: ShardPlan, reading: Callable[..., Any], cache: DiskCache | None) -> None:
         """Add the stages of raw samples: shards and their reading, a mix of several such, or a function's pipeline."""
         if spec.is_function(urls):
-            if plan.mode is not None or plan.resampled or plan.shuffles:
+            if plan.mode is not None or plan.resampled or plan.shuffles or plan.canonical:
                 raise ConfigError(f"{urls} returns a pipeline, which orders its shards itself: it cannot be done here")
             self.append(spec.call(urls))
         elif spec.is_specification(urls):
+            if plan.canonical:
+                raise ConfigError(
+                    f"canonical={plan.canonical} is for one list of shards, and {urls!r:.80} mixes several"
+                )
             if plan.mode not in (None, "resampled"):
                 raise ConfigError(f"mode={plan.mode!r} is for a directory, and {urls!r:.80} is a specification")
             described = spec.load(urls, plan.storage_options)
@@ -285,6 +304,8 @@ class WebDataset(DataPipeline, FluidInterface):
             self.append(Mixture(described, make, resampled=plan.resampled, seed=plan.seed))
         else:
             self.pipeline += [*plan.stages(urls), reading()]
+            if plan.canonical:
+                self.append(samples_counted)
         if plan.shuffles:
             log_seed(plan.seed, "shuffled")
         elif isinstance(first := self.pipeline[0], Mixture) and first.draws and not plan.resampled:
@@ -322,14 +343,49 @@ def _shard_cache(*args: Any, **kw: Any) -> DiskCache | None:
     return shard_cache(*args, **kw)
 
 
+def _seed(seed: int | None, nodesplitter: Any, canonical: int | None) -> int | world.DrawnSeed:
+    """Return the seed of shard shuffling. For ``canonical`` none is drawn: it would be another one for one rank than
+    for several."""
+    if canonical is not None and seed is None:
+        seed = config.settings().seed or 0
+    return shuffle_seed(seed, nodesplitter)
+
+
+def _order(shardshuffle: Any, mode: str | None, resampled: bool, seed: Any, seeded: bool) -> dict[str, Any]:
+    """Return how `ShardPlan` orders shards."""
+    buffer = shuffle_buffer(shardshuffle, resampled, stacklevel=4)
+    permuted = isinstance(shardshuffle, str) and not resampled
+    order = {"mode": mode, "resampled": resampled, "buffer": buffer, "permuted": permuted}
+    return {**order, "seed": seed, "seeded": seeded}
+
+
 def _cuts(
-    split: str | None, index: Any, equal: str | None, steps: int | None, options: StorageOptions
+    split: str | None,
+    index: Any,
+    equal: str | None,
+    steps: int | None,
+    options: StorageOptions,
+    canonical: Any,
+    keys: Any,
 ) -> dict[str, Any]:
     """Return how `ShardPlan` cuts shards."""
+    if index and keys is not None:
+        raise ConfigError("index= with keys=: indexes are of samples by the usual keys, and these may be others")
+    if canonical is not None:
+        check_canonical(canonical)
+        if not index or split is not None or steps is not None:
+            raise ConfigError(
+                f"canonical={canonical} needs index=True (or a folder of indexes, that `wds-async index --kind wds` "
+                "writes), and goes with no split= and no steps=: it shares samples out itself, as many to each rank"
+            )
+        if equal is not None:
+            chosen_steps(equal, None)
+        indexes = functools.partial(_sample_offsets, index, options)
+        return {"split": None, "indexes": indexes, "equal": equal, "canonical": canonical}
     if not index:
         return {"split": split}
     if split is None:
-        raise ConfigError('index= says where samples are, for split="bytes", which is not given')
+        raise ConfigError('index= says where samples are, for split="bytes" or canonical=, and neither is given')
     if steps is None:
         chosen_steps(equal, None)
     in_samples = equal if steps is None else None

@@ -41,6 +41,9 @@ def of(stages: Sequence[Any], workers: int = 1) -> Length | None:
     reading = next((i for i, stage in enumerate(rest) if isinstance(stage, ReadingStage)), None)
     if reading is None or not isinstance(first, lists.SimpleShardList):
         return None
+    if reading and hasattr(split := rest[reading - 1], "samples_of_workers"):
+        shares = split.samples_of_workers(first.urls, workers)
+        return through(Length(sum(shares), shares), rest[reading + 1 :])
     counts = first.counts or _learnt(first.urls, rest[reading])
     if not counts:
         return None

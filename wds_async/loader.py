@@ -145,6 +145,10 @@ class WebLoader(DataPipeline, FluidInterface):
     def _run_once(self, iteration: Any) -> Iterator[Any]:
         """Run the workers once; they start now. Where the dataset has ``equal``, to as many batches as other ranks."""
         loader, run = self.pipeline[0], functools.partial(super()._run_once, iteration)
+        if getattr(loader.dataset, "canonical", None) is not None:
+            from wds_async.checkpoint.globalbatches import check_loader  # noqa: PLC0415 (only where they are used)
+
+            check_loader(loader)
         equal = getattr(loader.dataset, "equal_steps", None)
         if equal is None or equal.steps is not None or not loader.num_workers:  # else the dataset sees to it
             return _sweeping(run())
@@ -187,6 +191,7 @@ class WebLoader(DataPipeline, FluidInterface):
     def _share_of(self, merged: Mapping[str, Any]) -> dict[str, Any]:
         import torch  # noqa: PLC0415 (it is there: so is the loader)
 
+        from wds_async.checkpoint.globalbatches import state_at  # noqa: PLC0415 (the engine)
         from wds_async.checkpoint.merge import (  # noqa: PLC0415 (the engine)
             WorkerPart,
             given_of,
@@ -215,12 +220,15 @@ class WebLoader(DataPipeline, FluidInterface):
                     units.append(WorkerPart(worker["state"], place, worker["behind"] * _saved_in(state)["batch_size"]))
         if not units:  # all have ended, and their epoch is not over
             return {**ranks[0], "run": None, "sources": [_saved_in(ranks[0])["nested"][0]["state"]]}
-        count = max(1, loader.num_workers)
+        count, batch = max(1, loader.num_workers), self._next_global_batch(merged["merged"])
         shares = []
         for worker in range(count):
             parts = parts_of(units, here.rank * count + worker, here.world_size * count)
             with world.standing_at(world.Place(here.rank, here.world_size, worker, count)):
-                shares.append({"state": share(loader.dataset, parts, units[0].state)})
+                if batch is None:
+                    shares.append({"state": share(loader.dataset, parts, units[0].state)})
+                else:
+                    shares.append({"state": state_at(loader.dataset, batch, [unit.state for unit in units])})
         of_loader = {"nested": shares, "workers": loader.num_workers, "next": 0, "batch_size": loader.batch_size or 1}
         of_loader["seed"] = pack_bytes(torch.get_rng_state().numpy().tobytes())
         parts = parts_of(
@@ -236,6 +244,16 @@ class WebLoader(DataPipeline, FluidInterface):
         run = {"replayed": False, "states": states}
         given = given_of(self._epoch_length(), parts, old=self._epoch_length(len(merged["merged"])))
         return {**ranks[0], "place": [*here[:2]], "given": given, "run": run}
+
+    def _next_global_batch(self, states: Sequence[Mapping[str, Any]]) -> int | None:
+        """Return the global batch that comes next by the ``states`` of all ranks; None where the dataset has none."""
+        if getattr(self.pipeline[0].dataset, "canonical", None) is None:
+            return None
+        from wds_async.checkpoint.globalbatches import next_batch  # noqa: PLC0415 (only where they are used)
+
+        over = {"nested": [{"ended": True, "state": {"run": None}}], "next": 0, "batch_size": 1}
+        ranks = [over if state["run"] is None else _saved_in(state) for state in states]
+        return next_batch(self.pipeline[0].dataset, [{**rank, "workers": rank["nested"]} for rank in ranks])
 
     def __len__(self) -> int:
         if self.size is None and self.repetitions == sys.maxsize and (length := self._epoch_length()) > 0:

@@ -273,6 +273,13 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
             raise StateError("steps= are shared by as many workers as there were: go on with these, or without steps=")
         if not ranks:
             return dict(merged["merged"][0])
+        if getattr(self, "canonical", None) is not None:
+            from wds_async.checkpoint.globalbatches import next_batch, state_at  # noqa: PLC0415 (the engine)
+
+            alone = [{"state": state, "behind": 0, "ended": state["run"] is None} for state in merged["merged"]]
+            first = next_batch(self, [{"workers": [one], "next": 0, "batch_size": 1} for one in alone])
+            if first is not None:
+                return state_at(self, first, ranks)
         units = [WorkerPart(state, world.Place(state["place"][0], state["place"][1], 0, 1)) for state in ranks]
         return share(self, parts_of(units, here.rank, here.world_size), ranks[0])
 

@@ -39,6 +39,7 @@ class Traits:
 
     one_to_one: bool = False  # one item comes out for each that comes in, unless a handler drops some
     same_items: bool = False  # the items that come out are those that came in
+    reorders: bool = False  # in another order
     handler: str = ""  # the argument whose decisions on samples that raise are noted in the ledger
     count: Callable[..., int] | None = None  # (n, *args, **kw): the items that come out for n that come in
     batches: Callable[..., int | None] | None = None  # likewise the samples in the batches; None: not known

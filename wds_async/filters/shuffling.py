@@ -99,7 +99,7 @@ def _shuffle(
         yield pop()
 
 
-_ALL = Traits(one_to_one=True, same_items=True, state=ShuffleState)
+_ALL = Traits(one_to_one=True, same_items=True, reorders=True, state=ShuffleState)
 shuffle = pipelinefilter(_shuffle, {"bufsize": size(), "initial": size()}, _ALL)
 
 
@@ -150,7 +150,7 @@ class epochshuffle(CountsEpochs, PipelineStage):
     would have.
     """
 
-    traits = Traits(one_to_one=True, same_items=True, state=Rest)
+    traits = Traits(one_to_one=True, same_items=True, reorders=True, state=Rest)
 
     def __init__(self, seed: int | DrawnSeed = 0, epoch: int = -1) -> None:
         self.seed = seed

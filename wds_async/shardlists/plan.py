@@ -18,6 +18,7 @@ from wds_async.errors import ConfigError
 from wds_async.filters import shuffling
 from wds_async.logs import warn_once
 from wds_async.shardlists import lists
+from wds_async.shardlists.canonical import CanonicalSplit
 from wds_async.shardlists.lists import DirectoryShardList, MultiShardSample, ResampledShards, SimpleShardList
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 
@@ -100,6 +101,7 @@ class ShardPlan:
     shards than ranks are an error. ``storage_options`` are for the stores in which patterns are looked for.
     ``split``: "bytes" cuts the shards into equal spans instead of the splitters (see `spans`), with ``transfer`` for
     looking up their sizes, or with ``indexes``, which finds where samples are, and with ``equal`` as many for all.
+    ``canonical``: samples of a global batch, which are shared out in its place (see `canonical`).
     """
 
     mode: str | None = None
@@ -115,6 +117,7 @@ class ShardPlan:
     split: str | None = None
     indexes: Callable[[Sequence[str]], Mapping[str, SampleOffsets]] | None = None
     equal: str | None = None
+    canonical: int | None = None
     transfer: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -124,11 +127,10 @@ class ShardPlan:
         check_function("WebDataset", "workersplitter", self.workersplitter or None, optional=True)
         if self.split not in (None, "bytes"):
             raise ConfigError(f"split={self.split!r}: known is 'bytes'; without it whole shards are split")
-        if self.split and (
-            self.resampled or self.mode or self.splitters != [lists.split_by_node, lists.split_by_worker]
-        ):
+        own = 'split="bytes"' if self.split else f"canonical={self.canonical}" if self.canonical else ""
+        if own and (self.resampled or self.mode or self.splitters != [lists.split_by_node, lists.split_by_worker]):
             raise ConfigError(
-                'split="bytes" shares the shards of an epoch out itself: it goes with no nodesplitter= or '
+                f"{own} shares the shards of an epoch out itself: it goes with no nodesplitter= or "
                 "workersplitter=, with no mode= and with no resampled=True, where every worker draws its own shards"
             )
 
@@ -159,8 +161,8 @@ class ShardPlan:
                 stages.append(shuffling.epochshuffle(self.seed, before))
             else:
                 stages.append(shuffling.detshuffle(self.buffer, seed=self.seed, epoch=before))
-        if self.split:
-            return [*stages, self._byte_split(shards)]
+        if self.split or self.canonical:
+            return [*stages, self._split_within(shards)]
         splitters = self.splitters
         if isinstance(shards, ResampledShards) or self.mode in _DIRECTORY_MODES:
             # Each worker draws for itself, and a share of an endless draw is just another one; what a directory gives
@@ -171,7 +173,7 @@ class ShardPlan:
             _refuse_empty_ranks(len(shards), world.place().world_size)
         return [*stages, *(splitter for splitter in splitters if splitter)]
 
-    def _byte_split(self, shards: Any) -> Any:
+    def _split_within(self, shards: Any) -> Any:
         from wds_async.shardlists.spans import ByteSplit, IndexedSplit, ShardSizes  # noqa: PLC0415 (the engine)
 
         if isinstance(shards, ResampledShards):
@@ -182,6 +184,8 @@ class ShardPlan:
                 raise ConfigError(
                     f"index= is for shards that are listed, and {type(shards).__name__} does not list them"
                 )
+            if self.canonical:
+                return CanonicalSplit(self.indexes(urls), self.canonical, self.equal)
             return IndexedSplit(self.indexes(urls), self.equal)
         setting = config.transfer_config(**self.transfer)
         sizes = ShardSizes(getattr(shards, "sizes", None), self.storage_options, setting)
