@@ -130,7 +130,7 @@ else:
     raise SystemExit("the health check fails at every port")
 assert subprocess.run([sys.executable, "-I", str(work / "opt/bin/healthy.py"), "http://127.0.0.1:9/healthz"],
                       capture_output=True).returncode == 1
-print("healthy; a port that nobody listens at is not")
+print("healthy; a closed port is not")
 rss = next(l for l in open(f"/proc/{served}/status") if l.startswith("VmRSS")).split()
 print("resident:", int(rss[1]) // 1024, "MiB")
 PYTHON

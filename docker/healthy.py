@@ -1,8 +1,7 @@
 """Whether the service of this container is alive: ``python healthy.py [URL]``, ends with 0 or 1.
 
-The standard library alone, because it runs every 15 seconds. ``HEALTH_URL`` names another place than port 51080, as
-another port or TLS needs (``https://127.0.0.1:51080/healthz``); a certificate is not verified, since nobody else
-answers on loopback.
+The standard library alone, because it runs every 15 seconds. Set ``HEALTH_URL`` for another port, or for TLS
+(``https://127.0.0.1:51080/healthz``). Certificates are not verified, since only this container answers on its loopback.
 """
 
 import os

@@ -105,8 +105,9 @@ def _spellings(part: str) -> Iterator[str]:
 
 
 def dotted(url: str) -> bool:
-    """Return whether a part of the path of ``url`` leads up (``..``) or nowhere (``.``), to whoever takes it so: also
-    escaped, more than once, behind backslashes, and with the parameters that some servers cut off (``..;x``)."""
+    """Return whether a part of the path of ``url`` leads up (``..``) or nowhere (``.``), for any server: also if it is
+    escaped, even more than once, behind a backslash, or followed by parameters that some servers cut off (``..;x``).
+    """
     path = url.partition("://")[2] if scheme(url) else url
     if scheme(url) in _PORTS:  # elsewhere a "?" is a character like others
         path = re.split(r"[?#]", path, maxsplit=1)[0]
