@@ -1,14 +1,17 @@
 """Lightning: stop in the middle of an epoch and go on with the next batch.
 
-``python examples/lightning_resume.py [URL]``. The Trainer saves and loads the state of every loader that has one
-(``state_dict``). Its checkpoint is the first rank's, so `AllRanks` puts the states of all ranks into it. ``with_epoch``
-gives the loader a length; without one the Trainer takes a batch ahead, which a checkpoint then counts as seen.
+``python examples/lightning_resume.py [URL FOLDER]``, or by ``torchrun``. The Trainer saves and loads the state of the
+``LightningDataModule``; its checkpoint is the first rank's, so `AllRanks` puts the states of all ranks into it. (It has
+states of loaders, too, but loads none where an epoch was over.) ``with_epoch`` gives the loader a length; without one
+the Trainer takes a batch ahead, which a checkpoint then counts as seen.
 """
 
 import logging
+import os
 import sys
 import tempfile
 import warnings
+from typing import Any
 
 import torch
 from sampledata import CLASSES, write_pictures
@@ -19,19 +22,20 @@ import wds_async as wds
 with warnings.catch_warnings():  # of its own imports
     warnings.simplefilter("ignore")
     import lightning
+    from lightning.pytorch.callbacks import ModelCheckpoint
 
-BATCH, SAMPLES, STOP = 16, 192, 17
+BATCH, SAMPLES, SAVE_EVERY, STOP = 16, 192, 3, 17
 
 
 class Pictures(lightning.LightningDataModule):
-    """The data, made on each rank."""
+    """The data, made on each rank, and where it is."""
 
     def __init__(self, url: str) -> None:
         super().__init__()
         self.url = url
 
-    def train_dataloader(self) -> wds.AllRanks:
-        """Batches for one rank."""
+    def setup(self, stage: str) -> None:
+        """Make the loader, whose state may be loaded before it is asked for."""
         dataset = (
             wds.WebDataset(self.url, shardshuffle="epoch", seed=0)
             .shuffle(100, seed=0)
@@ -40,7 +44,19 @@ class Pictures(lightning.LightningDataModule):
             .batched(BATCH)
         )
         loader = wds.WebLoader(dataset, batch_size=None, num_workers=1)
-        return wds.AllRanks(loader.with_epoch(SAMPLES // BATCH, all_ranks=True))
+        self.loader = wds.AllRanks(loader.with_epoch(SAMPLES // BATCH, all_ranks=True))
+
+    def train_dataloader(self) -> wds.AllRanks:
+        """Batches for one rank."""
+        return self.loader
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loaders of all ranks are."""
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from there, on as many ranks as before or another number."""
+        self.loader.load_state_dict(state_dict)
 
 
 class Classifier(lightning.LightningModule):
@@ -59,10 +75,8 @@ class Classifier(lightning.LightningModule):
         return nn.functional.cross_entropy(self.model(pictures), torch.as_tensor(labels))
 
     def on_train_batch_end(self, *_: object) -> None:
-        """Save, as a ModelCheckpoint does, and end the run where it is to be interrupted."""
-        if self.global_step == self.stop:
-            self.trainer.save_checkpoint(f"{self.trainer.default_root_dir}/last.ckpt")
-            self.trainer.should_stop = True
+        """End the run where it is to be interrupted."""
+        self.trainer.should_stop |= self.global_step == self.stop
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Adam."""
@@ -75,11 +89,12 @@ def train(url: str, folder: str, stop: int | None = None, checkpoint: str | None
         default_root_dir=folder,
         max_epochs=2,
         accelerator="cpu",
-        devices=1,
+        devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         logger=False,
-        enable_checkpointing=False,
+        callbacks=ModelCheckpoint(folder, every_n_train_steps=SAVE_EVERY, save_last=True),
         enable_progress_bar=False,
         enable_model_summary=False,
+        use_distributed_sampler=False,
     )
     torch.manual_seed(0)
     model = Classifier(stop)
@@ -91,14 +106,17 @@ def main(url: str, folder: str) -> None:
     """Compare a run that is interrupted with one that is not."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
-    whole = train(url, folder)
-    begun = train(url, folder, stop=STOP)
-    resumed = train(url, folder, checkpoint=f"{folder}/last.ckpt")
-    assert begun.seen + resumed.seen == whole.seen
+    whole = train(url, f"{folder}/whole")
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    stop = STOP // ranks
+    saved = stop - stop % SAVE_EVERY
+    begun = train(url, f"{folder}/stopped", stop=stop)
+    resumed = train(url, f"{folder}/stopped", checkpoint="last")
+    assert begun.seen[:saved] + resumed.seen == whole.seen
     assert all(torch.equal(a, b) for a, b in zip(resumed.parameters(), whole.parameters(), strict=True))
-    print(f"{len(begun.seen)} and {len(resumed.seen)} steps, the same as {len(whole.seen)} in one run")
+    print(f"stopped at step {stop}, gone on behind step {saved}: the same as {len(whole.seen)} steps in one run")
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        main(sys.argv[1] if len(sys.argv) > 1 else write_pictures(folder), folder)
+        main(*sys.argv[1:3]) if len(sys.argv) > 2 else main(write_pictures(folder + "/shards"), folder)

@@ -350,7 +350,9 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
         if state["stages"] != names:
             raise StateError(f"the state is of a pipeline with stages {state['stages']}, and this one has {names}")
         if "merged" in state:
-            state = self._share_of(state)
+            from wds_async.checkpoint.merge import with_states  # noqa: PLC0415 (the engine)
+
+            state = self._share_of(with_states(state))
         check_keys(state, "place", "epochs", "seeds", "passes", "given", "run")
         (rank, ranks), here = state["place"], world.place()
         if state["run"] is not None and (rank, ranks) != here[:2]:

@@ -1,6 +1,7 @@
 """One rank of a job that saves the states of all ranks and goes on: ``python -m tests.checkpoint.rank FOLDER URL…``.
 
-It reads its epoch in one go, then 7 batches of it and the rest by another loader, from the state that rank 0 wrote.
+It reads its epoch in one go, then 7 batches of it and the rest by other loaders: from the state that rank 0 wrote, and
+from a checkpoint of torch.distributed.checkpoint.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.stateful import Stateful
 
 import wds_async as wds
 
@@ -38,7 +41,12 @@ def main(folder: Path, urls: list[str]) -> None:
     dist.barrier()
     again = loader_of(urls)
     again.load_state_dict(json.loads((folder / "state.json").read_text()))
-    result = {"whole": whole, "begun": begun, "rest": keys_in(again)}
+    checkpoint = {"loader": loader, "step": 7}
+    assert isinstance(loader, Stateful)
+    dcp.save(checkpoint, checkpoint_id=folder / "dcp")
+    stateful = loader_of(urls)
+    dcp.load({"loader": stateful, "step": 0}, checkpoint_id=folder / "dcp")
+    result = {"whole": whole, "begun": begun, "rest": keys_in(again), "rest_by_dcp": keys_in(stateful)}
     (folder / f"rank{rank}.json").write_text(json.dumps(result))
     dist.barrier()
     dist.destroy_process_group()

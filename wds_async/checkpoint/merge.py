@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +29,17 @@ from wds_async.checkpoint.run import Declared, Run
 from wds_async.checkpoint.states import check_keys
 from wds_async.errors import StateError
 
-__all__ = ["WorkerPart", "given_of", "merge_states", "parts_of", "ranks_of", "share", "shared_states", "state_of_rank"]
+__all__ = [
+    "WorkerPart",
+    "given_of",
+    "merge_states",
+    "parts_of",
+    "ranks_of",
+    "share",
+    "shared_states",
+    "state_of_rank",
+    "with_states",
+]
 
 _AS_BEFORE = "go on with as many ranks and workers as before"
 
@@ -74,6 +85,17 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         if any(state[name] != merged[0][name] for state in merged):
             raise StateError(f"merge_states: the {name} of the states differ: {[state[name] for state in merged]}")
     return {"version": merged[0]["version"], "stages": merged[0]["stages"], "merged": merged}
+
+
+def with_states(merged: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a merged state with the states of the ranks, which `AllRanks` makes one text of. StateError where they
+    are damaged."""
+    if not isinstance(text := merged["merged"], str):
+        return merged
+    try:
+        return {**merged, "merged": json.loads(text)}
+    except ValueError as exn:
+        raise StateError(f"a damaged state: the states of its ranks cannot be read ({exn})") from exn
 
 
 def state_of_rank(merged: Mapping[str, Any], here: world.Place) -> dict[str, Any] | None:
