@@ -1,4 +1,4 @@
-"""One rank of a job that saves the states of all ranks and goes on: ``python -m tests.checkpoint.rank FOLDER URL…``.
+"""One rank of a job that saves the states of all ranks and goes on.
 
 It reads its epoch in one go, then 7 batches of it and the rest by other loaders: from the state that rank 0 wrote, and
 from a checkpoint of torch.distributed.checkpoint.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +49,3 @@ def main(folder: Path, urls: list[str]) -> None:
     (folder / f"rank{rank}.json").write_text(json.dumps(result))
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])

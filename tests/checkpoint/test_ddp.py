@@ -2,49 +2,39 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
-import subprocess
-import sys
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 
+from tests.checkpoint.processes import kill, started
 from tests.servers import make_shards
 
 pytest.importorskip("torch")
-ROOT = Path(__file__).parent.parent.parent
 STEPS = 20  # into the second epoch of 12
 
 
-def start(folder: Path, ranks: int, urls: list[str]) -> list[subprocess.Popen[bytes]]:
+def start(folder: Path, ranks: int, urls: list[str]) -> list[BaseProcess]:
+    from tests.checkpoint import ddp
+
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
     folder.mkdir(exist_ok=True)
-    common = {**os.environ, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    command = [sys.executable, "-W", "ignore", "-m", "tests.checkpoint.ddp", str(folder), str(STEPS), *urls]
-    return [
-        subprocess.Popen(command, cwd=ROOT, env={**common, "RANK": str(rank)}, start_new_session=True)
-        for rank in range(ranks)
-    ]
+    common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return [started(ddp.main, folder, STEPS, urls, **common, RANK=str(rank)) for rank in range(ranks)]
 
 
-def finish(processes: list[subprocess.Popen[bytes]]) -> None:
+def finish(processes: list[BaseProcess]) -> None:
     """Wait for all ranks; end them where one hangs, or has failed."""
     try:
         for process in processes:
-            assert process.wait(timeout=100) == 0
+            process.join(timeout=100)
+            assert process.exitcode == 0
     finally:
-        kill(processes)
-
-
-def kill(processes: list[subprocess.Popen[bytes]]) -> None:
-    for process in processes:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        for process in processes:
+            kill(process)
 
 
 def losses(folder: Path, ranks: int) -> list[str]:
@@ -64,7 +54,8 @@ def test_the_losses_of_ranks_that_were_killed(ranks: int, tmp_path: Path) -> Non
         deadline = time.monotonic() + 100
         while not (killed / f"model-{step}.pt").exists() and time.monotonic() < deadline:
             time.sleep(0.01)
-        kill(processes)
+        for process in processes:
+            kill(process)
     finish(start(killed, ranks, urls))
     assert losses(killed, ranks) == losses(tmp_path / "whole", ranks)
     assert len(set(losses(killed, ranks)[0].split())) == STEPS

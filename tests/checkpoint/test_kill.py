@@ -2,44 +2,37 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 
 from tests.checkpoint.pipelines import urls_in
+from tests.checkpoint.processes import kill, started
 from tests.servers import Nginx
 
 pytest.importorskip("torch")
-ROOT = Path(__file__).parent.parent.parent
 
 TRAININGS = [
     ("shuffle", 0, "fork"),
     ("shuffle", 2, "fork"),
-    ("batched", 2, "forkserver"),
+    ("batched", 2, "fork"),
     ("random map", 3, "fork"),
     ("random mix", 1, "spawn"),
     ("resampled", 2, "fork"),
 ]
 
 
-def start(folder: Path, training: tuple[str, int, str], urls: Sequence[str]) -> subprocess.Popen[bytes]:
+def start(folder: Path, training: tuple[str, int, str], urls: Sequence[str]) -> BaseProcess:
     """Start the training, whose random numbers follow from its arguments."""
+    from tests.checkpoint.training import seeded
+
     folder.mkdir(exist_ok=True)
-    name, workers, method = training
-    code = (
-        "import random, torch, numpy, pathlib, sys; random.seed(1); torch.manual_seed(1); numpy.random.seed(1);"
-        "from tests.checkpoint.training import main; main(pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]),"
-        "sys.argv[4], sys.argv[5:])"
-    )
-    arguments = [str(folder), name, str(workers), method, *urls]
-    return subprocess.Popen([sys.executable, "-W", "ignore", "-c", code, *arguments], cwd=ROOT, start_new_session=True)
+    return started(seeded, folder, *training, list(urls), fresh=training[2] != "fork")
 
 
 def run_killed(folder: Path, training: tuple[str, int, str], urls: Sequence[str], seed: int) -> int:
@@ -49,14 +42,12 @@ def run_killed(folder: Path, training: tuple[str, int, str], urls: Sequence[str]
         process = start(folder, training, urls)
         try:
             lines = count(folder) + rng.randint(1, 25) if kills < 2 else 10**9
-            while process.poll() is None and count(folder) < lines:
+            while process.is_alive() and count(folder) < lines:
                 time.sleep(0.005)
         finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                kills += 1
-            process.wait()
-        assert process.returncode in (0, -signal.SIGKILL)
+            kills += process.is_alive()
+            kill(process)
+        assert process.exitcode in (0, -signal.SIGKILL)
     return kills
 
 
@@ -71,7 +62,9 @@ def count(folder: Path) -> int:
 def test_killed_and_started_again(training: tuple[str, int, str], tmp_path: Path, nginx: Callable[..., Nginx]) -> None:
     server = nginx(tmp_path / "shards")
     urls = [server.url(Path(path).name) for path in urls_in(tmp_path / "shards")]
-    assert start(tmp_path / "whole", training, urls).wait() == 0
+    whole = start(tmp_path / "whole", training, urls)
+    whole.join()
+    assert whole.exitcode == 0
     kills = run_killed(tmp_path / "killed", training, urls, seed=len(str(training)))
     assert kills
     assert (tmp_path / "killed" / "batches").read_text() == (tmp_path / "whole" / "batches").read_text()

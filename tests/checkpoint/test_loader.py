@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -49,8 +50,10 @@ def urls(tmp_path: Path) -> list[str]:
     return urls_in(tmp_path / "shards")
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2, 3])
-@pytest.mark.parametrize("name", LOADERS)
+CELLS = [*itertools.product(LOADERS, [0, 2]), ("samples", 1), ("batches", 3), ("a mix", 3), ("batches of torch", 1)]
+
+
+@pytest.mark.parametrize(("name", "workers"), CELLS)
 def test_goes_on_exactly(name: str, workers: int, urls: list[str]) -> None:
     loader = loader_of(name, urls, workers)
     taken(iter(loader), 2)
@@ -63,9 +66,11 @@ def test_goes_on_exactly(name: str, workers: int, urls: list[str]) -> None:
         resumed = loader_of(name, urls, workers)
         resumed.load_state_dict(states[count - 1])
         assert shown(resumed) == batches[count:], count
-        assert shown(resumed) == later
+        if count == len(batches) // 2:
+            assert shown(resumed) == later
 
 
+@pytest.mark.timeout(150)
 @pytest.mark.parametrize(
     "kw",
     [
@@ -78,20 +83,22 @@ def test_goes_on_exactly(name: str, workers: int, urls: list[str]) -> None:
     ids=str,
 )
 def test_goes_on_with_workers_of_every_kind(kw: dict[str, Any], urls: list[str]) -> None:
-    loader = spawnable(urls, **kw)
+    # One that starts from nothing imports torch, which takes seconds.
+    workers = 1 if "multiprocessing_context" in kw else 2
+    loader = spawnable(urls, workers, **kw)
     iterator = iter(loader)
     taken(iterator, 7)
     state, rest = state_of(loader), shown(iterator)
     later = shown(loader)
-    resumed = spawnable(urls, **kw)
+    resumed = spawnable(urls, workers, **kw)
     resumed.load_state_dict(state)
     assert shown(resumed) == rest
     assert shown(resumed) == later
 
 
-def spawnable(urls: list[str], **kw: Any) -> wds.WebLoader:
+def spawnable(urls: list[str], workers: int, **kw: Any) -> wds.WebLoader:
     samples = dataset(urls, shardshuffle=3, seed=1).shuffle(5, seed=1).map(augmented)
-    return wds.WebLoader(samples, batch_size=None, num_workers=2, **kw)
+    return wds.WebLoader(samples, batch_size=None, num_workers=workers, **kw)
 
 
 def test_without_the_shared_memory(urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

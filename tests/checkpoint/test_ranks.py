@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import wds_async as wds
 from tests.checkpoint.pipelines import dataset, shown, taken, urls_in
+from tests.checkpoint.processes import kill, started
 from tests.servers import make_shards
 
 pytest.importorskip("torch")
-ROOT = Path(__file__).parent.parent.parent
 RANKS = 2
 
 
@@ -32,21 +29,21 @@ def free_port() -> int:
 @pytest.mark.slow
 @pytest.mark.timeout(150)
 def test_every_rank_goes_on_where_it_was(tmp_path: Path) -> None:
+    from tests.checkpoint import rank
+
     urls = [str(path) for path in make_shards(tmp_path / "shards", shards=12, samples=10)]
     place = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    command = [sys.executable, "-m", "tests.checkpoint.rank", str(tmp_path), *urls]
-    jobs = [
-        subprocess.Popen(command, cwd=ROOT, env={**os.environ, **place, "RANK": str(rank)}) for rank in range(RANKS)
-    ]
+    jobs = [started(rank.main, tmp_path, urls, **place, RANK=str(number)) for number in range(RANKS)]
     try:
-        assert [job.wait(120) for job in jobs] == [0] * RANKS
+        for job in jobs:
+            job.join(120)
+            assert job.exitcode == 0
     finally:
         for job in jobs:
-            job.kill()
-            job.wait()
+            kill(job)
     seen = []
-    for rank in range(RANKS):
-        result = json.loads((tmp_path / f"rank{rank}.json").read_text())
+    for number in range(RANKS):
+        result = json.loads((tmp_path / f"rank{number}.json").read_text())
         assert len(result["begun"]) == 7
         assert result["begun"] + result["rest"] == result["whole"]
         assert result["rest_by_dcp"] == result["rest"]

@@ -1,13 +1,16 @@
-"""A program that reads batches and writes each down with the state behind it: ``python -m tests.checkpoint.training
-FOLDER NAME WORKERS METHOD URL…``. It goes on from the state in its folder, if there is one."""
+"""A training that reads batches and writes each down with the state behind it. It goes on from the state in its
+folder, if there is one."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
+import random
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import torch
 
 import wds_async as wds
 from tests.checkpoint.pipelines import PIPELINES, shown
@@ -45,5 +48,9 @@ def main(folder: Path, name: str, workers: int, method: str, urls: list[str]) ->
     (folder / "done").touch()
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4], sys.argv[5:])
+def seeded(folder: Path, name: str, workers: int, method: str, urls: list[str]) -> None:
+    """Run `main` with the same random numbers in each process."""
+    random.seed(1)
+    torch.manual_seed(1)
+    np.random.seed(1)
+    main(folder, name, workers, method, urls)

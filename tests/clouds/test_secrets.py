@@ -122,8 +122,7 @@ def _heard(origin: Origin) -> str:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("direct", ["1", "0"])
-@pytest.mark.parametrize("status", [403, 404])
+@pytest.mark.parametrize(("status", "direct"), [(403, "1"), (404, "0")])
 def test_no_output_holds_a_secret(origin: Origin, tmp_path: Path, status: int, direct: str) -> None:
     origin.behave(status=status)
     output = _run(origin, tmp_path, direct)
