@@ -80,84 +80,105 @@ check_empty.traits = Traits(one_to_one=True, same_items=True, state=Counted)  # 
 
 
 class WebDataset(DataPipeline, FluidInterface):
-    """The samples of the shards ``urls``, as dicts of bytes with ``__key__`` and ``__url__``.
+    """The samples of the shards ``urls``, as dicts of bytes by field name, with ``__key__`` and ``__url__``.
 
-    Stages: shard list, shard shuffle, split by rank, split by worker, reading, check for emptiness.
+    Stages: shard list, shard shuffle, split by rank, split by worker, reading, check for emptiness. Nothing is opened
+    before the first sample is requested.
 
-    ``urls``: a string (braces, ``::``, ``${X}`` for ``WDS_X``, globs, a directory ending in ``/``), a path or a
-        list of these; an iterable of ``{"url": …}``, the program's own list of shards; or a dataset specification
-        (`spec`): a ``.yaml`` or ``.json`` file or URL, a dict, or ``"package.module:function"``.
-    ``handler``: what to do with a shard that fails (`handlers`); the default raises.
-    ``mode``: ``"resampled"`` as below; ``"unlink"``, ``"keep"`` or ``"resample"`` for a directory whose shards come
-        and go (`directories.DirectoryShardList`).
-    ``resampled``: draw shards with replacement, without end. Nothing is split then, since every worker draws for
-        itself; with ``seed`` (or ``WDS_SEED``) the draws follow from seed, rank, worker and epoch, without one they
-        differ from run to run.
-    ``repeat``: True goes through the shards without end, a number that many times.
-    ``shardshuffle``: shuffle the shards before they are split: ``"epoch"`` permutes all of them, each epoch anew; a
-        number shuffles through a buffer of that many (True warns and is 100), which leaves those far from each other
-        in the list far apart. The order follows from seed and epoch (`set_epoch`) alone, on every machine, so all
-        ranks and workers take their shares of the same one. False, 0: the order given; None too, with a warning.
-    ``detshuffle``: accepted for WebDataset's sake; every shard shuffle is deterministic.
-    ``seed``: of shard shuffling; default ``WDS_SEED``. Without either one rank draws a seed from ``random`` and logs it
-        (level info), and several ranks take 0, with a warning. The first epoch is ``WDS_EPOCH``, else 0.
-    ``nodesplitter``, ``workersplitter``: iterator to iterator; None for none. By default `split_by_node` and
-        `split_by_worker`; `single_node_only` raises where there are several ranks.
-    ``split``: ``"bytes"`` cuts the shards of an epoch into equal byte spans for ranks and workers, so that fewer shards
-        than workers are no problem; every sample is in exactly one span. The sizes of the shards are looked up now, by
-        one small request each. ShardCutError where a shard cannot be cut by its bytes (a tar in a tar); compressed
-        shards are read whole. None: whole shards are split, by the two splitters.
-    ``index``: cut between samples, so that any plain tar can be cut, by the indexes of the shards that
-        ``wds-async index --kind wds`` writes: in this folder (path or URL); True: in the cache folder, else beside the
-        shards. With it, ``equal`` without ``steps`` gives every worker as many samples: one of a worker is left out or
-        comes twice at most.
-    ``canonical``: samples of a global batch, over all ranks: the sequence of global batches is the same for every
-        number of ranks (which has to divide it) and workers. The shards of an epoch are laid end to end in its order;
-        each rank takes an equal run of every ``canonical`` samples, by ``.batched(canonical // world_size)`` and a
-        loader with ``batch_size=None``. Needs ``index``. Samples behind the last whole batch are left out, with a
-        warning, unless ``equal`` is "pad" or "repeat". A merged state goes on with the next global batch in any shape.
-        Stages that drop samples or reorder them (`shuffle`) depend on the ranks again. The seed is 0 unless given.
-    ``equal``: as many items on every rank in an epoch, counted as they leave the pipeline (batches, where it makes
-        batches): ``"drop"`` ends all ranks with the one that has the fewest, ``"pad"`` repeats the last item of ranks
-        that have fewer, ``"repeat"`` begins their share again. ``steps`` of them for each rank, which its workers
-        share, where that is given (``equal`` is then ``"repeat"`` unless it is given; "drop" is ConfigError for a
-        worker that has fewer); otherwise the ranks compare what they have ready by torch.distributed, every eight
-        items (with DataLoader workers in `WebLoader`).
-    ``cache_dir``: a folder where shards are kept when they are first read; default ``WDS_CACHE``, else no cache.
-        ``cache_size`` bounds its bytes (-1: what ``WDS_CACHE_SIZE`` says, else no bound; 0: no cache),
-        ``url_to_name`` names the files in it, ``cache_local`` keeps local shards too (for network drives).
-        ``cache_check``: ask once an epoch whether a cached shard has changed in its store, and fetch it anew if so
-        (None: ``WDS_CACHE_CHECK``, else no: a copy is used for ever).
-    ``select_files``, ``rename_files``: predicate and renamer of members' names (renamed first).
-    ``keys``: how a member's name is split into key and field; `tariterators.base_plus_ext` unless given.
-    ``empty_check``: a worker that yields nothing raises ConfigError.
+    Shards and their order:
+
+    ``urls``: a string (braces, ``::``, ``${X}`` for ``WDS_X``, wildcards, a folder ending in ``/``), a path, or a list
+        of these; an iterable of ``{"url": …}``, a shard list of the program's own; or a dataset specification: a
+        ``.yaml`` or ``.json`` file or URL, a dict, or ``"package.module:function"``.
+    ``shardshuffle``: the order of the shards. ``"epoch"`` permutes all of them, anew in each epoch. A number shuffles
+        through a buffer of that many, so shards that are far apart in the list stay far apart (True means 100, with a
+        warning). The order depends only on seed and epoch, so all ranks and workers compute the same one. False or 0
+        (or None, with a warning) keeps the order of the list.
+    ``seed``: seed of the shard shuffle (default ``WDS_SEED``). Without either, a single rank draws a seed from
+        ``random`` and logs it (level info); several ranks use 0, with a warning. Epochs count from ``WDS_EPOCH``, or 0.
+    ``resampled``: draw shards with replacement, endlessly. The shards are then not split, because every worker draws
+        its own. With a seed, the draws depend on seed, rank, worker and epoch; without one, they differ in each run.
+    ``repeat``: True repeats the shards endlessly, a number that many times (default: once per epoch).
+    ``mode``: ``"resampled"`` means ``resampled=True``. For a folder whose shards come and go
+        (`DirectoryShardList`): ``"unlink"``, ``"keep"`` or ``"resample"``.
+    ``detshuffle``: accepted for compatibility; every shard shuffle is deterministic.
+
+    Sharing among ranks and workers:
+
+    ``nodesplitter``, ``workersplitter``: functions from iterator to iterator, or None to split nothing. The defaults
+        are `split_by_node` and `split_by_worker`. `single_node_only` raises if there are several ranks.
+    ``split``: ``"bytes"`` cuts the shards of an epoch into equal byte spans, one for each worker, so there may be fewer
+        shards than workers. Every sample is in exactly one span. The sizes of all shards are looked up at once, by one
+        small request each. ShardCutError if a shard cannot be cut by its bytes (a tar within a tar); compressed shards
+        are read whole. None (the default) splits whole shards, by the two splitters.
+    ``index``: cut between samples, which works for any plain tar. It takes the indexes that
+        ``wds-async index --kind wds`` writes: a path or URL names their folder; True looks in the cache folder, then
+        beside the shards. With an index, ``equal`` without ``steps`` gives every worker the same number of samples; at
+        most one sample per worker is left out or repeated.
+    ``canonical``: number of samples in a global batch, over all ranks. The sequence of global batches is then the same
+        for any number of workers, and of ranks that divides ``canonical``. The shards of an epoch are laid end to end;
+        each rank takes an equal run of every ``canonical`` samples, with ``.batched(canonical // world_size)`` and a
+        loader with ``batch_size=None``. Needs ``index``. Samples after the last whole batch are left out, with a
+        warning, unless ``equal`` is "pad" or "repeat". A merged state resumes with the next global batch, on any number
+        of ranks. Stages that drop or reorder samples (`shuffle`) make the sequence depend on the ranks again. The seed
+        is 0 unless given.
+    ``equal``: give every rank the same number of items per epoch (batches, if the pipeline makes batches). ``"drop"``
+        ends all ranks with the first that runs out, ``"pad"`` repeats the last item of ranks that run out, ``"repeat"``
+        starts their share again. Without ``steps``, the ranks compare by torch.distributed what they have ready, every
+        eight items; with DataLoader workers, this needs `WebLoader`.
+    ``steps``: number of items for each rank, shared by its workers. Nothing is compared then. ``equal`` defaults to
+        ``"repeat"``; with "drop", a worker that runs out raises ConfigError.
+    ``empty_check``: raise ConfigError in a worker that yields no sample, and if there are fewer shards than ranks
+        (default True).
+
+    Caching:
+
+    ``cache_dir``: folder in which shards are stored when they are first read (default ``WDS_CACHE``, else no cache).
+    ``cache_size``: maximum bytes of the cache. -1 (the default): ``WDS_CACHE_SIZE``, else no limit; 0: no cache.
+    ``url_to_name``: function from a URL to the name of its file in the cache.
+    ``cache_local``: cache local shards too, for network drives (default False).
+    ``cache_check``: check once per epoch whether a cached shard has changed in its store, and download it again if so
+        (default ``WDS_CACHE_CHECK``, else False: a copy is used for ever).
+
+    Reading:
+
+    ``select_files``, ``rename_files``: predicate and renaming function for members' names; renaming comes first.
+    ``keys``: function that splits a member's name into key and field (default `tariterators.base_plus_ext`: at the
+        first dot of the last component).
+    ``expect``: fields that every sample must have, such as ``("jpg;png", "txt")``, where jpg or png is enough. A sample
+        that lacks one, for example because a shard was cut, raises MissingField for the handler (default: no check).
+    ``max_field_bytes``: a larger member raises FieldTooLarge before it is read (default 2 GiB). A field is held in
+        memory as a whole, on top of the byte budget.
+    ``transfer``: fields of `config.TransferConfig`, which override the environment: ``{"budget_bytes": 64 << 20}``.
+    ``storage_options``: options of the stores' clients, by scheme (``{"s3": {"anon": True}}``) or for all, named as in
+        fsspec's filesystems. Their values are never shown.
+
+    Faults:
+
+    ``handler``: function called with the error of a shard or sample that fails (see `handlers`). The default raises it.
+    ``check``: look at the first and last shard of each source (``"ends"``) or at every shard (``"all"``) at once, by
+        one small request each. One error lists all that are missing, forbidden or no shards. None (the default) finds
+        out when they are read.
+    ``verify``: which checksums to compare. ``"auto"``: CRC-32C if a response contains it, without extra requests.
+        ``"always"``: any that the store has; a shard's samples come only after it was verified. ``"never"``: none.
+        Default ``WDS_VERIFY``, else ``"auto"``. The same as ``transfer={"verify": …}``.
+    ``on_corrupt``: what to do after damage inside a tar. ``"raise"``: pass the error to the handler. ``"skip_shard"``:
+        skip the rest of the shard, whatever the handler. ``"resync"``: continue at the next valid header, without the
+        samples on both sides of the gap (the rest of a damaged compressed stream is skipped). Default
+        ``WDS_ON_CORRUPT``, else ``"raise"``. A shard that is no tar at all always goes to the handler.
+    ``max_bad_fraction``: share of the samples (or of the bytes, if samples cannot be counted) that a process may skip
+        before TooMuchLost ends the run, which no handler can prevent. Checked after 10,000 samples or 1 GiB. Default
+        ``WDS_MAX_BAD_FRACTION``, else None: only a warning at 1 %. See `ledger`.
+
+    Display:
+
+    ``length``: the number that ``len`` returns, as set by `with_length`.
+    ``progress``: show a progress bar on standard error and a line for every epoch, under this name (True: a name made
+        from the shards'). Default ``WDS_PROGRESS``.
     ``verbose``: log what the dataset is made of, and what the cache does.
-    ``length``: what ``len`` gives, as by `with_length`.
-    ``transfer``: fields of `config.TransferConfig` over the environment, as in ``{"budget_bytes": 64 << 20}``.
-    ``storage_options``: options of the stores' clients, by scheme (``{"s3": {"anon": True}}``) or those of all, as
-        fsspec's filesystems name them. Their values are shown nowhere.
-    ``check``: look at the first and last shard of each source (``"ends"``) or at ``"all"`` of them now, by one small
-        request each; what is missing, refused or no shard is one error. None: find out when they are read.
-    ``verify``: whose checksums are compared: ``"auto"`` (CRC-32C where an answer brings it, which costs no request),
-        ``"always"`` (whatever the store gives; a shard's samples come once it was found good) or ``"never"``; default
-        ``WDS_VERIFY``, else ``"auto"``. The same as ``transfer={"verify": …}``.
-    ``on_corrupt``: what follows damage inside a tar: ``"raise"`` it to the handler; ``"skip_shard"``, whatever the
-        handler: the rest of the shard is passed over; ``"resync"``: the same shard is read on at its next valid header,
-        without the sample on each side of the gap (a damaged compressed stream has none: its rest is passed over).
-        Default ``WDS_ON_CORRUPT``, else ``"raise"``. A shard that is no tar at all goes to the handler.
-    ``max_bad_fraction``: the share of the samples (of the bytes, where they cannot be counted) that a process may pass
-        over before TooMuchLost ends the run, which no handler is asked about; judged after 10,000 samples or 1 GiB.
-        Default ``WDS_MAX_BAD_FRACTION``, else None: no more than a warning at 1 %. See `ledger`.
-    ``max_field_bytes``: a larger member of a shard (default 2 GiB) is FieldTooLarge before a byte of it is kept. A
-        field is held whole, on top of the byte budget.
-    ``expect``: fields that every sample must have, as in ``("jpg;png", "txt")``, where one of jpg and png is enough. A
-        sample that lacks one, as where a shard was cut between two members, is MissingField for ``handler``.
-    ``progress``: show a bar and a line for every epoch on standard error, under this name (True: that of the shards);
-        None does what ``WDS_PROGRESS`` says.
 
-    Raises UrlError for URLs that cannot be understood, and ConfigError for arguments out of range and where there
-    are fewer shards than ranks. A context manager; `close` closes what is open. Nothing is opened before it is
-    iterated.
+    Raises UrlError for URLs that cannot be understood, and ConfigError for arguments out of range. It is a context
+    manager; `close` closes all that is open.
     """
 
     def __init__(

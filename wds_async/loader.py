@@ -31,20 +31,22 @@ _LEAVES_WITHIN_S = 1.0
 
 
 class WebLoader(DataPipeline, FluidInterface):
-    """A ``torch.utils.data.DataLoader`` made of these arguments, with the fluent methods behind it.
+    """A ``torch.utils.data.DataLoader`` made of these arguments, followed by the stages of the fluent methods.
 
-    Usual is ``WebLoader(dataset.batched(n), batch_size=None, num_workers=w)``: the batches are made in the
-    workers, and ``.unbatched().shuffle(1000).batched(n)`` mixes samples of several of them. `with_epoch` counts
-    batches here, of all workers together.
+    The usual call is ``WebLoader(dataset.batched(n), batch_size=None, num_workers=w)``: batches are made in the
+    workers, and ``.unbatched().shuffle(1000).batched(n)`` then mixes samples of several workers. ``batch_size=None`` is
+    needed, because torch's default of 1 would batch the batches again. `with_epoch` counts batches of all workers
+    together.
 
-    Where there are workers, on Linux, large bytes, arrays and tensors of a batch come through memory that is used
-    again (see `handover`), not through torch's queue: ``WDS_HANDOVER=0`` turns that off.
+    With workers, on Linux, large bytes, arrays and tensors of a batch pass to this process through shared memory that
+    is reused, not through torch's queue; ``WDS_HANDOVER=0`` disables this. They are views of that memory, which stays
+    in use as long as a view exists.
 
-    `state_dict` counts the batches that came out of it: those that workers made ahead come again. A loader with
-    persistent workers takes a state before it is first iterated.
+    `state_dict` counts the batches that came out of the loader: those that workers have prepared are made again. With
+    persistent workers, `load_state_dict` must be called before the first iteration.
 
-    ``len`` is the number given to `with_length`, else to `with_epoch`, else the DataLoader's own where no stage
-    follows it (its dataset needs a length then); TypeError otherwise. Raises MissingExtra where torch is not
+    ``len`` is the number given to `with_length`, or to `with_epoch`, or the DataLoader's own length if no stage follows
+    it (for which its dataset needs a length); otherwise TypeError is raised. Raises MissingExtra if torch is not
     installed.
     """
 
@@ -69,17 +71,18 @@ class WebLoader(DataPipeline, FluidInterface):
     def with_epoch(
         self, nsamples: int = -1, nbatches: int = -1, *, all_ranks: bool = False, continue_stream: bool = False
     ) -> Self:
-        """End each iteration after ``nsamples`` batches of all workers together, starting the workers again when they
-        end earlier. Changes this object and returns it. A number below 1 sets no end.
+        """End each iteration after ``nsamples`` items of all workers together: batches, if the dataset makes batches.
+        If the data ends earlier, the workers start again. Changes this object and returns it. A number below 1 (the
+        default) sets no end.
 
-        With ``all_ranks`` it is the number of the whole job: each rank gets its share, rounded down, so that all have
-        as many. ConfigError, when it is iterated, for less than one batch a rank.
+        ``all_ranks``: the number is that of the whole job, and each rank takes an equal share, rounded down.
+        ConfigError, at the first iteration, if a rank's share is less than one.
 
-        By default every iteration begins the next epoch of the dataset; batches that the workers had ready when the
-        last one ended are lost. With ``continue_stream`` it goes on where the last one ended, also where the loop was
-        left early, through all of the data before any comes again: the workers stay, with what they have ready. Then
-        `set_epoch` sets the number of the next pass over the data, and does not end the one that is under way; an
-        error, and `close`, end it. Two iterations at once share one stream.
+        ``continue_stream``: continue where the last iteration ended, even if the loop was left early, so that all of
+        the data comes once before any comes again. The workers keep running between iterations and keep their
+        prefetched batches. `set_epoch` then sets the number of the next pass over the data and does not end the current
+        one; `close`, or an error, ends it. Two iterations at the same time share one stream. By default, every
+        iteration begins the next epoch of the dataset, and batches that the workers had prepared are dropped.
         """
         super().with_epoch(nsamples, nbatches)
         self.all_ranks, self.continues = all_ranks, continue_stream
@@ -181,8 +184,9 @@ class WebLoader(DataPipeline, FluidInterface):
         return super().state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``state`` when it is iterated next (see `DataPipeline.load_state_dict`). StateError where
-        persistent workers run already."""
+        """Continue from ``state`` at the next iteration (see `DataPipeline.load_state_dict`). StateError if persistent
+        workers are already running.
+        """
         loader = self.pipeline[0]
         if getattr(loader, "_iterator", None) is not None:
             raise StateError("the loader's persistent workers run already: load the state before the first iteration")

@@ -107,11 +107,13 @@ def _holders(thing: Any, method: str, depth: int = 8) -> list[Any]:
 class DataPipeline(world.TorchDataset, Composite, Inheriting):
     """Stages one after another, as an iterable that can be run many times.
 
-    ``None`` among the stages is skipped and a list is taken for several stages, but one of dicts (``{"url": …}``) for
-    a source. Keyword arguments have no effect, as in WebDataset, and a warning says so. ``pipeline`` is the plain list
-    of the stages, to be read and edited. `compose` and the fluent methods give new pipelines that share the stages;
-    `with_epoch`, `with_length` and `repeat` change this one and return it. torch's DataLoader takes it
-    for an ``IterableDataset``.
+    A stage is an iterable (the first one), a function from iterator to iterator, or an object with ``run(source)``.
+    None is skipped. A list is taken for several stages, but a list of dicts (``{"url": …}``) for a source. Keyword
+    arguments have no effect, as in WebDataset, and a warning says so.
+
+    ``pipeline`` is the plain list of the stages, which may be read and edited. `compose` and the fluent methods return
+    new pipelines that share the stages; `with_epoch`, `with_length` and `repeat` change this one and return it. torch's
+    DataLoader takes it for an ``IterableDataset``.
     """
 
     _iteration: _Iteration | None = None
@@ -288,12 +290,14 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
         self._worker_states = states
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the latest iteration is, as JSON can hold it; without one, which epoch comes next.
+        """Return the position of the latest iteration as values that JSON can hold; without an iteration, the number of
+        the next epoch.
 
-        Taken between two items, in the process that iterates (`WebLoader` has one for its workers, too); another
-        process goes on from it by `load_state_dict` with a pipeline of the same stages, with the same samples in the
-        same order. A state has no samples, but where they are; a stage behind functions that are not
-        `deterministic` has those that it holds. Raises StateError for what cannot be saved.
+        Call it between two items, in the process that iterates. (`WebLoader` has one that includes its workers.)
+        `load_state_dict` makes another process continue from there, with a pipeline of the same stages: the same
+        samples in the same order. A state contains the positions of samples, not the samples; a stage after functions
+        that are not `deterministic` saves the items that it holds. Raises StateError for what cannot be saved, and
+        after an iteration that ended with an error.
         """
         iteration = self._iteration
         self.check_has_state()
@@ -338,9 +342,12 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
         return [one for one in (first, *getattr(first, "datasets", ())) if isinstance(one, DataPipeline)]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``state`` (see `state_dict`) when it is iterated next; the program's generators of random numbers
-        (Python's, numpy's, torch's of the CPU) are set to what they were. Of a merged state (`merge_states`) this rank
-        takes its share. Raises StateError where it was saved by another version or by a pipeline of other stages."""
+        """Continue from ``state`` (see `state_dict`) at the next iteration. The program's random generators (Python's,
+        numpy's and torch's for the CPU) are set to what they were. From a merged state (`merge_states`), this rank
+        takes its share.
+
+        Raises StateError if the state was saved by another version or by a pipeline with other stages, or is damaged.
+        """
         from wds_async.checkpoint.states import check_keys  # noqa: PLC0415 (only where states are used)
 
         check_keys(state, "version", "stages")

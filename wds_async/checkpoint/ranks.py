@@ -13,12 +13,12 @@ __all__ = ["AllRanks"]
 
 
 class AllRanks:
-    """``loader`` (a `WebLoader` or dataset) with the state of all ranks, for checkpoints that one rank writes and all
-    read: those of Lightning, Accelerate, the Hugging Face Trainer, torch.distributed.checkpoint and torchtitan.
+    """``loader`` (a `WebLoader` or dataset) with the state of all ranks, for trainers that save the state of one rank
+    and load it on all: Lightning, Accelerate, the Hugging Face Trainer, torch.distributed.checkpoint and torchtitan.
 
-    Everything else is the loader's, with one exception for trainers, which ask for the next epoch after a checkpoint at
-    an epoch's end: where nothing is left of the epoch whose state was loaded, the first iteration is the next epoch.
-    Without a torch.distributed process group there is one rank.
+    All other attributes are those of ``loader``. One thing differs: trainers request the next epoch after loading a
+    checkpoint that was saved at the end of an epoch. So if nothing is left of the loaded epoch, the first iteration is
+    the next epoch. Without a torch.distributed process group there is one rank.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -47,18 +47,19 @@ class AllRanks:
         return getattr(self.loader, name)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of all ranks as one (see `merge_states`). Every rank calls it, at the same step: the states
-        are gathered by one collective.
+        """Return the states of all ranks as one (see `merge_states`). It is a collective call: every rank makes it, at
+        the same step.
 
-        Those of the ranks are one text in it: torch.distributed.checkpoint makes an entry of each value in nested
-        dicts, and looks for the entries of the state that the loader has when it is loaded, which is another one.
+        The states of the ranks are one string in it. torch.distributed.checkpoint makes an entry of each value in
+        nested dicts and, when it loads, looks for the entries of the loader's state at that time, which has others.
         """
         merged = merge_states(_gathered(self.loader.state_dict()))
         return {**merged, "merged": json.dumps(merged["merged"])}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``state`` on this rank: where it was, if there are as many ranks and workers as then, otherwise
-        with its share of what is left."""
+        """Continue from ``state`` on this rank: at its own position if there are as many ranks and workers as when it
+        was saved, otherwise with its share of the rest.
+        """
         self.loader.load_state_dict(state)
         self._goes_on = True
 
