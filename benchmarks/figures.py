@@ -35,6 +35,7 @@ ORDER = (
     "decode",
     "loader",
     "exact",
+    "index",
 )
 PLOTTED = {
     "plain HTTP": "HTTP, on one machine",

@@ -56,10 +56,10 @@ def command(
 ) -> None:
     """Write an index of SHARDS: how many samples each holds, and where they are.
 
-    All bytes of the shards are read once, many shards at a time. What a shard holds is kept in the cache folder
-    (WDS_CACHE) with the shard's size and version, and a later run passes over shards that have not changed: one that
-    was interrupted goes on. Shards with errors are listed at the end, and the status is 1; a json index is not written
-    then.
+    The shards are read once, many at a time; where their members are large, only the headers are requested. What a
+    shard holds is kept in the cache folder (WDS_CACHE) with the shard's size and version, and a later run passes over
+    shards that have not changed: one that was interrupted goes on. Shards with errors are listed at the end, and the
+    status is 1; a json index is not written then.
 
     Local shards in the folder of a json index, or below it, are named relative to it.
 
