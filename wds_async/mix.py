@@ -176,11 +176,11 @@ class Mix(world.TorchDataset, Composite):
         state.of(self.datasets)
         left = state.begin_with(len(self.datasets))
         datasets = [dataset if number in left else () for number, dataset in enumerate(self.datasets)]
-        return self._closing(self._streams(datasets), state)
+        return self._closing([self.as_given(number, items) for number, items in enumerate(datasets)], state)
 
-    def _streams(self, datasets: Sequence[Iterable[Any]]) -> Iterable[Iterable[Any]]:
-        """Return what is mixed of ``datasets``, of which those that have ended before are empty."""
-        return datasets
+    def as_given(self, number: int, items: Iterable[Any]) -> Iterable[Any]:
+        """Return ``items`` of the dataset ``number`` as the mix gives them."""
+        return items
 
     def _closing(self, datasets: Iterable[Iterable[Any]], state: MixState) -> Iterator[Any]:
         """Begin the epoch of all ``datasets`` now, so that a state has it of those, too, of which nothing came yet."""

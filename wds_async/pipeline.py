@@ -44,7 +44,8 @@ class Inheriting:
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        state.pop("_iteration", None)  # a copy has none
+        for name in ("_iteration", "_shards_read"):  # a copy has none
+            state.pop(name, None)
         if world.spawning():
             here = world.place()
             if here.world_size > 1:
@@ -159,7 +160,7 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
         if not self.pipeline:
             raise ConfigError("a pipeline without stages cannot be iterated; append a source first")
         saved, iteration.saved_run = iteration.saved_run, None
-        run = iteration.run = Run(self.declared(), saved, self._sources())
+        run = iteration.run = Run(self.declared(), saved, self._sources(), self.shards_read)
         source = run.first(self.invoke)
         for number, stage in enumerate(_noting(self.pipeline), 1):
             _check_stage(stage, first=False)
@@ -257,6 +258,12 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
             pure = traits.pure is not None and traits.pure(*getattr(stage, "args", ()), **getattr(stage, "kw", {}))
             declared.append(Declared(stage, _kind_of(stage), traits.state, traits.same_items, pure))
         return declared
+
+    @property
+    def shards_read(self) -> dict[str, Any]:
+        """By URL, what it takes to read a part of a shard once more that was read in this process."""
+        read: dict[str, Any] = self.__dict__.setdefault("_shards_read", {})
+        return read
 
     def _share_of(self, merged: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state for this rank's share of what the old ranks had still to read."""

@@ -17,19 +17,21 @@ import os
 import pickle
 import random
 import sqlite3
+import struct
 import threading
 import types
 import uuid
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from wds_async import packages, world
 from wds_async.arguments import check_size
 from wds_async.autodecode import torch_loads, unpickle_loads
-from wds_async.errors import ConfigError, UnsafeContent
-from wds_async.stages import PipelineStage
+from wds_async.checkpoint.states import StageState
+from wds_async.errors import ConfigError, StateError, UnsafeContent
+from wds_async.stages import PipelineStage, Traits
 from wds_async.tar.group import RawSample
 
 __all__ = ["LMDBCached", "SQLiteCache"]
@@ -37,7 +39,8 @@ __all__ = ["LMDBCached", "SQLiteCache"]
 logger = logging.getLogger("wds_async")
 
 _COMPLETE = b"_"  # WebDataset's mark of a database that holds the whole stream
-_WRITER = b"\0filler"  # the writer of an unfinished database; removed when it is finished
+_WRITER = b"\0filler"  # the stream and writer of an unfinished database, and how many samples of it are there
+_NUMBER = struct.Struct("<Q")
 _CHUNK_BYTES = 16 << 20  # a transaction's most, whatever the number of its samples
 _MAX_KEY_BYTES = 480  # LMDB allows 511, and a number may be added
 _BUSY_S = 60.0
@@ -77,6 +80,47 @@ def _dumps(sample: Any, loads: Callable[[bytes], Any]) -> bytes:
     return data
 
 
+class LMDBState(StageState):
+    """State of `LMDBCached`: the samples of databases that are still to be given, or the one that is being filled."""
+
+    def __init__(self) -> None:
+        self.loaded = False
+        self.stored: list[tuple[str, range]] = []
+        """Numbers of samples that are to be given, by the database's folder within the cache's."""
+        self.source_follows = True
+        self.stores = True
+        """What the source gives is written to the database, which it fills."""
+        self.stream: bytes | None = None
+        """Identity of the stream that is being written."""
+        self.count = 0
+        """How many samples of it have passed."""
+        self.writer: _StreamWriter | None = None
+
+    def save(self) -> dict[str, Any]:
+        if self.writer is not None:
+            self.writer.flush()  # they would be lost with this process
+            self.count = self.writer.number
+        ranges = [[folder, at.start, at.stop, at.step] for folder, at in self.stored]
+        return {
+            "stored": {"ranges": ranges, "count": sum(len(at) for _, at in self.stored)},
+            "without_source": not self.source_follows,
+            "stores": self.stores,
+            "stream": None if self.stream is None else self.stream.hex(),
+            "passed": self.count,
+        }
+
+    def load(self, saved: dict[str, Any]) -> None:
+        self.loaded = True
+        self.stored = [(folder, range(*numbers)) for folder, *numbers in saved["stored"]["ranges"]]
+        self.source_follows, self.stores = not saved["without_source"], saved["stores"]
+        self.stream = None if saved["stream"] is None else bytes.fromhex(saved["stream"])
+        self.count = saved["passed"]
+
+    @classmethod
+    def shared(cls, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        return {"without_source": False, "stores": False, "stream": None, "passed": 0}
+
+
 class LMDBCached(PipelineStage):
     """Store what passes in an LMDB database, and yield it from there once the whole stream is in it.
 
@@ -89,11 +133,15 @@ class LMDBCached(PipelineStage):
         trust); another one is used as it is.
     ``chunksize``: samples of one transaction; fewer if they exceed 16 MiB.
 
-    A stream that is not read to its end leaves a database that is not used, and filled anew by the next iteration.
+    A stream that is not read to its end leaves a database that is not used, and filled anew by the next iteration,
+    unless that goes on from a state: then the database is filled further. A state that is loaded by another number of
+    ranks or workers gives what is left of the old databases, if they are there, and the next iteration fills new ones.
     Samples come back in the order of their ``__key__`` (the order of the stream if they have none). The file format is
     WebDataset's. Raises MissingExtra without the package lmdb, UnsafeContent for a sample that reading would refuse,
     and ConfigError if ``map_size`` is too small.
     """
+
+    traits = Traits(same_items=True, state=LMDBState)
 
     def __init__(
         self,
@@ -125,29 +173,44 @@ class LMDBCached(PipelineStage):
         """Return whether this process would read from its database rather than from the source."""
         return self._find() is not None
 
-    def run(self, source: Iterable[Any]) -> Iterator[Any]:
+    def run(self, source: Iterable[Any], *, state: LMDBState | None = None) -> Iterator[Any]:
         """Yield the samples of the database if it is complete, else those of ``source``, storing them."""
-        database = self._find()
-        return self._fill(source) if database is None else self._replay(*database)
+        state = state or LMDBState()
+        if not state.loaded and (database := self._find()) is not None:
+            state.stored, state.source_follows = [database], False
+        return self._items(source, state)
+
+    def _items(self, source: Iterable[Any], state: LMDBState) -> Iterator[Any]:
+        while state.stored:
+            yield from self._replay(state)
+            del state.stored[0]
+        if state.source_follows:
+            yield from self._fill(source, state) if state.stores else source
 
     def _folder(self) -> str:
-        """Return the folder of this worker's own database."""
+        """Return the folder of this worker's own database, within the cache's."""
         here = world.place()
         if here.world_size * here.num_workers == 1:
-            return self.fname
-        name = f"rank-{here.rank}-of-{here.world_size}-worker-{here.worker}-of-{here.num_workers}"
-        return os.path.join(self.fname, name)
+            return ""
+        return f"rank-{here.rank}-of-{here.world_size}-worker-{here.worker}-of-{here.num_workers}"
 
-    def _find(self) -> tuple[str, int, int] | None:
-        """Return the complete database to read from, the first of its samples to read, and the step to the next."""
+    def _find(self) -> tuple[str, range] | None:
+        """Return the folder of the complete database to read from, and the numbers of its samples to read."""
         here = world.place()
-        common = self.fname, here.rank * here.num_workers + here.worker, here.world_size * here.num_workers
-        for database in ((self._folder(), 0, 1), common):
-            if os.path.exists(os.path.join(database[0], "data.mdb")):
-                with self._open(database[0]).begin() as transaction:
-                    if transaction.get(_COMPLETE) is not None:
-                        return database
+        first, step = here.rank * here.num_workers + here.worker, here.world_size * here.num_workers
+        for folder, at in ((self._folder(), (0, 1)), ("", (first, step))):
+            if (size := self._size(folder)) is not None:
+                return folder, range(at[0], size, at[1])
         return None
+
+    def _size(self, folder: str) -> int | None:
+        """Return how many samples the database has; None unless it is complete."""
+        path = os.path.join(self.fname, folder)
+        if not os.path.exists(os.path.join(path, "data.mdb")):
+            return None
+        with self._open(path).begin() as transaction:
+            complete = transaction.get(_COMPLETE) is not None
+            return int(transaction.stat()["entries"]) - 1 if complete else None
 
     def _open(self, folder: str) -> Any:
         """Return the environment, one for all iterators of this process: LMDB must not open a file twice in one. It is
@@ -168,66 +231,100 @@ class LMDBCached(PipelineStage):
     def _loads(self, data: bytes) -> Any:
         return unpickle_loads(data, self.allow_pickle) if self.pickler is pickle else self.pickler.loads(data)
 
-    def _replay(self, folder: str, first: int, step: int) -> Iterator[Any]:
-        environment = self._open(folder)  # held while the iterator lives
+    def _replay(self, state: LMDBState) -> Iterator[Any]:
+        """Yield the samples of the first database of ``state``, which has the rest of their numbers all the while."""
+        folder, numbers = state.stored[0]
+        if not numbers:
+            return
+        if (self._size(folder) or 0) <= numbers[-1]:
+            path = os.path.join(self.fname, folder)
+            raise StateError(f"{path}: the state goes on with sample {numbers[0]} of a database that is not there now")
+        environment = self._open(os.path.join(self.fname, folder))  # held while the iterator lives
         with environment.begin() as transaction:
-            stored = (value for key, value in transaction.cursor() if key != _COMPLETE)
-            for value in itertools.islice(stored, first, None, step):
+            cursor = transaction.cursor()
+            passed = (key for key in cursor.iternext(values=False) if key != _COMPLETE)
+            next(itertools.islice(passed, numbers.start, None), None)  # the cursor stands at that one now
+            stored = (value for key, value in cursor.iternext() if key != _COMPLETE)
+            for value in itertools.islice(stored, 0, numbers.stop - numbers.start, numbers.step):
+                numbers = numbers[1:]
+                state.stored[0] = folder, numbers
                 yield self._loads(value)
 
-    def _fill(self, source: Iterable[Any]) -> Iterator[Any]:
-        writer = _StreamWriter(self._open(self._folder()), self.fname)
-        chunk: list[tuple[bytes, bytes]] = []
-        size = 0
-        for i, sample in enumerate(source):
+    def _fill(self, source: Iterable[Any], state: LMDBState) -> Iterator[Any]:
+        path = os.path.join(self.fname, self._folder())
+        state.writer = writer = _StreamWriter(self._open(path), self.fname, state.stream, state.count)
+        state.stream = writer.stream
+        for i, sample in enumerate(source, state.count):
             key = (isinstance(sample, dict) and sample.get("__key__")) or str(i)
             # At once: a later stage may change the sample in place.
             data = _dumps(sample, self._loads) if self.pickler is pickle else self.pickler.dumps(sample)
-            chunk.append((str(key).encode(), data))
-            size += len(data)
-            if len(chunk) >= self.chunksize or size >= _CHUNK_BYTES:
-                writer.add(chunk)
-                chunk, size = [], 0
+            writer.add(str(key).encode(), data)
+            if len(writer.chunk) >= self.chunksize or writer.size >= _CHUNK_BYTES:
+                writer.flush()
             yield sample
-        writer.add(chunk)
         writer.finish()
+        state.count, state.writer = writer.number, None
 
 
 class _StreamWriter:
-    """One attempt to write a whole stream. It begins with an empty database, and writes nothing more once another
-    attempt has begun: the two together would be neither's stream."""
+    """One attempt to write a whole stream. It begins with an empty database, or behind the first ``passed`` samples of
+    ``stream``, which it was to write before; and it writes nothing more once another attempt has begun: the two
+    together would be neither's stream."""
 
-    def __init__(self, environment: Any, shown: str) -> None:
+    def __init__(self, environment: Any, shown: str, stream: bytes | None = None, passed: int = 0) -> None:
         self.environment = environment
         self.shown = shown
-        self.token = uuid.uuid4().bytes
-        self.number = 0
+        self.stream = stream or uuid.uuid4().bytes
+        self.token = self.stream + uuid.uuid4().bytes
+        self.number = passed
+        self.chunk: list[tuple[bytes, bytes]] = []
+        """Pickled samples that are still to be written, by their keys."""
+        self.size = 0
+        """Bytes of these."""
         with environment.begin(write=True) as transaction:
-            transaction.drop(environment.open_db(None, transaction), delete=False)
-            transaction.put(_WRITER, self.token)
+            before = transaction.get(_WRITER)
+            if stream is None:
+                transaction.drop(environment.open_db(None, transaction), delete=False)
+            self._stored = 0 if stream is None or before is None else _NUMBER.unpack(before[-_NUMBER.size :])[0]
+            if stream is None or (before is not None and before.startswith(stream)):
+                transaction.put(_WRITER, self.token + _NUMBER.pack(self._stored))
+            elif transaction.get(_COMPLETE) != stream:
+                logger.warning("%s: the database that was being filled is gone: the next epoch fills it", shown)
 
-    def add(self, chunk: list[tuple[bytes, bytes]]) -> None:
-        """Store pickled samples; a key that exists already, or that LMDB could not hold, gets a number."""
+    def add(self, key: bytes, data: bytes) -> None:
+        """Take one more pickled sample."""
+        self.chunk.append((key, data))
+        self.size += len(data)
+
+    def flush(self) -> None:
+        """Write the samples that were added; a key that exists already, or that LMDB could not hold, gets a number.
+        Those that are there from before are passed over."""
+        chunk, self.chunk, self.size = self.chunk, [], 0
+        first, self.number = self.number + 1, self.number + len(chunk)
         with self._transaction() as transaction:
-            for key, value in chunk if transaction else ():
-                self.number += 1
+            for number, (key, value) in enumerate(chunk, first) if transaction else ():
+                if number <= self._stored:
+                    continue
                 plain = key not in (b"", _COMPLETE, _WRITER) and len(key) <= _MAX_KEY_BYTES
                 if not plain or not transaction.put(key, value, overwrite=False):
-                    transaction.put(key[:_MAX_KEY_BYTES] + b"\0%012d" % self.number, value)
+                    transaction.put(key[:_MAX_KEY_BYTES] + b"\0%012d" % number, value)
+            if transaction:
+                transaction.put(_WRITER, self.token + _NUMBER.pack(max(self.number, self._stored)))
 
     def finish(self) -> None:
-        """Mark the database as complete."""
+        """Write the rest, and mark the database as complete."""
+        self.flush()
         with self._transaction() as transaction:
             if transaction:
                 transaction.delete(_WRITER)
-                transaction.put(_COMPLETE, b"1")
+                transaction.put(_COMPLETE, self.stream)
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[Any]:
         lmdb = packages.optional("lmdb", "LMDBCached", "lmdb")
         try:
             with self.environment.begin(write=True) as transaction:
-                yield transaction if transaction.get(_WRITER) == self.token else None
+                yield transaction if (transaction.get(_WRITER) or b"").startswith(self.token) else None
         except lmdb.MapFullError as exn:
             size = self.environment.info()["map_size"]
             raise ConfigError(f"{self.shown}: more samples than map_size={size} bytes hold; give a larger one") from exn

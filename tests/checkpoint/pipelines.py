@@ -87,6 +87,11 @@ def packed(urls: Sequence[str], *stages: Any, **kw: Any) -> wds.DataPipeline:
     )
 
 
+def lmdb_beside(urls: Sequence[str]) -> wds.LMDBCached:
+    """Return a cache in a folder beside the shards."""
+    return wds.LMDBCached(Path(urls[0]).parent / "lmdb", map_size=1e8, chunksize=4)
+
+
 def is_sample(record: Any) -> bool:
     return isinstance(record, dict)
 
@@ -142,6 +147,31 @@ PIPELINES: dict[str, Make] = {
     "random mix": lambda urls: mixed(urls, probs=[1, 3], seed=5),
     "random mix, no seed": mixed,
     "round robin": lambda urls: mixed(urls, wds.RoundRobin),
+    "mix of mixes": lambda urls: wds.DataPipeline(
+        wds.RandomMix([mixed(urls[:3], seed=3), dataset(urls[3:], empty_check=False)], longest=True, seed=4),
+        wds.shuffle(9, seed=2),
+    ),
+    "mix of shards that both have": lambda urls: mixed([*urls[:2], *urls[:2], *urls], seed=5),
+    "mix with a random map in one": lambda urls: wds.DataPipeline(
+        wds.RoundRobin([dataset(urls[:2]).map(augmented), dataset(urls[2:])], longest=True), wds.shuffle(9, seed=2)
+    ),
+    "mix of passes": lambda urls: wds.DataPipeline(
+        wds.RandomMix([dataset(urls[:2]).repeat(3), dataset(urls[2:], resampled=True, seed=2)], seed=4),
+        wds.shuffle(9, seed=2),
+        wds.decode(),
+        wds.shuffle(4, seed=3),
+    ),
+    "mix with records": lambda urls: wds.DataPipeline(
+        wds.RoundRobin([packed(urls[:2]), dataset(urls[2:]).decode()], longest=True), wds.shuffle(9, seed=2)
+    ),
+    "mix with a list": lambda urls: wds.DataPipeline(
+        wds.RandomMix([wds.DataPipeline(range(10)), dataset(urls)], longest=True, seed=1), wds.shuffle(5, seed=1)
+    ),
+    "specification that selects": lambda urls: wds.WebDataset(
+        {"dataset": [{"shards": urls[::2], "extensions": ["cls"]}, {"shards": urls[1::2], "name": "b"}]},
+        shardshuffle=False,
+        seed=3,
+    ).shuffle(9, seed=1),
     "specification": lambda urls: wds.WebDataset(
         {"dataset": [{"shards": urls[::2], "weight": 1}, {"shards": urls[1::2], "weight": 2}]},
         shardshuffle=False,
@@ -156,6 +186,15 @@ PIPELINES: dict[str, Make] = {
     "a pipeline in a pipeline": lambda urls: wds.DataPipeline(dataset(urls).shuffle(5, seed=1), wds.shuffle(3, seed=2)),
     "steps": lambda urls: dataset(urls, steps=50).shuffle(5, seed=1),
     "shards cut": lambda urls: dataset(urls, split="bytes").shuffle(5, seed=1),
+    "cached": lambda urls: dataset(urls, shardshuffle=3, seed=7).mcached().shuffle(5, seed=1),
+    "cached behind a random map": lambda urls: dataset(urls).map(augmented).mcached(),
+    "cached behind a mix": lambda urls: wds.DataPipeline(
+        wds.RandomMix([dataset(urls[::2]), dataset(urls[1::2])], longest=True, seed=1),
+        wds.Cached(),
+        wds.shuffle(5, seed=2),
+    ),
+    "LMDB": lambda urls: dataset(urls, shardshuffle=3, seed=7).compose(lmdb_beside(urls)).shuffle(5, seed=1),
+    "LMDB behind a random map": lambda urls: dataset(urls).map(augmented).compose(lmdb_beside(urls)),
     "records": packed,
     "records, shuffled": lambda urls: packed(urls, wds.shuffle(9, seed=1), seed=4),
     "records, samples only": lambda urls: packed(urls, wds.select(is_sample), wds.map(doubled), wds.shuffle(9, seed=1)),

@@ -12,7 +12,18 @@ from typing import Any
 import pytest
 
 import wds_async as wds
-from tests.checkpoint.pipelines import augmented, dataset, doubled, is_sample, mixed, number, one_more, packed
+from tests.checkpoint.pipelines import (
+    PIPELINES,
+    augmented,
+    dataset,
+    doubled,
+    is_sample,
+    lmdb_beside,
+    mixed,
+    number,
+    one_more,
+    packed,
+)
 from tests.servers import make_shards
 from wds_async.errors import StateError
 
@@ -31,6 +42,9 @@ MAKERS: dict[str, Callable[[list[str]], Any]] = {
         dataset(urls).map(augmented).bucketed(one_more, [], max_tokens=25, collation_fn=None).compose(wds.unlisted())
     ),
     "records": lambda urls: packed(urls, wds.select(is_sample), wds.shuffle(20, seed=1)),
+    "cached": lambda urls: dataset(urls, shardshuffle=9, seed=3).mcached().shuffle(9, seed=1),
+    "cached behind a mix": PIPELINES["cached behind a mix"],
+    "LMDB": lambda urls: dataset(urls, shardshuffle=9, seed=3).compose(lmdb_beside(urls)).shuffle(9, seed=1),
     "unlisted": lambda urls: dataset(urls).listed(4).compose(wds.unlisted()),
 }
 
@@ -80,7 +94,8 @@ class Job:
         keys = []
         for rank, iterator in enumerate(self.iterators):
             self.be(rank)
-            keys += [sample["__key__"] for sample in itertools.islice(iterator, count)]
+            items = itertools.islice(iterator, count)
+            keys += [item["__key__"] if isinstance(item, dict) else repr(item) for item in items]
         return keys
 
     def merged(self) -> Any:
@@ -156,6 +171,15 @@ def test_samples_in_buffers_are_not_chosen_again(urls: list[str], monkeypatch: p
     assert len({*taken, *rest}) == len(taken) + len(rest)
 
 
+@pytest.mark.parametrize("name", ["mix of shards that both have", "mix of mixes", "mix with records"])
+def test_all_that_is_left_of_a_mix_comes(name: str, urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(lambda: PIPELINES[name](urls), 4, None, monkeypatch)
+    job.take(9)
+    state = job.merged()
+    rest = job.take()
+    assert sorted(Job(lambda: PIPELINES[name](urls), 3, None, monkeypatch, state).take()) == sorted(rest)
+
+
 def test_the_next_epoch_is_whole(urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     make = lambda: MAKERS["shuffle"](urls)  # noqa: E731
     job = Job(make, 4, None, monkeypatch)
@@ -164,6 +188,22 @@ def test_the_next_epoch_is_whole(urls: list[str], monkeypatch: pytest.MonkeyPatc
     check(taken + job.take())
     job.begin()
     check(job.take())
+
+
+@pytest.mark.parametrize("name", ["cached", "cached behind a mix", "LMDB"])
+def test_what_a_cache_has_still_to_give_is_shared(name: str, urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    make = lambda: MAKERS[name](urls)  # noqa: E731
+    job = Job(make, 3, None, monkeypatch)
+    job.take()
+    job.begin()  # from the caches
+    taken = job.take(25)
+    for ranks in (2, 4):
+        job = Job(make, ranks, None, monkeypatch, job.merged())
+        taken += job.take(12)
+    check(taken + job.take())
+    for _ in range(2):
+        job.begin()
+        check(job.take())
 
 
 def test_a_merged_state_needs_every_rank_once(urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from tests.checkpoint.pipelines import (
     UNSEEDED_LATER,
     as_records,
     dataset,
+    doubled,
     packed,
     shown,
     taken,
@@ -92,6 +93,24 @@ def test_a_shuffle_of_10000_samples_has_a_small_state(tmp_path: Path) -> None:
     pipeline = dataset(urls).shuffle(10_000, initial=10_000, seed=1)
     next(iter(pipeline))
     assert len(json.dumps(pipeline.state_dict())) < 300_000
+
+
+def test_a_shuffle_behind_a_mix_has_a_small_state_and_goes_on_by_ranges(tmp_path: Path) -> None:
+    urls = [str(path) for path in make_shards(tmp_path, shards=8, samples=2500)]
+
+    def make() -> Any:
+        sources = [dataset(urls[::2]).shuffle(50, seed=3), dataset(urls[1::2]).map(doubled)]
+        return wds.DataPipeline(wds.RandomMix(sources, seed=1), wds.shuffle(10_000, initial=10_000, seed=1))
+
+    pipeline = make()
+    iterator = iter(pipeline)
+    taken(iterator, 500)
+    text = json.dumps(pipeline.state_dict())
+    assert len(text) < 300_000
+    resumed = make()
+    resumed.load_state_dict(json.loads(text))
+    assert shown(resumed) == shown(iterator)
+    assert resumed.statistics().bytes < 1.5 * sum(Path(url).stat().st_size for url in urls)
 
 
 def test_an_open_shard_is_read_from_where_it_was_left(tmp_path: Path) -> None:

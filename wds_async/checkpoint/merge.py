@@ -18,12 +18,14 @@ from typing import Any
 
 from wds_async import world
 from wds_async.checkpoint.packing import (
+    Shard,
     load_global_random,
     pack_items,
     pack_places,
     save_global_random,
+    shard_of,
     unpack_items,
-    unpack_references,
+    unpack_places,
 )
 from wds_async.checkpoint.run import Declared, Run
 from wds_async.checkpoint.states import check_keys
@@ -59,7 +61,11 @@ class WorkerPart:
 
     def of(self, items: Sequence[Any]) -> Sequence[Any]:
         """Return the piece of ``items`` that is this part's."""
-        return items[-(-self.first * len(items) // self.whole) : -(-self.last * len(items) // self.whole)]
+        return items[slice(*self.bounds(len(items)))]
+
+    def bounds(self, count: int) -> tuple[int, int]:
+        """Return where that piece begins and ends, of ``count`` items."""
+        return -(-self.first * count // self.whole), -(-self.last * count // self.whole)
 
 
 def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -170,6 +176,7 @@ def _shared_run(pipeline: Any, parts: Sequence[WorkerPart]) -> dict[str, Any]:
     declared = pipeline.declared()
     run = Run(declared)
     entries: list[Any] = []
+    parts = [_source_over(part) if _is_without_source(part) else part for part in parts]
     nested = []
     for part in parts:
         saved = part.state["run"]
@@ -178,11 +185,13 @@ def _shared_run(pipeline: Any, parts: Sequence[WorkerPart]) -> dict[str, Any]:
                 f"a state of the stages {part.state['stages']} cannot be shared out among other ranks or workers: one "
                 "of them declares nothing of its state, or the first is no list of shards"
             )
+        if _is_without_source(part):
+            continue
         if run.reads:
             entries += part.of(_remaining(pipeline, part))
         elif "source" in saved and not saved["ended"]:
             nested.append(replace(part, state=saved["source"]))
-    numbers: dict[str, int] = {}
+    numbers: dict[Shard, int] = {}
     states = {
         str(number): shared_states(
             one, [(part, part.state["run"]["states"].get(str(number), {})) for part in parts], numbers
@@ -190,21 +199,36 @@ def _shared_run(pipeline: Any, parts: Sequence[WorkerPart]) -> dict[str, Any]:
         for number, one in enumerate(declared)
         if isinstance(one.state, type) and (number > run.source or not run.reads)
     }
+    facts = {shard_of(*entry): entry[1] for part in parts for entry in part.state["run"].get("shards", ())}
+    shared = {"states": states, "shards": [[shard[0], facts[shard]] for shard in numbers]}
     if run.reads:
         states[str(run.source)] = {"shards": 0, "entries": entries, "endless": _is_endless(pipeline)}
-        facts = {url: fact for part in parts for url, fact in part.state["run"].get("shards", ())}
-        return {"states": states, "shards": [[url, facts[url]] for url in numbers]}
+        return shared
     if "0" in states:
-        return {"states": states}
+        return shared
     source = share(pipeline.pipeline[0], nested, nested[0].state) if nested else parts[0].state["run"]["source"]
-    return {"states": states, "source": source, "ended": not nested}
+    return {**shared, "source": source, "ended": not nested}
+
+
+def _is_without_source(part: WorkerPart) -> bool:
+    """Return whether a stage gives what it has stored, and takes nothing from those in front of it."""
+    return any(saved.get("without_source") for saved in part.state["run"]["states"].values())
+
+
+def _source_over(part: WorkerPart) -> WorkerPart:
+    """Return ``part`` with its mix as one that is over: what the others would have read is in the store."""
+    run = part.state["run"]
+    if "left" not in run["states"].get("0", {}):
+        return part
+    states = {**run["states"], "0": {**run["states"]["0"], "left": []}}
+    return replace(part, state={**part.state, "run": {**run, "states": states}})
 
 
 def shared_states(
-    declared: Declared, states: Sequence[tuple[WorkerPart, Mapping[str, Any]]], numbers: dict[str, int]
+    declared: Declared, states: Sequence[tuple[WorkerPart, Mapping[str, Any]]], numbers: dict[Shard, int]
 ) -> dict[str, Any]:
     """Return the state of a stage that holds what the parts of its old ``states`` held; ``numbers`` are those of the
-    URLs that it refers to."""
+    shards that it refers to."""
     combined = _combined(states, declared.name, numbers)
     if (nested := [(part, saved) for part, saved in states if "nested" in saved]) and hasattr(
         declared.stage, "datasets"
@@ -225,7 +249,7 @@ def _shared_mix(datasets: Sequence[Any], states: Sequence[tuple[WorkerPart, Mapp
     return {"nested": nested, "left": left, "turn": 0}
 
 
-def _combined(states: Sequence[tuple[WorkerPart, Any]], stage: str, numbers: dict[str, int]) -> Any:
+def _combined(states: Sequence[tuple[WorkerPart, Any]], stage: str, numbers: dict[Shard, int]) -> Any:
     """Return the items that are in all ``states`` under their names, each part's piece; references stay references."""
     names = dict.fromkeys(name for _, saved in states for name in saved if name != "nested")
     combined: dict[str, Any] = {}
@@ -234,30 +258,45 @@ def _combined(states: Sequence[tuple[WorkerPart, Any]], stage: str, numbers: dic
         if not any("count" in value for _, value in values):
             combined |= {name: _combined(values, stage, numbers)} if values else {}
             continue
+        if any("ranges" in value for _, value in values):
+            combined[name] = _shared_ranges(values)
+            continue
         items = [item for part, value in values if "items" in value for item in part.of(unpack_items(value))]
         places = [
             place
             for part, value in values
             if "references" in value
-            for place in part.of(unpack_references(value, [url for url, _ in part.state["run"].get("shards", ())]))
+            for place in part.of(unpack_places(value, [shard_of(*one) for one in part.state["run"].get("shards", ())]))
         ]
-        if items and places:
-            raise StateError(f"some workers have samples of the stage {stage} and others their places: {_AS_BEFORE}")
-        combined[name] = pack_places(places, numbers) if places else {**pack_items(items, stage), "done": True}
+        done = not places or any(value["done"] for _, value in values if "items" in value)
+        if items and places and done:
+            raise StateError(f"some workers have results of the stage {stage} and others its samples: {_AS_BEFORE}")
+        combined[name] = pack_places(places, numbers)
+        if items or not places:
+            combined[name] |= {**pack_items(items, stage), "done": done, "count": len(items) + len(places)}
     return combined
+
+
+def _shared_ranges(values: Sequence[tuple[WorkerPart, Mapping[str, Any]]]) -> dict[str, Any]:
+    """Return what the parts have of numbers in stores: ``ranges`` of a name and the arguments of a `range`."""
+    ranges = []
+    for part, value in values:
+        first, last = part.bounds(value["count"])
+        begin = 0
+        for name, *numbers in value["ranges"]:
+            of_store = range(*numbers)
+            piece = of_store[max(0, first - begin) : max(0, last - begin)]
+            ranges += [[name, piece.start, piece.stop, piece.step]] if piece else []
+            begin += len(of_store)
+    return {"ranges": ranges, "count": sum(len(range(*numbers)) for _, *numbers in ranges)}
 
 
 def _remaining(pipeline: Any, part: WorkerPart) -> list[Any]:
     """Return the shards that the worker of ``part`` had still to read, the open one from where it was."""
-    from wds_async.reading.position import ReadState  # noqa: PLC0415 (the engine)
-
     with world.standing_at(part.place):
         copy = pipeline.compose()
         copy.load_state_dict({**part.state, "random": save_global_random()})
-        run = Run(copy.declared(), part.state["run"])
-        state = ReadState()
-        state.load(part.state["run"]["states"][str(run.source)])
-        return list(state.listed() if _is_endless(pipeline) else state.shards(run.front(copy.invoke)))
+        return Run(copy.declared(), part.state["run"]).shards_left(copy.invoke, endless=_is_endless(pipeline))
 
 
 def _is_endless(pipeline: Any) -> bool:

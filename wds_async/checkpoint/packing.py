@@ -7,7 +7,7 @@ import pickle
 import random
 import zlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from wds_async import config, packages
@@ -19,17 +19,22 @@ from wds_async.tar.group import RawSample
 
 __all__ = [
     "Reference",
+    "Shard",
     "load_global_random",
     "pack_items",
     "pack_places",
-    "pack_references",
     "save_global_random",
+    "shard_of",
     "unpack_items",
-    "unpack_references",
+    "unpack_places",
 ]
 
+Shard = tuple[Any, ...]
+"""A shard: its URL, and behind it, where the first stage mixes several sources, the number of the one that reads it; if
+that mixes sources too, the number of the one in there, and so on."""
+
 Reference = tuple[str, int, int | None]
-"""A sample in its shard: URL, offset of its first header, offset behind its last byte (None: the shard's end)."""
+"""A sample in its shard: URL, offset of its first byte, and of the byte behind its last (None: the shard's end)."""
 
 
 def save_global_random() -> dict[str, Any]:
@@ -56,26 +61,26 @@ def load_global_random(saved: dict[str, Any]) -> None:
         torch.set_rng_state(torch.frombuffer(bytearray(unpack_bytes(saved["torch"])), dtype=torch.uint8))
 
 
-def pack_references(samples: Sequence[RawSample], numbers: dict[str, int]) -> dict[str, Any]:
-    """Return where ``samples`` stand in their shards, 16 characters for each of a tar; their URLs get ``numbers``."""
-    return pack_places([(sample.shard, sample.offset, sample.stop) for sample in samples], numbers)
-
-
-def pack_places(references: Sequence[Reference], numbers: dict[str, int]) -> dict[str, Any]:
-    """Return ``references`` packed, likewise."""
-    shards = [numbers.setdefault(url, len(numbers)) for url, _, _ in references]
-    first, last = [offset for _, offset, _ in references], [stop or 0 for _, _, stop in references]
+def pack_places(places: Sequence[tuple[Shard, int, int | None]], numbers: dict[Shard, int]) -> dict[str, Any]:
+    """Return ``places`` of samples in shards packed, 16 characters for each of a tar; their shards get ``numbers``."""
+    shards = [numbers.setdefault(shard, len(numbers)) for shard, _, _ in places]
+    first, last = [offset for _, offset, _ in places], [stop or 0 for _, _, stop in places]
     unit = BLOCK if not any(offset % BLOCK for offset in (*first, *last)) else 1  # of tars all are
     columns = [shards, [offset // unit for offset in first], [offset // unit for offset in last]]
     code = "I" if max((*columns[1], *columns[2]), default=0) < 1 << 32 else "Q"
     packed = [pack_bytes(array(code, column).tobytes()) for column in columns]
-    return {"references": packed, "count": len(references), "unit": unit, "code": code}
+    return {"references": packed, "count": len(places), "unit": unit, "code": code}
 
 
-def unpack_references(packed: dict[str, Any], urls: Sequence[str]) -> list[Reference]:
-    """Return the references in ``packed``; ``urls`` by their numbers."""
+def unpack_places(packed: Mapping[str, Any], shards: Sequence[Shard]) -> list[tuple[Shard, int, int | None]]:
+    """Return the places in ``packed``; ``shards`` by their numbers."""
     columns, unit = [array(packed["code"], unpack_bytes(text)) for text in packed["references"]], packed["unit"]
-    return [(urls[shard], first * unit, (last * unit) or None) for shard, first, last in zip(*columns, strict=True)]
+    return [(shards[shard], first * unit, (last * unit) or None) for shard, first, last in zip(*columns, strict=True)]
+
+
+def shard_of(url: str, facts: Mapping[str, Any]) -> Shard:
+    """Return the shard of an entry of the saved ``shards``."""
+    return (url, *facts.get("source", ()))
 
 
 class _ItemPickler(pickle.Pickler):

@@ -15,14 +15,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from wds_async.checkpoint.packing import (
+    Shard,
     load_global_random,
     pack_items,
-    pack_references,
+    pack_places,
     save_global_random,
+    shard_of,
     unpack_items,
-    unpack_references,
+    unpack_places,
 )
-from wds_async.checkpoint.states import Held, StageState, check_keys
+from wds_async.checkpoint.states import Held, ShardState, StageState, check_keys
 from wds_async.errors import StateError
 from wds_async.logs import warn_once
 from wds_async.tar.group import RawSample
@@ -49,19 +51,24 @@ class Declared:
     @property
     def reads(self) -> bool:
         """It reads shards, and can go on in one."""
-        return hasattr(self.stage, "samples_at")
+        return isinstance(self.state, type) and issubclass(self.state, ShardState)
 
 
 class Run:
     """One pass over ``stages``; ``saved`` is what `save` of an earlier one returned. ``sources`` are the datasets
-    within the first stage."""
+    within the first stage, and ``shards_read`` has what the pipeline knows of shards (`DataPipeline.shards_read`)."""
 
     def __init__(
-        self, stages: Sequence[Declared], saved: Mapping[str, Any] | None = None, sources: Sequence[Any] = ()
+        self,
+        stages: Sequence[Declared],
+        saved: Mapping[str, Any] | None = None,
+        sources: Sequence[Any] = (),
+        shards_read: dict[str, Any] | None = None,
     ) -> None:
         self._stages = stages
         self._states: dict[int, StageState] = {}
-        self.source = max((number for number, one in enumerate(stages) if one.reads), default=0)
+        self._shards_read = {} if shards_read is None else shards_read
+        self.source = _source_of(stages)
         """Number of the stage that reads shards, or else of the first."""
         self._unknown = [one.name for one in stages[self.source + 1 :] if one.state is False]
         self._given = 0
@@ -74,6 +81,11 @@ class Run:
             check_keys(saved, "replayed", "states")
             if saved["replayed"] != bool(self._unknown):
                 raise StateError("this state was saved by a pipeline whose stages declare other states")
+            for url, facts in saved.get("shards", ()):
+                read = self._shards_read
+                if numbers := facts.get("source"):
+                    read = _source_at(stages[0].stage, numbers).shards_read
+                read[url] = {name: value for name, value in facts.items() if name != "source"}
         if self._unknown:
             self._begin_replay(sources)
 
@@ -104,6 +116,13 @@ class Run:
             source = open_stage(self.bind(number, self._stages[number].stage), source)
         return source  # type: ignore[no-any-return]
 
+    def shards_left(self, open_stage: Callable[..., Any], *, endless: bool) -> list[Any]:
+        """Return the shards that are still to be read, the open one from where it was; of an ``endless`` list those
+        that were shared out before."""
+        state = self._state_at(self.source)
+        assert isinstance(state, ShardState), "only of a pipeline that reads shards"
+        return list(state.listed() if endless else state.shards(self.front(open_stage)))
+
     @property
     def reads(self) -> bool:
         """Whether a stage reads shards."""
@@ -111,18 +130,25 @@ class Run:
 
     def bind(self, number: int, stage: Any) -> Any:
         """Return ``stage``, which stands at place ``number``, with the state that it declares."""
+        state = self._state_at(number)
+        if state is None:
+            return stage
+        if hasattr(stage, "with_state"):
+            return stage.with_state(state)
+        return functools.partial(stage.run if hasattr(stage, "run") else stage, state=state)
+
+    def _state_at(self, number: int) -> StageState | None:
+        """Return the state of the stage at place ``number``; None for one that declares none."""
         kind = self._stages[number].state
         if not isinstance(kind, type):
-            return stage
+            return None
         state = self._states[number] = kind()
         saved = {} if self._saved is None else self._saved["states"].get(str(number), {})
         if saved:
             state.load(self._with_items(saved, number))
-        if number == self.source and self._saved is not None and self._stages[number].reads:
-            state.know(dict(self._saved.get("shards", ())))  # type: ignore[attr-defined]
-        if hasattr(stage, "with_state"):
-            return stage.with_state(state)
-        return functools.partial(stage.run if hasattr(stage, "run") else stage, state=state)
+        if isinstance(state, ShardState):
+            state.know(self._shards_read)
+        return state
 
     def items(self, items: Iterable[Any]) -> Iterator[Any]:
         """Return what comes out of the last stage: all of it, or what comes behind the items that were given before."""
@@ -188,31 +214,33 @@ class Run:
                 "sources": self._sources,
                 "random_now": save_global_random(),
             }
-        urls: dict[str, int] = {}
+        shards: dict[Shard, int] = {}
         saved: dict[str, Any] = {"replayed": False, "states": {}}
+        first = self._stages[0].stage
+        if self.source == 0 and 0 not in self._states:
+            self._check_has_state(first)
+            saved["source"] = first.state_dict() if hasattr(first, "state_dict") else self._given
+            saved["ended"] = self._ended
         for number, state in self._states.items():
             front = number < self.source
-            saved["states"][str(number)] = state.save_start() if front else self._packed(state.save(), number, urls)
-        first = self._stages[0].stage
-        if hasattr(first, "datasets") and 0 not in self._states:
+            saved["states"][str(number)] = state.save_start() if front else self._packed(state.save(), number, shards)
+        if shards:
+            saved["shards"] = [[shard[0], self._facts_of(shard)] for shard in shards]
+        return saved
+
+    def _check_has_state(self, first: Any) -> None:
+        if hasattr(first, "datasets"):
             raise StateError(
                 f"a {type(first).__name__} has a state if each of its datasets has one and none is there twice: put "
                 "lists and mixes into wds.DataPipeline(...)"
             )
-        if self.source == 0 and 0 not in self._states:
-            saved["source"] = first.state_dict() if hasattr(first, "state_dict") else self._given
-            saved["ended"] = self._ended
-        if urls:
-            facts = self._states[self.source].facts(urls)  # type: ignore[attr-defined]
-            saved["shards"] = list(zip(urls, facts, strict=True))
-        return saved
 
-    def _packed(self, value: Any, number: int, urls: dict[str, int]) -> Any:
+    def _packed(self, value: Any, number: int, shards: dict[Shard, int]) -> Any:
         """Return ``value`` of stage ``number`` with its `Held` items as references, or as themselves."""
         if isinstance(value, Held):
             again = value.results is not None
-            if self._may_refer(number + again) and all(type(item) is RawSample for item in value):
-                return pack_references(value, urls)
+            if (places := self._places(value, number + again)) is not None:
+                return pack_places(places, shards)
             name = self._stages[number].name
             packed = {**pack_items(value if value.results is None else value.results(), name), "done": again}
             if packed["bytes"] > _LARGE_BYTES:
@@ -227,35 +255,137 @@ class Run:
                 )
             return packed
         if isinstance(value, dict):
-            return {key: self._packed(one, number, urls) for key, one in value.items()}
-        return [self._packed(one, number, urls) for one in value] if isinstance(value, list) else value
+            return {key: self._packed(one, number, shards) for key, one in value.items()}
+        return [self._packed(one, number, shards) for one in value] if isinstance(value, list) else value
 
-    def _may_refer(self, number: int) -> bool:
-        """Return whether the items that stage ``number`` holds can be made again of the samples in their shards."""
-        between = self._stages[self.source + 1 : number]
-        return self._stages[self.source].reads and all(one.same_items or one.pure for one in between)
+    def _places(self, items: Held, number: int) -> list[tuple[Shard, int, int | None]] | None:
+        """Return where ``items`` of stage ``number`` stand; None where they cannot all be made again of that."""
+        if not _is_pure(self._stages[self.source + 1 : number]) or not all(type(item) is RawSample for item in items):
+            return None
+        shards = {url: self._shard_of(url) for url in {item.shard for item in items}}
+        places = [(shard, item.offset, item.stop) for item in items if (shard := shards[item.shard]) is not None]
+        return places if len(places) == len(items) else None
+
+    def _shard_of(self, url: str) -> Shard | None:
+        """Return the shard ``url`` from whose samples the first stages make their items again; None where they cannot,
+        and where more than one source has read it."""
+        if self.reads:
+            return (url,)
+        read = [one for one in self._readers if one.pipeline is None or url in one.pipeline.shards_read]
+        return (url, *read[0].numbers) if len(read) == 1 and read[0].pure else None
+
+    @functools.cached_property
+    def _readers(self) -> list[_Reader]:
+        return list(_readers_in(self._stages[0].stage))
+
+    def _facts_of(self, shard: Shard) -> Mapping[str, Any]:
+        """Return what it takes to read samples of ``shard`` again."""
+        url, *numbers = shard
+        if not numbers:
+            return self._shards_read.get(url, {"version": ""})  # type: ignore[no-any-return]
+        return {**_source_at(self._stages[0].stage, numbers).shards_read[url], "source": numbers}
 
     def _with_items(self, value: Any, number: int) -> Any:
         """Return ``value`` from `_packed` with the items in their places."""
-        if isinstance(value, dict) and "references" in value:
-            return self._made_again(value, number)
-        if isinstance(value, dict) and "items" in value and "bytes" in value:
-            return Held(unpack_items(value), done=value["done"])
+        if isinstance(value, dict) and "count" in value and ("references" in value or "items" in value):
+            return self._held(value, number)
         if isinstance(value, dict):
             # States of other pipelines ("nested") have their items in their own places.
             return {k: one if k == "nested" else self._with_items(one, number) for k, one in value.items()}
         return [self._with_items(one, number) for one in value] if isinstance(value, list) else value
 
-    def _made_again(self, packed: dict[str, Any], number: int) -> Held:
-        """Return the items of references: their samples, read by ranges, after the stages in between."""
+    def _held(self, packed: dict[str, Any], number: int) -> Held:
+        """Return the items in ``packed``: of references their samples, read by ranges, after the stages in between."""
         assert self._saved is not None
-        shards = self._saved.get("shards", [])
-        references = unpack_references(packed, [url for url, _ in shards])
-        items: Iterable[Any] = self._stages[self.source].stage.samples_at(references, dict(shards))
-        for one in self._stages[self.source + 1 : number]:
-            items = items if one.same_items else one.stage.run(items)
-        made = Held(items)
-        if len(made) != len(references):
-            name = self._stages[number].name
-            raise StateError(f"{len(references)} samples of the stage {name} were saved, and {len(made)} come now")
-        return made
+        held = Held(done=packed.get("done", False))
+        if "references" in packed:
+            facts = {shard_of(*entry): entry[1] for entry in self._saved.get("shards", ())}
+            held += _made_again(self._stages[:number], unpack_places(packed, list(facts)), facts)
+        if "items" in packed:
+            held += unpack_items(packed)
+        return held
+
+
+def _source_of(stages: Sequence[Declared]) -> int:
+    return max((number for number, one in enumerate(stages) if one.reads), default=0)
+
+
+def _is_pure(stages: Iterable[Declared]) -> bool:
+    return all(one.same_items or one.pure for one in stages)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """A pipeline within the first stage that reads shards."""
+
+    numbers: tuple[int, ...]
+    """See `packing.Shard`."""
+    pipeline: Any
+    """None for a source of which it is unknown what it reads."""
+    pure: bool
+    """The stages behind the reading give the same item whenever they are run over the same sample."""
+
+
+def _readers_in(stage: Any) -> Iterator[_Reader]:
+    for number, source in enumerate(_sources_in(stage)):
+        stages = source.declared() if hasattr(source, "declared") else []
+        if not stages:
+            yield _Reader((number,), None, False)
+            continue
+        first = _source_of(stages)
+        pure = _is_pure(stages[first + 1 :])
+        if stages[first].reads:
+            yield _Reader((number,), source, pure)
+            continue
+        within = list(_readers_in(stages[0].stage)) or [_Reader((), None, False)]
+        yield from (_Reader((number, *one.numbers), one.pipeline, pure and one.pure) for one in within)
+
+
+def _sources_in(stage: Any) -> Sequence[Any]:
+    """Return the datasets whose items ``stage``, the first of a pipeline, gives: it is one, or a mix of some."""
+    return [stage] if hasattr(stage, "declared") else getattr(stage, "datasets", ())
+
+
+def _source_at(stage: Any, numbers: Sequence[int]) -> Any:
+    """Return the dataset within ``stage`` that has these ``numbers``."""
+    source = _sources_in(stage)[numbers[0]]
+    return _source_at(source.pipeline[0], numbers[1:]) if numbers[1:] else source
+
+
+def _made_again(
+    stages: Sequence[Declared],
+    places: Sequence[tuple[Shard, int, int | None]],
+    facts: Mapping[Shard, Mapping[str, Any]],
+) -> list[Any]:
+    """Return what ``stages`` make of the samples at ``places``, in their order; ``facts`` are those of the shards."""
+    source = _source_of(stages)
+    items: Iterable[Any]
+    if stages[source].reads:
+        of_urls = {shard[0]: of_shard for shard, of_shard in facts.items()}
+        items = stages[source].stage.samples_at([(shard[0], first, last) for shard, first, last in places], of_urls)
+    else:
+        items = _made_by_sources(stages[0].stage, places, facts)
+    for one in stages[source + 1 :]:
+        items = items if one.same_items else one.stage.run(items)
+    made = list(items)
+    if len(made) != len(places):
+        raise StateError(
+            f"{len(places)} samples were saved by their places, and the stages {[one.name for one in stages]} make "
+            f"{len(made)} of them now"
+        )
+    return made
+
+
+def _made_by_sources(
+    stage: Any, places: Sequence[tuple[Shard, int, int | None]], facts: Mapping[Shard, Mapping[str, Any]]
+) -> list[Any]:
+    """Return what the sources within ``stage`` make of the samples at ``places``, as it gives them."""
+    made: dict[int, Any] = {}
+    for number, source in enumerate(_sources_in(stage)):
+        here = [at for at, (shard, _, _) in enumerate(places) if shard[1] == number]
+        within = [((places[at][0][0], *places[at][0][2:]), *places[at][1:]) for at in here]
+        of_source = {(url, *rest): one for (url, first, *rest), one in facts.items() if first == number}
+        if within:
+            items = _made_again(source.declared(), within, of_source)
+            made |= zip(here, stage.as_given(number, items) if hasattr(stage, "as_given") else items, strict=True)
+    return [made[at] for at in range(len(places))]

@@ -22,6 +22,7 @@ __all__ = [
     "Held",
     "RandomState",
     "Rest",
+    "ShardState",
     "StageState",
     "WorkerState",
     "WorkerStates",
@@ -62,6 +63,22 @@ class StageState:
         """Return what `load` needs, beside items, in one of several processes that share what was saved in
         ``states``."""
         return {}
+
+
+class ShardState(StageState):
+    """Base of the position of a stage that reads shards."""
+
+    def know(self, shards: dict[str, Any]) -> None:
+        """Note in ``shards``, by URL, what it takes to read a part of a shard once more (``stage.samples_at``)."""
+        raise NotImplementedError
+
+    def shards(self, source: Iterable[Any]) -> Iterator[Any]:
+        """Return the shards of ``source`` that are still to be read, the open one from where it was."""
+        raise NotImplementedError
+
+    def listed(self) -> Iterator[Any]:
+        """Return those that come from no endless source."""
+        raise NotImplementedError
 
 
 class Held(list[Any]):

@@ -15,12 +15,13 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from wds_async.arguments import check_function, check_slice, check_type, each, function, of_type, passing, size
-from wds_async.checkpoint.states import Counted
+from wds_async.checkpoint.states import Counted, Held, StageState
 from wds_async.errors import ConfigError, StateError
 from wds_async.filters.fields import not_found
 from wds_async.filters.threads import ThreadsState, ordered_map
 from wds_async.handlers import Handler, passed, reraise_exception
 from wds_async.stages import PipelineStage, Traits, pipelinefilter
+from wds_async.tar.group import at_place_of
 from wds_async.tracebacks import located
 
 if TYPE_CHECKING:
@@ -49,9 +50,9 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 def deterministic(f: _Function) -> _Function:
     """Declare that ``f`` gives the same result whenever it is called with the same argument: it draws no random
-    numbers. The state of a stage behind ``map(f)`` then has references to the samples that it holds, and not what ``f``
-    made of them (see `DataPipeline.state_dict`). Use it as a decorator, or around a function. TypeError for an object
-    that takes no attributes: put it into a function."""
+    numbers. The state of a stage behind ``map(f)`` then has references to the samples that it holds, and not the dicts
+    that ``f`` made of them (see `DataPipeline.state_dict`). Use it as a decorator, or around a function. TypeError for
+    an object that takes no attributes: put it into a function."""
     try:
         vars(f)["deterministic"] = True
     except TypeError as exn:
@@ -247,6 +248,7 @@ def _map(
         results = ordered_map(data, functools.partial(_applied, f), threads, handler, stage="map", state=state)
         yield from (result for result in results if result is not None)
         return
+    keeps_place = _all_deterministic(f)
     for sample in data:
         try:
             result = f(sample)
@@ -258,6 +260,8 @@ def _map(
             continue
         if isinstance(result, dict) and isinstance(sample, dict):
             result["__key__"] = sample.get("__key__")
+            if keeps_place:
+                result = at_place_of(sample, result)
         yield result
 
 
@@ -265,6 +269,8 @@ def _applied(f: Callable[[Any], Any], sample: Any) -> Any:
     result = f(sample)
     if isinstance(result, dict) and isinstance(sample, dict):
         result["__key__"] = sample.get("__key__")
+        if _all_deterministic(f):
+            result = at_place_of(sample, result)
     return result
 
 
@@ -385,27 +391,72 @@ slice = pipelinefilter(
 )
 
 
+class CachedState(StageState):
+    """State of `Cached`: the items that it keeps, and how many of them were given."""
+
+    def __init__(self) -> None:
+        self.items: list[Any] = []
+        """Those of earlier iterations, or of this one."""
+        self.given = 0
+        """How many of the items that were there when it began have been given."""
+        self.filled = False
+        """The items are all there are."""
+        self.whole = True
+        """Nothing is missing of the items of this iteration."""
+        self.filling = False
+
+    def save(self) -> dict[str, Any]:
+        given = len(self.items) if self.filling else self.given
+        items = {"kept": Held(self.items[:given]), "left": Held(self.items[given:])}
+        return {**items, "filled": self.filled, "whole": self.whole, "without_source": self.filled}
+
+    def load(self, saved: dict[str, Any]) -> None:
+        self.items, self.given = [*saved["kept"], *saved["left"]], len(saved["kept"])
+        self.filled, self.whole = saved["filled"], saved["whole"]
+
+    @classmethod
+    def shared(cls, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        return {"kept": [], "filled": False, "whole": False}
+
+
 class Cached(PipelineStage):
     """Keep what passes in memory during the first complete iteration, and yield it from there later.
 
-    The samples are not copied: a later stage that changes them in place changes them for good.
+    The samples are not copied: a later stage that changes them in place changes them for good, which a state that
+    refers to them does not have. A state within an iteration has references to the samples that are kept (or, behind
+    functions that are not `deterministic`, the samples), and they are read again when it is loaded. Between two
+    iterations it has none: the next one fills the cache anew, as it does for another number of ranks or workers.
     """
 
-    traits = Traits(one_to_one=True, same_items=True)
+    traits = Traits(one_to_one=True, same_items=True, state=CachedState)
 
     def __init__(self) -> None:
         self.cached: list[Any] | None = None
 
-    def run(self, source: Iterable[Any]) -> Iterator[Any]:
-        """Yield the items of the source, or those that were kept of it."""
-        if self.cached is not None:
-            yield from self.cached
+    def run(self, source: Iterable[Any], *, state: CachedState | None = None) -> Iterator[Any]:
+        """Yield the source, or what was kept of it."""
+        state = state or CachedState()
+        if state.filled:
+            self.cached = state.items
+        elif self.cached is not None and not state.items and state.whole:
+            state.items, state.filled = self.cached, True
+        return self._items(source, state)
+
+    def _items(self, source: Iterable[Any], state: CachedState) -> Iterator[Any]:
+        if state.filled or not state.whole:
+            while state.given < len(state.items):
+                state.given += 1
+                yield state.items[state.given - 1]
+        if state.filled:
             return
-        kept = []
+        if not state.whole:
+            yield from source
+            return
+        state.filling = True
         for sample in source:
-            kept.append(sample)
+            state.items.append(sample)
             yield sample
-        self.cached = kept
+        self.cached = state.items
 
 
 def __getattr__(name: str) -> Any:

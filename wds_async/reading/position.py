@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from wds_async.checkpoint.packing import Reference
-from wds_async.checkpoint.states import StageState
+from wds_async.checkpoint.states import ShardState
 from wds_async.errors import StateError
 from wds_async.reading.spans import entry_at
 from wds_async.redact import redact
@@ -30,7 +30,7 @@ class OpenShard(Protocol):
         """Whether parts of it cannot be read by their places."""
 
 
-class ReadState(StageState):
+class ReadState(ShardState):
     """Position of a reading stage: the shards that it has read, and the place in the one that is open."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class ReadState(StageState):
         """The open shard and the one before it, by their numbers."""
         self._open: OpenShard | None = None
         self._facts: dict[str, Any] = {}
-        """By URL, facts of the shards that samples which stages hold may be of."""
+        """By URL, facts of the shards that were read (see `entries_of`)."""
 
     def shards(self, source: Iterable[Any]) -> Iterator[Any]:
         """Return the shards to read: those of ``source``, or those that were shared out, from the one that was open on,
@@ -95,6 +95,8 @@ class ReadState(StageState):
 
     def save(self) -> dict[str, Any]:
         number, at = self._shards, None
+        if self._open is not None:
+            self.over(self._open)
         if self._open is None:
             at = self._at
         elif self.sample is not None and self.sample.stop is None:
@@ -114,15 +116,8 @@ class ReadState(StageState):
         self._at, self._before = saved.get("at"), saved.get("before")
         self._entries, self._endless = saved.get("entries"), saved.get("endless", False)
 
-    def facts(self, urls: Iterable[str]) -> list[dict[str, Any]]:
-        """Return facts of shards that were read, for `entries_of`."""
-        if self._open is not None:
-            self.over(self._open)
-        return [self._facts.get(url, {"version": ""}) for url in urls]
-
-    def know(self, facts: Mapping[str, Any]) -> None:
-        """Take the facts of shards that an earlier run has read."""
-        self._facts.update(facts)
+    def know(self, shards: dict[str, Any]) -> None:
+        self._facts = shards
 
     def over(self, shard: OpenShard) -> None:
         """Note the facts of a shard that is over."""

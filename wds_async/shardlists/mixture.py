@@ -6,7 +6,7 @@ import copy
 import functools
 import logging
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from wds_async import config, mix, world
@@ -110,8 +110,8 @@ class Mixture(mix.Mix):
         other.datasets = [source.compose() for source in self.datasets]
         return other
 
-    def _streams(self, datasets: Sequence[Iterable[Any]]) -> list[Labelled]:
-        return [Labelled(samples, source) for samples, source in zip(datasets, self.sources, strict=True)]
+    def as_given(self, number: int, items: Iterable[Any]) -> Labelled:
+        return Labelled(items, self.sources[number])
 
     def _drawn(self, sources: list[Iterator[Any]], state: mix.MixState) -> Iterator[Any]:
         items = self.mixed(sources, state)

@@ -20,6 +20,7 @@ __all__ = [
     "Keys",
     "RawSample",
     "admission",
+    "at_place_of",
     "base_plus_ext",
     "complete",
     "expected",
@@ -63,6 +64,15 @@ class RawSample(dict[str, Any]):
         other = RawSample(self)
         other.shard, other.offset, other.stop = self.shard, self.offset, self.stop
         return other
+
+
+def at_place_of(sample: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
+    """Return ``result``, which was made of ``sample``, with its place in the shard if it has one."""
+    if type(sample) is not RawSample or type(result) is not dict:
+        return result
+    placed = RawSample(result)
+    placed.shard, placed.offset, placed.stop = sample.shard, sample.offset, sample.stop
+    return placed
 
 
 def base_plus_ext(path: str) -> tuple[str, str] | tuple[None, None]:
