@@ -330,6 +330,16 @@ class _StreamWriter:
             raise ConfigError(f"{self.shown}: more samples than map_size={size} bytes hold; give a larger one") from exn
 
 
+class _UnsavedOrder(StageState):
+    """State of a cache that yields its samples in an order drawn by the operating system."""
+
+    def save(self) -> dict[str, Any]:
+        raise StateError(
+            "DBCache(shuffle=True) draws its order from the operating system, which no state has: leave shuffle out, "
+            "and shuffle behind it"
+        )
+
+
 class SQLiteCache(world.TorchDataset):
     """The first ``size`` samples of a source, kept in an SQLite file and yielded from there once it holds them.
 
@@ -371,7 +381,12 @@ class SQLiteCache(world.TorchDataset):
     def __iter__(self) -> Iterator[Any]:
         return self.run(self.source)
 
-    def run(self, source: Iterable[Any] | None) -> Iterator[Any]:
+    @property
+    def traits(self) -> Traits:
+        """What it declares as a stage: no state, so that it is run again, or one that cannot be saved."""
+        return Traits(state=_UnsavedOrder if self.shuffled else False)
+
+    def run(self, source: Iterable[Any] | None, *, state: StageState | None = None) -> Iterator[Any]:
         """Iterate with ``source`` in place of one's own; so this is a stage, too."""
         if self.dbname is not None and self.total >= self.size:
             return self.dbiter()

@@ -16,6 +16,7 @@ import wds_async as wds
 from tests.checkpoint.pipelines import dataset, shown, taken
 from tests.servers import Origin, make_shards
 from wds_async.errors import StateError
+from wds_async.samplecache import SQLiteCache
 
 
 def through_json(pipeline: Any) -> dict[str, Any]:
@@ -91,6 +92,28 @@ def test_a_database_that_another_run_fills_is_left_to_it(tmp_path: Path, caplog:
     assert "the next epoch fills it" in caplog.text
     list(other)
     assert sorted(kept([], tmp_path / "lmdb")) == samples
+
+
+def test_an_sqlite_cache_is_run_again_if_its_order_allows(tmp_path: Path) -> None:
+    samples = [{"__key__": f"{number:03d}"} for number in range(20)]
+
+    def make(**kw: Any) -> wds.DataPipeline:
+        return wds.DataPipeline(tuple(samples), SQLiteCache(tmp_path / "a.db", 12, **kw))
+
+    pipeline = make()
+    iterator = iter(pipeline)
+    taken(iterator, 5)
+    state = through_json(pipeline)
+    taken(iterator, 3)
+    for _ in range(2):  # from the state of an epoch that filled it, while it is filled and behind that
+        resumed = make()
+        resumed.load_state_dict(state)
+        assert list(resumed) == samples[5:12]
+        assert list(resumed) == samples[:12]
+    shuffled = make(shuffle=True)
+    taken(iter(shuffled), 5)
+    with pytest.raises(StateError, match="shuffle behind it"):
+        shuffled.state_dict()
 
 
 def test_a_cache_of_shards_goes_on(tmp_path: Path, origin: Origin) -> None:

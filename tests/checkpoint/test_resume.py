@@ -20,6 +20,7 @@ from tests.checkpoint.pipelines import (
     PIPELINES,
     UNSEEDED_LATER,
     as_records,
+    augmented,
     dataset,
     doubled,
     packed,
@@ -111,6 +112,49 @@ def test_a_shuffle_behind_a_mix_has_a_small_state_and_goes_on_by_ranges(tmp_path
     resumed.load_state_dict(json.loads(text))
     assert shown(resumed) == shown(iterator)
     assert resumed.statistics().bytes < 1.5 * sum(Path(url).stat().st_size for url in urls)
+
+
+_SOURCES = st.recursive(
+    st.tuples(st.lists(st.integers(0, 4), min_size=1, max_size=3, unique=True), st.sampled_from(["", "det", "own"])),
+    lambda inner: st.lists(inner, min_size=1, max_size=3),
+    max_leaves=4,
+)
+"""A mix: of sources, each with its shards and what is done with their samples, and of mixes."""
+
+
+def mix_of(sources: Any, urls: list[str], seed: int) -> Any:
+    if isinstance(sources, list):
+        return wds.DataPipeline(
+            wds.RandomMix([mix_of(one, urls, seed + 1) for one in sources], longest=True, seed=seed),
+            wds.shuffle(4, seed=seed),
+        )
+    shards, kind = sources
+    source = dataset([urls[shard] for shard in shards])
+    return source.map(doubled) if kind == "det" else source.map(augmented) if kind == "own" else source
+
+
+@given(sources=st.lists(_SOURCES, min_size=1, max_size=3), data=st.data())
+@settings(max_examples=15, deadline=None)
+def test_any_mix_goes_on_anywhere(sources: Any, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    urls = [str(path) for path in make_shards(tmp_path_factory.mktemp("shards"), shards=5, samples=4)]
+
+    def make(state: Any = None) -> Any:
+        pipeline = wds.DataPipeline(mix_of(sources, urls, 1), wds.shuffle(9, seed=2))
+        if state is not None:
+            pipeline.load_state_dict(state)
+        return pipeline
+
+    count, done = len(list(make())), 0
+    pipeline = make()
+    iterator = iter(pipeline)
+    for kill in sorted(data.draw(st.lists(st.integers(0, count), max_size=3))):
+        taken(iterator, kill - done)
+        done, state = kill, state_of(pipeline)
+        rest = shown(iterator)
+        assert len(rest) == count - done
+        assert shown(make(state)) == rest
+        pipeline = make(state)
+        iterator = iter(pipeline)
 
 
 def test_an_open_shard_is_read_from_where_it_was_left(tmp_path: Path) -> None:

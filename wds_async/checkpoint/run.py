@@ -24,7 +24,7 @@ from wds_async.checkpoint.packing import (
     unpack_items,
     unpack_places,
 )
-from wds_async.checkpoint.states import Held, ShardState, StageState, check_keys
+from wds_async.checkpoint.states import Held, SourceState, StageState, check_keys
 from wds_async.errors import StateError
 from wds_async.logs import warn_once
 from wds_async.tar.group import RawSample
@@ -51,7 +51,7 @@ class Declared:
     @property
     def reads(self) -> bool:
         """It reads shards, and can go on in one."""
-        return isinstance(self.state, type) and issubclass(self.state, ShardState)
+        return isinstance(self.state, type) and issubclass(self.state, SourceState)
 
 
 class Run:
@@ -120,7 +120,7 @@ class Run:
         """Return the shards that are still to be read, the open one from where it was; of an ``endless`` list those
         that were shared out before."""
         state = self._state_at(self.source)
-        assert isinstance(state, ShardState), "only of a pipeline that reads shards"
+        assert isinstance(state, SourceState), "only of a pipeline that reads shards"
         return list(state.listed() if endless else state.shards(self.front(open_stage)))
 
     @property
@@ -146,7 +146,7 @@ class Run:
         saved = {} if self._saved is None else self._saved["states"].get(str(number), {})
         if saved:
             state.load(self._with_items(saved, number))
-        if isinstance(state, ShardState):
+        if isinstance(state, SourceState):
             state.know(self._shards_read)
         return state
 

@@ -22,7 +22,7 @@ __all__ = [
     "Held",
     "RandomState",
     "Rest",
-    "ShardState",
+    "SourceState",
     "StageState",
     "WorkerState",
     "WorkerStates",
@@ -65,7 +65,7 @@ class StageState:
         return {}
 
 
-class ShardState(StageState):
+class SourceState(StageState):
     """Base of the position of a stage that reads shards."""
 
     def know(self, shards: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from wds_async.checkpoint.packing import Reference
-from wds_async.checkpoint.states import ShardState
+from wds_async.checkpoint.states import SourceState
 from wds_async.errors import StateError
 from wds_async.reading.spans import entry_at
 from wds_async.redact import redact
@@ -30,7 +30,7 @@ class OpenShard(Protocol):
         """Whether parts of it cannot be read by their places."""
 
 
-class ReadState(ShardState):
+class ReadState(SourceState):
     """Position of a reading stage: the shards that it has read, and the place in the one that is open."""
 
     def __init__(self) -> None:
