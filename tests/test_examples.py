@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.packages import need_package
+
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
 # torch_xla wants a TPU, so its example gets a double; Accelerate would take that for a TPU.
@@ -28,12 +30,12 @@ def packages_of(example: Path) -> set[str]:
 
 
 def need_packages(example: Path, of_extra: set[str]) -> None:
-    """Skip the test where the example imports what is not installed; fail where CI installs it."""
-    known = {"sampledata", "torch_xla"}
-    missing = {name for name in packages_of(example) - known if importlib.util.find_spec(name) is None}
-    if missing and not (missing & of_extra and os.environ.get("WDS_REQUIRE_SERVERS") == "1"):
-        pytest.skip(f"not installed: {', '.join(sorted(missing))}")
-    assert not missing, f"the extra `examples` is not installed: {missing}"
+    """Skip the test where the example imports what is not installed; fail where CI installs that, by ``of_extra``."""
+    for name in sorted(packages_of(example) - {"sampledata", "torch_xla"}):
+        if name in of_extra:
+            need_package(name)
+        elif importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed")
 
 
 def extra_examples() -> set[str]:
@@ -75,7 +77,7 @@ RESUMED = ["accelerate_resume.py", "lightning_resume.py", "transformers_resume.p
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("name", [name for name in RESUMED if (ROOT / "examples" / name).exists()])
+@pytest.mark.parametrize("name", RESUMED)
 def test_two_ranks_go_on_in_the_middle_of_an_epoch(name: str, tmp_path: Path) -> None:
     example = ROOT / "examples" / name
     need_packages(example, extra_examples())
