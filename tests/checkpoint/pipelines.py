@@ -16,6 +16,7 @@ import numpy as np
 import wds_async as wds
 from tests.servers import make_shards
 from wds_async.handlers import ignore_and_continue
+from wds_async.indexed.scan import scan_shards
 from wds_async.reading.parts import group_by_keys, tar_file_expander, url_opener
 
 Make = Callable[[list[str]], Any]
@@ -90,6 +91,14 @@ def packed(urls: Sequence[str], *stages: Any, **kw: Any) -> wds.DataPipeline:
 def lmdb_beside(urls: Sequence[str]) -> wds.LMDBCached:
     """Return a cache in a folder beside the shards."""
     return wds.LMDBCached(Path(urls[0]).parent / "lmdb", map_size=1e8, chunksize=4)
+
+
+def canonical(urls: list[str], **kw: Any) -> wds.WebDataset:
+    """Return global batches of three samples, by indexes beside the shards."""
+    for scanned in scan_shards([url for url in urls if not Path(f"{url}.index").exists()]):
+        assert scanned.index is not None
+        Path(f"{scanned.url}.index").write_bytes(scanned.index.to_bytes())
+    return dataset(urls, canonical=3, index=True, **kw)
 
 
 def is_sample(record: Any) -> bool:
@@ -195,6 +204,8 @@ PIPELINES: dict[str, Make] = {
     ),
     "LMDB": lambda urls: dataset(urls, shardshuffle=3, seed=7).compose(lmdb_beside(urls)).shuffle(5, seed=1),
     "LMDB behind a random map": lambda urls: dataset(urls).map(augmented).compose(lmdb_beside(urls)),
+    "canonical": lambda urls: canonical(urls, shardshuffle="epoch", seed=3).to_tuple("__key__", "cls").batched(3),
+    "canonical, shuffled": lambda urls: canonical(urls, equal="repeat").shuffle(5, seed=1),
     "records": packed,
     "records, shuffled": lambda urls: packed(urls, wds.shuffle(9, seed=1), seed=4),
     "records, samples only": lambda urls: packed(urls, wds.select(is_sample), wds.map(doubled), wds.shuffle(9, seed=1)),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import wds_async as wds
@@ -29,10 +29,14 @@ TOTAL = sum(SIZES)
 
 @pytest.fixture
 def urls(tmp_path: Path) -> list[str]:
-    """Shards of several sizes, with indexes beside them."""
+    return written(tmp_path)
+
+
+def written(folder: Path) -> list[str]:
+    """Return shards of several sizes in ``folder``, with indexes beside them."""
     numbers, found = itertools.count(), []
     for shard, size in enumerate(SIZES):
-        path = tmp_path / f"{shard:03d}.tar"
+        path = folder / f"{shard:03d}.tar"
         path.write_bytes(make_shard({f"{n:06d}": sample_fields(n) for n in itertools.islice(numbers, size)}))
         found.append(str(path))
     write_indexes(found)
@@ -91,6 +95,10 @@ class Job:
             self.be(rank)
             parts.append(list(itertools.islice(iterator, count)))
         return [list(itertools.chain(*batch)) for batch in zip(*parts, strict=True)]
+
+    def close(self) -> None:
+        for loader in self.loaders:
+            loader.close()
 
     def merged(self) -> Any:
         states = []
@@ -295,6 +303,34 @@ def test_other_ranks_go_on_with_the_next_batch(
         found += job.batches(1)
     job = Job(make, 3, None, monkeypatch, job.merged())
     assert found + job.batches() == whole
+
+
+@pytest.fixture(scope="module")
+def urls_kept(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return written(tmp_path_factory.mktemp("shards"))
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from([1, 2, 3, 4, 6, 8, 12]), st.integers(0, 2)), min_size=1, max_size=5),
+    st.sampled_from([None, "pad", "repeat"]),
+    st.sampled_from([24, 48]),
+)
+def test_any_ranks_from_any_batch_on(
+    urls_kept: list[str], steps: list[tuple[int, int]], equal: str | None, size: int
+) -> None:
+    def make(ranks: int) -> Any:
+        return dataset(urls_kept, ranks, equal=equal, canonical=size)
+
+    with pytest.MonkeyPatch.context() as mp:
+        whole = Job(make, 1, None, mp).batches()
+        state, found = None, []
+        for ranks, count in steps:
+            job = Job(make, ranks, None, mp, state)
+            found += job.batches(min(count, len(whole) - len(found)))
+            state = job.merged()
+            job.close()
+        assert found + Job(make, 2, None, mp, state).batches() == whole
 
 
 @pytest.mark.slow
