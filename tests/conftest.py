@@ -29,6 +29,8 @@ _LONG = (
 )  # fmt: skip
 """Files whose few tests take long. They come first: two processes share the files, and neither should be left with one
 of these when the other has nothing more to do."""
+_FIRST = ("tests/test_examples.py", "tests/checkpoint/test_ddp.py", "tests/faults/", "tests/checkpoint/test_kill.py")
+"""The longest of all files."""
 _SLOW_FIXTURES = {"nginx", "origin", "tls", "gcs", "s3", "azurite", "radosgw", "service", "server"}
 _SLOW_WORDS = re.compile(r"subprocess|num_workers|get_context|Process\(|os\.fork|bundle")
 _THREADS_END_S = 10.0
@@ -72,11 +74,11 @@ def _source_of(code: types.CodeType) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark slow tests, and put `_LONG` first, in that order; all else stays in its order."""
+    """Mark slow tests, and put `_FIRST` and `_LONG` first, in that order; all else stays in its order."""
     for item in items:
         if is_slow(item):
             item.add_marker("slow")
-    for name in reversed(_LONG):
+    for name in reversed(_FIRST + _LONG):
         items.sort(key=lambda item, name=name: not item.nodeid.startswith(name))
 
 

@@ -175,7 +175,8 @@ def test_signatures_that_lapse_are_asked_for_anew(
             double.script("t*", cut_at=1000, then=double.lapse)
         else:
             double.script("t*", status=401, message="invalid or expired signature")
-        assert bytes_of(["ais://b/x"]) == [body]
+        # A busy machine asks twice for what is late, and both could be refused.
+        assert bytes_of(["ais://b/x"], quick(hedge_share=0.0)) == [body]
 
 
 # -- what has no ranges ------------------------------------------------------------------------------------

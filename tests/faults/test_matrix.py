@@ -38,6 +38,7 @@ from tests.faults.script import write
 from tests.faults.worlds import Setting, world
 from tests.servers import Tls
 from tests.servers.behaviour import Sent
+from tests.servers.moto import remember_models
 
 _CLEANED = ("AWS_", "BOTO_", "GOOGLE_", "GCE_", "CLOUDSDK_", "STORAGE_EMULATOR_HOST", "AZURE_", "AIS_", "USE_AIS_FOR",
             "WDS_", "GOPEN_", "FSSPEC_", "NETRC")  # fmt: skip
@@ -61,6 +62,7 @@ def clients() -> None:
     """The stores' clients are imported, which takes seconds, before a reader counts those that it waits for them."""
     for name in ("s3fs", "gcsfs", "adlfs", "aistore"):
         importlib.import_module(name)
+    remember_models()
 
 
 @pytest.fixture

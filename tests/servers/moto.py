@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import urllib.request
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ import pytest
 
 from tests.servers.process import ServerMissing, required
 
-__all__ = ["CREDENTIALS", "clean_aws", "empty_bucket", "moto"]
+__all__ = ["CREDENTIALS", "clean_aws", "empty_bucket", "moto", "remember_models"]
 
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "AKIAMOTOMOTOMOTOMOTO", "AWS_SECRET_ACCESS_KEY": "hush-secret"}
 
@@ -28,6 +29,15 @@ _NAMES = (
 )
 
 
+@functools.cache
+def remember_models() -> None:
+    """Have botocore read the files that describe its services once a process, and not for each client: they are
+    megabytes."""
+    loaders = importlib.import_module("botocore.loaders")
+    read = functools.cache(loaders.JSONFileLoader().load_file)
+    loaders.JSONFileLoader.load_file = lambda self, path: read(path)
+
+
 @pytest.fixture
 def clean_aws(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> pytest.MonkeyPatch:
     """An environment without a trace of S3: no variables, no files, no metadata service."""
@@ -36,6 +46,7 @@ def clean_aws(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPath
     for name in list(os.environ):
         if name.startswith(_NAMES):
             monkeypatch.delenv(name)
+    remember_models()
     home = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(home / "config"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(home / "credentials"))
