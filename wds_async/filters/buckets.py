@@ -277,27 +277,26 @@ def _bucketed(
     *,
     state: BucketState | None = None,
 ) -> Iterator[Any]:
-    """Batch samples of like length, so that little is padded: ``bucketed("length", edges=[64, 256],
+    """Batch samples of similar length, so that little padding is needed: ``bucketed("length", edges=[64, 256],
     batch_size=32)``.
 
-    ``key`` is a function of the sample, the name of a field or the number of a value in a tuple. ``edges`` ascend:
-    with ``[64, 256]`` there is one bucket for keys below 64, one from 64 to below 256, and one from 256 on. Without
-    edges every key, of any type that a dict takes, has a bucket of its own; ``[]`` makes a single bucket.
+    ``key``: a function of the sample, the name of a field, or the number of a value in a tuple. ``edges`` are
+    ascending limits: ``[64, 256]`` makes one bucket for keys below 64, one from 64 to below 256, and one from 256
+    on. Without edges, each key (of any type that a dict takes) has its own bucket; ``[]`` makes a single bucket.
 
-    A bucket becomes a batch as soon as it has ``batch_size`` samples (one number, or one for each bucket), or
-    before the longest key in it times the number of its samples, the padded size, would be above ``max_tokens``
-    (keys may be seconds, or pixels). ``collation_fn`` makes the batch of the list of samples, as in `batched`; None
-    gives the list. At the end the rest comes as smaller batches; ``partial=False`` drops it. Less than a batch is
-    held in each bucket.
+    ``batch_size``, ``max_tokens``: a bucket becomes a batch as soon as it has ``batch_size`` samples (one number,
+    or one for each bucket), or before its padded size, which is its longest key times the number of its samples,
+    would exceed ``max_tokens`` (in the unit of the key: tokens, seconds, pixels). One of the two is needed.
+    ``collation_fn`` makes the batch from the list of samples, as in `batched`; None gives the list. At the end,
+    the rest comes as smaller batches; ``partial=False`` drops it. Each bucket holds less than a batch.
 
-    With ``same_shape`` the batches of all ranks come from the same bucket at each step (in DataLoaders with as many
-    workers): their order is drawn by ``seed`` and ``shares``, how often each bucket comes (alike unless given), and
-    a batch waits until its bucket is full. More than ``max_held`` samples held for that are a ConfigError, which
-    tells the shares of the data. It ends with the samples: what is left then has no order in common, and ranks end
-    at different steps unless the number is cut (`with_epoch`).
+    ``same_shape``: all ranks (with the same number of DataLoader workers) take their batches from the same bucket
+    at each step. The order of the buckets is drawn from ``seed`` and ``shares``, the relative frequencies of the
+    buckets (equal by default), and samples are read until that bucket is full. If more than ``max_held`` samples
+    have to be held for that, a ConfigError states the shares of the data. The common order ends with the samples:
+    what is left is batched in any order, and ranks end at different steps unless `with_epoch` cuts their number.
 
-    A key that raises, is no number (where there are edges or tokens) or is above ``max_tokens`` goes to
-    ``handler``.
+    A key that raises, is not a number (with edges or tokens) or exceeds ``max_tokens`` goes to ``handler``.
     """
     options = BucketOptions(
         key, edges, batch_size, max_tokens, collation_fn, partial, handler, same_shape, shares, seed, max_held

@@ -42,27 +42,30 @@ _ADVICE = "`wds-async index SHARDS…` makes indexes of shards"
 
 
 class IndexedDataset(world.TorchMapDataset):
-    """The samples of shards by number, read from where they are: ``len(ds)``, ``ds[17]``, ``ds[-1]``, ``ds[[3, 1]]``.
+    """The samples of shards by number, read individually from where they are: ``len(ds)``, ``ds[17]``, ``ds[-1]``,
+    ``ds[[3, 1]]``.
 
-    ``urls`` are plain tars (a string with braces or patterns, or a list) in any store that gives ranges, or on disk.
-    Where samples are is told by an index of each shard (``wds-async index``), of ``kind``:
+    ``urls``: plain tars (a string with braces or wildcards, or a list), on disk or in any store that supports range
+    requests. ``kind`` says which index gives the positions of their samples (``wds-async index`` writes all three):
 
-    * ``"wds"``: ``NAME.tar.index`` (see `shardindex`), in the cache folder, else beside the shard. It knows the
-      shard's version: a shard that was replaced since is ObjectChanged.
-    * ``"dali"``: ``NAME.idx`` beside the shard, as DALI's ``wds2idx`` makes it.
-    * ``"energon"``: ``NAME.tar.idx`` beside the shard, as ``energon prepare`` makes it.
+    * ``"wds"`` (default): ``NAME.tar.index`` (see `shardindex`), in the cache folder or else beside the shard. It
+      contains the shard's version: if the shard was replaced, ObjectChanged is raised.
+    * ``"dali"``: ``NAME.idx`` beside the shard, as made by DALI's ``wds2idx``.
+    * ``"energon"``: ``NAME.tar.idx`` beside the shard, as made by ``energon prepare``.
 
-    ``index`` is another folder (path or URL) of these files, or the indexes themselves: one `ShardIndex` a shard.
+    ``index``: another folder (path or URL) with these files, or the indexes themselves, one `ShardIndex` per shard.
 
-    A sample is a dict of bytes with ``__key__`` and ``__url__``, as `WebDataset` gives it, after ``transformations``:
-    one function or several, applied in turn. ``__getitems__``, by which torch's DataLoader asks for a batch, makes one
-    range of neighbours that are at most ``gap_bytes`` (256 KiB) apart, and requests all ranges at the same time, on up
-    to 128 connections (``WDS_CONNECTIONS``). ``storage_options`` and ``transfer`` are those of `WebDataset`.
+    A sample is a dict of bytes with ``__key__`` and ``__url__``, as in `WebDataset`. ``transformations``, one function
+    or several, are applied to it in turn. ``__getitems__``, with which torch's DataLoader requests a batch, joins
+    samples of a shard that are at most ``gap_bytes`` (default 256 KiB) apart into one range, and requests all ranges at
+    the same time, over up to 128 connections (``WDS_CONNECTIONS``). ``storage_options`` and ``transfer`` are those of
+    `WebDataset`.
 
-    Indexing raises IndexError beyond the end, ShardFormatError where an index is of another shard, and the errors of
-    reading. Raises ConfigError for what is no index and ShardNotFound where there is none. Threads may share it; it
-    goes to DataLoader workers by fork or pickle. `close`, also by ``with``, ends its connections; they are made again
-    when they are needed. It takes twelve bytes of memory a sample, and the bytes of its key.
+    Indexing raises IndexError beyond the end, ShardFormatError if an index belongs to another shard, and the errors of
+    reading. The constructor raises ConfigError if a file is not an index and ShardNotFound if there is none. Threads
+    may share the object; it goes to DataLoader workers by fork or pickle. `close`, or the end of a ``with`` block,
+    closes its connections; they are opened again when needed. It takes twelve bytes of memory per sample, plus the
+    bytes of its key.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ _EPOCH_STEP = 1289738273  # wids's own, so that one seed gives one order in both
 
 
 class _RangeSampler:
-    """Visits ranges of indexes; what the samplers have in common.
+    """Base of the samplers, which visit ranges of indexes.
 
     ``epoch`` counts the passes that went to their end; the next pass has its order. In epoch 0 the ranges keep their
     order unless ``shufflefirst``: a first pass then fetches the shards one after another.
@@ -59,7 +59,8 @@ class _RangeSampler:
 
 
 class ShardListSampler(_RangeSampler):
-    """Every index once, shard by shard, in an order of its own every epoch: the shards, and the samples in each.
+    """Sampler of every index once, shard by shard; each epoch has a new order of the shards, and of the samples in
+    each.
 
     ``lengths`` are the numbers of samples of the shards (default: ``dataset.lengths``). In epoch 0 the shards keep
     their order, unless ``shufflefirst``. The order is the same on all ranks: it suits one process.
@@ -83,7 +84,7 @@ ShardedSampler = ShardListSampler
 
 
 class ChunkedSampler(_RangeSampler):
-    """Every index once, chunk by chunk of ``chunksize`` neighbours, in an order of its own every epoch.
+    """Sampler of every index once, chunk by chunk of ``chunksize`` neighbours; each epoch has a new order.
 
     ``num_samples`` is how many indexes there are, from 0 on, or ``(start, stop)``; default: all of ``dataset``.
     ``shuffle=False`` keeps the order of the indexes. In epoch 0 the chunks keep theirs, unless ``shufflefirst``.
@@ -170,7 +171,7 @@ def DistributedChunkedSampler(
 
 
 class WeightedSampler:
-    """``num_samples`` indexes drawn by ``weights`` without replacement: no index comes twice in an epoch.
+    """Sampler of ``num_samples`` indexes, drawn by ``weights`` without replacement: no index comes twice in an epoch.
 
     The next index is always drawn among those that are left, each with a chance in proportion to its weight: those of
     large weights come sooner, and more often where not all are drawn. An index of weight 0 never comes.
