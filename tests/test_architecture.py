@@ -56,8 +56,9 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 DOORS = ("__init__", "__main__", "compat", "filters", "gopen", "pytorch", "shardlists", "tariterators",
          "utils", "wids")  # fmt: skip
 """Names for users; they hold no logic and nothing inside imports them."""
-GUESTS = ("cli.*",)
-"""The command line runs what a user would write, some of it with either library, so it may enter by ``__init__``."""
+GUESTS = ("cli.*", "integrations.*")
+"""The command line runs what a user would write, some of it with either library, so it may enter by ``__init__``. So do
+classes for other frameworks."""
 
 MAX_FUNCTION_LINES = 60
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from wds_async.checkpoint.ranks import AllRanks
+from wds_async import AllRanks
 from wds_async.errors import ConfigError, StateError
 
 __all__ = ["LoaderCallback"]
