@@ -246,7 +246,9 @@ class WebLoader(DataPipeline, FluidInterface):
                 of_stage = [(part, part.state["run"]["states"].get(str(number), {})) for part in parts]
                 states[str(number)] = shared_states(one, of_stage, {})
         run = {"replayed": False, "states": states}
-        given = given_of(self._epoch_length(), parts, old=self._epoch_length(len(merged["merged"])))
+        length, before = self._epoch_length(), self._epoch_length(len(merged["merged"]))
+        # Each rank has a part of every global batch, so that as many batches are left as were.
+        given = given_of(length, parts, old=before) if batch is None else length - before + ranks[0]["given"]
         return {**ranks[0], "place": [*here[:2]], "given": given, "run": run}
 
     def _next_global_batch(self, states: Sequence[Mapping[str, Any]]) -> int | None:
@@ -255,7 +257,7 @@ class WebLoader(DataPipeline, FluidInterface):
             return None
         from wds_async.checkpoint.globalbatches import next_batch  # noqa: PLC0415 (only where they are used)
 
-        over = {"nested": [{"ended": True, "state": {"run": None}}], "next": 0, "batch_size": 1}
+        over = {"nested": [{"ended": True, "state": {"run": None}}], "next": 0}
         ranks = [over if state["run"] is None else _saved_in(state) for state in states]
         return next_batch(self.pipeline[0].dataset, [{**rank, "workers": rank["nested"]} for rank in ranks])
 

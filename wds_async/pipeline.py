@@ -286,7 +286,7 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
             from wds_async.checkpoint.globalbatches import next_batch, state_at  # noqa: PLC0415 (the engine)
 
             alone = [{"state": state, "behind": 0, "ended": state["run"] is None} for state in merged["merged"]]
-            first = next_batch(self, [{"workers": [one], "next": 0, "batch_size": 1} for one in alone])
+            first = next_batch(self, [{"workers": [one], "next": 0} for one in alone])
             if first is not None:
                 return state_at(self, first, ranks)
         units = [WorkerPart(state, world.Place(state["place"][0], state["place"][1], 0, 1)) for state in ranks]

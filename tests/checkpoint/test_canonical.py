@@ -357,6 +357,24 @@ def test_other_ranks_and_workers_there_and_back(
     assert job.batches() == following
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [3, 5, 6])
+def test_an_epoch_of_the_loader_goes_on_through_passes(
+    step: int, urls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight batches are more than the data has, and its second pass is in another order."""
+
+    def make(ranks: int) -> Any:
+        return wds.WebLoader(dataset(urls, ranks), batch_size=None, num_workers=2 if ranks < 4 else 1).with_epoch(8)
+
+    whole = Job(make, 1, None, monkeypatch).batches()
+    job = Job(make, 2, None, monkeypatch)
+    found = job.batches(step)
+    job = Job(make, 4, None, monkeypatch, job.merged())
+    assert found + job.batches() == whole
+    assert whole[5:] != whole[:3]
+
+
 def test_ranks_at_different_batches(urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(lambda ranks: dataset(urls, ranks), 2, None, monkeypatch)
     next(job.iterators[1])

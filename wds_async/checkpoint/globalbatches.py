@@ -25,10 +25,10 @@ def _split_of(dataset: Any) -> tuple[int, CanonicalSplit]:
 
 
 def _sizes(stages: Sequence[Any]) -> tuple[list[int | None], str]:
-    """Return how many samples are in each item behind each of ``stages`` (None: unknown), and the name of the first
-    stage that drops samples or gives them in another order ("": none is known to). Functions of the program may drop
-    samples, and are trusted not to."""
-    sizes: list[int | None] = [1]
+    """Return how many samples are in the batches behind each of ``stages`` (0: single samples; None: unknown), and the
+    name of the first stage that drops samples or gives them in another order ("": none is known to). Functions of the
+    program may drop samples, and are trusted not to."""
+    sizes: list[int | None] = [0]
     unordered = ""
     for stage in stages:
         traits, size = traits_of(stage), sizes[-1]
@@ -36,9 +36,9 @@ def _sizes(stages: Sequence[Any]) -> tuple[list[int | None], str]:
             unordered = unordered or str(getattr(getattr(stage, "f", stage), "__name__", type(stage).__name__))
             size = size if traits else None
         elif traits.takes_batches:
-            size = 1
+            size = 0
         elif traits.batches:
-            bound = bound_arguments(stage) if traits.count and size == 1 else None
+            bound = bound_arguments(stage) if traits.count and size == 0 else None
             unordered = unordered if traits.count else unordered or stage.f.__name__
             if bound is not None:
                 bound.apply_defaults()
@@ -53,7 +53,7 @@ def check_batches(dataset: Any) -> None:
     number, split = _split_of(dataset)
     here, (sizes, unordered) = world.place(), _sizes(dataset.pipeline[number + 3 :])
     part = split.of_rank(here.world_size)
-    if sizes[-1] not in (None, 1, part):
+    if sizes[-1] not in (None, 0, part):
         raise ConfigError(
             f"canonical={split.batch}: each of {here.world_size} ranks gets {part} samples of a global batch, and the "
             f"dataset makes batches of {sizes[-1]}; write .batched({split.batch} // world_size)"
@@ -74,18 +74,18 @@ def check_loader(loader: Any) -> None:
     number, split = _split_of(loader.dataset)
     size, part = _sizes(loader.dataset.pipeline[number + 3 :])[0][-1], split.of_rank(world.place().world_size)
     one_by_one = loader.batch_size is None and not loader.num_workers
-    if one_by_one or size is None or size * (loader.batch_size or 1) == part:
+    if one_by_one or size is None or (size or 1) * (loader.batch_size or 1) == part:
         return
     raise ConfigError(
         f"canonical={split.batch}: each rank gets {part} samples of a global batch, and the batches of the loader have "
-        f"{size * (loader.batch_size or 1)}; take .batched({part}) with batch_size=None, or batch_size={part}"
+        f"{(size or 1) * (loader.batch_size or 1)}; take .batched({part}) with batch_size=None, or batch_size={part}"
     )
 
 
 def next_batch(dataset: Any, ranks: Sequence[Mapping[str, Any]]) -> int | None:
     """Return the global batch behind those that were given, by the states of all ``ranks``: each with its ``workers``
-    (``state``, ``behind``, ``ended``), the one that is ``next``, and the items in each of the batches that came
-    ``behind`` a state (``batch_size``). None where samples came in another order: what is left can be shared out.
+    (``state``, ``behind``, ``ended``) and the one that is ``next``. None where samples came in another order: what is
+    left can be shared out.
 
     Raises StateError where it cannot, and where the ranks are at different batches. A worker that is within a batch
     begins it again, with a warning.
@@ -115,9 +115,10 @@ def _next_of(rank: Mapping[str, Any], number: int, part: int, sizes: Sequence[An
         return sys.maxsize
     runs = [{} if worker["state"]["run"] is None else worker["state"]["run"]["states"] for worker in workers]
     states = {int(name): state for name, state in runs[turn].items()}
-    held = sum(_held(state) * sizes[n - number - 3] for n, state in states.items() if n > number + 2)
+    # Batches had the size of a part then; in this pipeline they have that of one now.
+    held = sum(_held(state) * (part if sizes[n - number - 3] else 1) for n, state in states.items() if n > number + 2)
     read = states.get(number + 2, {}).get("count", 0)
-    whole, rest = divmod(read - held + workers[turn]["behind"] * rank["batch_size"] * sizes[-1], part)
+    whole, rest = divmod(read - held + workers[turn]["behind"] * part, part)
     if rest:
         logger.warning(
             "a state that was taken behind %d of the %d samples of a batch, or whose stages have dropped samples, goes "
