@@ -299,6 +299,8 @@ class _StreamWriter:
     def flush(self) -> None:
         """Write the samples that were added; a key that exists already, or that LMDB could not hold, gets a number.
         Those that are there from before are passed over."""
+        if not self.chunk:
+            return
         chunk, self.chunk, self.size = self.chunk, [], 0
         first, self.number = self.number + 1, self.number + len(chunk)
         with self._transaction() as transaction:

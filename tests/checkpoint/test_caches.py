@@ -94,6 +94,31 @@ def test_a_database_that_another_run_fills_is_left_to_it(tmp_path: Path, caplog:
     assert sorted(kept([], tmp_path / "lmdb")) == samples
 
 
+def test_workers_fill_their_databases_further(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    urls = [str(path) for path in make_shards(tmp_path / "shards", shards=4, samples=20)]
+
+    def make(name: str) -> wds.WebLoader:
+        stage = wds.LMDBCached(tmp_path / name, map_size=1e8, chunksize=3)
+        samples = dataset(urls, shardshuffle=4, seed=1).compose(stage)
+        return wds.WebLoader(samples, batch_size=None, num_workers=2)
+
+    whole = make("whole")
+    epochs = [shown(whole) for _ in range(3)]
+    loader, state, items = make("killed"), None, []
+    for count in (17, 30, 50, 7):
+        iterator = iter(loader)
+        items += taken(iterator, count)
+        state = through_json(loader)
+        taken(iterator, 9)
+        del iterator
+        loader = make("killed")
+        loader.load_state_dict(state)
+    items += shown(loader)
+    assert items == epochs[0] + epochs[1]
+    assert shown(loader) == epochs[2]
+
+
 def test_an_sqlite_cache_is_run_again_if_its_order_allows(tmp_path: Path) -> None:
     samples = [{"__key__": f"{number:03d}"} for number in range(20)]
 
