@@ -164,6 +164,17 @@ def test_a_cache_of_shards_goes_on(tmp_path: Path, origin: Origin) -> None:
         assert [sample["__key__"] for sample in iterator] == epochs[epoch][31:]
 
 
+def test_a_cache_that_is_too_large_for_a_state_says_so(tmp_path: Path) -> None:
+    urls = [str(path) for path in make_shards(tmp_path, shards=1, samples=70)]
+    pipeline = dataset(urls).map(lambda sample: {**sample, "large": bytes([int(sample["cls"])]) * (1 << 20)}).mcached()
+    iterator = iter(pipeline)
+    taken(iterator, 60)
+    assert len(json.dumps(pipeline.state_dict())) < 1e6
+    taken(iterator, 6)
+    with pytest.raises(StateError, match=r"Cached keeps more than 64 MB.*put it before"):
+        pipeline.state_dict()
+
+
 def test_what_a_cache_in_memory_has_is_small_in_a_state(tmp_path: Path) -> None:
     urls = [str(path) for path in make_shards(tmp_path, shards=2, samples=500)]
     pipeline = dataset(urls, shardshuffle=2, seed=1).mcached()

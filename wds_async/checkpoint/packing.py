@@ -90,10 +90,27 @@ class _ItemPickler(pickle.Pickler):
         return (dict, (), None, None, iter(obj.items())) if type(obj) is RawSample else NotImplemented
 
 
-def pack_items(items: Sequence[Any], stage: str) -> dict[str, Any]:
-    """Return ``items`` themselves, pickled by the rules for pickled fields. StateError for what these refuse."""
+class _LimitedBytes(io.BytesIO):
+    """A stream that refuses to take more than ``limit`` bytes."""
+
+    def __init__(self, limit: int, stage: str) -> None:
+        super().__init__()
+        self.limit, self.stage = limit, stage
+
+    def write(self, data: Any) -> int:
+        if self.tell() + memoryview(data).nbytes > self.limit:
+            raise StateError(
+                f"the stage {self.stage} keeps more than {self.limit >> 20} MB of items that cannot be made again of "
+                "their places in the shards, so there is no state: put it before the stages that make them"
+            )
+        return super().write(data)
+
+
+def pack_items(items: Sequence[Any], stage: str, limit_bytes: int | None = None) -> dict[str, Any]:
+    """Return ``items`` themselves, pickled by the rules for pickled fields. StateError for what these refuse, and for
+    more than ``limit_bytes``."""
     places = [(item.shard, item.offset, item.stop) if type(item) is RawSample else None for item in items]
-    stream = io.BytesIO()
+    stream = io.BytesIO() if limit_bytes is None else _LimitedBytes(limit_bytes, stage)
     try:
         _ItemPickler(stream, pickle.HIGHEST_PROTOCOL).dump((list(items), places))
         data = stream.getvalue()

@@ -242,7 +242,8 @@ class Run:
             if (places := self._places(value, number + again)) is not None:
                 return pack_places(places, shards)
             name = self._stages[number].name
-            packed = {**pack_items(value if value.results is None else value.results(), name), "done": again}
+            items = value if value.results is None else value.results()
+            packed = {**pack_items(items, name, value.limit_bytes), "done": again}
             if packed["bytes"] > _LARGE_BYTES:
                 warn_once(
                     logger,

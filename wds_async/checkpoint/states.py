@@ -86,14 +86,21 @@ class Held(list[Any]):
 
     Where the stage has still to run its function over them, ``results`` returns what that made of them. They are saved
     in their place if the function may give something else the next time, and loaded with ``done``.
+
+    Where there may be any number of items, ``limit_bytes`` is the most that they may take if they are saved themselves.
     """
 
     def __init__(
-        self, items: Iterable[Any] = (), results: Callable[[], list[Any]] | None = None, done: bool = False
+        self,
+        items: Iterable[Any] = (),
+        results: Callable[[], list[Any]] | None = None,
+        done: bool = False,
+        limit_bytes: int | None = None,
     ) -> None:
         super().__init__(items)
         self.results = results
         self.done = done
+        self.limit_bytes = limit_bytes
 
 
 class Rest(StageState):

@@ -391,6 +391,10 @@ slice = pipelinefilter(
 )
 
 
+_KEPT_BYTES = 64 << 20
+"""The most that a state has of samples in a `Cached`, which may be all that there are."""
+
+
 class CachedState(StageState):
     """State of `Cached`: the items that it keeps, and how many of them were given."""
 
@@ -407,7 +411,8 @@ class CachedState(StageState):
 
     def save(self) -> dict[str, Any]:
         given = len(self.items) if self.filling else self.given
-        items = {"kept": Held(self.items[:given]), "left": Held(self.items[given:])}
+        kept, left = self.items[:given], self.items[given:]
+        items = {"kept": Held(kept, limit_bytes=_KEPT_BYTES), "left": Held(left, limit_bytes=_KEPT_BYTES)}
         return {**items, "filled": self.filled, "whole": self.whole, "without_source": self.filled}
 
     def load(self, saved: dict[str, Any]) -> None:
@@ -423,9 +428,10 @@ class Cached(PipelineStage):
     """Keep what passes in memory during the first complete iteration, and yield it from there later.
 
     The samples are not copied: a later stage that changes them in place changes them for good, which a state that
-    refers to them does not have. A state within an iteration has references to the samples that are kept (or, behind
-    functions that are not `deterministic`, the samples), and they are read again when it is loaded. Between two
-    iterations it has none: the next one fills the cache anew, as it does for another number of ranks or workers.
+    refers to them does not have. A state within an iteration has references to the samples that are kept (or, after
+    `decode` and functions that are not `deterministic`, the samples; StateError for more than 64 MB), and they are read
+    again when it is loaded. Between two iterations it has none: the next one fills the cache anew, as it does for
+    another number of ranks or workers.
     """
 
     traits = Traits(one_to_one=True, same_items=True, state=CachedState)
