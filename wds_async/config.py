@@ -157,7 +157,7 @@ def settings() -> Settings:
 
 
 def is_secure() -> bool:
-    """Whether secure mode is on: ``WDS_SECURE=1``, or the program enforces it."""
+    """Return whether secure mode is on: ``WDS_SECURE=1``, or the program enforces it."""
     return bool(value("WDS_SECURE")) or security_enforced()
 
 

@@ -1,4 +1,4 @@
-"""Global batches (``WebDataset(canonical=…)``) in states: which one comes next, whatever the ranks and workers were."""
+"""Global batches (``WebDataset(canonical=…)``) in states: the number of the next one, for any ranks and workers."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ logger = logging.getLogger("wds_async")
 
 
 def _split_of(dataset: Any) -> tuple[int, CanonicalSplit]:
-    """Return the stage that shares out the batches of ``dataset``, and its number. Behind it come the one that reads
-    and the one that counts."""
+    """Return the number of the stage that divides the batches of ``dataset``, and the stage. It is followed by the one
+    that reads shards and the one that counts samples.
+    """
     return next((n, stage) for n, stage in enumerate(dataset.pipeline) if isinstance(stage, CanonicalSplit))
 
 
 def _sizes(stages: Sequence[Any]) -> tuple[list[int | None], str]:
-    """Return how many samples are in the batches behind each of ``stages`` (0: single samples; None: unknown), and the
-    name of the first stage that drops samples or gives them in another order ("": none is known to). Functions of the
-    program may drop samples, and are trusted not to."""
+    """Return the number of samples in each item after each of ``stages`` (None: unknown), and the name of the first
+    stage that drops or reorders samples ("" if none does). Functions of the program are assumed not to drop any.
+    """
     sizes: list[int | None] = [0]
     unordered = ""
     for stage in stages:
@@ -48,8 +49,9 @@ def _sizes(stages: Sequence[Any]) -> tuple[list[int | None], str]:
 
 
 def check_batches(dataset: Any) -> None:
-    """Raise ConfigError where ``dataset`` makes batches of another size than the part of a rank. Warn, once a job,
-    where one of its stages drops samples or gives them in another order."""
+    """Raise ConfigError if the batches of ``dataset`` are not of the size of a rank's part. Warn, once per job, if one
+    of its stages drops or reorders samples.
+    """
     number, split = _split_of(dataset)
     here, (sizes, unordered) = world.place(), _sizes(dataset.pipeline[number + 3 :])
     part = split.of_rank(here.world_size)
@@ -70,7 +72,7 @@ def check_batches(dataset: Any) -> None:
 
 
 def check_loader(loader: Any) -> None:
-    """Raise ConfigError where the batches of ``loader``, a DataLoader, are not those of its dataset's split."""
+    """Raise ConfigError if the batches of ``loader``, a DataLoader, are not those of its dataset's split."""
     number, split = _split_of(loader.dataset)
     size, part = _sizes(loader.dataset.pipeline[number + 3 :])[0][-1], split.of_rank(world.place().world_size)
     one_by_one = loader.batch_size is None and not loader.num_workers
@@ -83,9 +85,10 @@ def check_loader(loader: Any) -> None:
 
 
 def next_batch(dataset: Any, ranks: Sequence[Mapping[str, Any]]) -> int | None:
-    """Return the global batch behind those that were given, by the states of all ``ranks``: each with its ``workers``
-    (``state``, ``behind``, ``ended``) and the one that is ``next``. None where samples came in another order: what is
-    left can be shared out.
+    """Return the number of the next global batch, from the states of all ``ranks``. Each has its ``workers``
+    (``state``, ``behind``, ``ended``), the worker whose turn is ``next``, and the number of items (``batch_size``) in
+    each batch that came ``behind`` a state. None if samples came in another order, so that only the rest can be shared
+    out.
 
     Raises StateError where it cannot, and where the ranks are at different batches. A worker that is within a batch
     begins it again, with a warning.
@@ -131,7 +134,7 @@ def _next_of(rank: Mapping[str, Any], number: int, part: int, sizes: Sequence[An
 
 
 def _held(saved: Any) -> int:
-    """Return how many items the ``saved`` state of a stage has."""
+    """Return the number of items in the ``saved`` state of a stage."""
     if isinstance(saved, Mapping):
         if "count" in saved and ("references" in saved or "items" in saved):
             return int(saved["count"])
@@ -140,8 +143,9 @@ def _held(saved: Any) -> int:
 
 
 def state_at(dataset: Any, first: int, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the state of ``dataset`` in this rank and worker that goes on with global batch ``first``; ``states`` are
-    those of the old workers that had not come to their end."""
+    """Return the state with which ``dataset`` continues, on this rank and worker, with global batch ``first``.
+    ``states`` are those of the old workers that had not ended.
+    """
     number, split = _split_of(dataset)
     # A state from before its worker had begun names the epoch before.
     epochs = [{k: n + (state["run"] is None) for k, n in state["epochs"].items()} for state in states]

@@ -39,7 +39,7 @@ NO_BATCH = object()
 
 
 class StageState:
-    """Base of what a stage holds between two items.
+    """Base of the states that stages hold between two items.
 
     `save` returns values that JSON can hold, in dicts and lists, and `Held` for items; `load` receives the same with
     the items in their places, before the stage begins. What stands under the key ``nested`` is left as it is: states of
@@ -52,7 +52,7 @@ class StageState:
         return {}
 
     def load(self, saved: dict[str, Any]) -> None:
-        """Hold what was saved."""
+        """Restore what was saved."""
 
     def save_start(self) -> dict[str, Any]:
         """Return what the stage held when it began."""
@@ -60,8 +60,9 @@ class StageState:
 
     @classmethod
     def shared(cls, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return what `load` needs, beside items, in one of several processes that share what was saved in
-        ``states``."""
+        """Return the argument of `load` (without items) for one of several processes that share what was saved in
+        ``states``.
+        """
         return {}
 
 
@@ -69,15 +70,15 @@ class SourceState(StageState):
     """Base of the position of a stage that reads shards."""
 
     def know(self, shards: dict[str, Any]) -> None:
-        """Note in ``shards``, by URL, what it takes to read a part of a shard once more (``stage.samples_at``)."""
+        """Record in ``shards``, by URL, how to read a part of a shard again (``stage.samples_at``)."""
         raise NotImplementedError
 
     def shards(self, source: Iterable[Any]) -> Iterator[Any]:
-        """Return the shards of ``source`` that are still to be read, the open one from where it was."""
+        """Return the shards of ``source`` that are still to be read, beginning in the middle of the open one."""
         raise NotImplementedError
 
     def listed(self) -> Iterator[Any]:
-        """Return those that come from no endless source."""
+        """Return the remaining shards that do not come from an endless source."""
         raise NotImplementedError
 
 
@@ -104,7 +105,7 @@ class Held(list[Any]):
 
 
 class Rest(StageState):
-    """State of a stage that gives what it took in pieces, or holds it for later: ``items``, the next one first."""
+    """State of a stage that splits its input, or holds it for later: ``items``, the next one first."""
 
     def __init__(self) -> None:
         self.items: deque[Any] = deque()
@@ -114,7 +115,7 @@ class Rest(StageState):
         self.items = deque(items)
 
     def rest(self) -> Iterator[Any]:
-        """Yield the items that are held, and let go of each."""
+        """Yield the held items and release each."""
         while self.items:
             yield self.items.popleft()
 
@@ -179,7 +180,7 @@ class RandomState(StageState):
 
 @dataclass(frozen=True)
 class WorkerState:
-    """State of a DataLoader worker's dataset: ``behind`` it so many batches came, or it ``ended``."""
+    """State of a DataLoader worker's dataset: ``behind`` batches came after it, or the worker has ``ended``."""
 
     state: Any
     behind: int = 0
@@ -198,7 +199,7 @@ class WorkerStates:
 
 
 def check_keys(state: Any, *keys: str) -> None:
-    """Raise StateError for what is no state: no dict, or one without all of ``keys``."""
+    """Raise StateError if ``state`` is not a dict with all of ``keys``."""
     missing = [key for key in keys if key not in state] if isinstance(state, Mapping) else list(keys)
     if missing:
         raise StateError(

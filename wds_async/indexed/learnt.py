@@ -30,13 +30,13 @@ _REGROUPING = ("select_files", "rename_files", "expect")
 
 
 def learns(arguments: Mapping[str, Any]) -> bool:
-    """Return whether indexes are learnt by a reading stage with these ``arguments``."""
+    """Return whether a reading stage with these ``arguments`` learns indexes."""
     own = any(arguments.get(name) for name in _REGROUPING) or arguments.get("keys") not in (None, base_plus_ext)
     return bool(value("WDS_LEARN_INDEX")) and not own
 
 
 class IndexRecorder:
-    """Keeps the index of each shard that was read whole. One of each reader."""
+    """Recorder of the index of each shard that was read whole. Each reader has one."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -48,8 +48,10 @@ class IndexRecorder:
         return self._starts.append
 
     def over(self, url: str, size: int | None, version: str, stop: int, *, plain: bool) -> None:
-        """Keep the index of the shard at ``url``, which was read whole and good. ``size`` are its bytes as stored,
-        ``stop`` those of its tar; ``plain``: it is not compressed. Warn, once, where the folder cannot be written."""
+        """Store the index of the shard at ``url``, which was read whole and without an error. ``size``: its bytes as
+        stored; ``stop``: those of its tar; ``plain``: it is not compressed. Warn, once, if the folder cannot be
+        written.
+        """
         if size is None or not version or not pins_version(version):
             return
         try:
@@ -62,7 +64,7 @@ class IndexRecorder:
 
 
 def learnt_counts(urls: Iterable[str]) -> dict[str, int]:
-    """Return the samples of each of ``urls``, where all have an index in the cache folder; else nothing.
+    """Return the number of samples of each of ``urls`` if all have an index in the cache folder; otherwise nothing.
 
     A file must be the one that the index is of. A shard in a store is not requested for this: where it was replaced,
     the count is that of the former one until it is read again.

@@ -27,7 +27,7 @@ __all__ = ["Context", "Exchange", "Readiness"]
 
 @dataclass(slots=True)
 class Readiness:
-    """Whether the service takes requests. ``why_not`` is "" if it does; ``draining``: it is about to end."""
+    """Readiness of the service: ``why_not`` is "" if it takes requests; ``draining``: it is about to end."""
 
     why_not: str = "starting"
     draining: bool = False

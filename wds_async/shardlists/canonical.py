@@ -26,7 +26,7 @@ logger = logging.getLogger("wds_async")
 
 @dataclass(frozen=True, slots=True)
 class GlobalBatches:
-    """The global batches of an epoch of ``total`` samples, ``batch`` samples each.
+    """Plan of the global batches of an epoch of ``total`` samples, with ``batch`` samples each.
 
     ``places``: each batch takes as many samples from so many places of the epoch, which are equally far from each
     other. ``equal``: "drop" leaves out the samples behind the last whole batch, "pad" fills that batch with the last
@@ -55,7 +55,7 @@ class GlobalBatches:
             yield from self._filled(at + max(first, place * each), at + min(behind, (place + 1) * each))
 
     def _filled(self, first: int, behind: int) -> Iterator[tuple[int, int]]:
-        """Yield the run as far as there are samples, and then what stands in for those that there are not."""
+        """Yield the part of the run for which there are samples, and then the samples that fill it up."""
         if first < self.total:
             yield first, min(behind, self.total)
         for missing in range(max(first, self.total), behind):
@@ -77,7 +77,9 @@ class CanonicalState(StageState):
 
 
 def samples_counted(source: Iterable[Any], *, state: Counted | None = None) -> Iterator[Any]:
-    """Yield the samples of ``source`` and count them in ``state``: by it, a state tells how far its worker has come."""
+    """Yield the samples of ``source`` and count them in ``state``, from which a state tells how far its worker has
+    come.
+    """
     state = state or Counted()
     for sample in source:
         state.add()
@@ -109,7 +111,7 @@ class CanonicalSplit(PipelineStage):
             )
 
     def of_rank(self, world_size: int) -> int:
-        """Return the samples of a global batch that each rank gets. ConfigError where they are not as many for all."""
+        """Return the number of samples of a global batch that each rank gets. ConfigError if ranks do not divide it."""
         if self.batch % world_size:
             raise ConfigError(
                 f"canonical={self.batch}: {world_size} ranks cannot share a global batch of {self.batch} samples "
@@ -118,7 +120,7 @@ class CanonicalSplit(PipelineStage):
         return self.batch // world_size
 
     def samples_of_workers(self, urls: Sequence[str], workers: int) -> tuple[int, ...]:
-        """Return how many samples each of the ``workers`` of a rank gets in an epoch of ``urls``."""
+        """Return the numbers of samples that the ``workers`` of a rank get in an epoch of ``urls``."""
         batches = len(self._batches(sum(len(self.indexes[url]) for url in urls)))
         each = self.of_rank(world.place().world_size)
         return tuple(each * len(range(worker, batches, workers)) for worker in range(workers))
@@ -156,7 +158,7 @@ class CanonicalSplit(PipelineStage):
             yield from batches.runs(number, here.rank * size, (here.rank + 1) * size)
 
     def _check_total(self, batches: GlobalBatches, here: world.Place) -> None:
-        """Raise ConfigError where there is no batch; tell, once a job, of samples that are left out."""
+        """Raise ConfigError if there is no batch; warn, once per job, about samples that are left out."""
         if not len(batches):
             raise ConfigError(
                 f"canonical={self.batch}: the epoch has {batches.total} samples, fewer than a global batch; make it "
@@ -174,7 +176,7 @@ class CanonicalSplit(PipelineStage):
 
 
 def check_canonical(batch: Any) -> int:
-    """Return the size of a global batch. ConfigError, TypeError for what is none."""
+    """Return the size of a global batch. ConfigError or TypeError for an invalid one."""
     if batch is True:
         raise ConfigError(
             "canonical=True: say of how many samples a global batch is, over all ranks (canonical=256). That is what "
@@ -184,7 +186,7 @@ def check_canonical(batch: Any) -> int:
 
 
 def _joined(runs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield ``runs``, those that follow on each other as one, up to a million samples."""
+    """Yield ``runs``, joining adjacent ones, up to a million samples."""
     start = stop = 0
     for first, behind in runs:
         if first != stop or behind - start > 1_000_000:

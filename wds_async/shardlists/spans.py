@@ -1,4 +1,4 @@
-"""Equal byte spans of an epoch's shards for all ranks and workers: ``WebDataset(split="bytes")``."""
+"""Division of an epoch's shards into equal byte spans for all ranks and workers: ``WebDataset(split="bytes")``."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class ShardSizes:
 
 
 class ByteSplit(PipelineStage):
-    """The stage that shares an epoch's shards out: each worker of each rank gets as many bytes as any other.
+    """Stage that divides an epoch's shards: each worker of each rank gets the same number of bytes.
 
     The shards stand end to end in the order of the epoch, and are cut into equal spans; the first worker of the first
     rank has the first one. A shard that is cut comes to its readers with its `CutSpan` (see `tar.cut`).
@@ -174,7 +174,7 @@ class IndexedSplit(PipelineStage):
 
 
 def _by_bytes(indexes: Sequence[SampleOffsets], ends: Sequence[int], number: int, count: int) -> int:
-    """Return the first sample, by its number in the epoch, of part ``number`` of ``count`` with equal bytes."""
+    """Return the first sample, by its number in the epoch, of part ``number`` of ``count`` parts with equal bytes."""
     sizes = [index.stop(len(index) - 1) if len(index) else 0 for index in indexes]
     behind = list(itertools.accumulate(sizes))
     at = (behind[-1] if behind else 0) * number // count
@@ -188,7 +188,7 @@ def _by_bytes(indexes: Sequence[SampleOffsets], ends: Sequence[int], number: int
 def spans_of(
     sizes: Sequence[int], number: int, count: int, is_whole: Callable[[int], bool] = lambda _: False
 ) -> Iterator[tuple[int, CutSpan]]:
-    """Yield the shards, by their number, and what of each belongs to part ``number`` of ``count`` equal parts.
+    """Yield the shards, by number, with the piece of each that belongs to part ``number`` of ``count`` equal parts.
 
     ``is_whole(shard)``: it cannot be cut. All parts together are the shards, whatever ``count`` is.
     """
@@ -197,7 +197,7 @@ def spans_of(
     near = min(_NEAR_BYTES, total // count // _NEAR_SHARE)
 
     def edge(k: int) -> int:
-        """Return where part ``k`` begins, among all bytes."""
+        """Return the offset of part ``k`` among all bytes."""
         at = total * k // count
         shard = bisect.bisect_right(ends, at)
         if shard == len(ends):
