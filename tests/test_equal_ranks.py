@@ -168,21 +168,39 @@ def test_steps_go_on_from_a_state(mode: str, workers: int, folder: Path) -> None
         assert list(second) == whole[1]
 
 
-def test_what_a_state_cannot_hold(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    urls = str(folder / "{0..2}.tar")
-    with pytest.raises(StateError, match="without steps="):
-        WebDataset(urls, shardshuffle=False, equal="drop").state_dict()
+def state_of_two(folder: Path, monkeypatch: pytest.MonkeyPatch, **kw: Any) -> Any:
     states = []
     for rank in range(2):
         monkeypatch.setenv("RANK", str(rank))
         monkeypatch.setenv("WORLD_SIZE", "2")
-        dataset = WebDataset(urls, shardshuffle=False, steps=9, empty_check=False)
+        dataset = WebDataset(str(folder / "{0..2}.tar"), shardshuffle=False, empty_check=False, **kw)
         list(itertools.islice(dataset, 2))
         states.append(dataset.state_dict())
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    with pytest.raises(StateError, match="as many workers"):
-        WebDataset(urls, shardshuffle=False, steps=9, empty_check=False).load_state_dict(merge_states(states))
+    return merge_states(states)
+
+
+def test_steps_that_are_left_are_shared_by_other_ranks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    merged = state_of_two(folder, monkeypatch, steps=9)
+    for ranks, expected in ((1, 14), (3, 5)):
+        monkeypatch.setenv("WORLD_SIZE", str(ranks))
+        for rank in range(ranks):
+            monkeypatch.setenv("RANK", str(rank))
+            kw: dict[str, Any] = {"shardshuffle": False, "empty_check": False, "steps": 9}
+            dataset = WebDataset(str(folder / "{0..2}.tar"), **kw)
+            dataset.load_state_dict(merged)
+            assert len(list(dataset)) == expected
+            assert len(list(dataset)) == 9
+
+
+def test_a_state_of_other_equal_steps_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    urls = str(folder / "{0..2}.tar")
+    dataset = WebDataset(urls, shardshuffle=False, steps=9)
+    next(iter(dataset))
+    state = dataset.state_dict()
+    other = WebDataset(urls, shardshuffle=False)
+    other.load_state_dict(state)
+    with pytest.raises(StateError, match="has neither"):
+        next(iter(other))
 
 
 def key_of(sample: dict[str, Any]) -> str:

@@ -276,9 +276,7 @@ class WebDataset(DataPipeline, FluidInterface):
                 "equal= without steps= lets the ranks compare what they have, which workers of a DataLoader cannot:"
                 " use WebLoader in place of DataLoader, or give steps="
             )
-        if equal.steps is None or self.repetitions != 1:
-            return in_step(start, equal, self._rewind)
-        return iteration.counted(in_step(start, equal, self._rewind, iteration.given))  # type: ignore[no-any-return]
+        return in_step(start, equal, self._rewind, iteration)
 
     def _rewind(self) -> None:
         """Make the next run that of the same epoch, in this worker."""

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
@@ -23,6 +24,7 @@ from wds_async.shared_batches import DeliveredBatch
 from wds_async.transfer.stats import Board, Counters
 
 if TYPE_CHECKING:
+    from wds_async.checkpoint.merge import WorkerPart
     from wds_async.checkpoint.run import Declared
 
 __all__ = ["LoaderState", "WebLoader"]
@@ -152,10 +154,26 @@ class WebLoader(DataPipeline, FluidInterface):
             from wds_async.checkpoint.globalbatches import check_loader  # noqa: PLC0415 (only where they are used)
 
             check_loader(loader)
-        equal = getattr(loader.dataset, "equal_steps", None)
-        if equal is None or equal.steps is not None or not loader.num_workers:  # else the dataset sees to it
+        if not self._aligns():  # or the dataset sees to it
             return _sweeping(run())
-        return in_step(lambda: _sweeping(run()), equal, self._rewind)
+
+        def start() -> Iterator[Any]:
+            batches = _sweeping(run())
+            _log_of(iteration).clear()
+            return batches
+
+        def save() -> dict[str, Any]:
+            saved: dict[str, Any] = iteration.run.save()
+            _log_of(iteration).clear()
+            return saved
+
+        return in_step(start, self.pipeline[0].dataset.equal_steps, self._rewind, iteration, save)
+
+    def _aligns(self) -> bool:
+        """Return whether this loader compares what its workers have with other ranks."""
+        loader = self.pipeline[0]
+        equal = getattr(loader.dataset, "equal_steps", None)
+        return equal is not None and equal.steps is None and loader.num_workers > 0
 
     def _rewind(self) -> None:
         """Make the next run of the workers that of the same epoch."""
@@ -181,7 +199,11 @@ class WebLoader(DataPipeline, FluidInterface):
         if not isinstance(dataset := self.pipeline[0].dataset, DataPipeline):
             kind = type(dataset).__name__
             raise StateError(f"a loader of a {kind} has no state; one of a WebDataset or wds.DataPipeline(…) has")
-        return super().state_dict()
+        state, iteration = super().state_dict(), self._iteration
+        behind = state.get("equal", {}).get("behind")
+        if behind and len(self.pipeline) == 1 and iteration is not None and iteration.run is not None:
+            state["equal"]["workers"] = _log_of(iteration)[:behind]
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from ``state`` at the next iteration (see `DataPipeline.load_state_dict`). StateError if persistent
@@ -195,61 +217,66 @@ class WebLoader(DataPipeline, FluidInterface):
     def _share_of(self, merged: Mapping[str, Any]) -> dict[str, Any]:
         import torch  # noqa: PLC0415 (it is there: so is the loader)
 
+        from wds_async.checkpoint import merge  # noqa: PLC0415 (the engine)
         from wds_async.checkpoint.globalbatches import state_at  # noqa: PLC0415 (the engine)
-        from wds_async.checkpoint.merge import (  # noqa: PLC0415 (the engine)
-            WorkerPart,
-            given_of,
-            parts_of,
-            ranks_of,
-            share,
-            shared_states,
-            state_of_rank,
-        )
 
-        ranks, here, loader = ranks_of(merged), world.place(), self.pipeline[0]
-        own = state_of_rank(merged, here)
+        ranks, here, loader = merge.ranks_of(merged), world.place(), self.pipeline[0]
+        own = merge.state_of_rank(merged, here)
         saved = [_saved_in(state) for state in ranks]
         if own is not None and all(one["workers"] == loader.num_workers for one in saved):
             return own
-        if getattr(loader.dataset, "equal_steps", None) is not None:
-            raise StateError("steps= are shared by as many workers as there were: go on with these, or without steps=")
         if not ranks:
             return dict(merged["merged"][0])
-        units = []
-        for state in ranks:
-            workers = _saved_in(state)["nested"]
-            for number, worker in enumerate(workers):
-                place = world.Place(state["place"][0], state["place"][1], number, len(workers))
-                if not worker["ended"]:
-                    units.append(WorkerPart(worker["state"], place, worker["behind"] * _saved_in(state)["batch_size"]))
-        if not units:  # all have ended, and their epoch is not over
+        units = [unit for state in ranks for unit in self._workers_of(state)]
+        left = [unit for unit in units if not unit.ended]
+        if not left:  # all have ended, and their epoch is not over
             return {**ranks[0], "run": None, "sources": [_saved_in(ranks[0])["nested"][0]["state"]]}
         count, batch = max(1, loader.num_workers), self._next_global_batch(merged["merged"])
         shares = []
         for worker in range(count):
-            parts = parts_of(units, here.rank * count + worker, here.world_size * count)
+            parts = merge.parts_of(left, here.rank * count + worker, here.world_size * count)
             with world.standing_at(world.Place(here.rank, here.world_size, worker, count)):
                 if batch is None:
-                    shares.append({"state": share(loader.dataset, parts, units[0].state)})
+                    state = merge.share(loader.dataset, parts, left[0].state)
                 else:
-                    shares.append({"state": state_at(loader.dataset, batch, [unit.state for unit in units])})
+                    state = state_at(loader.dataset, batch, [unit.state for unit in left])
+                equal = merge.equal_of(loader.dataset, units)
+            shares.append({"state": state if self._aligns() else {**state, **equal}})
         of_loader = {"nested": shares, "workers": loader.num_workers, "next": 0, "batch_size": loader.batch_size or 1}
         of_loader["seed"] = pack_bytes(torch.get_rng_state().numpy().tobytes())
-        parts = parts_of(
-            [WorkerPart(state, world.Place(state["place"][0], state["place"][1], 0, 1)) for state in ranks],
-            here.rank,
-            here.world_size,
-        )
+        of_ranks = [merge.WorkerPart(state, world.Place(state["place"][0], state["place"][1], 0, 1)) for state in ranks]
+        parts = merge.parts_of(of_ranks, here.rank, here.world_size)
         states = {"0": of_loader}
         for number, one in enumerate(self.declared()):
             if number and isinstance(one.state, type):
                 of_stage = [(part, part.state["run"]["states"].get(str(number), {})) for part in parts]
-                states[str(number)] = shared_states(one, of_stage, {})
-        run = {"replayed": False, "states": states}
+                states[str(number)] = merge.shared_states(one, of_stage, {})
         length, before = self._epoch_length(), self._epoch_length(len(merged["merged"]))
         # Each rank has a part of every global batch, so that as many batches are left as were.
-        given = given_of(length, parts, old=before) if batch is None else length - before + ranks[0]["given"]
-        return {**ranks[0], "place": [*here[:2]], "given": given, "run": run}
+        given = merge.given_of(length, parts, old=before) if batch is None else length - before + ranks[0]["given"]
+        whole = {**ranks[0], "place": [*here[:2]], "given": given, "run": {"replayed": False, "states": states}}
+        whole.pop("equal", None)
+        return {**whole, **equal} if self._aligns() else whole
+
+    def _workers_of(self, state: Mapping[str, Any]) -> list[WorkerPart]:
+        """Return what each worker of a rank had still to read."""
+        from wds_async.checkpoint import merge  # noqa: PLC0415 (the engine)
+
+        saved, equal = _saved_in(state), state.get("equal", {})
+        if (behind := equal.get("behind", 0)) and "workers" not in equal:
+            raise StateError(
+                "equal= has batches in hand that stages behind the loader made, which cannot be shared out: go on with "
+                "as many ranks and workers, or put these stages into the workers"
+            )
+        came = Counter(equal.get("workers", ())[:behind])
+        units = []
+        for number, worker in enumerate(saved["nested"]):
+            place = world.Place(state["place"][0], state["place"][1], number, len(saved["nested"]))
+            items = (worker["behind"] + came[number]) * saved["batch_size"]
+            unit = merge.part_of(worker["state"], place, items)
+            ended = worker["ended"] or unit.ended or any(equal.get(name) for name in ("again", "over", "ended"))
+            units.append(replace(unit, ended=ended))
+        return units
 
     def _next_global_batch(self, states: Sequence[Mapping[str, Any]]) -> int | None:
         """Return the global batch that comes next by the ``states`` of all ranks; None where the dataset has none."""
@@ -298,6 +325,8 @@ class LoaderState(StageState):
         self._seed = b""
         """State of torch's generator before it drew the seed of the workers."""
         self._saved: dict[str, Any] | None = None
+        self.log: list[int] | None = None
+        """Workers whose batches came out, where that is asked for."""
 
     def save(self) -> dict[str, Any]:
         here = self._loader.dataset
@@ -349,7 +378,16 @@ class LoaderState(StageState):
         before, state = self._workers[delivery.worker], delivery.state
         self._workers[delivery.worker] = state or replace(before, behind=before.behind + 1)
         self._next = (delivery.worker + 1) % self._loader.num_workers
+        if self.log is not None:
+            self.log.append(delivery.worker)
         return delivery.batch
+
+
+def _log_of(iteration: Any) -> list[int]:
+    """Return the workers of the batches that came out of the loader, which are noted from now on."""
+    state: LoaderState = iteration.run.states[0]
+    state.log = [] if state.log is None else state.log
+    return state.log
 
 
 def _saved_in(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -361,14 +399,8 @@ def _saved_in(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _state_at_start(dataset: Any) -> WorkerState:
-    """Return the state that workers begin with, or the error that says why there is none."""
-    if not isinstance(dataset, DataPipeline):
-        return WorkerState(None)
-    try:
-        dataset.check_has_state()
-    except StateError as exn:
-        return WorkerState(exn)
-    return WorkerState(dataset.state_between())
+    """Return the state that workers begin with."""
+    return WorkerState(dataset.state_between() if isinstance(dataset, DataPipeline) else None)
 
 
 class _LoaderStage:

@@ -159,6 +159,8 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
             raise ReaderClosed(f"this {type(self).__name__} was closed; make a new one")
         if not self.pipeline:
             raise ConfigError("a pipeline without stages cannot be iterated; append a source first")
+        if iteration.saved_steps is not None:
+            raise StateError("the state is of a dataset with equal= or steps=, and this one has neither")
         saved, iteration.saved_run = iteration.saved_run, None
         run = iteration.run = Run(self.declared(), saved, self._sources(), self.shards_read)
         source = run.first(self.invoke)
@@ -267,30 +269,24 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
 
     def _share_of(self, merged: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state for this rank's share of what the old ranks had still to read."""
-        from wds_async.checkpoint.merge import (  # noqa: PLC0415 (the engine)
-            WorkerPart,
-            parts_of,
-            ranks_of,
-            share,
-            state_of_rank,
-        )
+        from wds_async.checkpoint import merge  # noqa: PLC0415 (the engine)
 
-        ranks, here = ranks_of(merged), world.place()
-        if (own := state_of_rank(merged, here)) is not None:
+        ranks, here = merge.ranks_of(merged), world.place()
+        if (own := merge.state_of_rank(merged, here)) is not None:
             return own
-        if getattr(self, "equal_steps", None) is not None:
-            raise StateError("steps= are shared by as many workers as there were: go on with these, or without steps=")
         if not ranks:
             return dict(merged["merged"][0])
+        units = [merge.part_of(state, world.Place(state["place"][0], state["place"][1], 0, 1)) for state in ranks]
+        parts = merge.parts_of([unit for unit in units if not unit.ended], here.rank, here.world_size)
+        equal = merge.equal_of(self, units)
         if getattr(self, "canonical", None) is not None:
             from wds_async.checkpoint.globalbatches import next_batch, state_at  # noqa: PLC0415 (the engine)
 
             alone = [{"state": state, "behind": 0, "ended": state["run"] is None} for state in merged["merged"]]
             first = next_batch(self, [{"workers": [one], "next": 0} for one in alone])
             if first is not None:
-                return state_at(self, first, ranks)
-        units = [WorkerPart(state, world.Place(state["place"][0], state["place"][1], 0, 1)) for state in ranks]
-        return share(self, parts_of(units, here.rank, here.world_size), ranks[0])
+                return {**state_at(self, first, ranks), **equal}
+        return {**merge.share(self, parts, ranks[0]), **equal}
 
     def go_on_in_workers(self, states: WorkerStates | None) -> None:
         """Make the DataLoader workers that are started next go on from ``states``."""
@@ -307,7 +303,6 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
         after an iteration that ended with an error.
         """
         iteration = self._iteration
-        self.check_has_state()
         if self._loaded is not None:
             return dict(self._loaded)
         if iteration is not None and iteration.failed:
@@ -315,17 +310,12 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
                 "the iteration ended with an error, which may have cost items: go on from an earlier state"
             )
         if iteration is None or iteration.run is None:
-            return self.state_between()
+            return self.state_between() if iteration is None or iteration.loaded is None else dict(iteration.loaded)
         from wds_async.checkpoint.packing import save_global_random  # noqa: PLC0415 (the decoders)
 
-        run = iteration.run.save()
-        now = {"passes": iteration.passes, "given": iteration.given, "run": run, "random": save_global_random()}
+        run = {"run": iteration.run.save()} if iteration.steps is None else iteration.steps.save(iteration.run.save)
+        now = {"passes": iteration.passes, "given": iteration.given, **run, "random": save_global_random()}
         return {**self.state_between(), "sources": [], **now}
-
-    def check_has_state(self) -> None:
-        """Raise StateError for a dataset that cannot have a state."""
-        if (equal := getattr(self, "equal_steps", None)) is not None and equal.steps is None:
-            raise StateError("equal= without steps= takes items ahead to compare ranks, which a state cannot hold yet")
 
     def state_between(self) -> dict[str, Any]:
         """Return the state between two epochs: which one comes next, whatever iteration has begun."""
@@ -535,14 +525,29 @@ class _Iteration:
         self.passes = self.given = 0
         self.failed = False
         self.run: Run | None = None
+        self.steps: Any = None
+        """What is to be saved of equal steps, which have a say in how much of the run was given (`equalsteps`)."""
+        self.loaded: Mapping[str, Any] | None = None
+        """The state that it goes on from."""
         self.saved_run: Mapping[str, Any] | None = None
+        self.saved_steps: Mapping[str, Any] | None = None
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> _Iteration:
         """Return the iteration that a state was taken of."""
         iteration = cls()
         iteration.passes, iteration.given, iteration.saved_run = state["passes"], state["given"], state["run"]
+        iteration.loaded, iteration.saved_steps = state, state.get("equal")
         return iteration
+
+    def take_steps(self) -> Mapping[str, Any] | None:
+        """Return the state of equal steps that was loaded, once."""
+        saved, self.saved_steps = self.saved_steps, None
+        return saved
+
+    def keep_steps(self, steps: Any) -> None:
+        """Keep ``steps`` (`equalsteps.StepCount`, `equalsteps.Alignment`), which is asked for its state."""
+        self.steps = steps
 
     def counted(self, items: Iterator[Any]) -> Iterator[Any]:
         """Yield ``items``, and count them."""

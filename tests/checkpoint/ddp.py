@@ -1,6 +1,6 @@
-"""A small model trained by several ranks: ``python -m tests.checkpoint.ddp FOLDER STOP URL…`` under RANK, WORLD_SIZE,
-MASTER_ADDR and MASTER_PORT. It saves model and loader after each step, goes on from the last step that all ranks have
-saved, and ends at step STOP. Each rank writes the losses of its steps, to the last bit."""
+"""A small model trained by several ranks: ``python -m tests.checkpoint.ddp FOLDER STOP KIND URL…`` under RANK,
+WORLD_SIZE, MASTER_ADDR and MASTER_PORT. It saves model and loader after each step, goes on from the last step that all
+ranks have saved, and ends at step STOP. Each rank writes the losses of its steps, to the last bit."""
 
 from __future__ import annotations
 
@@ -23,9 +23,17 @@ def features(sample: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.cat([torch.randn(7), torch.tensor([number])]), torch.tensor([number / 10])
 
 
-def loader_of(urls: list[str]) -> wds.WebLoader:
-    samples = wds.WebDataset(urls, shardshuffle=10, seed=3).shuffle(12, seed=1).map(features).batched(4)
-    return wds.WebLoader(samples, batch_size=None, num_workers=2).with_epoch(12)
+def loader_of(kind: str, urls: list[str]) -> wds.WebLoader:
+    mode = None if kind == "epoch" else kind.split(maxsplit=1)[0].strip(",")
+    samples = wds.WebDataset(urls, shardshuffle=10, seed=3, equal=mode).shuffle(12, seed=1).map(features)
+    if kind.endswith("in this process"):
+        return wds.WebLoader(samples.batched(4), batch_size=None)
+    if kind.endswith("stages behind"):
+        return (
+            wds.WebLoader(samples.batched(3), batch_size=None, num_workers=2).unbatched().shuffle(9, seed=1).batched(4)
+        )
+    loader = wds.WebLoader(samples.batched(4), batch_size=None, num_workers=2)
+    return loader.with_epoch(12) if mode is None else loader
 
 
 def last_step(folder: Path, ranks: int) -> int:
@@ -39,7 +47,7 @@ def put(path: Path, write: Any) -> None:
     os.replace(path.with_suffix(".new"), path)
 
 
-def main(folder: Path, stop: int, urls: list[str]) -> None:
+def main(folder: Path, stop: int, kind: str, urls: list[str]) -> None:
     torch.manual_seed(int(os.environ["RANK"]))
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -47,7 +55,7 @@ def main(folder: Path, stop: int, urls: list[str]) -> None:
     torch.manual_seed(5)
     model = DistributedDataParallel(torch.nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
-    loader, step = loader_of(urls), last_step(folder, ranks)
+    loader, step = loader_of(kind, urls), last_step(folder, ranks)
     losses: list[str] = []
     if step:
         saved = torch.load(folder / f"model-{step}.pt", weights_only=True)
@@ -58,7 +66,8 @@ def main(folder: Path, stop: int, urls: list[str]) -> None:
         losses = state["losses"]
     while step < stop:
         for inputs, wanted in loader:
-            loss = torch.nn.functional.mse_loss(model(inputs), wanted)
+            # Dropout draws from the generator that functions in this process draw from, too.
+            loss = torch.nn.functional.mse_loss(model(torch.nn.functional.dropout(inputs, 0.1)), wanted)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -76,4 +85,4 @@ def main(folder: Path, stop: int, urls: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:])

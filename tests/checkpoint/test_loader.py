@@ -190,13 +190,3 @@ def test_by_torchdatas_loader(workers: int, urls: list[str]) -> None:
     resumed = make()
     resumed.load_state_dict(state)
     assert shown(resumed) == rest
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_loader_of_a_dataset_without_state_runs(workers: int, urls: list[str]) -> None:
-    loader = wds.WebLoader(dataset(urls[:1], equal="drop"), batch_size=None, num_workers=workers)
-    iterator = iter(loader)
-    next(iterator)
-    with pytest.raises(StateError, match="equal="):
-        loader.state_dict()
-    assert len(list(iterator)) == 6

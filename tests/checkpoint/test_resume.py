@@ -287,11 +287,6 @@ def test_the_stage_of_the_page_goes_on() -> None:
     assert list(resumed) == [7, 9]
 
 
-def test_ranks_that_compare_what_they_have_take_no_state(urls: list[str]) -> None:
-    with pytest.raises(StateError, match="equal="):
-        dataset(urls, equal="drop").state_dict()
-
-
 @pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress], ids=["gzip", "zstd"])
 def test_compressed_shards_go_on_too(compress: Callable[[bytes], bytes], tmp_path: Path) -> None:
     urls = urls_in(tmp_path)

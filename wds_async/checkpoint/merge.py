@@ -32,16 +32,9 @@ from wds_async.checkpoint.states import check_keys
 from wds_async.errors import StateError
 
 __all__ = [
-    "WorkerPart",
-    "given_of",
-    "merge_states",
-    "parts_of",
-    "ranks_of",
-    "share",
-    "shared_states",
-    "state_of_rank",
-    "with_states",
-]
+    "WorkerPart", "equal_of", "given_of", "merge_states", "part_of", "parts_of", "ranks_of", "share", "shared_states",
+    "state_of_rank", "with_states",
+]  # fmt: skip
 
 _AS_BEFORE = "go on with as many ranks and workers as before"
 
@@ -58,6 +51,8 @@ class WorkerPart:
     first: int = 0
     last: int = 1
     whole: int = 1
+    ended: bool = False
+    """Its share of the epoch was over."""
 
     def of(self, items: Sequence[Any]) -> Sequence[Any]:
         """Return the piece of ``items`` that is this part's."""
@@ -125,6 +120,31 @@ def parts_of(units: Sequence[WorkerPart], number: int, count: int) -> list[Worke
     return parts
 
 
+def part_of(state: Mapping[str, Any], place: world.Place, behind: int = 0) -> WorkerPart:
+    """Return what the worker of ``state`` had still to read, all of it; ``behind`` items came behind the state."""
+    equal = state.get("equal", {})
+    ended = any(equal.get(name) for name in ("again", "over", "ended"))
+    if came := equal.get("behind", 0):
+        before = {"random": equal["random"][0][1], "given": max(0, state["given"] - came)}
+        state, behind = {**state, **before}, behind + came
+    return WorkerPart(state, place, behind, ended=ended)
+
+
+def equal_of(pipeline: Any, parts: Sequence[WorkerPart]) -> dict[str, Any]:
+    """Return what the state of ``pipeline`` has of equal steps, for a worker that stands here: its part of the
+    ``steps`` that all workers, whose ``parts`` these are, had still to give; so many on every rank."""
+    equal, here = getattr(pipeline, "equal_steps", None), world.place()
+    if equal is None:
+        return {}
+    if equal.steps is None:
+        return {"equal": {"mode": equal.mode, "given": 1}}
+    counts = [part.state.get("equal", {}).get("left", equal.share(part.place)) - part.behind for part in parts]
+    # A rank that fills up can give one more; one that must not has to have them.
+    of_rank = sum(counts) // here.world_size if equal.mode == "drop" else -(-sum(counts) // here.world_size)
+    share, rest = divmod(of_rank, here.num_workers)
+    return {"equal": {"left": share + (here.worker < rest), "again": False}}
+
+
 def share(pipeline: Any, parts: Sequence[WorkerPart], template: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state of ``pipeline`` that has still to read ``parts``; ``template`` is any of the old states."""
     settled = [_settled(pipeline, part) for part in parts]
@@ -136,7 +156,7 @@ def share(pipeline: Any, parts: Sequence[WorkerPart], template: Mapping[str, Any
         **{name: template[name] for name in ("version", "stages", "seeds")},
         "epochs": _latest([template, *(part.state for part in settled)]),
         "place": [place.rank, place.world_size],
-        "passes": min((part.state["passes"] for part in begun), default=0),
+        "passes": min((part.state["passes"] for part in begun), default=template["passes"]),
         "given": given_of(pipeline.nsamples, begun, old=pipeline.nsamples),
         "run": {"replayed": False, "states": {}, **_shared_run(pipeline, begun)},
     }
@@ -162,7 +182,8 @@ def _settled(pipeline: Any, part: WorkerPart) -> WorkerPart:
     try:
         with world.standing_at(part.place):
             copy = pipeline.compose()
-            copy.load_state_dict(part.state)
+            copy.equal_steps = None
+            copy.load_state_dict({name: value for name, value in part.state.items() if name != "equal"})
             with contextlib.closing(iter(copy)) as items:
                 came = sum(1 for _ in itertools.islice(items, part.behind))
                 state = copy.state_dict()
@@ -206,8 +227,10 @@ def _shared_run(pipeline: Any, parts: Sequence[WorkerPart]) -> dict[str, Any]:
         return shared
     if "0" in states:
         return shared
-    source = share(pipeline.pipeline[0], nested, nested[0].state) if nested else parts[0].state["run"]["source"]
-    return {**shared, "source": source, "ended": not nested}
+    if nested:
+        return {**shared, "source": share(pipeline.pipeline[0], nested, nested[0].state), "ended": False}
+    ended = next((part.state["run"]["source"] for part in parts), None) or pipeline.pipeline[0].state_between()
+    return {**shared, "source": ended, "ended": True}
 
 
 def _is_without_source(part: WorkerPart) -> bool:

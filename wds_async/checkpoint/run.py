@@ -66,7 +66,8 @@ class Run:
         shards_read: dict[str, Any] | None = None,
     ) -> None:
         self._stages = stages
-        self._states: dict[int, StageState] = {}
+        self.states: dict[int, StageState] = {}
+        """States of the stages that declare one, by their numbers."""
         self._shards_read = {} if shards_read is None else shards_read
         self.source = _source_of(stages)
         """Number of the stage that reads shards, or else of the first."""
@@ -142,7 +143,7 @@ class Run:
         kind = self._stages[number].state
         if not isinstance(kind, type):
             return None
-        state = self._states[number] = kind()
+        state = self.states[number] = kind()
         saved = {} if self._saved is None else self._saved["states"].get(str(number), {})
         if saved:
             state.load(self._with_items(saved, number))
@@ -205,7 +206,7 @@ class Run:
     def save(self) -> dict[str, Any]:
         """Return the state between two items, as JSON can hold it."""
         if self._unknown:
-            starts = {str(number): state.save_start() for number, state in self._states.items()}
+            starts = {str(number): state.save_start() for number, state in self.states.items()}
             return {
                 "replayed": True,
                 "given": self._given,
@@ -217,11 +218,11 @@ class Run:
         shards: dict[Shard, int] = {}
         saved: dict[str, Any] = {"replayed": False, "states": {}}
         first = self._stages[0].stage
-        if self.source == 0 and 0 not in self._states:
+        if self.source == 0 and 0 not in self.states:
             self._check_has_state(first)
             saved["source"] = first.state_dict() if hasattr(first, "state_dict") else self._given
             saved["ended"] = self._ended
-        for number, state in self._states.items():
+        for number, state in self.states.items():
             front = number < self.source
             saved["states"][str(number)] = state.save_start() if front else self._packed(state.save(), number, shards)
         if shards:
