@@ -32,6 +32,7 @@ def started(target: Callable[..., object], *arguments: object, fresh: bool = Fal
 
 def _run(target: Callable[..., object], arguments: Sequence[object], environment: Mapping[str, str]) -> None:
     os.setsid()
+    multiprocessing.set_start_method("fork", force=True)  # of its workers; the server's would outlive it
     os.environ.clear()  # the server was started for another test
     os.environ.update(environment)
     warnings.simplefilter("ignore")
