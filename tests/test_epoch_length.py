@@ -33,7 +33,7 @@ WORKERS = {
     "spawn, persistent": {"num_workers": 2, "multiprocessing_context": "spawn", "persistent_workers": True},
 }
 each_kind = pytest.mark.parametrize("kind", WORKERS)
-all_but_new_spawned_ones = pytest.mark.parametrize("kind", [kind for kind in WORKERS if kind != "spawn"])
+each_but_spawned = pytest.mark.parametrize("kind", [kind for kind in WORKERS if "spawn" not in kind])
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_a_stream_that_continues_gives_every_pass_whole_and_in_order(spec: str, 
     assert Counter(itertools.chain.from_iterable(stream[:PASS])) == EVERYTHING
 
 
-@all_but_new_spawned_ones
+@each_but_spawned
 def test_by_default_every_epoch_is_a_new_pass(spec: str, kind: str) -> None:
     reference = loader_of(spec, kind.replace("spawn", "fork"))
     passes = [batches(reference) for _ in range(3)]
@@ -86,7 +86,7 @@ def test_by_default_every_epoch_is_a_new_pass(spec: str, kind: str) -> None:
     assert batches(loader) == passes[2][:6]
 
 
-@all_but_new_spawned_ones
+@each_but_spawned
 def test_set_epoch_numbers_the_next_pass_of_a_stream_that_continues(spec: str, kind: str) -> None:
     reference = loader_of(spec, kind.replace("spawn", "fork"))
     passes = [batches(reference) for _ in range(4)]
@@ -97,7 +97,7 @@ def test_set_epoch_numbers_the_next_pass_of_a_stream_that_continues(spec: str, k
     assert stream == (passes[0] + passes[3])[:30]
 
 
-@all_but_new_spawned_ones
+@each_but_spawned
 def test_the_batches_of_the_whole_job_are_divided_over_the_ranks(
     spec: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,7 +74,8 @@ def name(sample):
 if __name__ == "__main__":
     dataset = wds.WebDataset(sys.argv[2:], shardshuffle=False).map(name)
     loader = wds.WebLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context=sys.argv[1])
-    print(sorted(set(loader)), len(list(loader)))
+    names = list(loader)
+    print(sorted(set(names)), len(names))
 """
     done = program("run", write(tmp_path, text), start, *shards(2, 3))
     assert done.stdout.decode().strip() == "['wds_async.dataset'] 6", done.stderr.decode()
