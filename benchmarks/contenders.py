@@ -43,9 +43,9 @@ def _count(samples: Iterable[Any], turns: int) -> int:
     return count
 
 
-def _dataset(module: str, job: dict[str, Any]) -> Run:
+def _dataset(module: str, job: dict[str, Any], **options: Any) -> Run:
     wds = __import__(module)
-    dataset = wds.WebDataset(job["urls"], shardshuffle=False)
+    dataset = wds.WebDataset(job["urls"], shardshuffle=False, **options)
     if module == "wds_async":
         from wds_async.storage.registry import import_clients
 
@@ -179,6 +179,10 @@ CONTENDERS: dict[str, Callable[[dict[str, Any]], Run]] = {
     "wds_async": lambda job: _dataset("wds_async", job),
     "wds_async pipeline": lambda job: _pipeline("wds_async", job),
     "wds_async asyncio": _on_asyncio,
+    "wds_async interleave=16": lambda job: _dataset("wds_async", job, interleave=16, seed=1),
+    "wds_async interleave=16, ordered=False": lambda job: _dataset(
+        "wds_async", job, interleave=16, ordered=False, seed=1
+    ),
     "webdataset": lambda job: _dataset("webdataset", job),
     "webdataset pipeline": lambda job: _pipeline("webdataset", job),
     "webdataset fsspec": _webdataset_over_fsspec,

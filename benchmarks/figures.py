@@ -35,6 +35,7 @@ ORDER = (
     "decode",
     "loader",
     "exact",
+    "interleave",
     "index",
 )
 PLOTTED = {

@@ -104,6 +104,12 @@ class WebDataset(DataPipeline, FluidInterface):
         (or None, with a warning) keeps the order of the list.
     ``seed``: seed of the shard shuffle (default ``WDS_SEED``). Without either, a single rank draws a seed from
         ``random`` and logs it (level info); several ranks use 0, with a warning. Epochs count from ``WDS_EPOCH``, or 0.
+    ``interleave``: number of shards that are open at once in each worker. Each sample is the next one of an open shard
+        that is drawn, so that a small shuffle buffer mixes well. The draws depend on seed, epoch, rank and worker. The
+        open shards share the byte budget; ConfigError if it is too small (256 KiB for each). Default None: one shard
+        after another. Not with ``canonical`` or the ``mode`` of a folder.
+    ``ordered``: False draws only among open shards whose bytes have arrived, so that none delays the others. The order
+        then differs in each run; every sample still comes once, and a state resumes exactly.
     ``resampled``: draw shards with replacement, endlessly. The shards are then not split, because every worker draws
         its own. With a seed, the draws depend on seed, rank, worker and epoch; without one, they differ in each run.
     ``repeat``: True repeats the shards endlessly, a number that many times (default: once per epoch).
@@ -227,6 +233,8 @@ class WebDataset(DataPipeline, FluidInterface):
         max_bad_fraction: float | None = None,
         max_field_bytes: int = MAX_FIELD_BYTES,
         expect: Collection[str] | None = None,
+        interleave: int | None = None,
+        ordered: bool = True,
     ) -> None:
         super().__init__()
         self.equal_steps, self._steps_by_loader = None if index and steps is None else chosen_steps(equal, steps), False
@@ -238,20 +246,26 @@ class WebDataset(DataPipeline, FluidInterface):
         sharing: Any = {"nodesplitter": nodesplitter, "workersplitter": workersplitter, "strict": empty_check}
         cuts = _cuts(split, index, equal, steps, options, canonical, keys)
         plan = ShardPlan(**order, **sharing, **cuts, storage_options=options, transfer=transfer or {})
-        kept: Any = {"url_to_name": url_to_name, "verbose": verbose, "local": cache_local, "check": cache_check}
-        cache = _shard_cache(cache_dir, cache_size, **kept)
+        cache = _shard_cache(cache_dir, cache_size, url_to_name, verbose, cache_local, cache_check)
         faults = {"verify": verify, "on_corrupt": on_corrupt, "max_bad_fraction": max_bad_fraction, "expect": expect}
         parsing: Any = {"keys": keys or base_plus_ext, "max_field_bytes": max_field_bytes, "storage_options": options}
+        parsing |= _interleaving(interleave, ordered, chosen, mode, urls, canonical)
         reading = functools.partial(tarfile_to_samples, handler, select_files, rename_files, transfer, **parsing)
         with Shortened():
             self._add_source(urls, plan, functools.partial(reading, cache=cache, **faults), cache)
             self._check(check, options, cache, transfer or {})
-        progress = environment.progress if progress is None else progress
         self._add_stages(empty_check, split is not None, progress, repeat, steps if length is None else length, verbose)
 
     def _add_stages(
-        self, empty_check: bool, cut: bool, progress: bool | str, repeat: bool | int, length: int | None, verbose: bool
+        self,
+        empty_check: bool,
+        cut: bool,
+        progress: bool | str | None,
+        repeat: bool | int,
+        length: int | None,
+        verbose: bool,
     ) -> None:
+        progress = config.settings().progress if progress is None else progress
         if empty_check and self.canonical is None:  # there, a worker may have no batch of what is left of an epoch
             urls = getattr(self.pipeline[0], "urls", None)
             shards = len(urls) if isinstance(urls, Sized) else None
@@ -364,10 +378,30 @@ class WebDataset(DataPipeline, FluidInterface):
         return super().__len__()
 
 
-def _shard_cache(*args: Any, **kw: Any) -> DiskCache | None:
+def _interleaving(
+    interleave: int | None, ordered: bool, seed: Any, mode: str | None, urls: Any, canonical: int | None
+) -> dict[str, Any]:
+    """Return the arguments of reading for ``interleave`` and ``ordered``. Raise ConfigError where they do not fit."""
+    if interleave is None and ordered is True:
+        return {}
+    if mode not in (None, "resampled"):
+        raise ConfigError(
+            f"interleave={interleave!r} opens several shards at once, and mode={mode!r} gives one after another, whose "
+            "file is renamed or removed when the next one is taken: leave one of them out"
+        )
+    if canonical is not None:
+        raise ConfigError(f"interleave={interleave!r} draws an order for each worker, and canonical= gives one for all")
+    if spec.is_function(urls):
+        raise ConfigError(f"{urls} returns a pipeline, which reads its shards itself: give interleave= there")
+    return {"interleave": interleave, "ordered": ordered, "seed": seed}
+
+
+def _shard_cache(
+    folder: Any, size: float, url_to_name: Any, verbose: bool, local: bool, check: bool | None
+) -> DiskCache | None:
     from wds_async.shardcache.cache import shard_cache  # noqa: PLC0415 (the engine)
 
-    return shard_cache(*args, **kw)
+    return shard_cache(folder, size, url_to_name=url_to_name, verbose=verbose, local=local, check=check)
 
 
 def _seed(seed: int | None, nodesplitter: Any, canonical: int | None) -> int | world.DrawnSeed:

@@ -24,6 +24,7 @@ TRAININGS = [
     ("random map", 3, "fork"),
     ("random mix", 1, "spawn"),
     ("resampled", 2, "fork"),
+    ("interleaved, shuffle", 2, "fork"),
 ]
 
 

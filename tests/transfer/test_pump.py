@@ -71,13 +71,11 @@ def test_skipping_and_leaving_anywhere(origin: Origin, tmp_path: Path, seed: int
 def test_memory_is_free_once_everything_was_read(origin: Origin) -> None:
     urls = [origin.add(f"{i}.tar", data(2 * PART, i)) for i in range(4)]
     outer = open_shards(urls[:1], config=quick())
-    next(outer)  # keeps the engine running
+    shard = next(outer)  # keeps the engine running
     with open_shards(urls, config=quick()) as inner:
-        for shard in inner:
-            while shard.read() is not None:
+        for other in inner:
+            while other.read() is not None:
                 pass
-    shard = outer._open
-    assert shard is not None
     while shard.read() is not None:
         pass
     assert _held(outer) <= PART  # the last piece is given back with the next read

@@ -229,7 +229,8 @@ def test_an_empty_shard_is_read_again_too() -> None:
         assert comparison.matches(state)
 
     verifier: Any = SimpleNamespace(
-        spool=Spool(4),
+        spool=lambda: Spool(4),
+        take_back=lambda spool: spool.clear(),
         expected=lambda stream, state: expected,
         reread=reread,
         count=lambda stream, *, matched: counted.append(matched),

@@ -225,7 +225,7 @@ def run(readers: Sequence[Reader], rng: random.Random, most_moves: int = 20_000)
         for reader in rng.sample(readers, len(readers)):
             reader.settle()
         pool = readers[0].pool
-        assert pool.used_bytes <= pool.budget_bytes + (pool.readers - 1) * pool.block_bytes
+        assert pool.used_bytes <= pool.max_blocks * pool.block_bytes
         assert sum(reader.window.held_bytes for reader in readers) <= pool.used_bytes
         open_ = [reader for reader in readers if not reader.finished]
         if not open_:

@@ -14,7 +14,16 @@ from wds_async.redact import redact
 from wds_async.tar.group import RawSample
 from wds_async.transfer.reader import ShardStream
 
-__all__ = ["ReadState", "entries_of", "picked", "wanted"]
+__all__ = [
+    "OpenShard",
+    "ReadState",
+    "check_shard",
+    "entries_of",
+    "entry_left",
+    "facts_of",
+    "picked",
+    "wanted",
+]
 
 _GAP_BYTES = 256 << 10
 """Samples that are nearer to each other are read by one request."""
@@ -62,30 +71,21 @@ class ReadState(SourceState):
     def _behind_those_read(self, source: Iterator[Any]) -> Iterator[Any]:
         """Return what follows the shards that were read. StateError where the last one is not the one it was."""
         for entry in itertools.islice(source, max(0, self._shards - 1), self._shards):
-            self._check(entry, self._before, self._shards - 1)
+            check_shard(entry, self._before, self._shards - 1)
         return source
-
-    def _check(self, entry: Any, url: str | None, number: int) -> None:
-        now = entry if isinstance(entry, str) or entry is None else entry["url"]
-        if url is not None and now != url:
-            raise StateError(
-                f"when the state was saved, shard {number} was {redact(url)}, and now it is {redact(str(now))}: the "
-                "list of shards or its seed has changed, or a function in front of the reading draws random numbers"
-            )
 
     def listed(self) -> Iterator[Any]:
         """Return the shards to read that do not come from an endless source."""
         if self._entries is not None and self._shards < len(self._entries):
             return self._from_open(iter(self._entries[self._shards :]))
-        return iter(() if self._at is None else [_at({"url": self._at["url"]}, self._at)])
+        return iter(() if self._at is None else [entry_left({"url": self._at["url"]}, self._at)])
 
     def _from_open(self, rest: Iterator[Any]) -> Iterator[Any]:
         if self._at is None:
             return rest
         entry = next(rest, None)
-        self._check(entry, self._at["url"], self._shards)
-        info = {"url": entry} if isinstance(entry, str) else dict(entry or {})
-        return itertools.chain([_at(info, self._at)], rest)
+        check_shard(entry, self._at["url"], self._shards)
+        return itertools.chain([entry_left(entry, self._at)], rest)
 
     def begin(self, shard: OpenShard, number: int) -> None:
         """Note that ``shard``, number ``number`` of this run, begins."""
@@ -102,7 +102,7 @@ class ReadState(SourceState):
         elif self.sample is not None and self.sample.stop is None:
             number += 1
         elif self.sample is not None:
-            at = {"url": self.sample.shard, "start": self.sample.stop, **_facts_of(self._open)}
+            at = {"url": self.sample.shard, "start": self.sample.stop, **facts_of(self._open)}
         before = self._before if self._open is None or number == self._first else self._read[number - 1]
         saved: dict[str, Any] = {"shards": number, "at": at, "before": before}
         if self._entries is not None:
@@ -121,17 +121,28 @@ class ReadState(SourceState):
 
     def over(self, shard: OpenShard) -> None:
         """Note the facts of a shard that is over."""
-        self._facts[shard.stream.url] = _facts_of(shard)
+        self._facts[shard.stream.url] = facts_of(shard)
 
 
-def _facts_of(shard: OpenShard) -> dict[str, Any]:
+def check_shard(entry: Any, url: str | None, number: int) -> None:
+    """Raise StateError unless ``entry``, number ``number`` of the list, is that of the shard at ``url`` (None: any)."""
+    now = entry if isinstance(entry, str) or entry is None else entry["url"]
+    if url is not None and now != url:
+        raise StateError(
+            f"when the state was saved, shard {number} was {redact(url)}, and now it is {redact(str(now))}: the "
+            "list of shards or its seed has changed, or a function in front of the reading draws random numbers"
+        )
+
+
+def facts_of(shard: OpenShard) -> dict[str, Any]:
     """Return what reading a part of ``shard`` once more takes: its version, and whether it is compressed."""
     version = shard.stream.version
     return {"version": version, "compressed": True} if shard.compressed else {"version": version}
 
 
-def _at(entry: Mapping[str, Any], at: Mapping[str, Any]) -> dict[str, Any]:
+def entry_left(entry: Any, at: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``entry`` of a shard from the place that was saved on. A compressed one is read from its start."""
+    entry = {"url": entry} if isinstance(entry, str) else dict(entry or {})
     rest = {**entry, "behind": at["start"]} if at.get("compressed") else entry_at(entry, at["start"])
     return {**rest, "version": at["version"]}
 

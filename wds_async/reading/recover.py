@@ -103,6 +103,11 @@ class ShardRecovery:
         return self.stream.start if self._source is None else self._source.offset
 
     @property
+    def in_hand(self) -> int:
+        """Bytes of the tar that have come and are not parsed yet."""
+        return 0 if self._source is None else self._source.arrived - self._source.offset
+
+    @property
     def compressed(self) -> bool:
         """Whether its tar has other bytes than are stored, as far as it was read."""
         return self._source is not None and self._stored_bytes != self._source.arrived

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from wds_async import config, world
 from wds_async.environment import value
@@ -17,11 +18,11 @@ from wds_async.observe.ledger import EpochLog, Ledger
 from wds_async.reading.options import MAX_FIELD_BYTES, field_limit, on_corrupt_policy, transfer_fields
 from wds_async.reading.parts import guarded
 from wds_async.reading.position import ReadState, wanted
-from wds_async.reading.recover import CorruptionPolicy
+from wds_async.reading.recover import CorruptionPolicy, ShardRecovery
 from wds_async.redact import redact
 from wds_async.stages import Traits
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
-from wds_async.tar.group import Keys, admission, base_plus_ext, expected, samples
+from wds_async.tar.group import Keys, RawSample, admission, base_plus_ext, expected, samples
 from wds_async.tar.parse import Member, members_of
 from wds_async.tar.source import ByteSource
 from wds_async.transfer.reader import ShardCache, ShardReader, ShardStream, open_shards
@@ -30,7 +31,7 @@ from wds_async.transfer.stats import Board, Counters
 if TYPE_CHECKING:
     from wds_async.indexed.learnt import IndexRecorder
 
-__all__ = ["base_plus_ext", "tarfile_samples"]
+__all__ = ["ShardParsing", "base_plus_ext", "read_shards", "tarfile_samples"]
 
 Sample = dict[str, Any]
 
@@ -83,34 +84,97 @@ def tarfile_samples(
     shard. ConfigError for choices that there are not.
     """
     ledger = ledger or Ledger(Board(), max_bad_fraction).begin(counters)
-    reading = CorruptionPolicy(handler, on_corrupt_policy(on_corrupt), ledger, keys)
-    admit = guarded(admission(select_files, rename_files), reading.of_member) if select_files or rename_files else None
-    parse = functools.partial(members_of, admit=admit, max_field_bytes=field_limit(max_field_bytes))
-    grouping: dict[str, Any] = {"keys": keys, "lcase": lcase, "suffixes": suffixes, "rename_files": rename_files}
-    grouping |= {"on_error": reading.of_member, "expect": expected(expect, lcase, suffixes)}
+    names: dict[str, Any] = {"select_files": select_files, "rename_files": rename_files, "keys": keys, "lcase": lcase}
+    faults: dict[str, Any] = {"on_corrupt": on_corrupt, "max_field_bytes": max_field_bytes, "expect": expect}
+    parsing = ShardParsing.of(ledger, handler, suffixes=suffixes, **names, **faults)
     setting = config.transfer_config(workers=world.place().num_workers, **transfer_fields(transfer, verify))
     state = state or ReadState()
     opening = functools.partial(
         open_shards, state.shards(src), config=setting, stats=ledger.counters, cache=cache, options=storage_options
     )
-    recorder = _recorder(grouping, select_files)
-    return _read(opening, opened or enforce, reading, ledger, parse, grouping, recorder, state)
+    return read_shards(opening, opened or enforce, parsing, ledger, state)
 
 
 tarfile_samples.traits = Traits(handler="handler", state=ReadState)  # type: ignore[attr-defined]
 
 
-def _read(
-    opening: Callable[[], ShardReader],
-    opened: Callable[[ShardReader], Any],
-    reading: CorruptionPolicy,
+@dataclass(frozen=True)
+class ShardParsing:
+    """What makes samples of the bytes of one shard after another, by the arguments of `tarfile_samples`."""
+
+    policy: CorruptionPolicy
+    parse: Callable[[ByteSource], Iterator[Member]]
+    grouping: dict[str, Any]
+    recorder: IndexRecorder | None
+
+    @classmethod
+    def of(
+        cls,
+        ledger: EpochLog,
+        handler: Handler = reraise_exception,
+        *,
+        select_files: Callable[[str], Any] | None = None,
+        rename_files: Callable[[str], str] | None = None,
+        keys: Keys = base_plus_ext,
+        lcase: bool = True,
+        suffixes: Collection[str] | None = None,
+        on_corrupt: str | None = None,
+        max_field_bytes: int = MAX_FIELD_BYTES,
+        expect: Collection[str] | None = None,
+    ) -> ShardParsing:
+        """Return that of one reader, or of one of several shards that are open at once."""
+        policy = CorruptionPolicy(handler, on_corrupt_policy(on_corrupt), ledger, keys)
+        selects = select_files or rename_files
+        admit = guarded(admission(select_files, rename_files), policy.of_member) if selects else None
+        parse = functools.partial(members_of, admit=admit, max_field_bytes=field_limit(max_field_bytes))
+        grouping: dict[str, Any] = {"keys": keys, "lcase": lcase, "suffixes": suffixes, "rename_files": rename_files}
+        grouping |= {"on_error": policy.of_member, "expect": expected(expect, lcase, suffixes)}
+        return cls(policy, parse, grouping, _recorder(grouping, select_files))
+
+
+class ShardPosition(Protocol):
+    """Protocol: where the samples that were read come from."""
+
+    sample: RawSample | None
+    """The latest sample of the open shard."""
+
+    def begin(self, shard: ShardRecovery, number: int) -> None:
+        """Note that ``shard``, number ``number`` of its reader, begins."""
+        ...
+
+    def over(self, shard: ShardRecovery) -> None:
+        """Note that ``shard`` is over."""
+        ...
+
+
+class ShardsInTurn(Protocol):
+    """Protocol: the shards to read one after another, such as a `ShardReader`."""
+
+    @property
+    def closed(self) -> bool: ...
+
+    def __iter__(self) -> Iterator[ShardStream]: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exc: object) -> None: ...
+
+
+Shards = TypeVar("Shards", bound=ShardsInTurn)
+
+
+def read_shards(
+    opening: Callable[[], Shards],
+    opened: Callable[[Shards], Any],
+    parsing: ShardParsing,
     ledger: EpochLog,
-    parse: Callable[[ByteSource], Iterator[Member]],
-    grouping: dict[str, Any],
-    recorder: IndexRecorder | None,
-    state: ReadState,
+    state: ShardPosition,
+    *,
+    is_epoch: bool = True,
 ) -> Iterator[Sample]:
-    counters = ledger.counters
+    """Yield the samples of the shards that ``opening`` opens, in order. ``is_epoch``: count their end as an epoch's."""
+    counters, reading, recorder = ledger.counters, parsing.policy, parsing.recorder
+    parse, grouping = parsing.parse, parsing.grouping
     n = total = 0
     with opening() as reader:
         opened(reader)
@@ -148,7 +212,8 @@ def _read(
                 shard.over(total + n - before)
                 if reading.stop:
                     return
-            counters.add("epochs")
+            if is_epoch:
+                counters.add("epochs")
         finally:
             reading.drop()
             if n:

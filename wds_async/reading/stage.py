@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from wds_async import config, world
 from wds_async.arguments import check_function
 from wds_async.environment import value
+from wds_async.errors import ConfigError
 from wds_async.handlers import Handler, check_handler, reraise_exception
 from wds_async.reading.options import MAX_FIELD_BYTES, field_limit, on_corrupt_policy, transfer_fields
 from wds_async.stages import FilterFunction, stage_maker
@@ -122,12 +124,47 @@ def _metrics() -> Any:
 
 
 class TarStage(ReadingStage):
-    """The stage from shards to samples, see `tarfile_samples`."""
+    """The stage from shards to samples: see `tarfile_samples`, and with ``interleave`` `interleaved_samples`."""
 
     def __init__(self, *args: Any, **kw: Any) -> None:
+        from wds_async.reading.interleave import interleaved_samples  # noqa: PLC0415 (the engine)
         from wds_async.reading.samples import tarfile_samples  # noqa: PLC0415 (the engine)
 
-        super().__init__(tarfile_samples, *args, **kw)
+        self.seed = kw.get("seed")
+        super().__init__(interleaved_samples if "interleave" in kw else tarfile_samples, *args, **kw)
+
+    def samples_at(self, references: Sequence[Reference], facts: Mapping[str, Any]) -> list[Any]:
+        """Return the samples at ``references`` once more, in their order."""
+        if "interleave" not in self.kw:
+            return super().samples_at(references, facts)
+        from wds_async.reading.position import entries_of, picked  # noqa: PLC0415 (the engine)
+        from wds_async.reading.samples import tarfile_samples  # noqa: PLC0415 (the engine)
+
+        in_order = {name: argument for name, argument in self.kw.items() if name not in _INTERLEAVING}
+        spans, counters = entries_of(references, facts), self.board.counters()
+        samples = tarfile_samples(spans, *self.args, counters=counters, opened=self._opened, **in_order)
+        return picked(samples, references)  # type: ignore[arg-type]
+
+
+_INTERLEAVING = ("interleave", "ordered", "seed")
+
+
+def _interleaving(interleave: int | None, ordered: bool, seed: Any) -> dict[str, Any]:
+    """Return the arguments of `interleaved_samples`; none for shards that are read one after another. Raise ConfigError
+    for values that they cannot have."""
+    if interleave is None:
+        if ordered is not True:
+            raise ConfigError(f"ordered={ordered!r} needs interleave=, the number of shards that are open at once")
+        return {}
+    if isinstance(interleave, bool) or not hasattr(interleave, "__index__") or operator.index(interleave) < 1:
+        raise ConfigError(f"interleave={interleave!r}: the number of shards that are open at once, 1 or more")
+    if not isinstance(ordered, bool):
+        raise ConfigError(f"ordered={ordered!r}: True or False")
+    if operator.index(interleave) == 1:
+        return {}
+    if seed is None and (seed := config.settings().seed) is None:
+        seed = world.DrawnSeed()
+    return {"interleave": operator.index(interleave), "seed": seed} | ({} if ordered else {"ordered": False})
 
 
 @stage_maker
@@ -147,10 +184,15 @@ def tarfile_to_samples(
     max_bad_fraction: float | None = None,
     max_field_bytes: int = MAX_FIELD_BYTES,
     expect: Collection[str] | None = None,
+    interleave: int | None = None,
+    ordered: bool = True,
+    seed: Any = None,
 ) -> TarStage:
-    """The stage from shards to samples, see `tarfile_samples`. ConfigError at once for a wrong ``transfer``,
-    ``storage_options``, ``verify``, ``on_corrupt``, ``max_bad_fraction``, ``max_field_bytes`` or ``expect``, and for
-    a ``WDS_LEDGER`` that cannot be written."""
+    """Return the stage from shards to samples, see `tarfile_samples`. With ``interleave``, that many shards are open at
+    once, and samples are drawn from them; the draws depend on ``seed`` (default ``WDS_SEED``, else one that is drawn),
+    epoch, rank and worker. ``ordered=False`` draws among those whose bytes have arrived. ConfigError at once for a
+    wrong ``transfer``, ``storage_options``, ``verify``, ``on_corrupt``, ``max_bad_fraction``, ``max_field_bytes``,
+    ``expect``, ``interleave`` or ``ordered``, and for a ``WDS_LEDGER`` that cannot be written."""
     check_handler(handler)
     for argument, function in (("select_files", select_files), ("rename_files", rename_files), ("keys", keys)):
         check_function("tarfile_to_samples", argument, function, optional=True)
@@ -171,4 +213,5 @@ def tarfile_to_samples(
         "expect": expect,
     }
     options = {name: value for name, value in options.items() if value is not None}  # so that repr is short
+    options |= _interleaving(interleave, ordered, seed)
     return TarStage(handler=handler, select_files=select_files, rename_files=rename_files, transfer=transfer, **options)

@@ -234,6 +234,7 @@ class HeldShard:
         self._stream, self._receive, self._verifier = stream, receive, verifier
         self.comparison = Comparison(functools.partial(verifier.expected, stream))
         self._next: Receive | None = self._gather
+        self._spool: Spool | None = None
 
     @property
     def over(self) -> bool:
@@ -258,10 +259,12 @@ class HeldShard:
         """Discard the bytes that are held; idempotent."""
         if self._next is not None:
             self._next = None
-            self._verifier.spool.clear()
+            if self._spool is not None:
+                self._verifier.take_back(self._spool)
+                self._spool = None
 
     def _gather(self) -> memoryview | None:
-        spool = self._verifier.spool
+        spool = self._spool = self._verifier.spool()
         try:
             piece = self._receive()  # of an empty shard it is the bad end already
             if self.comparison.expected is None:
@@ -269,15 +272,15 @@ class HeldShard:
                 self._next = self._receive
                 return piece
             while piece is not None:
-                self._hold(piece)
+                self._hold(spool, piece)
                 piece = self._receive()
         except ChecksumMismatch:
-            self._read_again()
+            self._read_again(spool)
         self._verifier.count(self._stream, matched=True)
         self._next = spool.read
         return spool.read()
 
-    def _read_again(self) -> None:
+    def _read_again(self, spool: Spool) -> None:
         """Read the shard anew, and its checksum: both may have been replaced."""
         verifier, url = self._verifier, self._stream.url
         for _ in range(_READ_ATTEMPTS - 1):
@@ -286,18 +289,18 @@ class HeldShard:
             self.comparison = Comparison(
                 lambda state, former=former: verifier.expected(self._stream, state) or former  # type: ignore[misc]
             )
-            verifier.spool.clear()
+            spool.clear()
             try:
                 for piece in verifier.reread(self._stream, self.comparison):
-                    self._hold(piece)
+                    self._hold(spool, piece)
                 return
             except ChecksumMismatch:
                 continue
         raise self.comparison.error(url, readings=_READ_ATTEMPTS)
 
-    def _hold(self, piece: memoryview) -> None:
+    def _hold(self, spool: Spool, piece: memoryview) -> None:
         try:
-            self._verifier.spool.write(piece)
+            spool.write(piece)
         except OSError as exn:
             raise StorageError(
                 f'{redact(self._stream.url)}: verify="always" holds a shard back until it was compared, and there is '
@@ -307,22 +310,37 @@ class HeldShard:
 
 class Verifier:
     """``verify="always"`` of one reader: the checksums of its shards, of the answer, of the store or of files beside
-    the shard, and the `spool` for one held shard. Used on the consumer's thread.
+    the shard, and spools for the ``shards`` that are held at once. Used on the consumer's thread.
 
     ``folder``: place for what does not fit into memory; None: the system's for temporary files.
     """
 
-    def __init__(self, reader: VerifyingReader, folder: str | None) -> None:
+    def __init__(self, reader: VerifyingReader, folder: str | None, shards: int = 1) -> None:
         self._reader: VerifyingReader = weakref.proxy(
             reader
         )  # a cycle would keep its connections until it is collected
-        self.spool = Spool(min(_MEMORY_BYTES, reader.config.budget_bytes // 4), folder)
+        self._memory_bytes = min(_MEMORY_BYTES, reader.config.budget_bytes // 4) // shards
+        self._folder = folder
+        self._spools: list[Spool] = []
+        self._free_spools: list[Spool] = []
         self._others: weakref.WeakSet[VerifyingReader] = weakref.WeakSet()
         self._requests: dict[str, concurrent.futures.Future[Checksum | None]] = {}
         self._in_every_answer = {spec.kind for spec in STORES if spec.sends_checksum}
         self._manifests: dict[str, list[dict[str, Checksum]]] = {}
         self._shards = 0
         self._unverified: list[str] = []
+
+    def spool(self) -> Spool:
+        """Return a place to hold a shard, until `take_back`."""
+        if self._free_spools:
+            return self._free_spools.pop()
+        self._spools.append(Spool(self._memory_bytes, self._folder))
+        return self._spools[-1]
+
+    def take_back(self, spool: Spool) -> None:
+        """Take back a spool, whose memory the next shard uses."""
+        spool.clear()
+        self._free_spools.append(spool)
 
     def request_ahead(self, streams: Iterable[VerifiableShard | BaseException]) -> None:
         """Request the checksums of the shards that are read next, where that takes a request."""
@@ -378,7 +396,8 @@ class Verifier:
 
     def close(self) -> None:
         """Stop, with the reader, and log, once a dataset and process, how many shards could not be compared."""
-        self.spool.clear()
+        for spool in self._spools:
+            spool.clear()
         for reader in list(self._others):  # another thread waits there
             reader.close()
         counters = self._reader.counters

@@ -24,12 +24,13 @@ from wds_async.config import TransferConfig
 from wds_async.errors import ReaderClosed, WdsError
 from wds_async.storage.base import Location
 from wds_async.transfer.fetch import Fetcher
+from wds_async.transfer.interleaved_window import window_of
 from wds_async.transfer.options import ReadOptions, Span
 from wds_async.transfer.resources import Resources
 from wds_async.transfer.shard_state import ShardState
 from wds_async.transfer.slabs import Slab, SlabPool
 from wds_async.transfer.stats import Counters, ThreadClock
-from wds_async.transfer.window import End, Event, Finished, Part, Piece, Shard, Window
+from wds_async.transfer.window import End, Event, Finished, Part, Piece, Shard
 
 __all__ = ["Engine", "EventQueue", "Pump", "prepare"]
 
@@ -62,6 +63,10 @@ class EventQueue:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.put = self._events.put
         self._counters = counters
+
+    def poll(self) -> Event | None:
+        """Return the next event if it is there."""
+        return None if self._events.empty() else self._events.get_nowait()
 
     def get(self, alive: Callable[[], bool]) -> Event:
         """Return the next event, waiting for it if need be. ReaderClosed where none will come: ``alive()`` is False."""
@@ -221,12 +226,12 @@ class Pump:
         self._kicking = False
         self._usage = (0.0, 0.0)
         """Share of the budget that is taken, and since when."""
-        self.window = Window(slabs, options.config, self._emit, self._cancel)
+        self.window = window_of(slabs, options, self._emit, self._cancel)
         self._fetcher = Fetcher(self.window, resources, options, hurried=lambda: events.waiting)
 
     def open(self) -> None:
         """Take a place among the pool's readers."""
-        self._slabs.enter()
+        self._slabs.enter(self.window.reserved_blocks)
         self.counters.set("budget_bytes", self._slabs.budget_bytes)
         self.counters.set("connections_most", self._config.connections)
 
@@ -248,6 +253,11 @@ class Pump:
         """Take back slabs that the consumer has read."""
         for slab in slabs:
             self.window.release(slab)
+        self.kick()
+
+    def opened(self, number: int) -> None:
+        """Note that the consumer reads shard ``number`` from now on, beside the others that it has open."""
+        self.window.opened(number)
         self.kick()
 
     def skip(self, number: int) -> None:
@@ -289,7 +299,7 @@ class Pump:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         await asyncio.gather(*self._closing, return_exceptions=True)
         await self._fetcher.end()
-        self._slabs.leave()
+        self._slabs.leave(self.window.reserved_blocks)
         self.counters.set("window_bytes", 0)
         self.counters.set("connections", 0)
         self.counters.leave_traffic()

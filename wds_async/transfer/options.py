@@ -115,3 +115,5 @@ class ReadOptions:
     cache: ShardCache | None = None
     """Disk cache (see `shardcache`): shards that it has are read there, the others pass through it."""
     storage: StorageOptions = NOTHING_GIVEN
+    interleave: int = 1
+    """Shards that the consumer has open at once."""

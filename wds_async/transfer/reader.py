@@ -18,7 +18,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 from wds_async.config import TransferConfig, settings, transfer_config
 from wds_async.errors import ReaderClosed, StorageError, WdsError
@@ -32,9 +32,17 @@ from wds_async.transfer.options import CachedShard, Limit, ReadOptions, ShardCac
 from wds_async.transfer.shard_state import ShardState
 from wds_async.transfer.slabs import Slab
 from wds_async.transfer.stats import Board, Counters
-from wds_async.transfer.window import End, Finished, Piece, Shard
+from wds_async.transfer.window import End, Event, Finished, Piece, Shard
 
-__all__ = ["CachedShard", "ReadOptions", "ShardCache", "ShardReader", "ShardStream", "open_shards"]
+__all__ = [
+    "CachedShard",
+    "InterleavedReader",
+    "ReadOptions",
+    "ShardCache",
+    "ShardReader",
+    "ShardStream",
+    "open_shards",
+]
 
 logger = logging.getLogger("wds_async")
 
@@ -53,6 +61,7 @@ def open_shards(
     final: bool = False,
     cache: ShardCache | None = None,
     options: StorageOptions = NOTHING_GIVEN,
+    interleave: int = 1,
 ) -> ShardReader:
     """Read ``shards`` (URLs, or dicts with a ``url``) one after another, fetching ahead within the byte budget.
 
@@ -63,7 +72,7 @@ def open_shards(
     ``version`` (of `ShardStream.version`) the object must have that version, or `ObjectChanged` is raised.
 
     Nothing is started before the first shard is requested. ``config`` and ``stats`` default to new ones; for the rest
-    see `ReadOptions`.
+    see `ReadOptions`. With ``interleave`` the reader is an `InterleavedReader`.
     """
     chosen = ReadOptions(
         config=config or transfer_config(),
@@ -72,8 +81,9 @@ def open_shards(
         final=final,
         cache=cache,
         storage=options,
+        interleave=interleave,
     )
-    return ShardReader(shards, chosen)
+    return ShardReader(shards, chosen) if interleave == 1 else InterleavedReader(shards, chosen)
 
 
 class ShardReader(Iterator["ShardStream"]):
@@ -91,7 +101,7 @@ class ShardReader(Iterator["ShardStream"]):
         self._source: Iterator[str | Mapping[str, Any]] | None = iter(shards)
         self._lookahead = max(1, self.config.connections if options.lookahead is None else options.lookahead)
         self._ahead: deque[ShardStream | BaseException] = deque()
-        self._open: ShardStream | None = None
+        self._open: list[ShardStream] = []
         self._events = EventQueue(self.counters)
         self._pid = os.getpid()
         self._started: tuple[Engine, Pump] | None = None
@@ -103,7 +113,7 @@ class ShardReader(Iterator["ShardStream"]):
         self._verifier: Verifier | None = None
         if self.config.verify == "always":
             folder: Any = getattr(options.cache, "folder", None)
-            self._verifier = Verifier(self, None if folder is None else str(folder))
+            self._verifier = Verifier(self, None if folder is None else str(folder), options.interleave)
         _readers.add(self)
 
     def __iter__(self) -> ShardReader:
@@ -111,19 +121,21 @@ class ShardReader(Iterator["ShardStream"]):
 
     def __next__(self) -> ShardStream:
         self._check()
-        if self._open is not None:
-            self._open.close()
-            self._open = None
+        while self._open:
+            self._open.pop().close()
         self._top_up()
         if not self._ahead:
             self._check()  # closed meanwhile by another thread, it has not come to its end
             self.close()
             raise StopIteration
+        return self._begin_next()
+
+    def _begin_next(self) -> ShardStream:
         following = self._ahead.popleft()
         if isinstance(following, BaseException):
             self.close()
             raise following
-        self._open = following
+        self._open.append(following)
         if following._cached is not None:
             following._cached.want()
         if self._verifier is not None:
@@ -142,9 +154,9 @@ class ShardReader(Iterator["ShardStream"]):
             return
         self.closed = True
         self._source = None
-        if self._open is not None:
-            self._open._drop_piece()
-            self._open._leave_cache()
+        for stream in self._open:
+            stream._drop_piece()
+            stream._leave_cache()
         for following in self._ahead:
             if isinstance(following, ShardStream):
                 following._leave_cache()
@@ -212,17 +224,82 @@ class ShardReader(Iterator["ShardStream"]):
             engine, pump = self._start()
             engine.submit(pump.add, batch, ended=self._source is None)
 
-    def _next_event(self, url: str) -> Piece | End:
-        """Return the next event, waiting for it if need be; ``url``: the shard, for errors."""
+    def _next_event(self, stream: ShardStream) -> Piece | End:
+        """Return the next event of ``stream``, waiting for it if need be."""
+        engine = self._give_back()[0]
+        event = self._events.get(lambda: engine.alive and not self.closed)
+        if isinstance(event, Finished):
+            self._fail(event, stream.url)
+        return event
+
+    def _give_back(self) -> tuple[Engine, Pump]:
+        """Give the engine the memory that was read, and return it."""
         engine, pump = self._start()
         if self._returned:
             returned, self._returned = self._returned, []
             engine.submit(pump.release, returned)
-        event = self._events.get(lambda: engine.alive and not self.closed)
-        if isinstance(event, Finished):
-            self.close()
-            raise StorageError(f"{redact(url)}: the engine failed: {event.error!r}") from event.error
+        return engine, pump
+
+    def _fail(self, event: Finished, url: str) -> NoReturn:
+        self.close()
+        raise StorageError(f"{redact(url)}: the engine failed: {event.error!r}") from event.error
+
+
+class InterleavedReader(ShardReader):
+    """Iterator of `ShardStream`, of which up to ``options.interleave`` may be open at once, to be read in any order:
+    each until its `ShardStream.close`, or its end."""
+
+    def __init__(self, shards: Iterable[str | Mapping[str, Any]], options: ReadOptions) -> None:
+        super().__init__(shards, options)
+        self._arrived: dict[int, deque[Piece | End]] = {}
+        """By the number of a shard, events that came while another one was waited for."""
+
+    def __next__(self) -> ShardStream:
+        self._check()
+        self._open = [stream for stream in self._open if not stream._over]
+        self._top_up()
+        if not self._ahead:
+            raise StopIteration  # and the others are read on
+        following = self._begin_next()
+        engine, pump = self._start()
+        engine.submit(pump.opened, following.number)
+        return following
+
+    def has_arrived(self, stream: ShardStream) -> bool:
+        """Return whether bytes of ``stream`` are there that were not read, or its end is."""
+        while (event := self._events.poll()) is not None:
+            self._keep(event)
+        return stream._over or stream.number in self._arrived
+
+    def wait(self) -> None:
+        """Wait until bytes of any shard come; not if none are on their way."""
+        engine, pump = self._give_back()
+        with contextlib.suppress(ReaderClosed):
+            self._keep(self._events.get(lambda: engine.alive and not self.closed and pump.window.flying > 0))
+
+    def close(self) -> None:
+        super().close()
+        self._arrived.clear()
+
+    def _next_event(self, stream: ShardStream) -> Piece | End:
+        self._give_back()
+        while stream.number not in self._arrived:
+            event = super()._next_event(stream)
+            if event.shard.number == stream.number:
+                return event
+            self._keep(event)
+        events = self._arrived[stream.number]
+        event = events.popleft()
+        if not events:
+            del self._arrived[stream.number]
         return event
+
+    def _keep(self, event: Event) -> None:
+        if isinstance(event, Finished):
+            if event.error is not None:
+                self._fail(event, "")
+            return
+        self._arrived.setdefault(event.shard.number, deque()).append(event)
 
 
 class ShardStream:
@@ -312,7 +389,7 @@ class ShardStream:
     def others(self, start: int, stop: int) -> ShardReader:
         """Return a reader of bytes ``[start, stop)`` of the same object, which must have this version."""
         info = {"url": self.url, "start": start, "stop": stop, "version": self.version}
-        return ShardReader([info], replace(self._reader.options, lookahead=1))
+        return ShardReader([info], replace(self._reader.options, lookahead=1, interleave=1))
 
     def is_open_ended(self) -> bool:
         """Return whether it was read to an end that nothing confirms: without a length, a cut looks the same."""
@@ -350,7 +427,7 @@ class ShardStream:
         if self._over:
             return None
         self._reader._check()
-        event = self._reader._next_event(self.url)
+        event = self._reader._next_event(self)
         self._shard = shard = event.shard
         self.size = shard.size
         if isinstance(event, Piece):
@@ -430,8 +507,9 @@ def _forget_in_child() -> None:
     """Stop reading in a forked child, which shares the slabs with its parent; the parent goes on filling them."""
     for reader in list(_readers):
         reader.closed = True
-        with contextlib.suppress(AttributeError, BufferError):  # none is open
-            reader._open._piece.release()  # type: ignore[union-attr]
+        for stream in reader._open:
+            with contextlib.suppress(AttributeError, BufferError):  # it has none
+                stream._piece.release()  # type: ignore[union-attr]
 
 
 if hasattr(os, "register_at_fork"):

@@ -11,7 +11,7 @@ import mmap
 from collections import deque
 from dataclasses import dataclass
 
-__all__ = ["LARGEST_BYTES", "MIN_SLAB_BYTES", "Slab", "SlabBudget", "SlabPool", "slab_bytes"]
+__all__ = ["LARGEST_BYTES", "MIN_SLAB_BYTES", "Slab", "SlabBudget", "SlabPool", "SmallReserve", "slab_bytes"]
 
 MIN_SLAB_BYTES = 64 << 10
 LARGEST_BYTES = 4 << 20
@@ -40,7 +40,7 @@ class SlabPool:
     """All slab memory of a process: ``budget_bytes`` in blocks, and one block more for each further reader.
 
     For each registered reader one block is held back, which only the head of that reader's line may use: a
-    window whose later parts hold everything else still moves.
+    window whose later parts hold everything else still moves. A reader with many shards open has more of them.
     """
 
     def __init__(self, budget_bytes: int, block_bytes: int) -> None:
@@ -49,21 +49,25 @@ class SlabPool:
         self.used_bytes = 0
         self.peak_bytes = 0
         self.readers = 0
+        self._further_reserves = 0
         self._blocks: list[mmap.mmap] = []
         # Free pieces by size, each dict an ordered set of addresses: the last freed is the warmest.
         self._free: dict[int, dict[int, None]] = {block_bytes: {}}
 
-    def enter(self) -> None:
-        """Count a reader more."""
+    def enter(self, blocks: int = 1) -> None:
+        """Count a reader more, for which so many blocks are held back."""
         self.readers += 1
+        self._further_reserves += blocks - 1
 
-    def leave(self) -> None:
+    def leave(self, blocks: int = 1) -> None:
         """Count a reader less."""
         self.readers -= 1
+        self._further_reserves -= blocks - 1
 
     @property
     def max_blocks(self) -> int:
-        return self.budget_bytes // self.block_bytes + max(0, self.readers - 1)
+        further = max(0, self.readers - 1) + (self._further_reserves if self.readers > 1 else 0)
+        return self.budget_bytes // self.block_bytes + further
 
     @property
     def mapped_bytes(self) -> int:
@@ -80,7 +84,7 @@ class SlabPool:
         reserved = False
         if piece == self.block_bytes or piece is None:
             whole = len(self._free[self.block_bytes]) + self.max_blocks - len(self._blocks)
-            if whole <= self.readers:
+            if whole <= self.readers + self._further_reserves:
                 if not reserve or whole <= 0:
                     return None
                 # The whole block: a piece of it would let others settle in the rest, and no head could move again.
@@ -133,6 +137,47 @@ class SlabPool:
     def _view(self, address: int, size: int) -> memoryview:
         block, offset = divmod(address, self.block_bytes)
         return memoryview(self._blocks[block])[offset : offset + size]
+
+
+class SmallReserve:
+    """Memory held back for a reader that has ``shards`` open at once: a slab of 64 KiB for each, cut from `blocks`
+    reserved blocks of the pool. On the loop only."""
+
+    def __init__(self, pool: SlabPool, shards: int) -> None:
+        self._pool = pool
+        self._each = pool.block_bytes // MIN_SLAB_BYTES
+        self.blocks = -(-shards // self._each)
+        """Blocks for `SlabPool.enter`."""
+        self._taken: dict[int, Slab] = {}
+        self._free: dict[int, list[int]] = {}
+
+    def take(self) -> Slab | None:
+        """Return a slab of 64 KiB; None where all are in use."""
+        if not any(self._free.values()) and not self._take_block():
+            return None
+        address, offsets = next((address, offsets) for address, offsets in self._free.items() if offsets)
+        offset = offsets.pop()
+        view = self._taken[address].view[offset : offset + MIN_SLAB_BYTES]
+        return Slab(address + offset, MIN_SLAB_BYTES, view, reserved=True)
+
+    def _take_block(self) -> bool:
+        size = self._pool.block_bytes
+        block = self._pool.take(size, reserve=True) if len(self._taken) < self.blocks else None
+        if block is None:
+            return False
+        self._taken[block.address] = block
+        self._free[block.address] = list(range(0, size, MIN_SLAB_BYTES))
+        return True
+
+    def give_back(self, slab: Slab) -> None:
+        """Return a slab; its ``view`` is released."""
+        slab.view.release()
+        offset = slab.address % self._pool.block_bytes
+        offsets = self._free[slab.address - offset]
+        offsets.append(offset)
+        if len(offsets) == self._each:
+            del self._free[slab.address - offset]
+            self._pool.give_back(self._taken.pop(slab.address - offset))
 
 
 def _map_block(size: int) -> mmap.mmap:

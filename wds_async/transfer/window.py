@@ -69,6 +69,8 @@ class Shard:
     parts: deque[Part] = field(default_factory=deque)
     error: Exception | None = None
     state: Any = None
+    held_bytes: int = 0
+    """Memory of its parts and of the pieces that the consumer has, where several shards are open at once."""
 
     @property
     def complete(self) -> bool:
@@ -127,12 +129,19 @@ class Window:
         self._ahead: list[Part] = []
         self._sizes: deque[int] = deque(maxlen=_SIZES_REMEMBERED)
         self._guess: int | None = None
+        self._largest_bytes = pool.block_bytes
         self._ramp = min(config.first_part_bytes, pool.block_bytes)
+        self._allowance_bytes = _FIRST_ALLOWANCE_BYTES
         self._started_bytes = 0
         self._released_bytes = 0
         self._reserve_in_use = False
         self._source_ended = False
         self._handed: set[Slab] = set()
+        self.reserved_blocks = 1
+        """Blocks of the pool that are held back for this reader."""
+
+    def opened(self, number: int) -> None:
+        """Note that the consumer has opened shard ``number``; it matters where it may have several open."""
 
     def add(
         self,
@@ -296,29 +305,37 @@ class Window:
 
     def deliver(self) -> None:
         """Emit whatever is next in stream order and there."""
-        while self._shards:
-            shard = next(iter(self._shards.values()))
-            while shard.parts and not shard.parts[0].flying and shard.error is None:
-                part = shard.parts.popleft()
-                shard.error = part.error  # behind the good bytes that came before it
-                if part.filled:
-                    self._handed.add(part.slab)
-                    self._emit(Piece(shard, part.slab, part.filled))
-                else:
-                    self._free(part.slab)
-            if shard.error is None and (shard.parts or not shard.complete):
-                return
-            self._drop_parts(shard)
-            shard.gone = True
-            del self._shards[shard.number]
-            self._emit(End(shard))
-        if self._source_ended:
+        while self._shards and self._deliver_of(next(iter(self._shards.values()))):
+            pass
+        self._deliver_end()
+
+    def _deliver_of(self, shard: Shard) -> bool:
+        """Emit whatever is next of ``shard`` and there. Return whether it is over."""
+        while shard.parts and not shard.parts[0].flying and shard.error is None:
+            part = shard.parts.popleft()
+            shard.error = part.error  # behind the good bytes that came before it
+            if part.filled:
+                self._handed.add(part.slab)
+                self._emit(Piece(shard, part.slab, part.filled))
+            else:
+                self._free(part.slab)
+        if shard.error is None and (shard.parts or not shard.complete):
+            return False
+        self._drop_parts(shard)
+        shard.gone = True
+        del self._shards[shard.number]
+        self._emit(End(shard))
+        return True
+
+    def _deliver_end(self) -> None:
+        """Emit the end of the stream, once all shards are over."""
+        if self._source_ended and not self._shards:
             self._source_ended = False
             self._emit(Finished())
 
     def _next_slab_bytes(self, shard: Shard) -> int:
         """Return the size of the slab for the shard's next part; 0 while it needs none."""
-        most = min(self._ramp, self._pool.block_bytes)
+        most = min(self._ramp, self._largest_bytes)
         if shard.streamed:
             busy = shard.finished or (shard.parts and not shard.parts[-1].ready)
             rest = most if shard.end is None else shard.end - shard.planned
@@ -343,21 +360,28 @@ class Window:
             return False
         if head:
             return True
-        readers, limit = max(1, self._pool.readers), self.concurrency.limit
-        most = self._pool.budget_bytes // readers
-        if not self.concurrency.rough:
-            most = min(most, _DEPTH * limit * self._pool.block_bytes)
-        if self.held_bytes + size > most:
+        if self.held_bytes + size > self._most_bytes():
             return False
         if shard.streamed:
             return shard.number - next(iter(self._shards)) < self.config.open_streams
         if shard.end is None and self._guess is None and self.held_bytes + size > self._pool.budget_bytes // 4:
             return False
-        return self.flying < max(1, self.concurrency.room // readers)
+        return self._has_room()
+
+    def _most_bytes(self) -> int:
+        """Return how much memory this reader may hold."""
+        most = self._pool.budget_bytes // max(1, self._pool.readers)
+        if self.concurrency.rough:
+            return most
+        return min(most, _DEPTH * self.concurrency.limit * self._pool.block_bytes)
+
+    def _has_room(self) -> bool:
+        """Return whether one part more may be in flight."""
+        return self.flying < max(1, self.concurrency.room // max(1, self._pool.readers))
 
     def _allowed(self, size: int) -> bool:
         """Return whether the consumer has taken enough for so many bytes more to be requested."""
-        allowance = _FIRST_ALLOWANCE_BYTES + _ALLOWANCE_GROWTH * self._released_bytes
+        allowance = self._allowance_bytes + _ALLOWANCE_GROWTH * self._released_bytes
         return self._started_bytes + size <= allowance or self._released_bytes >= self._pool.budget_bytes
 
     def _start(self, shard: Shard, slab: Slab, size: int, *, backed: bool = True) -> Part:
