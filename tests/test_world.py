@@ -22,6 +22,9 @@ def test_environment_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
     assert world.place() == world.Place(rank=3, world_size=4, worker=1, num_workers=2)
     assert world.worker_seed() == 3001
+    monkeypatch.setenv("WDS_RANK", "1")
+    monkeypatch.setenv("WDS_WORLD_SIZE", "2")  # of processes that read the same data
+    assert world.place() == world.Place(rank=1, world_size=2, worker=1, num_workers=2)
 
 
 def test_slurm_says_the_rank_of_a_task(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -215,6 +215,8 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     *_group(
         "Ranks and workers",
+        ("WDS_RANK", COUNT, None, "rank for data, with WDS_WORLD_SIZE, where several processes read the same data"),
+        ("WDS_WORLD_SIZE", COUNT, None, "number of ranks for data; they go before RANK and WORLD_SIZE"),
         ("RANK", COUNT, None, "rank of this process, with WORLD_SIZE"),
         ("WORLD_SIZE", COUNT, None, "number of ranks"),
         ("SLURM_PROCID", COUNT, None, "rank of a task that srun started, used if RANK is not set"),

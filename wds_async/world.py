@@ -49,15 +49,16 @@ class Place(NamedTuple):
 def place(group: Any = None) -> Place:
     """Return the position of this process: its rank and its worker.
 
-    The rank is that of ``RANK`` and ``WORLD_SIZE``, else of torch.distributed (``group``, default the world)
-    where it is initialised, else of torch_xla where its runtime is, else the one that a spawned worker inherits
-    from its parent, else of the task that Slurm's ``srun`` started, else 0 of 1. The worker is that of ``WORKER``
-    and ``NUM_WORKERS``, else of the DataLoader worker, else 0 of 1.
+    The rank is that of ``WDS_RANK`` and ``WDS_WORLD_SIZE``, else of ``RANK`` and ``WORLD_SIZE``, else of
+    torch.distributed (``group``, default the world) where it is initialised, else of torch_xla where its runtime is,
+    else the one that a spawned worker inherits from its parent, else of the task that Slurm's ``srun`` started, else 0
+    of 1. The worker is that of ``WORKER`` and ``NUM_WORKERS``, else of the DataLoader worker, else 0 of 1.
     """
     if _assumed is not None:
         return _assumed
     rank = (
-        config.place_from_env("RANK", "WORLD_SIZE")
+        config.place_from_env("WDS_RANK", "WDS_WORLD_SIZE")
+        or config.place_from_env("RANK", "WORLD_SIZE")
         or _torch_rank(group)
         or _rank_of_xla()
         or _inherited_rank

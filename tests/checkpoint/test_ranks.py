@@ -28,11 +28,13 @@ def free_port() -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(150)
-def test_every_rank_goes_on_where_it_was(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shared", [False, True], ids=["shares of the data", "the same data"])
+def test_every_rank_goes_on_where_it_was(shared: bool, tmp_path: Path) -> None:
     from tests.checkpoint import rank
 
     urls = [str(path) for path in make_shards(tmp_path / "shards", shards=12, samples=10)]
     place = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    place |= {"WDS_RANK": "0", "WDS_WORLD_SIZE": "1"} if shared else {}
     jobs = [started(rank.main, tmp_path, urls, **place, RANK=str(number)) for number in range(RANKS)]
     try:
         for job in jobs:
@@ -48,7 +50,9 @@ def test_every_rank_goes_on_where_it_was(tmp_path: Path) -> None:
         assert result["begun"] + result["rest"] == result["whole"]
         assert result["rest_by_dcp"] == result["rest"]
         seen += [key for batch in result["whole"] for key in batch]
-    assert sorted(seen) == [f"{number:06d}" for number in range(120)]
+    state = json.loads((tmp_path / "state.json").read_text())
+    assert len(json.loads(state["merged"])) == (1 if shared else RANKS)
+    assert sorted(seen) == sorted([f"{number:06d}" for number in range(120)] * (RANKS if shared else 1))
 
 
 def test_it_is_the_loader_in_all_else(tmp_path: Path) -> None:

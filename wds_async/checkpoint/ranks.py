@@ -70,4 +70,5 @@ def _gathered(state: dict[str, Any]) -> list[dict[str, Any]]:
         return [state]
     states: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(states, state)
-    return states
+    # Processes that read the same data (WDS_RANK) have one state.
+    return list({tuple(state["place"]): state for state in reversed(states)}.values())
