@@ -1,7 +1,7 @@
 """Accelerate: ``accelerate launch examples/accelerate_loop.py [URL]``, or as a plain script.
 
-``accelerator.prepare`` is for the model and the optimizer. The loader is left out of it: our data set splits its
-shards by rank itself, and a prepared iterable loader would throw all but its share of the batches away once more.
+``accelerator.prepare`` is for the model and the optimizer only. The dataset already splits its shards by rank; a
+prepared loader would split the batches a second time and drop all but one share.
 """
 
 import sys

@@ -1,8 +1,8 @@
-"""Accelerate: save now and then, stop in the middle of an epoch and go on with the next batch.
+"""Accelerate: save regularly, stop in the middle of an epoch, and continue with the next batch.
 
 ``python examples/accelerate_resume.py [URL FOLDER]``, or by ``accelerate launch``. ``register_for_checkpointing`` takes
-what has a ``state_dict``. The main process alone writes it, so `AllRanks` puts the states of all ranks into it. The
-loader is not given to ``prepare``: its dataset splits by ranks already.
+any object with a ``state_dict``. Only the main process writes it, so `AllRanks` puts the states of all ranks into it.
+The loader is not given to ``prepare``, because its dataset already splits the shards by rank.
 """
 
 import sys

@@ -1,8 +1,7 @@
 """Offline augmentation: read each shard of one list, write a shard of another with several variants of each sample.
 
-``python examples/augment_wds.py 'in-{000..099}.tar' out``. `augment` is what a queue, Dask or a Kubernetes Job
-calls for each shard: it needs nothing but its two names, either may be a URL, and a shard that is written again
-(after a crash) has the same bytes.
+``python examples/augment_wds.py 'in-{000..099}.tar' out``. A queue, Dask or a Kubernetes Job can call `augment` for
+each shard. It needs only two names, which may be URLs. A shard that is written again (after a crash) has the same bytes.
 """
 
 import sys

@@ -1,8 +1,8 @@
-"""Convert a folder of pictures, one subfolder a class, into shards.
+"""Convert a folder of images, with one subfolder per class, into shards.
 
 ``python examples/convert_folder.py SOURCE DESTINATION``; without arguments it makes such a folder and converts that.
-The bytes of the files go into the shards as they are; samples are shuffled once here, because a shard's order stays
-for ever, and the shuffle buffer of training only reaches so far.
+The files' bytes are stored unchanged. Samples are shuffled once here, because the order within a shard is fixed and the
+shuffle buffer of a training only reaches so far.
 """
 
 import random

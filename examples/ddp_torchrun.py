@@ -1,7 +1,7 @@
 """Distributed training with gloo: ``torchrun --nproc_per_node=2 examples/ddp_torchrun.py [URL]``.
 
-Each rank reads its own shards (``split_by_node`` is the default) and every rank takes the same number of steps, so
-none waits for another at the end. Started as a plain script it calls torchrun itself.
+Each rank reads its own shards (``split_by_node`` is the default) and all ranks take the same number of steps, so
+none waits for another at the end. Started as a plain script, it runs torchrun itself.
 """
 
 import os

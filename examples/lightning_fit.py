@@ -1,7 +1,7 @@
-"""Lightning: the loader goes in as it is. ``python examples/lightning_fit.py [URL]``.
+"""Lightning: pass the loader to the Trainer as it is. ``python examples/lightning_fit.py [URL]``.
 
-Lightning adds a DistributedSampler to map-style data sets only; an ``IterableDataset`` splits itself, by the rank that
-Lightning sets up. ``with_epoch`` gives every rank as many batches.
+Lightning adds a DistributedSampler to map-style datasets only. Our ``IterableDataset`` splits itself by the rank that
+Lightning sets up. ``with_epoch`` gives every rank the same number of batches.
 """
 
 import logging

@@ -1,9 +1,9 @@
 """Lightning: stop in the middle of an epoch and go on with the next batch.
 
 ``python examples/lightning_resume.py [URL FOLDER]``, or by ``torchrun``. The Trainer saves and loads the state of the
-``LightningDataModule``; its checkpoint is the first rank's, so `AllRanks` puts the states of all ranks into it. (It has
-states of loaders, too, but loads none where an epoch was over.) ``with_epoch`` gives the loader a length; without one
-the Trainer takes a batch ahead, which a checkpoint then counts as seen.
+``LightningDataModule``; its checkpoint is the first rank's, so `AllRanks` puts the states of all ranks into it. (The
+Trainer also saves states of loaders by itself, but loads none after the end of an epoch.) ``with_epoch`` gives the
+loader a length; without one, the Trainer takes a batch ahead, which a checkpoint then counts as seen.
 """
 
 import logging

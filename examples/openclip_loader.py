@@ -1,8 +1,8 @@
-"""A loader in the manner of OpenCLIP's: ``python examples/openclip_loader.py [URL]``.
+"""A loader like OpenCLIP's: ``python examples/openclip_loader.py [URL]``.
 
-OpenCLIP and its many forks build their pipeline from parts of webdataset's submodules, with an epoch that the workers
-share and a tar reader that never raises. Such code runs with its imports changed to wds_async (or unchanged, under
-``wds-async run``). "Today" in the docstrings is what the library offers for each part.
+OpenCLIP and its many forks build their pipeline from parts of webdataset's submodules, with an epoch number that the
+workers share and a tar reader that never raises. Such code runs with its imports changed to wds_async (or
+unchanged, under ``wds-async run``). "Today" in the docstrings is what the library offers for each part.
 """
 
 import logging

@@ -1,6 +1,6 @@
 """Small shards for the other examples: ``python examples/sampledata.py FOLDER`` writes them there.
 
-Each sample is a picture of 32 x 32 whose colour tells its class (0 red, 1 green, 2 blue), with some noise.
+Each sample is an image of 32 x 32 pixels whose colour shows its class (0 red, 1 green, 2 blue), with some noise.
 """
 
 import sys

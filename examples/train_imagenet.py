@@ -1,7 +1,7 @@
 """ImageNet-style training: decode, augment, batch in the workers, mix across workers, train.
 
-``python examples/train_imagenet.py [URL]``. Without a URL it makes small shards and trains on them in seconds; with
-``s3://bucket/imagenet/train-{000000..001281}.tar`` only the model and the sizes below are too small.
+``python examples/train_imagenet.py [URL]``. Without a URL it makes small shards and trains on them in seconds. For
+``s3://bucket/imagenet/train-{000000..001281}.tar``, only the model and the sizes below are too small.
 """
 
 import sys

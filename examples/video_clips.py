@@ -1,7 +1,7 @@
 """Video: decode shards of clips, and cut long videos into clips: ``python examples/video_clips.py``.
 
 Two programs in one: `split` reads shards of whole videos and writes shards of clips of a fixed number of frames
-(offline, once), and `frames` reads such shards as tensors for training. Needs ``pip install "wds-async[torch,media]"``.
+(offline, once); `frames` reads such shards as tensors for training. Needs ``pip install "wds-async[torch,media]"``.
 """
 
 import io

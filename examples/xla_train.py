@@ -1,7 +1,7 @@
 """TPU training with torch_xla: ``python examples/xla_train.py [URL]`` on a TPU VM.
 
-The rank is torch_xla's ordinal, found once its runtime runs; nothing has to be set. Every core takes the same number of
-steps (``with_epoch``), and ``len(loader)`` says how many, which XLA's progress bars and schedules ask for.
+The rank is torch_xla's ordinal, which is found once its runtime is running; nothing has to be set. Every core takes the
+same number of steps (``with_epoch``), which ``len(loader)`` returns for progress bars and schedules.
 """
 
 import sys
