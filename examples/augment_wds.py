@@ -1,7 +1,7 @@
 """Offline augmentation: read each shard of one list, write a shard of another with several variants of each sample.
 
 ``python examples/augment_wds.py 'in-{000..099}.tar' out``. A queue, Dask or a Kubernetes Job can call `augment` for
-each shard. It needs only two names, which may be URLs. A shard that is written again (after a crash) has the same bytes.
+each shard. It needs only two names, which may be URLs. A shard that is written again, after a crash, is the same.
 """
 
 import sys
