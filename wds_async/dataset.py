@@ -107,7 +107,8 @@ class WebDataset(DataPipeline, FluidInterface):
     ``interleave``: number of shards that are open at once in each worker. Each sample is the next one of an open shard
         that is drawn, so that a small shuffle buffer mixes well. The draws depend on seed, epoch, rank and worker. The
         open shards share the byte budget; ConfigError if it is too small (256 KiB for each). Default None: one shard
-        after another. Not with ``canonical`` or the ``mode`` of a folder.
+        after another. Not with the ``mode`` of a folder. With ``canonical``, each global batch takes equal runs from so
+        many places of the epoch, the same for all ranks.
     ``ordered``: False draws only among open shards whose bytes have arrived, so that none delays the others. The order
         then differs in each run; every sample still comes once, and a state resumes exactly.
     ``resampled``: draw shards with replacement, endlessly. The shards are then not split, because every worker draws
@@ -244,7 +245,7 @@ class WebDataset(DataPipeline, FluidInterface):
         self.seed, self.canonical = world.seed_number(chosen), canonical
         order: Any = _order(shardshuffle, mode, resampled, chosen, seed is not None or environment.seed is not None)
         sharing: Any = {"nodesplitter": nodesplitter, "workersplitter": workersplitter, "strict": empty_check}
-        cuts = _cuts(split, index, equal, steps, options, canonical, keys)
+        cuts = _cuts(split, index, equal, steps, options, canonical, keys, interleave)
         plan = ShardPlan(**order, **sharing, **cuts, storage_options=options, transfer=transfer or {})
         cache = _shard_cache(cache_dir, cache_size, url_to_name, verbose, cache_local, cache_check)
         faults = {"verify": verify, "on_corrupt": on_corrupt, "max_bad_fraction": max_bad_fraction, "expect": expect}
@@ -389,8 +390,10 @@ def _interleaving(
             f"interleave={interleave!r} opens several shards at once, and mode={mode!r} gives one after another, whose "
             "file is renamed or removed when the next one is taken: leave one of them out"
         )
-    if canonical is not None:
-        raise ConfigError(f"interleave={interleave!r} draws an order for each worker, and canonical= gives one for all")
+    if canonical is not None:  # its split takes samples from as many places, in an order that is the same for all
+        if ordered is not True:
+            raise ConfigError("ordered=False lets the order differ from run to run, and canonical= keeps it the same")
+        return {}
     if spec.is_function(urls):
         raise ConfigError(f"{urls} returns a pipeline, which reads its shards itself: give interleave= there")
     return {"interleave": interleave, "ordered": ordered, "seed": seed}
@@ -428,6 +431,7 @@ def _cuts(
     options: StorageOptions,
     canonical: Any,
     keys: Any,
+    interleave: int | None,
 ) -> dict[str, Any]:
     """Return how `ShardPlan` cuts shards."""
     if index and keys is not None:
@@ -442,7 +446,8 @@ def _cuts(
         if equal is not None:
             chosen_steps(equal, None)
         indexes = functools.partial(_sample_offsets, index, options)
-        return {"split": None, "indexes": indexes, "equal": equal, "canonical": canonical}
+        places = check_size("WebDataset", "interleave", 1 if interleave is None else interleave, at_least=1)
+        return {"split": None, "indexes": indexes, "equal": equal, "canonical": canonical, "places": places}
     if not index:
         return {"split": split}
     if split is None:

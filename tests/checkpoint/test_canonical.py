@@ -180,7 +180,7 @@ def test_ranks_and_workers_make_the_same_batches(
         size = 8 // ranks
         for rank, worker in itertools.product(range(ranks), range(workers)):
             state = CanonicalState()
-            state.load({"first": begin, "batch": 8})
+            state.load({"first": begin, "shape": [8, places]})
             with world.standing_at(world.Place(rank, ranks, worker, workers)):
                 for n, sample in enumerate(read(split, sizes, state)):
                     found.setdefault(n // size * workers + worker, []).append(sample)
@@ -216,6 +216,23 @@ def test_the_same_batches_for_every_number_of_workers(
     ranks: int, workers: int, urls: list[str], whole: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert Job(lambda ranks: dataset(urls, ranks), ranks, workers, monkeypatch).batches() == whole
+
+
+@pytest.mark.parametrize("places", [2, 4, 8])
+def test_batches_from_several_places(places: int, urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    make: Callable[[int], Any] = lambda ranks: dataset(urls, ranks, interleave=places, shardshuffle=False)  # noqa: E731
+    whole = Job(make, 1, None, monkeypatch).batches()
+    each, all_in = GLOBAL // places, TOTAL // GLOBAL * GLOBAL
+    assert whole[1] == [f"{place * (all_in // places) + each + n:06d}" for place in range(places) for n in range(each)]
+    assert sorted(itertools.chain(*whole)) == [f"{n:06d}" for n in range(all_in)]
+    job = Job(make, 2, None, monkeypatch)
+    found = job.batches(2)
+    state = job.merged()
+    job = Job(make, 8, None, monkeypatch, state)
+    assert found + job.batches() == whole
+    for ranks in (2, 8):
+        with pytest.raises(StateError, match=f"from {places} places"):
+            Job(lambda n: dataset(urls, n, shardshuffle=False), ranks, None, monkeypatch, state).batches()
 
 
 @pytest.mark.parametrize("equal", ["drop", "pad", "repeat"])
@@ -447,6 +464,8 @@ def test_another_global_batch_is_refused(urls: list[str], monkeypatch: pytest.Mo
         ({"resampled": True}, "resampled"),
         ({"nodesplitter": None}, "nodesplitter"),
         ({"equal": "never"}, "equal="),
+        ({"interleave": 3}, "multiple"),
+        ({"ordered": False}, "ordered=False"),
         ({"keys": str.split}, "keys="),
     ],
 )

@@ -152,7 +152,7 @@ def test_arguments_that_do_not_go_together(urls: list[str], tmp_path: Path) -> N
     with pytest.raises(ConfigError, match="mode='keep'"):
         dataset(str(tmp_path), mode="keep")
     with pytest.raises(ConfigError, match="canonical="):
-        dataset(urls, canonical=4, index=str(tmp_path))
+        dataset(urls, canonical=4, index=str(tmp_path), ordered=False)
     with pytest.raises(ConfigError, match="returns a pipeline"):
         dataset("tests.reading.test_interleave:dataset")
     stage = wds.tarfile_to_samples(interleave=2)

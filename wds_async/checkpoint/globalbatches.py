@@ -103,6 +103,8 @@ def next_batch(dataset: Any, ranks: Sequence[Mapping[str, Any]]) -> int | None:
                 " as many ranks and workers as before"
             )
         return None
+    for worker in (worker for rank in ranks for worker in rank["workers"] if worker["state"]["run"] is not None):
+        split.check_shape(worker["state"]["run"]["states"][str(number)]["shape"])
     part = split.of_rank(len(ranks))
     found = {_next_of(rank, number, part, sizes) for rank in ranks}
     if len(found) > 1:
@@ -155,5 +157,5 @@ def state_at(dataset: Any, first: int, states: Sequence[Mapping[str, Any]]) -> d
         "place": list(world.place()[:2]),
         "passes": 0,
         "given": 0,
-        "run": {"replayed": False, "states": {str(number): {"first": first, "batch": split.batch}}},
+        "run": {"replayed": False, "states": {str(number): {"first": first, "shape": list(split.shape)}}},
     }

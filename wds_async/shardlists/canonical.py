@@ -64,16 +64,17 @@ class GlobalBatches:
 
 
 class CanonicalState(StageState):
-    """State of `CanonicalSplit`: the ``first`` global batch of a run, and the samples of a ``batch``."""
+    """State of `CanonicalSplit`: the ``first`` global batch of a run; samples and places of each (``shape``)."""
 
     def __init__(self) -> None:
-        self.first = self.batch = 0
+        self.first = 0
+        self.shape = (0, 0)
 
     def save_start(self) -> dict[str, Any]:
-        return {"first": self.first, "batch": self.batch}
+        return {"first": self.first, "shape": list(self.shape)}
 
     def load(self, saved: dict[str, Any]) -> None:
-        self.first, self.batch = saved["first"], saved["batch"]
+        self.first, self.shape = saved["first"], tuple(saved["shape"])
 
 
 def samples_counted(source: Iterable[Any], *, state: Counted | None = None) -> Iterator[Any]:
@@ -110,6 +111,19 @@ class CanonicalSplit(PipelineStage):
                 "places; make the one a multiple of the other"
             )
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The samples of a global batch, and the places of the epoch that they are from."""
+        return self.batch, self.places
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        """Raise StateError where ``shape``, which was saved, is that of other batches."""
+        if tuple(shape) != self.shape:
+            raise StateError(
+                "the state is of global batches of {} samples from {} places, and these are of {} from {}: canonical= "
+                "and interleave= have to stay as they were".format(*shape, *self.shape)
+            )
+
     def of_rank(self, world_size: int) -> int:
         """Return the number of samples of a global batch that each rank gets. ConfigError if ranks do not divide it."""
         if self.batch % world_size:
@@ -128,12 +142,9 @@ class CanonicalSplit(PipelineStage):
     def run(self, source: Iterable[Any], *, state: CanonicalState | None = None) -> Iterator[dict[str, Any]]:
         """Yield the spans of the shards of ``source`` with the samples of this rank and worker."""
         state = state or CanonicalState()
-        if state.batch not in (0, self.batch):
-            raise StateError(
-                f"the state is of global batches of {state.batch} samples, and these have {self.batch}: canonical= has "
-                "to stay as it was"
-            )
-        state.batch = self.batch
+        if state.shape != (0, 0):
+            self.check_shape(state.shape)
+        state.shape = self.shape
         return self._spans(source, state.first, world.place())
 
     def _batches(self, total: int) -> GlobalBatches:

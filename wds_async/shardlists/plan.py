@@ -101,7 +101,8 @@ class ShardPlan:
     shards than ranks are an error. ``storage_options`` are for the stores in which patterns are looked for.
     ``split``: "bytes" cuts the shards into equal spans instead of the splitters (see `spans`), with ``transfer`` for
     looking up their sizes, or with ``indexes``, which finds where samples are, and with ``equal`` as many for all.
-    ``canonical``: samples of a global batch, which are shared out in its place (see `canonical`).
+    ``canonical``: samples of a global batch, which are shared out in its place (see `canonical`), from as many
+    ``places`` of the epoch.
     """
 
     mode: str | None = None
@@ -118,6 +119,7 @@ class ShardPlan:
     indexes: Callable[[Sequence[str]], Mapping[str, SampleOffsets]] | None = None
     equal: str | None = None
     canonical: int | None = None
+    places: int = 1
     transfer: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -185,7 +187,7 @@ class ShardPlan:
                     f"index= is for shards that are listed, and {type(shards).__name__} does not list them"
                 )
             if self.canonical:
-                return CanonicalSplit(self.indexes(urls), self.canonical, self.equal)
+                return CanonicalSplit(self.indexes(urls), self.canonical, self.equal, self.places)
             return IndexedSplit(self.indexes(urls), self.equal)
         setting = config.transfer_config(**self.transfer)
         sizes = ShardSizes(getattr(shards, "sizes", None), self.storage_options, setting)
