@@ -287,14 +287,17 @@ def test_the_stage_of_the_page_goes_on() -> None:
     assert list(resumed) == [7, 9]
 
 
+@pytest.mark.parametrize("interleave", [None, 3])
 @pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress], ids=["gzip", "zstd"])
-def test_compressed_shards_go_on_too(compress: Callable[[bytes], bytes], tmp_path: Path) -> None:
+def test_compressed_shards_go_on_too(
+    compress: Callable[[bytes], bytes], interleave: int | None, tmp_path: Path
+) -> None:
     urls = urls_in(tmp_path)
     for url in urls[1::2]:
         Path(url).write_bytes(compress(Path(url).read_bytes()))
 
     def make() -> Any:
-        return dataset(urls).shuffle(9, initial=9, seed=1)
+        return dataset(urls, interleave=interleave, seed=2).shuffle(9, initial=9, seed=1)
 
     pipeline = make()
     items, states = [], []

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import statistics
+import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -280,6 +281,18 @@ def test_close_in_the_middle(urls: list[str]) -> None:
         if number == 20:
             break
     assert sorted(keys(left)) == every_key()
+
+
+def test_another_thread_closes_what_waits(origin: Origin, tmp_path: Path) -> None:
+    paths = make_shards(tmp_path, shards=3, samples=20)
+    urls = [origin.add(path.name, path.read_bytes()) for path in paths]
+    origin.behave(stall_after=0)
+    samples = dataset(urls, 3, transfer={"hedge_share": 0.0})
+    closer = threading.Thread(target=lambda: (origin.wait_until(lambda server: server.in_flight > 0), samples.close()))
+    closer.start()
+    with pytest.raises(ReaderClosed):
+        list(samples)
+    closer.join()
 
 
 def test_shards_are_kept_in_a_cache(tmp_path: Path, origin: Origin) -> None:

@@ -259,6 +259,7 @@ class InterleavedReader(ShardReader):
         self._open = [stream for stream in self._open if not stream._over]
         self._top_up()
         if not self._ahead:
+            self._check()  # closed meanwhile by another thread, it has not come to its end
             raise StopIteration  # and the others are read on
         following = self._begin_next()
         engine, pump = self._start()
