@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
 # torch_xla wants a TPU, so its example gets a double; Accelerate would take that for a TPU.
 DOUBLES = {"xla_train.py": ROOT / "tests" / "doubles"}
-# It wants another huggingface_hub than the newest, and two hundred megabytes of packages for its logs and data sets.
+# It wants an older huggingface_hub, and many packages for its logs and data sets.
 NOT_IN_CI = {"torchtitan"}
 
 
