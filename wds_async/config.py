@@ -162,7 +162,7 @@ def is_secure() -> bool:
 
 
 def rewriting() -> str:
-    """The rules of ``WDS_REWRITE``, or else of ``GOPEN_REWRITE``, as they are written there."""
+    """Return the rules of ``WDS_REWRITE``, or else of ``GOPEN_REWRITE``, as they are written there."""
     return str(value("WDS_REWRITE") or value("GOPEN_REWRITE"))
 
 

@@ -51,7 +51,7 @@ _unfinished: weakref.WeakSet[TarWriter] = weakref.WeakSet()
 
 
 def imageencoder(image: Any, format: str = "PNG", quality: int | None = None) -> bytes:
-    """Return an encoder to an image file of ``format`` (``jpg``, ``png``, ``webp``, ``ppm``, ``tiff``, …).
+    """Return ``image`` as an image file of ``format`` (``jpg``, ``png``, ``webp``, ``ppm``, ``tiff``, …).
 
     ``image`` is a PIL image or an array of shape (H, W) or (H, W, 1, 3 or 4): uint8, or float in [0, 1]; one of shape
     (H, W) may have any type that Pillow and the format know (uint16 in PNG and TIFF). ``quality`` is for JPEG, WebP

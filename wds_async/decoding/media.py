@@ -112,7 +112,7 @@ def _audio_by_av(data: bytes, extension: str) -> Any:
 
 
 def _resampler() -> Callable[[Any], list[Any]]:
-    """Return frames of any format as float32 arrays, (channels, values), at their own rate."""
+    """Return a function from frames of any format to float32 arrays, (channels, values), at their own rate."""
     resampler = _package("av").AudioResampler(format="fltp")
     return lambda frame: [chunk.to_ndarray() for chunk in resampler.resample(frame)]
 

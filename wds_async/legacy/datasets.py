@@ -306,7 +306,9 @@ def worker_urls(urls: Iterable[Any]) -> list[Any]:
 def _on_urls(
     source: Iterable[dict[str, Any]], f: Callable[[list[str]], Iterable[str] | None]
 ) -> Iterator[dict[str, Any]]:
-    """Return the shards of the URLs that ``f`` returns of the list of all; in place where it returns None."""
+    """Return the shards of the URLs that ``f`` returns for the list of all; if it returns None, it has changed the
+    list.
+    """
     urls = [shard["url"] for shard in source]
     chosen = f(urls)
     return ({"url": url} for url in (urls if chosen is None else chosen))

@@ -1,1 +1,1 @@
-"""From shards to samples: the reading stage, its parts, recovery from damage, record streams, files by URL."""
+"""Reading of samples from shards: the reading stage, its parts, recovery from damage, record streams, files by URL."""

@@ -124,7 +124,7 @@ class LanePosition:
 
     @property
     def is_between(self) -> bool:
-        """Whether the next sample is of another shard."""
+        """True if the next sample comes from another shard."""
         return self.open is None or (self.sample is not None and self.sample.stop is None)
 
     def save(self) -> dict[str, Any] | None:
@@ -266,12 +266,12 @@ class Lane:
 
     @property
     def closed(self) -> bool:
-        """Whether the reader is closed."""
+        """True if the reader is closed."""
         return self._reader.closed
 
     @property
     def stopped(self) -> bool:
-        """Whether a handler has ended everything."""
+        """True if a handler has ended everything."""
         return self._policy.stop
 
     def __enter__(self) -> Lane:
@@ -311,7 +311,7 @@ class Lane:
 
 
 def _nothing(lane: Lane) -> None:
-    """The reader of the lanes is watched itself."""
+    """Do nothing: the reader of the lanes itself is watched."""
 
 
 def _interleaved(

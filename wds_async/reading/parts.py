@@ -1,4 +1,4 @@
-"""From shards to samples in steps, for programs that put their own between them.
+"""The steps from shards to samples as separate stages, for programs that put their own between them.
 
 ``group_by_keys(tar_file_expander(url_opener(shards)))`` is what `samples.tarfile_samples` does at once, and faster.
 The items are WebDataset's: ``{"url": …, "stream": file}`` for a shard, and ``{"fname": …, "data": bytes, "__url__":

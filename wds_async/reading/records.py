@@ -155,7 +155,7 @@ def record_samples(
     ledger: EpochLog | None = None,
     state: ReadState | None = None,
 ) -> Iterator[Any]:
-    """The objects of the files in ``src`` (``{"url": …}`` or URLs), in order, read ahead within the byte budget.
+    """Yield the objects of the files in ``src`` (``{"url": …}`` or URLs), in order, read ahead within the byte budget.
 
     ``objects`` decodes a file. ``transfer`` sets fields of `config.TransferConfig` over the environment. An object
     takes up to twice its size in memory while it arrives; ``max_object_bytes`` is the most that it may have.
@@ -241,7 +241,7 @@ class RecordFile:
 
     @property
     def compressed(self) -> bool:
-        """Whether it can only be read from its start: it is compressed, or does not tell where it ends."""
+        """True if it can only be read from its start: it is compressed, or its size is not known."""
         return self._packed or self.stream.size is None
 
     @property
@@ -260,7 +260,7 @@ def cbors_to_samples(
     transfer: Mapping[str, Any] | None = None,
     max_object_bytes: int = MAX_OBJECT_BYTES,
 ) -> RecordStage:
-    """The stage from CBOR files to their objects, see `record_samples`. ConfigError for a wrong ``transfer``."""
+    """Return the stage from CBOR files to their objects, see `record_samples`. ConfigError for a wrong ``transfer``."""
     config.transfer_config(**(transfer or {}))
     return RecordStage(record_samples, _cbor_objects, handler, transfer, max_object_bytes)
 
@@ -274,6 +274,8 @@ def msgpacks_to_samples(
     transfer: Mapping[str, Any] | None = None,
     max_object_bytes: int = MAX_OBJECT_BYTES,
 ) -> RecordStage:
-    """`cbors_to_samples` for MessagePack. Binaries come as bytes, strings as str, keys of maps may be numbers."""
+    """Return the stage from MessagePack files, like `cbors_to_samples`. Binaries come as bytes, strings as str; keys of
+    maps may be numbers.
+    """
     config.transfer_config(**(transfer or {}))
     return RecordStage(record_samples, _msgpack_objects, handler, transfer, max_object_bytes)

@@ -104,7 +104,7 @@ class ShardFile(io.RawIOBase):
         return self._stream is not None and self._stream.is_open_ended()
 
     def leave(self) -> None:
-        """The reader of many shards goes on to its next one."""
+        """Leave this shard: the reader of many shards goes on to its next one."""
         self._drop()
         self._stream = None
 
@@ -241,12 +241,12 @@ def gopen(
 
 
 def reader(url: str, **kw: Any) -> Any:
-    """``gopen(url, "rb", **kw)``."""
+    """Return ``gopen(url, "rb", **kw)``."""
     return gopen(url, "rb", **kw)
 
 
 def rewrite_url(url: str) -> str:
-    """``url`` as ``WDS_REWRITE`` (or ``GOPEN_REWRITE``) makes it. UnsafeContent where secure mode forbids it."""
+    """Return ``url`` rewritten by ``WDS_REWRITE`` (or ``GOPEN_REWRITE``). UnsafeContent if secure mode forbids it."""
     target = rewrite(url, rules_from_env())
     if target != url and settings().verbose:
         logger.warning("rewrite %s -> %s", redact(url), redact(target))
