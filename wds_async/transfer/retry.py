@@ -136,7 +136,7 @@ def decide(fault: Fault, state: AttemptState, now: float) -> Decision:
 
 
 def _decide_refusal(state: AttemptState, now: float) -> Decision:
-    """Decide about a 403 or 404, which is retried for a while if its bucket has answered the same credentials before."""
+    """Decide about a 403 or 404: retry for a while if its bucket has answered the same credentials before."""
     most = state.policy.max_attempts
     if state.refusal_patience_s <= 0 or (most is not None and state.failures >= most):
         return GiveUp()
