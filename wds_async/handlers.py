@@ -30,14 +30,21 @@ def check_handler(handler: Any) -> None:
 class Recorder:
     """A handler that calls ``note(exception, sample)`` for each exception that the wrapped handler does not raise.
 
-    An exception of ``note`` is raised, whatever the wrapped handler returned.
+    An exception of ``note`` is raised, whatever the wrapped handler returned. ``stopped()`` is called where that ends
+    the stream.
     """
 
-    __slots__ = ("handler", "note")
+    __slots__ = ("handler", "note", "stopped")
 
-    def __init__(self, handler: Handler, note: Callable[[Exception, Any], object]) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        note: Callable[[Exception, Any], object] | None,
+        stopped: Callable[[], object] | None = None,
+    ) -> None:
         self.handler = handler
         self.note = note
+        self.stopped = stopped
 
     def __call__(self, exn: Exception) -> bool:
         try:
@@ -49,7 +56,10 @@ class Recorder:
         """Return the handler's answer to ``exn``, which ``sample`` caused (None: unknown)."""
         try:
             answer = self.handler(exn)
-            self.note(exn, sample)
+            if not answer and self.stopped is not None:
+                self.stopped()
+            if self.note is not None:
+                self.note(exn, sample)
             return answer
         finally:
             del exn

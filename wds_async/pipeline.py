@@ -164,9 +164,9 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
         saved, iteration.saved_run = iteration.saved_run, None
         run = iteration.run = Run(self.declared(), saved, self._sources(), self.shards_read)
         source = run.first(self.invoke)
-        for number, stage in enumerate(_noting(self.pipeline), 1):
+        for number, stage in enumerate(_noting(self.pipeline, run), 1):
             _check_stage(stage, first=False)
-            source = self.invoke(run.bind(number, stage), source)
+            source = self.invoke(run.bind(number, stage), run.input_of(number, source))
         return run.items(source)
 
     def iterator(self) -> Iterator[Any]:
@@ -594,12 +594,13 @@ def _kind_of(stage: Any) -> str:
     return str(getattr(function, "__name__", type(function).__name__)).lstrip("_")
 
 
-def _noting(pipeline: list[Any]) -> Iterator[Any]:
-    """Yield the stages behind the first, ours with a handler that notes in the readers' ledger what it lets pass."""
+def _noting(pipeline: list[Any], run: Run) -> Iterator[Any]:
+    """Yield the stages behind the first, ours with a handler that notes in the readers' ledger what it lets pass, and
+    in ``run`` where it ended the stream."""
     from wds_async.observe.ledger import ledgers_of  # noqa: PLC0415 (the engine)
 
     log, in_one = None, 1  # samples in an item: more behind `batched`
-    for stage in pipeline[1:]:
+    for number, stage in enumerate(pipeline[1:], 1):
         traits = traits_of(stage) if type(stage) is FilterFunction else None
         bound = None if traits is None else bound_arguments(stage)
         if traits is None or bound is None:
@@ -609,10 +610,10 @@ def _noting(pipeline: list[Any]) -> Iterator[Any]:
             bound.apply_defaults()
             in_one = bound.arguments.get("batchsize", 1)
         handler = bound.arguments.get(traits.handler)
-        if handler not in (None, reraise_exception) and (ledgers := ledgers_of(pipeline)):
-            log = log or ledgers[0].current()
-            note = functools.partial(log.note_sample, stage.f.__name__.lstrip("_"), in_one)
-            bound.arguments[traits.handler] = Recorder(handler, note)
+        if handler not in (None, reraise_exception):
+            log = log or next((ledger.current() for ledger in ledgers_of(pipeline)), None)
+            note = None if log is None else functools.partial(log.note_sample, stage.f.__name__.lstrip("_"), in_one)
+            bound.arguments[traits.handler] = Recorder(handler, note, functools.partial(run.stop, number))
             yield FilterFunction(stage.f, *bound.args[1:], **bound.kwargs)
         else:
             yield stage

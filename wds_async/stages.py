@@ -83,7 +83,7 @@ class FilterFunction:
 
     def with_state(self, state: StageState) -> Any:
         """Return this stage with ``state``, which it keeps what it holds in (see `Traits.state`)."""
-        return FilterFunction(self.f, *self.args, **self.kw, state=state)
+        return FilterFunction(self.f, *self.args, **{**self.kw, "state": state})
 
     def __repr__(self) -> str:
         return f"<{self.f.__name__} {self.args} {self.kw}>"

@@ -15,7 +15,7 @@ import numpy as np
 
 import wds_async as wds
 from tests.servers import make_shards
-from wds_async.handlers import ignore_and_continue
+from wds_async.handlers import ignore_and_continue, ignore_and_stop
 from wds_async.indexed.scan import scan_shards
 from wds_async.reading.parts import group_by_keys, tar_file_expander, url_opener
 
@@ -50,6 +50,23 @@ def sometimes(sample: Any) -> Any:
     if number(sample) % 5 == 0:
         raise ValueError(sample["__key__"])
     return sample
+
+
+@wds.deterministic
+def until_24(sample: Any) -> Any:
+    if sample["__key__"] == "000024":
+        raise ValueError(sample["__key__"])
+    return sample
+
+
+def below_24(sample: Any) -> int:
+    return int(until_24(sample)["__key__"])
+
+
+def shuffled_by_the_program(shards: Iterable[Any]) -> Iterator[Any]:
+    listed = list(shards)
+    random.shuffle(listed)
+    yield from listed
 
 
 def in_pairs(source: Iterable[Any]) -> Iterator[Any]:
@@ -136,6 +153,23 @@ PIPELINES: dict[str, Make] = {
     "extract_keys": lambda urls: dataset(urls).extract_keys("cls", "json"),
     "a handler": lambda urls: dataset(urls).map(sometimes, handler=ignore_and_continue).shuffle(5, seed=1),
     "decode, threads": lambda urls: dataset(urls).decode(threads=2),
+    "a handler that stops": lambda urls: dataset(urls).map(until_24, handler=ignore_and_stop).shuffle(9, seed=1),
+    "a handler that stops, threads": lambda urls: (
+        dataset(urls).map(until_24, handler=ignore_and_stop, threads=3).shuffle(9, seed=1)
+    ),
+    "a handler that stops, two shuffles": lambda urls: (
+        dataset(urls)
+        .shuffle(6, seed=2)
+        .select(until_24, handler=ignore_and_stop)
+        .bucketed(number, [2, 4], 3, collation_fn=None)
+    ),
+    "buckets whose handler stops": lambda urls: dataset(urls).bucketed(
+        below_24, [9, 18], 4, collation_fn=None, handler=ignore_and_stop
+    ),
+    "a shard that stops": lambda urls: dataset([*urls[:3], "/none.tar"], handler=ignore_and_stop).shuffle(9, seed=1),
+    "shards shuffled by a function": lambda urls: wds.DataPipeline(
+        wds.SimpleShardList(urls), shuffled_by_the_program, wds.tarfile_to_samples(), wds.map(augmented)
+    ),
     "map, threads": lambda urls: dataset(urls).map(doubled, threads=3).shuffle(4, seed=1),
     "slice": lambda urls: dataset(urls).slice(3, 27, 2),
     "batched": lambda urls: dataset(urls).shuffle(7, seed=1).to_tuple("__key__", "cls").batched(4),

@@ -26,6 +26,7 @@ from tests.checkpoint.pipelines import (
 )
 from tests.servers import make_shards
 from wds_async.errors import StateError
+from wds_async.handlers import ignore_and_stop
 
 SHARDS, SAMPLES = 24, 11
 
@@ -153,14 +154,74 @@ def test_batches_that_workers_made_ahead_of_the_state(urls: list[str], monkeypat
     check(taken + job.take())
 
 
-def test_an_order_of_buckets_cannot_be_shared_out(urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    make = lambda: (  # noqa: E731
-        dataset(urls).bucketed(number, [5], 2, collation_fn=None, same_shape=True).compose(wds.unlisted())
-    )
+def test_an_order_of_buckets_begins_anew(urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def make() -> Any:
+        return dataset(urls, empty_check=False).bucketed(number, [5], 2, collation_fn=None, same_shape=True)
+
+    def buckets(job: Job, count: int | None) -> list[list[bool]]:
+        ranks = []
+        for rank, iterator in enumerate(job.iterators):
+            job.be(rank)
+            batches = list(itertools.islice(iterator, count))
+            seen.extend(sample["__key__"] for batch in batches for sample in batch)
+            ranks.append([number(batch[0]) < 5 for batch in batches])
+        return ranks
+
+    seen: list[str] = []
     job = Job(make, 2, None, monkeypatch)
-    job.take(7)
-    with pytest.raises(StateError, match=r"same_shape=True.*begin the next epoch"):
-        Job(make, 3, None, monkeypatch, job.merged())
+    first, second = buckets(job, 7)
+    assert first == second
+    job = Job(make, 3, None, monkeypatch, job.merged())
+    ranks = buckets(job, 5)
+    assert ranks[0] == ranks[1] == ranks[2]
+    buckets(job, None)
+    check(seen)
+
+
+@pytest.mark.parametrize("arguments", [(20,), (3, 40), (2, 50, 3), (5, None)])
+def test_slices_give_as_many_in_all(arguments: Any, urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def make() -> Any:
+        return dataset(urls, empty_check=False).slice(*arguments).shuffle(4, seed=1)
+
+    expected = len(Job(make, 4, None, monkeypatch).take())
+    job = Job(make, 4, None, monkeypatch)
+    taken = job.take(7)
+    for ranks in (3, 1, 5):
+        job = Job(make, ranks, None, monkeypatch, job.merged())
+        taken += job.take(2)
+    taken += job.take()
+    assert len(taken) == len(set(taken)) == expected
+
+
+def test_what_a_handler_ended_is_not_read_by_others(urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(sample: Any) -> Any:
+        if number(sample) == 4 and sample["__key__"] > "000100":
+            raise ValueError
+        return sample
+
+    def make() -> Any:
+        samples = dataset(urls, empty_check=False).shuffle(4, seed=2)
+        return samples.map(stop, handler=ignore_and_stop).shuffle(60, initial=60, seed=1)
+
+    job = Job(make, 4, None, monkeypatch)
+    taken = job.take(3)
+    state = job.merged()
+    rest = job.take()
+    assert len(taken) + len(rest) < SHARDS * SAMPLES
+    assert sorted(Job(make, 3, None, monkeypatch, state).take()) == sorted(rest)
+
+
+def test_draws_go_on_with_others(urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def make() -> Any:
+        return dataset(urls, resampled=True, seed=4)
+
+    job = Job(make, 2, None, monkeypatch)
+    first = job.take(200)
+    state = job.merged()
+    again = [Job(make, 3, None, monkeypatch, state).take(200) for _ in range(2)]
+    assert again[0] == again[1]
+    assert first[20:200] != again[0][20:200]
+    assert len({tuple(again[0][n : n + 200]) for n in (0, 200, 400)}) == 3
 
 
 def test_samples_in_buffers_are_not_chosen_again(urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import json
 import math
+import random
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ from wds_async.checkpoint.packing import (
     unpack_places,
 )
 from wds_async.checkpoint.run import Declared, Run
-from wds_async.checkpoint.states import check_keys
+from wds_async.checkpoint.states import check_keys, pack_random
 from wds_async.errors import StateError
 
 __all__ = [
@@ -197,7 +198,7 @@ def _shared_run(pipeline: Any, parts: Sequence[WorkerPart]) -> dict[str, Any]:
     declared = pipeline.declared()
     run = Run(declared)
     entries: list[Any] = []
-    parts = [_source_over(part) if _is_without_source(part) else part for part in parts]
+    parts = [_source_over(_from_stop(part)) if _is_without_source(part) else part for part in parts]
     nested = []
     for part in parts:
         saved = part.state["run"]
@@ -224,6 +225,9 @@ def _shared_run(pipeline: Any, parts: Sequence[WorkerPart]) -> dict[str, Any]:
     shared = {"states": states, "shards": [[shard[0], facts[shard]] for shard in numbers]}
     if run.reads:
         states[str(run.source)] = {"shards": 0, "entries": entries, "endless": _is_endless(pipeline)}
+        if _is_endless(pipeline):  # other shards than a worker of this place had drawn before
+            drawn = [part.state["run"]["states"].get("0") for part in parts]
+            states["0"] = {"random": pack_random(random.Random(json.dumps([drawn, world.place()])).getstate())}
         return shared
     if "0" in states:
         return shared
@@ -234,8 +238,19 @@ def _shared_run(pipeline: Any, parts: Sequence[WorkerPart]) -> dict[str, Any]:
 
 
 def _is_without_source(part: WorkerPart) -> bool:
-    """Return whether a stage gives what it has stored, and takes nothing from those in front of it."""
-    return any(saved.get("without_source") for saved in part.state["run"]["states"].values())
+    """Return whether a stage gives what it has stored, and takes nothing from those in front of it, or a handler ended
+    the stream."""
+    return "stopped" in part.state["run"] or any(
+        saved.get("without_source") for saved in part.state["run"]["states"].values()
+    )
+
+
+def _from_stop(part: WorkerPart) -> WorkerPart:
+    """Return ``part`` without what is held in front of the stage where a handler ended the stream."""
+    run = part.state["run"]
+    first = run.get("stopped", 0)
+    states = {number: state for number, state in run["states"].items() if int(number) >= first or number == "0"}
+    return replace(part, state={**part.state, "run": {**run, "states": states}})
 
 
 def _source_over(part: WorkerPart) -> WorkerPart:
@@ -258,7 +273,12 @@ def shared_states(
     ):
         combined |= _shared_mix(declared.stage.datasets, nested)
     assert isinstance(declared.state, type)
-    return {**combined, **declared.state.shared([saved for _, saved in states])}
+    amounts = {
+        name: sum(len(part.of(range(saved[name]))) for part, saved in states if name in saved)
+        for name in declared.state.amounts
+        if any(name in saved for _, saved in states)
+    }
+    return {**combined, **amounts, **declared.state.shared([saved for _, saved in states])}
 
 
 def _shared_mix(datasets: Sequence[Any], states: Sequence[tuple[WorkerPart, Mapping[str, Any]]]) -> dict[str, Any]:

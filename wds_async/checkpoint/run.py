@@ -72,8 +72,12 @@ class Run:
         self.source = _source_of(stages)
         """Number of the stage that reads shards, or else of the first."""
         self._unknown = [one.name for one in stages[self.source + 1 :] if one.state is False]
+        self._stopped: int = 0 if saved is None else saved.get("stopped", 0)
+        """Number of the stage to which nothing more comes, since a handler ended the stream there."""
         self._given = 0
         self._ended = False
+        self._front: dict[str, Any] | None = None if saved is None else saved.get("front")
+        """The program's generators when the first shard was asked for, if functions of the program list shards."""
         self._random: dict[str, Any] = {}
         self._sources: list[Any] = []
         """States of the sources when the pass began, if it may have to be run again."""
@@ -115,7 +119,7 @@ class Run:
         source = self.first(open_stage)
         for number in range(1, self.source):
             source = open_stage(self.bind(number, self._stages[number].stage), source)
-        return source  # type: ignore[no-any-return]
+        return self._as_before(source) if self._draws_in_front() else source
 
     def shards_left(self, open_stage: Callable[..., Any], *, endless: bool) -> list[Any]:
         """Return the shards that are still to be read, the open one from where it was; of an ``endless`` list those
@@ -151,10 +155,39 @@ class Run:
             state.know(self._shards_read)
         return state
 
+    def stop(self, number: int) -> None:
+        """Note that a handler of stage ``number`` ended the stream."""
+        self._stopped = max(self._stopped, number)
+
+    def input_of(self, number: int, source: Any) -> Any:
+        """Return what comes to stage ``number``: ``source``, or nothing where a handler had ended the stream."""
+        if number and number == self._stopped:
+            return iter(())
+        return self._as_before(source) if number == self.source and self._draws_in_front() else source
+
+    def _draws_in_front(self) -> bool:
+        """Return whether functions of the program stand in front of the stage that reads shards: they may draw random
+        numbers, as to shuffle the list."""
+        front = (getattr(one.stage, "func", one.stage) for one in self._stages[1 : self.source] if one.state is False)
+        return any(not str(getattr(one, "__module__", "")).startswith("wds_async.") for one in front)
+
+    def _as_before(self, shards: Iterable[Any]) -> Iterator[Any]:
+        """Yield ``shards``, for the first of which the program's generators are as they were when the pass began."""
+        saved, now = (self._saved or {}).get("front"), save_global_random()
+        self._front = saved or now
+        items = iter(shards)
+        if saved is not None:
+            load_global_random(saved)
+        first = list(itertools.islice(items, 1))
+        if saved is not None:
+            load_global_random(now)
+        yield from first
+        yield from items
+
     def items(self, items: Iterable[Any]) -> Iterator[Any]:
         """Return what comes out of the last stage: all of it, or what comes behind the items that were given before."""
         if not self._unknown:
-            return iter(items)
+            return iter(self.input_of(len(self._stages), items))
         return self._behind_given(iter(items))
 
     def _until_end(self, items: Iterator[Any]) -> Iterator[Any]:
@@ -225,6 +258,13 @@ class Run:
         for number, state in self.states.items():
             front = number < self.source
             saved["states"][str(number)] = state.save_start() if front else self._packed(state.save(), number, shards)
+        of_source = self.states.get(self.source)
+        if isinstance(of_source, SourceState) and of_source.stopped:
+            self.stop(self.source + 1)
+        if self._front is not None:
+            saved["front"] = self._front
+        if self._stopped:
+            saved["stopped"] = self._stopped
         if shards:
             saved["shards"] = [[shard[0], self._facts_of(shard)] for shard in shards]
         return saved

@@ -12,7 +12,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from wds_async.errors import StateError
 
@@ -47,6 +47,9 @@ class StageState:
     what `load` needs for that.
     """
 
+    amounts: ClassVar[tuple[str, ...]] = ()
+    """Names of numbers of what is left to do, which are divided as items are where a state is shared out."""
+
     def save(self) -> dict[str, Any]:
         """Return what the stage holds."""
         return {}
@@ -68,6 +71,13 @@ class StageState:
 
 class SourceState(StageState):
     """Base of the position of a stage that reads shards."""
+
+    stopped = False
+    """A handler ended the stream."""
+
+    def stop(self) -> None:
+        """Note that a handler ended the stream."""
+        self.stopped = True
 
     def know(self, shards: dict[str, Any]) -> None:
         """Record in ``shards``, by URL, how to read a part of a shard again (``stage.samples_at``)."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from wds_async.arguments import check_function, check_slice, check_type, each, function, of_type, passing, size
 from wds_async.checkpoint.states import Counted, Held, StageState
-from wds_async.errors import ConfigError, StateError
+from wds_async.errors import ConfigError
 from wds_async.filters.fields import not_found
 from wds_async.filters.threads import ThreadsState, ordered_map
 from wds_async.handlers import Handler, passed, reraise_exception
@@ -360,27 +360,56 @@ associate = pipelinefilter(
 )
 
 
-class SliceState(Counted):
-    """State of a slice: how many items its worker took."""
+class SliceState(StageState):
+    """State of a slice: ``skip`` items come before the next one that its worker gives, and it gives ``left`` more
+    (None: no bound). With other numbers of ranks or workers, each gives its share of what all had still to give."""
+
+    amounts = ("left",)
+
+    def __init__(self) -> None:
+        self.skip = 0
+        self.left: int | None = None
+        self.begun = False
+
+    def begin(self, start: int, stop: int | None, step: int) -> None:
+        """Take the items of a range, unless a state was loaded."""
+        if not self.begun:
+            self.skip, self.left, self.begun = start, None if stop is None else len(range(start, stop, step)), True
+
+    def save(self) -> dict[str, Any]:
+        counts = {"skip": self.skip} if self.left is None else {"skip": self.skip, "left": self.left}
+        return counts if self.begun else {}
+
+    def load(self, saved: dict[str, Any]) -> None:
+        self.skip, self.left, self.begun = saved["skip"], saved.get("left"), True
 
     @classmethod
     def shared(cls, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        raise StateError("slice counts the items of each worker, which other numbers of ranks or workers cannot share")
+        return {"skip": max(state["skip"] for state in states)} if all("skip" in state for state in states) else {}
 
 
 def islice(data: Iterable[Any], *args: int | None, state: SliceState | None = None) -> Iterator[Any]:
     """Take the items that ``itertools.islice`` takes with these arguments; the count is that of each worker."""
     if state is None:
         return itertools.islice(data, *args)
-    before = state.count
-    items = itertools.islice(itertools.chain(itertools.repeat(None, before), _counting(data, state)), *args)
-    return itertools.islice(items, len(range(before)[builtins.slice(*args)]), None)
+    wanted = builtins.slice(*args)
+    state.begin(wanted.start or 0, wanted.stop, wanted.step or 1)
+    return _sliced(data, wanted.step or 1, state)
 
 
-def _counting(data: Iterable[Any], state: Counted) -> Iterator[Any]:
+def _sliced(data: Iterable[Any], step: int, state: SliceState) -> Iterator[Any]:
+    if state.left == 0:
+        return
     for item in data:
-        state.add()
+        if state.skip:
+            state.skip -= 1
+            continue
+        state.skip = step - 1
+        if state.left is not None:
+            state.left -= 1
         yield item
+        if state.left == 0:
+            return
 
 
 # The function has the name that WebDataset shows of such a stage.

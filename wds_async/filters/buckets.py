@@ -15,7 +15,7 @@ from typing import Any
 from wds_async import world
 from wds_async.arguments import check_function, check_number, check_size, check_type
 from wds_async.checkpoint.states import Held, StageState
-from wds_async.errors import ConfigError, StateError
+from wds_async.errors import ConfigError
 from wds_async.filters.batch import collate, default_collation_fn
 from wds_async.filters.fields import not_found
 from wds_async.handlers import Handler, passed, reraise_exception
@@ -134,7 +134,7 @@ class BucketState(StageState):
     ``held``: the samples of each bucket. ``longest``: the largest key of each, where tokens are counted. ``full``:
     batches that are full and were not taken yet. ``taken``: the batches that were taken in the drawn order, and
     ``arrived`` the samples of each bucket that came, both for ``same_shape``. ``loaded``: samples that were held when
-    the state was saved and are not in their buckets again yet. ``stopped``: a handler ended the stream.
+    the state was saved and are not in their buckets again yet.
     """
 
     options: BucketOptions
@@ -146,12 +146,11 @@ class BucketState(StageState):
         self.taken = 0
         self.arrived: Counter[Any] = Counter()
         self.loaded: deque[Any] = deque()
-        self.stopped = False
         self._worker = 0
 
     def save(self) -> dict[str, Any]:
         batches = itertools.chain(self.full, self.held.values(), [self.loaded])
-        saved: dict[str, Any] = {"samples": Held(itertools.chain.from_iterable(batches)), "stopped": self.stopped}
+        saved: dict[str, Any] = {"samples": Held(itertools.chain.from_iterable(batches))}
         if self.arrived:  # the order is drawn; the samples that are held come again
             came = {bucket: count - len(self.held.get(bucket, ())) for bucket, count in self.arrived.items()}
             saved["drawn"] = {"taken": self.taken, "arrived": sorted(came.items())}
@@ -159,19 +158,14 @@ class BucketState(StageState):
 
     def load(self, saved: dict[str, Any]) -> None:
         self.loaded = deque(saved.get("samples", ()))
-        self.stopped = saved.get("stopped", False)
         if "drawn" in saved:
             self.taken = saved["drawn"]["taken"]
             self.arrived = Counter(dict(saved["drawn"]["arrived"]))
 
     @classmethod
     def shared(cls, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        if any("drawn" in state for state in states):
-            raise StateError(
-                "bucketed(same_shape=True) draws an order for each worker, and other numbers of ranks or workers "
-                "cannot go on in it: begin the next epoch with them"
-            )
-        return {"stopped": all(state.get("stopped", False) for state in states)}
+        # The order begins anew: that of all ranks stays the same.
+        return {"drawn": {"taken": 0, "arrived": []}} if any("drawn" in state for state in states) else {}
 
     def begin(self, options: BucketOptions, worker: int) -> None:
         """Put samples into buckets by ``options``, in the order of the DataLoader worker ``worker``."""
@@ -315,7 +309,6 @@ def _batches(buckets: BucketState, data: Iterable[Any]) -> Iterator[Any]:
         except Exception as exn:
             if passed(options.handler, located(exn, "bucketed", sample), sample):
                 continue
-            buckets.stopped = True
             break
         buckets.add(value, sample)
         while (batch := buckets.take()) is not None:
@@ -328,8 +321,7 @@ def _arriving(buckets: BucketState, data: Iterable[Any]) -> Iterator[Any]:
     """Yield the samples that were held when a state was saved, then those that come."""
     while buckets.loaded:
         yield buckets.loaded.popleft()
-    if not buckets.stopped:
-        yield from data
+    yield from data
 
 
 def _unknown(n: int, *args: Any, **kw: Any) -> None:

@@ -144,6 +144,7 @@ def _threaded(
             elif not isinstance(error, Exception):
                 raise error
             elif not passed(handler, located(error, stage, item), item):
+                jobs.clear()
                 return
             del result, error, item, answer
     if failure is not None:

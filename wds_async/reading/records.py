@@ -212,6 +212,7 @@ def _read(
                     stage = "records" if isinstance(exn, ShardFormatError) else "read"
                     ledger.note(exn, stage, shard=url, samples=None, rest=True)
                     if not goes_on:
+                        state.stop()
                         return
                 finally:
                     counters.add("samples", n)

@@ -211,6 +211,7 @@ def read_shards(
                 state.over(shard)
                 shard.over(total + n - before)
                 if reading.stop:
+                    state.stop()
                     return
             if is_epoch:
                 counters.add("epochs")
