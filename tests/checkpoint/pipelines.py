@@ -167,6 +167,9 @@ PIPELINES: dict[str, Make] = {
         below_24, [9, 18], 4, collation_fn=None, handler=ignore_and_stop
     ),
     "a shard that stops": lambda urls: dataset([*urls[:3], "/none.tar"], handler=ignore_and_stop).shuffle(9, seed=1),
+    "a shard that stops, interleaved": lambda urls: dataset(
+        [*urls[:3], "/none.tar"], handler=ignore_and_stop, interleave=2, seed=1
+    ).shuffle(9, seed=1),
     "shards shuffled by a function": lambda urls: wds.DataPipeline(
         wds.SimpleShardList(urls), shuffled_by_the_program, wds.tarfile_to_samples(), wds.map(augmented)
     ),

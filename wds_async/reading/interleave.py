@@ -122,6 +122,10 @@ class LanePosition:
         """Note that ``shard`` is over."""
         self._state.over(shard)
 
+    def stop(self) -> None:
+        """Note that a handler ended the stream, which is that of all lanes."""
+        self._state.stop()
+
     @property
     def is_between(self) -> bool:
         """True if the next sample comes from another shard."""

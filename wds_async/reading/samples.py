@@ -146,6 +146,10 @@ class ShardPosition(Protocol):
         """Note that ``shard`` is over."""
         ...
 
+    def stop(self) -> None:
+        """Note that a handler ended the stream."""
+        ...
+
 
 class ShardsInTurn(Protocol):
     """Protocol: the shards to read one after another, such as a `ShardReader`."""
