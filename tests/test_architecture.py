@@ -106,6 +106,14 @@ class Module:
     def tree(self) -> ast.Module:
         return ast.parse(self.source)
 
+    @functools.cached_property
+    def nodes(self) -> list[ast.AST]:
+        return list(ast.walk(self.tree))
+
+    @functools.cached_property
+    def imports(self) -> list[Import]:
+        return list(_imports(self))
+
     def is_in(self, rooms: tuple[str, ...]) -> bool:
         return any(fnmatch.fnmatchcase(self.room, pattern) for pattern in rooms)
 
@@ -133,7 +141,7 @@ MODULES = _modules()
 ROOMS = {module.room.removesuffix(".__init__") for module in MODULES}
 
 
-def imports(module: Module) -> Iterator[Import]:
+def _imports(module: Module) -> Iterator[Import]:
     """Every import of the module, ``from a import b`` as ``a.b``; relative ones made absolute."""
 
     def walk(node: ast.AST, in_function: bool, in_try: bool, for_types: bool) -> Iterator[Import]:
@@ -185,7 +193,8 @@ def trees_are_forgotten() -> Iterator[None]:
     """The garbage collector would look through all their nodes in every test that follows in this process."""
     yield
     for module in MODULES:
-        vars(module).pop("tree", None)
+        for made in ("tree", "nodes", "imports"):
+            vars(module).pop(made, None)
 
 
 # -- the rules --------------------------------------------------------------------------------------------------
@@ -198,7 +207,7 @@ def one_way_floors(module: Module) -> list[str]:
     if own is None:
         return [f"{module.room} is on no floor: give it one in FLOORS"]
     complaints = []
-    for found in imports(module):
+    for found in module.imports:
         room = room_of(found.target)
         if room is None:
             continue
@@ -213,7 +222,7 @@ def one_way_floors(module: Module) -> list[str]:
 
 def short_functions(module: Module) -> list[str]:
     complaints = []
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             if length > MAX_FUNCTION_LINES:
@@ -225,13 +234,13 @@ def _uses(module: Module, package: str, wanted: Callable[[str], bool]) -> list[s
     """Uses of ``package.name`` (through any alias) or ``from package import name`` where ``wanted(name)``."""
     aliases = {
         alias.asname or alias.name
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.Import)
         for alias in node.names
         if alias.name == package
     }
     complaints = []
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) in aliases and wanted(node.attr):
             complaints.append(f"line {node.lineno}: {ast.unparse(node)}")
         if isinstance(node, ast.ImportFrom) and node.module == package:
@@ -251,7 +260,7 @@ def no_shared_randomness(module: Module) -> list[str]:
     free = ("Random", "SystemRandom", *(("random", "randint") if module.is_in(GLOBAL_RANDOM_ROOMS) else ()))
     legacy = _uses(module, "random", lambda name: name not in free)
     for numpy in ("numpy", "np"):
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if not isinstance(node, ast.Attribute) or ast.unparse(node.value) != f"{numpy}.random":
                 continue
             if node.attr[0].islower() and node.attr != "default_rng":
@@ -268,7 +277,7 @@ def subprocess_in_pipe(module: Module) -> list[str]:
         return []
     starts = re.compile(r"system|popen|fork|forkpty|exec[lv]p?e?|spawn.*|posix_spawnp?").fullmatch
     return [
-        *(f"line {i.line}: imports {i.target}" for i in imports(module) if i.target.split(".")[0] == "subprocess"),
+        *(f"line {i.line}: imports {i.target}" for i in module.imports if i.target.split(".")[0] == "subprocess"),
         *_uses(module, "os", lambda name: starts(name) is not None),
         *_uses(module, "asyncio", lambda name: name.startswith("create_subprocess")),
     ]
@@ -279,7 +288,7 @@ def print_in_cli(module: Module) -> list[str]:
         return []
     return [
         f"line {node.lineno}: print"
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
 
@@ -289,7 +298,7 @@ def urls_parsed_once(module: Module) -> list[str]:
         return []
     return [
         f"line {node.lineno}: takes a URL apart; read the fields of its Location"
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.ImportFrom) and node.module == f"{PACKAGE}.urls"
         if any(alias.name == "scheme" for alias in node.names)
     ]
@@ -299,15 +308,13 @@ def async_in_its_rooms(module: Module) -> list[str]:
     if module.is_in(ASYNC_ROOMS):
         return []
     return [
-        f"line {node.lineno}: async def {node.name}"
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.AsyncFunctionDef)
+        f"line {node.lineno}: async def {node.name}" for node in module.nodes if isinstance(node, ast.AsyncFunctionDef)
     ]
 
 
 def torch_late_and_in_its_rooms(module: Module) -> list[str]:
     complaints = []
-    for found in imports(module):
+    for found in module.imports:
         if found.target.split(".")[0] in TORCH_PACKAGES and not found.for_types:
             if not module.is_in(TORCH_ROOMS):
                 complaints.append(f"line {found.line}: imports {found.target}, which is none of its business")
@@ -321,7 +328,7 @@ def fsspec_in_storage(module: Module) -> list[str]:
         return []
     return [
         f"line {i.line}: imports {i.target}"
-        for i in imports(module)
+        for i in module.imports
         if i.target.split(".")[0] in FSSPEC_PACKAGES and not i.for_types
     ]
 
@@ -329,7 +336,7 @@ def fsspec_in_storage(module: Module) -> list[str]:
 def nothing_posix_at_import(module: Module) -> list[str]:
     return [
         f"line {i.line}: imports {i.target}"
-        for i in imports(module)
+        for i in module.imports
         if i.target.split(".")[0] in POSIX_PACKAGES and not (i.in_function or i.in_try or i.for_types)
     ]
 
@@ -344,12 +351,12 @@ def stores_in_their_folders(module: Module) -> list[str]:
     return [
         *(
             f"line {i.line}: imports {i.target}"
-            for i in imports(module)
+            for i in module.imports
             if (room_of(i.target) or "").startswith(tuple(folders))
         ),
         *(
             f"line {node.lineno}: names {node.value!r}"
-            for node in ast.walk(module.tree)
+            for node in module.nodes
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in names
         ),
     ]
@@ -378,7 +385,7 @@ def sorted_all(module: Module) -> list[str]:
 
 def modules_by_name_in_their_rooms(module: Module) -> list[str]:
     complaints = []
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if (
             isinstance(node, ast.Attribute)
             and ast.unparse(node) == "sys.modules"
@@ -545,7 +552,7 @@ def import_graph() -> dict[str, set[str]]:
     for module in MODULES:
         if module.room.removesuffix(".__init__") not in DOORS:
             room = module.room.removesuffix(".__init__")
-            targets = {room_of(i.target) for i in imports(module)}
+            targets = {room_of(i.target) for i in module.imports}
             graph.setdefault(room, set()).update(t for t in targets if t and t != room)
     return graph
 
@@ -596,7 +603,7 @@ def repeated_classes(modules: list[Module]) -> dict[str, list[str]]:
     """Names of classes that several modules define."""
     rooms: dict[str, list[str]] = {}
     for module in modules:
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.ClassDef):
                 rooms.setdefault(node.name, []).append(module.room)
     return {name: where for name, where in rooms.items() if len(where) > 1}
@@ -636,7 +643,7 @@ def assignments_into_other_rooms(modules: list[Module]) -> list[str]:
     complaints = []
     for module in modules:
         foreign = everywhere - declared[module.room.rpartition(".")[0] or module.room]
-        functions = (node for node in ast.walk(module.tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+        functions = (node for node in module.nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
         for scope in functions:
             spared = _made_here(scope) | FOREIGN | {"self", "cls"}
             complaints += [
