@@ -60,7 +60,7 @@ def shards_of(keys: list[str]) -> list[str]:
 
 CASES = [(0, None, False)]
 CASES += [(n, "fork", persistent) for n in (1, 2, 4) for persistent in (False, True)]
-CASES += [(4, "spawn", True)]
+CASES += [(2, "spawn", True)]
 
 
 @pytest.mark.parametrize(("workers", "method", "persistent"), CASES)

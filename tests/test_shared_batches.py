@@ -105,8 +105,7 @@ def test_batches_that_are_held_keep_their_values_when_slots_run_out() -> None:
     held[-1][0] = 7  # this one came without a slot
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(("method", "persistent"), [("fork", False), ("fork", True), ("spawn", True)])
 def test_through_a_loader(method: str, persistent: bool) -> None:
     loader = WebLoader(
         DataPipeline(tuple(range(40)), split_by_worker, make_batches),

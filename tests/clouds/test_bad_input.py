@@ -497,7 +497,7 @@ def world(
             clean_aws.delenv(name)
     clean_aws.setenv("HOME", str(tmp_path))
     clean_aws.setenv("HF_HOME", str(tmp_path / "hf"))
-    clean_aws.setenv("WDS_RETRIES", "3")
+    clean_aws.setenv("WDS_RETRIES", "2")
     made = World(request, clean_aws, tmp_path)
     yield made
     made.close()
