@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     )
     from wds_async.checkpoint.merge import merge_states as merge_states
     from wds_async.checkpoint.ranks import AllRanks as AllRanks
+    from wds_async.checkpoint.replay import replay as replay
+    from wds_async.checkpoint.seen import seen as seen
     from wds_async.dataset import WebDataset as WebDataset
     from wds_async.errors import DecodingError as DecodingError, StateError as StateError, WdsError as WdsError
     from wds_async.extradatasets import (
@@ -93,6 +95,8 @@ _HOMES = {
     "cache": "LRUCleanup cached_tarfile_samples cached_tarfile_to_samples pipe_cleaner",
     "checkpoint.merge": "merge_states",
     "checkpoint.ranks": "AllRanks",
+    "checkpoint.replay": "replay",
+    "checkpoint.seen": "seen",
     "dataset": "WebDataset",
     "errors": "DecodingError StateError WdsError",
     "extradatasets": "MockDataset repeatedly with_epoch with_length",

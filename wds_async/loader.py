@@ -14,7 +14,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 from wds_async import config, lengths, shared_batches, world
-from wds_async.checkpoint.states import StageState, WorkerState, WorkerStates, pack_bytes, unpack_bytes
+from wds_async.checkpoint.states import (
+    StageState,
+    WorkerState,
+    WorkerStates,
+    pack_bytes,
+    unpack_bytes,
+    without_history,
+)
 from wds_async.equalsteps import in_step
 from wds_async.errors import ConfigError, MissingExtra, StateError
 from wds_async.fluid import FluidInterface
@@ -114,6 +121,7 @@ class WebLoader(DataPipeline, FluidInterface):
         if self._stream is None or self._iteration is None or self._pid != os.getpid():
             return super()._begin_iteration()
         self._iteration.given = 0
+        self._iteration.history.begin_again()
         return self._iteration
 
     def _over(self, iteration: Any) -> None:
@@ -140,6 +148,19 @@ class WebLoader(DataPipeline, FluidInterface):
         """Close every stage that can be closed, and end the workers of a stream that continues. Idempotent."""
         self._end_stream()
         super().close()
+
+    def detached(self) -> Self:
+        """Return a copy whose workers run in this process, in turn (see `DataPipeline.detached`)."""
+        from wds_async.checkpoint.local_workers import LocalWorkers  # noqa: PLC0415 (the engine)
+
+        loader = self.pipeline[0]
+        other = copy.copy(self)
+        other._loaded = None
+        other.pipeline = [
+            LocalWorkers(loader, loader.dataset.detached()),
+            *DataPipeline(*self.pipeline[1:]).detached().pipeline,
+        ]
+        return other
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_stream": None}  # a copy begins a stream of its own
@@ -230,7 +251,7 @@ class WebLoader(DataPipeline, FluidInterface):
         units = [unit for state in ranks for unit in self._workers_of(state)]
         left = [unit for unit in units if not unit.ended]
         if not left:  # all have ended, and their epoch is not over
-            return {**ranks[0], "run": None, "sources": [_saved_in(ranks[0])["nested"][0]["state"]]}
+            return {**without_history(ranks[0]), "run": None, "sources": [_saved_in(ranks[0])["nested"][0]["state"]]}
         count, batch = max(1, loader.num_workers), self._next_global_batch(merged["merged"])
         shares = []
         for worker in range(count):
@@ -254,7 +275,12 @@ class WebLoader(DataPipeline, FluidInterface):
         length, before = self._epoch_length(), self._epoch_length(len(merged["merged"]))
         # Each rank has a part of every global batch, so that as many batches are left as were.
         given = merge.given_of(length, parts, old=before) if batch is None else length - before + ranks[0]["given"]
-        whole = {**ranks[0], "place": [*here[:2]], "given": given, "run": {"replayed": False, "states": states}}
+        whole = {
+            **without_history(ranks[0]),
+            "place": [*here[:2]],
+            "given": given,
+            "run": {"replayed": False, "states": states},
+        }
         whole.pop("equal", None)
         return {**whole, **equal} if self._aligns() else whole
 
@@ -330,7 +356,8 @@ class LoaderState(StageState):
 
     def save(self) -> dict[str, Any]:
         here = self._loader.dataset
-        workers = self._workers or [WorkerState(here.state_dict(), ended=not here.is_iterated)]
+        own = getattr(self._loader, "worker_states", None)
+        workers = (own and own()) or self._workers or [WorkerState(here.state_dict(), ended=not here.is_iterated)]
         for worker in workers:
             if isinstance(worker.state, StateError):
                 raise worker.state
@@ -340,6 +367,13 @@ class LoaderState(StageState):
 
     def load(self, saved: dict[str, Any]) -> None:
         self._saved = saved
+
+    @classmethod
+    def at_start(cls, stage: Any, start: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+        from wds_async.checkpoint.history import state_at_start  # noqa: PLC0415 (the decoders)
+
+        nested = [state_at_start(stage.loader.dataset, worker["state"]) for worker in saved["nested"]]
+        return {**saved, "nested": [{"state": state, "behind": 0, "ended": False} for state in nested], "next": 0}
 
     def open(self, loader: Any) -> Iterator[Any]:
         """Return the iterator of ``loader``, whose workers go on where they were."""
@@ -369,7 +403,8 @@ class LoaderState(StageState):
         try:
             return iter(loader)
         finally:
-            torch.set_rng_state(now)
+            if loader.num_workers or "random" not in workers[0].state:  # else the dataset has set it
+                torch.set_rng_state(now)
             if loader.num_workers:
                 loader.dataset.go_on_in_workers(None)
 
@@ -418,9 +453,9 @@ class _LoaderStage:
     def run(self) -> Iterator[Any]:
         """Start the workers, and return their batches."""
         output = self._state.open(self.loader)
-        workers = getattr(output, "_workers", None)
-        if not workers:
+        if not self.loader.num_workers:
             return output
+        workers = getattr(output, "_workers", ())
         timed = _Timed(output, _counters_of(self.loader.dataset), self._state)
         return timed if self.loader.persistent_workers else _left_soon(timed, workers)
 

@@ -7,11 +7,11 @@ import itertools
 import math
 import random
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from wds_async import world
-from wds_async.checkpoint.states import RandomState
+from wds_async.checkpoint.states import RandomState, without_random
 from wds_async.errors import ConfigError
 from wds_async.pipeline import Composite
 from wds_async.stages import Traits
@@ -56,15 +56,23 @@ class MixState(RandomState):
         self.left = []
 
     def save(self) -> dict[str, Any]:
-        states = [dataset.state_dict() for dataset in self._datasets]
-        for state in states:
-            state.pop("random", None)  # the pipeline around it saves that
+        states = [
+            without_random(dataset.state_dict()) for dataset in self._datasets
+        ]  # that is the pipeline's around it
         return {**super().save(), "nested": states, "left": self.left, "turn": self.turn}
 
     def load(self, saved: dict[str, Any]) -> None:
         super().load(saved)
         if "nested" in saved:  # not where the mix begins again
             self._states, self.left, self.turn = saved["nested"], saved["left"], saved["turn"]
+
+    @classmethod
+    def at_start(cls, stage: Any, start: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+        from wds_async.checkpoint.history import state_at_start  # noqa: PLC0415 (the decoders)
+
+        pairs = zip(stage.datasets, saved["nested"], strict=True)
+        nested = [without_random(state_at_start(dataset, state)) for dataset, state in pairs]
+        return {**start, "nested": nested, "left": list(range(len(nested))), "turn": 0}
 
 
 def round_robin_shortest(*sources: Iterable[Any]) -> Iterator[Any]:

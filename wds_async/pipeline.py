@@ -44,7 +44,7 @@ class Inheriting:
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        for name in ("_iteration", "_shards_read"):  # a copy has none
+        for name in ("_iteration", "_past", "_shards_read"):  # a copy has none
             state.pop(name, None)
         if world.spawning():
             here = world.place()
@@ -119,6 +119,8 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
 
     _iteration: _Iteration | None = None
     """The latest iteration in this process, until it ends."""
+    _past: Mapping[str, Any] | None = None
+    """History of the latest iteration, once it is over."""
     _loaded: Mapping[str, Any] | None = None
     """The state that the next iteration goes on from."""
     _loaded_in: tuple[int, int] | None = None
@@ -150,7 +152,7 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
 
     def iterator1(self) -> Iterator[Any]:
         """Run the stages once."""
-        return self._run_once(_Iteration())
+        return self._run_once(_Iteration(self._epochs()))
 
     def _run_once(self, iteration: _Iteration) -> Iterator[Any]:
         from wds_async.checkpoint.run import Run  # noqa: PLC0415 (the engine)
@@ -161,6 +163,8 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
             raise ConfigError("a pipeline without stages cannot be iterated; append a source first")
         if iteration.saved_steps is not None:
             raise StateError("the state is of a dataset with equal= or steps=, and this one has neither")
+        if iteration.run is not None:
+            self._pass_over(iteration)
         saved, iteration.saved_run = iteration.saved_run, None
         run = iteration.run = Run(self.declared(), saved, self._sources(), self.shards_read)
         source = run.first(self.invoke)
@@ -171,7 +175,7 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
 
     def iterator(self) -> Iterator[Any]:
         """Run the stages ``repetitions`` times; a run that yields nothing ends it."""
-        return self._run_often(_Iteration())
+        return self._run_often(_Iteration(self._epochs()))
 
     def _run_often(self, iteration: _Iteration) -> Iterator[Any]:
         loaded = iteration.saved_run is not None
@@ -188,6 +192,19 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
                 return
             items = self._run_once(iteration)
 
+    def _pass_over(self, iteration: _Iteration) -> None:
+        """Note how ``iteration`` began and what it has read, before its next pass begins."""
+        from wds_async.checkpoint.history import state_at_start  # noqa: PLC0415 (the engine)
+
+        history = iteration.history
+        assert iteration.run is not None
+        try:
+            if history.first is None and history.start is not None:
+                history.began_with(state_at_start(self, self._state_of(iteration)))
+            history.pass_over(iteration.run.save())
+        except Exception:  # of a stage that has no state: then there is no history, but the iteration goes on
+            history.began_with(None)
+
     def __iter__(self) -> Iterator[Any]:
         with Shortened():
             self._check_use()
@@ -198,6 +215,7 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
 
     def _begin(self) -> Iterator[Any]:
         iteration = self._iteration = self._begin_iteration()
+        self._past = None
         items = self._run_once(iteration) if self.repetitions == 1 else self._run_often(iteration)
         if self.repetitions != 1 and (length := self._epoch_length()) > 0:
             items = iteration.counted(itertools.islice(items, max(0, length - iteration.given)))
@@ -226,23 +244,44 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
     def _ending(self, iteration: _Iteration, items: Iterator[Any]) -> Iterator[Any]:
         """Yield ``items``, whose errors leave by `shortened`."""
         try:
-            yield from items
+            yield from iteration.history.counted(items)
         except Exception as exn:
             iteration.failed = True
             shortened(exn)
+            raise
+        except GeneratorExit:
+            if callable(close := getattr(items, "close", None)):
+                close()
             raise
         if self._iteration is iteration:
             self._over(iteration)
 
     def _over(self, iteration: _Iteration) -> None:
         """Note that ``iteration`` has come to its end."""
-        self._iteration = None
+        self._past, self._iteration = self._history_of(iteration), None
+
+    def _history_of(self, iteration: _Iteration) -> dict[str, Any] | None:
+        """Return the history of ``iteration``, which is over; None where a stage has no state."""
+        from wds_async.checkpoint.history import state_at_start  # noqa: PLC0415 (the engine)
+
+        history = iteration.history
+        try:
+            if history.first is None and history.start is not None:
+                history.began_with(state_at_start(self, self._state_of(iteration)))
+        except Exception:  # of a stage that has no state, or does not tell of its start
+            history.began_with(None)
+        try:
+            if iteration.run is not None:
+                history.pass_over(iteration.run.save(), last=True)
+        except Exception:
+            return None
+        return history.save()
 
     def _begin_iteration(self) -> _Iteration:
         """Return the next iteration: the one that was loaded, if one was."""
         saved, self._loaded = self._loaded, None
         if saved is None:
-            return _Iteration()
+            return _Iteration(self._epochs())
         if world.torch_worker() != self._loaded_in:
             raise StateError(
                 "a state was loaded into a dataset, and now a DataLoader's workers iterate over it, each from that one "
@@ -288,6 +327,16 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
                 return {**state_at(self, first, ranks), **equal}
         return {**merge.share(self, parts, ranks[0]), **equal}
 
+    @property
+    def iteration(self) -> object | None:
+        """The latest iteration in this process, by which one is told from another; None once it is over."""
+        return self._iteration
+
+    @property
+    def goes_on_from(self) -> WorkerStates | None:
+        """The states that the DataLoader workers which are started next go on from."""
+        return self._worker_states
+
     def go_on_in_workers(self, states: WorkerStates | None) -> None:
         """Make the DataLoader workers that are started next go on from ``states``."""
         self._worker_states = states
@@ -310,28 +359,40 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
                 "the iteration ended with an error, which may have cost items: go on from an earlier state"
             )
         if iteration is None or iteration.run is None:
-            return self.state_between() if iteration is None or iteration.loaded is None else dict(iteration.loaded)
+            if iteration is not None and iteration.loaded is not None:
+                return dict(iteration.loaded)
+            past = {} if self._past is None else {"history": self._past}
+            return {**self.state_between(), **past}
+        return self._state_of(iteration)
+
+    def _state_of(self, iteration: _Iteration) -> dict[str, Any]:
         from wds_async.checkpoint.packing import save_global_random  # noqa: PLC0415 (the decoders)
 
+        assert iteration.run is not None
         run = {"run": iteration.run.save()} if iteration.steps is None else iteration.steps.save(iteration.run.save)
+        starts = iteration.run.starts() if iteration.history.first is None else None
         now = {"passes": iteration.passes, "given": iteration.given, **run, "random": save_global_random()}
-        return {**self.state_between(), "sources": [], **now}
+        return {**self.state_between(), "sources": [], **now, "history": iteration.history.save(starts)}
 
     def state_between(self) -> dict[str, Any]:
         """Return the state between two epochs: which one comes next, whatever iteration has begun."""
-        counters = {str(number): _epoch_of(stage) for number, stage in enumerate(self.pipeline)}
         seeds = {str(number): _drawn_seed(stage) for number, stage in enumerate(self.pipeline)}
         return {
             "version": STATE_VERSION,
             "stages": [_kind_of(stage) for stage in self.pipeline],
             "place": list(world.place()[:2]),
-            "epochs": {number: _epoch_in(counter) for number, counter in counters.items() if counter is not None},
+            "epochs": self._epochs(),
             "seeds": {number: seed.number() for number, seed in seeds.items() if seed is not None},
             "passes": 0,
             "given": 0,
             "run": None,
             "sources": [source.state_between() for source in self._sources()],
         }
+
+    def _epochs(self) -> dict[str, int]:
+        """Return the epochs of the stages that count them, by their numbers."""
+        counters = {str(number): _epoch_of(stage) for number, stage in enumerate(self.pipeline)}
+        return {number: _epoch_in(counter) for number, counter in counters.items() if counter is not None}
 
     def _sources(self) -> list[Any]:
         """Return the datasets within the first stage that have states."""
@@ -356,7 +417,7 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
         if "merged" in state:
             from wds_async.checkpoint.merge import with_states  # noqa: PLC0415 (the engine)
 
-            state = self._share_of(with_states(state))
+            state = self._own_or_share(with_states(state))
         check_keys(state, "place", "epochs", "seeds", "passes", "given", "run")
         (rank, ranks), here = state["place"], world.place()
         if state["run"] is not None and (rank, ranks) != here[:2]:
@@ -380,7 +441,16 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
         # Between two epochs there is nothing to go on with: the epochs and seeds are set.
         self._loaded = state if state["run"] is not None else None
         self._loaded_in = world.torch_worker()
-        self._iteration = None
+        self._iteration = self._past = None
+
+    def _own_or_share(self, merged: Mapping[str, Any]) -> dict[str, Any]:
+        """Return this rank's own state, or that of its share, which tells of the past of all ranks together."""
+        from wds_async.checkpoint.history import shared_history  # noqa: PLC0415 (the engine)
+
+        state, rank = self._share_of(merged), world.place().rank
+        if state["run"] is None or any(state == own for own in merged["merged"]):
+            return state
+        return {**state, "history": shared_history(merged["merged"], state, rank)}
 
     def _check_use(self) -> None:
         """Warn of what is probably not meant; called where an iteration begins, by `__iter__` itself."""
@@ -405,6 +475,14 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
             _check_stage(stage, first=number == 0)
         result.pipeline = [*(s.apart() if hasattr(s, "apart") else s for s in self.pipeline), *added]
         return result
+
+    def detached(self) -> Self:
+        """Return a copy that can be iterated without a trace in this one: it has epochs, seeds, counts and a state of
+        its own. Functions are shared, and so are the objects that these change."""
+        other = copy.copy(self)
+        other._loaded = None
+        other.pipeline = [_detached(stage) for stage in self.pipeline]
+        return other
 
     def with_epoch(self, nsamples: int = -1, nbatches: int = -1) -> Self:
         """End each iteration after ``nsamples`` items (samples, or batches after `batched`), starting the source
@@ -518,12 +596,34 @@ def _check_stage(f: Any, first: bool) -> None:
         )
 
 
+def _detached(stage: Any) -> Any:
+    """Return a copy of ``stage`` that shares neither counters nor seeds with it; the stage itself if it has none."""
+    if hasattr(stage, "detached"):
+        return stage.detached()
+    if isinstance(stage, world.CountsEpochs) or hasattr(stage, "apart"):
+        other = stage.apart()
+    elif isinstance(stage, PipelineStage | Composite):
+        other = copy.copy(stage)
+    else:
+        return stage
+    if (seed := _drawn_seed(other)) is not None:
+        other.seed = copy.copy(seed)
+    if isinstance(datasets := getattr(other, "datasets", None), list | tuple):
+        other.datasets = [_detached(dataset) for dataset in datasets]
+    return other
+
+
 class _Iteration:
     """One iteration of a pipeline: how many passes over its stages are over, and how many items were given."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, epochs: Mapping[str, int], history: Mapping[str, Any] | None = None, begun: bool = False
+    ) -> None:
+        from wds_async.checkpoint.history import History  # noqa: PLC0415 (the decoders)
+
         self.passes = self.given = 0
         self.failed = False
+        self.history = History(epochs, history, begun)
         self.run: Run | None = None
         self.steps: Any = None
         """What is to be saved of equal steps, which have a say in how much of the run was given (`equalsteps`)."""
@@ -535,7 +635,7 @@ class _Iteration:
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> _Iteration:
         """Return the iteration that a state was taken of."""
-        iteration = cls()
+        iteration = cls({}, state.get("history"), begun=True)
         iteration.passes, iteration.given, iteration.saved_run = state["passes"], state["given"], state["run"]
         iteration.loaded, iteration.saved_steps = state, state.get("equal")
         return iteration

@@ -96,6 +96,13 @@ class LMDBState(StageState):
         """How many samples of it have passed."""
         self.writer: _StreamWriter | None = None
 
+    @classmethod
+    def at_start(cls, stage: Any, start: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+        raise StateError(
+            "LMDBCached gives other samples once it has stored them: steps before the state cannot be made again; give "
+            "an earlier state"
+        )
+
     def save(self) -> dict[str, Any]:
         if self.writer is not None:
             self.writer.flush()  # they would be lost with this process

@@ -95,7 +95,7 @@ class _Saver:
 
     def __init__(self) -> None:
         self._due_at = 0.0
-        self._dataset: Any = None
+        self._iteration: Any = None
 
     def state(self) -> Any:
         """Return the worker's state, or None where it is not yet due."""
@@ -104,9 +104,9 @@ class _Saver:
         if not hasattr(dataset, "go_on_in_workers"):
             return None
         ended = not dataset.is_iterated
-        if dataset is self._dataset and began < self._due_at and not ended:
+        if dataset.iteration is self._iteration and began < self._due_at and not ended:
             return None
-        self._dataset = dataset
+        self._iteration = dataset.iteration
         try:
             return WorkerState(dataset.state_dict(), ended=ended)
         except StateError as exn:

@@ -18,6 +18,7 @@ from fractions import Fraction
 from typing import Any
 
 from wds_async import world
+from wds_async.checkpoint.history import read_before
 from wds_async.checkpoint.packing import (
     Shard,
     load_global_random,
@@ -29,7 +30,7 @@ from wds_async.checkpoint.packing import (
     unpack_places,
 )
 from wds_async.checkpoint.run import Declared, Run
-from wds_async.checkpoint.states import check_keys, pack_random
+from wds_async.checkpoint.states import check_keys, pack_random, without_history
 from wds_async.errors import StateError
 
 __all__ = [
@@ -147,8 +148,14 @@ def equal_of(pipeline: Any, parts: Sequence[WorkerPart]) -> dict[str, Any]:
 
 
 def share(pipeline: Any, parts: Sequence[WorkerPart], template: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state of ``pipeline`` that has still to read ``parts``; ``template`` is any of the old states."""
+    """Return the state of ``pipeline`` that has still to read ``parts``; ``template`` is any of the old states. It
+    tells what those old workers had read of which it has the first part."""
     settled = [_settled(pipeline, part) for part in parts]
+    read = read_before(part.state for part in settled if not part.first)
+    return {**_share_of(pipeline, settled, template), "history": read}
+
+
+def _share_of(pipeline: Any, settled: Sequence[WorkerPart], template: Mapping[str, Any]) -> dict[str, Any]:
     begun = [part for part in settled if part.state["run"] is not None]
     if len({part.state["passes"] for part in begun}) > 1:
         raise StateError(f"the workers are in different passes of repeat(): {_AS_BEFORE}")
@@ -232,7 +239,9 @@ def _shared_run(pipeline: Any, parts: Sequence[WorkerPart]) -> dict[str, Any]:
     if "0" in states:
         return shared
     if nested:
-        return {**shared, "source": share(pipeline.pipeline[0], nested, nested[0].state), "ended": False}
+        within = pipeline.pipeline[0]
+        source = _share_of(within, [_settled(within, part) for part in nested], nested[0].state)
+        return {**shared, "source": source, "ended": False}
     ended = next((part.state["run"]["source"] for part in parts), None) or pipeline.pipeline[0].state_between()
     return {**shared, "source": ended, "ended": True}
 
@@ -287,7 +296,10 @@ def _shared_mix(datasets: Sequence[Any], states: Sequence[tuple[WorkerPart, Mapp
     for number, dataset in enumerate(datasets):
         parts = [replace(part, state=saved["nested"][number]) for part, saved in states if number in saved["left"]]
         template = states[0][1]["nested"][number]
-        nested.append(share(dataset, parts, template) if parts else {**template, "run": None})
+        if parts:
+            nested.append(_share_of(dataset, [_settled(dataset, part) for part in parts], template))
+        else:
+            nested.append({**without_history(template), "run": None})
         left += [number] if parts else []
     return {"nested": nested, "left": left, "turn": 0}
 

@@ -25,6 +25,7 @@ __all__ = [
     "pack_items",
     "pack_places",
     "save_global_random",
+    "seed_global_random",
     "shard_of",
     "unpack_items",
     "unpack_places",
@@ -71,6 +72,17 @@ def load_global_random(saved: dict[str, Any]) -> None:
         np.random.set_state((name, np.frombuffer(unpack_bytes(keys), np.uint32), *rest))
     if "torch" in saved and (torch := packages.loaded("torch")) is not None:
         torch.set_rng_state(torch.frombuffer(bytearray(unpack_bytes(saved["torch"])), dtype=torch.uint8))
+
+
+def seed_global_random(seed: int, worker: int) -> None:
+    """Seed these generators as torch does in a DataLoader worker; ``seed`` is that of worker 0."""
+    random.seed(seed + worker)
+    torch = packages.loaded("torch")
+    torch.manual_seed(seed + worker)
+    if packages.loaded("numpy") is not None:
+        import numpy as np  # noqa: PLC0415 (only where it was used before)
+
+        np.random.seed(packages.loaded("torch.utils.data._utils.worker")._generate_state(seed, worker))
 
 
 def pack_places(places: Sequence[tuple[Shard, int, int | None]], numbers: dict[Shard, int]) -> dict[str, Any]:

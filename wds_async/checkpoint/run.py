@@ -236,14 +236,18 @@ class Run:
 
     # ------------------------------------------------------------------ saving
 
+    def starts(self) -> dict[str, Any]:
+        """Return what the stages held when the pass began, by their numbers."""
+        starts = {str(number): state.save_start() for number, state in self.states.items()}
+        return {number: start for number, start in starts.items() if start}
+
     def save(self) -> dict[str, Any]:
         """Return the state between two items, as JSON can hold it."""
         if self._unknown:
-            starts = {str(number): state.save_start() for number, state in self.states.items()}
             return {
                 "replayed": True,
                 "given": self._given,
-                "states": starts,
+                "states": self.starts(),
                 "random": self._random,
                 "sources": self._sources,
                 "random_now": save_global_random(),

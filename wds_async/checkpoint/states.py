@@ -31,6 +31,8 @@ __all__ = [
     "pack_random",
     "unpack_bytes",
     "unpack_random",
+    "without_history",
+    "without_random",
 ]
 
 
@@ -67,6 +69,12 @@ class StageState:
         ``states``.
         """
         return {}
+
+    @classmethod
+    def at_start(cls, stage: Any, start: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what `load` needs to begin again: ``start``, what `save_start` returned, and of pipelines within
+        ``stage``, whose states are in ``saved``, the states at their start."""
+        return dict(start)
 
 
 class SourceState(StageState):
@@ -216,6 +224,22 @@ def check_keys(state: Any, *keys: str) -> None:
             f"{state!r:.60} is no state, or a damaged one: it has no {', '.join(map(repr, missing))}. Load what "
             "state_dict() returned, whole"
         )
+
+
+def without_random(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``state`` of a pipeline within another without the program's generators, which that one saves."""
+    kept = {name: value for name, value in state.items() if name != "random"}
+    if not (history := state.get("history")):
+        return kept
+    start, first = history["start"], history["first"]
+    if start is not None:
+        start = {name: value for name, value in start.items() if name != "random"}
+    return {**kept, "history": {**history, "start": start, "first": first and without_random(first)}}
+
+
+def without_history(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``state`` without what it tells of the past."""
+    return {name: value for name, value in state.items() if name != "history"}
 
 
 def pack_random(state: tuple[Any, ...]) -> list[Any]:

@@ -29,6 +29,8 @@ COMMANDS = {
     "check": "Read shards from end to end and report what is wrong.",
     "resolve": "Show what URLs resolve to, how they are read, and whether they can be read.",
     "index": "Write indexes of shards, for lengths and random access.",
+    "replay": "Make the batch of a step again from a saved state.",
+    "seen": "List the samples that a job had seen when its state was saved.",
     "doctor": "Find the bottleneck of a pipeline and one setting to change next.",
     "top": "Show services and jobs at work.",
     "env": "Show every environment variable that is read.",

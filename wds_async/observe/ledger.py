@@ -272,6 +272,12 @@ class Ledger(_SkipReport):
         self.epoch = world.SharedEpoch((settings.epoch or 0) - 1)
         self._begin_anew(SkipCounts())
 
+    def detached(self, board: Board) -> Ledger:
+        """Return an empty one with the same limit, which writes to no file."""
+        other = Ledger(board, self.max_bad_fraction)
+        other.path = ""
+        return other
+
     def _begin_anew(self, before: SkipCounts) -> None:
         self._before = before
         self._pid, self._tag = os.getpid(), uuid.uuid4().hex[:12]

@@ -68,6 +68,10 @@ class Watch:
         self.enabled = enabled
         self.label = label
 
+    def detached(self) -> Watch:
+        """Return one that shows nothing."""
+        return Watch(self.board, False, self.label)
+
     def run(self, source: Iterable[T]) -> Iterator[T]:
         """Return ``source`` unchanged, with a bar if enabled."""
         enabled = config.settings().progress if self.enabled is None else self.enabled

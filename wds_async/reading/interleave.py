@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from wds_async import config, world
+from wds_async.checkpoint.history import ReadLog
 from wds_async.checkpoint.states import SourceState, pack_random, unpack_random
 from wds_async.errors import ConfigError, StateError
 from wds_async.observe.cost_limit import enforce
 from wds_async.observe.ledger import EpochLog, Ledger
 from wds_async.reading.options import transfer_fields
-from wds_async.reading.position import OpenShard, check_shard, entry_left, facts_of
+from wds_async.reading.position import OpenShard, OpenStretch, check_shard, entry_left, facts_of
 from wds_async.reading.recover import ShardRecovery
 from wds_async.reading.samples import Sample, ShardParsing, read_shards
 from wds_async.stages import Traits
@@ -104,6 +105,7 @@ class LanePosition:
         self.next = saved
         """Place in the shard that it begins next, if that was taken from the list already."""
         self.open: ShardRecovery | None = None
+        self.given = OpenStretch()
         self._number = 0
         self._state = state
 
@@ -117,10 +119,16 @@ class LanePosition:
         """Note that ``shard``, number ``number`` of the reader, begins."""
         self.open, self.sample, self.next = shard, None, None
         self._number = self._state.took(number, shard.stream.url)
+        self.given.begin(shard)
+
+    def wanted(self, samples: Iterator[RawSample], stream: ShardStream) -> Iterator[RawSample]:
+        """Return those of ``samples`` that the entry of their shard asks for."""
+        return self.given.wanted(samples, stream)
 
     def over(self, shard: ShardRecovery) -> None:
         """Note that ``shard`` is over."""
         self._state.over(shard)
+        self.given.end(self.sample, self._state.log)
 
     def stop(self) -> None:
         """Note that a handler ended the stream, which is that of all lanes."""
@@ -162,6 +170,7 @@ class InterleavedState(SourceState):
         self._endless = False
         self._facts: dict[str, Any] = {}
         """By URL, facts of the shards that were read (see `position.entries_of`)."""
+        self.log = ReadLog()
 
     def begin(self, interleave: int, rng: random.Random) -> list[LanePosition]:
         """Return the lanes, as they were left. StateError where there were not so many of them."""
@@ -235,11 +244,13 @@ class InterleavedState(SourceState):
             "taken": self._taken - gone,
             "last": self._last,
             "random": pack_random(self.rng.getstate()),
+            "log": self.log.packed(stretch for lane in self.lanes for stretch in lane.given.until(lane.sample)),
             **({} if self._entries is None else {"entries": self._entries[gone:], "endless": self._endless}),
         }
 
     def load(self, saved: dict[str, Any]) -> None:
         self._loaded = saved
+        self.log.load(saved.get("log", ""))
         self._taken = self._first = saved.get("taken", 0)
         self._last = saved.get("last")
         self._open_before = [at for at in saved.get("lanes", ()) if at is not None]

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from wds_async.checkpoint.history import ReadLog, Stretch
 from wds_async.checkpoint.packing import Reference
 from wds_async.checkpoint.states import SourceState
 from wds_async.errors import StateError
@@ -16,13 +17,13 @@ from wds_async.transfer.reader import ShardStream
 
 __all__ = [
     "OpenShard",
+    "OpenStretch",
     "ReadState",
     "check_shard",
     "entries_of",
     "entry_left",
     "facts_of",
     "picked",
-    "wanted",
 ]
 
 _GAP_BYTES = 256 << 10
@@ -37,6 +38,48 @@ class OpenShard(Protocol):
     @property
     def compressed(self) -> bool:
         """Whether parts of it cannot be read by their places."""
+
+
+class OpenStretch:
+    """What has been given of a shard that is open."""
+
+    def __init__(self) -> None:
+        self._shard: OpenShard | None = None
+        self._from: int | None = 0
+        """Offset of its first sample; None until that of a span that is cut has come."""
+
+    def begin(self, shard: OpenShard) -> None:
+        """Begin with ``shard``."""
+        self._shard, self._from = shard, _first_of(shard.stream.info)
+
+    def wanted(self, samples: Iterator[RawSample], stream: ShardStream) -> Iterator[RawSample]:
+        """Return those of ``samples`` that the entry of their shard asks for: those ``behind`` an offset."""
+        behind = stream.info.get("behind", 0)
+        if behind:
+            return itertools.dropwhile(lambda sample: sample.offset < behind, samples)
+        return samples if self._from is not None else itertools.chain.from_iterable(self._first_and_rest(samples))
+
+    def _first_and_rest(self, samples: Iterator[RawSample]) -> Iterator[Iterable[RawSample]]:
+        for first in samples:
+            self._from = first.offset
+            yield (first,)
+            del first
+            yield samples
+
+    def until(self, sample: RawSample | None) -> Iterable[Stretch]:
+        """Return the stretch up to ``sample``, the latest one, if there is any that `end` has not noted."""
+        if self._shard is None or sample is None or self._from is None:
+            return ()
+        stop = sample.stop
+        if stop is None and (info := self._shard.stream.info).get("stop") is not None:
+            stop = getattr(self._shard, "cut_at", None) if info.get("cut") else info["stop"]
+        return ((self._shard.stream.url, self._from, stop),)
+
+    def end(self, sample: RawSample | None, log: ReadLog) -> None:
+        """Note in ``log`` what was given of a shard that is over."""
+        for stretch in self.until(sample):
+            log.add(stretch)
+        self._shard = None
 
 
 class ReadState(SourceState):
@@ -60,6 +103,8 @@ class ReadState(SourceState):
         self._open: OpenShard | None = None
         self._facts: dict[str, Any] = {}
         """By URL, facts of the shards that were read (see `entries_of`)."""
+        self._log = ReadLog()
+        self._given = OpenStretch()
 
     def shards(self, source: Iterable[Any]) -> Iterator[Any]:
         """Return the shards to read: those of ``source``, or those that were shared out, from the one that was open on,
@@ -92,11 +137,16 @@ class ReadState(SourceState):
         self._shards, self._open, self.sample = self._first + number, shard, None
         self._read = {number: url for number, url in self._read.items() if number == self._shards - 1}
         self._read[self._shards] = shard.stream.url
+        self._given.begin(shard)
+
+    def wanted(self, samples: Iterator[RawSample], stream: ShardStream) -> Iterator[RawSample]:
+        """Return those of ``samples`` that the entry of their shard asks for."""
+        return self._given.wanted(samples, stream)
 
     def save(self) -> dict[str, Any]:
         number, at = self._shards, None
         if self._open is not None:
-            self.over(self._open)
+            self._facts[self._open.stream.url] = facts_of(self._open)
         if self._open is None:
             at = self._at
         elif self.sample is not None and self.sample.stop is None:
@@ -105,6 +155,7 @@ class ReadState(SourceState):
             at = {"url": self.sample.shard, "start": self.sample.stop, **facts_of(self._open)}
         before = self._before if self._open is None or number == self._first else self._read[number - 1]
         saved: dict[str, Any] = {"shards": number, "at": at, "before": before}
+        saved["log"] = self._log.packed(self._given.until(self.sample))
         if self._entries is not None:
             rest = self._entries[number:]
             shards = max(0, number - len(self._entries))
@@ -115,12 +166,14 @@ class ReadState(SourceState):
         self._shards = self._first = saved["shards"]
         self._at, self._before = saved.get("at"), saved.get("before")
         self._entries, self._endless = saved.get("entries"), saved.get("endless", False)
+        self._log.load(saved.get("log", ""))
 
     def know(self, shards: dict[str, Any]) -> None:
         self._facts = shards
 
     def over(self, shard: OpenShard) -> None:
-        """Note the facts of a shard that is over."""
+        """Note the facts of a shard that is over, and what was given of it."""
+        self._given.end(self.sample, self._log)
         self._facts[shard.stream.url] = facts_of(shard)
 
 
@@ -168,10 +221,12 @@ def entries_of(references: Sequence[Reference], facts: Mapping[str, Mapping[str,
         yield span
 
 
-def wanted(samples: Iterator[RawSample], stream: ShardStream) -> Iterator[RawSample]:
-    """Return those of ``samples`` that the entry of their shard asks for: those ``behind`` an offset."""
-    behind = stream.info.get("behind", 0)
-    return itertools.dropwhile(lambda sample: sample.offset < behind, samples) if behind else samples
+def _first_of(entry: Mapping[str, Any]) -> int | None:
+    """Return where the samples of ``entry`` begin; None for a span of a shard that is cut, whose reader finds it."""
+    if entry.get("cut"):
+        at: int | None = entry.get("at")
+        return at if at is not None or entry["cut"][0] else 0
+    return int(entry.get("behind") or entry.get("start") or 0)
 
 
 def _missing(url: str, offset: int) -> StateError:
@@ -194,12 +249,14 @@ def picked(samples: Iterable[RawSample], references: Sequence[Reference]) -> lis
         if (url, offset) not in found:
             raise _missing(url, offset)
     given: set[tuple[str, int]] = set()
-    return [_one_more(found[url, offset], given) for url, offset, _ in references]
+    return [_one_more(found[url, offset], given, stop) for url, offset, stop in references]
 
 
-def _one_more(sample: RawSample, given: set[tuple[str, int]]) -> RawSample:
-    """Return ``sample``, or a copy where it was given before: a shard may be drawn twice."""
+def _one_more(sample: RawSample, given: set[tuple[str, int]], stop: int | None) -> RawSample:
+    """Return ``sample``, or a copy where it was given before: a shard may be drawn twice. It ends at ``stop``, which
+    the last one of a range that was read does not show."""
     place = sample.shard, sample.offset
+    sample.stop = stop
     if place in given:
         return sample.copy()
     given.add(place)

@@ -154,6 +154,11 @@ class ShardRecovery:
             return None if size is None else max(0, size - self.stream.start)
         return max(0, size - (self._stored_bytes if self.compressed else offset))
 
+    @property
+    def cut_at(self) -> int | None:
+        """Offset behind the last sample of a span of a shard that is cut; None where it is the end of the shard."""
+        return None if self._cut_span is None else self._cut_span.end
+
     def learn(self, recorder: IndexRecorder) -> None:
         """Have ``recorder`` keep where its samples are, if it was read to its end and nothing of it may be missing."""
         stream, source = self.stream, self._source

@@ -17,7 +17,7 @@ from wds_async.observe.cost_limit import enforce
 from wds_async.observe.ledger import EpochLog, Ledger
 from wds_async.reading.options import MAX_FIELD_BYTES, field_limit, on_corrupt_policy, transfer_fields
 from wds_async.reading.parts import guarded
-from wds_async.reading.position import ReadState, wanted
+from wds_async.reading.position import ReadState
 from wds_async.reading.recover import CorruptionPolicy, ShardRecovery
 from wds_async.redact import redact
 from wds_async.stages import Traits
@@ -142,6 +142,10 @@ class ShardPosition(Protocol):
         """Note that ``shard``, number ``number`` of its reader, begins."""
         ...
 
+    def wanted(self, samples: Iterator[RawSample], stream: ShardStream) -> Iterator[RawSample]:
+        """Return those of ``samples`` that the entry of their shard asks for."""
+        ...
+
     def over(self, shard: ShardRecovery) -> None:
         """Note that ``shard`` is over."""
         ...
@@ -193,7 +197,7 @@ def read_shards(
                     try:
                         parsed = shard.members(parse)
                         grouped = samples(parsed, stream.url, drop_first=behind, **grouping)
-                        for sample in wanted(grouped, stream):
+                        for sample in state.wanted(grouped, stream):
                             n += 1
                             if n == _COUNT_EVERY:
                                 counters.add("samples", n)

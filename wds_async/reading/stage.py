@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import operator
 import weakref
@@ -91,6 +92,15 @@ class ReadingStage(FilterFunction):
     def traffic(self) -> Traffic:
         """Requests by origin, likewise; of workers as of a second ago."""
         return self.board.traffic()
+
+    def detached(self) -> Any:
+        """Return a copy that counts for itself, and notes what is passed over for itself alone."""
+        from wds_async.transfer.stats import Board  # noqa: PLC0415 (the engine)
+
+        other = copy.copy(self)
+        other.board = Board()
+        other.ledger = self.ledger.detached(other.board)
+        return other
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration that of ``epoch``, in the ledger."""

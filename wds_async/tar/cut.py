@@ -173,6 +173,8 @@ class SpanMembers:
         self._dropping = span.start > 0 and span.at is None
         self._dropped: str | None = None
         self._last: str | None = None
+        self.end: int | None = None
+        """Offset of the first sample of the span behind it, once it is known."""
         if span.at is not None and span.stop is not None and span.at >= span.stop:
             self._watch, self._behind = None, True  # compared before the sample that came before
 
@@ -246,6 +248,7 @@ class SpanMembers:
                 if self._last is None:
                     self._last = key
                 elif key != self._last:
+                    self.end = member[2]
                     return
             if not self._dropping:
                 yield member
