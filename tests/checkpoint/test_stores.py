@@ -17,7 +17,7 @@ from tests.servers.shards import sample_fields
 from tests.service.serving import Inside
 
 clean_aws, moto = moto_server.clean_aws, moto_server.moto
-pytestmark = pytest.mark.servers
+pytestmark = [pytest.mark.servers, pytest.mark.slow]
 
 NAMES = [f"train-{number}.tar" for number in range(5)]
 BODIES = {
