@@ -107,8 +107,9 @@ def in_step(
 
 
 class StepCount:
-    """How many items a worker has given of its share of ``steps``; ``saved`` is what `save` returned, or the ``left``
-    items of a share that was made anew."""
+    """Count of the items that a worker has given of its share of ``steps``. ``saved``: what `save` returned, or the
+    ``left`` items of a share that was made anew.
+    """
 
     def __init__(self, saved: Mapping[str, Any] | None = None) -> None:
         if saved is not None and "left" not in saved:
@@ -192,7 +193,7 @@ def _unpacked(saved: Mapping[str, Any]) -> Any:
 
 
 class Alignment:
-    """Where a rank is among those that compare what they have.
+    """Position of a rank among those that compare what they have.
 
     Items in hand were taken from the pipeline and are not given yet, so the pipeline is ahead. It is saved now and then
     where a window begins; a state is the latest of these, with the number of items since. To go on, they are taken

@@ -76,12 +76,12 @@ class MixState(RandomState):
 
 
 def round_robin_shortest(*sources: Iterable[Any]) -> Iterator[Any]:
-    """One item of each source in turn, until the one whose turn it is has none."""
+    """Yield one item of each source in turn, until the one whose turn it is has none."""
     return map(next, itertools.cycle([iter(source) for source in sources]))
 
 
 def round_robin_longest(*sources: Iterable[Any]) -> Iterator[Any]:
-    """One item of each source in turn, until all have ended; a source that has ended loses its turn."""
+    """Yield one item of each source in turn, until all have ended; a source that has ended loses its turn."""
     turns: Iterator[Iterator[Any]] = iter([iter(source) for source in sources])
     for left in range(len(sources), 0, -1):
         turns = itertools.cycle(itertools.islice(turns, left))
@@ -97,7 +97,7 @@ def check_weights(weights: Sequence[float], count: int) -> None:
 
 
 def _bounds(weights: Sequence[float]) -> list[float]:
-    """The running sums of the shares: a random number in 0 … 1 falls to the first that is not below it.
+    """Return the running sums of the shares: a random number in 0 … 1 falls to the first that is not below it.
 
     By numpy and in webdataset's order of operations, since another rounding would now and then choose another source.
     """
@@ -118,7 +118,7 @@ def random_samples(
     endless: Collection[int] = (),
     state: MixState | None = None,
 ) -> Iterator[Any]:
-    """Items of ``sources``, each from one drawn with its probability (``probs``, in any scale; None: all alike).
+    """Yield items of ``sources``, each from one drawn with its probability (``probs``, in any scale; None: all alike).
 
     Ends with the first source that ends; with ``longest`` the others go on, in the proportions among them, until the
     last has ended. ``endless`` are numbers of sources that are not waited for: the mix is over once all others have
@@ -172,7 +172,7 @@ class Mix(world.TorchDataset, Composite):
         return self.datasets
 
     def mixed(self, sources: list[Iterator[Any]], state: MixState) -> Iterator[Any]:
-        """The items of ``sources``, in this mix's order."""
+        """Yield the items of ``sources``, in this mix's order."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[Any]:

@@ -392,7 +392,7 @@ class SQLiteCache(world.TorchDataset):
 
     @property
     def traits(self) -> Traits:
-        """What it declares as a stage: no state, so that it is run again, or one that cannot be saved."""
+        """Declaration of the stage: without a state, so that it is run again, or with one that cannot be saved."""
         return Traits(state=_UnsavedOrder if self.shuffled else False)
 
     def run(self, source: Iterable[Any] | None, *, state: StageState | None = None) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""What a state tells of the past: how many items came, how the iteration began, and what was read of which shard."""
+"""History in a state: how many items came, how the iteration began, and what was read of which shard."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ Stretch = tuple[str, int, int | None]
 
 
 class History:
-    """How an iteration of a pipeline began, and what has come of it; ``saved`` is that of an iteration to go on with.
+    """History of an iteration of a pipeline: how it began, and what has come of it. ``saved`` is that of an iteration
+    to go on with.
 
     ``epochs`` are the numbers of the epochs before it began.
     """

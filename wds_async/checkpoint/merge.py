@@ -1,4 +1,4 @@
-"""States of all ranks as one, shared out anew among another number of ranks and workers.
+"""Merging of the states of all ranks, and sharing what is left among another number of ranks and workers.
 
 What the old workers had still to read is laid end to end, worker by worker: samples that their stages held, the rest of
 the shard that each had open, and the shards after that. Each new worker takes an equal piece of it.
@@ -43,7 +43,7 @@ _AS_BEFORE = "go on with as many ranks and workers as before"
 
 @dataclass(frozen=True)
 class WorkerPart:
-    """A piece of what an old worker had still to read: from ``first`` to before ``last`` of ``whole``."""
+    """A piece of what an old worker still had to read: from ``first`` to before ``last`` of ``whole``."""
 
     state: Mapping[str, Any]
     """State of its pipeline."""
@@ -171,8 +171,9 @@ def _share_of(pipeline: Any, settled: Sequence[WorkerPart], template: Mapping[st
 
 
 def given_of(epoch: int, parts: Sequence[WorkerPart], *, old: int) -> int:
-    """Return how many of the ``epoch`` items of a pipeline count as given, so that what is left of the ``old`` ones is
-    shared out."""
+    """Return the number of the ``epoch`` items of a pipeline that count as given, so that the rest of the ``old`` ones
+    is shared out.
+    """
     left = sum(Fraction((old - part.state["given"]) * (part.last - part.first), part.whole) for part in parts)
     return max(0, epoch - math.ceil(left))
 
@@ -201,7 +202,7 @@ def _settled(pipeline: Any, part: WorkerPart) -> WorkerPart:
 
 
 def _shared_run(pipeline: Any, parts: Sequence[WorkerPart]) -> dict[str, Any]:
-    """Return what a run over ``pipeline`` saves that has still to read ``parts``."""
+    """Return what a run over ``pipeline`` would save that still has to read ``parts``."""
     declared = pipeline.declared()
     run = Run(declared)
     entries: list[Any] = []
@@ -247,8 +248,7 @@ def _shared_run(pipeline: Any, parts: Sequence[WorkerPart]) -> dict[str, Any]:
 
 
 def _is_without_source(part: WorkerPart) -> bool:
-    """Return whether a stage gives what it has stored, and takes nothing from those in front of it, or a handler ended
-    the stream."""
+    """Return whether a stage gives only what it has stored, and takes nothing from the stages before it."""
     return "stopped" in part.state["run"] or any(
         saved.get("without_source") for saved in part.state["run"]["states"].values()
     )

@@ -1,4 +1,4 @@
-"""Items and generators as text for a state: references to samples, pickled items, the program's own random states."""
+"""Packing of items and generators into text for a state: positions of samples, pickled items, states of generators."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def global_random_mark() -> list[Any]:
 
 
 def load_global_random(saved: dict[str, Any]) -> None:
-    """Set these generators to the states that were saved."""
+    """Restore the saved states of these generators."""
     random.setstate(unpack_random(saved["python"]))
     if "numpy" in saved:
         import numpy as np  # noqa: PLC0415 (only where it was used before)
@@ -108,7 +108,7 @@ def shard_of(url: str, facts: Mapping[str, Any]) -> Shard:
 
 
 class _ItemPickler(pickle.Pickler):
-    """Writes samples as they come from shards as tuples that `_restored` makes samples of again."""
+    """Pickler that writes samples as they come from shards as tuples, of which `_restored` makes samples again."""
 
     def reducer_override(self, obj: Any) -> Any:
         return (dict, (), None, None, iter(obj.items())) if type(obj) is RawSample else NotImplemented
@@ -131,8 +131,7 @@ class _LimitedBytes(io.BytesIO):
 
 
 def pack_items(items: Sequence[Any], stage: str, limit_bytes: int | None = None) -> dict[str, Any]:
-    """Return ``items`` themselves, pickled by the rules for pickled fields. StateError for what these refuse, and for
-    more than ``limit_bytes``."""
+    """Return the pickled ``items``, restricted by the rules for pickled fields. StateError for what these refuse."""
     places = [(item.shard, item.offset, item.stop) if type(item) is RawSample else None for item in items]
     stream = io.BytesIO() if limit_bytes is None else _LimitedBytes(limit_bytes, stage)
     try:
@@ -154,7 +153,7 @@ def unpack_items(packed: dict[str, Any]) -> list[Any]:
 
 
 def _loads(data: bytes) -> Any:
-    """Return what is in a pickle, by the rules for pickled fields."""
+    """Return the object in a pickle, restricted by the rules for pickled fields."""
     rules = config.settings()
     if rules.secure:
         raise UnsafeContent("WDS_SECURE=1 allows no pickles, and so no states that hold items themselves")

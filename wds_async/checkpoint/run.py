@@ -1,4 +1,4 @@
-"""One pass of a pipeline over its stages, which can be saved between two items and gone on with.
+"""One pass of a pipeline over its stages, which can be saved between two items and continued later.
 
 The stages in front of the one that reads shards are run again from their beginning, which reads nothing: a state has
 how they began and how many shards were taken. The stages behind it save what they hold. A pipeline with a stage that
@@ -50,13 +50,14 @@ class Declared:
 
     @property
     def reads(self) -> bool:
-        """It reads shards, and can go on in one."""
+        """True if it reads shards and can continue in the middle of one."""
         return isinstance(self.state, type) and issubclass(self.state, SourceState)
 
 
 class Run:
-    """One pass over ``stages``; ``saved`` is what `save` of an earlier one returned. ``sources`` are the datasets
-    within the first stage, and ``shards_read`` has what the pipeline knows of shards (`DataPipeline.shards_read`)."""
+    """One pass over ``stages``. ``saved``: what `save` of an earlier pass returned. ``sources``: the datasets within
+    the first stage. ``shards_read``: how to read shards again (`DataPipeline.shards_read`).
+    """
 
     def __init__(
         self,
@@ -115,26 +116,27 @@ class Run:
         return self._counted(iter(open_stage(one.stage)))
 
     def front(self, open_stage: Callable[..., Any]) -> Iterable[Any]:
-        """Return the shards that come to the stage that reads them, all of them."""
+        """Return all shards that reach the stage that reads them."""
         source = self.first(open_stage)
         for number in range(1, self.source):
             source = open_stage(self.bind(number, self._stages[number].stage), source)
         return self._as_before(source) if self._draws_in_front() else source
 
     def shards_left(self, open_stage: Callable[..., Any], *, endless: bool) -> list[Any]:
-        """Return the shards that are still to be read, the open one from where it was; of an ``endless`` list those
-        that were shared out before."""
+        """Return the shards that are still to be read, beginning in the middle of the open one; of an ``endless`` list,
+        those that were shared out before.
+        """
         state = self._state_at(self.source)
         assert isinstance(state, SourceState), "only of a pipeline that reads shards"
         return list(state.listed() if endless else state.shards(self.front(open_stage)))
 
     @property
     def reads(self) -> bool:
-        """Whether a stage reads shards."""
+        """True if a stage reads shards."""
         return self._stages[self.source].reads
 
     def bind(self, number: int, stage: Any) -> Any:
-        """Return ``stage``, which stands at place ``number``, with the state that it declares."""
+        """Return ``stage``, which is at place ``number``, with the state that it declares."""
         state = self._state_at(number)
         if state is None:
             return stage
@@ -152,7 +154,7 @@ class Run:
         if saved:
             state.load(self._with_items(saved, number))
         if isinstance(state, SourceState):
-            state.know(self._shards_read)
+            state.record_shards(self._shards_read)
         return state
 
     def stop(self, number: int) -> None:
@@ -185,18 +187,20 @@ class Run:
         yield from items
 
     def items(self, items: Iterable[Any]) -> Iterator[Any]:
-        """Return what comes out of the last stage: all of it, or what comes behind the items that were given before."""
+        """Return the output of the last stage, without the items that were given before."""
         if not self._unknown:
             return iter(self.input_of(len(self._stages), items))
         return self._behind_given(iter(items))
 
     def _until_end(self, items: Iterator[Any]) -> Iterator[Any]:
-        """Yield the items of a source that saves itself, and note its end: behind it comes its next epoch."""
+        """Yield the items of a source that has a state of its own, and note when it has ended: its next epoch follows
+        then.
+        """
         yield from items
         self._ended = True
 
     def _counted(self, items: Iterator[Any]) -> Iterator[Any]:
-        """Yield the items of a source of which nothing is known but that it begins again in the same way."""
+        """Yield the items of a source without a state, which is expected to start again in the same way."""
         self._given = 0 if self._saved is None else self._saved["source"]
         for item in itertools.islice(items, self._given, None):
             self._given += 1
@@ -242,7 +246,7 @@ class Run:
         return {number: start for number, start in starts.items() if start}
 
     def save(self) -> dict[str, Any]:
-        """Return the state between two items, as JSON can hold it."""
+        """Return the state between two items, as values that JSON can hold."""
         if self._unknown:
             return {
                 "replayed": True,
@@ -305,7 +309,9 @@ class Run:
         return [self._packed(one, number, shards) for one in value] if isinstance(value, list) else value
 
     def _places(self, items: Held, number: int) -> list[tuple[Shard, int, int | None]] | None:
-        """Return where ``items`` of stage ``number`` stand; None where they cannot all be made again of that."""
+        """Return the positions of ``items`` of stage ``number``; None if not all of them can be made again from
+        positions.
+        """
         if not _is_pure(self._stages[self.source + 1 : number]) or not all(type(item) is RawSample for item in items):
             return None
         shards = {url: self._shard_of(url) for url in {item.shard for item in items}}
@@ -313,8 +319,9 @@ class Run:
         return places if len(places) == len(items) else None
 
     def _shard_of(self, url: str) -> Shard | None:
-        """Return the shard ``url`` from whose samples the first stages make their items again; None where they cannot,
-        and where more than one source has read it."""
+        """Return the shard ``url`` from whose samples the first stages make their items again; None if they cannot, or
+        if several sources have read it.
+        """
         if self.reads:
             return (url,)
         read = [one for one in self._readers if one.pipeline is None or url in one.pipeline.shards_read]
@@ -325,7 +332,7 @@ class Run:
         return list(_readers_in(self._stages[0].stage))
 
     def _facts_of(self, shard: Shard) -> Mapping[str, Any]:
-        """Return what it takes to read samples of ``shard`` again."""
+        """Return what is needed to read samples of ``shard`` again."""
         url, *numbers = shard
         if not numbers:
             return self._shards_read.get(url, {"version": ""})  # type: ignore[no-any-return]
@@ -341,7 +348,7 @@ class Run:
         return [self._with_items(one, number) for one in value] if isinstance(value, list) else value
 
     def _held(self, packed: dict[str, Any], number: int) -> Held:
-        """Return the items in ``packed``: of references their samples, read by ranges, after the stages in between."""
+        """Return the items in ``packed``. Samples are read again by ranges, and pass through the stages in between."""
         assert self._saved is not None
         held = Held(done=packed.get("done", False))
         if "references" in packed:
@@ -388,7 +395,7 @@ def _readers_in(stage: Any) -> Iterator[_Reader]:
 
 
 def _sources_in(stage: Any) -> Sequence[Any]:
-    """Return the datasets whose items ``stage``, the first of a pipeline, gives: it is one, or a mix of some."""
+    """Return the datasets whose items ``stage``, the first one of a pipeline, gives: itself, or those that it mixes."""
     return [stage] if hasattr(stage, "declared") else getattr(stage, "datasets", ())
 
 
@@ -425,7 +432,7 @@ def _made_again(
 def _made_by_sources(
     stage: Any, places: Sequence[tuple[Shard, int, int | None]], facts: Mapping[Shard, Mapping[str, Any]]
 ) -> list[Any]:
-    """Return what the sources within ``stage`` make of the samples at ``places``, as it gives them."""
+    """Return the output of the sources within ``stage`` for the samples at ``places``, as that stage gives them."""
     made: dict[int, Any] = {}
     for number, source in enumerate(_sources_in(stage)):
         here = [at for at, (shard, _, _) in enumerate(places) if shard[1] == number]

@@ -1,4 +1,4 @@
-"""Which samples had come out of a job when its states were saved."""
+"""Samples that had come out of a job when its states were saved."""
 
 from __future__ import annotations
 

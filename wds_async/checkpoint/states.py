@@ -87,7 +87,7 @@ class SourceState(StageState):
         """Note that a handler ended the stream."""
         self.stopped = True
 
-    def know(self, shards: dict[str, Any]) -> None:
+    def record_shards(self, shards: dict[str, Any]) -> None:
         """Record in ``shards``, by URL, how to read a part of a shard again (``stage.samples_at``)."""
         raise NotImplementedError
 

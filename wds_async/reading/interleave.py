@@ -195,7 +195,7 @@ class InterleavedState(SourceState):
             self._taken, self._last = ordinal + 1, url
         return ordinal
 
-    def know(self, shards: dict[str, Any]) -> None:
+    def record_shards(self, shards: dict[str, Any]) -> None:
         self._facts = shards
 
     def over(self, shard: OpenShard) -> None:

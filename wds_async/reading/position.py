@@ -37,11 +37,11 @@ class OpenShard(Protocol):
 
     @property
     def compressed(self) -> bool:
-        """Whether parts of it cannot be read by their places."""
+        """True if parts of it cannot be read by their positions."""
 
 
 class OpenStretch:
-    """What has been given of a shard that is open."""
+    """Stretch of an open shard whose samples have been given."""
 
     def __init__(self) -> None:
         self._shard: OpenShard | None = None
@@ -111,9 +111,9 @@ class ReadState(SourceState):
         which begins where it was left."""
         if self._entries is not None:
             source = itertools.chain(self._entries, source if self._endless else ())
-        return self._from_open(self._behind_those_read(iter(source)))
+        return self._from_open(self._without_read_shards(iter(source)))
 
-    def _behind_those_read(self, source: Iterator[Any]) -> Iterator[Any]:
+    def _without_read_shards(self, source: Iterator[Any]) -> Iterator[Any]:
         """Return what follows the shards that were read. StateError where the last one is not the one it was."""
         for entry in itertools.islice(source, max(0, self._shards - 1), self._shards):
             check_shard(entry, self._before, self._shards - 1)
@@ -168,7 +168,7 @@ class ReadState(SourceState):
         self._entries, self._endless = saved.get("entries"), saved.get("endless", False)
         self._log.load(saved.get("log", ""))
 
-    def know(self, shards: dict[str, Any]) -> None:
+    def record_shards(self, shards: dict[str, Any]) -> None:
         self._facts = shards
 
     def over(self, shard: OpenShard) -> None:

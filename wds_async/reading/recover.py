@@ -109,7 +109,7 @@ class ShardRecovery:
 
     @property
     def compressed(self) -> bool:
-        """Whether its tar has other bytes than are stored, as far as it was read."""
+        """True if the bytes of its tar are not those that are stored, as far as it was read."""
         return self._source is not None and self._stored_bytes != self._source.arrived
 
     def on_cut(self, key: str, exn: Exception) -> bool:

@@ -61,7 +61,7 @@ def tarfile_samples(
     ledger: EpochLog | None = None,
     state: ReadState | None = None,
 ) -> Iterator[Sample]:
-    """The samples of the shards in ``src`` (``{"url": …}`` or URLs), in order, read ahead within the byte budget.
+    """Yield the samples of the shards in ``src`` (``{"url": …}`` or URLs), in order, read ahead within the byte budget.
 
     A sample is a dict of field name to bytes with ``__key__``, ``__url__`` and, for a local shard, ``__local_path__``.
     ``select_files`` and ``rename_files`` see the names of members (renamed first), ``keys`` splits a name into key and
@@ -100,7 +100,7 @@ tarfile_samples.traits = Traits(handler="handler", state=ReadState)  # type: ign
 
 @dataclass(frozen=True)
 class ShardParsing:
-    """What makes samples of the bytes of one shard after another, by the arguments of `tarfile_samples`."""
+    """Parser that makes samples of the bytes of one shard after another, by the arguments of `tarfile_samples`."""
 
     policy: CorruptionPolicy
     parse: Callable[[ByteSource], Iterator[Member]]
