@@ -173,6 +173,9 @@ PIPELINES: dict[str, Make] = {
     "shards shuffled by a function": lambda urls: wds.DataPipeline(
         wds.SimpleShardList(urls), shuffled_by_the_program, wds.tarfile_to_samples(), wds.map(augmented)
     ),
+    "threads in front of lists": lambda urls: (
+        dataset(urls).map(doubled, threads=2).batched(3, collation_fn=None).compose(wds.unlisted())
+    ),
     "map, threads": lambda urls: dataset(urls).map(doubled, threads=3).shuffle(4, seed=1),
     "slice": lambda urls: dataset(urls).slice(3, 27, 2),
     "batched": lambda urls: dataset(urls).shuffle(7, seed=1).to_tuple("__key__", "cls").batched(4),

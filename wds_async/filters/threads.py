@@ -39,7 +39,7 @@ class ThreadsState(StageState):
 
     def __init__(self) -> None:
         self.jobs: deque[Job] = deque()
-        self.inputs: list[Any] = []
+        self.inputs: deque[Any] = deque()
         """Items of an earlier run that are to be submitted first."""
         self.function: Callable[[Any], Any] | None = None
         """Makes the results that are missing once the threads have ended, because the loop was left."""
@@ -53,18 +53,25 @@ class ThreadsState(StageState):
             self.function = function
 
     def save(self) -> dict[str, Any]:
-        return {"ahead": Held([item for item, _ in self.jobs], self._results)}
+        return {"ahead": Held([*(item for item, _ in self.jobs), *self.inputs], self._results)}
 
     def load(self, saved: dict[str, Any]) -> None:
         ahead = saved["ahead"]
         if ahead.done:
             self.jobs.extend((None, _answered((result, None))) for result in ahead)
         else:
-            self.inputs = ahead
+            self.inputs = deque(ahead)
+
+    def first(self) -> Iterator[Any]:
+        """Yield the items of an earlier run, and let go of each."""
+        while self.inputs:
+            yield self.inputs.popleft()
 
     def _results(self) -> list[Any]:
         """Return the results of the jobs, when they have come. StateError where a function raised."""
         results = []
+        if self.inputs:
+            raise StateError("items are to be given to threads again that have not begun: take the state an item later")
         for number, (item, answer) in enumerate(self.jobs):
             result = self._result(item, answer)
             self.jobs[number] = item, _answered(result)
@@ -117,7 +124,7 @@ def ordered_map(
 def _threaded(
     source: Iterable[Any], f: Callable[[Any], Any], threads: int, handler: Handler, stage: str, state: ThreadsState
 ) -> Iterator[Any]:
-    items, ended = itertools.chain(state.inputs, source), False
+    items, ended = itertools.chain(state.first(), source), False
     failure: BaseException | None = None
     owner = os.getpid()
     jobs = state.jobs
