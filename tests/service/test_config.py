@@ -121,7 +121,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 def test_a_misspelt_setting() -> None:
     with pytest.raises(ConfigError, match=r"'cache_sise' is no setting of the service; did you mean 'cache_size'\?"):
         load_config(cache_sise="1G")
-    with pytest.raises(ConfigError, match="'zzz' is no setting of the service; its settings are .*allow, buckets"):
+    with pytest.raises(ConfigError, match=r"'zzz' is no setting of the service; its settings are .*allow, buckets"):
         load_config(zzz=1)
 
 
