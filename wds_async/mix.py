@@ -56,9 +56,11 @@ class MixState(RandomState):
         self.left = []
 
     def save(self) -> dict[str, Any]:
+        # Random numbers are the pipeline's around it. Where it ends before a mix within it, that one's datasets have
+        # an epoch to go on from, too.
         states = [
-            without_random(dataset.state_dict()) for dataset in self._datasets
-        ]  # that is the pipeline's around it
+            {**without_random(one.state_dict()), "sources": one.state_between()["sources"]} for one in self._datasets
+        ]
         return {**super().save(), "nested": states, "left": self.left, "turn": self.turn}
 
     def load(self, saved: dict[str, Any]) -> None:
