@@ -15,6 +15,7 @@ import pytest
 
 import wds_async as wds
 from tests.checkpoint.pipelines import PIPELINES, augmented, dataset, mixed, number, shown, urls_in
+from wds_async.checkpoint import history
 from wds_async.checkpoint.replay import replayed
 from wds_async.errors import ConfigError, StateError
 
@@ -105,6 +106,29 @@ def test_what_cannot_be_told(name: str, urls: list[str]) -> None:
     _, states = run(PIPELINES[name](urls))
     with pytest.raises(StateError, match=r"declares nothing of what it holds|reads any|no keys to list"):
         list(wds.seen(states[3]))
+
+
+def test_an_endless_stream_has_a_small_state(urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "MOST_LOGGED", 40)
+
+    def stream() -> Any:
+        return wds.WebDataset(urls, resampled=True, seed=1, handler=wds.reraise_exception).shuffle(5, seed=2)
+
+    items = iter(pipeline := stream())
+    few = sum(1 for _ in itertools.islice(items, 30))
+    assert sum(seen(pipeline.state_dict()).values()) == few
+    for _ in itertools.islice(items, 1000):
+        pass
+    state = plain(pipeline.state_dict())
+    assert state["run"]["states"]["1"]["log"] is None
+    with pytest.raises(StateError, match="more shards than a state lists"):
+        list(wds.seen(state))
+    resumed = stream()
+    resumed.load_state_dict(state)
+    onward = iter(resumed)
+    assert shown(itertools.islice(onward, 50)) == shown(itertools.islice(items, 50))
+    with pytest.raises(StateError, match="more shards than a state lists"):
+        list(wds.seen(resumed.state_dict()))
 
 
 def test_items_without_keys_are_warned_of(urls: list[str], caplog: pytest.LogCaptureFixture) -> None:

@@ -30,6 +30,10 @@ Stretch = tuple[str, int, int | None]
 """A piece of a shard, from one sample's first header to another's: URL, first byte, byte behind it (None: its end)."""
 
 
+MOST_LOGGED = 10_000
+"""Most pieces of shards in the log of a worker: 40 kB of a state for whole shards, 200 kB for short pieces."""
+
+
 class History:
     """History of an iteration of a pipeline: how it began, and what has come of it. ``saved`` is that of an iteration
     to go on with.
@@ -104,27 +108,44 @@ class History:
 
 
 class ReadLog:
-    """The stretches of shards that a reading stage has given, in order, compressed as they come."""
+    """The stretches of shards that a reading stage has given, in order, compressed as they come.
+
+    It is given up when there are more than `MOST_LOGGED`, so that the state of an endless stream stays small.
+    """
 
     def __init__(self) -> None:
         self._deflate: Any = None
         self._done = bytearray()
+        self._count = 0
+        self._given_up = False
 
     def add(self, stretch: Stretch) -> None:
         """Note one more."""
+        self._count += 1
+        if self._given_up or self._count > MOST_LOGGED:
+            self._give_up()
+            return
         self._deflate = self._deflate or zlib.compressobj(9)
         self._done += self._deflate.compress(_line(stretch))
 
-    def packed(self, unfinished: Iterable[Stretch] = ()) -> str:
-        """Return all of it as text, with those that are still being read."""
+    def _give_up(self) -> None:
+        self._given_up, self._deflate, self._done = True, None, bytearray()
+
+    def packed(self, unfinished: Iterable[Stretch] = ()) -> str | None:
+        """Return all of it as text, with those that are still being read; None if it was given up."""
+        if self._given_up:
+            return None
         lines = b"".join(map(_line, unfinished))
         if self._deflate is None and not lines:
             return ""
         deflate = zlib.compressobj(9) if self._deflate is None else self._deflate.copy()
         return pack_bytes(bytes(self._done) + deflate.compress(lines) + deflate.flush())
 
-    def load(self, packed: str) -> None:
+    def load(self, packed: str | None) -> None:
         """Go on from what `packed` returned."""
+        if packed is None:
+            self._give_up()
+            return
         for stretch in ReadLog.unpacked(packed):
             self.add(stretch)
 
@@ -177,7 +198,7 @@ class SampleAccount:
         """Count what ``state`` of a pipeline or loader tells."""
         if (history := state.get("history")) is not None:
             if history["read"] is None:
-                raise _untold(state["stages"])
+                raise _untold()
             for stretch, count in _unpacked_counts(history["read"]).items():
                 self.stretches[stretch] += count
             self.lost += history.get("lost", 0)
@@ -190,7 +211,7 @@ class SampleAccount:
     def add_run(self, run: Mapping[str, Any], stages: list[str]) -> None:
         """Count what a pass has read, and what its stages hold."""
         if run["replayed"]:
-            raise _untold(stages)
+            raise _untold()
         shards = [shard_of(*entry) for entry in run.get("shards", ())]
         self.facts |= {entry[0]: entry[1] for entry in run.get("shards", ())}
         for number, saved in run["states"].items():
@@ -220,6 +241,8 @@ class SampleAccount:
                 for one in value:
                     self.behind += one.get("behind", 0)
                     self.add(one.get("state", one))
+            elif name == "log" and value is None:
+                raise _untold()
             elif name == "log":
                 self.stretches.update(ReadLog.unpacked(value))
             elif name not in ("entries", "kept"):  # what is kept has been given
@@ -254,10 +277,11 @@ class SampleAccount:
         return between
 
 
-def _untold(stages: Iterable[str]) -> StateError:
+def _untold() -> StateError:
     return StateError(
-        f"one of the stages {', '.join(stages)} declares nothing of what it holds, so what came out of them cannot be "
-        "told (docs/exact.md says how a stage declares it)"
+        "what came out of the job is not known: a stage declares nothing of what it holds (docs/exact.md says how it "
+        "does), or a worker has read more shards than a state lists, "
+        f"{MOST_LOGGED}"
     )
 
 
