@@ -27,6 +27,7 @@ from wds_async.errors import DecodingError, FieldTooLarge, UnsafeContent
 from wds_async.pipeline import DataPipeline
 from wds_async.redact import redact
 from wds_async.tar.decompress import gunzip
+from wds_async.tar.group import empty_at_place_of
 
 __all__ = [
     "IMAGE_EXTENSIONS", "Continue", "Decoder", "DecodingError", "ImageHandler", "basichandlers", "decoders",
@@ -252,7 +253,7 @@ class Decoder:
         if not isinstance(sample, dict):
             kind = type(sample).__name__
             raise TypeError(f"decode takes samples that are dicts, not a {kind}: put it before to_tuple and batched")
-        result: dict[str, Any] = {}
+        result = empty_at_place_of(sample)
         only, partial = self.only, self.partial
         for field, value in sample.items():
             if field.startswith("__"):

@@ -264,6 +264,24 @@ def test_a_state_of_other_stages_or_of_another_version_is_refused(urls: list[str
         dataset(urls).load_state_dict({**state, "version": 0})
 
 
+@pytest.mark.parametrize("threads", [0, 2])
+def test_decoded_and_renamed_samples_are_saved_as_places(threads: int, urls: list[str]) -> None:
+    def make() -> Any:
+        decoded = dataset(urls).decode(threads=threads).rename(number="cls").rename_keys(value="number")
+        return decoded.shuffle(9, initial=9, seed=1)
+
+    pipeline = make()
+    items = iter(pipeline)
+    taken(items, 5)
+    state = state_of(pipeline)
+    buffer = next(saved["buffer"] for saved in state["run"]["states"].values() if "buffer" in saved)
+    assert buffer["count"]
+    assert "references" in buffer
+    resumed = make()
+    resumed.load_state_dict(state)
+    assert shown(resumed) == shown(items)
+
+
 def test_items_that_cannot_be_saved_say_so(urls: list[str]) -> None:
     pipeline = dataset(urls).map(lambda sample: (sample["__key__"], object())).shuffle(5)
     next(iter(pipeline))

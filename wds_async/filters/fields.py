@@ -12,6 +12,7 @@ from wds_async.errors import ConfigError
 from wds_async.handlers import Handler, passed, reraise_exception
 from wds_async.redact import redact
 from wds_async.stages import Traits, pipelinefilter
+from wds_async.tar.group import empty_at_place_of
 from wds_async.tracebacks import warn
 
 __all__ = ["extract_keys", "getfirst", "not_found", "rename", "rename_keys", "to_tuple"]
@@ -117,7 +118,9 @@ def _rename(
     replaced = {name for _, names in wanted for name in names}
     for sample in data:
         try:
-            renamed = {k: v for k, v in sample.items() if k not in replaced} if keep else {}
+            renamed = empty_at_place_of(sample)
+            if keep:
+                renamed.update((k, v) for k, v in sample.items() if k not in replaced)
             for new, names in wanted:
                 value = _first(sample, names)
                 if value is _MISSING:
@@ -158,7 +161,7 @@ def _rename_keys(
 
     for sample in source:
         try:
-            renamed: Sample = {}
+            renamed = empty_at_place_of(sample)
             matched = set()
             for path, value in sample.items():
                 rule = find(path)

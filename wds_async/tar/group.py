@@ -23,6 +23,7 @@ __all__ = [
     "at_place_of",
     "base_plus_ext",
     "complete",
+    "empty_at_place_of",
     "expected",
     "key_behind",
     "key_of",
@@ -45,12 +46,12 @@ _NO_KEY = "\0"  # a prefix that no name of a tar has
 
 
 class RawSample(dict[str, Any]):
-    """A sample as it stands in its shard: ``__key__``, ``__url__`` and fields of bytes.
+    """A sample with its place in its shard: ``__key__``, ``__url__`` and fields of bytes, or what was made of them.
 
     Its attributes ``shard`` (URL), ``offset`` (of its first header block, in bytes, in the uncompressed tar) and
-    ``stop`` stay through pickling and copying; a stage that builds a new dictionary loses them. ``stop`` is the offset
-    of the next sample's first header, or None for the last sample of its shard. For the last one before damage it is
-    the offset of the member that is damaged.
+    ``stop`` stay through pickling, copying, decoding and renaming; a function that builds a new dictionary loses them.
+    ``stop`` is the offset of the next sample's first header, or None for the last sample of its shard. For the last one
+    before damage it is the offset of the member that is damaged.
     """
 
     __slots__ = ("offset", "shard", "stop")
@@ -70,7 +71,16 @@ def at_place_of(sample: dict[str, Any], result: dict[str, Any]) -> dict[str, Any
     """Return ``result``, which was made of ``sample``, with its place in the shard if it has one."""
     if type(sample) is not RawSample or type(result) is not dict:
         return result
-    placed = RawSample(result)
+    placed = empty_at_place_of(sample)
+    placed.update(result)
+    return placed
+
+
+def empty_at_place_of(sample: dict[str, Any]) -> dict[str, Any]:
+    """Return an empty dict for what is made of ``sample``, with its place in the shard if it has one."""
+    if type(sample) is not RawSample:
+        return {}
+    placed = RawSample()
     placed.shard, placed.offset, placed.stop = sample.shard, sample.offset, sample.stop
     return placed
 
