@@ -4,16 +4,13 @@ Each measurement is a process of its own, and what is compared is measured in tu
 
 from __future__ import annotations
 
-import json
 import statistics
-import subprocess
-import sys
 from typing import Any
 
 from rich.table import Table
 
 from benchmarks.corpus import image_like
-from benchmarks.harness import Bench, command
+from benchmarks.harness import Bench, command, measured
 from benchmarks.http import shard_bytes
 
 __all__ = ["main"]
@@ -65,22 +62,12 @@ print(json.dumps({"read": read, "state": state, "first": first}[job["what"]]()))
 """
 
 
-def measured(**job: Any) -> Any:
-    """Return what a process of its own measures."""
-    done = subprocess.run(
-        [sys.executable, "-c", _CHILD], input=json.dumps(job), capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise RuntimeError(done.stderr)
-    return json.loads(done.stdout)
-
-
 def medians(jobs: dict[str, dict[str, Any]], repeat: int, field: str) -> dict[str, float]:
     """Return the median of each of ``jobs``, done in turn."""
     taken: dict[str, list[float]] = {name: [] for name in jobs}
     for _ in range(repeat):
         for name, job in jobs.items():
-            taken[name].append(measured(**job)[field])
+            taken[name].append(measured(_CHILD, **job)[field])
     return {name: statistics.median(values) for name, values in taken.items()}
 
 
@@ -113,7 +100,7 @@ def main(bench: Bench) -> None:
         bench.bar('split="bytes" over whole shards: wall', "≤ 1.03", ratio, ratio <= 1.03)
     with bench.nginx(store_like=True) as server:
         urls = [server.url(name) for name in corpus.names]
-        late = measured(what="state", urls=urls, after=corpus.samples - 50)
+        late = measured(_CHILD, what="state", urls=urls, after=corpus.samples - 50)
         jobs = {"without": {"what": "first", "urls": urls}, "with": {"what": "first", "urls": urls, "state": late}}
         ratio = compare("first sample, 50 ms to the first byte, at the end of the epoch", jobs, "wall_s", "s")
         bench.bar("first sample after going on over that of a fresh start", "≤ 1.2", ratio, ratio <= 1.2)

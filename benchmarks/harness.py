@@ -26,7 +26,7 @@ from rich.table import Table
 from benchmarks.corpus import Corpus
 from tests.servers import Nginx, NginxMissing, Tls
 
-__all__ = ["Bench", "Job", "Reading", "child", "command"]
+__all__ = ["Bench", "Job", "Reading", "child", "command", "measured"]
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
@@ -230,6 +230,21 @@ def child(job: dict[str, Any], environment: dict[str, str] | None = None) -> dic
         raise click.ClickException(f"{job['contender']} failed with status {done.returncode} (see above)")
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
+
+
+def measured(code: str, **job: Any) -> Any:
+    """Return what a fresh interpreter prints that runs ``code`` with ``job`` on its standard input, both as JSON."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input=json.dumps(job),
+        capture_output=True,
+        text=True,
+        timeout=_TIME_LIMIT_S,
+        check=False,
+    )
+    if done.returncode:
+        raise click.ClickException(done.stderr)
+    return json.loads(done.stdout)
 
 
 def command(name: str, shards: int = 16, repeat: int = 3) -> Callable[[Callable[[Bench], None]], click.Command]:

@@ -4,19 +4,17 @@ Each measurement is a process of its own, and what is compared is measured in tu
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import statistics
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from rich.table import Table
 
 from benchmarks.corpus import Corpus, image_like, pictures, tiny
-from benchmarks.harness import Bench, command
+from benchmarks.harness import Bench, command, measured
 from benchmarks.http import shard_bytes
 
 __all__ = ["main", "measured"]
@@ -71,16 +69,6 @@ print(json.dumps({"wall_s": time.monotonic() - began, "cpu_s": cpu() - cpu_befor
 """
 
 
-def measured(**job: Any) -> Any:
-    """Return what a process of its own measures."""
-    done = subprocess.run(
-        [sys.executable, "-c", _CHILD], input=json.dumps(job), capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise RuntimeError(done.stderr)
-    return json.loads(done.stdout)
-
-
 def _raw_s(urls: list[str]) -> float:
     """Return the seconds that curl takes to read ``urls`` at the same time, without looking at the bytes."""
     code = "import subprocess, sys, time\nbegan = time.monotonic()\nsubprocess.run(sys.argv[1:], check=True)\n"
@@ -100,7 +88,7 @@ def _speed(bench: Bench, table: Table, title: str, corpus: Corpus, beside: str) 
         urls = [server.url(name) for name in corpus.names]
         for _ in range(bench.repeat):
             for what in ("read", "samples", "index"):
-                reading = measured(what=what, urls=urls)
+                reading = measured(_CHILD, what=what, urls=urls)
                 bench.raw.append({"case": title, "what": what, **reading})
                 taken.setdefault(what, []).append(reading["wall_s"])
             taken.setdefault("raw", []).append(_raw_s(urls))
@@ -121,16 +109,16 @@ def _access(bench: Bench, table: Table) -> None:
     folder = bench.root / "indexes"
     Path(folder).mkdir()
     with bench.nginx() as server:
-        measured(what="save", urls=[server.url(name) for name in corpus.names], folder=str(folder))
+        measured(_CHILD, what="save", urls=[server.url(name) for name in corpus.names], folder=str(folder))
     taken: list[float] = []
     first: list[float] = []
     trips: list[float] = []
     with bench.nginx(store_like=True) as server:
         job = {"what": "batches", "urls": [server.url(name) for name in corpus.names], "folder": str(folder)}
         for seed in range(bench.repeat):
-            trips += measured(**job, size=1, batches=6, seed=seed)["result"][1:]
+            trips += measured(_CHILD, **job, size=1, batches=6, seed=seed)["result"][1:]
             batch = min(BATCH, corpus.samples // 2)
-            cold, *warm = measured(**job, size=batch, batches=6, seed=seed)["result"]
+            cold, *warm = measured(_CHILD, **job, size=batch, batches=6, seed=seed)["result"]
             first.append(cold)
             taken += warm
     bench.raw.append({"case": "access", "trips_s": trips, "first_s": first, "batches_s": taken})

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import wds_async as wds
+from tests.checkpoint import jobs
 from tests.servers import Origin, make_shards
 from tests.servers.shards import make_shard, sample_fields
 from wds_async import logs, world
@@ -59,59 +60,15 @@ def key_of(sample: tuple[str]) -> str:
     return sample[0]
 
 
-class Job:
-    """The ranks of one job, in this process, one after the other."""
-
-    def __init__(
-        self, make: Callable[[int], Any], ranks: int, workers: int | None, mp: pytest.MonkeyPatch, state: Any = None
-    ) -> None:
-        self.ranks, self.mp = ranks, mp
-        self.loaders: list[Any] = []
-        for rank in range(ranks):
-            self.be(rank)
-            loader = make(ranks)
-            if workers is not None:
-                loader = wds.WebLoader(loader, batch_size=None, num_workers=workers)
-            if state is not None:
-                loader.load_state_dict(json.loads(json.dumps(state)))
-            self.loaders.append(loader)
-        self.begin()
-
-    def begin(self) -> None:
-        """Begin an iteration of each rank."""
-        self.iterators = []
-        for rank, loader in enumerate(self.loaders):
-            self.be(rank)
-            self.iterators.append(iter(loader))
-
-    def be(self, rank: int) -> None:
-        self.mp.setenv("RANK", str(rank))
-        self.mp.setenv("WORLD_SIZE", str(self.ranks))
-
-    def batches(self, count: int | None = None) -> list[list[str]]:
-        """The next global batches: those of the ranks, joined."""
-        parts = []
-        for rank, iterator in enumerate(self.iterators):
-            self.be(rank)
-            parts.append(list(itertools.islice(iterator, count)))
-        return [list(itertools.chain(*batch)) for batch in zip(*parts, strict=True)]
-
-    def close(self) -> None:
-        for loader in self.loaders:
-            loader.close()
-
-    def merged(self) -> Any:
-        states = []
-        for rank, loader in enumerate(self.loaders):
-            self.be(rank)
-            states.append(json.loads(json.dumps(loader.state_dict())))
-        return wds.merge_states(states[::-1])
+def job_of(make: Callable[[int], Any], ranks: int, *args: Any) -> jobs.Job:
+    """Return a job whose datasets are ``make(ranks)``."""
+    return jobs.Job(functools.partial(make, ranks), ranks, *args)
 
 
 @pytest.fixture
 def whole(urls: list[str], monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The global batches of the first epoch."""
-    found = Job(lambda ranks: dataset(urls, ranks), 1, None, monkeypatch).batches()
+    found = job_of(lambda ranks: dataset(urls, ranks), 1, None, monkeypatch).batches()
     assert [len(batch) for batch in found] == [GLOBAL] * (TOTAL // GLOBAL)
     assert len(set(itertools.chain(*found))) == TOTAL // GLOBAL * GLOBAL
     return found
@@ -204,7 +161,7 @@ def test_runs_that_follow_on_each_other_are_one_span() -> None:
 def test_the_same_batches_for_every_number_of_ranks(
     ranks: int, urls: list[str], whole: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = Job(lambda ranks: dataset(urls, ranks), ranks, None, monkeypatch)
+    job = job_of(lambda ranks: dataset(urls, ranks), ranks, None, monkeypatch)
     assert job.batches() == whole
     job.begin()
     assert job.batches() != whole  # the next epoch has another order
@@ -215,24 +172,24 @@ def test_the_same_batches_for_every_number_of_ranks(
 def test_the_same_batches_for_every_number_of_workers(
     ranks: int, workers: int, urls: list[str], whole: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert Job(lambda ranks: dataset(urls, ranks), ranks, workers, monkeypatch).batches() == whole
+    assert job_of(lambda ranks: dataset(urls, ranks), ranks, workers, monkeypatch).batches() == whole
 
 
 @pytest.mark.parametrize("places", [2, 4, 8])
 def test_batches_from_several_places(places: int, urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     make: Callable[[int], Any] = lambda ranks: dataset(urls, ranks, interleave=places, shardshuffle=False)  # noqa: E731
-    whole = Job(make, 1, None, monkeypatch).batches()
+    whole = job_of(make, 1, None, monkeypatch).batches()
     each, all_in = GLOBAL // places, TOTAL // GLOBAL * GLOBAL
     assert whole[1] == [f"{place * (all_in // places) + each + n:06d}" for place in range(places) for n in range(each)]
     assert sorted(itertools.chain(*whole)) == [f"{n:06d}" for n in range(all_in)]
-    job = Job(make, 2, None, monkeypatch)
+    job = job_of(make, 2, None, monkeypatch)
     found = job.batches(2)
     state = job.merged()
-    job = Job(make, 8, None, monkeypatch, state)
+    job = job_of(make, 8, None, monkeypatch, state)
     assert found + job.batches() == whole
     for ranks in (2, 8):
         with pytest.raises(StateError, match=f"from {places} places"):
-            Job(lambda n: dataset(urls, n, shardshuffle=False), ranks, None, monkeypatch, state).batches()
+            job_of(lambda n: dataset(urls, n, shardshuffle=False), ranks, None, monkeypatch, state).batches()
 
 
 @pytest.mark.parametrize("equal", ["drop", "pad", "repeat"])
@@ -240,7 +197,8 @@ def test_what_is_behind_the_last_whole_batch(
     equal: str, urls: list[str], whole: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, *others = (
-        Job(lambda ranks: dataset(urls, ranks, equal=equal), ranks, None, monkeypatch).batches() for ranks in (1, 2, 8)
+        job_of(lambda ranks: dataset(urls, ranks, equal=equal), ranks, None, monkeypatch).batches()
+        for ranks in (1, 2, 8)
     )
     assert all(other == first for other in others)
     assert first[: len(whole)] == whole
@@ -286,10 +244,10 @@ def test_batches_that_the_loader_makes(
         samples = wds.WebDataset(urls, canonical=GLOBAL, index=True, shardshuffle="epoch", seed=7)
         return wds.WebLoader(samples.to_tuple("__key__").map(key_of), batch_size=size, num_workers=2)
 
-    job = Job(lambda ranks: loader(ranks, GLOBAL // ranks), 2, None, monkeypatch)
+    job = job_of(lambda ranks: loader(ranks, GLOBAL // ranks), 2, None, monkeypatch)
     found = job.batches(3)
     state = job.merged()
-    job = Job(lambda ranks: loader(ranks, GLOBAL // ranks), 4, None, monkeypatch, state)
+    job = job_of(lambda ranks: loader(ranks, GLOBAL // ranks), 4, None, monkeypatch, state)
     assert found + job.batches() == whole
     with pytest.raises(ConfigError, match="have 5"):
         list(loader(1, 5))
@@ -302,9 +260,9 @@ def test_batches_that_the_loader_makes(
 def test_the_same_ranks_go_on_to_the_bit(
     given: int, urls: list[str], whole: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = Job(lambda ranks: dataset(urls, ranks), 3, None, monkeypatch)
+    job = job_of(lambda ranks: dataset(urls, ranks), 3, None, monkeypatch)
     found = job.batches(given)
-    job = Job(lambda ranks: dataset(urls, ranks), 3, None, monkeypatch, job.merged())
+    job = job_of(lambda ranks: dataset(urls, ranks), 3, None, monkeypatch, job.merged())
     assert found + job.batches() == whole
 
 
@@ -313,12 +271,12 @@ def test_other_ranks_go_on_with_the_next_batch(
     given: int, urls: list[str], whole: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make: Callable[[int], Any] = lambda ranks: dataset(urls, ranks)  # noqa: E731
-    job = Job(make, 2, None, monkeypatch)
+    job = job_of(make, 2, None, monkeypatch)
     found = job.batches(given)
     for ranks in (8, 1, 4)[: len(whole) - given]:
-        job = Job(make, ranks, None, monkeypatch, job.merged())
+        job = job_of(make, ranks, None, monkeypatch, job.merged())
         found += job.batches(1)
-    job = Job(make, 3, None, monkeypatch, job.merged())
+    job = job_of(make, 3, None, monkeypatch, job.merged())
     assert found + job.batches() == whole
 
 
@@ -340,14 +298,14 @@ def test_any_ranks_from_any_batch_on(
         return dataset(urls_kept, ranks, equal=equal, canonical=size)
 
     with pytest.MonkeyPatch.context() as mp:
-        whole = Job(make, 1, None, mp).batches()
+        whole = job_of(make, 1, None, mp).batches()
         state, found = None, []
         for ranks, count in steps:
-            job = Job(make, ranks, None, mp, state)
+            job = job_of(make, ranks, None, mp, state)
             found += job.batches(min(count, len(whole) - len(found)))
             state = job.merged()
             job.close()
-        assert found + Job(make, 2, None, mp, state).batches() == whole
+        assert found + job_of(make, 2, None, mp, state).batches() == whole
 
 
 @pytest.mark.slow
@@ -359,16 +317,16 @@ def test_other_ranks_and_workers_there_and_back(
 ) -> None:
     kw = {"canonical": 8, "equal": "pad"}
     make: Callable[[int], Any] = lambda ranks: dataset(urls, ranks, **kw)  # noqa: E731
-    epochs = Job(make, 1, None, monkeypatch)
+    epochs = job_of(make, 1, None, monkeypatch)
     whole = epochs.batches()
     epochs.begin()
     following = epochs.batches()
-    job = Job(make, 2, 3, monkeypatch)
+    job = job_of(make, 2, 3, monkeypatch)
     found = job.batches(steps[0])
     for (ranks, workers), step in zip([(4, 2), (1, 0), (8, 1)], [*steps[1:], 1], strict=True):
-        job = Job(make, ranks, workers, monkeypatch, job.merged())
+        job = job_of(make, ranks, workers, monkeypatch, job.merged())
         found += job.batches(step)
-    job = Job(make, 2, 3, monkeypatch, job.merged())
+    job = job_of(make, 2, 3, monkeypatch, job.merged())
     assert found + job.batches() == whole
     job.begin()
     assert job.batches() == following
@@ -384,19 +342,19 @@ def test_an_epoch_of_the_loader_goes_on_through_passes(
     def make(ranks: int) -> Any:
         return wds.WebLoader(dataset(urls, ranks), batch_size=None, num_workers=2 if ranks < 4 else 1).with_epoch(8)
 
-    whole = Job(make, 1, None, monkeypatch).batches()
-    job = Job(make, 2, None, monkeypatch)
+    whole = job_of(make, 1, None, monkeypatch).batches()
+    job = job_of(make, 2, None, monkeypatch)
     found = job.batches(step)
-    job = Job(make, 4, None, monkeypatch, job.merged())
+    job = job_of(make, 4, None, monkeypatch, job.merged())
     assert found + job.batches() == whole
     assert whole[5:] != whole[:3]
 
 
 def test_ranks_at_different_batches(urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    job = Job(lambda ranks: dataset(urls, ranks), 2, None, monkeypatch)
+    job = job_of(lambda ranks: dataset(urls, ranks), 2, None, monkeypatch)
     next(job.iterators[1])
     with pytest.raises(StateError, match="different global batches"):
-        Job(lambda ranks: dataset(urls, ranks), 4, None, monkeypatch, job.merged())
+        job_of(lambda ranks: dataset(urls, ranks), 4, None, monkeypatch, job.merged())
 
 
 def test_a_batch_that_was_begun_comes_whole(
@@ -405,9 +363,9 @@ def test_a_batch_that_was_begun_comes_whole(
     make: Callable[[int], Any] = lambda ranks: wds.WebDataset(  # noqa: E731
         urls, canonical=GLOBAL, index=True, shardshuffle=False
     ).map(lambda sample: sample["__key__"])
-    job = Job(make, 1, None, monkeypatch)
+    job = job_of(make, 1, None, monkeypatch)
     assert list(itertools.islice(job.iterators[0], 29)) == [f"{n:06d}" for n in range(29)]
-    job = Job(make, 2, None, monkeypatch, job.merged())
+    job = job_of(make, 2, None, monkeypatch, job.merged())
     assert "behind 5 of the 24" in caplog.text
     found = [sample for iterator in job.iterators for sample in iterator]
     assert sorted(found) == [f"{n:06d}" for n in range(24, TOTAL // GLOBAL * GLOBAL)]
@@ -420,9 +378,9 @@ def test_samples_that_a_stage_holds_come_once(
         samples = wds.WebDataset(urls, canonical=GLOBAL, index=True, shardshuffle="epoch", seed=7)
         return samples.map(lambda one: one["__key__"], threads=3).batched(GLOBAL // ranks, collation_fn=None)
 
-    job = Job(make, 2, None, monkeypatch)
+    job = job_of(make, 2, None, monkeypatch)
     found = job.batches(2)
-    job = Job(make, 4, None, monkeypatch, job.merged())
+    job = job_of(make, 4, None, monkeypatch, job.merged())
     assert found + job.batches() == whole
 
 
@@ -435,19 +393,19 @@ def test_behind_a_shuffle_every_sample_comes_once(
         samples = wds.WebDataset(urls, canonical=GLOBAL, index=True, shardshuffle=False).shuffle(20, seed=1)
         return samples.to_tuple("__key__").map(key_of).batched(GLOBAL // ranks, collation_fn=None)
 
-    job = Job(make, 2, None, monkeypatch)
+    job = job_of(make, 2, None, monkeypatch)
     assert "the stage shuffle" in caplog.text
     found = job.batches(2)
-    job = Job(make, 4, None, monkeypatch, job.merged())
+    job = job_of(make, 4, None, monkeypatch, job.merged())
     taken = [key for rank in job.iterators for batch in rank for key in batch]
     assert sorted([*itertools.chain(*found), *taken]) == [f"{n:06d}" for n in range(TOTAL // GLOBAL * GLOBAL)]
 
 
 def test_another_global_batch_is_refused(urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    job = Job(lambda ranks: dataset(urls, ranks), 2, None, monkeypatch)
+    job = job_of(lambda ranks: dataset(urls, ranks), 2, None, monkeypatch)
     job.batches(1)
     with pytest.raises(StateError, match="global batches of 24"):
-        Job(lambda ranks: dataset(urls, ranks, canonical=12), 2, None, monkeypatch, job.merged()).batches()
+        job_of(lambda ranks: dataset(urls, ranks, canonical=12), 2, None, monkeypatch, job.merged()).batches()
 
 
 # -- what does not fit ------------------------------------------------------------------------------------------------

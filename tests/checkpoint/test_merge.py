@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 import wds_async as wds
+from tests.checkpoint.jobs import Job
 from tests.checkpoint.pipelines import (
     PIPELINES,
     augmented,
@@ -57,58 +57,6 @@ MAKERS: dict[str, Callable[[list[str]], Any]] = {
 @pytest.fixture
 def urls(tmp_path: Path) -> list[str]:
     return [str(path) for path in make_shards(tmp_path / "shards", shards=SHARDS, samples=SAMPLES)]
-
-
-class Job:
-    """The ranks of one job, in this process one after the other; ``state`` is a merged one to go on from."""
-
-    def __init__(
-        self,
-        make: Callable[[], Any],
-        ranks: int,
-        workers: int | None,
-        monkeypatch: pytest.MonkeyPatch,
-        state: Any = None,
-        **kw: Any,
-    ) -> None:
-        self.monkeypatch, self.ranks = monkeypatch, ranks
-        self.loaders = []
-        for rank in range(ranks):
-            self.be(rank)
-            loader = make()
-            if workers is not None:
-                loader = wds.WebLoader(loader, batch_size=None, num_workers=workers, **kw)
-            if state is not None:
-                loader.load_state_dict(json.loads(json.dumps(state)))
-            self.loaders.append(loader)
-        self.begin()
-
-    def begin(self) -> None:
-        """Begin an iteration of each rank."""
-        self.iterators = []
-        for rank, loader in enumerate(self.loaders):
-            self.be(rank)
-            self.iterators.append(iter(loader))
-
-    def be(self, rank: int) -> None:
-        self.monkeypatch.setenv("RANK", str(rank))
-        self.monkeypatch.setenv("WORLD_SIZE", str(self.ranks))
-
-    def take(self, count: int | None = None) -> list[str]:
-        """Return the keys of the next ``count`` samples of each rank, or of all that are left."""
-        keys = []
-        for rank, iterator in enumerate(self.iterators):
-            self.be(rank)
-            items = itertools.islice(iterator, count)
-            keys += [item["__key__"] if isinstance(item, dict) else repr(item) for item in items]
-        return keys
-
-    def merged(self) -> Any:
-        states = []
-        for rank, loader in enumerate(self.loaders):
-            self.be(rank)
-            states.append(json.loads(json.dumps(loader.state_dict())))
-        return wds.merge_states(states[::-1])
 
 
 def check(taken: Sequence[str]) -> None:
