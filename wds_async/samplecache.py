@@ -64,7 +64,7 @@ class _SamplePickler(pickle.Pickler):
     """Writes samples as they come from shards as dicts: a cache holds no class of ours."""
 
     def reducer_override(self, obj: Any) -> Any:
-        return (dict, (), None, None, iter(obj.items())) if type(obj) is RawSample else NotImplemented
+        return (dict, (), None, None, iter(obj.items())) if isinstance(obj, RawSample) else NotImplemented
 
 
 def _dumps(sample: Any, loads: Callable[[bytes], Any]) -> bytes:

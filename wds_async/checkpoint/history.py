@@ -287,7 +287,7 @@ def _untold() -> StateError:
 
 def _places_in(item: Any) -> Iterator[Any]:
     """Yield where the samples in an item stand: a `Stretch`, or URL and key; nothing where that cannot be told."""
-    if type(item) is RawSample:
+    if isinstance(item, RawSample):
         yield item.shard, item.offset, item.stop
     elif isinstance(item, Mapping) and "__key__" in item and "__url__" in item:
         key, url = item["__key__"], item["__url__"]

@@ -15,7 +15,7 @@ from wds_async.checkpoint.states import pack_bytes, pack_random, unpack_bytes, u
 from wds_async.decoding.unpickle import safe_loads
 from wds_async.errors import StateError, UnsafeContent
 from wds_async.tar.blocks import BLOCK
-from wds_async.tar.group import RawSample
+from wds_async.tar.group import RawSample, StoredSample
 
 __all__ = [
     "Reference",
@@ -111,7 +111,7 @@ class _ItemPickler(pickle.Pickler):
     """Pickler that writes samples as they come from shards as tuples, of which `_restored` makes samples again."""
 
     def reducer_override(self, obj: Any) -> Any:
-        return (dict, (), None, None, iter(obj.items())) if type(obj) is RawSample else NotImplemented
+        return (dict, (), None, None, iter(obj.items())) if isinstance(obj, RawSample) else NotImplemented
 
 
 class _LimitedBytes(io.BytesIO):
@@ -132,7 +132,7 @@ class _LimitedBytes(io.BytesIO):
 
 def pack_items(items: Sequence[Any], stage: str, limit_bytes: int | None = None) -> dict[str, Any]:
     """Return the pickled ``items``, restricted by the rules for pickled fields. StateError for what these refuse."""
-    places = [(item.shard, item.offset, item.stop) if type(item) is RawSample else None for item in items]
+    places = [(item.shard, item.offset, item.stop) if isinstance(item, RawSample) else None for item in items]
     stream = io.BytesIO() if limit_bytes is None else _LimitedBytes(limit_bytes, stage)
     try:
         _ItemPickler(stream, pickle.HIGHEST_PROTOCOL).dump((list(items), places))
@@ -160,7 +160,7 @@ def _loads(data: bytes) -> Any:
     return pickle.loads(data) if rules.allow_pickle else safe_loads(data)
 
 
-def _restored(item: dict[str, Any], place: Reference) -> RawSample:
-    sample = RawSample(item)
+def _restored(item: dict[str, Any], place: Reference) -> StoredSample:
+    sample = StoredSample(item)
     sample.shard, sample.offset, sample.stop = place
     return sample

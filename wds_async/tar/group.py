@@ -19,6 +19,7 @@ __all__ = [
     "SKIP_META",
     "Keys",
     "RawSample",
+    "StoredSample",
     "admission",
     "at_place_of",
     "base_plus_ext",
@@ -62,9 +63,16 @@ class RawSample(dict[str, Any]):
 
     def copy(self) -> RawSample:
         """Return a shallow copy, with ``shard``, ``offset`` and ``stop``."""
-        other = RawSample(self)
+        other = type(self)(self)
         other.shard, other.offset, other.stop = self.shard, self.offset, self.stop
         return other
+
+
+class StoredSample(RawSample):
+    """A sample out of a state that had the sample itself, and not its place. It is not read again by its place: that
+    does not tell which source of a mix had read it."""
+
+    __slots__ = ()
 
 
 def at_place_of(sample: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
