@@ -165,6 +165,7 @@ def test_no_server(store: Store) -> None:
                 samples(url, store.options(port=port))
 
 
+@pytest.mark.filterwarnings("ignore:.*_prefetch_thread:pytest.PytestUnhandledThreadExceptionWarning")  # paramiko's own
 def test_a_connection_that_breaks(store: Store) -> None:
     with Relay(store.server.port) as relay:
         url = store.url(TWO).replace(str(store.server.port), str(relay.port))
