@@ -8,7 +8,6 @@ A consumer of ``interleave`` shards may have twice as many open for a moment.
 from __future__ import annotations
 
 import heapq
-import itertools
 from collections.abc import Callable
 
 from wds_async.transfer.options import ReadOptions
@@ -53,18 +52,24 @@ class InterleavedWindow(Window):
 
     def _open(self) -> list[Shard]:
         """Return the shards that the consumer has open, or opens first, of which something is still to come."""
-        end = max(self._opened, self._most_open)
-        return list(itertools.takewhile(lambda shard: shard.number < end, self._shards.values()))
+        end, open_shards = max(self._opened, self._most_open), []
+        for shard in self._shards.values():
+            if shard.number >= end:
+                break
+            open_shards.append(shard)
+        return open_shards
 
     def deliver(self) -> None:
         for shard in self._open():
-            self._deliver_of(shard)
+            if not shard.parts or not shard.parts[0].flying:
+                self._deliver_of(shard)
         self._deliver_end()
 
     def plan(self) -> list[Part]:
         started: list[Part] = []
         self._largest_bytes = self._part_bytes()
-        while (chosen := self._choose()) is not None:
+        # Room comes first: to choose looks at every open shard.
+        while self._has_room() and (chosen := self._choose()) is not None:
             shard, size = chosen
             # Its consumer waits, or will: it has nothing of this shard, and nothing is on its way.
             needed = not shard.held_bytes and shard.number < self._opened
@@ -113,8 +118,6 @@ class InterleavedWindow(Window):
         return None
 
     def _may_start(self, shard: Shard, size: int, *, head: bool) -> bool:
-        if not self._has_room():
-            return False
         if head:
             return True
         if not self._allowed(size) or self.held_bytes + size > self._most_bytes():
