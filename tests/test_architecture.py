@@ -48,8 +48,9 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("dataset", "equalsteps", "fluid", "loader", "asyncreader", "lengths", "misuse", "multi", "indexed", "indexed.*",
      "legacy", "legacy.*"),
     ("writer", "integrations", "integrations.*"),
+    ("distributed", "distributed.*"),
     ("service", "service.*"),
-    ("cli", "cli.*", "distributed", "distributed.*"),
+    ("cli", "cli.*"),
 )  # fmt: skip
 """Rooms by floor, the ground first. A module imports from its own floor and those below."""
 
