@@ -31,7 +31,7 @@ _LONG = (
 of these when the other has nothing more to do."""
 _FIRST = ("tests/test_examples.py", "tests/checkpoint/test_ddp.py", "tests/faults/", "tests/checkpoint/test_kill.py")
 """The longest of all files."""
-_SLOW_FIXTURES = {"nginx", "origin", "tls", "gcs", "s3", "azurite", "radosgw", "service", "server"}
+_SLOW_FIXTURES = {"nginx", "origin", "tls", "gcs", "s3", "azurite", "radosgw", "service", "server", "raylets", "ray"}
 _SLOW_WORDS = re.compile(r"subprocess|num_workers|get_context|Process\(|os\.fork|bundle|at_every_point")
 _THREADS_END_S = 10.0
 
