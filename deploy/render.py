@@ -31,7 +31,7 @@ OWN = {
 
 TOKENS = DEPLOY / "base" / "tokens"
 """What the service knows: a token a line, then perhaps a tenant."""
-CLIENTS = ("training/indexed", "training/pytorchjob", "offline")
+CLIENTS = ("training/indexed", "training/trainjob", "offline", "distributed/work")
 """Folders whose pods show the first of them."""
 
 

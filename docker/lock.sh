@@ -17,3 +17,5 @@ lock docker/requirements-build.txt docker/requirements-build.in
 lock docker/requirements-service.txt pyproject.toml \
     --extra service --extra s3 --extra gcs --extra azure --extra hf --extra ais
 lock docker/requirements-train.txt docker/requirements-train.in --constraint docker/requirements-service.txt
+lock docker/requirements-ray.txt docker/requirements-ray.in \
+    --constraint docker/requirements-service.txt --constraint docker/requirements-train.txt

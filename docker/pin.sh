@@ -4,7 +4,7 @@
 # A version's tag is rebuilt now and then (for a fix in Debian, say); the digest is what makes a build the same build.
 set -eu
 cd "$(dirname "$0")"
-files="Dockerfile Dockerfile.train compose.yaml"
+files="Dockerfile Dockerfile.train Dockerfile.ray compose.yaml"
 # shellcheck disable=SC2086 # words
 grep -ohE '(PYTHON=|image: )[a-z0-9./-]+:[A-Za-z0-9._-]+' $files | sed -E 's/^(PYTHON=|image: )//' | sort -u |
     grep -v ':demo$' | while read -r image; do

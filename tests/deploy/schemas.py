@@ -51,11 +51,26 @@ _RULE = _exactly(
     ("alert", "expr", "labels", "annotations"), alert=TEXT, expr=TEXT, labels=LABELS, annotations=LABELS,
     **{"for": _DURATION},
 )  # fmt: skip
-_REPLICAS = _exactly(
-    ("replicas", "template"),
-    replicas={"type": "integer", "minimum": 1},
-    restartPolicy={"enum": ["Always", "OnFailure", "Never", "ExitCode"]},
-    template={"type": "object"},  # held against Kubernetes' own PodTemplate
+_WHOLE = {"type": "object"}
+"""A pod or a Job, which is held against Kubernetes' own schema."""
+_NUMBER = {"type": "integer", "minimum": 0}
+_JOBS = _list(
+    _exactly(
+        ("name", "template"),
+        name=TEXT,
+        replicas={"const": 1},
+        template=_WHOLE,
+        dependsOn=_list(_exactly(("name", "status"), name=TEXT, status={"enum": ["Ready", "Complete"]})),
+    )
+)
+_WORKERS = _exactly(
+    ("groupName", "minReplicas", "maxReplicas", "template"),
+    groupName=TEXT,
+    replicas=_NUMBER,
+    minReplicas=_NUMBER,
+    maxReplicas=_NUMBER,
+    rayStartParams=LABELS,
+    template=_WHOLE,
 )
 MONITORING = "monitoring.coreos.com/v1"
 CUSTOM: dict[str, dict[str, Any]] = {
@@ -79,21 +94,53 @@ CUSTOM: dict[str, dict[str, Any]] = {
         "PrometheusRule",
         _exactly(("groups",), groups=_list(_exactly(("name", "rules"), name=TEXT, rules=_list(_RULE)))),
     ),
-    "PyTorchJob": _resource(
-        "kubeflow.org/v1",
-        "PyTorchJob",
+    "JobSet": _resource(
+        "jobset.x-k8s.io/v1alpha2",
+        "JobSet",
         _exactly(
-            ("pytorchReplicaSpecs",),
-            nprocPerNode=TEXT,
-            elasticPolicy=_exactly(
-                (),
-                rdzvBackend={"enum": ["c10d", "etcd", "etcd-v2"]},
-                minReplicas={"type": "integer"},
-                maxReplicas={"type": "integer"},
-                maxRestarts={"type": "integer"},
+            ("replicatedJobs",),
+            ttlSecondsAfterFinished=_NUMBER,
+            failurePolicy=_exactly((), maxRestarts=_NUMBER),
+            replicatedJobs=_JOBS,
+        ),
+    ),
+    "TrainJob": _resource(
+        "trainer.kubeflow.org/v1alpha1",
+        "TrainJob",
+        _exactly(
+            ("runtimeRef",),
+            runtimeRef=_exactly(
+                ("name",), apiGroup=TEXT, kind={"enum": ["TrainingRuntime", "ClusterTrainingRuntime"]}, name=TEXT
             ),
-            runPolicy=_exactly((), cleanPodPolicy={"enum": ["All", "Running", "None"]}),
-            pytorchReplicaSpecs=_exactly(("Worker",), Master=_REPLICAS, Worker=_REPLICAS),
+            trainer=_exactly((), numNodes=_NUMBER, numProcPerNode=_NUMBER, args=_list(TEXT)),
+        ),
+    ),
+    "TrainingRuntime": _resource(
+        "trainer.kubeflow.org/v1alpha1",
+        "TrainingRuntime",
+        _exactly(
+            ("template",),
+            mlPolicy=_exactly((), numNodes=_NUMBER, torch=_exactly()),
+            template=_exactly(("spec",), spec=_exactly(("replicatedJobs",), replicatedJobs=_JOBS)),
+        ),
+    ),
+    "RayJob": _resource(
+        "ray.io/v1",
+        "RayJob",
+        _exactly(
+            ("entrypoint", "rayClusterSpec"),
+            entrypoint=TEXT,
+            backoffLimit=_NUMBER,
+            shutdownAfterJobFinishes={"const": True},  # Kueue admits no other
+            ttlSecondsAfterFinished=_NUMBER,
+            submitterPodTemplate=_WHOLE,
+            rayClusterSpec=_exactly(
+                ("rayVersion", "headGroupSpec"),
+                rayVersion=TEXT,
+                authOptions=_exactly(("mode",), mode={"enum": ["token", "disabled"]}),
+                headGroupSpec=_exactly(("template",), rayStartParams=LABELS, template=_WHOLE),
+                workerGroupSpecs=_list(_WORKERS),
+            ),
         ),
     ),
 }

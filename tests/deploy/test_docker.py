@@ -22,10 +22,11 @@ from wds_async import environment
 from wds_async.errors import ConfigError
 from wds_async.service.config import load_config
 
-DOCKERFILES = [DOCKER / "Dockerfile", DOCKER / "Dockerfile.train"]
+DOCKERFILES = [DOCKER / "Dockerfile", DOCKER / "Dockerfile.train", DOCKER / "Dockerfile.ray"]
 LOCKS = {
     "service": ("service", "s3", "gcs", "azure", "hf", "ais"),
     "train": ("images",),
+    "ray": ("ray", "images"),
     "build": (),
 }
 """What each docker/requirements-*.txt holds: these extras of pyproject.toml."""
@@ -90,9 +91,10 @@ def test_the_lock_is_whole(name: str) -> None:
 
 
 def test_locks_agree_and_torch_is_in_none() -> None:
-    service, train = locked("service"), locked("train")
-    for package in service.keys() & train.keys():
-        assert service[package] == train[package], package
+    service, train, ray = locked("service"), locked("train"), locked("ray")
+    for one, other in ((service, train), (service, ray), (train, ray)):
+        for package in one.keys() & other.keys():
+            assert one[package] == other[package], package
     for name in LOCKS:
         assert "torch" not in locked(name)
 
@@ -117,9 +119,8 @@ def test_images_stand_on_the_same_ground() -> None:
     assert len(grounds) == 1
     assert "@sha256:" in grounds.pop()
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    torch = re.search(r"ARG TORCH=(\S+)", source_of(DOCKERFILES[1]))
-    assert torch is not None
-    assert f"torch=={torch.group(1)}" in makefile, "the images train with the torch that is tested"
+    (torch,) = {version for path in DOCKERFILES for version in re.findall(r"ARG TORCH=(\S+)", source_of(path))}
+    assert f"torch=={torch}" in makefile, "the images train with the torch that is tested"
 
 
 def test_the_image_does_not_start_open() -> None:

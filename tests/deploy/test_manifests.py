@@ -27,6 +27,9 @@ UID = 10001
 PREPARES = "folders"
 """The one container that is root, for the instant that giving away two folders takes."""
 
+WRITERS = ["distributed/indexed", "distributed/jobset", "distributed/ray-map"]
+"""Folders whose pods map shards."""
+
 manifests = functools.cache(kustomized)
 
 
@@ -42,10 +45,20 @@ every_service = pytest.mark.parametrize("folder", SERVED, ids=named)
 def pods(found: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
     """The kind and the pod template of each manifest that has one."""
     for one in found:
-        if "template" in one.get("spec", {}):
-            yield one["kind"], one["spec"]["template"]
-        for replicas in one.get("spec", {}).get("pytorchReplicaSpecs", {}).values():
-            yield one["kind"], replicas["template"]
+        for template in parts(one, "containers"):
+            yield one["kind"], template
+
+
+def parts(value: Any, field: str) -> Iterator[dict[str, Any]]:
+    """The templates anywhere in a manifest whose ``spec`` has ``field``."""
+    if isinstance(value, list):
+        for one in value:
+            yield from parts(one, field)
+    if isinstance(value, dict):
+        if field in value.get("spec", {}):
+            yield value
+        for one in value.values():
+            yield from parts(one, field)
 
 
 def only(found: list[dict[str, Any]], kind: str) -> dict[str, Any]:
@@ -64,7 +77,8 @@ def configuration(found: list[dict[str, Any]], tmp_path: Path) -> ServiceConfig:
 def test_there_are_folders_for_every_place() -> None:
     assert {named(folder) for folder in FOLDERS} == {
         "base", "overlays/gke", "overlays/eks", "overlays/aks", "overlays/bare-metal",
-        "overlays/gke-autopilot", "monitoring", "training/indexed", "training/pytorchjob", "training/socket", "offline",
+        "overlays/gke-autopilot", "monitoring", "training/indexed", "training/trainjob", "training/socket", "offline",
+        "distributed/work", "distributed/indexed", "distributed/jobset", "distributed/ray-map",
     }  # fmt: skip
 
 
@@ -81,10 +95,15 @@ def test_kubernetes_accepts_it(folder: Path) -> None:
             jsonschema.validate(one, CUSTOM[one["kind"]])
         else:
             kubernetes_validate.validate(one, version, strict=True)
-    for kind, template in pods(found):
-        if kind in CUSTOM:
-            whole = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "x"}, "template": template}
-            kubernetes_validate.validate(whole, version, strict=True)
+    for one in found:
+        if one["kind"] in CUSTOM:
+            around: dict[str, Any] = {"metadata": {"name": "x"}}
+            for template in parts(one, "containers"):
+                whole = {"apiVersion": "v1", "kind": "PodTemplate", **around, "template": template}
+                kubernetes_validate.validate(whole, version, strict=True)
+            for template in parts(one, "podFailurePolicy"):
+                job = {"apiVersion": "batch/v1", "kind": "Job", **around, "spec": template["spec"]}
+                kubernetes_validate.validate(job, version, strict=True)
 
 
 def test_a_mistake_is_not_accepted() -> None:
@@ -95,9 +114,9 @@ def test_a_mistake_is_not_accepted() -> None:
     wrong = {**daemons, "spec": {**daemons["spec"], "replicas": 3}}
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(wrong, kubernetes_validate.latest_version(), strict=True)
-    job = only(manifests(DEPLOY / "training" / "pytorchjob"), "PyTorchJob")
+    job = only(manifests(DEPLOY / "training" / "trainjob"), "TrainJob")
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate({**job, "spec": {**job["spec"], "workers": 2}}, CUSTOM["PyTorchJob"])
+        jsonschema.validate({**job, "spec": {**job["spec"], "workers": 2}}, CUSTOM["TrainJob"])
 
 
 @every_folder
@@ -142,7 +161,7 @@ def test_images_are_of_this_version(folder: Path) -> None:
     for _, template in pods(manifests(folder)):
         for container in [*template["spec"].get("initContainers", []), *template["spec"]["containers"]]:
             place, _, tag = container["image"].rpartition(":")
-            assert place in ("registry.example/wds-async", "registry.example/wds-async-train")
+            assert place in {f"registry.example/wds-async{which}" for which in ("", "-train", "-ray")}
             assert tag == wds_async.__version__
 
 
@@ -223,7 +242,7 @@ def test_overlays_differ_in_what_they_are_for(tmp_path: Path) -> None:
     assert accounts["bare-metal"] == accounts["base"] == set()
 
 
-@pytest.mark.parametrize("name", ["indexed", "pytorchjob", "socket"])
+@pytest.mark.parametrize("name", ["indexed", "trainjob", "socket"])
 def test_training_finds_its_nodes_service(name: str) -> None:
     ((_, template),) = pods(manifests(DEPLOY / "training" / name))
     (container,) = template["spec"]["containers"]
@@ -247,10 +266,10 @@ def secret(found: list[dict[str, Any]], name: str) -> str:
     return base64.b64decode(value).decode()
 
 
-@pytest.mark.parametrize("name", ["training/indexed", "training/pytorchjob", "training/socket", "offline"])
+@pytest.mark.parametrize("name", ["training/indexed", "training/trainjob", "training/socket", "offline", *WRITERS])
 def test_clients_show_a_token_that_the_service_knows(name: str) -> None:
     found = manifests(DEPLOY / name)
-    (container,) = next(template for _, template in pods(found))["spec"]["containers"]
+    (container,) = next(t for _, t in pods(found) if t["spec"]["containers"][0].get("env"))["spec"]["containers"]
     (given,) = [one["valueFrom"]["secretKeyRef"] for one in container["env"] if one["name"] == "AIS_AUTHN_TOKEN"]
     token = secret(found, given["name"])
     assert len(token) >= 32
@@ -324,6 +343,30 @@ def test_offline_work_is_divided_by_the_index() -> None:
     assert job["completionMode"] == "Indexed"
     written = container["command"][-1].split(":")[0]
     assert written not in env["USE_AIS_FOR"]["value"].split(":"), "the service serves reading only"
+
+
+def test_the_operators_trainer_is_the_same_training() -> None:
+    job = only(manifests(DEPLOY / "training" / "trainjob"), "TrainJob")
+    runtime = only(manifests(DEPLOY / "training" / "trainjob"), "TrainingRuntime")
+    assert job["spec"]["runtimeRef"] == {
+        "apiGroup": runtime["apiVersion"].split("/")[0], "kind": "TrainingRuntime", "name": runtime["metadata"]["name"],
+    }  # fmt: skip
+    ((_, template),) = pods([runtime])
+    (container,) = template["spec"]["containers"]
+    (node,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    assert node["name"] == container["name"] == "node", "the operator looks for these names"
+    assert node["template"]["metadata"]["labels"]["trainer.kubeflow.org/trainjob-ancestor-step"] == "trainer"
+    plain = only(manifests(DEPLOY / "training" / "indexed"), "Job")["spec"]
+    (indexed,) = plain["template"]["spec"]["containers"]
+    assert job["spec"]["trainer"]["args"] == [word for word in indexed["args"] if not is_of_torchrun(word)]
+    assert job["spec"]["trainer"]["numNodes"] == plain["completions"]
+    assert job["spec"]["trainer"]["numProcPerNode"] == container["resources"]["limits"]["nvidia.com/gpu"]
+    assert container["resources"] == indexed["resources"]
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"]
+
+
+def is_of_torchrun(word: str) -> bool:
+    return word.startswith(("--nnodes", "--nproc", "--rdzv", "--max-restarts"))
 
 
 def test_files_of_config_maps_are_whole_yaml() -> None:

@@ -91,12 +91,14 @@ def test_it_resumes_where_it_was_killed(tmp_path: Path) -> None:
     assert lines[-1].startswith("epoch 1: 192 samples")
 
 
-@pytest.mark.parametrize("name", ["indexed", "pytorchjob", "socket"])
+@pytest.mark.parametrize("name", ["indexed", "trainjob", "socket"])
 def test_the_manifests_save_where_all_ranks_read(name: str) -> None:
     found = manifests(DEPLOY / "training" / name)
     ((_, template),) = pods(found)
     (container,) = template["spec"]["containers"]
-    (path,) = [word.partition("=")[2] for word in container["args"] if word.startswith("--checkpoint=")]
+    jobs = [one["spec"]["trainer"]["args"] for one in found if one["kind"] == "TrainJob"]
+    arguments = jobs[0] if jobs else container["args"]
+    (path,) = [word.partition("=")[2] for word in arguments if word.startswith("--checkpoint=")]
     (mount,) = [one for one in container["volumeMounts"] if path.startswith(one["mountPath"] + "/")]
     (volume,) = [one for one in template["spec"]["volumes"] if one["name"] == mount["name"]]
     (claim,) = [one for one in found if one["kind"] == "PersistentVolumeClaim"]
