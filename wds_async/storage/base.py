@@ -420,6 +420,19 @@ class Backend:
         """Request the checksum of the whole object (``verify="always"``); None where the store keeps none."""
         return None
 
+    async def create(self, location: Location, data: bytes) -> bool:
+        """Create an object with ``data`` where there is none; it appears whole. Return False where there is one, which
+        stays as it is. UrlError where the store cannot decide that by itself."""
+        raise UrlError(
+            f"{location.shown}: this kind of store cannot create an object only where there is none; write to a local "
+            "or shared folder, S3, Google Cloud Storage, Azure, SFTP, or a web server that honours If-None-Match"
+        )
+
+    async def certainly_creates(self, location: Location) -> bool:
+        """Return whether the store is known to keep the promise of `create`. A server that ignores the condition
+        replaces the object and reports success."""
+        return False
+
     async def close(self) -> None:
         """Release clients and sessions."""
 
@@ -456,6 +469,12 @@ class BackendWrapper(Backend):
 
     async def remote_checksum(self, location: Location) -> Checksum | None:
         return await self.store.remote_checksum(location)
+
+    async def create(self, location: Location, data: bytes) -> bool:
+        return await self.store.create(location, data)
+
+    async def certainly_creates(self, location: Location) -> bool:
+        return await self.store.certainly_creates(location)
 
     async def close(self) -> None:
         await self.store.close()

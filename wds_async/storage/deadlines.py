@@ -144,6 +144,12 @@ class BackendWithDeadlines(BackendWrapper):
     async def remote_checksum(self, location: Location) -> Checksum | None:
         return await with_deadline(self.store.remote_checksum(location), self._allowed_s)
 
+    async def create(self, location: Location, data: bytes) -> bool:
+        return await with_deadline(self.store.create(location, data), transfer_s(self._allowed_s, len(data)))
+
+    async def certainly_creates(self, location: Location) -> bool:
+        return await with_deadline(self.store.certainly_creates(location), self._allowed_s)
+
     async def close(self) -> None:
         await with_deadline(self.store.close(), self._allowed_s)
 

@@ -5,6 +5,7 @@ packages is imported here.
 from __future__ import annotations
 
 import contextlib
+import os
 import urllib.parse
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +19,9 @@ __all__ = [
     "explain_session",
     "holds_connection",
     "prepared_session",
+    "put_by_rename",
     "read_range",
+    "renames_exclusively",
     "said_by_url",
     "started",
     "user_of",
@@ -97,6 +100,33 @@ def read_range(filesystem: Any, path: str, start: int, stop: int) -> bytes:
         return bytes(filesystem.cat_file(path, start=start, end=stop))
     with filesystem.ftp.open(path) as file:
         return b"".join(file.readv([(start, stop - start)]))
+
+
+def renames_exclusively(filesystem: Any) -> bool:
+    """Return whether its renaming fails where the new name is taken: SFTP's, which OpenSSH does by a link."""
+    return not _SFTP.isdisjoint(_speaks(filesystem))
+
+
+def put_by_rename(filesystem: Any, path: str, data: bytes) -> bool:
+    """Write ``data`` under another name in the folder, then rename it. Return False where ``path`` is taken."""
+    folder, _, name = path.rpartition("/")
+    if folder:
+        filesystem.makedirs(folder, exist_ok=True)
+    first = f"{folder}/.{name}.{os.urandom(4).hex()}.tmp"
+    filesystem.pipe_file(first, data)
+    try:
+        filesystem.ftp.rename(first, path)
+    except OSError:
+        if not filesystem.exists(path):
+            raise
+        return False
+    else:
+        first = ""
+    finally:
+        if first:
+            with contextlib.suppress(Exception):  # must not hide the error that led here
+                filesystem.ftp.remove(first)
+    return True
 
 
 def user_of(url: str, options: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 from wds_async.storage.base import Access, Answer, Backend, Call, Description, Entry, Fault, Location, Verdict
 from wds_async.storage.deadlines import with_deadline
-from wds_async.storage.file_servers import explain_session, user_of
+from wds_async.storage.file_servers import explain_session, put_by_rename, renames_exclusively, user_of
 from wds_async.storage.filesystems import Filesystems, protocols
 from wds_async.storage.http.backend import explain_exception
 from wds_async.storage.local import explain_os_error
@@ -77,6 +77,22 @@ class GenericBackend(Backend):
         if isinstance(outcome, Answer):
             return Fault(Verdict.FATAL, f"the store answered {outcome.status}")
         return explain_foreign(outcome, user_of(location.target, self._options))
+
+    async def create(self, location: Location, data: bytes) -> bool:
+        filesystem, path = await self._filesystems.find(location.target)
+        try:
+            if renames_exclusively(filesystem):
+                allowed_s = self._filesystems.range_s(len(data))
+                return await self._filesystems.take(filesystem, allowed_s, put_by_rename, filesystem, path, data)  # type: ignore[no-any-return]
+            if filesystem.protocol != "memory":
+                return await super().create(location, data)
+            await self._filesystems.ask(filesystem, "pipe_file", path, data, mode="create")
+        except FileExistsError:
+            return False
+        return True
+
+    async def certainly_creates(self, location: Location) -> bool:
+        return True
 
     async def close(self) -> None:
         await with_deadline(self._filesystems.close(), self._filesystems.question_s)

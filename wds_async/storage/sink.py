@@ -16,14 +16,17 @@ from typing import Any, NoReturn, Protocol
 from wds_async.errors import AccessDenied, ConfigError, PipeError, ShardNotFound, StorageError, UrlError
 from wds_async.redact import redact
 from wds_async.storage import pipe, registry
+from wds_async.storage.creation import create
 from wds_async.storage.filewriting import WRITE_BYTES, write_all
 from wds_async.storage.options import StorageOptions
+from wds_async.storage.storeloop import StoreLoop
 from wds_async.storage.stores import load
 from wds_async.storage.user_openers import GOPEN_BUFSIZE, named_opener
 
-__all__ = ["FileSink", "LocalSink", "PipeSink", "Sink", "open_sink", "publish", "publish_text"]
+__all__ = ["FileSink", "LocalSink", "PipeSink", "Sink", "open_sink", "publish", "publish_new", "publish_text"]
 
 Data = bytes | bytearray | memoryview
+_WITHOUT_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK})
 
 
 class Sink(Protocol):
@@ -97,6 +100,29 @@ class LocalSink:
             self.abort()
             self._fail(exn)
         self._open = False
+
+    def commit_new(self) -> bool:
+        """Publish only where there is no file of this name, and return whether it did; what is there stays as it is.
+        The file is on the disk then."""
+        if self.temporary is None:
+            self.abort()
+            return False
+        try:
+            self._stream.flush()
+            os.fsync(self._stream.fileno())
+            os.link(self.temporary, self.path)
+        except FileExistsError:  # where the answer of a network file system was lost, it may be our own link
+            return os.stat(self.temporary).st_nlink > 1
+        except OSError as exn:
+            if exn.errno in _WITHOUT_LINKS:
+                raise UrlError(
+                    f"{self.path}: this file system has no links, by which a file is created only where there is none; "
+                    "write to the store itself (s3://, gs://, az://), or to another file system"
+                ) from exn
+            self._fail(exn)
+        finally:
+            self.abort()
+        return True
 
     def abort(self) -> None:
         if not self._open:
@@ -244,6 +270,30 @@ def publish(url: str, data: Data, options: Mapping[str, Any] | StorageOptions | 
     except BaseException:
         sink.abort()
         raise
+
+
+def publish_new(url: str, data: Data, options: Mapping[str, Any] | StorageOptions | None = None) -> bool:
+    """Write a small file to ``url`` where there is none; it appears whole. Return False where there is one, which stays
+    as it is. Of many writers at once, on whatever machines, exactly one has True.
+
+    It is decided by the store: a file system by a link, S3, Azure and web servers by ``If-None-Match: *``, Google Cloud
+    Storage by ``ifGenerationMatch=0``, SFTP by renaming. Where an answer is lost and the attempt repeated, True may
+    also mean that another writer had created the same bytes. Raises what `open_sink` does, and UrlError where the store
+    cannot decide it, or is seen to replace objects nevertheless.
+    """
+    place = registry.locate(url, options=StorageOptions(options))
+    if place.path is not None:
+        sink = LocalSink(place.path)
+        try:
+            sink.write(data)
+            return sink.commit_new()
+        except BaseException:
+            sink.abort()
+            raise
+    if place.in_order:
+        raise UrlError(f"{redact(url)}: a command or an opener of the program cannot create only where there is none")
+    with StoreLoop() as loop:
+        return loop.run(create(loop.backends, place, bytes(data)))
 
 
 def publish_text(url: str, text: str, options: Mapping[str, Any] | StorageOptions | None = None) -> None:

@@ -9,45 +9,39 @@ object only when it is completed. For every other store the bytes are gathered i
 from __future__ import annotations
 
 import contextlib
-import http.client
 import os
 import tempfile
 import threading
 import time
-import urllib.parse
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any, NoReturn, cast
 
-from wds_async.config import proxy_for, transfer_config
+from wds_async.config import transfer_config
 from wds_async.errors import MissingExtra, ShardNotFound, StorageError, UrlError
-from wds_async.storage.base import Answer, Fault, Location, RedirectLoop, Request, error_for
+from wds_async.storage.base import Answer, Fault, Location, RedirectLoop, error_for
 from wds_async.storage.deadlines import call_with_deadline, transfer_s
 from wds_async.storage.file_servers import end_session, user_of
 from wds_async.storage.filesystems import filesystem_of
 from wds_async.storage.generic import explain_foreign
-from wds_async.storage.http.auth import ANONYMOUS, identity_of_url
-from wds_async.storage.http.backend import HttpBackend, tls_context
-from wds_async.storage.http.messages import REDIRECTS, redirected
+from wds_async.storage.http.backend import HttpBackend
+from wds_async.storage.http.puts import put
 from wds_async.storage.retry import Retries
 from wds_async.storage.secrets import Secrets, Writer
 from wds_async.storage.stores import load
 
 __all__ = [
-    "PUT_REDIRECTS",
     "HttpSink",
     "MultipartSink",
     "StoreSink",
     "close_writer",
     "fsspec_sink",
-    "send_put",
     "writer_of",
 ]
 
 Data = bytes | bytearray | memoryview
 _RENAMED = frozenset({"arrow_hdfs", "ftp", "hdfs", "memory", "sftp", "smb", "ssh", "webhdfs"})
 """Here a file is visible while it is being sent, and renaming is cheap: it gets its name last."""
-PUT_REDIRECTS = REDIRECTS - {303}  # which asks for a GET
 _BLOCK_BYTES = 1 << 20
 _ABORT_WITHIN_S = 10.0
 """How long the store is waited for where an upload has failed already, or is not wanted any more."""
@@ -140,80 +134,7 @@ class HttpSink(_Gathered):
 
     def _put(self, file: IO[bytes], timeout_s: float) -> Answer:
         """Send the file to where redirects lead. Raise OSError or `RedirectLoop`."""
-        request = self._request
-        while True:
-            file.seek(0)
-            answer = send_put(request, file, self.offset, timeout_s, more=_more_headers(request))
-            if answer.status not in PUT_REDIRECTS or "location" not in answer.fields:
-                return answer
-            request = redirected(request, answer.fields["location"])
-
-
-def _more_headers(request: Request) -> dict[str, str]:
-    names = {name.lower() for name, _ in request.headers}
-    host = urllib.parse.urlsplit(request.url).hostname or ""
-    more = {} if "content-type" in names else {"Content-Type": "application/octet-stream"}
-    if host.endswith(".blob.core.windows.net") and "x-ms-blob-type" not in names:
-        # Azure requires the kind of blob that a PUT makes; a SAS URL is otherwise all that is needed.
-        more["x-ms-blob-type"] = "BlockBlob"
-    return more
-
-
-def send_put(
-    request: Request,
-    body: IO[bytes] | None,
-    size: int,
-    timeout_s: float,
-    *,
-    more: Mapping[str, str] = {},
-    proxied: bool = True,
-) -> Answer:
-    """Send one PUT with the ``size`` bytes of ``body``, through the environment's proxy where there is one, unless
-    ``proxied`` is False. Return the answer, also one that comes before the body is read and closes the connection:
-    aiohttp loses that one where the next write fails, so this is `http.client`. Raise OSError. Blocks."""
-    headers = {name: value for name, value in request.headers if name.lower() != "accept-encoding"}
-    try:
-        connection, target, of_proxy = _connect(request, timeout_s, proxy_for(request.url) if proxied else None)
-        with contextlib.closing(connection):
-            connection.connect()
-            try:
-                connection.request("PUT", target, body, {**headers, **more, **of_proxy, "Content-Length": str(size)})
-            except (BrokenPipeError, ConnectionResetError):
-                with contextlib.suppress(OSError, http.client.HTTPException):
-                    return _answer(connection)
-                raise
-            return _answer(connection)
-    except http.client.HTTPException as exn:
-        raise ConnectionError(str(exn)) from exn
-
-
-def _connect(
-    request: Request, timeout_s: float, proxy: str | None
-) -> tuple[http.client.HTTPConnection, str, dict[str, str]]:
-    """Return the connection, the target of the request, and the headers for the proxy."""
-    parts = urllib.parse.urlsplit(request.url)
-    options: dict[str, Any] = {"timeout": timeout_s, "blocksize": _BLOCK_BYTES}
-    kind: type[http.client.HTTPConnection] = http.client.HTTPConnection
-    if parts.scheme == "https":
-        kind = http.client.HTTPSConnection
-        options["context"] = tls_context(request.tls)
-    target = urllib.parse.urlunsplit(("", "", parts.path or "/", parts.query, ""))
-    if proxy is None:
-        return kind(parts.hostname or "", parts.port, **options), target, {}
-    through = urllib.parse.urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-    identity = identity_of_url(through) or ANONYMOUS
-    more = {f"Proxy-{name}": value for name, value in identity.headers}
-    connection = kind(through.hostname or "", through.port, **options)
-    if parts.scheme == "https":
-        connection.set_tunnel(parts.hostname or "", parts.port, headers=more)
-        return connection, target, {}
-    return connection, urllib.parse.urlunsplit((*parts[:2], parts.path or "/", parts.query, "")), more
-
-
-def _answer(connection: http.client.HTTPConnection) -> Answer:
-    response = connection.getresponse()
-    fields = {name.lower(): value for name, value in response.getheaders()}
-    return Answer(response.status, fields, response.read(4096) if response.status >= 400 else b"")
+        return put(self._request, file, self.offset, timeout_s)
 
 
 class MultipartSink:

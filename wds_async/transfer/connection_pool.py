@@ -15,7 +15,7 @@ from wds_async.background import BlockingThreads
 from wds_async.config import TransferConfig
 from wds_async.errors import AccessDenied
 from wds_async.storage.base import Guard, Tls
-from wds_async.storage.http.backend import tls_context
+from wds_async.storage.http.auth import tls_context
 from wds_async.transfer.circuit_breaker import CircuitBreaker
 from wds_async.transfer.connection import Connection, Origin, open_connection
 

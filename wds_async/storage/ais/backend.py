@@ -9,13 +9,16 @@ not ``AIS_CONNECT_TIMEOUT`` and ``AIS_READ_TIMEOUT``.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import re
+import urllib.parse
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import IO, Any
 
 from wds_async.config import transfer_config
+from wds_async.errors import UrlError
 from wds_async.redact import redact
 from wds_async.storage import retry
 from wds_async.storage.ais.handed import FileRequests
@@ -31,6 +34,7 @@ from wds_async.storage.base import (
     Fault,
     Location,
     Pages,
+    RedirectLoop,
     RefusedAnswer,
     Request,
     Verdict,
@@ -39,9 +43,10 @@ from wds_async.storage.checksums import aistore
 from wds_async.storage.cloud import CloudBackend
 from wds_async.storage.http.errors import explain_exception, explain_status, retry_after_s, with_proxy
 from wds_async.storage.http.messages import PLAIN_HEADERS, answer_of, version_of
+from wds_async.storage.http.puts import ONLY_NEW, PUT_REDIRECTS, created, send_put
 from wds_async.storage.options import NO_OPTIONS, Options
 
-__all__ = ["AisBackend", "explain_answer", "explain_service"]
+__all__ = ["WRITE_HEADERS", "AisBackend", "explain_answer", "explain_service", "put_by_target", "writable_url"]
 
 _NO_RECURSION, _NAME_AND_SIZE = 1 << 11, 1 << 5
 _IS_FOLDER = 1 << 8
@@ -115,6 +120,38 @@ def _pinned_by(fields: Mapping[str, str], size: int | None) -> str:
     checksum is no part of it, because a bucket may be set to give that of the range."""
     version = fields.get("ais-version", "")
     return f"{version_of(fields, size)}{f', version {version}' if version else ''}"
+
+
+WRITE_HEADERS = (*PLAIN_HEADERS[:1], ("Content-Type", "application/octet-stream"))
+"""Headers of every PUT."""
+
+
+def writable_url(place: AisObject, cluster: Cluster, shown: str) -> str:
+    """Return the URL that is PUT to write an object. Raise UrlError where it cannot be written."""
+    if not place.name or place.name.endswith("/") or place.query:
+        raise UrlError(f"{shown}: names no object to write; write ais://bucket/object")
+    if cluster.socket:
+        raise UrlError(f"{shown}: the service at {cluster.endpoint} only reads; write to the store itself")
+    return place.object_url(cluster.base)
+
+
+def put_by_target(
+    request: Request, token: str, body: IO[bytes], size: int, timeout_s: float, more: Mapping[str, str] = {}
+) -> Answer:
+    """Send the body to the target that the proxy names, and the token to the proxy only. The proxy gets an empty
+    body, as from AIStore's own client: a front end may read the body that a length promises before it answers. Raise
+    OSError or `RedirectLoop`. Blocks."""
+    proof = {"Connection": "close", **({"Authorization": f"Bearer {token}"} if token else {})}
+    answer = send_put(request, None, 0, timeout_s, more={**proof, **more}, proxied=False)
+    if answer.status not in PUT_REDIRECTS or "location" not in answer.fields:
+        # A single node may have taken the object itself, without a body: that is no success.
+        return answer if answer.status >= 300 else Answer(502, {}, b"the proxy did not redirect the upload")
+    target = urllib.parse.urljoin(request.url, answer.fields["location"])
+    body.seek(0)
+    answer = send_put(replace(request, url=target), body, size, timeout_s, more=more, proxied=False)
+    if answer.status in PUT_REDIRECTS:
+        raise RedirectLoop("a target of AIStore redirected the upload again")
+    return answer
 
 
 class AisBackend(CloudBackend):
@@ -214,6 +251,15 @@ class AisBackend(CloudBackend):
         if place.in_order:  # what is made of an object has no checksum
             return None
         return aistore(await self._http.head(await self._request(cluster, place.object_url(cluster.base))))
+
+    async def create(self, location: Location, data: bytes) -> bool:
+        cluster, place = self._cluster(location.target), AisObject.of(location.target)
+        request = Request(writable_url(place, cluster, location.shown), WRITE_HEADERS, tls=cluster.tls)
+        body, stall_s = io.BytesIO(data), self._timeouts_s[1]
+        answer = await self._call(
+            put_by_target, request, await self._token(cluster), body, len(data), stall_s, more=ONLY_NEW
+        )
+        return created(answer)
 
     async def close(self) -> None:
         await self._announcer.close()

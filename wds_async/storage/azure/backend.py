@@ -7,7 +7,9 @@ without them that last is a web server like any other.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
+import os
 import socket
 import urllib.parse
 from collections.abc import AsyncIterator, Mapping
@@ -129,6 +131,32 @@ class AzureBackend(CloudBackend):
         if plain:
             return await self._http.remote_checksum(location)
         return azure(await self._http.head(await _request(access, blob)))
+
+    async def create(self, location: Location, data: bytes) -> bool:
+        blob, access, plain = self._of(location.target)
+        if plain:
+            return await self._http.create(location, data)
+        if not blob.name:
+            raise UrlError(f"{redact(location.target)} names a container, not a blob")
+        await self._resolve(access.account, location.target)
+        client = (await access.service()).get_blob_client(blob.container, blob.name)
+        # aiohttp repeats a PUT by itself where the connection breaks, so what is there may be our own blob.
+        metadata = {"wds_async_writer": os.urandom(16).hex()}
+        try:
+            await client.upload_blob(data, overwrite=False, metadata=metadata)
+        except Exception as exn:
+            answer = answer_of(exn)
+            if answer is None:
+                raise
+            if code_of(answer) not in ("BlobAlreadyExists", "ConditionNotMet"):
+                raise RefusedAnswer(answer) from None
+            with contextlib.suppress(Exception):  # it cannot be looked at
+                return bool((await client.get_blob_properties()).metadata == metadata)
+            return False
+        return True
+
+    async def certainly_creates(self, location: Location) -> bool:
+        return True
 
     async def close(self) -> None:
         self._by_endpoint.clear()

@@ -10,6 +10,7 @@ import base64
 import logging
 import netrc
 import os
+import ssl
 import urllib.parse
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ __all__ = [
     "Netrc",
     "checked_header",
     "identity_of_url",
+    "tls_context",
 ]
 
 logger = logging.getLogger("wds_async")
@@ -236,3 +238,18 @@ class Netrc:
         """Return the identity of the entry for ``host``, None without one."""
         entry = self._entries.get(host.lower())
         return entry and Identity(f"the netrc entry for {host}", (("Authorization", _basic(*entry)),))
+
+
+def tls_context(tls: Tls) -> ssl.SSLContext:
+    """Return a client's context. ConfigError where a file that ``tls`` names cannot be used. Blocks: it reads files."""
+    try:
+        context = ssl.create_default_context(cafile=tls.ca_file or None)
+        if tls.certificate:
+            context.load_cert_chain(tls.certificate, tls.key or None)
+    except (OSError, ssl.SSLError) as exn:
+        named = ", ".join(name for name in (tls.ca_file, tls.certificate, tls.key) if name)
+        raise ConfigError(f"TLS: cannot use {named}: {exn}. They are PEM files of certificates and keys.") from exn
+    if not tls.verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context

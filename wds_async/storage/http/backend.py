@@ -10,6 +10,7 @@ import asyncio
 import codecs
 import contextlib
 import html.parser
+import io
 import ipaddress
 import socket
 import ssl
@@ -19,7 +20,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from wds_async.config import proxy_for
-from wds_async.errors import AccessDenied, ConfigError, UrlError
+from wds_async.errors import AccessDenied, UrlError
 from wds_async.storage.base import (
     Access,
     Answer,
@@ -46,6 +47,7 @@ from wds_async.storage.http.auth import (
     Identity,
     Netrc,
     identity_of_url,
+    tls_context,
 )
 from wds_async.storage.http.errors import explain_exception, explain_status, with_identity, with_port_hint, with_proxy
 from wds_async.storage.http.messages import (
@@ -57,6 +59,7 @@ from wds_async.storage.http.messages import (
     version_of,
     wire_url,
 )
+from wds_async.storage.http.puts import ONLY_NEW, created, put
 from wds_async.storage.options import NO_OPTIONS, Options
 from wds_async.storage.preload import import_client
 from wds_async.urls import split_web_url
@@ -76,7 +79,6 @@ __all__ = [
     "guarded_resolver",
     "is_address",
     "judge",
-    "tls_context",
     "version_of",
 ]
 
@@ -313,6 +315,15 @@ class HttpBackend(Backend):
         await self._prepared()
         return self.checksum(await self.head(self.request(location.target), _WANTED))
 
+    async def create(self, location: Location, data: bytes) -> bool:
+        await self._prepared()
+        return await self.put_new(self.request(location.target), data)
+
+    async def put_new(self, request: Request, data: bytes) -> bool:
+        """PUT ``data`` where there is nothing (``If-None-Match: *``, RFC 9110 §13.1.2), to where redirects lead. Return
+        False where the server has an object. Raise RefusedAnswer for other refusals."""
+        return created(await self._call(put, request, io.BytesIO(data), len(data), self.timeouts_s[1], ONLY_NEW))
+
     async def head(
         self,
         request: Request,
@@ -422,21 +433,6 @@ class HttpBackend(Backend):
         if tls not in self._contexts:
             self._contexts[tls] = await self._call(tls_context, tls)
         return self._contexts[tls]
-
-
-def tls_context(tls: Tls) -> ssl.SSLContext:
-    """Return a client's context. ConfigError where a file that ``tls`` names cannot be used. Blocks: it reads files."""
-    try:
-        context = ssl.create_default_context(cafile=tls.ca_file or None)
-        if tls.certificate:
-            context.load_cert_chain(tls.certificate, tls.key or None)
-    except (OSError, ssl.SSLError) as exn:
-        named = ", ".join(name for name in (tls.ca_file, tls.certificate, tls.key) if name)
-        raise ConfigError(f"TLS: cannot use {named}: {exn}. They are PEM files of certificates and keys.") from exn
-    if not tls.verify:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context
 
 
 def _was_closed(tls: Any) -> bool:

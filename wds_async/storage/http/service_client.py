@@ -13,7 +13,7 @@ from wds_async.errors import ConfigError
 from wds_async.redact import redact
 from wds_async.storage.base import Tls
 from wds_async.storage.deadlines import call_with_deadline
-from wds_async.storage.http.backend import tls_context
+from wds_async.storage.http.auth import tls_context
 from wds_async.storage.http.messages import fields_of
 
 if TYPE_CHECKING:

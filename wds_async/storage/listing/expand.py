@@ -10,22 +10,20 @@ of one folder list it once: 16 MB at most. A folder that is larger is listed ane
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import stat
 from collections.abc import AsyncIterator, Generator, Iterable
-from types import TracebackType
 from typing import TypeVar
 
-from wds_async.background import BlockingThreads, LoopThread
 from wds_async.config import transfer_config
 from wds_async.storage.base import Entry
 from wds_async.storage.listing.folders import forget
 from wds_async.storage.listing.globs import Pattern, parse
 from wds_async.storage.listing.searching import Folders
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
-from wds_async.storage.registry import Backends, locate
+from wds_async.storage.registry import locate
+from wds_async.storage.storeloop import StoreLoop
 from wds_async.urls import expand_urls, local_path
 
 __all__ = ["expand_listed", "folder_entries", "forget_listings", "matches"]
@@ -33,7 +31,6 @@ __all__ = ["expand_listed", "folder_entries", "forget_listings", "matches"]
 T = TypeVar("T")
 Urls = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
-_STOP_WITHIN_S = 2.0
 _PAGE = 1000
 
 
@@ -61,8 +58,8 @@ def folder_entries(url: str, *, recursive: bool = False, options: StorageOptions
     ``recursive`` the objects in it and then those in its folders. Listed page by page as it is taken; close the
     iterator to stop before its end. Raises what `expand_listed` raises.
     """
-    with _Loop(options, fresh=True) as loop:
-        pages = _pages(loop.folders, url, recursive)
+    with StoreLoop("wds-async-listing") as loop:
+        pages = _pages(_folders(loop, options, fresh=True), url, recursive)
         while page := loop.run(_next(pages)):
             yield from page
 
@@ -84,8 +81,8 @@ def _patterns(urls: list[str], options: StorageOptions) -> dict[str, Pattern]:
 def _found(expanded: list[str], patterns: dict[str, Pattern], options: StorageOptions, *, fresh: bool) -> list[Entry]:
     if not patterns:
         return [Entry(url, None) for url in expanded]
-    with _Loop(options, fresh=fresh) as loop:
-        searches = loop.run(loop.folders.match(patterns.values()))
+    with StoreLoop("wds-async-listing") as loop:
+        searches = loop.run(_folders(loop, options, fresh=fresh).match(patterns.values()))
     results = {search.pattern.url: search for search in searches}
     return [entry for url in expanded for entry in (results[url].result() if url in results else [Entry(url, None)])]
 
@@ -104,6 +101,10 @@ def _with_status(entry: Entry) -> Entry:
             if stat.S_ISREG(status.st_mode):
                 return Entry(entry.url, status.st_size, status.st_mtime)
     return entry
+
+
+def _folders(loop: StoreLoop, options: StorageOptions, *, fresh: bool) -> Folders:
+    return Folders(loop.backends, options, transfer_config().retry, fresh=fresh)
 
 
 async def _pages(folders: Folders, url: str, recursive: bool) -> AsyncIterator[list[Entry]]:
@@ -127,36 +128,3 @@ async def _pages(folders: Folders, url: str, recursive: bool) -> AsyncIterator[l
 
 async def _next(pages: AsyncIterator[list[Entry]]) -> list[Entry] | None:
     return await anext(pages, None)
-
-
-class _Loop:
-    """An event loop on a thread of its own, with backends of its own, for the length of a ``with`` block."""
-
-    def __init__(self, options: StorageOptions, *, fresh: bool) -> None:
-        config = transfer_config()
-        self._thread = LoopThread("wds-async-listing", at_end=self._end)
-        self._blocking = BlockingThreads(self._thread.loop)
-        self._backends = Backends(
-            self._blocking.call,
-            direct=config.direct,
-            connect_timeout_s=config.connect_timeout_s,
-            stall_timeout_s=config.stall_timeout_s,
-        )
-        self.folders = Folders(self._backends, options, config.retry, fresh=fresh)
-        self.run = self._thread.run
-
-    def __enter__(self) -> _Loop:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exn: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._thread.stop()
-        self._thread.join(_STOP_WITHIN_S)
-
-    async def _end(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_STOP_WITHIN_S * 0.75):
-                await self._backends.close()
-        self._blocking.stop()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 import urllib.parse
 from collections.abc import AsyncIterator, Mapping
@@ -126,6 +127,28 @@ class S3Backend(CloudBackend):
         head = await client.head(name, ChecksumMode="ENABLED")
         fields = fields_of(head["ResponseMetadata"]["HTTPHeaders"])
         return amazon(fields) or (None if name.is_directory else amazon_etag(fields))
+
+    async def create(self, location: Location, data: bytes) -> bool:
+        name = S3Name.of(location.target)
+        if not name.bucket or not name.key:
+            raise UrlError(f"{redact(location.target)}: names no object; write s3://bucket/key")
+        client = await self._connected(name)
+        self._remember(location.target, client)
+        writer = os.urandom(16).hex()
+        try:
+            await client.put_new(name, data, writer)
+        except Exception as exn:
+            refusal = refusal_of_exception(exn)
+            if refusal is None or (refusal.code != "PreconditionFailed" and refusal.status != 412):
+                raise
+            # aiohttp repeats a PUT by itself where the connection breaks, so what is there may be our own object.
+            with contextlib.suppress(Exception):  # it may not be looked at
+                return await client.writer(name) == writer
+            return False
+        return True
+
+    async def certainly_creates(self, location: Location) -> bool:
+        return (await self._connected(S3Name.of(location.target))).at_amazon
 
     async def close(self) -> None:
         for filesystems in (*self._dropped, self._filesystems):

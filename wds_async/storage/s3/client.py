@@ -12,6 +12,7 @@ import contextvars
 import datetime
 import re
 import time
+import urllib.parse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +31,7 @@ __all__ = ["S3Client", "Signed", "connect", "key_in_words", "writer"]
 _VALID_FOR_S = 600.0
 _SESSION_VALID_FOR_S = 50.0  # botocore renews those of S3 Express when less than a minute is left
 _AT_LEAST_S = 1.0
+_WRITER = "wds-async-writer"
 _LEFT_OUT = frozenset({"user-agent", "accept-encoding", "amz-sdk-invocation-id", "amz-sdk-request"})
 _SOURCES = {
     "env": "environment",
@@ -125,6 +127,23 @@ class S3Client:
         """Return botocore's answer to the HEAD of an object."""
         extra = {**more, **self.arguments("HeadObject"), **_version(name)}
         return await self.client.head_object(Bucket=name.bucket, Key=name.key, **extra)
+
+    async def put_new(self, name: S3Name, data: bytes, writer: str) -> None:
+        """PUT an object where there is none, with the ``writer`` in its metadata. Raise botocore's ClientError (412)
+        where there is one."""
+        extra = {**self.arguments("PutObject"), "Metadata": {_WRITER: writer}, "IfNoneMatch": "*"}
+        await self.client.put_object(Bucket=name.bucket, Key=name.key, Body=data, **extra)
+
+    async def writer(self, name: S3Name) -> str | None:
+        """Return the writer in the object's metadata; None where there is none."""
+        metadata: Mapping[str, str] = (await self.head(name)).get("Metadata") or {}
+        return metadata.get(_WRITER)
+
+    @property
+    def at_amazon(self) -> bool:
+        """True if requests go to Amazon, and not to another store with its protocol."""
+        host = urllib.parse.urlsplit(str(self.client.meta.endpoint_url)).hostname or ""
+        return host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
 
     async def sign(self, name: S3Name) -> Signed:
         """Return the signed GET of an object. Raise what botocore raises where there is nothing to sign with."""
