@@ -69,7 +69,7 @@ TORCH_ROOMS = ("world", "autodecode", "decoding.*", "filters.basic", "filters.ba
 GLOBAL_RANDOM_ROOMS = ("world",)
 RANDOM_STATE_ROOMS = ("checkpoint.packing",)
 """Rooms that save the program's generators, and set them to what they were."""
-SUBPROCESS_ROOMS = ("storage.pipe",)
+SUBPROCESS_ROOMS = ("storage.pipe", "distributed.engines.local")
 INTEGRATION_ROOMS = ("integrations.*",)
 """Rooms that import another framework, for programs that have imported it."""
 PRINT_ROOMS = ("cli", "cli.*")
@@ -86,8 +86,9 @@ URL_ROOMS = ("storage.base", "storage.registry", "storage.options", "storage.lis
 ASYNC_ROOMS = ("background", "storage.*", "transfer.*", "shardcache.*", "service.*", "asyncreader", "cli.cache",
                "cli.warm", "cli.demo.server")  # fmt: skip
 SYS_MODULES_ROOMS = ("packages", "gopen", "cli.alias")
-IMPORT_BY_NAME_ROOMS = ("__init__", "packages", "decoding.media", "legacy.names", "samplecache", "service.buckets",
-                        "shardlists.spec", "storage.preload", "storage.registry", "cli.*")  # fmt: skip
+IMPORT_BY_NAME_ROOMS = ("__init__", "packages", "decoding.media", "distributed.__init__", "distributed.functions",
+                        "legacy.names", "samplecache", "service.buckets", "shardlists.spec", "storage.preload",
+                        "storage.registry", "cli.*")  # fmt: skip
 """Rooms whose names come from a table of names or from the user; elsewhere an import by name dodges the floors."""
 FSSPEC_ROOMS = ("storage", "storage.*")
 

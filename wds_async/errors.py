@@ -4,6 +4,7 @@
 
     WdsError
     ├── ConfigError (ValueError)            a setting or argument that does not parse
+    │   └── JobChanged                      the folder of a distributed job holds another job
     ├── UrlError (ValueError)               a URL, pattern or rewrite rule that cannot be understood
     ├── MissingExtra (ImportError)          a package of an extra is not installed, or broken
     ├── StorageError (OSError)              the store's side
@@ -23,6 +24,7 @@
     │   └── MissingField                    a sample lacks a field that ``expect`` names
     ├── ShardCutError (ValueError)          a shard cannot be cut into spans by its bytes alone
     ├── DecodingError                       a field could not be decoded
+    ├── JobFailed (RuntimeError)            tasks of a distributed job failed, or do not end
     ├── CostLimitReached (RuntimeError)     the run would cost more than ``WDS_COST_LIMIT``
     ├── TooMuchLost (RuntimeError)          handlers skipped too much, or no shard gives a sample any more
     ├── StateError (ValueError)             a state that cannot be saved, or not be gone on from
@@ -40,10 +42,10 @@ from typing import Self
 
 __all__ = [
     "AccessDenied", "ChecksumMismatch", "ConfigError", "CorruptShard", "CostLimitReached", "DecodingError",
-    "DuplicateField", "FetchTimeout", "FieldTooLarge", "MissingExtra", "MissingField", "NotATar", "ObjectChanged",
-    "PipeError", "ReaderClosed", "ShardCutError", "ShardFormatError", "ShardNotFound", "StateError", "StorageError",
-    "TooMuchLost",
-    "TransferError", "TruncatedShard", "UnsafeContent", "UrlError", "WdsError",
+    "DuplicateField", "FetchTimeout", "FieldTooLarge", "JobChanged", "JobFailed", "MissingExtra", "MissingField",
+    "NotATar", "ObjectChanged", "PipeError", "ReaderClosed", "ShardCutError", "ShardFormatError", "ShardNotFound",
+    "StateError", "StorageError", "TooMuchLost", "TransferError", "TruncatedShard", "UnsafeContent", "UrlError",
+    "WdsError",
 ]  # fmt: skip
 
 
@@ -68,6 +70,11 @@ class WdsError(Exception):
 
 class ConfigError(WdsError, ValueError):
     """A setting (environment variable or argument) does not parse or is out of range."""
+
+
+class JobChanged(ConfigError):
+    """The folder of a distributed job holds another job: other inputs, another function or version, other options. The
+    message says what differs."""
 
 
 class UrlError(WdsError, ValueError):
@@ -161,6 +168,16 @@ class DecodingError(WdsError):
     key: str | None = None
     field: str | None = None
     k: str | None = None
+
+
+class JobFailed(WdsError, RuntimeError):
+    """Tasks of a distributed job failed in every attempt, or others that were waited for made no progress. The message
+    names them with their shards.
+
+    ``failures`` are pairs of a task's number and its last error; empty in one built from a string.
+    """
+
+    failures: tuple[tuple[int, str], ...] = ()
 
 
 class CostLimitReached(WdsError, RuntimeError):

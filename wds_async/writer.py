@@ -358,6 +358,11 @@ class TarWriter:
         self.count += 1
         return total
 
+    def gather_index(self) -> DaliIndex:
+        """Return an index that the members written from here on are added to; it is not written by `close`."""
+        self._entries = DaliIndex()
+        return self._entries
+
     def _bytes(self, key: str, field: str, value: Any) -> Any:
         if field.startswith("_"):
             if not isinstance(value, str):
@@ -560,7 +565,7 @@ class ShardWriter:
         self.tarstream.rules = self._rules
         self._rules.new_shard()
         if self._dali:
-            self.tarstream._entries = DaliIndex()
+            self.tarstream.gather_index()
         self.shard += 1
 
     def write(self, obj: Sample, mtime: float | None = None) -> None:

@@ -25,6 +25,7 @@ __all__ = [
     "pack_items",
     "pack_places",
     "save_global_random",
+    "seed_generators",
     "seed_global_random",
     "shard_of",
     "unpack_items",
@@ -83,6 +84,16 @@ def seed_global_random(seed: int, worker: int) -> None:
         import numpy as np  # noqa: PLC0415 (only where it was used before)
 
         np.random.seed(packages.loaded("torch.utils.data._utils.worker")._generate_state(seed, worker))
+
+
+def seed_generators(seed: int) -> None:
+    """Seed these generators with ``seed``, of 31 bits; numpy's in any case, which is imported with its first use."""
+    import numpy.random  # noqa: PLC0415 (not needed where nothing is seeded)
+
+    random.seed(seed)
+    numpy.random.seed(seed)
+    if (torch := packages.loaded("torch")) is not None:
+        torch.manual_seed(seed)
 
 
 def pack_places(places: Sequence[tuple[Shard, int, int | None]], numbers: dict[Shard, int]) -> dict[str, Any]:

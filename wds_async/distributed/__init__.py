@@ -3,3 +3,36 @@
 This is a door: names are looked up when they are first used (PEP 562). Ray and Dask are imported by the engines of
 these names only.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from wds_async.distributed.folder import JobFolder as JobFolder
+    from wds_async.distributed.jobs import Job as Job
+    from wds_async.distributed.mapping import map_shards as map_shards
+    from wds_async.distributed.progress import JobProgress as JobProgress
+    from wds_async.distributed.progress import JobStatus as JobStatus
+    from wds_async.distributed.progress import JobSummary as JobSummary
+
+_HOMES = {
+    "folder": "JobFolder",
+    "jobs": "Job",
+    "mapping": "map_shards",
+    "progress": "JobProgress JobStatus JobSummary",
+}
+_MODULES = {name: module for module, names in _HOMES.items() for name in names.split()}
+
+__all__ = sorted(_MODULES)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

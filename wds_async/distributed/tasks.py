@@ -8,7 +8,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-__all__ = ["AttemptResult", "Input", "Output", "Record", "Task", "Work", "identity"]
+from wds_async.errors import ConfigError
+from wds_async.redact import redact
+
+__all__ = ["AttemptResult", "Input", "Output", "Record", "Task", "Work", "identity", "record_bytes", "record_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +48,10 @@ class Task:
     """JSON: what its work needs beside the inputs (the section that a reducer reads)."""
 
     def identity(self, work: Mapping[str, Any]) -> str:
-        """Return the task's id: a hash of its number, its inputs, its parameters and the described work."""
-        return identity(self.number, [asdict(one) for one in self.inputs], dict(self.parameters), dict(work))
+        """Return the task's id: a hash of its number, its inputs, its parameters and the described work. Secrets in
+        URLs do not count: a URL that is signed anew means the same shard."""
+        inputs = [{"url": redact(one.url), "size": one.size, "version": one.version} for one in self.inputs]
+        return identity(self.number, inputs, dict(self.parameters), dict(work))
 
 
 def identity(*parts: Any) -> str:
@@ -105,5 +110,27 @@ class AttemptResult:
     seconds: float = 0.0
     bytes_read: int = 0
     requests: int = 0
+    traffic: Mapping[str, Any] = field(default_factory=dict)
+    """What was read, by origin: `Traffic.as_dict`."""
     place: str = ""
     """Host and process, for people."""
+
+
+def record_bytes(record: Record) -> bytes:
+    """Return ``record`` as JSON; the same record gives the same bytes. Secrets in URLs are left out."""
+    values = asdict(record)
+    for one in (*values["inputs"], *values["outputs"]):
+        one["url"] = redact(one["url"])
+    return (json.dumps(values, sort_keys=True, indent=1) + "\n").encode("ascii")
+
+
+def record_of(data: bytes, name: str = "the record") -> Record:
+    """Return the record in what `record_bytes` gave. ConfigError, with ``name``, for what is none."""
+    try:
+        values = json.loads(data)
+        values["inputs"] = tuple(Input(**one) for one in values["inputs"])
+        values["outputs"] = tuple(Output(**one) for one in values["outputs"])
+        values["skipped"] = tuple(values["skipped"])
+        return Record(**values)
+    except (ValueError, KeyError, TypeError) as exn:
+        raise ConfigError(f"{redact(name)}: no record of a task ({type(exn).__name__}: {exn})") from exn

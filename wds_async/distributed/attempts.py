@@ -1,0 +1,96 @@
+"""One attempt at a task: run its work, commit its record, and tell what came of it."""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import socket
+import time
+import traceback
+from dataclasses import dataclass, field
+
+from wds_async import config, world
+from wds_async.distributed.folder import JobFolder
+from wds_async.distributed.tasks import AttemptResult, Task, Work
+from wds_async.errors import ConfigError, CostLimitReached, MissingExtra, ObjectChanged, UnsafeContent, UrlError
+from wds_async.redact import redact
+from wds_async.transfer.traffic import Traffic
+
+__all__ = ["Attempt", "add_traffic", "error_text"]
+
+_PERMANENT = (ConfigError, UrlError, MissingExtra, UnsafeContent, ObjectChanged, CostLimitReached)
+_MOST_CHARACTERS = 2000
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+@dataclass
+class _Usage:
+    """What the attempt that runs in this context has read."""
+
+    traffic: Traffic = field(default_factory=Traffic)
+
+
+_usage: contextvars.ContextVar[_Usage | None] = contextvars.ContextVar("usage", default=None)
+
+
+def add_traffic(traffic: Traffic | None) -> None:
+    """Count what a work's reader has read for the attempt that runs it; nothing outside of one."""
+    usage = _usage.get()
+    if usage is not None and traffic is not None:
+        usage.traffic.merge(traffic)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """Callable that runs an attempt at a task of ``work`` and commits it to ``folder``; see `engines.base.RunAttempt`.
+
+    The work sees rank 0 of 1 and worker 0 of 1 wherever it runs, since its result must not depend on that.
+    """
+
+    work: Work
+    folder: JobFolder
+    secure: bool = field(default_factory=config.security_enforced)
+
+    def __call__(self, task: Task) -> AttemptResult:
+        began, usage = time.monotonic(), _Usage()
+        config.inherit_security(self.secure)
+        token = _usage.set(usage)
+        record, first, error, permanent = None, True, "", False
+        try:
+            with world.standing_at(world.Place(0, 1, 0, 1)):
+                record = self.work.run(task)
+            first = self.folder.commit(record)
+        except (Exception, SystemExit) as exn:  # a function that calls sys.exit must not end the worker
+            record, error, permanent = None, error_text(exn, task), isinstance(exn, _PERMANENT)
+        finally:
+            _usage.reset(token)
+        origins = usage.traffic.origins.values()
+        return AttemptResult(
+            task=task.number,
+            record=record,
+            error=error,
+            permanent=permanent,
+            first=first,
+            seconds=time.monotonic() - began,
+            bytes_read=sum(one.bytes for one in origins),
+            requests=sum(one.requests for one in origins),
+            traffic=usage.traffic.as_dict(),
+            place=f"{socket.gethostname()}:{os.getpid()}",
+        )
+
+
+def error_text(exn: BaseException, task: Task) -> str:
+    """Return an error of ``task`` as one line without secrets: what, the notes on it (shard and sample), and the line
+    of the program's own code where it was raised."""
+    message = str(exn).strip()
+    kind = type(exn).__name__
+    parts = [f"{kind}: {message}" if message else kind, *getattr(exn, "__notes__", ())]
+    text = "; ".join(redact(" ".join(part.split())) for part in parts)
+    frames = traceback.extract_tb(exn.__traceback__)
+    own = [frame for frame in frames if not os.path.abspath(frame.filename).startswith(_HERE)]
+    if own:
+        text += f" ({os.path.basename(own[-1].filename)}:{own[-1].lineno}, in {own[-1].name})"
+    urls = [redact(one.url) for one in task.inputs]
+    if urls and not any(url in text for url in urls):
+        text = f"{urls[0]}{f' and {len(urls) - 1} more' if len(urls) > 1 else ''}: {text}"
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}…"

@@ -1,0 +1,29 @@
+"""Engines by their names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from wds_async.distributed.engines.base import TaskEngine
+from wds_async.errors import ConfigError
+
+__all__ = ["ENGINES", "engine_of"]
+
+ENGINES = ("local",)
+
+
+def engine_of(name: str, **options: Any) -> TaskEngine:
+    """Return the engine ``name`` with its ``options``; those that are None do not count.
+
+    ``cpus``: of one task. ``workers``: processes of this machine, for "local" (default: as many as CPUs allow).
+    ConfigError for a name or an option that there is not, MissingExtra where the engine's package is missing.
+    """
+    given = {option: value for option, value in options.items() if value is not None}
+    try:
+        if name == "local":
+            from wds_async.distributed.engines.local import LocalEngine  # noqa: PLC0415 (subprocess)
+
+            return LocalEngine(**given)
+    except TypeError as exn:
+        raise ConfigError(f"engine={name!r}: {exn}") from exn
+    raise ConfigError(f"engine={name!r}: one of {', '.join(ENGINES)}")

@@ -1,0 +1,202 @@
+"""Outputs of a task: tars under deterministic names, each whole or not there, with size and CRC-32C."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from wds_async.arguments import check_size
+from wds_async.distributed.folder import output_folder
+from wds_async.distributed.tasks import Output
+from wds_async.errors import ConfigError
+from wds_async.redact import redact
+from wds_async.storage.checksums import digest_of
+from wds_async.storage.options import StorageOptions
+from wds_async.storage.sink import Sink, open_sink
+from wds_async.tar.index import DaliIndex, dali_name
+from wds_async.tar.write import compression
+from wds_async.writer import TarWriter
+
+__all__ = ["Shards", "SummedSink", "bytes_of", "check_template", "name_of_output", "write_object"]
+
+Data = bytes | bytearray | memoryview
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+def bytes_of(size: float | str, argument: str = "maxsize") -> int:
+    """Return a number of bytes, also of text such as ``"500M"``, ``"1.5G"`` (powers of ten) or ``"16MiB"`` (of two).
+    ConfigError for other text and below 1."""
+    if not isinstance(size, str):
+        return check_size("a job", argument, size, at_least=1)
+    text = size.strip().lower().removesuffix("b")
+    number = text.rstrip("kmgti")
+    try:
+        value = int(float(number) * _UNITS[text[len(number) :]])
+    except (ValueError, KeyError, OverflowError):
+        raise ConfigError(f"{argument}={size!r}: bytes, or text such as '500M' or '16MiB'") from None
+    return check_size("a job", argument, value, at_least=1)
+
+
+def check_template(template: str, tasks: int) -> None:
+    """Raise ConfigError for a template of names that cannot tell the outputs of ``tasks`` tasks apart, or has other
+    fields than ``task`` and ``part``."""
+    output_folder(template)
+    try:
+        fields = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
+        names = [template.format(task=task, part=0) for task in (0, 1)]
+    except (KeyError, IndexError, ValueError) as exn:
+        raise ConfigError(
+            f"output={redact(template)!r}: it has the fields {{task}} and {{part}}, as in"
+            f" 's3://bucket/train-{{task:06d}}-{{part:03d}}.tar' ({type(exn).__name__}: {exn})"
+        ) from None
+    if unknown := fields - {"task", "part"}:
+        raise ConfigError(f"output={redact(template)!r}: unknown fields {sorted(unknown)}; there are task and part")
+    if tasks > 1 and names[0] == names[1]:
+        raise ConfigError(f"output={redact(template)!r}: all {tasks:,} tasks would write the same file; add {{task}}")
+
+
+def name_of_output(template: str, task: int, part: int) -> str:
+    """Return the URL of output ``part`` of task ``task``."""
+    return template.format(task=task, part=part)
+
+
+class SummedSink:
+    """An output that is being written: ``bytes`` and ``crc32c`` of what went through. See `sink.Sink`."""
+
+    def __init__(self, url: str, options: StorageOptions) -> None:
+        self.url = url
+        self._sink: Sink = open_sink(url, options=options)
+        self._digest = digest_of("crc32c")
+        self._pass_on = self._sink.write
+        self.bytes = 0
+
+    def write(self, data: Data) -> int:
+        """Take all of ``data``; returns its bytes."""
+        self._digest.update(memoryview(data))
+        self.bytes += len(data)
+        return self._pass_on(data)
+
+    def flush(self) -> None:
+        """Do nothing: the object appears at `commit`."""
+
+    def commit(self, out: str, samples: int | None) -> Output:
+        """Publish the object. ``out``: the folder that its name in the record is relative to."""
+        self._sink.commit()
+        name = self.url.removeprefix(out) if out and self.url.startswith(out) else self.url
+        return Output(redact(name), self.bytes, self._digest.digest().hex(), samples)
+
+    def abort(self) -> None:
+        """Give up: nothing appears."""
+        self._sink.abort()
+
+
+def write_object(url: str, data: Data, out: str, options: StorageOptions, samples: int | None = None) -> Output:
+    """Write a whole object and return its entry in the record."""
+    sink = SummedSink(url, options)
+    try:
+        sink.write(data)
+        return sink.commit(out, samples)
+    except BaseException:
+        sink.abort()
+        raise
+
+
+@dataclass
+class Shards:
+    """The tars that one task writes, one after another. The next one begins before a sample if the open one holds
+    ``maxcount`` samples or ``maxsize`` bytes of fields. ``encoder``: see `writer.make_encoder`; ``index``: write DALI's
+    index beside each.
+
+    A context manager: an exception discards the open tar. Nothing is written for no samples. The same samples give the
+    same bytes: every header has the time 0.
+    """
+
+    template: str
+    task: int
+    out: str
+    maxsize: float = float("inf")
+    maxcount: float = float("inf")
+    encoder: Any = True
+    index: bool = False
+    options: StorageOptions = field(default_factory=StorageOptions)
+    outputs: list[Output] = field(default_factory=list)
+    samples: int = 0
+    on_shard: Callable[[Output], object] | None = None
+
+    def __post_init__(self) -> None:
+        self._tar: TarWriter | None = None
+        self._sink: SummedSink | None = None
+        self._index: DaliIndex | None = None
+        self._part = 0
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the outputs so far, those of the open one left out."""
+        return sum(one.bytes for one in self.outputs)
+
+    def write(self, sample: Mapping[str, Any]) -> None:
+        """Write a sample; see `TarWriter.write` for what it raises."""
+        tar = self._tar
+        if tar is None or tar.count >= self.maxcount or tar.payload >= self.maxsize:
+            tar = self._next()
+        tar.write(sample)
+        self.samples += 1
+
+    def close(self) -> tuple[Output, ...]:
+        """End the open tar, and return all outputs."""
+        self._finish()
+        return tuple(self.outputs)
+
+    def discard(self) -> None:
+        """Give up the open tar: it does not appear."""
+        tar, self._tar = self._tar, None
+        if tar is not None:
+            tar.discard()
+        if self._sink is not None:
+            self._sink.abort()
+
+    def _next(self) -> TarWriter:
+        self._finish()
+        url = name_of_output(self.template, self.task, self._part)
+        if self._part and url == name_of_output(self.template, self.task, self._part - 1):
+            raise ConfigError(
+                f"output={redact(self.template)!r}: task {self.task} fills more than one tar; add {{part:03d}} to the"
+                " name, or raise maxsize and maxcount"
+            )
+        kind = compression(url.partition("?")[0], None)
+        if kind and self.index:
+            raise ConfigError(f"output={redact(self.template)!r}: an index is for plain tars, not for {kind}")
+        self._part += 1
+        self._sink = SummedSink(url, self.options)
+        tar: Any = TarWriter(self._sink, mtime=0, compress=kind or False, encoder=self.encoder)  # type: ignore[arg-type]
+        self._index = tar.gather_index() if self.index else None
+        self._tar = tar
+        return self._tar
+
+    def _finish(self) -> None:
+        tar, self._tar = self._tar, None
+        if tar is None or self._sink is None:
+            return
+        try:
+            tar.close()
+            self._add(self._sink.commit(self.out, tar.count))
+        except BaseException:
+            tar.discard()
+            self._sink.abort()
+            raise
+        if self._index is not None:
+            data = self._index.text().encode("utf-8")
+            self._add(write_object(dali_name(self._sink.url), data, self.out, self.options))
+
+    def _add(self, output: Output) -> None:
+        self.outputs.append(output)
+        if self.on_shard is not None:
+            self.on_shard(output)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        (self.close if kind is None else self.discard)()
