@@ -13,7 +13,7 @@ from rich.console import Console
 from tests.servers.origin import Origin
 from wds_async.cli.bench import chart
 from wds_async.cli.bench.command import decided, recommend, table
-from wds_async.cli.bench.measure import Job, Moment, Outcome
+from wds_async.cli.bench.measure import Measurement, Moment, Outcome
 
 
 def test_summary(call: Any, shards: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,8 +36,8 @@ def test_against_webdataset(call: Any, shards: Any) -> None:
 
 def test_ratios_stand_below_the_pair() -> None:
     console = Console(record=True, width=120, file=io.StringIO())
-    fast = Outcome(Job([]), 1.1, 0.1, 8 * 10**8, 500, 1.0, 10**6, 10**8)
-    slow = Outcome(Job([], library="webdataset"), 1.5, 0.5, 2 * 10**8, 100, 1.0, 10**6, 3 * 10**8)
+    fast = Outcome(Measurement([]), 1.1, 0.1, 8 * 10**8, 500, 1.0, 10**6, 10**8)
+    slow = Outcome(Measurement([], library="webdataset"), 1.5, 0.5, 2 * 10**8, 100, 1.0, 10**6, 3 * 10**8)
     console.print(table([fast, slow]))
     ratios = console.export_text().splitlines()[-1].split()
     assert ratios[:2] == ["better", "by"]
@@ -57,12 +57,14 @@ def test_the_decisions_on_connections_are_shown(call: Any, shards: Any) -> None:
 
 
 def test_many_decisions_are_shortened_and_the_table_fits_into_100_columns() -> None:
-    lines = decided(Outcome(Job([]), 1, 1, 1, 1, 1, 1, 1, decisions=tuple((float(i), f"d{i}") for i in range(30))))
+    lines = decided(
+        Outcome(Measurement([]), 1, 1, 1, 1, 1, 1, 1, decisions=tuple((float(i), f"d{i}") for i in range(30)))
+    )
     assert (len(lines), lines[0].split(), lines[-1].split()) == (11, ["0.00", "s", "d0"], ["29.00", "s", "d29"])
     assert "20 more" in lines[5]
     console = Console(record=True, width=100, file=io.StringIO())
     stats = {"connections_limit": 1024.0, "connections_peak": 64.0}
-    large = Outcome(Job([], library="webdataset", workers=16), 1, 0, 10**11, 10**7, 999, 1, 10**11, stats=stats)
+    large = Outcome(Measurement([], library="webdataset", workers=16), 1, 0, 10**11, 10**7, 999, 1, 10**11, stats=stats)
     console.print(table([large, large]))
     _, first, *_ = console.export_text().splitlines()
     assert first.split()[-1] == "1024"
@@ -100,7 +102,7 @@ MIB = 1 << 20
 def outcome(workers: int, mb_s: float, *, peak: int = 100, budget: int = 128) -> Outcome:
     processes = max(1, workers)
     return Outcome(
-        Job(["x.tar"], workers=workers),
+        Measurement(["x.tar"], workers=workers),
         wall_s=1.0,
         first_s=0.0,
         bytes=int(mb_s * 1e6),
@@ -115,7 +117,7 @@ def outcome(workers: int, mb_s: float, *, peak: int = 100, budget: int = 128) ->
     )
 
 
-def never(job: Job) -> Outcome:
+def never(job: Measurement) -> Outcome:
     raise AssertionError("nothing more needs measuring")
 
 
@@ -138,9 +140,9 @@ def test_a_window_that_was_not_full_needs_no_more(peak: int, expected: int) -> N
 
 @pytest.mark.parametrize(("faster", "expected"), [(560, 256), (510, 128)])
 def test_a_full_window_is_tried_with_twice_the_budget(faster: float, expected: int) -> None:
-    asked: list[Job] = []
+    asked: list[Measurement] = []
 
-    def more(job: Job) -> Outcome:
+    def more(job: Measurement) -> Outcome:
         asked.append(job)
         return outcome(2, faster, peak=256, budget=256)
 
@@ -151,13 +153,15 @@ def test_a_full_window_is_tried_with_twice_the_budget(faster: float, expected: i
 
 def test_webdataset_is_never_recommended() -> None:
     other = outcome(4, 9999)
-    theirs = Outcome(**{**other.__dict__, "job": Job(["x.tar"], library="webdataset", workers=4)})
+    theirs = Outcome(**{**other.__dict__, "job": Measurement(["x.tar"], library="webdataset", workers=4)})
     assert recommend([outcome(1, 500), theirs], never).workers == 1
 
 
 def charted(library: str, workers: int) -> Outcome:
     moments = tuple(Moment(0.2 * i, 10**7 * i, 100 * i, 0.1 * i, 10**8) for i in range(1, 10))
-    return Outcome(Job([], library=library, workers=workers), 2.0, 0.1, 10**8, 1000, 1.0, 10**7, 10**8, moments=moments)
+    return Outcome(
+        Measurement([], library=library, workers=workers), 2.0, 0.1, 10**8, 1000, 1.0, 10**7, 10**8, moments=moments
+    )
 
 
 def drawn(path: Path) -> tuple[int, int]:
@@ -185,7 +189,7 @@ def test_demo(tmp_path: Path) -> None:
         tests=[(1600, 0.9), (3200, 0.97)],
     )
     short = chart.Course(rates=[], losses=[(64, 2.0)], tests=[(64, 0.1)])  # too short to be sampled
-    bare = Outcome(Job([]), 0.1, 0.1, 100, 1, 0.1, 0, 10**7)
+    bare = Outcome(Measurement([]), 0.1, 0.1, 100, 1, 0.1, 0, 10**7)
     for each, outcomes in ((course, [charted("wds_async", 0), charted("webdataset", 0)]), (short, [bare])):
         chart.demo(each, outcomes, tmp_path / "demo.png")
         assert min(drawn(tmp_path / "demo.png")) > 800

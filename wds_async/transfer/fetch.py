@@ -46,7 +46,7 @@ from wds_async.transfer.streams import DirectStream, span_behind_end
 from wds_async.transfer.traffic import FILES
 from wds_async.transfer.window import Part, Shard
 
-__all__ = ["Fetcher", "Plan", "Unranged"]
+__all__ = ["FetchPlan", "Fetcher", "Unranged"]
 
 logger = logging.getLogger("wds_async")
 
@@ -64,7 +64,7 @@ class Unranged(Exception):
     """The object was requested in ranges and can be read in order only, which its plan does not allow."""
 
 
-class Plan(Protocol):
+class FetchPlan(Protocol):
     """Protocol: planner of the parts, which takes what the answers say of their shards (see `Window`)."""
 
     @property
@@ -83,7 +83,7 @@ class Fetcher:
     """Fetches the parts of one plan. ``hurried()``: the consumer is waiting right now."""
 
     def __init__(
-        self, window: Plan, resources: Resources, options: ReadOptions, *, hurried: Callable[[], bool]
+        self, window: FetchPlan, resources: Resources, options: ReadOptions, *, hurried: Callable[[], bool]
     ) -> None:
         self.answering: Part | None = None
         self._window = window

@@ -199,7 +199,7 @@ class OpenObjects:
 
 
 class _OriginFetcher:
-    """Fetcher of one origin's parts, and their plan (see `fetch.Plan`): each part has its own waiter."""
+    """Fetcher of one origin's parts, and their plan (see `fetch.FetchPlan`): each part has its own waiter."""
 
     def __init__(self, name: str, resources: Resources, options: ReadOptions) -> None:
         self.name = name

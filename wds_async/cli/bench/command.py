@@ -17,7 +17,7 @@ from rich.table import Table
 from wds_async import config, environment
 from wds_async.cli import shards
 from wds_async.cli.bench import chart
-from wds_async.cli.bench.measure import Job, Moment, Outcome, measure
+from wds_async.cli.bench.measure import Measurement, Moment, Outcome, measure
 from wds_async.observe.screen import bar
 from wds_async.shardlists import spec
 
@@ -74,7 +74,7 @@ def command(*, url: tuple[str, ...], **options: Any) -> None:
     sources = list(url) if function else shards.expand(url)
     same = {name: options[name] for name in ("pipeline", "batch", "seconds")}
     jobs = [
-        Job(sources, library, workers=count, budget_bytes=budget, **same)
+        Measurement(sources, library, workers=count, budget_bytes=budget, **same)
         for count in counts
         for library in ("wds_async", options["against"])
         if library
@@ -113,13 +113,13 @@ def _counts(text: str) -> list[int]:
     return counts
 
 
-def _watched(job: Job) -> Outcome:
+def _watched(job: Measurement) -> Outcome:
     with watched(job) as watch:
         return measure(job, watch)
 
 
 @contextmanager
-def watched(job: Job) -> Iterator[Callable[[Moment], None]]:
+def watched(job: Measurement) -> Iterator[Callable[[Moment], None]]:
     """Show a live view of ``job`` on stderr if that is a terminal; yield the function that takes each moment."""
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -136,7 +136,7 @@ def watched(job: Job) -> Iterator[Callable[[Moment], None]]:
         yield watch
 
 
-def _view(job: Job, now: Moment | None, before: Moment | None) -> Table:
+def _view(job: Measurement, now: Moment | None, before: Moment | None) -> Table:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", justify="right")
     grid.add_row("", f"[bold]{job.library}[/] · {job.pipeline} · {shards.counted(job.workers, 'worker')}")
@@ -237,7 +237,7 @@ class Advice:
     text: str
 
 
-def recommend(outcomes: list[Outcome], measure: Callable[[Job], Outcome]) -> Advice:
+def recommend(outcomes: list[Outcome], measure: Callable[[Measurement], Outcome]) -> Advice:
     """Recommend the fewest workers that come within 5 % of the fastest, and their memory budget.
 
     If their window was full, twice the budget is measured too, and recommended if it gives 10 % more. If they held
@@ -259,7 +259,7 @@ def recommend(outcomes: list[Outcome], measure: Callable[[Job], Outcome]) -> Adv
     return Advice(chosen.job.workers, budget, f"{text} {reason}")
 
 
-def _budget(chosen: Outcome, measure: Callable[[Job], Outcome]) -> tuple[int, str]:
+def _budget(chosen: Outcome, measure: Callable[[Measurement], Outcome]) -> tuple[int, str]:
     processes = max(1, chosen.job.workers)
     budget = int(chosen.stats.get("budget_bytes", 0)) // processes or config.DEFAULT_BUDGET_BYTES
     peak = int(chosen.stats.get("window_peak_bytes", 0)) // processes

@@ -27,7 +27,7 @@ from wds_async.cli import shards
 from wds_async.errors import WdsError
 from wds_async.shardlists import spec
 
-__all__ = ["Job", "Moment", "Outcome", "ProcessTree", "measure", "peak_bytes"]
+__all__ = ["Measurement", "Moment", "Outcome", "ProcessTree", "measure", "peak_bytes"]
 
 _TICK_S = 0.2
 _GRACE_S = 5.0
@@ -36,7 +36,7 @@ _WEIGHT = "__weight__"
 
 
 @dataclass(frozen=True)
-class Job:
+class Measurement:
     """A read to measure: ``pipeline`` is ``bytes``, ``raw``, ``decode`` or ``decode:SPEC``; ``seconds`` 0 is one pass.
 
     ``urls`` are shards, or one ``module:function`` whose pipeline is read as it is.
@@ -73,7 +73,7 @@ class Outcome:
     after it, so that starting DataLoader workers does not count against them.
     """
 
-    job: Job
+    job: Measurement
     wall_s: float
     first_s: float
     bytes: int
@@ -116,7 +116,7 @@ class Outcome:
         return self.cpu_s / self.bytes * 1e9 if self.bytes else 0.0
 
 
-def measure(job: Job, watch: Callable[[Moment], None] = lambda moment: None) -> Outcome:
+def measure(job: Measurement, watch: Callable[[Moment], None] = lambda moment: None) -> Outcome:
     """Run ``job`` in a new interpreter; ``watch`` is called with each `Moment`.
 
     Raise what the reading process met, as a `WdsError` where it was not one already.
@@ -163,7 +163,7 @@ class _Decisions(logging.Handler):
             self.taken.append((round(record.created - self._start, 3), record.getMessage()))
 
 
-def _main(job: Job, report: Connection) -> None:
+def _main(job: Measurement, report: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; it ends this process
     # By an exception, so that DataLoader workers are ended too; of themselves they may hang on a full queue.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
@@ -186,7 +186,7 @@ class _Tally:
     first_samples: int = 0
 
 
-def _read(job: Job, report: Connection) -> Outcome:
+def _read(job: Measurement, report: Connection) -> Outcome:
     source, total = _SOURCES[job.library](job)
     base, processes = peak_bytes(), ProcessTree()
     cpu, start = processes.cpu_s(), time.monotonic()
@@ -226,7 +226,7 @@ def _read(job: Job, report: Connection) -> Outcome:
     )
 
 
-def _drain(source: Iterable[Any], job: Job, tally: _Tally, start: float) -> None:
+def _drain(source: Iterable[Any], job: Measurement, tally: _Tally, start: float) -> None:
     """Read pass after pass until the time is over; one pass where ``seconds`` is 0."""
     end = math.inf
     while True:
@@ -262,7 +262,7 @@ def _weigh(sample: dict[str, Any]) -> dict[str, Any]:
     return {**sample, _WEIGHT: _weight(sample)}
 
 
-def _stages(library: Any, dataset: Any, job: Job) -> Any:
+def _stages(library: Any, dataset: Any, job: Measurement) -> Any:
     if job.pipeline.startswith("decode"):
         dataset = dataset.map(_weigh).decode(job.pipeline.partition(":")[2] or "rgb8")
     if not job.workers:
@@ -275,7 +275,7 @@ def _stages(library: Any, dataset: Any, job: Job) -> Any:
 _Source = tuple[Iterable[Any], Callable[[], Any]]  # what to iterate, and how to ask for the counters
 
 
-def _ours(job: Job) -> _Source:
+def _ours(job: Measurement) -> _Source:
     import wds_async  # noqa: PLC0415 (each process imports what it measures, and no more)
 
     transfer = {} if job.budget_bytes is None else {"budget_bytes": job.budget_bytes}
@@ -301,7 +301,7 @@ class _Views:
         return self.begin()
 
 
-def _theirs(job: Job) -> _Source:
+def _theirs(job: Measurement) -> _Source:
     import webdataset  # noqa: PLC0415
 
     dataset = webdataset.WebDataset(job.urls, shardshuffle=False, empty_check=False)

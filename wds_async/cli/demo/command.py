@@ -16,7 +16,7 @@ from wds_async import config
 from wds_async.cli import shards
 from wds_async.cli.bench import chart
 from wds_async.cli.bench import command as bench
-from wds_async.cli.bench.measure import Job, Outcome, measure
+from wds_async.cli.bench.measure import Measurement, Outcome, measure
 from wds_async.cli.demo.data import DemoPlan, DemoShards, prepare
 from wds_async.cli.demo.server import serving
 from wds_async.cli.demo.train import State, train
@@ -118,7 +118,7 @@ def _train(
 def _compare(urls: list[str], seconds: float, console: Console) -> list[Outcome]:
     outcomes = []
     for library in ("wds_async", "webdataset"):
-        job = Job(urls, library=library, seconds=seconds)
+        job = Measurement(urls, library=library, seconds=seconds)
         with bench.watched(job) as watch:
             outcomes.append(measure(job, watch))
     console.print(f"[bold]4 · Compare[/]  undecoded samples of the same shards, {seconds:g} s each:", highlight=False)
