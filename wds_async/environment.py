@@ -234,6 +234,18 @@ VARIABLES: tuple[Variable, ...] = (
             "",
             "gs:s3:az: schemes that AIS_ENDPOINT reads besides ais://, URLs unchanged",
         ),
+        (
+            "WDS_PEERS",
+            TEXT,
+            "",
+            "members of a cluster of services (`peers`): host:port, dns:name:port or files, with commas",
+        ),
+        (
+            "WDS_PEER_ADDRESS",
+            TEXT,
+            "",
+            "this service's own address among them (`peer_address`); unset: found by itself",
+        ),
         ("WDS_AIS_FALLBACK", FLAG, False, "1: read the bucket itself when AIStore cannot be reached"),
         ("AIS_AUTHN_TOKEN", SECRET, "", "AIStore's token, sent to its proxy only"),
         ("AIS_AUTHN_TOKEN_FILE", TEXT, "", "JSON file with the token; unset: ais/cli/auth.token in ~/.config"),

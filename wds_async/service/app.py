@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from wds_async.errors import StorageError
 from wds_async.redact import redact
-from wds_async.service import buckets, objects, s3api
+from wds_async.service import buckets, objects, peer_requests, s3api
 from wds_async.service.context import Context, Exchange
 from wds_async.service.http_server import ClientConnection, HttpRequest, HttpResponse, json_response
 from wds_async.service.names import SCHEMES, ObjectName, bucket_of, name_of
@@ -28,7 +28,7 @@ logger = logging.getLogger("wds_async")
 _OPEN = frozenset({"/healthz", "/readyz", "/v1/health", "/metrics"})
 """Answered without a token, and by any name: kubelets and Prometheus have none, and ask by an address."""
 _APIS = {"s3": "s3", "url": "url", "gs": "short", "az": "short", "ais": "short"}
-_V1 = {"objects": "ais", "buckets": "bucket", "plan": "plan"}
+_V1 = {"objects": "ais", "buckets": "bucket", "plan": "plan", "peer": "peer"}
 _ABSOLUTE = re.compile(r"https?://([^/?#]*)", re.IGNORECASE)
 _AUDITED = frozenset({400, 401, 403, 405, 414, 429})
 """Refusals that are the client's doing: no right, a malformed name, a write, too much."""
@@ -101,6 +101,8 @@ async def _answer(context: Context, exchange: Exchange, host: str, path: str, qu
 
 async def _read(context: Context, exchange: Exchange, path: str, query: str) -> HttpResponse:
     request, api = exchange.request, exchange.api
+    if api == "peer":
+        return await peer_requests.answer(context, exchange, path)
     if api == "s3" and path.rstrip("/") == "/s3":
         return await s3api.answer_buckets(context)
     if api == "bucket":

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from wds_async import environment
 from wds_async.environment import MIB, parse_bytes
 from wds_async.errors import ConfigError
 from wds_async.redact import redact
+from wds_async.service.peer_members import check_member
 from wds_async.storage.stores import BY_SCHEME, known_protocol, similar_scheme
 from wds_async.urls import rewrite, rules_from_env, scheme
 
@@ -33,11 +35,13 @@ _CHOICES = {
 _POSITIVE = (
     "clients", "client_requests", "connections", "origin_connections", "memory_bytes", "grace_s",
     "revalidate_timeout_s", "address_connections", "tenant_requests", "client_bytes_per_s", "tenant_bytes_per_s",
+    "peer_timeout_s", "peer_bytes_per_s",
 )  # fmt: skip
 _NOT_NEGATIVE = ("freshness_s", "stale_while_revalidate_s", "stale_if_error_s", "scrub_bytes_per_s")
 _FIXED = (
     "host", "port", "socket", "folder", "hand_from", "cache_size", "keep_free", "clients", "address_connections",
     "connections", "origin_connections", "bytes_per_s", "origin_bytes_per_s", "memory_bytes",
+    "peers", "peer_address", "peer_token", "peer_ca", "peer_timeout_s", "peer_bytes_per_s",
 )  # fmt: skip
 """Settings that hold after a restart only."""
 
@@ -138,6 +142,19 @@ class ServiceConfig:
     the folder, so that it counts after a restart too."""
     cost_limit_per: str = "total"
     """``day``: the limit is for a day, which begins at 00:00 UTC."""
+    peers: tuple[str, ...] = ()
+    """The services of the cluster, this one among them: ``host:port``, ``dns:name:port`` for all addresses of a name,
+    or the path of a file with one member a line. Empty: ``WDS_PEERS``, separated by commas; none: it works alone."""
+    peer_address: str = ""
+    """This service's address among them. "": ``WDS_PEER_ADDRESS``, else found by this machine's addresses."""
+    peer_token: str = ""
+    """File of the token for the others. "": the first of ``tokens``."""
+    peer_ca: str = ""
+    """PEM file of the authority of the others' certificates. "": the system's."""
+    peer_timeout_s: float = 1.0
+    """How long a member may give no sign before it is passed by."""
+    peer_bytes_per_s: float | None = None
+    """Most bytes a second to the other members together."""
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -168,6 +185,8 @@ class ServiceConfig:
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name}: {getattr(self, name)} must be 0 or more")
         check_quotas(dict(self.quotas))
+        for entry in self.peers:
+            check_member(entry)
 
     @property
     def loopback(self) -> bool:
@@ -210,6 +229,10 @@ def load_config(path: str | os.PathLike[str] | None = None, **overrides: Any) ->
     """
     settings: dict[str, Any] = {} if path is None else _read(Path(path))
     settings |= {name: value for name, value in overrides.items() if value is not None}
+    if not settings.get("peers") and (named := environment.value("WDS_PEERS")):
+        settings["peers"] = tuple(filter(None, map(str.strip, named.split(","))))
+    if not settings.get("peer_address") and (own := environment.value("WDS_PEER_ADDRESS")):
+        settings["peer_address"] = own
     fields = {field.name: str(field.type) for field in dataclasses.fields(ServiceConfig)}
     if unknown := sorted(set(settings) - set(fields)):
         near = difflib.get_close_matches(unknown[0], fields, 1)
@@ -287,7 +310,7 @@ def _value(name: str, kind: str, value: Any) -> Any:
         if name in ("buckets", "quotas"):
             pairs = sorted(dict(value).items())
             return tuple((str(key), str(one) if name == "buckets" else float(one)) for key, one in pairs)
-        if name == "allow":
+        if name in ("allow", "peers"):
             return (value,) if isinstance(value, str) else tuple(str(one) for one in value)
         if "bytes" in name and isinstance(value, str):
             return parse_bytes(value)

@@ -16,6 +16,7 @@ from wds_async.service.limits import InFlightRequests, RateLimit
 from wds_async.service.listing import Listings
 from wds_async.service.metrics import Meters
 from wds_async.service.names import ObjectName
+from wds_async.service.peers import Peers
 from wds_async.service.prefetch import PrefetchPlans
 from wds_async.service.send_fd import ReadOnlyFolder
 from wds_async.storage.base import Call
@@ -37,7 +38,8 @@ class Readiness:
 class Context:
     """The parts of one service. A reload of the configuration replaces this value; requests in flight keep theirs.
     ``call`` runs a blocking function on a thread. ``read_only``: the folder by which files are handed over, if that is
-    not the cache's own. ``names``: objects by path and query; parsing a name costs half of a warm request."""
+    not the cache's own. ``peers``: the other services of the cluster. ``names``: objects by path and
+    query; parsing a name costs half of a warm request."""
 
     config: ServiceConfig
     readiness: Readiness
@@ -55,6 +57,8 @@ class Context:
     plans: PrefetchPlans
     call: Call
     read_only: ReadOnlyFolder | None = None
+    peers: Peers | None = None
+    peer_rate: RateLimit = field(default_factory=RateLimit)
     names: dict[tuple[str, str], ObjectName] = field(default_factory=dict)
 
 

@@ -19,6 +19,7 @@ from wds_async.environment import KIB, MIB
 from wds_async.redact import redact
 from wds_async.service.cache.cache import CachedObject
 from wds_async.service.cache.fetching import DiskPiece, Piece
+from wds_async.service.cache.origin import Urgency
 from wds_async.service.http_server import HttpRequest
 from wds_async.storage.base import Call
 from wds_async.storage.filewriting import write_all
@@ -68,8 +69,17 @@ class SpillFile:
 class BodyWriter:
     """Bytes ``[start, stop)`` of an object (to its end if ``stop`` is None) on their way to one client."""
 
-    def __init__(self, held: CachedObject, start: int, stop: int | None, *, call: Call, spill_folder: str) -> None:
-        self._held, self._call, self._spill_folder = held, call, spill_folder
+    def __init__(
+        self,
+        held: CachedObject,
+        start: int,
+        stop: int | None,
+        *,
+        call: Call,
+        spill_folder: str,
+        urgency: Urgency = Urgency.DEMAND,
+    ) -> None:
+        self._held, self._call, self._spill_folder, self._urgency = held, call, spill_folder, urgency
         self._at, self._stop = start, stop
         self._pieces: Any = None
         self._first: Piece | None = None
@@ -85,7 +95,7 @@ class BodyWriter:
 
     async def _requested(self, stop: int | None) -> Piece | None:
         """Request the pieces up to ``stop``, and return the first."""
-        self._pieces = self._held.pieces(self._at, stop)
+        self._pieces = self._held.pieces(self._at, stop, self._urgency)
         piece: Piece | None = await anext(self._pieces, None)
         return piece
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from wds_async.errors import WdsError
 from wds_async.redact import redact
 from wds_async.service.cache.cache import CachedObject
+from wds_async.service.cache.origin import Urgency
 from wds_async.service.context import Context, Exchange
 from wds_async.service.delivery import BodyWriter, Delivery
 from wds_async.service.http_server import HttpResponse
@@ -28,9 +29,10 @@ from wds_async.service.preconditions import (
 from wds_async.service.refusals import Refusal
 from wds_async.service.send_fd import hand, log_handed, open_anew, wants_file
 
-__all__ = ["answer", "fields_of"]
+__all__ = ["BodyPart", "Pace", "answer", "fields_of", "send_parts"]
 
 logger = logging.getLogger("wds_async")
+Pace = Callable[[int], Awaitable[None]]
 _NOT_HERE = {"etl_name": "ETLs", "etl_pipeline": "ETLs", "archregx": "matches within archives (archregx)"}
 
 
@@ -84,13 +86,13 @@ async def answer(context: Context, exchange: Exchange, named: ObjectName) -> Htt
             if wanted is not None and held.size is not None and range_holds(request.headers.get("if-range"), has):
                 spans = ranges_of(wanted, held.size)
             if not spans or held.size is None:
-                return await _sent(context, exchange, held, fields, [_Part(0, held.size)])
+                return await send_parts(context, exchange, held, fields, [BodyPart(0, held.size)])
             if len(spans) > 1:
                 parts = _multipart(fields, spans, held.size)
             else:
                 fields["Content-Range"] = spans[0].content_range(held.size)
-                parts = [_Part(spans[0].start, spans[0].stop)]
-            return await _sent(context, exchange, held, fields, parts, status=206)
+                parts = [BodyPart(spans[0].start, spans[0].stop)]
+            return await send_parts(context, exchange, held, fields, parts, status=206)
 
 
 async def _handed(context: Context, exchange: Exchange, named: ObjectName) -> HttpResponse:
@@ -118,7 +120,7 @@ async def _handed(context: Context, exchange: Exchange, named: ObjectName) -> Ht
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class BodyPart:
     """Bytes ``[start, stop)`` of an object (to its end if ``stop`` is None) in an answer, between ``before`` and
     ``after``."""
 
@@ -128,7 +130,7 @@ class _Part:
     after: bytes = b""
 
 
-def _multipart(fields: dict[str, str], spans: Sequence[ByteRange], size: int) -> list[_Part]:
+def _multipart(fields: dict[str, str], spans: Sequence[ByteRange], size: int) -> list[BodyPart]:
     """Return several spans of an object as ``multipart/byteranges`` (RFC 9110 §14.6), with its type in ``fields``."""
     boundary = secrets.token_hex(16)
     parts = []
@@ -136,7 +138,7 @@ def _multipart(fields: dict[str, str], spans: Sequence[ByteRange], size: int) ->
         lines = f"Content-Type: {fields['Content-Type']}\r\nContent-Range: {span.content_range(size)}\r\n\r\n"
         before = f"\r\n--{boundary}\r\n{lines}".encode("utf-8", "surrogateescape")
         after = f"\r\n--{boundary}--\r\n".encode() if span is spans[-1] else b""
-        parts.append(_Part(span.start, span.stop, before, after))
+        parts.append(BodyPart(span.start, span.stop, before, after))
     fields["Content-Type"] = f"multipart/byteranges; boundary={boundary}"
     return parts
 
@@ -150,27 +152,31 @@ async def _member(
     span = await context.archives.member(held, named.params["archpath"], context.call)
     kept = {name: value for name, value in fields.items() if name in ("Last-Modified", "Ais-Version")}
     kept |= {"Content-Type": "application/octet-stream", "Accept-Ranges": "none"}
-    return await _sent(context, exchange, held, kept, [_Part(span.start, span.stop)])
+    return await send_parts(context, exchange, held, kept, [BodyPart(span.start, span.stop)])
 
 
-async def _sent(
+async def send_parts(
     context: Context,
     exchange: Exchange,
     held: CachedObject,
     fields: dict[str, str],
-    parts: Sequence[_Part],
+    parts: Sequence[BodyPart],
     *,
     status: int = 200,
+    urgency: Urgency = Urgency.DEMAND,
+    pace: Pace | None = None,
 ) -> HttpResponse:
+    """Send ``parts`` of an object, after ``fields`` and their length. ``pace`` waits until so many bytes may go; by
+    default as the client's limits have it."""
     request, length = exchange.request, None
     if parts[-1].stop is not None:
         length = sum(len(part.before) + (part.stop or 0) - part.start + len(part.after) for part in parts)
     if request.method == "HEAD" or length == 0:
         return HttpResponse(status, headers=fields if length is None else {**fields, "Content-Length": str(length)})
-    body, delivery = _body(context, held, parts[0]), None
+    body, delivery = _body(context, held, parts[0], urgency), None
     try:
         await body.begin()  # until the first piece is there, what goes wrong has a status of its own
-        pace, timeout_s = context.rate_limit.of(exchange.client), context.config.send_timeout_s
+        pace, timeout_s = pace or context.rate_limit.of(exchange.client), context.config.send_timeout_s
         delivery = Delivery(request, status, fields, length, call=context.call, timeout_s=timeout_s, pace=pace)
         request.connection.sending = True
         exchange.first_byte_at = asyncio.get_running_loop().time()
@@ -179,7 +185,7 @@ async def _sent(
             for part in parts:
                 if part is not parts[0]:
                     await body.aclose()
-                    body = _body(context, held, part)
+                    body = _body(context, held, part, urgency)
                     await body.begin()
                 at = part.start - delivery.sent - len(part.before)
                 if part.before:
@@ -202,8 +208,9 @@ async def _sent(
     return HttpResponse(status, sent=True)
 
 
-def _body(context: Context, held: CachedObject, part: _Part) -> BodyWriter:
-    return BodyWriter(held, part.start, part.stop, call=context.call, spill_folder=context.config.folder)
+def _body(context: Context, held: CachedObject, part: BodyPart, urgency: Urgency) -> BodyWriter:
+    folder = context.config.folder
+    return BodyWriter(held, part.start, part.stop, call=context.call, spill_folder=folder, urgency=urgency)
 
 
 def _broken(context: Context, exchange: Exchange, held: CachedObject, at: int, exn: BaseException) -> None:

@@ -13,6 +13,7 @@ from wds_async._version import __version__
 from wds_async.observe.metrics import CONTENT_TYPE, Labels, MetricsPage, add_origins, origin_rows
 from wds_async.service.cache.entries import CacheStats
 from wds_async.service.context import Context
+from wds_async.service.peers import Peers, PeerStats
 
 __all__ = ["CONTENT_TYPE", "metrics_page", "snapshot"]
 
@@ -98,9 +99,19 @@ def metrics_page(context: Context) -> bytes:
     page.gauge("wds_window_limit_bytes", "The most that they may take.", context.config.memory_bytes)
     page.gauge("wds_plans", "Plans of clients that are followed.", len(context.plans))
     page.counter("wds_plan_bytes", "Bytes fetched by plans.", context.plans.fetched_bytes)
+    _add_peers(page, context.peers)
     page.gauge("wds_ready", "1 while the service takes requests.", int(not context.readiness.why_not))
     page.gauge("wds_build_info", "The version in its label.", [((__version__,), 1)], ("version",))
     return page.text()
+
+
+def _add_peers(page: MetricsPage, peers: Peers | None) -> None:
+    members, down, stats = (0, 0, PeerStats()) if peers is None else (len(peers.ring.members), peers.down, peers.stats)
+    page.gauge("wds_peers", "Members of the cluster, this service among them.", members)
+    page.gauge("wds_peers_down", "Those that do not answer.", down)
+    page.counter("wds_peer_received_bytes", "Bytes of chunks from other members.", stats.received_bytes)
+    page.counter("wds_peer_sent_bytes", "Bytes of chunks to other members.", stats.sent_bytes)
+    page.counter("wds_peer_passed", "Requests to a member that did not give the chunk.", stats.passed)
 
 
 def _add_cache(page: MetricsPage, stats: CacheStats) -> None:

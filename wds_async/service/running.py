@@ -34,6 +34,7 @@ from wds_async.service.http_server import ClientConnections
 from wds_async.service.limits import FairScheduler, InFlightRequests, RateLimit, SpentFile
 from wds_async.service.listing import Listings
 from wds_async.service.metrics import Meters
+from wds_async.service.peers import MEMORY_SHARE, Peers
 from wds_async.service.prefetch import PrefetchPlans
 from wds_async.service.send_fd import ReadOnlyFolder
 from wds_async.transfer.ranges import RangeFetcher
@@ -202,12 +203,12 @@ class Service:
     async def _parts(self, ends: contextlib.AsyncExitStack) -> Context:
         config, traffic, threads = self._config, Traffic(), BlockingThreads(asyncio.get_running_loop())
         ends.callback(threads.stop)
-        call = threads.call
+        call, peers = threads.call, await self._peers(threads, ends)
         cost_limit = ServiceCostLimit(traffic, self._prices, **_cost_limit(config))
         allowed = Allowed(config, call=call)
         fetcher = RangeFetcher(
             transfer_config(**{"connections": config.connections, **self._transfer}),
-            memory_bytes=config.memory_bytes,
+            memory_bytes=config.memory_bytes - (config.memory_bytes // MEMORY_SHARE if peers else 0),
             traffic=traffic,
             limits=OriginLimits(
                 config.connections, config.origin_connections, config.bytes_per_s, config.origin_bytes_per_s
@@ -229,6 +230,7 @@ class Service:
             keep_free_bytes=0 if folder is None else kept_free(config),
             quotas=dict(config.quotas),
             writers=max(1, min(_WRITERS, config.memory_bytes // _MEMORY_PER_WRITER_BYTES)),
+            nodes=peers,
         )
         ends.push_async_callback(cache.close)
         await cache.start()
@@ -252,7 +254,18 @@ class Service:
             plans=PrefetchPlans(cache, config, allowed),
             call=call,
             read_only=read_only,
+            peers=peers,
+            peer_rate=RateLimit(None, config.peer_bytes_per_s),
         )
+
+    async def _peers(self, threads: BlockingThreads, ends: contextlib.AsyncExitStack) -> Peers | None:
+        """Return the other services of the cluster; None if none are configured."""
+        if not self._config.peers:
+            return None
+        peers = Peers(self._config, threads, self._config.memory_bytes // MEMORY_SHARE)
+        ends.push_async_callback(peers.close)
+        await peers.start()
+        return peers
 
     async def stop(self, at_once: asyncio.Event | None = None) -> bool:
         """Stop being ready, then listening; let requests end within ``grace_s`` (or until ``at_once`` is set) and cut

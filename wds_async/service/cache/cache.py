@@ -21,7 +21,17 @@ from wds_async.service.cache.entries import CacheStats, ObjectEntry, resident
 from wds_async.service.cache.fetching import ChunkFetcher, Piece, prefetch, read
 from wds_async.service.cache.index import CHUNK_BYTES, IndexRow, Totals, key_of
 from wds_async.service.cache.open_entries import OpenEntries, Scrub, Verified
-from wds_async.service.cache.origin import NO_CLIENT, Client, FetchScheduler, ObjectOrigin, UnlimitedScheduler, Urgency
+from wds_async.service.cache.origin import (
+    NO_CLIENT,
+    ChunkRequest,
+    Client,
+    FetchScheduler,
+    NodePart,
+    Nodes,
+    ObjectOrigin,
+    UnlimitedScheduler,
+    Urgency,
+)
 from wds_async.service.cache.policy import Policy
 from wds_async.service.cache.writeback import Disk, Journal
 from wds_async.storage.base import Call
@@ -77,8 +87,21 @@ class CachedObject:
 
     @property
     def discovered(self) -> bool:
-        """True if the cache has only its first chunk, which came when it was opened and is charged to no reader yet."""
-        return self._entry.discovered
+        """True if the cache has only the chunk that came when it was opened and is charged to no reader yet."""
+        return self._entry.discovered >= 0
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since its version was confirmed."""
+        return max(0.0, self._cache.age_s(self._entry))
+
+    def has(self, number: int) -> bool:
+        """Return whether a chunk is on disk and verified."""
+        return number in self._entry.chunks.trusted
+
+    def crc(self, number: int) -> int | None:
+        """Return the CRC-32C of a chunk that is on disk."""
+        return self._entry.chunks.crcs.get(number)
 
     def ready(self, start: int, stop: int) -> int:
         """Return the end of the bytes from ``start`` on that can be sent from the file (``start``: none); without
@@ -174,7 +197,8 @@ class ChunkCache:
     ``call`` runs a blocking function on a thread. ``keep_free_bytes``: what the folder's file system keeps free,
     whatever uses it (``free`` returns how much is); below that nothing is written and the longest unused objects go.
     ``quotas``: the share of the cache that a tenant may hold at most. ``most_idle``: objects without readers whose
-    files stay open. ``writers``: chunks that are written to disk at once. ``settings``: see `CacheSettings`.
+    files stay open. ``writers``: chunks that are written to disk at once. ``nodes``: other nodes, which are asked for
+    their chunks before the store is. ``settings``: see `CacheSettings`.
     """
 
     def __init__(
@@ -193,6 +217,7 @@ class ChunkCache:
         chunk_bytes: int = CHUNK_BYTES,
         most_idle: int = 256,
         writers: int = 4,
+        nodes: Nodes | None = None,
         **settings: float,
     ) -> None:
         self.folder = folder
@@ -208,7 +233,8 @@ class ChunkCache:
         self._most_idle = most_idle
         self._writers = writers
         self._stats = CacheStats()
-        self._lookups: dict[tuple[str, bool], _Lookup] = {}
+        self._nodes = nodes
+        self._lookups: dict[tuple[str, bool, bool], _Lookup] = {}
         self._unanswering: set[str] = set()  # stores that did not answer when a copy was to be revalidated
         self._opened: OpenFolder | None = None
         self._upkeep: list[asyncio.Task[None]] = []
@@ -226,7 +252,7 @@ class ChunkCache:
         policy = Policy(self.limit_bytes, self._chunk_bytes, quotas, totals)
         disk = Disk(files, self._call, self._stats, self._clock, self._writers)
         journal = Journal(index, self._call, policy, self._clock, self._wall, totals.next_id, broken)
-        self.fetching = ChunkFetcher(origin, scheduler, policy, disk, journal, self._stats)
+        self.fetching = ChunkFetcher(origin, scheduler, policy, disk, journal, self._stats, self._nodes)
         self._open_entries = OpenEntries(
             self.fetching, opened, self._chunk_bytes, self._most_idle, self._clock, self._wall
         )
@@ -424,11 +450,14 @@ class ChunkCache:
         self, key: str, url: str, client: Client, start: int | None, insist: bool
     ) -> tuple[ObjectEntry, bool]:
         """Look an object up, once for all that wait. Return the entry, and whether it is stale."""
-        lookup = self._lookups.get((key, insist))
+        number = 0 if start is None else start // self._chunk_bytes
+        forwards = self._nodes is not None and not client.node and bool(self._nodes.candidates(key, number))
+        which = key, insist, forwards  # a node must not wait for a lookup at another one
+        lookup = self._lookups.get(which)
         if lookup is None or lookup.cancelled or (lookup.task is not None and lookup.task.done()):
-            lookup = self._lookups[key, insist] = _Lookup()
+            lookup = self._lookups[which] = _Lookup()
             lookup.task = self.fetching.start(self._look_up(lookup, key, url, client, start, insist))
-            lookup.task.add_done_callback(functools.partial(self._forget_lookup, (key, insist), lookup))
+            lookup.task.add_done_callback(functools.partial(self._forget_lookup, which, lookup))
         assert lookup.task is not None
         lookup.waiting += 1
         try:
@@ -437,9 +466,9 @@ class ChunkCache:
             lookup.waiting -= 1
             lookup.cancel_unwanted()
 
-    def _forget_lookup(self, key: tuple[str, bool], lookup: _Lookup, task: object) -> None:
-        if self._lookups.get(key) is lookup:
-            del self._lookups[key]
+    def _forget_lookup(self, which: tuple[str, bool, bool], lookup: _Lookup, task: object) -> None:
+        if self._lookups.get(which) is lookup:
+            del self._lookups[which]
 
     async def _look_up(
         self, lookup: _Lookup, key: str, url: str, client: Client, start: int | None, insist: bool
@@ -472,24 +501,86 @@ class ChunkCache:
         return self._answered(entry, url, facts, client.tenant), False
 
     async def _discover(self, lookup: _Lookup, key: str, url: str, client: Client, start: int | None) -> ObjectEntry:
-        """Return a new entry for an object that the cache does not have: its facts, and its first chunk if reading
-        begins there."""
+        """Return a new entry for an object that the cache does not have: its facts, and a chunk with them, the first if
+        reading begins there. Another node may give it, and requests any chunk like that."""
         fetching = self.fetching
         async with contextlib.AsyncExitStack() as stack:
-            if start is not None and start < self._chunk_bytes and fetching.disk.usable:
-                with contextlib.suppress(Unranged):
+            if start is not None and fetching.disk.usable:
+                number, of_node = start // self._chunk_bytes, None
+                first = number * self._chunk_bytes
+                if self._nodes is not None and not client.node:
                     with lookup.at_origin():
-                        async with fetching.scheduler.slot(client, Urgency.DEMAND, url):
-                            part = await stack.enter_async_context(fetching.origin.part(url, 0, self._chunk_bytes))
-                    entry = self._open_entries.new(key, url, part.facts, client.tenant)
-                    if not entry.in_order and entry.chunks.size and len(part.view) == entry.chunks.length(0):
-                        entry.discovered = True
-                        fetching.first_chunk(entry, client, part.view, stack.pop_all())
-                    return self._open_entries.put(entry)
+                        of_node = await self._from_node(self._nodes, key, url, number, client)
+                if of_node is not None:
+                    stack.callback(of_node.release)
+                    await self._other_lookup(key)
+                    return self._opened_with(
+                        stack, key, url, client, number, of_node.view, of_node.facts, of_node.age_s
+                    )
+                if number == 0 or client.node:
+                    with contextlib.suppress(Unranged):
+                        with lookup.at_origin():
+                            async with fetching.scheduler.slot(client, Urgency.DEMAND, url):
+                                part = fetching.origin.part(url, first, first + self._chunk_bytes)
+                                arrived = await stack.enter_async_context(part)
+                        return self._opened_with(stack, key, url, client, number, arrived.view, arrived.facts)
             with lookup.at_origin():
                 async with fetching.scheduler.slot(client, Urgency.DEMAND, url):
                     facts = await fetching.origin.facts(url)
-            return self._open_entries.put(self._open_entries.new(key, url, facts, client.tenant))
+            return self._opened_with(stack, key, url, client, 0, memoryview(b""), facts)
+
+    async def _other_lookup(self, key: str) -> None:
+        """Wait for a lookup of the same object that another node has caused, or its chunk would be fetched twice. That
+        one asks no node, so it waits for none."""
+        lookup = self._lookups.get((key, False, False))
+        if lookup is not None and lookup.task is not None:
+            lookup.waiting += 1
+            try:
+                await asyncio.wait((lookup.task,))
+            finally:
+                lookup.waiting -= 1
+                lookup.cancel_unwanted()
+
+    async def _from_node(self, nodes: Nodes, key: str, url: str, number: int, client: Client) -> NodePart | None:
+        """Return a chunk of an object that this node does not know from the node whose it is, or None."""
+        start = number * self._chunk_bytes
+        stop = start + self._chunk_bytes
+        wanted = ChunkRequest(url, key, number, start, stop, None, client, Urgency.DEMAND)
+        for node in nodes.candidates(key, number):
+            async with nodes.slot(client, Urgency.DEMAND, node):
+                part = await nodes.request(node, wanted)
+            if part is not None:
+                return part
+        return None
+
+    def _opened_with(
+        self,
+        memory: contextlib.AsyncExitStack,
+        key: str,
+        url: str,
+        client: Client,
+        number: int,
+        view: memoryview,
+        facts: Facts,
+        age_s: float = 0.0,
+    ) -> ObjectEntry:
+        """Return the entry for ``facts``, which came with chunk ``number``, perhaps: ``view``, which is free once
+        ``memory`` was closed."""
+        entry = self._open_entries.get(key)  # another lookup, of another node or for one, may have been faster
+        if entry is None or entry.gone or (entry.facts.version, entry.facts.size) != (facts.version, facts.size):
+            entry = self._open_entries.new(key, url, facts, client.tenant)
+            entry.checked -= age_s
+        chunks = entry.chunks
+        came = not entry.in_order and chunks.size and len(view) > 0 and len(view) == chunks.length(number)
+        if came and number not in chunks and number not in entry.fetches:
+            if not chunks.numbers() and not entry.fetches:
+                entry.discovered = number
+            self.fetching.first_chunk(entry, number, client, view, memory.pop_all())
+        return self._open_entries.put(entry)
+
+    def age_s(self, entry: ObjectEntry) -> float:
+        """Return how long ago the version of ``entry`` was confirmed, in seconds."""
+        return self._clock() - entry.checked
 
     # -- freshness
 

@@ -54,10 +54,16 @@ class ChunkFetch:
     served_bytes: int = 0  # bytes of it that readers took from memory
     read_through: bool = False  # whether a reader took it from memory to its end
     begun: bool = False  # whether the request was sent: then it goes on for a while without readers
+    forwarded: bool = False  # whether another node was asked for it, and has not answered
     arrived: bool = False
     slot: Any = None
     task: asyncio.Task[None] | None = None
     left: asyncio.Event = field(default_factory=asyncio.Event)  # set when the last reader or the last holder has left
+
+    @property
+    def for_node(self) -> bool:
+        """True if another node waits for it: it is fetched from the store."""
+        return self.client.node or any(reader.client.node for reader in self.readers)
 
     def join(self, reader: ObjectReader, urgency: Urgency) -> None:
         """Add a reader; a more urgent one hastens the fetch."""
@@ -131,7 +137,7 @@ class ObjectEntry:
     punching: dict[int, asyncio.Future[None]] = field(default_factory=dict)
     stream: StreamFetch | None = None
     creating: asyncio.Lock = field(default_factory=asyncio.Lock)
-    discovered: bool = False  # whether its first chunk came with its facts and is not charged to a reader yet
+    discovered: int = -1  # the chunk that came with its facts and is not charged to a reader yet; -1: none
     gone: bool = False
     closed: bool = False
     removed: bool = False  # whether its file was, or is being, removed

@@ -11,7 +11,17 @@ from typing import Any
 from wds_async.errors import ObjectChanged, ReaderClosed, TransferError
 from wds_async.redact import redact
 from wds_async.service.cache.entries import CacheStats, ChunkFetch, ObjectEntry, ObjectReader, StreamFetch, cost
-from wds_async.service.cache.origin import Client, FetchScheduler, ObjectOrigin, Urgency
+from wds_async.service.cache.origin import (
+    ChunkRequest,
+    Client,
+    FetchedRange,
+    FetchScheduler,
+    ForwardedFetch,
+    NodePart,
+    Nodes,
+    ObjectOrigin,
+    Urgency,
+)
 from wds_async.service.cache.policy import ChunkId, Policy
 from wds_async.service.cache.writeback import Disk, Journal
 from wds_async.transfer.ranges import Unranged
@@ -46,7 +56,8 @@ Work = Callable[[ObjectEntry, ChunkFetch], Coroutine[Any, Any, None]]
 @dataclass(eq=False)
 class ChunkFetcher:
     """The state that all readers of one cache share. ``entries``: those in memory, by number. ``settle`` is called when
-    an entry is released, ``remove`` with the numbers of evicted ones."""
+    an entry is released, ``remove`` with the numbers of evicted ones. ``nodes``: the other nodes, asked before the
+    store."""
 
     origin: ObjectOrigin
     scheduler: FetchScheduler
@@ -54,6 +65,7 @@ class ChunkFetcher:
     disk: Disk
     journal: Journal
     stats: CacheStats
+    nodes: Nodes | None = None
     entries: dict[int, ObjectEntry] = field(default_factory=dict)
     settle: Callable[[ObjectEntry], None] = lambda entry: None
     remove: Callable[[Iterable[int]], None] = lambda numbers: None
@@ -88,6 +100,11 @@ class ChunkFetcher:
 
     # -- readers
 
+    @property
+    def crowded(self) -> bool:
+        """True if parts of the store or of other nodes wait for memory."""
+        return self.origin.crowded or (self.nodes is not None and self.nodes.crowded)
+
     def enter(self, entry: ObjectEntry, reader: ObjectReader, start: int, stop: int | None) -> None:
         """Register ``reader`` of bytes ``[start, stop)`` and make room for the entry."""
         indexed, entry.indexed = entry.indexed, None
@@ -95,14 +112,32 @@ class ChunkFetcher:
             expected = entry.disk_bytes
             if expected > self.policy.room_bytes // _LARGE and not entry.chunks.settled and stop is not None:
                 expected = entry.disk_bytes_with(start, stop)
+            sharing: dict[str, Any] = {}
+            if self.nodes is not None and entry.chunks.count is not None:
+                whole, expected = expected, min(expected, self._owned_bytes(self.nodes, entry))
+                sharing = {"owned": lambda n: self.owns(entry, n), "copy_size": 0 if reader.client.node else whole}
             partly = not entry.in_order
-            placed = self.policy.begin(entry.id, indexed, entry.key, entry.tenant, expected, partly=partly)
+            placed = self.policy.begin(entry.id, indexed, entry.key, entry.tenant, expected, partly=partly, **sharing)
             self.remove(placed.evicted)
             if placed.stays:
                 for number in list(entry.chunks.on_probation):
-                    entry.chunks.on_probation.discard(number)
-                    self.journal.changed(entry, number)
+                    if placed.copied or self.owns(entry, number):
+                        entry.chunks.on_probation.discard(number)
+                        self.journal.changed(entry, number)
         entry.readers.append(reader)
+
+    def owns(self, entry: ObjectEntry, number: int) -> bool:
+        """Return whether a chunk is this node's to keep."""
+        return self.nodes is None or entry.chunks.count is None or self.nodes.owns(entry.key, number)
+
+    def _owned_bytes(self, nodes: Nodes, entry: ObjectEntry) -> int:
+        """Return the bytes of disk of the chunks that are this node's, and of those that it has and keeps."""
+        numbers = nodes.owned(entry.key, entry.chunks.count or 0)
+        full = cost(entry.chunks.chunk_bytes) * len(numbers)
+        last = (entry.chunks.count or 0) - 1
+        if len(numbers) and numbers[-1] == last:
+            full += cost(entry.chunks.length(last)) - cost(entry.chunks.chunk_bytes)
+        return full
 
     def leave(self, entry: ObjectEntry, reader: ObjectReader) -> None:
         """Unregister a reader that has ended or given up."""
@@ -153,6 +188,8 @@ class ChunkFetcher:
     ) -> ChunkFetch:
         """Join the running fetch of a chunk, or begin one (with ``work``: that in its place)."""
         fetch = entry.fetches.get(number)
+        if fetch is not None and fetch.forwarded and reader.client.node:
+            raise ForwardedFetch(f"{redact(entry.url)}: this chunk is being requested from another node")
         if fetch is None:
             fetch = self._begin(entry, ChunkFetch(number, urgency, reader.client), work or self._fetch)
             if work is None:
@@ -174,21 +211,22 @@ class ChunkFetcher:
             fetch.leave(reader)
 
     def first_chunk(
-        self, entry: ObjectEntry, client: Client, view: memoryview, memory: contextlib.AsyncExitStack
+        self, entry: ObjectEntry, number: int, client: Client, view: memoryview, memory: contextlib.AsyncExitStack
     ) -> None:
-        """Store the first chunk of ``entry``, which came with its facts, while readers take it from memory. ``memory``
-        is closed when ``view`` is free."""
+        """Store the chunk of ``entry`` that came with its facts, while readers take it from memory. ``memory`` is
+        closed when ``view`` is free."""
 
         async def store(entry: ObjectEntry, fetch: ChunkFetch) -> None:
             async with memory:
-                self.enter(entry, opener, 0, len(view))
+                start = number * entry.chunks.chunk_bytes
+                self.enter(entry, opener, start, start + len(view))
                 try:
                     await self._arrived(entry, fetch, view)
                 finally:
                     self.leave(entry, opener)
 
-        opener = ObjectReader(client, Urgency.DEMAND, until=1)
-        self._begin(entry, ChunkFetch(0, Urgency.DEMAND, client, begun=True), store)
+        opener = ObjectReader(client, Urgency.DEMAND, first=number, until=number + 1)
+        self._begin(entry, ChunkFetch(number, Urgency.DEMAND, client, begun=True), store)
 
     def _begin(self, entry: ObjectEntry, fetch: ChunkFetch, work: Work) -> ChunkFetch:
         entry.fetches[fetch.number] = fetch
@@ -221,17 +259,42 @@ class ChunkFetcher:
             fetch.result.set_result(None)
             return
         start, stop = entry.chunks.bounds(fetch.number)
-        fetch.slot = self.scheduler.slot(fetch.client, fetch.urgency, entry.url)
         async with contextlib.AsyncExitStack() as stack:
-            async with fetch.slot:
-                fetch.begun = True
-                part = await stack.enter_async_context(self.origin.part(entry.url, start, stop, entry.facts))
+            part: FetchedRange | None = await self._from_node(entry, fetch, start, stop, stack)
+            if part is None:
+                fetch.slot = self.scheduler.slot(fetch.client, fetch.urgency, entry.url)
+                async with fetch.slot:
+                    fetch.begun = True
+                    part = await stack.enter_async_context(self.origin.part(entry.url, start, stop, entry.facts))
             if (count := len(part.view)) != stop - start:
                 url = redact(entry.url)
                 raise TransferError(
                     f"{url}: {count} bytes came of {stop - start} at byte {start}, of an object of {entry.facts.size}"
                 ).at(url, start)
             await self._arrived(entry, fetch, part.view)
+
+    async def _from_node(
+        self, entry: ObjectEntry, fetch: ChunkFetch, start: int, stop: int, memory: contextlib.AsyncExitStack
+    ) -> NodePart | None:
+        """Return a chunk from the node whose it is, to be released by ``memory``; None if the store is to be asked."""
+        for node in () if self.nodes is None else self.nodes.candidates(entry.key, fetch.number):
+            assert self.nodes is not None
+            fetch.slot = self.nodes.slot(fetch.client, fetch.urgency, node)
+            async with fetch.slot:
+                if fetch.for_node:
+                    return None
+                fetch.begun = fetch.forwarded = True
+                try:
+                    wanted = ChunkRequest(
+                        entry.url, entry.key, fetch.number, start, stop, entry.facts, fetch.client, fetch.urgency
+                    )
+                    part = await self.nodes.request(node, wanted)
+                finally:
+                    fetch.forwarded = False
+            if part is not None:
+                memory.callback(part.release)
+                return part
+        return None
 
     async def _arrived(self, entry: ObjectEntry, fetch: ChunkFetch, view: memoryview) -> None:
         """Hand the bytes of a chunk to its readers while they are written: no reader waits for the disk. Return when
@@ -260,7 +323,7 @@ class ChunkFetcher:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_EVERY_S):
                     await fetch.left.wait()
-            if self.origin.crowded and not fetch.holders:
+            if self.crowded and not fetch.holders:
                 return
 
     async def _verified(self, entry: ObjectEntry, fetch: ChunkFetch) -> bool:
@@ -284,13 +347,19 @@ class ChunkFetcher:
         if (punching := entry.punching.get(number)) is not None:
             await asyncio.wait([punching])
         placed = self.policy.place(
-            entry.id, number, cost(len(data)), wanted=wanted, grows=entry.facts.size is None, held=self._needed
+            entry.id,
+            number,
+            cost(len(data)),
+            wanted=wanted,
+            grows=entry.facts.size is None,
+            held=self._needed,
+            owned=self.owns(entry, number),
         )
         if placed is None:
             return False
         self.remove(placed.evicted)
         await self._punch(placed.gone)
-        crc = await self.disk.write(entry, number, data, lambda: self.origin.crowded)
+        crc = await self.disk.write(entry, number, data, lambda: self.crowded)
         if crc is None:
             self.policy.lose(entry.id, number, cost(len(data)))
             if entry.file is not None and entry.file.broken:
@@ -347,9 +416,9 @@ async def read(
     if stop is not None and start >= stop:
         return
     reader = _RangeReader(client, urgency, entry=entry, fetching=fetching)
-    if entry.discovered:
-        entry.discovered = False
-        reader.started.add(0)
+    if entry.discovered >= 0:
+        reader.started.add(entry.discovered)
+        entry.discovered = -1
     fetching.enter(entry, reader, start, stop)
     try:
         async with contextlib.aclosing(
@@ -369,9 +438,9 @@ async def prefetch(
 ) -> int:
     """Bring bytes ``[start, stop)`` onto the disk and return how many are there. Ends early without room for more."""
     reader = ObjectReader(client, urgency)
-    if entry.discovered:
-        entry.discovered = False
-        fetching.count_ahead(entry, entry.chunks.length(0))
+    if entry.discovered >= 0:
+        fetching.count_ahead(entry, entry.chunks.length(entry.discovered))
+        entry.discovered = -1
     fetching.enter(entry, reader, start, stop)
     try:
         if entry.in_order and not entry.chunks.whole:
@@ -493,7 +562,7 @@ class _RangeReader(ObjectReader):
         self.first = number
         ahead_chunks = AHEAD_CHUNKS
         if not (fetching.disk.usable and not entry.gone and fetching.policy.roomy(entry.id)):
-            ahead_chunks = 1 if fetching.origin.crowded else _AHEAD_IN_MEMORY
+            ahead_chunks = 1 if fetching.crowded else _AHEAD_IN_MEMORY
         self.until = min(-(-stop // entry.chunks.chunk_bytes), number + ahead_chunks)
         if entry.chunks.settled:
             return

@@ -68,7 +68,8 @@ class OpenEntries:
         return entry
 
     async def load(self, key: str, url: str) -> ObjectEntry | None:
-        """Open the entry that the index has; None if it has none, or its file is gone."""
+        """Open the entry that the index has; None if it has none, or its file is gone. If another lookup has opened it
+        meanwhile, that one is returned."""
         journal = self._journal
         if self.opened is None:
             return None
@@ -79,8 +80,8 @@ class OpenEntries:
         except sqlite3.Error as exn:
             self.index_failed(exn)
             return None
-        if loaded is None or journal.is_removed(loaded[0].id):
-            return None
+        if loaded is None or key in self._entries or journal.is_removed(loaded[0].id):
+            return self._entries.get(key)
         row, pages = loaded
         entry = None
         if pages is not None:
@@ -90,6 +91,10 @@ class OpenEntries:
         if entry is not None:
             entry.chunks.load(pages)
             entry.file = await self.fetching.disk.open(entry)
+            if (present := self._entries.get(key)) is not None:
+                if entry.file is not None:
+                    entry.file.close()
+                return present
         if entry is None or entry.file is None or journal.is_removed(row.id):
             if entry is not None:
                 self._close(entry)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from wds_async.errors import WdsError
 
 if TYPE_CHECKING:
     from wds_async.transfer.ranges import Facts
 
-__all__ = ["NO_CLIENT", "Client", "FetchScheduler", "FetchedRange", "ObjectOrigin", "UnlimitedScheduler", "Urgency"]
+__all__ = ["NO_CLIENT", "ChunkRequest", "Client", "FetchScheduler", "FetchedRange", "ForwardedFetch", "NodePart",
+           "Nodes", "ObjectOrigin", "UnlimitedScheduler", "Urgency"]  # fmt: skip
 
 
 class Client(NamedTuple):
@@ -18,6 +22,8 @@ class Client(NamedTuple):
 
     tenant: str = ""
     name: str = ""
+    node: bool = False
+    """True for another node's service: what it requests is never requested from a third one."""
 
     def __str__(self) -> str:
         """Return a label for logs; it identifies nothing."""
@@ -76,6 +82,69 @@ class ObjectOrigin(Protocol):
 
     def stream(self, url: str) -> AbstractAsyncContextManager[tuple[Facts, AsyncIterator[memoryview]]]:
         """Return the whole object in order; a piece is valid until the next one is requested."""
+        ...
+
+
+class ForwardedFetch(WdsError):
+    """Another node requests a chunk that this one is itself requesting from a node: the two might wait for each
+    other."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRequest:
+    """Bytes ``[start, stop)`` of ``url``: its chunk ``number``, for which ``key`` names the object. ``facts``: those of
+    the version that is wanted; None: any."""
+
+    url: str
+    key: str
+    number: int
+    start: int
+    stop: int
+    facts: Facts | None
+    client: Client
+    urgency: Urgency
+
+
+class NodePart(Protocol):
+    """Protocol: a chunk from another node. ``age_s``: how long ago its version was confirmed. `release` it."""
+
+    age_s: float
+
+    @property
+    def view(self) -> memoryview: ...
+
+    @property
+    def facts(self) -> Facts: ...
+
+    def release(self) -> None: ...
+
+
+class Nodes(Protocol):
+    """Protocol: the other nodes that share the work, each with chunks of its own."""
+
+    @property
+    def crowded(self) -> bool:
+        """True if parts wait for the memory of others."""
+        ...
+
+    def owns(self, key: str, number: int) -> bool:
+        """Return whether a chunk is this node's to keep."""
+        ...
+
+    def owned(self, key: str, count: int) -> Sequence[int]:
+        """Return the numbers of those of ``count`` chunks that are this node's to keep."""
+        ...
+
+    def candidates(self, key: str, number: int) -> Sequence[str]:
+        """Return the nodes to request a chunk from, in order; none if this node is to fetch it from the store."""
+        ...
+
+    def slot(self, client: Client, urgency: Urgency, node: str) -> Any:
+        """Return a context manager that is held while a chunk is requested from ``node``."""
+        ...
+
+    async def request(self, node: str, wanted: ChunkRequest) -> NodePart | None:
+        """Return a chunk from ``node``; None if it does not give it, in time."""
         ...
 
 

@@ -56,6 +56,13 @@ class Intervals:
 
 
 ChunkId = tuple[int, int]  # an entry's number, and which of its chunks
+Which = Callable[[int], bool]
+
+
+def _every(number: int) -> bool:
+    return True
+
+
 _MOST_EXAMINED = 512
 
 
@@ -113,12 +120,14 @@ class Probation:
         self.bytes -= count
         return count
 
-    def of(self, entry: int) -> int:
+    def of(self, entry: int, which: Which = _every) -> int:
+        """Return the bytes of an entry's chunks, of those with a number that ``which`` takes."""
         numbers = self._of.get(entry, ())
-        return sum(self._unread.get((entry, n), 0) or self._spent.get((entry, n), 0) for n in numbers)
+        return sum(self._unread.get((entry, n), 0) or self._spent.get((entry, n), 0) for n in numbers if which(n))
 
-    def drop_all(self, entry: int) -> int:
-        return sum(self.drop((entry, number)) for number in list(self._of.get(entry, ())))
+    def drop_all(self, entry: int, which: Which = _every) -> int:
+        """Remove an entry's chunks, those with a number that ``which`` takes, and return their bytes."""
+        return sum(self.drop((entry, number)) for number in list(self._of.get(entry, ())) if which(number))
 
 
 PROBATION_SHARE = 0.04
@@ -141,16 +150,21 @@ class Resident:
     size: int = 0
     served: int = 0
     readers: int = 0
+    local: int = -1
+    """When a client of this node used it last; -1: never, or this is not counted."""
+    copied: bool = False
+    """Whether chunks that belong to other nodes stay too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
     """The place of an object or chunk. ``stays``: among the residents, with ``evicted`` entries removed for it; else on
-    probation, with the chunks ``gone`` removed from there."""
+    probation, with the chunks ``gone`` removed from there. ``copied``: chunks of other nodes stay too."""
 
     stays: bool
     evicted: tuple[int, ...] = ()
     gone: tuple[ChunkId, ...] = ()
+    copied: bool = False
 
 
 class Policy:
@@ -181,37 +195,67 @@ class Policy:
         self._cold: OrderedDict[int, Resident] = OrderedDict()
         self._warm: OrderedDict[int, Resident] = OrderedDict()
         self._without_room: dict[int, Resident] = {}
-        self._ghosts: OrderedDict[int, tuple[int, int]] = OrderedDict()
+        self._copied: OrderedDict[int, None] = OrderedDict()  # entries of which chunks of other nodes stay
+        self._ghosts: OrderedDict[int, tuple[int, int, int]] = OrderedDict()
         self._intervals = Intervals(limit_bytes / 2, totals.state.get("intervals"))
         self.pin(totals.pins)
 
     # -- uses
 
     def begin(
-        self, entry: int, resident: Resident | None, key: str, tenant: str, size: int, *, partly: bool = True
+        self,
+        entry: int,
+        resident: Resident | None,
+        key: str,
+        tenant: str,
+        size: int,
+        *,
+        partly: bool = True,
+        owned: Which = _every,
+        copy_size: int = 0,
     ) -> Placement:
         """Register a reader of an entry, of which ``size`` bytes are expected. ``resident``: the entry as the index has
-        it. ``partly``: whether a part of it is worth keeping without room for all."""
+        it. ``partly``: whether a part of it is worth keeping without room for all.
+
+        ``owned``: which chunks are this node's to keep; ``size`` is of those. The others of an object that clients of
+        this node read again are copied, where there is free room: ``copy_size`` are the bytes with them (0: the reader
+        is another node, for which nothing is copied).
+        """
         known = self._find(entry)
         if known is None and resident is not None:
             self._pile(resident)[entry] = known = resident
             self.unseen = max(0, self.unseen - 1)
         elif known is None:
-            last, served = self._ghosts.pop(hash(key), (self.now, 0))
-            self._without_room[entry] = known = Resident(key, tenant, last, served=served)
+            last, served, local = self._ghosts.pop(hash(key), (self.now, 0, -1))
+            self._without_room[entry] = known = Resident(key, tenant, last, served=served, local=local)
+        if copy_size and self._copies(entry, known, copy_size):
+            size, owned = max(size, copy_size), _every
         known.size = max(size, known.size)
         self._used(entry, known)
         known.readers += 1
-        missing = max(size, known.held + self.probation.of(entry)) - known.bytes
+        missing = max(size, known.held + self.probation.of(entry, owned)) - known.bytes
         evicted = self._room_for(missing, known, but=entry) if missing > 0 else ()
         if evicted is None:
             if partly:
                 self._reserve(entry, known, self._free_chunks(missing, known.tenant))
-            return Placement(stays=False)
+            return Placement(stays=False, copied=known.copied)
         if missing > 0:
             self._reserve(entry, known, missing)
-        known.held += self.probation.drop_all(entry)
-        return Placement(True, evicted)
+        known.held += self.probation.drop_all(entry, owned)
+        return Placement(True, evicted, copied=known.copied)
+
+    def _copies(self, entry: int, known: Resident, size: int) -> bool:
+        """Return whether all chunks of an entry are to stay: it does already, or a client of this node reads it again
+        and there is free room for all ``size`` bytes of it."""
+        again = known.local >= 0 and self.now - known.local > self.probation.limit_bytes
+        known.local = self.now
+        if not known.copied and again:
+            room = min(self.room_bytes - self.resident_bytes, self._most_of(known.tenant) - self._held_by(known.tenant))
+            known.copied = size - known.bytes <= room
+        if known.copied:
+            self._copied[entry] = None
+            self._copied.move_to_end(entry)
+        return known.copied
 
     def served(self, entry: int, count: int) -> None:
         """Count bytes that went to a reader. The policy's clock advances by each byte of an object once in a use,
@@ -240,12 +284,20 @@ class Policy:
     # -- chunks
 
     def place(
-        self, entry: int, number: int, count: int, *, wanted: bool, grows: bool, held: Callable[[ChunkId], bool]
+        self,
+        entry: int,
+        number: int,
+        count: int,
+        *,
+        wanted: bool,
+        grows: bool,
+        held: Callable[[ChunkId], bool],
+        owned: bool = True,
     ) -> Placement | None:
         """Return the place for a new chunk; None without one. ``grows``: the object's size is unknown, so room is made
-        chunk by chunk. ``wanted``, ``held``: see `Probation.put`."""
+        chunk by chunk. ``wanted``, ``held``: see `Probation.put`. ``owned``: False for a chunk of another node."""
         resident = self._find(entry)
-        if resident is not None:
+        if resident is not None and (owned or resident.copied):
             missing = count - (resident.bytes - resident.held)
             evicted: tuple[int, ...] | None = ()
             if missing > 0:
@@ -279,6 +331,7 @@ class Policy:
             self._keep_ghost(resident)
             for pile in (self._without_room, self._warm, self._cold, self._pinned):
                 pile.pop(entry, None)
+        self._copied.pop(entry, None)
 
     # -- pins
 
@@ -380,7 +433,10 @@ class Policy:
         return self._pinned if self.is_pinned(resident.key) else self._warm
 
     def _most_of(self, tenant: str) -> int:
-        return int(self.quotas[tenant] * self._most_room_bytes)
+        return int(self.quotas.get(tenant, 1.0) * self._most_room_bytes)
+
+    def _held_by(self, tenant: str) -> int:
+        return self._tenants.get(tenant, 0)
 
     def _used(self, entry: int, resident: Resident) -> None:
         """Note a use. Uses in quick succession, as of several ranges or readers, count as one."""
@@ -408,16 +464,32 @@ class Policy:
         oldest_last: float = self.now - self.patience_bytes if over > 0 or over_quota > 0 else 0
         if self.is_pinned(of.key):
             oldest_last = math.inf
+        if over > 0 and not of.copied:
+            over -= self._copies_to_evict(over, but, gone)
         for pile in (self._cold, self._warm):
             for looked, (entry, resident) in enumerate(pile.items()):
                 if (over <= 0 and over_quota <= 0) or resident.last >= oldest_last or looked > _MOST_LOOKED_AT:
                     break
-                if resident.readers or entry == but or (over <= 0 and resident.tenant != tenant):
+                if resident.readers or entry == but or (over <= 0 and resident.tenant != tenant) or entry in gone:
                     continue
                 gone.append(entry)
                 over -= resident.bytes
                 over_quota -= resident.bytes if resident.tenant == tenant else 0
         return None if over > 0 or over_quota > 0 else self._evict(gone)
+
+    def _copies_to_evict(self, over: int, but: int, gone: list[int]) -> int:
+        """Add entries with copies of other nodes' chunks to ``gone``, the least recently used first, and return their
+        bytes: what is this node's own goes before them, because no other node keeps that."""
+        freed = 0
+        for entry in self._copied:
+            resident = self._find(entry)
+            if freed >= over:
+                break
+            if resident is None or resident.readers or entry == but or self.is_pinned(resident.key):
+                continue
+            gone.append(entry)
+            freed += resident.bytes
+        return freed
 
     def _evict(self, entries: list[int]) -> tuple[int, ...]:
         for entry in entries:
@@ -443,6 +515,8 @@ class Policy:
         if resident.bytes > 0 and entry in self._without_room:
             self._pile(resident)[entry] = self._without_room.pop(entry)
         elif resident.bytes <= 0:
+            resident.copied = False
+            self._copied.pop(entry, None)
             for pile in (self._warm, self._cold, self._pinned):
                 pile.pop(entry, None)
             if resident.readers:
@@ -460,6 +534,6 @@ class Policy:
             self.unseen += 1
 
     def _keep_ghost(self, resident: Resident) -> None:
-        self._ghosts[hash(resident.key)] = (resident.last, resident.served)
+        self._ghosts[hash(resident.key)] = (resident.last, resident.served, resident.local)
         if len(self._ghosts) > _MOST_REMEMBERED:
             self._ghosts.popitem(last=False)
