@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from wds_async.distributed import raydata as raydata
     from wds_async.distributed.folder import JobFolder as JobFolder
     from wds_async.distributed.jobs import Job as Job
     from wds_async.distributed.mapping import map_shards as map_shards
@@ -24,11 +25,14 @@ _HOMES = {
     "progress": "JobProgress JobStatus JobSummary",
 }
 _MODULES = {name: module for module, names in _HOMES.items() for name in names.split()}
+_ROOMS = ("raydata",)
 
-__all__ = sorted(_MODULES)  # noqa: PLE0605
+__all__ = sorted((*_MODULES, *_ROOMS))  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -16,13 +16,14 @@ import re
 import struct
 import zlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from wds_async.errors import CorruptShard, FieldTooLarge
 from wds_async.tar.blocks import BLOCK, LOW_SUMS, padded
 from wds_async.tar.headers import Headers, pass_over, shown, truncated
 from wds_async.tar.source import NOTHING, ByteSource, Read
 
-__all__ = ["HEADER", "SIZES", "TIMES", "Member", "Read", "members", "members_of"]
+__all__ = ["HEADER", "SIZES", "TIMES", "Member", "Read", "member_views", "members", "members_of"]
 
 HEADER = struct.Struct("100s24x12s12x8sc188xc166x")
 """Fields of a header: name, size, checksum, type, first byte of the ustar prefix."""
@@ -36,6 +37,9 @@ Member = tuple[str, bytes, int]
 """A regular file of a tar: its name (UTF-8, undecodable bytes as surrogates), its bytes, and the offset in bytes,
 in the uncompressed tar, of its first header block, extension headers included. A plain tuple: a named one costs a
 tenth of the time that a small member takes."""
+
+_Admit = Callable[[str], str | None] | None
+_AnyMember = tuple[str, Any, int]
 
 
 class _Sizes(dict[bytes, int]):
@@ -97,7 +101,18 @@ def members_of(
     return _walk(source, admit, max_field_bytes, keep=True)
 
 
-def _walk(source: ByteSource, admit: Callable[[str], str | None] | None, limit: int, *, keep: bool) -> Iterator[Member]:
+def member_views(
+    source: ByteSource,
+    *,
+    admit: Callable[[str], str | None] | None = None,
+    max_field_bytes: int = 2 << 30,
+) -> Iterator[tuple[str, memoryview | bytes, int]]:
+    """Return `members_of`, with the bytes of most members as views of the current piece, for a reader that copies them
+    to where it wants them. A view is valid until the next member is asked for."""
+    return _walk(source, admit, max_field_bytes, keep=True, copies=False)
+
+
+def _walk(source: ByteSource, admit: _Admit, limit: int, *, keep: bool, copies: bool = True) -> Iterator[_AnyMember]:
     """Yield `members`, written for speed: what the loop needs of ``source`` is in locals, ``end`` before the bound."""
     headers = _headers_behind(source)
     sums, sizes, unpack, adler32 = LOW_SUMS, SIZES, HEADER.unpack_from, zlib.adler32
@@ -140,7 +155,7 @@ def _walk(source: ByteSource, admit: Callable[[str], str | None] | None, limit: 
             whole = (size + BLOCK - 1) & -BLOCK
             if pos + whole <= end:
                 if name is not None:
-                    yield name, view[pos : pos + size].tobytes(), offset
+                    yield name, view[pos : pos + size].tobytes() if copies else view[pos : pos + size], offset
                 pos += whole
             else:
                 source.pos, view = pos, NOTHING

@@ -1,0 +1,151 @@
+"""Ray Data over our shards, on a real cluster: every sample once, whatever fails."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.servers import Origin
+from tests.servers.shards import make_shard
+from wds_async.distributed import raydata
+from wds_async.errors import ConfigError, UrlError
+from wds_async.handlers import ignore_and_continue
+
+RUNS = 40 if os.environ.get("WDS_TEST_ALL_POINTS") == "1" else 6
+
+pytestmark = [pytest.mark.usefixtures("ray"), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+
+
+def contents(shards: int = 4, samples: int = 50, size: int = 2000) -> list[dict[str, dict[str, bytes]]]:
+    """Fields by key, for each shard."""
+    numbers = [range(shard * samples, (shard + 1) * samples) for shard in range(shards)]
+    return [{f"{n:06d}": {"bin": random.Random(n).randbytes(size), "cls": str(n).encode()} for n in r} for r in numbers]
+
+
+def write_shards(folder: Path, shards: list[dict[str, dict[str, bytes]]]) -> str:
+    for number, shard in enumerate(shards):
+        (folder / f"in-{number}.tar").write_bytes(make_shard(shard))
+    return str(folder / f"in-{{0..{len(shards) - 1}}}.tar")
+
+
+def rows_by_key(dataset: Any) -> dict[str, dict[str, bytes]]:
+    """The fields of all rows; each key came once."""
+    rows = dataset.take_all()
+    again = {key: count for key, count in Counter(row["__key__"] for row in rows).items() if count > 1}
+    assert not again
+    return {row["__key__"]: {k: v for k, v in row.items() if not k.startswith("__")} for row in rows}
+
+
+def joined(shards: list[dict[str, dict[str, bytes]]]) -> dict[str, dict[str, bytes]]:
+    return {key: fields for shard in shards for key, fields in shard.items()}
+
+
+def test_every_sample_is_a_row(tmp_path: Path) -> None:
+    shards = contents()
+    dataset = raydata.read(write_shards(tmp_path, shards), block_bytes="32K")
+    assert rows_by_key(dataset) == joined(shards)
+    for bundle in dataset.iter_internal_ref_bundles():
+        assert all(entry.metadata.size_bytes <= 32 << 10 for entry in bundle.blocks)
+    row = dataset.limit(1).take_all()[0]
+    assert list(row) == ["__key__", "__url__", "__offset__", "bin", "cls"]
+    assert row["__url__"].startswith(str(tmp_path))
+
+
+def test_named_fields_give_the_schema_before_anything_is_read(tmp_path: Path) -> None:
+    write_shards(tmp_path, contents(2))
+    dataset = raydata.read([str(tmp_path / "in-*.tar")], fields=["cls", "txt"])
+    schema = dataset.schema(fetch_if_missing=False)
+    assert schema.names == ["__key__", "__url__", "__offset__", "cls", "txt"]
+    row = dataset.take(1)[0]
+    assert (row["cls"].isdigit(), row["txt"]) == (True, None)
+
+
+def _doubled(batch: dict[str, Any]) -> dict[str, Any]:
+    return {"key": batch["__key__"], "number": np.array([2 * int(value) for value in batch["cls"]])}
+
+
+def test_it_works_with_operators_and_iterators_of_ray(tmp_path: Path) -> None:
+    urls = write_shards(tmp_path, contents())
+    dataset = raydata.read(urls, fields=["cls"])
+    doubled = dataset.map_batches(_doubled, batch_format="numpy").take_all()
+    assert sorted(row["number"] for row in doubled) == [2 * number for number in range(200)]
+
+    def seen(split: Any) -> list[int]:
+        return [int(value) for batch in split.iter_batches(batch_format="pandas") for value in batch["cls"]]
+
+    with ThreadPoolExecutor(2) as threads:  # each split waits for the other at the start
+        parts = list(threads.map(seen, dataset.streaming_split(2, equal=False)))
+    assert sorted(parts[0] + parts[1]) == list(range(200))
+
+
+def test_rows_keep_their_order_where_ray_is_told_to(ray: Any, tmp_path: Path) -> None:
+    dataset = raydata.read(write_shards(tmp_path, contents()), fields=["cls"], block_bytes="8K")
+    dataset.context.execution_options.preserve_order = True
+    assert [int(row["cls"]) for row in dataset.take_all()] == list(range(200))
+
+
+@pytest.mark.parametrize("size", [500, 100_000])
+def test_one_503_at_a_random_place_loses_nothing(size: int) -> None:
+    shards = contents(2, 12, size) if size > 1000 else contents(2, 200, size)
+    for run in range(RUNS):
+        with Origin(seed=run) as origin:
+            urls = [origin.add(f"{number}.tar", make_shard(shard)) for number, shard in enumerate(shards)]
+            origin.behave(status=503, skip=random.Random(run).randrange(4), times=1)
+            dataset = raydata.read(urls, transfer={"budget_bytes": 1 << 20, "part_bytes": 256 << 10})
+            assert rows_by_key(dataset) == joined(shards), f"run {run}"
+            assert any(sent.status == 503 for sent in origin.sent)
+
+
+class Dies:
+    """A function for batches that kills its process once, for all processes together."""
+
+    def __init__(self, folder: Path) -> None:
+        self.mark = str(folder / "died")
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        if int(batch["cls"][0]) >= 60:
+            try:
+                os.close(os.open(self.mark, os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                return batch
+            os.kill(os.getpid(), signal.SIGKILL)
+        return batch
+
+
+def test_a_killed_worker_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    shards = contents()
+    dataset = raydata.read(write_shards(tmp_path, shards), block_bytes="16K")
+    assert rows_by_key(dataset.map_batches(Dies(tmp_path).__call__, batch_size=10)) == joined(shards)
+    assert (tmp_path / "died").exists()
+
+
+def test_an_error_names_the_shard(ray: Any, tmp_path: Path) -> None:
+    urls = write_shards(tmp_path, contents(2))
+    bad = tmp_path / "in-1.tar"
+    bad.write_bytes(bad.read_bytes()[:50_000])
+    with pytest.raises(ray.exceptions.RayTaskError, match=r"in-1\.tar: the shard ends at byte 50000"):
+        raydata.read(urls).take_all()
+    assert 50 < raydata.read(urls, handler=ignore_and_continue).count() < 100
+
+
+def test_wrong_arguments_are_found_before_anything_is_listed(tmp_path: Path) -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"block_bytes": "many"}, "block_bytes='many'"),
+        ({"fields": "jpg"}, "fields='jpg'"),
+        ({"groups": -1}, "groups=-1"),
+        ({"override_num_blocks": 3}, "override_num_blocks: groups= is the number of tasks"),
+        ({"on_corrupt": "hope"}, "on_corrupt='hope'"),
+    ]
+    for options, message in wrong:
+        with pytest.raises(ConfigError, match=message):
+            raydata.read(str(tmp_path / "none-*.tar"), **options)
+    with pytest.raises(UrlError, match="empty list"):
+        raydata.read([])
