@@ -219,6 +219,7 @@ VARIABLES: tuple[Variable, ...] = (
         ("WDS_WORLD_SIZE", COUNT, None, "number of ranks for data; they go before RANK and WORLD_SIZE"),
         ("RANK", COUNT, None, "rank of this process, with WORLD_SIZE"),
         ("WORLD_SIZE", COUNT, None, "number of ranks"),
+        ("JOB_COMPLETION_INDEX", COUNT, None, "rank of a pod of an Indexed Job, with WORLD_SIZE, for distributed jobs"),
         ("SLURM_PROCID", COUNT, None, "rank of a task that srun started, used if RANK is not set"),
         ("SLURM_STEP_NUM_TASKS", COUNT, None, "number of tasks that srun started"),
         ("LOCAL_WORLD_SIZE", COUNT, None, "ranks on this host; they share its memory budget"),

@@ -13,13 +13,13 @@ from typing import Any
 
 from wds_async.arguments import check_size
 from wds_async.distributed.attempts import Attempt
-from wds_async.distributed.engines.base import TaskEngine
+from wds_async.distributed.engines.base import RankedEngine, TaskEngine
 from wds_async.distributed.engines.choice import engine_of
 from wds_async.distributed.folder import JobFolder
 from wds_async.distributed.plan import hash_of_ids, ids_of
 from wds_async.distributed.progress import JobProgress, JobStatus, JobSummary, Tally
 from wds_async.distributed.tasks import AttemptResult, Task, Work
-from wds_async.errors import JobFailed, WdsError
+from wds_async.errors import JobChanged, JobFailed, ShardNotFound, WdsError
 from wds_async.observe.prices import meter_of_job
 from wds_async.redact import redact
 
@@ -31,6 +31,7 @@ logger = logging.getLogger("wds_async")
 
 _OUTCOME_WITHIN_S = 1.0
 _LOOK_EVERY_S = 2.0
+_LEADER_WITHIN_S = 900.0
 _NAMED = 10
 _LOST_FACTOR = 2
 """A machine that dies ends attempts through no fault of their tasks, so twice as many may be lost as may fail."""
@@ -126,17 +127,19 @@ class Job:
         if contents.begun and not self.overwrite:
             folder.compare(document)
         tally = Tally(folder.url, len(self.tasks), meter_of_job())
-        mine: Callable[[int], bool] = getattr(engine, "is_mine", lambda number: True)
+        share = engine if isinstance(engine, RankedEngine) else None
         started = False
         try:
             if not contents.begun or self.overwrite or next(iter(chosen(contents)), None) is not None:
                 started = True
                 engine.start(Attempt(self.work, folder))
                 inputs = (one for task in self.tasks for one in task.inputs)
-                if folder.create(document, inputs, overwrite=self.overwrite):
-                    contents = folder.contents()
+                if self.overwrite and share is not None and not share.leads:
+                    self._await_document(document)
+                folder.create(document, inputs, overwrite=self.overwrite)
+                contents = folder.contents()
             tally.before = len(contents.finished)
-            numbers = [number for number in chosen(contents) if mine(number)]
+            numbers = [number for number in chosen(contents) if share is None or share.is_mine(number)]
             _Drive(self, engine, tally, numbers).run()
         finally:
             if started:
@@ -146,6 +149,20 @@ class Job:
         if self.finishes:
             self._finish()
         return tally.summary()
+
+    def _await_document(self, document: Mapping[str, Any]) -> None:
+        """Return once the leading rank has begun the job in place of another one. JobChanged where it does not."""
+        until, pause = time.monotonic() + _LEADER_WITHIN_S, threading.Event()
+        while True:
+            try:
+                if self.folder.contents().begun:
+                    return self.folder.compare(document)
+            except (JobChanged, ShardNotFound):
+                if time.monotonic() >= until:
+                    raise
+            if time.monotonic() >= until:
+                raise JobFailed(f"{redact(self.folder.url)}: rank 0 has not begun the job in {_LEADER_WITHIN_S:.0f} s")
+            pause.wait(_LOOK_EVERY_S)
 
     def _finish(self) -> None:
         """Write the list of shards where every task has a record: on the last of several runners."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from wds_async.distributed.tasks import AttemptResult, Task
 
-__all__ = ["RunAttempt", "TaskEngine"]
+__all__ = ["RankedEngine", "RunAttempt", "TaskEngine"]
 
 RunAttempt = Callable[[Task], AttemptResult]
 """Runs one attempt at a task and commits it. Can be pickled; raises nothing but KeyboardInterrupt and SystemExit."""
@@ -39,4 +39,18 @@ class TaskEngine(Protocol):
 
     def close(self) -> None:
         """Stop what runs, by what this engine started only; idempotent."""
+        ...
+
+
+@runtime_checkable
+class RankedEngine(Protocol):
+    """Protocol: an engine that runs a share of the tasks; others, elsewhere, run the rest."""
+
+    def is_mine(self, number: int) -> bool:
+        """Return whether task ``number`` is in the share."""
+        ...
+
+    @property
+    def leads(self) -> bool:
+        """Whether it does what one of them has to do for all."""
         ...

@@ -9,13 +9,14 @@ from wds_async.errors import ConfigError
 
 __all__ = ["ENGINES", "engine_of"]
 
-ENGINES = ("local",)
+ENGINES = ("local", "rank")
 
 
 def engine_of(name: str, **options: Any) -> TaskEngine:
     """Return the engine ``name`` with its ``options``; those that are None do not count.
 
-    ``cpus``: of one task. ``workers``: processes of this machine, for "local" (default: as many as CPUs allow).
+    ``cpus``: of one task. ``workers``: processes of this machine, for "local" and "rank" (default: as many as CPUs
+    allow). ``rank``, ``world_size``: for "rank" (default: as the environment says).
     ConfigError for a name or an option that there is not, MissingExtra where the engine's package is missing.
     """
     given = {option: value for option, value in options.items() if value is not None}
@@ -24,6 +25,10 @@ def engine_of(name: str, **options: Any) -> TaskEngine:
             from wds_async.distributed.engines.local import LocalEngine  # noqa: PLC0415 (subprocess)
 
             return LocalEngine(**given)
+        if name == "rank":
+            from wds_async.distributed.engines.rank import RankEngine  # noqa: PLC0415 (subprocess)
+
+            return RankEngine(**given)
     except TypeError as exn:
         raise ConfigError(f"engine={name!r}: {exn}") from exn
     raise ConfigError(f"engine={name!r}: one of {', '.join(ENGINES)}")

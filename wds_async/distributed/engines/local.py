@@ -48,16 +48,16 @@ def pickled(attempt: RunAttempt) -> bytes:
 
 class LocalEngine:
     """Processes of this machine. ``workers``: how many (default: the CPUs that this process may use, divided by
-    ``cpus``, those of one task). A process that ends by itself, or is killed, ends its attempt as lost, and another
+    ``cpus``, those of one task, and by the ``ranks_of_host``). A process that ends by itself, or is killed, ends its attempt as lost, and another
     takes its place. ConfigError for numbers below 1."""
 
     name = "local"
 
-    def __init__(self, workers: int | None = None, cpus: float = 1) -> None:
-        if check_number("engine='local'", "cpus", cpus) <= 0:
-            raise ConfigError(f"engine='local': cpus={cpus!r}: CPUs of one task, more than 0")
-        most = max(1, int(_cpus() / cpus)) if workers is None else workers
-        self.workers = check_size("engine='local'", "workers", most, at_least=1)
+    def __init__(self, workers: int | None = None, cpus: float = 1, *, ranks_of_host: int = 1) -> None:
+        if check_number(f"engine={self.name!r}", "cpus", cpus) <= 0:
+            raise ConfigError(f"engine={self.name!r}: cpus={cpus!r}: CPUs of one task, more than 0")
+        most = max(1, int(_cpus() / cpus / ranks_of_host)) if workers is None else workers
+        self.workers = check_size(f"engine={self.name!r}", "workers", most, at_least=1)
         self._attempt = b""
         self._processes: list[_Process] = []
         self._waiting: deque[Task] = deque()
@@ -135,7 +135,8 @@ class LocalEngine:
         self._processes.remove(process)
         how = process.end(_STOP_WITHIN_S)
         task, process.task = process.task, None
-        if not process.is_ready:
+        # One that was killed from outside says nothing of whether processes can start.
+        if not process.is_ready and process.popen.returncode not in (-signal.SIGKILL, -signal.SIGTERM):
             self._in_vain += 1
             if self._in_vain >= _STARTS_IN_VAIN:
                 raise WdsError(

@@ -1,0 +1,14 @@
+"""A program that runs a job as a user's script does, without a guard: ``driver.py INPUTS OUTPUT [name=value …]``."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from wds_async import distributed as dist
+
+inputs, output, *options = sys.argv[1:]
+arguments = {name: json.loads(value) for name, _, value in (option.partition("=") for option in options)}
+print("begin", flush=True)
+summary = dist.map_shards(inputs, output, "tests.distributed.functions:slow", index=True, **arguments).run()
+print(json.dumps({"done": summary.done, "before": summary.before, "lost": summary.lost}), flush=True)
