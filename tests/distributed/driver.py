@@ -9,6 +9,7 @@ from wds_async import distributed as dist
 
 inputs, output, *options = sys.argv[1:]
 arguments = {name: json.loads(value) for name, _, value in (option.partition("=") for option in options)}
-print("begin", flush=True)
+sys.stdout.write("begin\n")
+sys.stdout.flush()
 summary = dist.map_shards(inputs, output, "tests.distributed.functions:slow", index=True, **arguments).run()
-print(json.dumps({"done": summary.done, "before": summary.before, "lost": summary.lost}), flush=True)
+sys.stdout.write(json.dumps({"done": summary.done, "before": summary.before, "lost": summary.lost}) + "\n")

@@ -48,8 +48,8 @@ def pickled(attempt: RunAttempt) -> bytes:
 
 class LocalEngine:
     """Processes of this machine. ``workers``: how many (default: the CPUs that this process may use, divided by
-    ``cpus``, those of one task, and by the ``ranks_of_host``). A process that ends by itself, or is killed, ends its attempt as lost, and another
-    takes its place. ConfigError for numbers below 1."""
+    ``cpus``, those of one task, and by the ``ranks_of_host``). A process that ends by itself, or is killed, ends its
+    attempt as lost, and another takes its place. ConfigError for numbers below 1."""
 
     name = "local"
 
