@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from wds_async.distributed import raydata as raydata
+    from wds_async.distributed.engines.dask import DaskEngine as DaskEngine
+    from wds_async.distributed.engines.ray import RayEngine as RayEngine
     from wds_async.distributed.folder import JobFolder as JobFolder
     from wds_async.distributed.jobs import Job as Job
     from wds_async.distributed.mapping import map_shards as map_shards
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from wds_async.distributed.progress import JobSummary as JobSummary
 
 _HOMES = {
+    "engines.dask": "DaskEngine",
+    "engines.ray": "RayEngine",
     "folder": "JobFolder",
     "jobs": "Job",
     "mapping": "map_shards",
