@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +121,8 @@ class Inside:
 class Process:
     """``wds-async serve`` with a YAML file of ``settings``, at a free port unless they say otherwise, its files in
     ``place``; ``by_environment``: the file is the one that WDS_SERVE_CONFIG names. ``environ`` is added to the
-    environment (None takes a variable away). ``script`` runs in place of the module."""
+    environment (None takes a variable away). ``script`` runs in place of the module. ``before`` are the words before
+    the command (``ip netns exec name``)."""
 
     def __init__(
         self,
@@ -131,12 +132,13 @@ class Process:
         options: tuple[str, ...] = (),
         by_environment: bool = False,
         script: Path | None = None,
+        before: Sequence[str] = (),
         **settings: Any,
     ) -> None:
         place.mkdir(parents=True, exist_ok=True)
         self._file, self.log = place / "serve.yaml", place / "serve.log"
         self.configure(**settings)
-        self._environ = dict(environ or {})
+        self._environ, self._before = dict(environ or {}), before
         self._program = ("-m", "wds_async") if script is None else (str(script),)
         self._options = options if by_environment else ("--config", str(self._file), *options)
         self.process: subprocess.Popen[bytes] | None = None
@@ -165,12 +167,18 @@ class Process:
         changed = {"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONUNBUFFERED": "1", **self._environ}
         variables = {name: value for name, value in {**kept, **changed}.items() if value is not None}
         assigned = ["env", "-i", *(f"{name}={value}" for name, value in variables.items())]
-        self.process = launch([*assigned, *command], self.log)
+        self.process = launch([*assigned, *command], self.log, before=self._before)
         return self.process
 
     def start(self) -> Process:
         """Start it and return when it listens."""
-        process, deadline = self.launch(), time.monotonic() + _START_S
+        self.launch()
+        return self.listening()
+
+    def listening(self) -> Process:
+        """Return when it listens, after `launch`."""
+        assert self.process is not None
+        process, deadline = self.process, time.monotonic() + _START_S
         while time.monotonic() < deadline:
             said = self.said  # the last of its lines: what may be read
             if "what may be read" in said and (found := re.search(r"listening at (.+)", said)):

@@ -45,7 +45,7 @@ def cluster(origin: Origin, tmp_path: Path) -> Iterator[Start]:
         members = tuple(f"127.0.0.1:{port}" for port in ports)
         for number in range(count):
             given = {"allow": (origin.base,), "private": True, "peers": members, "port": ports[number]}
-            given |= {"folder": tmp_path / f"cache{number}", "grace_s": 1, **settings}
+            given |= {"peer_timeout_s": 5, "folder": tmp_path / f"cache{number}", "grace_s": 1, **settings}
             running.append(Inside(**given).__enter__())
         return running
 
@@ -176,13 +176,11 @@ def test_members_that_differ_about_who_they_are_do_not_wait_for_each_other(clust
     content, got = data(SIZE), []
     url = origin.add("d/x.tar", content)
     threads = [threading.Thread(target=lambda s=s: got.append(get(s, url))) for s in services for _ in range(3)]
-    began = time.monotonic()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert got == [(200, content)] * 6
-    assert time.monotonic() - began < 20, "a wait for each other would end with the request's time only"
+    assert got == [(200, content)] * 6, "a wait for each other would end with the clients' patience"
 
 
 def test_a_replaced_object_is_never_mixed_with_the_former(cluster: Start, origin: Origin) -> None:
